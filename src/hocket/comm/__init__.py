@@ -1,1 +1,33 @@
-"""(room under construction)"""
+"""Runs collectives: the torch backend "hocket", its transports, and the seams that others build on."""
+
+from ._errors import CollectiveMismatchError as CollectiveMismatchError
+from ._errors import CollectiveTimeoutError as CollectiveTimeoutError
+from ._errors import CommError as CommError
+from ._errors import PeerDiedError as PeerDiedError
+from ._memory import empty as empty
+from ._memory import empty_like as empty_like
+from ._memory import is_registered as is_registered
+from ._memory import zeros as zeros
+from ._observe import Observer as Observer
+from ._observe import Operation as Operation
+from ._observe import label as label
+from ._observe import observe as observe
+from ._registration import RegistrationStats as RegistrationStats
+from ._registration import registration_stats as registration_stats
+
+__all__ = [
+    "CollectiveMismatchError",
+    "CollectiveTimeoutError",
+    "CommError",
+    "Observer",
+    "Operation",
+    "PeerDiedError",
+    "RegistrationStats",
+    "empty",
+    "empty_like",
+    "is_registered",
+    "label",
+    "observe",
+    "registration_stats",
+    "zeros",
+]

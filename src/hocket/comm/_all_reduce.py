@@ -1,0 +1,194 @@
+"""All-reduce and reduce over one host's shared memory.
+
+Three ways, chosen by size and by where the buffers lie (n ranks, S bytes):
+
+- direct: every rank's buffer is registered. Rank r reduces chunk r of n straight from all buffers and writes the result
+  into all of them, piece by piece, so that a piece is still in cache when it is written. Each rank reads S and writes S
+  bytes, the least that any in-place algorithm can; two phases.
+- one-shot: every rank copies its piece to its slot and reduces all slots itself: one phase a piece, (1 + n - 1) S bytes
+  of kernel work. Best for two ranks and for small messages.
+- blocks: reduce-scatter and all-gather through slots, block by block; the results of one block travel in the phase that
+  carries the contributions of the next: (2.5 - 0.5/n) S bytes of kernel work at most, for large messages of three and
+  more ranks.
+
+In all of them a result is computed in the order of ranks: bitwise the same on every rank and from run to run.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+import torch
+
+from ._channel import SLOT_NBYTES, Channel
+from ._memory import Place
+from ._reduce import Reducer
+from ._registration import registration_cache
+
+ONE_SHOT_NBYTES = 64 * 2**10  # above it, three and more ranks share the work in blocks
+ONE_SHOT_PIECE_NBYTES = 512 * 2**10
+BLOCK_NBYTES = 1024 * 2**10
+DIRECT_NBYTES = 32 * 2**10  # below it, a second phase costs more than staging
+DIRECT_PIECE_NBYTES = 128 * 2**10
+
+_PLANS_KEPT = 64
+DirectPlan = list[tuple[torch.Tensor, ...]]  # for each piece of this rank's chunk, its view in every rank's buffer
+
+
+class DirectPlans:
+    """The views that direct operations use, kept because training reduces the same buffers in every step."""
+
+    def __init__(self) -> None:
+        self._plans: OrderedDict[tuple[object, ...], DirectPlan] = OrderedDict()
+
+    def get(self, channel: Channel, flat: torch.Tensor, places: list[Place]) -> DirectPlan:
+        """For each piece of this rank's chunk, the views of all ranks' buffers, in the order of ranks."""
+        key = (*places, flat.dtype, flat.numel(), flat.data_ptr())
+        plan = self._plans.get(key)
+        if plan is not None:
+            self._plans.move_to_end(key)
+            registration_cache.count_hits(channel.size - 1)
+            return plan
+        n, me = channel.size, channel.rank
+        share = -(-flat.numel() // n)
+        lo, hi = min(me * share, flat.numel()), min((me + 1) * share, flat.numel())
+        piece = max(1, DIRECT_PIECE_NBYTES // flat.element_size())
+        columns = [
+            buffer[lo:hi].split(piece)
+            for buffer in (
+                flat if r == me else peer_buffer(channel, r, places[r], flat.dtype, flat.numel()) for r in range(n)
+            )
+        ]
+        plan = list(zip(*columns, strict=True)) if hi > lo else []
+        self._plans[key] = plan
+        if len(self._plans) > _PLANS_KEPT:
+            self._plans.popitem(last=False)
+        return plan
+
+
+def peer_buffer(channel: Channel, rank: int, place: Place, dtype: torch.dtype, numel: int) -> torch.Tensor:
+    """The registered buffer of `rank` as a flat tensor, mapped through the registration cache."""
+    peer = channel.peers[rank]
+    arena = registration_cache.lookup(peer.pid, peer.nonce, place)
+    return arena.narrow(0, place.offset, numel * dtype.itemsize).view(dtype)
+
+
+def all_reduce(
+    channel: Channel, plans: DirectPlans, flat: torch.Tensor, op: Reducer, place: Place | None, timeout_s: float
+) -> str:
+    """Reduces `flat` (contiguous, 1-d, any length) over all ranks in place; returns the path taken."""
+    nbytes = flat.numel() * flat.element_size()
+    if nbytes < DIRECT_NBYTES:
+        place = None
+    channel.begin(
+        "all_reduce", timeout_s=timeout_s, dtype=flat.dtype, numel=flat.numel(), operator=op.number, place=place
+    )
+    if op.view is not None:
+        flat = flat.view(op.view)
+    if op.factor is not None:
+        flat.mul_(op.factor)
+    if channel.size == 2 or nbytes <= ONE_SHOT_NBYTES:
+        return _one_shot(channel, plans, flat, op, place)
+    channel.meet()
+    places = _all_places(channel)
+    if places is not None:
+        return _direct(channel, plans, flat, op, places)
+    _blocks(channel, flat, flat, op)
+    return "shm-staged"
+
+
+def reduce(channel: Channel, flat: torch.Tensor, op: Reducer, root: int, timeout_s: float) -> str:
+    """Reduces `flat` over all ranks; only the root's `flat` changes."""
+    channel.begin(
+        "reduce", timeout_s=timeout_s, dtype=flat.dtype, numel=flat.numel(), operator=op.number, root=root
+    )
+    if op.view is not None:
+        flat = flat.view(op.view)
+    source = flat if op.factor is None else flat * op.factor
+    channel.meet()
+    _blocks(channel, source, flat if channel.rank == root else None, op)
+    return "shm-staged"
+
+
+def _all_places(channel: Channel) -> list[Place] | None:
+    places = [place for _, place in channel.details() if place is not None]
+    return places if len(places) == channel.size else None
+
+
+def _one_shot(channel: Channel, plans: DirectPlans, flat: torch.Tensor, op: Reducer, place: Place | None) -> str:
+    n, me, kernel = channel.size, channel.rank, op.kernel
+    pieces = flat.split(ONE_SHOT_PIECE_NBYTES // flat.element_size()) if flat.numel() else (flat,)
+    met = False
+    for piece in pieces:
+        numel = piece.numel()
+        views = [slot.narrow(0, 0, numel) for slot in channel.slots(flat.dtype)]
+        if met:
+            views[me].copy_(piece)
+            channel.phase()
+        else:
+            met = True
+            if place is None:
+                views[me].copy_(piece)
+            channel.meet()
+            known = [p for _, p in channel.details()] if flat.numel() * flat.element_size() >= DIRECT_NBYTES else []
+            if any(known):
+                places = [p for p in known if p is not None]
+                if len(places) == n:
+                    return _direct(channel, plans, flat, op, places)
+                # Some buffers are registered and some are not: those that are have not been copied yet.
+                views = [slot.narrow(0, 0, numel) for slot in channel.slots(flat.dtype)]
+                views[me].copy_(piece)
+                channel.phase()
+        if n == 2:
+            views[me] = piece
+        kernel(views[0], views[1], out=piece)
+        for view in views[2:]:
+            kernel(piece, view, out=piece)
+        op.finish(piece, n)
+    return "shm-staged"
+
+
+def _direct(channel: Channel, plans: DirectPlans, flat: torch.Tensor, op: Reducer, places: list[Place]) -> str:
+    kernel, n = op.kernel, channel.size
+    for first, *rest in plans.get(channel, flat, places):
+        for view in rest:
+            kernel(first, view, out=first)
+        op.finish(first, n)
+        for view in rest:
+            view.copy_(first)
+    channel.phase()
+    return "shm-direct"
+
+
+def _blocks(channel: Channel, source: torch.Tensor, target: torch.Tensor | None, op: Reducer) -> None:
+    """Reduces `source` over all ranks into `target` where that is not None."""
+    n, me, dtype, kernel = channel.size, channel.rank, source.dtype, op.kernel
+    share = min(BLOCK_NBYTES // n, SLOT_NBYTES // (n + 1)) // source.element_size()
+    contributions = n * share  # a slot holds n shares of contributions, then one share of results
+    blocks = source.split(contributions)
+    targets = target.split(contributions) if target is not None else None
+    bounds: list[tuple[int, int]] = []
+    for k in range(len(blocks) + 1):
+        slots = channel.slots(dtype)
+        before = bounds
+        if k < len(blocks):
+            block, numel = blocks[k], blocks[k].numel()
+            part = -(-numel // n)
+            bounds = [(min(r * part, numel), min((r + 1) * part, numel)) for r in range(n)]
+            lo, hi = bounds[me]
+            if lo:
+                slots[me][:lo].copy_(block[:lo])
+            if hi < numel:
+                slots[me][hi:numel].copy_(block[hi:])
+        channel.phase()
+        if k < len(blocks) and hi > lo:
+            result = channel.slots(dtype)[me][contributions : contributions + hi - lo]
+            parts = [block[lo:hi] if r == me else slots[r][lo:hi] for r in range(n)]
+            kernel(parts[0], parts[1], out=result)
+            for other in parts[2:]:
+                kernel(result, other, out=result)
+            op.finish(result, n)
+        if k and targets is not None:
+            for r, (low, high) in enumerate(before):
+                if high > low:
+                    targets[k - 1][low:high].copy_(slots[r][contributions : contributions + high - low])

@@ -1,0 +1,337 @@
+"""The meeting place of the ranks of one group on one host: phases, announcements, slots and the watch over peers.
+
+Everything rests on one primitive. In phase p every rank may write to its slot of parity p, then publishes p, then waits
+until all have published p; after that it may read everyone's slot of parity p. A slot is written again in phase p + 2,
+which no rank enters before all have published p + 1, and a rank publishes p + 1 only when it has finished reading what
+belonged to phase p. So two slots a rank suffice, and no collective needs a closing barrier of its own.
+
+Every operation starts with a phase that carries an announcement (what the rank is about to do, and where its buffer
+lies); all compare them, so that a mismatch is found by all ranks in the same phase and the group stays in step.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import struct
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from . import _kernel
+from ._errors import CollectiveMismatchError, CollectiveTimeoutError, CommError, PeerDiedError
+from ._memory import Place
+from ._segment import PAGE, Segment
+
+SLOT_NBYTES = 2 * 2**20
+HEADER_NBYTES = PAGE
+SEGMENT_NBYTES = HEADER_NBYTES + 2 * SLOT_NBYTES
+
+_PHASE = 0  # u32 offsets into the header as 'I' words
+_STATE = 16
+_BLAME = 17
+_LINE = 64
+_ANNOUNCEMENTS = (2 * _LINE, 4 * _LINE)  # byte offsets, by parity of the sequence number
+_MESSAGE = 8 * _LINE
+_MESSAGE_NBYTES = 1024
+
+_WORD = 0xFFFFFFFF
+_HALF = 0x80000000
+
+RUNNING, FAILED, LEFT = 0, 1, 2
+
+# seq, kind, operator, dtype, root, numel | extra, arena, fd, arena_nbytes, offset
+_CONTRACT = struct.Struct("<IHHHHQ")
+_DETAIL = struct.Struct("<qqqQQ")
+_ANNOUNCEMENT_NBYTES = _CONTRACT.size + _DETAIL.size
+
+_SPINS_OWN_CORE = 400
+_SPINS_SHARED_CORE = 20
+_SLICE_S = 0.1
+
+KINDS = (
+    "barrier",
+    "all_reduce",
+    "reduce",
+    "broadcast",
+    "all_gather",
+    "reduce_scatter",
+    "all_to_all",
+    "gather",
+    "scatter",
+)
+_KIND_NUMBERS = {kind: i for i, kind in enumerate(KINDS)}
+
+_DTYPES = tuple(
+    dict.fromkeys(value for name in sorted(dir(torch)) if isinstance(value := getattr(torch, name), torch.dtype))
+)
+_DTYPE_NUMBERS = {dtype: i for i, dtype in enumerate(_DTYPES)}
+_NO_OPERATOR = 99
+_NO_ROOT = 0xFFFF
+_OPERATORS = ("SUM", "AVG", "PREMUL_SUM", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """One rank of the group as seen from here."""
+
+    rank: int
+    pid: int
+    nonce: int
+    segment: Segment
+    pidfd: int  # -1 for this process itself
+
+
+class Channel:
+    """This rank's end of a group on one host.
+
+    Args:
+        name: the group, for messages.
+        rank: this rank in the group.
+        peers: all ranks in order, this one included.
+        global_ranks: the ranks' numbers in the world, for messages.
+    """
+
+    def __init__(self, name: str, rank: int, peers: Sequence[Peer], global_ranks: Sequence[int]) -> None:
+        self.name = name
+        self.rank = rank
+        self.size = len(peers)
+        self.peers = tuple(peers)
+        self.others = tuple(r for r in range(self.size) if r != rank)
+        self.seq = 0
+        self._phase = 0
+        self._global_ranks = tuple(global_ranks)
+        self._words = [peer.segment.view[:HEADER_NBYTES].cast("I") for peer in peers]
+        self._mine = self._words[rank]
+        self._wake_address = peers[rank].segment.base + 4 * _PHASE
+        self._awaited = [(r, self._words[r]) for r in self.others]
+        self._announced: tuple[list[memoryview], list[memoryview]] = (
+            [p.segment.view[o : o + _ANNOUNCEMENT_NBYTES] for p in peers for o in _ANNOUNCEMENTS[:1]],
+            [p.segment.view[o : o + _ANNOUNCEMENT_NBYTES] for p in peers for o in _ANNOUNCEMENTS[1:]],
+        )
+        self._slots = [
+            [p.segment.tensor.narrow(0, HEADER_NBYTES + parity * SLOT_NBYTES, SLOT_NBYTES) for p in peers]
+            for parity in (0, 1)
+        ]
+        self._typed: dict[torch.dtype, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
+        self._deadline_s = 0.0
+        self._timeout_s = 0.0
+        self._kind = "barrier"
+        self._poll: select.poll | None = None
+        cores = len(os.sched_getaffinity(0))
+        self._spins = _SPINS_OWN_CORE if self.size <= cores else _SPINS_SHARED_CORE
+        self.arrived_s = 0.0
+
+    # --- operations -------------------------------------------------------------------------------------------------
+
+    def begin(
+        self,
+        kind: str,
+        *,
+        timeout_s: float,
+        dtype: torch.dtype = torch.uint8,
+        numel: int = 0,
+        operator: int = _NO_OPERATOR,
+        root: int = _NO_ROOT,
+        extra: int = 0,
+        place: Place | None = None,
+    ) -> None:
+        """Starts an operation: writes this rank's announcement, to be published with the first phase.
+
+        Args:
+            kind: one of KINDS.
+            timeout_s: seconds that the whole operation may take.
+            dtype: element type; must agree among ranks.
+            numel: number of elements; must agree.
+            operator: the Reducer's number; must agree.
+            root: root's rank; must agree.
+            extra: anything one integer can say that need not agree.
+            place: where this rank's buffer lies, if it is registered.
+        """
+        self.seq += 1
+        self._kind = kind
+        self._timeout_s = timeout_s
+        self._deadline_s = time.monotonic() + timeout_s
+        own = self._announced[self.seq & 1][self.rank]
+        _CONTRACT.pack_into(
+            own, 0, self.seq & _WORD, _KIND_NUMBERS[kind], operator, _DTYPE_NUMBERS[dtype], root, numel
+        )
+        arena, fd, arena_nbytes, offset = place or (-1, -1, 0, 0)
+        _DETAIL.pack_into(own, _CONTRACT.size, extra, arena, fd, arena_nbytes, offset)
+
+    def meet(self) -> None:
+        """The first phase of an operation: publishes, waits for all, and compares the announcements.
+
+        Raises:
+            CollectiveMismatchError: ranks announced different operations; all ranks raise it and stay in step.
+        """
+        self.phase()
+        self.arrived_s = time.perf_counter()
+        announced = self._announced[self.seq & 1]
+        mine = announced[self.rank][: _CONTRACT.size]
+        for r in self.others:
+            if announced[r][: _CONTRACT.size] != mine:
+                raise CollectiveMismatchError(self._describe_mismatch(announced))
+
+    def details(self) -> list[tuple[int, Place | None]]:
+        """After `meet`: what every rank announced besides the contract, as (extra, place)."""
+        result = []
+        for view in self._announced[self.seq & 1]:
+            extra, arena, fd, arena_nbytes, offset = _DETAIL.unpack_from(view, _CONTRACT.size)
+            result.append((extra, Place(arena, fd, arena_nbytes, offset) if arena >= 0 else None))
+        return result
+
+    def slots(self, dtype: torch.dtype) -> list[torch.Tensor]:
+        """Everyone's slot for the phase that comes next, as flat tensors of `dtype` (SLOT_NBYTES each)."""
+        typed = self._typed.get(dtype)
+        if typed is None:
+            typed = self._typed[dtype] = (
+                [s.view(dtype) for s in self._slots[0]],
+                [s.view(dtype) for s in self._slots[1]],
+            )
+        return typed[(self._phase + 1) & 1]
+
+    # --- phases -----------------------------------------------------------------------------------------------------
+
+    def phase(self) -> None:
+        """Publishes this rank's next phase and waits until every rank has published it."""
+        self._phase = target = (self._phase + 1) & _WORD
+        if _kernel.fence is not None:
+            _kernel.fence()
+        self._mine[_PHASE] = target
+        _kernel.futex_wake(self._wake_address)
+        for rank, words in self._awaited:
+            if (words[_PHASE] - target) & _WORD >= _HALF:
+                self._wait(rank, words, target)
+        if _kernel.fence is not None:
+            _kernel.fence()
+
+    def _wait(self, rank: int, words: memoryview, target: int) -> None:
+        yield_core = _kernel.yield_core
+        for _ in range(self._spins):
+            yield_core()
+            if (words[_PHASE] - target) & _WORD < _HALF:
+                return
+        address = self.peers[rank].segment.base + 4 * _PHASE
+        while True:
+            seen = words[_PHASE]
+            if (seen - target) & _WORD < _HALF:
+                return
+            left_s = self._deadline_s - time.monotonic()
+            if left_s <= 0:
+                raise self._late()
+            _kernel.futex_wait(address, seen, min(_SLICE_S, left_s))
+            if words[_PHASE] == seen:
+                self._check_peers(target)
+
+    # --- failures ---------------------------------------------------------------------------------------------------
+
+    def fail(self, error: BaseException) -> None:
+        """Tells the peers that this rank has given up in the middle of an operation, and why."""
+        self._mine[_BLAME] = error.rank + 1 if isinstance(error, PeerDiedError) else 0
+        text = f"{type(error).__name__}: {error}".encode()[: _MESSAGE_NBYTES - 1]
+        view = self.peers[self.rank].segment.view
+        view[_MESSAGE : _MESSAGE + len(text) + 1] = text + b"\0"
+        self._leave(FAILED)
+
+    def leave(self) -> None:
+        """Tells the peers that this rank takes part no more."""
+        if self._mine[_STATE] == RUNNING:
+            self._leave(LEFT)
+
+    def _leave(self, state: int) -> None:
+        if _kernel.fence is not None:
+            _kernel.fence()
+        self._mine[_STATE] = state
+        _kernel.futex_wake(self._wake_address)
+
+    def _check_peers(self, target: int) -> None:
+        """Raises if a rank that has not reached `target` is dead, has left or has failed."""
+        late = [r for r, words in self._awaited if (words[_PHASE] - target) & _WORD >= _HALF]
+        dead = self._dead()
+        for r in late:
+            state, blame = self._words[r][_STATE], self._words[r][_BLAME]
+            if blame:
+                raise self._died(blame - 1)
+            if state == FAILED:
+                raise CommError(
+                    f"rank {self._number(r)} failed in {self._operation()} of group {self.name!r}: {self._message(r)}"
+                )
+        for r in late:
+            if r in dead:
+                raise self._died(r)
+            if self._words[r][_STATE] == LEFT:
+                raise PeerDiedError(
+                    f"rank {self._number(r)} has left group {self.name!r} (it ended or destroyed the group) while "
+                    f"rank {self._number(self.rank)} waits for it in {self._operation()}",
+                    r,
+                )
+
+    def _dead(self) -> set[int]:
+        if self._poll is None:
+            self._poll = select.poll()
+            for peer in self.peers:
+                if peer.pidfd >= 0:
+                    self._poll.register(peer.pidfd, select.POLLIN)
+        gone = {fd for fd, _ in self._poll.poll(0)}
+        return {peer.rank for peer in self.peers if peer.pidfd in gone}
+
+    def _died(self, rank: int) -> PeerDiedError:
+        return PeerDiedError(
+            f"rank {self._number(rank)} (process {self.peers[rank].pid}) died while rank {self._number(self.rank)} "
+            f"waited for it in {self._operation()} of group {self.name!r}; "
+            f"its last announcement was {self._last_announcement(rank)}",
+            rank,
+        )
+
+    def _late(self) -> CollectiveTimeoutError:
+        target = self._phase
+        late = [r for r, words in self._awaited if (words[_PHASE] - target) & _WORD >= _HALF]
+        where = "; ".join(f"rank {self._number(r)} was last at {self._last_announcement(r)}" for r in late)
+        return CollectiveTimeoutError(
+            f"{self._operation()} of group {self.name!r} timed out after {self._timeout_s:.1f} s on rank "
+            f"{self._number(self.rank)}: not arrived: {where}",
+            tuple(late),
+        )
+
+    def _number(self, rank: int) -> int:
+        return self._global_ranks[rank]
+
+    def _operation(self) -> str:
+        return f"{self._kind} #{self.seq}"
+
+    def _message(self, rank: int) -> str:
+        raw = bytes(self.peers[rank].segment.view[_MESSAGE : _MESSAGE + _MESSAGE_NBYTES])
+        return raw.split(b"\0", 1)[0].decode(errors="replace")
+
+    def _last_announcement(self, rank: int) -> str:
+        both = [_CONTRACT.unpack_from(views[rank], 0) for views in self._announced]
+        seq, kind = max(both)[:2]
+        return f"{KINDS[kind]} #{seq}" if seq else "no operation yet"
+
+    def _describe_mismatch(self, announced: Sequence[memoryview]) -> str:
+        by_contract: dict[str, list[int]] = {}
+        for r, view in enumerate(announced):
+            by_contract.setdefault(_describe_contract(bytes(view)), []).append(self._number(r))
+        said = "; ".join(
+            f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}: {what}"
+            for what, ranks in by_contract.items()
+        )
+        return (
+            f"ranks of group {self.name!r} disagree at operation #{self.seq}: {said}; "
+            "every rank must call the same operation with equal sizes, types, operator and root"
+        )
+
+
+def _describe_contract(raw: bytes) -> str:
+    seq, kind, operator, dtype, root, numel = _CONTRACT.unpack_from(raw, 0)
+    text = f"{KINDS[kind]} #{seq}"
+    if KINDS[kind] != "barrier":
+        text += f" of {numel} x {str(_DTYPES[dtype]).removeprefix('torch.')}"
+    if operator < len(_OPERATORS):
+        text += f" with {_OPERATORS[operator]}"
+    if root != _NO_ROOT:
+        text += f", root {root}"
+    return text

@@ -1,0 +1,156 @@
+"""Tensors that live in shared memory, so that collectives can work on them in place.
+
+Allocation is first fit from arenas (one segment each) and, as in torch's caching allocator for GPUs, freed memory stays
+with the process to be used again: peers may hold mappings of an arena, and a mapping that never changes needs no
+invalidation protocol.
+"""
+
+from __future__ import annotations
+
+import bisect
+import os
+import threading
+import weakref
+from collections.abc import Sequence
+from math import prod
+from typing import NamedTuple
+
+import torch
+
+from ._segment import Segment
+
+ALIGNMENT = 64
+ARENA_NBYTES = 64 * 2**20
+
+
+class Place(NamedTuple):
+    """Where a registered tensor lies: arena (by serial number and descriptor), its size, and the offset in it."""
+
+    arena: int
+    fd: int
+    arena_nbytes: int
+    offset: int
+
+
+class _Arena:
+    def __init__(self, serial: int, nbytes: int) -> None:
+        self.serial = serial
+        self.segment = Segment.create(f"arena-{serial}", nbytes)
+        self.free: list[tuple[int, int]] = [(0, self.segment.nbytes)]  # (offset, nbytes), sorted
+
+    def take(self, nbytes: int) -> int | None:
+        for i, (offset, room) in enumerate(self.free):
+            if room >= nbytes:
+                if room == nbytes:
+                    del self.free[i]
+                else:
+                    self.free[i] = (offset + nbytes, room - nbytes)
+                return offset
+        return None
+
+    def give(self, offset: int, nbytes: int) -> None:
+        i = bisect.bisect(self.free, (offset, nbytes))
+        if i < len(self.free) and self.free[i][0] == offset + nbytes:
+            nbytes += self.free.pop(i)[1]
+        if i > 0 and sum(self.free[i - 1]) == offset:
+            previous, room = self.free[i - 1]
+            self.free[i - 1] = (previous, room + nbytes)
+        else:
+            self.free.insert(i, (offset, nbytes))
+
+
+class SharedMemory:
+    """The arenas of this process and the tensors handed out from them."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()  # a finalizer may run in the middle of an allocation
+        self._arenas: list[_Arena] = []
+        self._bases: list[int] = []
+        self._sorted: list[_Arena] = []
+        self._pid = os.getpid()
+
+    def allocate(self, nbytes: int) -> memoryview:
+        """A stretch of zero or old bytes in shared memory that is given back when the last user of it is gone."""
+        room = -(-max(nbytes, 1) // ALIGNMENT) * ALIGNMENT
+        with self._lock:
+            if self._pid != os.getpid():
+                self._forget_parent()
+            for arena in self._arenas:
+                offset = arena.take(room)
+                if offset is not None:
+                    break
+            else:
+                arena = self._add(max(ARENA_NBYTES, room))
+                offset = arena.take(room)
+                assert offset is not None
+            view = arena.segment.view[offset : offset + nbytes]
+            weakref.finalize(view, self._give, arena, offset, room).atexit = False
+            return view
+
+    def find(self, address: int, nbytes: int) -> Place | None:
+        """Where the `nbytes` at `address` lie in the arenas; None if they do not."""
+        i = bisect.bisect(self._bases, address) - 1
+        if i < 0:
+            return None
+        arena = self._sorted[i]
+        offset = address - arena.segment.base
+        if offset + nbytes > arena.segment.nbytes or self._pid != os.getpid():
+            return None
+        return Place(arena.serial, arena.segment.fd, arena.segment.nbytes, offset)
+
+    def _add(self, nbytes: int) -> _Arena:
+        arena = _Arena(len(self._arenas), nbytes)
+        self._arenas.append(arena)
+        ordered = sorted(self._arenas, key=lambda a: a.segment.base)
+        # Readers bisect without the lock: put the arenas in place before the addresses that lead to them.
+        self._sorted, self._bases = ordered, [a.segment.base for a in ordered]
+        return arena
+
+    def _give(self, arena: _Arena, offset: int, nbytes: int) -> None:
+        with self._lock:
+            if self._pid == os.getpid():
+                arena.give(offset, nbytes)
+
+    def _forget_parent(self) -> None:
+        """After a fork the arenas belong to the parent; the child starts its own."""
+        self._arenas, self._bases, self._sorted, self._pid = [], [], [], os.getpid()
+
+
+shared_memory = SharedMemory()
+
+
+def empty(*size: int | Sequence[int], dtype: torch.dtype | None = None) -> torch.Tensor:
+    """A CPU tensor in shared memory, registered with the transports, its values undefined.
+
+    Collectives of the "hocket" backend on contiguous registered tensors reduce in place, without staging.
+
+    Args:
+        *size: the shape, as integers or as one sequence.
+        dtype: element type; torch's default if None.
+    """
+    shape = tuple(size[0]) if len(size) == 1 and isinstance(size[0], Sequence) else size
+    dtype = dtype or torch.get_default_dtype()
+    numel = prod(shape)  # type: ignore[arg-type]
+    if numel == 0:
+        return torch.empty(shape, dtype=dtype)  # type: ignore[arg-type]
+    view = shared_memory.allocate(numel * dtype.itemsize)
+    return torch.frombuffer(view, dtype=dtype, count=numel).view(shape)
+
+
+def zeros(*size: int | Sequence[int], dtype: torch.dtype | None = None) -> torch.Tensor:
+    """Like `empty`, filled with zeros."""
+    return empty(*size, dtype=dtype).zero_()
+
+
+def empty_like(tensor: torch.Tensor) -> torch.Tensor:
+    """An undefined registered tensor with the shape and element type of `tensor`."""
+    return empty(tuple(tensor.shape), dtype=tensor.dtype)
+
+
+def is_registered(tensor: torch.Tensor) -> bool:
+    """Whether collectives can work on `tensor` in place: contiguous, on the CPU and from this module."""
+    return (
+        tensor.device.type == "cpu"
+        and tensor.is_contiguous()
+        and shared_memory.find(tensor.data_ptr(), tensor.numel() * tensor.element_size()) is not None
+    )

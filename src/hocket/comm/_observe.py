@@ -1,0 +1,102 @@
+"""The seam through which `comm` announces its operations; `profile` listens."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(slots=True)
+class Operation:
+    """One collective or point-to-point operation as one rank saw it.
+
+    Times are `time.perf_counter()` in seconds, which on Linux all processes of a host share.
+
+    Attributes:
+        group: name of the process group.
+        seq: number of the operation in its group, from 1.
+        kind: "all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "all_to_all", "gather", "scatter",
+            "barrier", "send" or "recv".
+        nbytes: bytes of the full vector S as nccl-tests count it.
+        dtype: torch's name of the element type without "torch.".
+        world: number of ranks in the group.
+        path: "shm-direct" (reduced in place), "shm-staged", or the engine's name.
+        asynchronous: whether the caller asked for a Work instead of waiting.
+        posted_s: when the caller posted it.
+        started_s: when this rank began it.
+        arrived_s: when the last peer had arrived at it.
+        finished_s: when this rank had finished it.
+        label: what the caller named it with `label(...)`.
+    """
+
+    group: str
+    seq: int
+    kind: str
+    nbytes: int
+    dtype: str
+    world: int
+    path: str
+    asynchronous: bool
+    posted_s: float
+    started_s: float = 0.0
+    arrived_s: float = 0.0
+    finished_s: float = 0.0
+    label: str | None = None
+
+
+class Observer(Protocol):
+    """Who wants to hear of operations. Calls may come from a progress thread and must be quick."""
+
+    def operation_finished(self, op: Operation) -> None:
+        """Called when this rank has finished `op`."""
+
+    def operation_waited(self, op: Operation, begin_s: float, end_s: float) -> None:
+        """Called when the user's thread was blocked on `op` from `begin_s` to `end_s` (perf_counter seconds)."""
+
+
+_label: contextvars.ContextVar[str | None] = contextvars.ContextVar("hocket_label", default=None)
+
+# Replaced, never changed, so that a progress thread may walk it without a lock.
+observers: tuple[Observer, ...] = ()
+
+
+def observe(observer: Observer) -> Callable[[], None]:
+    """Subscribes `observer` to all operations of this process; the returned function ends that."""
+    global observers
+    observers = (*observers, observer)
+
+    def unsubscribe() -> None:
+        global observers
+        observers = tuple(o for o in observers if o is not observer)
+
+    return unsubscribe
+
+
+@contextlib.contextmanager
+def label(name: str) -> Iterator[None]:
+    """Names the operations that are posted inside the block, for reports."""
+    token = _label.set(name)
+    try:
+        yield
+    finally:
+        _label.reset(token)
+
+
+def current_label() -> str | None:
+    """The name given by the innermost `label` block."""
+    return _label.get()
+
+
+def announce_finished(op: Operation) -> None:
+    """Tells all observers that `op` has finished."""
+    for observer in observers:
+        observer.operation_finished(op)
+
+
+def announce_waited(op: Operation, begin_s: float, end_s: float) -> None:
+    """Tells all observers that the user's thread was blocked on `op`."""
+    for observer in observers:
+        observer.operation_waited(op, begin_s, end_s)

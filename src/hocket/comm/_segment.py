@@ -1,0 +1,90 @@
+"""Anonymous shared memory that a peer on the same host can map, and that vanishes with its last user.
+
+A segment is a memfd: it has no name in /dev/shm, so a rank killed at any moment leaves nothing behind, and a small
+/dev/shm (as in containers) does not limit it. A peer opens it as `/proc/PID/fd/FD`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+PAGE = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a peer finds a segment.
+
+    Attributes:
+        pid: process that owns it.
+        fd: its file descriptor there.
+        nbytes: its size.
+    """
+
+    pid: int
+    fd: int
+    nbytes: int
+
+
+class Segment:
+    """A stretch of shared memory mapped into this process, seen as bytes (`view`) and as a uint8 tensor (`tensor`)."""
+
+    def __init__(self, fd: int, nbytes: int) -> None:
+        self.fd = fd
+        self.nbytes = nbytes
+        self.map = mmap.mmap(fd, nbytes)
+        self.view = memoryview(self.map)
+        self.tensor = torch.frombuffer(self.map, dtype=torch.uint8)
+        self.base = self.tensor.data_ptr()
+
+    @classmethod
+    def create(cls, name: str, nbytes: int) -> Segment:
+        """Makes a new segment of `nbytes` zeros (memory is used only where it is touched)."""
+        nbytes = -(-nbytes // PAGE) * PAGE
+        fd = os.memfd_create(f"hocket-{name}", os.MFD_CLOEXEC)
+        try:
+            os.ftruncate(fd, nbytes)
+            return cls(fd, nbytes)
+        except BaseException:
+            os.close(fd)
+            raise
+
+    @classmethod
+    def attach(cls, address: Address) -> Segment:
+        """Maps a segment of another process on this host.
+
+        Raises:
+            OSError: the process is not visible from here, or does not let us look.
+        """
+        fd = os.open(f"/proc/{address.pid}/fd/{address.fd}", os.O_RDWR | os.O_CLOEXEC)
+        try:
+            return cls(fd, address.nbytes)
+        finally:
+            os.close(fd)
+
+    def address(self) -> Address:
+        """What a peer needs to attach this segment while this process keeps `fd` open."""
+        return Address(os.getpid(), self.fd, self.nbytes)
+
+    def close(self) -> None:
+        """Gives up the descriptor; the memory goes when the last mapping of any process does."""
+        with contextlib.suppress(OSError):
+            os.close(self.fd)
+
+
+def host_identity() -> str:
+    """A text that is equal for two processes only if they run under the same kernel and process namespace."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot}:{os.readlink('/proc/self/ns/pid')}"
+
+
+def nonce() -> int:
+    """A random 63-bit number by which a peer can tell that it mapped the right segment."""
+    return secrets.randbits(63)

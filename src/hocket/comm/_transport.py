@@ -1,0 +1,47 @@
+"""The seam between the process group and whatever moves the bytes.
+
+All tensors that cross it are flat, contiguous, without autograd and of one device; every method blocks until this rank
+is done and returns the name of the path taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+
+from ._reduce import Reducer
+
+Flats = Sequence[torch.Tensor]
+
+
+class Transport(Protocol):
+    """Runs collectives among the ranks of one group, one at a time."""
+
+    def all_reduce(self, flat: torch.Tensor, op: Reducer, timeout_s: float) -> str:
+        """Reduces `flat` over all ranks in place."""
+
+    def reduce(self, flat: torch.Tensor, op: Reducer, root: int, timeout_s: float) -> str:
+        """Reduces `flat` over all ranks into the root's."""
+
+    def broadcast(self, flat: torch.Tensor, root: int, timeout_s: float) -> str:
+        """Copies the root's `flat` to all."""
+
+    def all_gather(self, outputs: Flats, flat: torch.Tensor, timeout_s: float) -> str:
+        """Copies rank r's `flat` to everyone's `outputs[r]`."""
+
+    def reduce_scatter(self, output: torch.Tensor, inputs: Flats, op: Reducer, timeout_s: float) -> str:
+        """Reduces everyone's `inputs[r]` into rank r's `output`."""
+
+    def all_to_all(self, outputs: Flats, inputs: Flats, timeout_s: float) -> str:
+        """Copies rank r's `inputs[s]` to rank s's `outputs[r]`."""
+
+    def gather(self, outputs: Flats | None, flat: torch.Tensor, root: int, timeout_s: float) -> str:
+        """Copies rank r's `flat` to the root's `outputs[r]`; others give None."""
+
+    def scatter(self, flat: torch.Tensor, inputs: Flats | None, root: int, timeout_s: float) -> str:
+        """Copies the root's `inputs[r]` to rank r's `flat`; others give None."""
+
+    def barrier(self, timeout_s: float) -> str:
+        """Returns when all ranks have called it."""
