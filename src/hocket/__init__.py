@@ -1,3 +1,78 @@
-"""Hocket trains on many devices the model that you have written for one."""
+"""Hocket trains on many devices the model that you have written for one.
+
+Everything public is reached from here, and loaded when it is first used: importing this package costs a few
+milliseconds and does not import torch.
+"""
+
+import importlib
+import sys
+import warnings
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hocket import comm as comm
+    from hocket import launch as launch
+    from hocket import parallel as parallel
+    from hocket import profile as profile
+    from hocket import testing as testing
+    from hocket import workloads as workloads
+    from hocket.parallel import average as average  # type: ignore[attr-defined]
+    from hocket.parallel import distribute as distribute  # type: ignore[attr-defined]
+    from hocket.parallel import shard as shard  # type: ignore[attr-defined]
+    from hocket.parallel import total as total  # type: ignore[attr-defined]
 
 __version__ = "0.1.0.dev0"
+
+__all__ = [
+    "__version__",
+    "average",
+    "comm",
+    "distribute",
+    "launch",
+    "parallel",
+    "profile",
+    "shard",
+    "testing",
+    "total",
+    "workloads",
+]
+
+_ROOMS = frozenset({"comm", "launch", "parallel", "profile", "testing", "workloads"})
+_HOMES = {
+    "average": "hocket.parallel",
+    "distribute": "hocket.parallel",
+    "shard": "hocket.parallel",
+    "total": "hocket.parallel",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Load a public name when it is first asked for (PEP 562)."""
+    if name in _ROOMS:
+        return importlib.import_module(f"hocket.{name}")  # the import system sets the attribute by itself
+    if name in _HOMES:
+        value = getattr(importlib.import_module(_HOMES[name]), name)
+        globals()[name] = value
+        return value
+    raise AttributeError(f"module 'hocket' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(set(globals()) | set(__all__))
+
+
+def _register_with_torch() -> None:
+    """Make backend "hocket" known to a torch that was imported before us.
+
+    A torch imported later finds us by its entry point; this is for one whose autoload is switched off, or which
+    runs from a source tree where no entry point is installed. Registering twice does nothing. An import must
+    never fail for it, and it must not be an `import` statement: importing hocket.comm is not light.
+    """
+    try:
+        importlib.import_module("hocket.comm.autoload").register()
+    except Exception as error:
+        warnings.warn(f'hocket could not register its torch backend "hocket": {error!r}', RuntimeWarning, stacklevel=2)
+
+
+if "torch" in sys.modules:
+    _register_with_torch()

@@ -1,0 +1,43 @@
+# Each target works alone on a fresh machine with Python 3.11 or later. pip takes its own settings from the
+# environment as usual (PIP_INDEX_URL, PIP_FIND_LINKS, ...).
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
+INPUTS := pyproject.toml constraints.txt
+
+.PHONY: demo test lint format clean
+
+demo: $(VENV)/.installed-demo
+	$(BIN)/hocket train edsr -n 2
+
+test: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/python -m ruff check
+	$(BIN)/python -m ruff format --check
+	$(BIN)/python -m mypy
+	$(BIN)/python -c "from importlinter.cli import lint_imports_command as lint; lint()"
+
+format: $(VENV)/.installed-dev
+	$(BIN)/python -m ruff check --fix
+	$(BIN)/python -m ruff format
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "hocket needs Python 3.11 or later; say which with: make PYTHON=python3.12 ..." >&2; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet 'pip>=25.1'  # the first pip that reads dependency groups
+
+# A stamp is newer than what was installed from, so that a second run installs nothing.
+$(VENV)/.installed-demo: $(INPUTS) | $(VENV)/bin/python
+	$(PIP) --editable '.[workloads]'
+	@touch $@
+
+$(VENV)/.installed-dev: $(INPUTS) | $(VENV)/bin/python
+	$(PIP) --editable '.[workloads,bench]' --group dev
+	@touch $@ $(VENV)/.installed-demo
