@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 INPUTS := pyproject.toml constraints.txt
 
-.PHONY: demo test lint format clean
+.PHONY: demo test lint lint-rules lint-form lint-types lint-arrows format clean
 
 demo: $(VENV)/.installed-demo
 	$(BIN)/hocket train edsr -n 2
@@ -14,11 +14,19 @@ demo: $(VENV)/.installed-demo
 test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
-lint: $(VENV)/.installed-dev
+lint: lint-rules lint-form lint-types lint-arrows
+
+lint-rules: $(VENV)/.installed-dev
 	$(BIN)/python -m ruff check
+
+lint-form: $(VENV)/.installed-dev
 	$(BIN)/python -m ruff format --check
+
+lint-types: $(VENV)/.installed-dev
 	$(BIN)/python -m mypy
-	$(BIN)/python -c "from importlinter.cli import lint_imports_command as lint; lint()"
+
+lint-arrows: $(VENV)/.installed-dev
+	$(BIN)/python -c 'from importlinter.cli import lint_imports_command as lint; lint()'
 
 format: $(VENV)/.installed-dev
 	$(BIN)/python -m ruff check --fix
