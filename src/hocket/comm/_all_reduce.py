@@ -21,6 +21,7 @@ from collections import OrderedDict
 import torch
 
 from ._channel import SLOT_NBYTES, Channel
+from ._flat import cut
 from ._memory import Place
 from ._reduce import Reducer
 from ._registration import registration_cache
@@ -54,7 +55,7 @@ class DirectPlans:
         lo, hi = min(me * share, flat.numel()), min((me + 1) * share, flat.numel())
         piece = max(1, DIRECT_PIECE_NBYTES // flat.element_size())
         columns = [
-            buffer[lo:hi].split(piece)
+            cut(buffer[lo:hi], piece)
             for buffer in (
                 flat if r == me else peer_buffer(channel, r, places[r], flat.dtype, flat.numel()) for r in range(n)
             )
@@ -99,9 +100,7 @@ def all_reduce(
 
 def reduce(channel: Channel, flat: torch.Tensor, op: Reducer, root: int, timeout_s: float) -> str:
     """Reduces `flat` over all ranks; only the root's `flat` changes."""
-    channel.begin(
-        "reduce", timeout_s=timeout_s, dtype=flat.dtype, numel=flat.numel(), operator=op.number, root=root
-    )
+    channel.begin("reduce", timeout_s=timeout_s, dtype=flat.dtype, numel=flat.numel(), operator=op.number, root=root)
     if op.view is not None:
         flat = flat.view(op.view)
     source = flat if op.factor is None else flat * op.factor
@@ -116,36 +115,43 @@ def _all_places(channel: Channel) -> list[Place] | None:
 
 
 def _one_shot(channel: Channel, plans: DirectPlans, flat: torch.Tensor, op: Reducer, place: Place | None) -> str:
-    n, me, kernel = channel.size, channel.rank, op.kernel
-    pieces = flat.split(ONE_SHOT_PIECE_NBYTES // flat.element_size()) if flat.numel() else (flat,)
-    met = False
-    for piece in pieces:
-        numel = piece.numel()
-        views = [slot.narrow(0, 0, numel) for slot in channel.slots(flat.dtype)]
-        if met:
-            views[me].copy_(piece)
+    me, dtype, nbytes = channel.rank, flat.dtype, flat.numel() * flat.element_size()
+    pieces = (flat,) if nbytes <= ONE_SHOT_PIECE_NBYTES else cut(flat, ONE_SHOT_PIECE_NBYTES // flat.element_size())
+    views = channel.heads(dtype, pieces[0].numel())
+    if place is None:
+        views[me].copy_(pieces[0])
+    channel.meet()
+    if nbytes >= DIRECT_NBYTES:
+        places = [p for _, p in channel.details() if p is not None]
+        if len(places) == channel.size:
+            return _direct(channel, plans, flat, op, places)
+        if places:  # some ranks' buffers are registered, and they have not copied theirs
+            views = channel.heads(dtype, pieces[0].numel())
+            views[me].copy_(pieces[0])
             channel.phase()
+    _combine(channel, op, views, pieces[0])
+    for piece in pieces[1:]:
+        views = channel.heads(dtype, piece.numel())
+        views[me].copy_(piece)
+        channel.phase()
+        _combine(channel, op, views, piece)
+    return "shm-staged"
+
+
+def _combine(channel: Channel, op: Reducer, views: tuple[torch.Tensor, ...], piece: torch.Tensor) -> None:
+    kernel = op.kernel
+    if channel.size == 2:
+        # This rank's part is still in its own piece; the order stays that of ranks.
+        if channel.rank == 0:
+            kernel(piece, views[1], out=piece)
         else:
-            met = True
-            if place is None:
-                views[me].copy_(piece)
-            channel.meet()
-            known = [p for _, p in channel.details()] if flat.numel() * flat.element_size() >= DIRECT_NBYTES else []
-            if any(known):
-                places = [p for p in known if p is not None]
-                if len(places) == n:
-                    return _direct(channel, plans, flat, op, places)
-                # Some buffers are registered and some are not: those that are have not been copied yet.
-                views = [slot.narrow(0, 0, numel) for slot in channel.slots(flat.dtype)]
-                views[me].copy_(piece)
-                channel.phase()
-        if n == 2:
-            views[me] = piece
+            kernel(views[0], piece, out=piece)
+    else:
         kernel(views[0], views[1], out=piece)
         for view in views[2:]:
             kernel(piece, view, out=piece)
-        op.finish(piece, n)
-    return "shm-staged"
+    if op.average:
+        op.finish(piece, channel.size)
 
 
 def _direct(channel: Channel, plans: DirectPlans, flat: torch.Tensor, op: Reducer, places: list[Place]) -> str:
@@ -165,8 +171,8 @@ def _blocks(channel: Channel, source: torch.Tensor, target: torch.Tensor | None,
     n, me, dtype, kernel = channel.size, channel.rank, source.dtype, op.kernel
     share = min(BLOCK_NBYTES // n, SLOT_NBYTES // (n + 1)) // source.element_size()
     contributions = n * share  # a slot holds n shares of contributions, then one share of results
-    blocks = source.split(contributions)
-    targets = target.split(contributions) if target is not None else None
+    blocks = cut(source, contributions)
+    targets = cut(target, contributions) if target is not None else None
     bounds: list[tuple[int, int]] = []
     for k in range(len(blocks) + 1):
         slots = channel.slots(dtype)

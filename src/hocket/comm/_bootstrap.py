@@ -7,8 +7,7 @@ import logging
 import os
 from collections.abc import Sequence
 from datetime import timedelta
-
-from torch.distributed import Store
+from typing import Any
 
 from . import _kernel
 from ._channel import SEGMENT_NBYTES, Channel, Peer
@@ -30,7 +29,7 @@ def process_nonce() -> int:
 
 
 def connect(
-    store: Store, name: str, rank: int, size: int, timeout: timedelta, global_ranks: Sequence[int]
+    store: Any, name: str, rank: int, size: int, timeout: timedelta, global_ranks: Sequence[int]
 ) -> Channel | None:
     """Opens the channel of a group if all its ranks run on this host and can map each other's memory.
 

@@ -50,6 +50,7 @@ _ANNOUNCEMENT_NBYTES = _CONTRACT.size + _DETAIL.size
 _SPINS_OWN_CORE = 400
 _SPINS_SHARED_CORE = 20
 _SLICE_S = 0.1
+_HEADS_KEPT = 512  # views of slots kept, since making one costs as much as a small copy
 
 KINDS = (
     "barrier",
@@ -116,6 +117,7 @@ class Channel:
             for parity in (0, 1)
         ]
         self._typed: dict[torch.dtype, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
+        self._heads: dict[tuple[torch.dtype, int], tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]] = {}
         self._deadline_s = 0.0
         self._timeout_s = 0.0
         self._kind = "barrier"
@@ -155,9 +157,7 @@ class Channel:
         self._timeout_s = timeout_s
         self._deadline_s = time.monotonic() + timeout_s
         own = self._announced[self.seq & 1][self.rank]
-        _CONTRACT.pack_into(
-            own, 0, self.seq & _WORD, _KIND_NUMBERS[kind], operator, _DTYPE_NUMBERS[dtype], root, numel
-        )
+        _CONTRACT.pack_into(own, 0, self.seq & _WORD, _KIND_NUMBERS[kind], operator, _DTYPE_NUMBERS[dtype], root, numel)
         arena, fd, arena_nbytes, offset = place or (-1, -1, 0, 0)
         _DETAIL.pack_into(own, _CONTRACT.size, extra, arena, fd, arena_nbytes, offset)
 
@@ -185,13 +185,25 @@ class Channel:
 
     def slots(self, dtype: torch.dtype) -> list[torch.Tensor]:
         """Everyone's slot for the phase that comes next, as flat tensors of `dtype` (SLOT_NBYTES each)."""
+        return self._both_slots(dtype)[(self._phase + 1) & 1]
+
+    def heads(self, dtype: torch.dtype, numel: int) -> tuple[torch.Tensor, ...]:
+        """The first `numel` elements of everyone's slot for the phase that comes next."""
+        both = self._heads.get((dtype, numel))
+        if both is None:
+            if len(self._heads) >= _HEADS_KEPT:
+                self._heads.clear()
+            even, odd = self._both_slots(dtype)
+            both = (tuple(s[:numel] for s in even), tuple(s[:numel] for s in odd))
+            self._heads[dtype, numel] = both
+        return both[(self._phase + 1) & 1]
+
+    def _both_slots(self, dtype: torch.dtype) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         typed = self._typed.get(dtype)
         if typed is None:
-            typed = self._typed[dtype] = (
-                [s.view(dtype) for s in self._slots[0]],
-                [s.view(dtype) for s in self._slots[1]],
-            )
-        return typed[(self._phase + 1) & 1]
+            even, odd = self._slots
+            typed = self._typed[dtype] = ([s.view(dtype) for s in even], [s.view(dtype) for s in odd])
+        return typed
 
     # --- phases -----------------------------------------------------------------------------------------------------
 

@@ -6,16 +6,16 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-from torch.distributed import PrefixStore, Store
-from torch.distributed import distributed_c10d as c10d
 
+from . import torch_adapter as c10d
+from ._flat import cut
 from ._reduce import Reducer
 from ._transport import Flats
 
 _BYTES = torch.uint8
 
 
-def gloo(store: Store, rank: int, size: int, timeout: timedelta) -> Any:
+def gloo(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
     """Gloo over the same store: point-to-point, other hosts, and what shared memory cannot serve.
 
     Raises:
@@ -23,12 +23,10 @@ def gloo(store: Store, rank: int, size: int, timeout: timedelta) -> Any:
     """
     if not torch.distributed.is_gloo_available():
         raise RuntimeError("the hocket backend needs Gloo inside torch; this build of torch has none")
-    engine = c10d.ProcessGroupGloo(PrefixStore("gloo/", store), rank, size, timeout=timeout)
-    engine._set_sequence_number_for_group()
-    return engine
+    return c10d.process_group_gloo(c10d.PrefixStore("gloo/", store), rank, size, timeout)
 
 
-def nccl(store: Store, rank: int, size: int, timeout: timedelta) -> Any:
+def nccl(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
     """NCCL over the same store, for CUDA tensors of ranks that have a GPU each.
 
     Raises:
@@ -36,11 +34,7 @@ def nccl(store: Store, rank: int, size: int, timeout: timedelta) -> Any:
     """
     if not torch.distributed.is_nccl_available():
         raise RuntimeError("collectives on CUDA tensors need NCCL inside torch; this build of torch has none")
-    options = c10d.ProcessGroupNCCL.Options()
-    options._timeout = timeout
-    engine = c10d.ProcessGroupNCCL(PrefixStore("nccl/", store), rank, size, options)
-    engine._set_sequence_number_for_group()
-    return engine
+    return c10d.process_group_nccl(c10d.PrefixStore("nccl/", store), rank, size, timeout)
 
 
 class EngineTransport:
@@ -113,7 +107,7 @@ class EngineTransport:
         target = torch.empty(sum(received), dtype=_BYTES)
         source = torch.cat([i.view(_BYTES) for i in inputs])
         self._wait(self._engine.alltoall_base(target, source, received, sent), timeout_s)
-        for output, part in zip(outputs, target.split(received), strict=True):
+        for output, part in zip(outputs, cut(target, received), strict=True):
             output.view(_BYTES).copy_(part)
         return self._name
 

@@ -9,6 +9,7 @@ import torch
 from ._all_reduce import DIRECT_NBYTES, DIRECT_PIECE_NBYTES, peer_buffer
 from ._channel import SLOT_NBYTES, Channel
 from ._errors import CollectiveMismatchError
+from ._flat import cut
 from ._memory import Place
 from ._reduce import Reducer
 
@@ -27,7 +28,7 @@ def broadcast(channel: Channel, flat: torch.Tensor, root: int, place: Place | No
     """Copies the root's `flat` to all ranks' `flat`."""
     channel.begin("broadcast", timeout_s=timeout_s, dtype=flat.dtype, numel=flat.numel(), root=root, place=place)
     data = flat.view(_BYTES)
-    pieces = data.split(PIECE_NBYTES)
+    pieces = cut(data, PIECE_NBYTES)
     slot = channel.slots(_BYTES)[root]
     if channel.rank == root and place is None and pieces:
         slot[: pieces[0].numel()].copy_(pieces[0])
@@ -58,11 +59,11 @@ def all_gather(
     channel.begin("all_gather", timeout_s=timeout_s, dtype=flat.dtype, numel=flat.numel(), place=place)
     data = flat.view(_BYTES)
     targets = [output.view(_BYTES) for output in outputs]
-    pieces = data.split(PIECE_NBYTES)
-    columns = [target.split(PIECE_NBYTES) for target in targets]
-    slots = channel.slots(_BYTES)
-    if place is None and pieces:
-        slots[channel.rank][: pieces[0].numel()].copy_(pieces[0])
+    pieces = cut(data, PIECE_NBYTES)
+    columns = [cut(target, PIECE_NBYTES) for target in targets]
+    slots = channel.heads(_BYTES, pieces[0].numel())
+    if place is None:
+        slots[channel.rank].copy_(pieces[0])
     channel.meet()
     places = [p for _, p in channel.details()]
     if all(places):
@@ -77,11 +78,11 @@ def all_gather(
     for k, piece in enumerate(pieces):
         numel = piece.numel()
         if k or again:
-            slots = channel.slots(_BYTES)
-            slots[channel.rank][:numel].copy_(piece)
+            slots = channel.heads(_BYTES, numel)
+            slots[channel.rank].copy_(piece)
             channel.phase()
         for r in channel.others:
-            columns[r][k].copy_(slots[r][:numel])
+            columns[r][k].copy_(slots[r])
         own = columns[channel.rank][k]
         if own.data_ptr() != piece.data_ptr():
             own.copy_(piece)

@@ -33,3 +33,9 @@ def split(flat: torch.Tensor, parts: int) -> Sequence[torch.Tensor]:
         raise ValueError(f"a tensor of {flat.numel()} elements cannot be divided equally among {parts} ranks")
     each = flat.numel() // parts
     return [flat[i * each : (i + 1) * each] for i in range(parts)]
+
+
+def cut(flat: torch.Tensor, sizes: int | Sequence[int]) -> Sequence[torch.Tensor]:
+    """Views of `flat` of the given sizes, or of one size each but for a shorter last."""
+    views: Sequence[torch.Tensor] = flat.split(sizes)  # type: ignore[no-untyped-call]
+    return views

@@ -3,64 +3,57 @@
 from __future__ import annotations
 
 import atexit
-import copy
 import threading
-import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
 import torch
-from torch.distributed import PrefixStore, ProcessGroup, ReduceOp, Work
-from torch.distributed import distributed_c10d as c10d
+from torch.distributed import Work
 
-from . import _bootstrap, _engine, _observe
-from ._errors import CollectiveMismatchError, CommError
+from . import _bootstrap, _engine
+from . import torch_adapter as c10d
+from ._arguments import check_splits, only, only_list, options, split_rows
 from ._flat import flatten, split, write_back
 from ._reduce import Reducer, reducer
+from ._runner import Runner
 from ._shm import SharedMemoryTransport
 from ._transport import Transport
-from ._work import HocketWork, ProgressQueue
 
 Tensor = torch.Tensor
-Action = Callable[[float], str]
 
 _open_groups: weakref.WeakSet[HocketGroup] = weakref.WeakSet()
-_CLOSE_S = 5.0
 
 
-class HocketGroup(ProcessGroup):  # type: ignore[misc]
+class HocketGroup(c10d.ProcessGroupBase):  # type: ignore[misc]
     """A c10d process group over shared memory on one host and engines elsewhere.
 
     Args:
-        options: torch's DistributedBackendOptions: store, rank, size, time-out and the ranks' numbers in the world.
+        given: torch's DistributedBackendOptions: store, rank, size, time-out and the ranks' numbers in the world.
     """
 
-    def __init__(self, options: Any) -> None:
-        rank, size = options.group_rank, options.group_size
+    def __init__(self, given: Any) -> None:
+        rank, size = given.group_rank, given.group_size
         super().__init__(rank, size)
-        self._rank = rank
-        self._size = size
-        self._name = str(options.group_id)
+        self._rank: int = rank
+        self._size: int = size
+        self._name = str(given.group_id)
         self._description = "undefined"
-        self._timeout_s = options.timeout.total_seconds()
-        self._seq = 0
-        self._broken: CommError | None = None
         self._lock = threading.Lock()
         self._nccl: Any = None
-        self._store = options.store
-        global_ranks = list(options.global_ranks_in_group) or list(range(size))
-        store = PrefixStore("hocket/", options.store)
+        self._store = given.store
+        global_ranks = list(given.global_ranks_in_group) or list(range(size))
+        store = c10d.PrefixStore("hocket/", given.store)
         channel = None
         if size > 1:
-            channel = _bootstrap.connect(store, self._name, rank, size, options.timeout, global_ranks)
+            channel = _bootstrap.connect(store, self._name, rank, size, given.timeout, global_ranks)
         self._channel = channel
-        self._gloo: Any = _engine.gloo(store, rank, size, options.timeout)
+        self._gloo: Any = _engine.gloo(store, rank, size, given.timeout)
         self._cpu: Transport = (
             SharedMemoryTransport(channel) if channel is not None else _engine.EngineTransport(self._gloo, "gloo")
         )
-        self._queue = ProgressQueue(self._name)
+        self._runner = Runner(self._name, size, channel, given.timeout)
         _open_groups.add(self)
 
     # --- what torch asks about a group ------------------------------------------------------------------------------
@@ -104,33 +97,33 @@ class HocketGroup(ProcessGroup):  # type: ignore[misc]
         return self._nccl_engine() if torch.device(device).type == "cuda" else self._gloo
 
     def _get_sequence_number_for_group(self) -> int:
-        return self._seq
+        return self._runner.seq
 
     def _set_sequence_number_for_group(self) -> None:
         """Sequence numbers start at 1 on every rank; there is nothing to agree on."""
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Sets the time-out of operations posted from now on."""
-        self._timeout_s = timeout.total_seconds()
+        self._runner.timeout_s = timeout.total_seconds()
         self._gloo.set_timeout(timeout)
 
     # --- collectives ------------------------------------------------------------------------------------------------
 
     def allreduce(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None) -> Work:
         """All-reduce of one tensor in place."""
-        tensor = _only(tensors)
-        opts = _options(c10d.AllreduceOptions, opts, timeout)
+        tensor = only(tensors)
+        opts = options(c10d.AllreduceOptions, opts, timeout)
         if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
             return self._elsewhere(tensor, "allreduce", [tensor], opts)
         op = reducer(opts.reduceOp, tensor.dtype)
         if tensor.is_contiguous() and not tensor.requires_grad:
             flat = tensor.view(-1)
-            return self._submit("all_reduce", opts, [tensor], flat, lambda s: self._cpu.all_reduce(flat, op, s))
-        return self._submit("all_reduce", opts, [tensor], tensor, lambda s: self._reduce_one(tensor, op, s))
+            return self._runner.submit("all_reduce", opts, [tensor], flat, lambda s: self._cpu.all_reduce(flat, op, s))
+        return self._runner.submit("all_reduce", opts, [tensor], tensor, lambda s: self._reduce_one(tensor, op, s))
 
     def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: Any = None) -> Work:
         """All-reduce of several tensors in place, as one operation."""
-        opts = _options(c10d.AllreduceCoalescedOptions, opts)
+        opts = options(c10d.AllreduceCoalescedOptions, opts)
         if not self._on_cpu(tensors):
             return self._elsewhere(tensors[0], "allreduce_coalesced", tensors, opts)
         ops = [reducer(opts.reduceOp, t.dtype) for t in tensors]
@@ -141,7 +134,7 @@ class HocketGroup(ProcessGroup):  # type: ignore[misc]
                 path = self._reduce_one(tensor, op, timeout_s)
             return path
 
-        return self._submit("all_reduce", opts, list(tensors), tensors, action)
+        return self._runner.submit("all_reduce", opts, list(tensors), tensors, action)
 
     def _reduce_one(self, tensor: Tensor, op: Reducer, timeout_s: float) -> str:
         flat = flatten(tensor)
@@ -151,8 +144,8 @@ class HocketGroup(ProcessGroup):  # type: ignore[misc]
 
     def reduce(self, tensors: Any, opts: Any = None) -> Work:
         """Reduce to a root; the tensors of other ranks stay as they are."""
-        tensor = _only(tensors)
-        opts = _options(c10d.ReduceOptions, opts)
+        tensor = only(tensors)
+        opts = options(c10d.ReduceOptions, opts)
         if not self._on_cpu([tensor]):
             return self._elsewhere(tensor, "reduce", [tensor], opts)
         op, root = reducer(opts.reduceOp, tensor.dtype), opts.rootRank
@@ -164,12 +157,12 @@ class HocketGroup(ProcessGroup):  # type: ignore[misc]
                 write_back(flat, tensor)
             return path
 
-        return self._submit("reduce", opts, [tensor], tensor, action)
+        return self._runner.submit("reduce", opts, [tensor], tensor, action)
 
     def broadcast(self, tensors: Any, opts: Any = None) -> Work:
         """Broadcast from a root."""
-        tensor = _only(tensors)
-        opts = _options(c10d.BroadcastOptions, opts)
+        tensor = only(tensors)
+        opts = options(c10d.BroadcastOptions, opts)
         if not self._on_cpu([tensor]):
             return self._elsewhere(tensor, "broadcast", [tensor], opts)
         root = opts.rootRank
@@ -181,15 +174,15 @@ class HocketGroup(ProcessGroup):  # type: ignore[misc]
                 write_back(flat, tensor)
             return path
 
-        return self._submit("broadcast", opts, [tensor], tensor, action)
+        return self._runner.submit("broadcast", opts, [tensor], tensor, action)
 
     def allgather(self, outputs: Sequence[Sequence[Tensor]], inputs: Any, opts: Any = None) -> Work:
         """All-gather into lists of tensors."""
-        targets, tensor = _lists(outputs)[0], _only(inputs)
-        opts = _options(c10d.AllgatherOptions, opts)
+        targets, tensor = only_list(outputs), only(inputs)
+        opts = options(c10d.AllgatherOptions, opts)
         if not self._on_cpu([tensor]):
             return self._elsewhere(tensor, "allgather", [targets], [tensor], opts)
-        return self._submit(
+        return self._runner.submit(
             "all_gather", opts, list(targets), targets, lambda s: self._gather_lists(targets, tensor, s)
         )
 
@@ -198,9 +191,7 @@ class HocketGroup(ProcessGroup):  # type: ignore[misc]
         source = flatten(tensor)
         for r, flat in enumerate(flats):
             if flat.numel() != source.numel():
-                raise ValueError(
-                    f"all_gather: output {r} has {flat.numel()} elements, the input has {source.numel()}"
-                )
+                raise ValueError(f"all_gather: output {r} has {flat.numel()} elements, the input has {source.numel()}")
         path = self._cpu.all_gather(flats, source, timeout_s)
         for flat, target in zip(flats, targets, strict=True):
             write_back(flat, target)
@@ -210,7 +201,7 @@ class HocketGroup(ProcessGroup):  # type: ignore[misc]
         self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any = None
     ) -> Work:
         """All-gather of several tensors into lists; `outputs[r]` belongs to rank r."""
-        opts = _options(c10d.AllgatherOptions, opts)
+        opts = options(c10d.AllgatherOptions, opts)
         if not self._on_cpu(inputs):
             return self._elsewhere(inputs[0], "allgather_coalesced", outputs, inputs, opts)
 
@@ -221,7 +212,7 @@ class HocketGroup(ProcessGroup):  # type: ignore[misc]
             return path
 
         everything = [t for of_rank in outputs for t in of_rank]
-        return self._submit("all_gather", opts, everything, everything, action)
+        return self._runner.submit("all_gather", opts, everything, everything, action)
 
     def all_gather_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> Work:
         """All-gather into one tensor, the ranks' inputs one after the other."""
@@ -231,7 +222,7 @@ class HocketGroup(ProcessGroup):  # type: ignore[misc]
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None
     ) -> Work:
         """Several all-gathers into one tensor each, as one operation."""
-        opts = _options(c10d.AllgatherOptions, opts)
+        opts = options(c10d.AllgatherOptions, opts)
         if not self._on_cpu(inputs):
             if len(inputs) == 1:
                 return self._elsewhere(inputs[0], "_allgather_base", outputs[0], inputs[0], opts)
@@ -251,12 +242,12 @@ class HocketGroup(ProcessGroup):  # type: ignore[misc]
                 write_back(flat, output)
             return path
 
-        return self._submit("all_gather", opts, list(outputs), outputs, action)
+        return self._runner.submit("all_gather", opts, list(outputs), outputs, action)
 
     def reduce_scatter(self, outputs: Any, inputs: Sequence[Sequence[Tensor]], opts: Any = None) -> Work:
         """Reduce-scatter of lists of tensors."""
-        output, sources = _only(outputs), _lists(inputs)[0]
-        opts = _options(c10d.ReduceScatterOptions, opts)
+        output, sources = only(outputs), only_list(inputs)
+        opts = options(c10d.ReduceScatterOptions, opts)
         if not self._on_cpu([output]):
             return self._elsewhere(output, "reduce_scatter", [output], [sources], opts)
         op = reducer(opts.reduceOp, output.dtype)
@@ -272,7 +263,7 @@ class HocketGroup(ProcessGroup):  # type: ignore[misc]
             write_back(flat, output)
             return path
 
-        return self._submit("reduce_scatter", opts, [output], sources, action)
+        return self._runner.submit("reduce_scatter", opts, [output], sources, action)
 
     def reduce_scatter_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> Work:
         """Reduce-scatter of one tensor cut into as many parts as there are ranks."""
@@ -282,7 +273,7 @@ class HocketGroup(ProcessGroup):  # type: ignore[misc]
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None
     ) -> Work:
         """Several reduce-scatters of one tensor each, as one operation."""
-        opts = _options(c10d.ReduceScatterOptions, opts)
+        opts = options(c10d.ReduceScatterOptions, opts)
         if not self._on_cpu(inputs):
             if len(inputs) == 1:
                 return self._elsewhere(inputs[0], "_reduce_scatter_base", outputs[0], inputs[0], opts)
@@ -303,7 +294,7 @@ class HocketGroup(ProcessGroup):  # type: ignore[misc]
                 write_back(flat, output)
             return path
 
-        return self._submit("reduce_scatter", opts, list(outputs), inputs, action)
+        return self._runner.submit("reduce_scatter", opts, list(outputs), inputs, action)
 
     def all_to_all_single(
         self,
@@ -314,26 +305,28 @@ class HocketGroup(ProcessGroup):  # type: ignore[misc]
         opts: Any = None,
     ) -> Work:
         """All-to-all of parts of one tensor along its first axis; no sizes means equal parts."""
-        opts = _options(c10d.AllToAllOptions, opts)
+        opts = options(c10d.AllToAllOptions, opts)
         received, sent = list(output_split_sizes or ()), list(input_split_sizes or ())
         if not self._on_cpu([tensor]):
             return self._elsewhere(tensor, "alltoall_base", output, tensor, received, sent, opts)
-        _check_splits("output", output, received, self._size)
-        _check_splits("input", tensor, sent, self._size)
+        check_splits("output", output, received, self._size)
+        check_splits("input", tensor, sent, self._size)
 
         def action(timeout_s: float) -> str:
             flat = flatten(output)
             path = self._cpu.all_to_all(
-                _cut(flat, output, received, self._size), _cut(flatten(tensor), tensor, sent, self._size), timeout_s
+                split_rows(flat, output, received, self._size),
+                split_rows(flatten(tensor), tensor, sent, self._size),
+                timeout_s,
             )
             write_back(flat, output)
             return path
 
-        return self._submit("all_to_all", opts, [output], tensor, action)
+        return self._runner.submit("all_to_all", opts, [output], tensor, action)
 
     def alltoall(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None) -> Work:
         """All-to-all of lists of tensors."""
-        opts = _options(c10d.AllToAllOptions, opts)
+        opts = options(c10d.AllToAllOptions, opts)
         if not self._on_cpu(inputs):
             return self._elsewhere(inputs[0], "alltoall", outputs, inputs, opts)
 
@@ -344,16 +337,16 @@ class HocketGroup(ProcessGroup):  # type: ignore[misc]
                 write_back(flat, output)
             return path
 
-        return self._submit("all_to_all", opts, list(outputs), inputs, action)
+        return self._runner.submit("all_to_all", opts, list(outputs), inputs, action)
 
     def gather(self, outputs: Sequence[Sequence[Tensor]], inputs: Any, opts: Any = None) -> Work:
         """Gather to a root."""
-        tensor = _only(inputs)
-        opts = _options(c10d.GatherOptions, opts)
+        tensor = only(inputs)
+        opts = options(c10d.GatherOptions, opts)
         if not self._on_cpu([tensor]):
             return self._elsewhere(tensor, "gather", outputs, [tensor], opts)
         root = opts.rootRank
-        targets = _lists(outputs)[0] if self._rank == root else None
+        targets = only_list(outputs) if self._rank == root else None
 
         def action(timeout_s: float) -> str:
             flats = [flatten(t) for t in targets] if targets is not None else None
@@ -362,16 +355,16 @@ class HocketGroup(ProcessGroup):  # type: ignore[misc]
                 write_back(flat, target)
             return path
 
-        return self._submit("gather", opts, list(targets or ()), tensor, action)
+        return self._runner.submit("gather", opts, list(targets or ()), tensor, action)
 
     def scatter(self, outputs: Any, inputs: Sequence[Sequence[Tensor]], opts: Any = None) -> Work:
         """Scatter from a root."""
-        tensor = _only(outputs)
-        opts = _options(c10d.ScatterOptions, opts)
+        tensor = only(outputs)
+        opts = options(c10d.ScatterOptions, opts)
         if not self._on_cpu([tensor]):
             return self._elsewhere(tensor, "scatter", [tensor], inputs, opts)
         root = opts.rootRank
-        sources = _lists(inputs)[0] if self._rank == root else None
+        sources = only_list(inputs) if self._rank == root else None
 
         def action(timeout_s: float) -> str:
             flat = flatten(tensor)
@@ -380,16 +373,16 @@ class HocketGroup(ProcessGroup):  # type: ignore[misc]
             write_back(flat, tensor)
             return path
 
-        return self._submit("scatter", opts, [tensor], tensor, action)
+        return self._runner.submit("scatter", opts, [tensor], tensor, action)
 
     def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> Work:
         """Returns when all ranks have called it."""
-        opts = _options(c10d.BarrierOptions, opts, timeout)
-        return self._submit("barrier", opts, [], (), self._cpu.barrier)
+        opts = options(c10d.BarrierOptions, opts, timeout)
+        return self._runner.submit("barrier", opts, [], (), self._cpu.barrier)
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """A barrier whose error on rank 0 names the ranks that did not come (torch's own, through Gloo)."""
-        self._gloo.monitored_barrier(timeout or timedelta(seconds=self._timeout_s), wait_all_ranks)
+        self._gloo.monitored_barrier(timeout or timedelta(seconds=self._runner.timeout_s), wait_all_ranks)
 
     # torch before 2.13 and some of its libraries use these names.
     _allgather_base = all_gather_single
@@ -402,17 +395,17 @@ class HocketGroup(ProcessGroup):  # type: ignore[misc]
 
     def send(self, tensors: Any, dst: int, tag: int = 0) -> Work:
         """Sends to one rank."""
-        tensor = _only(tensors)
+        tensor = only(tensors)
         return self._elsewhere(tensor, "send", [tensor], dst, tag)
 
     def recv(self, tensors: Any, src: int, tag: int = 0) -> Work:
         """Receives from one rank."""
-        tensor = _only(tensors)
+        tensor = only(tensors)
         return self._elsewhere(tensor, "recv", [tensor], src, tag)
 
     def recv_anysource(self, tensors: Any, tag: int = 0) -> Work:
         """Receives from whichever rank sends first."""
-        tensor = _only(tensors)
+        tensor = only(tensors)
         return self._elsewhere(tensor, "recv_anysource", [tensor], tag)
 
     # --- life -------------------------------------------------------------------------------------------------------
@@ -420,9 +413,7 @@ class HocketGroup(ProcessGroup):  # type: ignore[misc]
     def shutdown(self) -> None:
         """Leaves the group: peers that still wait for this rank are told."""
         _open_groups.discard(self)
-        self._queue.close(_CLOSE_S)
-        if self._channel is not None:
-            self._channel.leave()
+        self._runner.close()
         if self._nccl is not None:
             self._nccl.shutdown()
 
@@ -442,118 +433,18 @@ class HocketGroup(ProcessGroup):  # type: ignore[misc]
     def _nccl_engine(self) -> Any:
         with self._lock:
             if self._nccl is None:
-                store = PrefixStore("hocket/", self._store)
-                self._nccl = _engine.nccl(store, self._rank, self._size, timedelta(seconds=self._timeout_s))
+                store = c10d.PrefixStore("hocket/", self._store)
+                self._nccl = _engine.nccl(store, self._rank, self._size, timedelta(seconds=self._runner.timeout_s))
             return self._nccl
 
-    def _elsewhere(self, tensor: Tensor, method: str, *args: Any) -> Any:
+    def _elsewhere(self, tensor: Tensor, method: str, *args: Any) -> Work:
         """Passes an operation as it is to the engine for the device of `tensor`."""
         kind = tensor.device.type
         if kind not in ("cpu", "cuda"):
             raise ValueError(f"the hocket backend has no transport for tensors on {tensor.device}; use cpu or cuda")
         engine = self._nccl_engine() if kind == "cuda" else self._gloo
-        return getattr(engine, method)(*args)
-
-    def _submit(self, kind: str, opts: Any, results: list[Tensor], payload: Any, action: Action) -> Work:
-        if self._broken is not None:
-            raise copy.copy(self._broken)
-        timeout_s = opts.timeout.total_seconds()
-        if timeout_s <= 0:
-            timeout_s = self._timeout_s
-        record = self._record(kind, payload, opts.asyncOp) if _observe.observers else None
-        self._seq += 1
-        work = HocketWork(results, record)
-
-        def body() -> None:
-            if self._broken is not None:
-                raise copy.copy(self._broken)
-            if record is not None:
-                record.started_s = time.perf_counter()
-            try:
-                path = action(timeout_s)
-            except CollectiveMismatchError:
-                raise
-            except BaseException as error:
-                self._break(error)
-                raise
-            if record is not None:
-                record.path = path
-                record.finished_s = time.perf_counter()
-                record.arrived_s = self._channel.arrived_s if self._channel is not None else record.finished_s
-                _observe.announce_finished(record)
-
-        if opts.asyncOp or not self._queue.run_inline(work, body):
-            self._queue.post(work, body)
-        elif record is not None:
-            _observe.announce_waited(record, record.posted_s, time.perf_counter())
+        work: Work = getattr(engine, method)(*args)
         return work
-
-    def _record(self, kind: str, payload: Any, asynchronous: bool) -> _observe.Operation:
-        tensors = [payload] if isinstance(payload, Tensor) else payload
-        nbytes = sum(t.numel() * t.element_size() for t in tensors)
-        dtype = str(tensors[0].dtype).removeprefix("torch.") if tensors else ""
-        label = _observe.current_label()
-        return _observe.Operation(
-            self._name, self._seq + 1, kind, nbytes, dtype, self._size, "", asynchronous, time.perf_counter(),
-            label=label,
-        )  # fmt: skip
-
-    def _break(self, error: BaseException) -> None:
-        """After an error in the middle of an operation the ranks are out of step: the group is over."""
-        if isinstance(error, CommError):
-            self._broken = error
-        else:
-            self._broken = CommError(
-                f"group {self._name!r} cannot be used any more since an operation failed on this rank: {error!r}"
-            )
-        if self._channel is not None:
-            self._channel.fail(error)
-
-
-def _only(tensors: Any) -> Tensor:
-    if isinstance(tensors, Tensor):
-        return tensors
-    if len(tensors) != 1:
-        raise ValueError(f"the hocket backend takes one tensor a rank, not {len(tensors)}")
-    return tensors[0]  # type: ignore[no-any-return]
-
-
-def _lists(tensors: Any) -> Sequence[Sequence[Tensor]]:
-    if tensors and isinstance(tensors[0], Tensor):
-        return [tensors]
-    if len(tensors) != 1:
-        raise ValueError(f"the hocket backend takes one list of tensors a rank, not {len(tensors)}")
-    return tensors  # type: ignore[no-any-return]
-
-
-def _options(kind: type, opts: Any, timeout: timedelta | None = None) -> Any:
-    if isinstance(opts, kind):
-        return opts
-    made = kind()
-    if isinstance(opts, ReduceOp | ReduceOp.RedOpType):
-        made.reduceOp = opts
-    elif opts is not None and hasattr(opts, "reduceOp"):
-        made.reduceOp, made.asyncOp, made.timeout = opts.reduceOp, opts.asyncOp, opts.timeout
-    if timeout is not None:
-        made.timeout = timeout
-    return made
-
-
-def _check_splits(which: str, tensor: Tensor, sizes: Sequence[int], world: int) -> None:
-    rows = tensor.size(0) if tensor.dim() else 0
-    if sizes and (len(sizes) != world or sum(sizes) != rows):
-        raise ValueError(
-            f"all_to_all: the {which} split sizes {list(sizes)} must be {world} numbers that add up to the first axis "
-            f"of the tensor, {rows}"
-        )
-    if not sizes and rows % world:
-        raise ValueError(f"all_to_all: the first axis of the {which}, {rows}, cannot be divided among {world} ranks")
-
-
-def _cut(flat: Tensor, tensor: Tensor, sizes: Sequence[int], world: int) -> Sequence[Tensor]:
-    rows = tensor.size(0)
-    row = flat.numel() // rows if rows else 0
-    return flat.split([n * row for n in sizes] if sizes else [rows // world * row] * world)
 
 
 @atexit.register

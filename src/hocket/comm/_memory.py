@@ -13,7 +13,7 @@ import threading
 import weakref
 from collections.abc import Sequence
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -128,11 +128,11 @@ def empty(*size: int | Sequence[int], dtype: torch.dtype | None = None) -> torch
         *size: the shape, as integers or as one sequence.
         dtype: element type; torch's default if None.
     """
-    shape = tuple(size[0]) if len(size) == 1 and isinstance(size[0], Sequence) else size
+    shape: Any = tuple(size[0]) if len(size) == 1 and isinstance(size[0], Sequence) else size
     dtype = dtype or torch.get_default_dtype()
-    numel = prod(shape)  # type: ignore[arg-type]
+    numel = prod(shape)
     if numel == 0:
-        return torch.empty(shape, dtype=dtype)  # type: ignore[arg-type]
+        return torch.empty(shape, dtype=dtype)
     view = shared_memory.allocate(numel * dtype.itemsize)
     return torch.frombuffer(view, dtype=dtype, count=numel).view(shape)
 

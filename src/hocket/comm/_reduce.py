@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch.distributed import ReduceOp
@@ -62,13 +62,13 @@ class Reducer(NamedTuple):
 _plain: dict[tuple[int, torch.dtype], Reducer] = {}
 
 
-def reducer(op: ReduceOp, dtype: torch.dtype) -> Reducer:
+def reducer(op: Any, dtype: torch.dtype) -> Reducer:
     """The kernel for `op` (a ReduceOp or one of its types) on `dtype`.
 
     Raises:
         TypeError: torch has no such arithmetic for `dtype`.
     """
-    kind = op.op if isinstance(op, ReduceOp) else op
+    kind: Any = getattr(op, "op", op)
     key = (int(kind), dtype)
     found = _plain.get(key)
     if found is not None:
@@ -79,7 +79,7 @@ def reducer(op: ReduceOp, dtype: torch.dtype) -> Reducer:
     return made
 
 
-def _make(op: ReduceOp, kind: ReduceOp.RedOpType, dtype: torch.dtype) -> Reducer:
+def _make(op: Any, kind: Any, dtype: torch.dtype) -> Reducer:
     view = None
     if dtype in _AS_SIGNED:
         fits = kind in _BITWISE or kind in (ReduceOp.SUM, ReduceOp.PRODUCT)
@@ -97,6 +97,6 @@ def _make(op: ReduceOp, kind: ReduceOp.RedOpType, dtype: torch.dtype) -> Reducer
         raise TypeError(
             f"hocket cannot reduce {dtype} with {name}: torch has no such arithmetic; convert the tensor first"
         )
-    factor = op.factor if kind == ReduceOp.PREMUL_SUM and isinstance(op, ReduceOp) else None
+    factor = op.factor if kind == ReduceOp.PREMUL_SUM else None
     plain = ReduceOp.SUM if kind in (ReduceOp.AVG, ReduceOp.PREMUL_SUM) else kind
     return Reducer(_NUMBERS[int(kind)], _KERNELS[kind], view, factor, kind == ReduceOp.AVG, plain)

@@ -1,0 +1,114 @@
+"""Runs the operations of one group in order, tells the observers, and ends the group when one of them breaks it."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+
+from . import _observe
+from ._channel import Channel
+from ._errors import CollectiveMismatchError, CommError
+from ._work import HocketWork, ProgressQueue
+
+Action = Callable[[float], str]
+"""Does the work within so many seconds and returns the path taken."""
+
+_CLOSE_S = 5.0
+
+
+class Runner:
+    """The operations of one group.
+
+    Args:
+        name: the group.
+        size: how many ranks it has.
+        channel: its meeting place, if its ranks share a host.
+        timeout: for operations that name none.
+    """
+
+    def __init__(self, name: str, size: int, channel: Channel | None, timeout: timedelta) -> None:
+        self.timeout_s = timeout.total_seconds()
+        self.seq = 0
+        self._name = name
+        self._size = size
+        self._channel = channel
+        self._broken: CommError | None = None
+        self._queue = ProgressQueue(name)
+
+    def submit(self, kind: str, opts: Any, results: list[torch.Tensor], payload: Any, action: Action) -> HocketWork:
+        """Runs `action` now, or queues it.
+
+        Args:
+            kind: what the operation is called in reports.
+            opts: c10d's options: time-out and whether the caller waits.
+            results: what the operation's future will hold.
+            payload: the tensor or tensors whose bytes reports count.
+            action: what to do.
+
+        Raises:
+            CommError: an earlier operation has broken the group.
+        """
+        if self._broken is not None:
+            raise copy.copy(self._broken)
+        timeout_s = opts.timeout.total_seconds()
+        if timeout_s <= 0:
+            timeout_s = self.timeout_s
+        record = self._record(kind, payload, opts.asyncOp) if _observe.observers else None
+        self.seq += 1
+        work = HocketWork(results, record)
+
+        def body() -> None:
+            if self._broken is not None:
+                raise copy.copy(self._broken)
+            if record is not None:
+                record.started_s = time.perf_counter()
+            try:
+                path = action(timeout_s)
+            except CollectiveMismatchError:
+                raise
+            except BaseException as error:
+                self._break(error)
+                raise
+            if record is not None:
+                record.path = path
+                record.finished_s = time.perf_counter()
+                record.arrived_s = self._channel.arrived_s if self._channel is not None else record.finished_s
+                _observe.announce_finished(record)
+
+        if opts.asyncOp or not self._queue.run_inline(work, body):
+            self._queue.post(work, body)
+        elif record is not None:
+            _observe.announce_waited(record, record.posted_s, time.perf_counter())
+        return work
+
+    def close(self) -> None:
+        """Finishes what is queued, then tells the peers that this rank takes part no more."""
+        self._queue.close(_CLOSE_S)
+        if self._channel is not None:
+            self._channel.leave()
+
+    def _record(self, kind: str, payload: Any, asynchronous: bool) -> _observe.Operation:
+        tensors = [payload] if isinstance(payload, torch.Tensor) else payload
+        nbytes = sum(t.numel() * t.element_size() for t in tensors)
+        dtype = str(tensors[0].dtype).removeprefix("torch.") if tensors else ""
+        label = _observe.current_label()
+        return _observe.Operation(
+            self._name, self.seq + 1, kind, nbytes, dtype, self._size, "", asynchronous, time.perf_counter(),
+            label=label,
+        )  # fmt: skip
+
+    def _break(self, error: BaseException) -> None:
+        """After an error in the middle of an operation the ranks are out of step: the group is over."""
+        if isinstance(error, CommError):
+            self._broken = error
+        else:
+            self._broken = CommError(
+                f"group {self._name!r} cannot be used any more since an operation failed on this rank: {error!r}"
+            )
+        if self._channel is not None:
+            self._channel.fail(error)

@@ -1,0 +1,45 @@
+"""The one place that names what torch does not document: other modules take these names from here.
+
+torch's own stubs leave out or mistype most of them, hence `Any`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.distributed import distributed_c10d as _c10d
+
+_any: Any = _c10d
+
+Store: Any = _any.Store
+PrefixStore: Any = _any.PrefixStore
+
+AllgatherOptions: Any = _any.AllgatherOptions
+AllreduceCoalescedOptions: Any = _any.AllreduceCoalescedOptions
+AllreduceOptions: Any = _any.AllreduceOptions
+AllToAllOptions: Any = _any.AllToAllOptions
+BarrierOptions: Any = _any.BarrierOptions
+BroadcastOptions: Any = _any.BroadcastOptions
+GatherOptions: Any = _any.GatherOptions
+ReduceOptions: Any = _any.ReduceOptions
+ReduceScatterOptions: Any = _any.ReduceScatterOptions
+ScatterOptions: Any = _any.ScatterOptions
+
+ProcessGroupBase: Any = _any.ProcessGroup
+"""c10d's process group; torch declares overloads for it that no single implementation can match."""
+
+
+def process_group_gloo(store: Any, rank: int, size: int, timeout: Any) -> Any:
+    """A bare Gloo backend."""
+    engine = _any.ProcessGroupGloo(store, rank, size, timeout=timeout)
+    engine._set_sequence_number_for_group()
+    return engine
+
+
+def process_group_nccl(store: Any, rank: int, size: int, timeout: Any) -> Any:
+    """A bare NCCL backend; it connects at its first operation."""
+    options = _any.ProcessGroupNCCL.Options()
+    options._timeout = timeout
+    engine = _any.ProcessGroupNCCL(store, rank, size, options)
+    engine._set_sequence_number_for_group()
+    return engine
