@@ -1,4 +1,4 @@
-"""Ranks as threads of one process, each with its own Channel over real segments: the transport without process start."""
+"""Ranks as threads of one process, each with its own Channel over real segments."""
 
 from __future__ import annotations
 

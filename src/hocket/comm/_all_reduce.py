@@ -20,17 +20,11 @@ from collections import OrderedDict
 
 import torch
 
-from ._channel import SLOT_NBYTES, Channel
+from ._channel import Channel
 from ._flat import cut
 from ._memory import Place
 from ._reduce import Reducer
 from ._registration import registration_cache
-
-ONE_SHOT_NBYTES = 64 * 2**10  # above it, three and more ranks share the work in blocks
-ONE_SHOT_PIECE_NBYTES = 512 * 2**10
-BLOCK_NBYTES = 1024 * 2**10
-DIRECT_NBYTES = 32 * 2**10  # below it, a second phase costs more than staging
-DIRECT_PIECE_NBYTES = 128 * 2**10
 
 _PLANS_KEPT = 64
 DirectPlan = list[tuple[torch.Tensor, ...]]  # for each piece of this rank's chunk, its view in every rank's buffer
@@ -53,7 +47,7 @@ class DirectPlans:
         n, me = channel.size, channel.rank
         share = -(-flat.numel() // n)
         lo, hi = min(me * share, flat.numel()), min((me + 1) * share, flat.numel())
-        piece = max(1, DIRECT_PIECE_NBYTES // flat.element_size())
+        piece = channel.sizes.direct_piece // flat.element_size()
         columns = [
             cut(buffer[lo:hi], piece)
             for buffer in (
@@ -79,7 +73,7 @@ def all_reduce(
 ) -> str:
     """Reduces `flat` (contiguous, 1-d, any length) over all ranks in place; returns the path taken."""
     nbytes = flat.numel() * flat.element_size()
-    if nbytes < DIRECT_NBYTES:
+    if nbytes < channel.sizes.direct:
         place = None
     channel.begin(
         "all_reduce", timeout_s=timeout_s, dtype=flat.dtype, numel=flat.numel(), operator=op.number, place=place
@@ -88,7 +82,7 @@ def all_reduce(
         flat = flat.view(op.view)
     if op.factor is not None:
         flat.mul_(op.factor)
-    if channel.size == 2 or nbytes <= ONE_SHOT_NBYTES:
+    if channel.size == 2 or nbytes <= channel.sizes.one_shot:
         return _one_shot(channel, plans, flat, op, place)
     channel.meet()
     places = _all_places(channel)
@@ -116,12 +110,13 @@ def _all_places(channel: Channel) -> list[Place] | None:
 
 def _one_shot(channel: Channel, plans: DirectPlans, flat: torch.Tensor, op: Reducer, place: Place | None) -> str:
     me, dtype, nbytes = channel.rank, flat.dtype, flat.numel() * flat.element_size()
-    pieces = (flat,) if nbytes <= ONE_SHOT_PIECE_NBYTES else cut(flat, ONE_SHOT_PIECE_NBYTES // flat.element_size())
+    room = channel.sizes.piece
+    pieces = (flat,) if nbytes <= room else cut(flat, room // flat.element_size())
     views = channel.heads(dtype, pieces[0].numel())
     if place is None:
         views[me].copy_(pieces[0])
     channel.meet()
-    if nbytes >= DIRECT_NBYTES:
+    if nbytes >= channel.sizes.direct:
         places = [p for _, p in channel.details() if p is not None]
         if len(places) == channel.size:
             return _direct(channel, plans, flat, op, places)
@@ -169,7 +164,7 @@ def _direct(channel: Channel, plans: DirectPlans, flat: torch.Tensor, op: Reduce
 def _blocks(channel: Channel, source: torch.Tensor, target: torch.Tensor | None, op: Reducer) -> None:
     """Reduces `source` over all ranks into `target` where that is not None."""
     n, me, dtype, kernel = channel.size, channel.rank, source.dtype, op.kernel
-    share = min(BLOCK_NBYTES // n, SLOT_NBYTES // (n + 1)) // source.element_size()
+    share = min(channel.sizes.block // n, channel.sizes.slot // (n + 1)) // source.element_size()
     contributions = n * share  # a slot holds n shares of contributions, then one share of results
     blocks = cut(source, contributions)
     targets = cut(target, contributions) if target is not None else None

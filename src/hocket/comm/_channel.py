@@ -25,9 +25,7 @@ from ._errors import CollectiveMismatchError, CollectiveTimeoutError, CommError,
 from ._memory import Place
 from ._segment import PAGE, Segment
 
-SLOT_NBYTES = 2 * 2**20
 HEADER_NBYTES = PAGE
-SEGMENT_NBYTES = HEADER_NBYTES + 2 * SLOT_NBYTES
 
 _PHASE = 0  # u32 offsets into the header as 'I' words
 _STATE = 16
@@ -48,7 +46,7 @@ _DETAIL = struct.Struct("<qqqQQ")
 _ANNOUNCEMENT_NBYTES = _CONTRACT.size + _DETAIL.size
 
 _SPINS_OWN_CORE = 400
-_SPINS_SHARED_CORE = 20
+_SPINS_SHARED_CORE = 10
 _SLICE_S = 0.1
 _HEADS_KEPT = 512  # views of slots kept, since making one costs as much as a small copy
 
@@ -75,6 +73,40 @@ _OPERATORS = ("SUM", "AVG", "PREMUL_SUM", "PRODUCT", "MIN", "MAX", "BAND", "BOR"
 
 
 @dataclass(frozen=True, slots=True)
+class Sizes:
+    """Where one way of doing a collective gives way to another, in bytes. Measured (benchmarks/), not derived.
+
+    Attributes:
+        slot: room of one slot; a rank has two.
+        one_shot: up to this, every rank of three and more reduces everything itself instead of sharing the work.
+        piece: how much is copied in one phase by the one-shot way and by plain copies.
+        block: how much three and more ranks share the reduction of in one phase.
+        direct: from this on, registered buffers are worked on in place; below, the second phase costs more.
+        direct_piece: how much is reduced before it is written to all, so that it is still in the core's cache.
+    """
+
+    slot: int
+    one_shot: int
+    piece: int
+    block: int
+    direct: int
+    direct_piece: int
+
+
+CPU_SIZES = Sizes(
+    slot=2 * 2**20,
+    one_shot=64 * 2**10,
+    piece=2**20,
+    block=3 * 2**19,
+    direct=256 * 2**10,
+    direct_piece=128 * 2**10,
+)
+
+
+SEGMENT_NBYTES = HEADER_NBYTES + 2 * CPU_SIZES.slot
+
+
+@dataclass(frozen=True, slots=True)
 class Peer:
     """One rank of the group as seen from here."""
 
@@ -95,6 +127,8 @@ class Channel:
         global_ranks: the ranks' numbers in the world, for messages.
     """
 
+    sizes = CPU_SIZES
+
     def __init__(self, name: str, rank: int, peers: Sequence[Peer], global_ranks: Sequence[int]) -> None:
         self.name = name
         self.rank = rank
@@ -112,10 +146,7 @@ class Channel:
             [p.segment.view[o : o + _ANNOUNCEMENT_NBYTES] for p in peers for o in _ANNOUNCEMENTS[:1]],
             [p.segment.view[o : o + _ANNOUNCEMENT_NBYTES] for p in peers for o in _ANNOUNCEMENTS[1:]],
         )
-        self._slots = [
-            [p.segment.tensor.narrow(0, HEADER_NBYTES + parity * SLOT_NBYTES, SLOT_NBYTES) for p in peers]
-            for parity in (0, 1)
-        ]
+        self._slots = self._make_slots()
         self._typed: dict[torch.dtype, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
         self._heads: dict[tuple[torch.dtype, int], tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]] = {}
         self._deadline_s = 0.0
@@ -124,7 +155,18 @@ class Channel:
         self._poll: select.poll | None = None
         cores = len(os.sched_getaffinity(0))
         self._spins = _SPINS_OWN_CORE if self.size <= cores else _SPINS_SHARED_CORE
+        self.patient = False
+        """Whether waiting should leave the core alone at once: set while a progress thread runs beside computation."""
         self.arrived_s = 0.0
+
+    def _make_slots(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """Everyone's slots as bytes, those of even and those of odd phases."""
+        room = self.sizes.slot
+        tensors = [peer.segment.tensor for peer in self.peers]
+        return (
+            [t.narrow(0, HEADER_NBYTES, room) for t in tensors],
+            [t.narrow(0, HEADER_NBYTES + room, room) for t in tensors],
+        )
 
     # --- operations -------------------------------------------------------------------------------------------------
 
@@ -184,7 +226,7 @@ class Channel:
         return result
 
     def slots(self, dtype: torch.dtype) -> list[torch.Tensor]:
-        """Everyone's slot for the phase that comes next, as flat tensors of `dtype` (SLOT_NBYTES each)."""
+        """Everyone's slot for the phase that comes next, as flat tensors of `dtype` (`sizes.slot` bytes each)."""
         return self._both_slots(dtype)[(self._phase + 1) & 1]
 
     def heads(self, dtype: torch.dtype, numel: int) -> tuple[torch.Tensor, ...]:
@@ -222,7 +264,7 @@ class Channel:
 
     def _wait(self, rank: int, words: memoryview, target: int) -> None:
         yield_core = _kernel.yield_core
-        for _ in range(self._spins):
+        for _ in range(0 if self.patient else self._spins):
             yield_core()
             if (words[_PHASE] - target) & _WORD < _HALF:
                 return

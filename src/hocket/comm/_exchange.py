@@ -6,14 +6,13 @@ from collections.abc import Sequence
 
 import torch
 
-from ._all_reduce import DIRECT_NBYTES, DIRECT_PIECE_NBYTES, peer_buffer
-from ._channel import SLOT_NBYTES, Channel
+from ._all_reduce import peer_buffer
+from ._channel import Channel
 from ._errors import CollectiveMismatchError
 from ._flat import cut
 from ._memory import Place
 from ._reduce import Reducer
 
-PIECE_NBYTES = 512 * 2**10
 _BYTES = torch.uint8
 
 
@@ -28,7 +27,7 @@ def broadcast(channel: Channel, flat: torch.Tensor, root: int, place: Place | No
     """Copies the root's `flat` to all ranks' `flat`."""
     channel.begin("broadcast", timeout_s=timeout_s, dtype=flat.dtype, numel=flat.numel(), root=root, place=place)
     data = flat.view(_BYTES)
-    pieces = cut(data, PIECE_NBYTES)
+    pieces = cut(data, channel.sizes.piece)
     slot = channel.slots(_BYTES)[root]
     if channel.rank == root and place is None and pieces:
         slot[: pieces[0].numel()].copy_(pieces[0])
@@ -54,13 +53,13 @@ def all_gather(
     channel: Channel, outputs: Sequence[torch.Tensor], flat: torch.Tensor, place: Place | None, timeout_s: float
 ) -> str:
     """Copies rank r's `flat` to `outputs[r]` of all ranks; each of them contiguous and as long as `flat`."""
-    if flat.numel() * flat.element_size() < DIRECT_NBYTES:
+    if flat.numel() * flat.element_size() < channel.sizes.direct:
         place = None
     channel.begin("all_gather", timeout_s=timeout_s, dtype=flat.dtype, numel=flat.numel(), place=place)
     data = flat.view(_BYTES)
     targets = [output.view(_BYTES) for output in outputs]
-    pieces = cut(data, PIECE_NBYTES)
-    columns = [cut(target, PIECE_NBYTES) for target in targets]
+    pieces = cut(data, channel.sizes.piece)
+    columns = [cut(target, channel.sizes.piece) for target in targets]
     slots = channel.heads(_BYTES, pieces[0].numel())
     if place is None:
         slots[channel.rank].copy_(pieces[0])
@@ -108,7 +107,7 @@ def reduce_scatter(
         timeout_s: seconds for the whole operation.
     """
     n, me, kernel, numel = channel.size, channel.rank, op.kernel, output.numel()
-    if output.numel() * output.element_size() < DIRECT_NBYTES:
+    if output.numel() * output.element_size() < channel.sizes.direct:
         place = None
     channel.begin(
         "reduce_scatter", timeout_s=timeout_s, dtype=output.dtype, numel=numel, operator=op.number, place=place
@@ -124,9 +123,9 @@ def reduce_scatter(
             inputs[me] if r == me else peer_buffer(channel, r, places[r], dtype, whole)[me * numel : (me + 1) * numel]  # type: ignore[arg-type]
             for r in range(n)
         ]
-        step = DIRECT_PIECE_NBYTES // output.element_size()
+        step = channel.sizes.direct_piece // output.element_size()
     else:
-        step = min(PIECE_NBYTES, SLOT_NBYTES // n) // output.element_size()
+        step = min(channel.sizes.piece, channel.sizes.slot // n) // output.element_size()
     if op.factor is not None:
         inputs = [i * op.factor for i in inputs]
     # A rank whose output is its own input must not overwrite it before its turn in the order of ranks.
@@ -180,7 +179,7 @@ def all_to_all(
     if targets[me].data_ptr() != sources[me].data_ptr():
         targets[me].copy_(sources[me])
     longest = int(sent.masked_fill(torch.eye(n, dtype=torch.bool), 0).max()) * inputs[0].element_size()
-    room = SLOT_NBYTES // n // 16 * 16
+    room = channel.sizes.slot // n // 16 * 16
     for start in range(0, longest, room):
         slots = channel.slots(_BYTES)
         for r in channel.others:
@@ -203,9 +202,9 @@ def gather(
     targets = [t.view(_BYTES) for t in outputs] if outputs is not None else None
     if targets is not None:
         targets[root].copy_(data)
-    for start in range(0, data.numel(), PIECE_NBYTES):
+    for start in range(0, data.numel(), channel.sizes.piece):
         slots = channel.slots(_BYTES)
-        piece = data[start : start + PIECE_NBYTES]
+        piece = data[start : start + channel.sizes.piece]
         if targets is None:
             slots[channel.rank][: piece.numel()].copy_(piece)
         channel.phase()
@@ -226,7 +225,7 @@ def scatter(
     sources = [t.view(_BYTES) for t in inputs] if inputs is not None else None
     if sources is not None:
         data.copy_(sources[root])
-    room = SLOT_NBYTES // n // 16 * 16
+    room = channel.sizes.slot // n // 16 * 16
     for start in range(0, data.numel(), room):
         slot = channel.slots(_BYTES)[root]
         piece = data[start : start + room]

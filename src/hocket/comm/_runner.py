@@ -80,8 +80,17 @@ class Runner:
                 record.arrived_s = self._channel.arrived_s if self._channel is not None else record.finished_s
                 _observe.announce_finished(record)
 
+        def body_beside_computation() -> None:
+            if self._channel is None:
+                return body()
+            self._channel.patient = True
+            try:
+                return body()
+            finally:
+                self._channel.patient = False
+
         if opts.asyncOp or not self._queue.run_inline(work, body):
-            self._queue.post(work, body)
+            self._queue.post(work, body_beside_computation)
         elif record is not None:
             _observe.announce_waited(record, record.posted_s, time.perf_counter())
         return work

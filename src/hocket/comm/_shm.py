@@ -33,7 +33,7 @@ class SharedMemoryTransport:
 
     def all_reduce(self, flat: torch.Tensor, op: Reducer, timeout_s: float) -> str:
         """See Transport."""
-        place = _place(flat) if flat.numel() * flat.element_size() >= _all_reduce.DIRECT_NBYTES else None
+        place = _place(flat) if flat.numel() * flat.element_size() >= self.channel.sizes.direct else None
         return _all_reduce.all_reduce(self.channel, self._plans, flat, op, place, timeout_s)
 
     def reduce(self, flat: torch.Tensor, op: Reducer, root: int, timeout_s: float) -> str:
@@ -42,7 +42,7 @@ class SharedMemoryTransport:
 
     def broadcast(self, flat: torch.Tensor, root: int, timeout_s: float) -> str:
         """See Transport."""
-        place = _place(flat) if flat.numel() * flat.element_size() >= _all_reduce.DIRECT_NBYTES else None
+        place = _place(flat) if flat.numel() * flat.element_size() >= self.channel.sizes.direct else None
         return _exchange.broadcast(self.channel, flat, root, place, timeout_s)
 
     def all_gather(self, outputs: Flats, flat: torch.Tensor, timeout_s: float) -> str:
