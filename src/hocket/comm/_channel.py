@@ -137,7 +137,7 @@ class Channel:
         self.others = tuple(r for r in range(self.size) if r != rank)
         self.seq = 0
         self._phase = 0
-        self._global_ranks = tuple(global_ranks)
+        self.global_ranks = tuple(global_ranks)
         self._words = [peer.segment.view[:HEADER_NBYTES].cast("I") for peer in peers]
         self._mine = self._words[rank]
         self._wake_address = peers[rank].segment.base + 4 * _PHASE
@@ -351,7 +351,7 @@ class Channel:
         )
 
     def _number(self, rank: int) -> int:
-        return self._global_ranks[rank]
+        return self.global_ranks[rank]
 
     def _operation(self) -> str:
         return f"{self._kind} #{self.seq}"

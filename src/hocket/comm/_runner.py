@@ -98,6 +98,10 @@ class Runner:
     def close(self) -> None:
         """Finishes what is queued, then tells the peers that this rank takes part no more."""
         self._queue.close(_CLOSE_S)
+        self.leave()
+
+    def leave(self) -> None:
+        """Tells the peers at once that this rank takes part no more."""
         if self._channel is not None:
             self._channel.leave()
 
