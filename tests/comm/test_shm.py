@@ -222,3 +222,21 @@ def test_sequence_numbers_wrap_around():
         world.values(lambda r, t: t.all_reduce(tensors[r], op, TIMEOUT_S))
     assert tensors[0][0] == 4.0
     assert world.channels[0]._phase < 100
+
+
+@pytest.mark.parametrize("registered", [False, True])
+def test_inference_mode_does_not_leak_into_later_operations(registered):
+    world = ThreadWorld(2)
+    op = reducer(ReduceOp.SUM, torch.float32)
+
+    def inside(rank, transport):
+        with torch.inference_mode():
+            tensor = comm.empty(400_000).fill_(1) if registered else torch.ones(400_000)
+            transport.all_reduce(tensor, op, TIMEOUT_S)
+            return tensor[0].item()
+
+    assert world.values(inside) == [2.0, 2.0]
+    outside = _inputs(2, 400_000, registered=registered)
+    expected = outside[0] + outside[1]
+    world.values(lambda r, t: t.all_reduce(outside[r], op, TIMEOUT_S))
+    assert torch.equal(outside[0], expected)

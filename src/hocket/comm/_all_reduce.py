@@ -48,12 +48,11 @@ class DirectPlans:
         share = -(-flat.numel() // n)
         lo, hi = min(me * share, flat.numel()), min((me + 1) * share, flat.numel())
         piece = channel.sizes.direct_piece // flat.element_size()
-        columns = [
-            cut(buffer[lo:hi], piece)
-            for buffer in (
+        with torch.inference_mode(False):
+            buffers = [
                 flat if r == me else peer_buffer(channel, r, places[r], flat.dtype, flat.numel()) for r in range(n)
-            )
-        ]
+            ]
+            columns = [cut(buffer[lo:hi], piece) for buffer in buffers]
         plan = list(zip(*columns, strict=True)) if hi > lo else []
         self._plans[key] = plan
         if len(self._plans) > _PLANS_KEPT:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import os
@@ -69,9 +70,6 @@ def connect(
     if segment is not None:
         segment.close()  # mapped by everyone by now
     if refusals:
-        for peer in peers:
-            if peer.pidfd >= 0:
-                os.close(peer.pidfd)
         log.debug("group %s uses its engine, not shared memory: %s", name, refusals[0])
         return None
     return Channel(name, rank, peers, global_ranks)
@@ -80,12 +78,13 @@ def connect(
 def _attach(rank: int, info: dict[str, int], own: Segment | None) -> Peer:
     if own is not None:
         return Peer(rank, info["pid"], info["nonce"], own, -1)
-    pidfd = os.pidfd_open(info["pid"])
-    try:
-        segment = Segment.attach(Address(info["pid"], info["fd"], SEGMENT_NBYTES))
-        if int.from_bytes(segment.view[_NONCE_OFFSET : _NONCE_OFFSET + 8], "little") != info["nonce"]:
-            raise ValueError("the process number belongs to another process")
-    except BaseException:
-        os.close(pidfd)
-        raise
-    return Peer(rank, info["pid"], info["nonce"], segment, pidfd)
+    segment = Segment.attach(Address(info["pid"], info["fd"], SEGMENT_NBYTES))
+    if int.from_bytes(segment.view[_NONCE_OFFSET : _NONCE_OFFSET + 8], "little") != info["nonce"]:
+        raise ValueError("the process number belongs to another process")
+    return Peer(rank, info["pid"], info["nonce"], segment, _watch(info["pid"], info["nonce"]))
+
+
+@functools.cache
+def _watch(pid: int, nonce: int) -> int:
+    """A descriptor that becomes readable when the process ends; one a peer, whatever the number of groups."""
+    return os.pidfd_open(pid)

@@ -236,7 +236,8 @@ class Channel:
             if len(self._heads) >= _HEADS_KEPT:
                 self._heads.clear()
             even, odd = self._both_slots(dtype)
-            both = (tuple(s[:numel] for s in even), tuple(s[:numel] for s in odd))
+            with torch.inference_mode(False):
+                both = (tuple(s[:numel] for s in even), tuple(s[:numel] for s in odd))
             self._heads[dtype, numel] = both
         return both[(self._phase + 1) & 1]
 
@@ -244,7 +245,8 @@ class Channel:
         typed = self._typed.get(dtype)
         if typed is None:
             even, odd = self._slots
-            typed = self._typed[dtype] = ([s.view(dtype) for s in even], [s.view(dtype) for s in odd])
+            with torch.inference_mode(False):  # a view made in inference mode could not be written outside it
+                typed = self._typed[dtype] = ([s.view(dtype) for s in even], [s.view(dtype) for s in odd])
         return typed
 
     # --- phases -----------------------------------------------------------------------------------------------------
@@ -292,7 +294,8 @@ class Channel:
 
     def leave(self) -> None:
         """Tells the peers that this rank takes part no more."""
-        if self._mine[_STATE] == RUNNING:
+        # A forked child (a DataLoader worker, say) holds a copy of this object but does not speak for the rank.
+        if self.peers[self.rank].pid == os.getpid() and self._mine[_STATE] == RUNNING:
             self._leave(LEFT)
 
     def _leave(self, state: int) -> None:

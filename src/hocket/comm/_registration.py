@@ -62,7 +62,8 @@ class RegistrationCache:
                 self._arenas.move_to_end(key)
                 return segment.tensor
             self._misses += 1
-            segment = Segment.attach(Address(pid, place.fd, place.arena_nbytes))
+            with torch.inference_mode(False):
+                segment = Segment.attach(Address(pid, place.fd, place.arena_nbytes))
             self._arenas[key] = segment
             if len(self._arenas) > self._capacity:
                 self._arenas.popitem(last=False)

@@ -80,14 +80,17 @@ class Runner:
                 record.arrived_s = self._channel.arrived_s if self._channel is not None else record.finished_s
                 _observe.announce_finished(record)
 
+        inference = torch.is_inference_mode_enabled()  # of this thread, so that the progress thread may do the same
+
         def body_beside_computation() -> None:
-            if self._channel is None:
-                return body()
-            self._channel.patient = True
-            try:
-                return body()
-            finally:
-                self._channel.patient = False
+            with torch.inference_mode(inference):
+                if self._channel is None:
+                    return body()
+                self._channel.patient = True
+                try:
+                    return body()
+                finally:
+                    self._channel.patient = False
 
         if opts.asyncOp or not self._queue.run_inline(work, body):
             self._queue.post(work, body_beside_computation)

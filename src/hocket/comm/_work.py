@@ -171,6 +171,7 @@ class ProgressQueue:
         return not self._thread.is_alive()
 
     def _serve(self) -> None:
+        torch.set_grad_enabled(False)  # of this thread only
         while True:
             item = self._items.get()
             if item is None:
