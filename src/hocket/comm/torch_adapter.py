@@ -13,6 +13,7 @@ _any: Any = _c10d
 
 Store: Any = _any.Store
 PrefixStore: Any = _any.PrefixStore
+TCPStore: Any = _any.TCPStore
 
 AllgatherOptions: Any = _any.AllgatherOptions
 AllreduceCoalescedOptions: Any = _any.AllreduceCoalescedOptions

@@ -1,1 +1,8 @@
-"""(room under construction)"""
+"""The public test kit: worlds of real processes with deadlines, and checks that nothing is left behind."""
+
+from ._leftovers import leftovers as leftovers
+from ._leftovers import no_leftovers as no_leftovers
+from ._ranks import RankError as RankError
+from ._ranks import run_ranks as run_ranks
+
+__all__ = ["RankError", "leftovers", "no_leftovers", "run_ranks"]

@@ -1,0 +1,64 @@
+"""What a job may leave behind on a machine: shared memory and processes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+
+def leftovers() -> set[str]:
+    """This user's files in /dev/shm, and this process's descendants, as texts.
+
+    The fork server of `run_ranks` and multiprocessing's resource tracker belong to the test run and do not count.
+    """
+    found = set()
+    shm = Path("/dev/shm")
+    if shm.is_dir():
+        for path in shm.iterdir():
+            with contextlib.suppress(OSError):
+                if path.stat().st_uid == os.getuid():
+                    found.add(f"file {path}")
+    for pid, command in _descendants(os.getpid()).items():
+        if "multiprocessing.forkserver" not in command and "resource_tracker" not in command:
+            found.add(f"process {pid}: {command}")
+    return found
+
+
+def _descendants(root: int) -> dict[int, str]:
+    parents, commands = {}, {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                stat = (entry / "stat").read_text()
+                state, parent = stat.rpartition(")")[2].split()[:2]
+                if state != "Z":
+                    parents[int(entry.name)] = int(parent)
+                    commands[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
+    family = {root}
+    while True:
+        more = {pid for pid, parent in parents.items() if parent in family} - family
+        if not more:
+            return {pid: commands[pid] for pid in family - {root}}
+        family |= more
+
+
+@contextlib.contextmanager
+def no_leftovers(within_s: float = 5.0) -> Iterator[None]:
+    """Fails if the block leaves shared memory or processes that were not there before.
+
+    Args:
+        within_s: how long they may take to vanish.
+
+    Raises:
+        AssertionError: with the list of what is left.
+    """
+    before = leftovers()
+    yield
+    deadline_s = time.monotonic() + within_s
+    while left := leftovers() - before:
+        if time.monotonic() > deadline_s:
+            raise AssertionError(f"left behind: {sorted(left)}")
+        time.sleep(0.05)

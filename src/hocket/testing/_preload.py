@@ -1,0 +1,10 @@
+"""What the fork server loads once, so that every rank starts with it."""
+
+import torch
+import torch.distributed
+
+import hocket.comm
+
+torch.set_num_threads(1)  # a thread pool would not survive the fork
+
+__all__ = ["hocket"]

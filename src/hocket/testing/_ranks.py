@@ -1,0 +1,189 @@
+"""Runs a function on n real processes that form a process group, with a deadline and the first traceback."""
+
+from __future__ import annotations
+
+import faulthandler
+import multiprocessing
+import os
+import pickle
+import signal
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Collection, Mapping
+from datetime import timedelta
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+_GRACE_S = 2.0
+
+
+class RankError(RuntimeError):
+    """A rank raised, died or did not end in time.
+
+    Attributes:
+        rank: which one; the first to fail.
+        traceback: its traceback, or the stacks of the ranks that had not ended.
+    """
+
+    def __init__(self, rank: int, summary: str, traceback: str) -> None:
+        super().__init__(f"rank {rank} {summary}\n{traceback}")
+        self.rank = rank
+        self.traceback = traceback
+
+
+def run_ranks(
+    fn: Callable[..., Any],
+    n: int,
+    *args: Any,
+    backend: str | None = "hocket",
+    timeout_s: float = 60.0,
+    env: Mapping[str, str] | None = None,
+    expect_death: Collection[int] = (),
+    group_timeout_s: float = 30.0,
+) -> list[Any]:
+    """Calls `fn(*args)` on `n` processes and returns their results in the order of ranks.
+
+    Processes fork from a server that has torch loaded, so that a world starts in a fraction of a second. RANK,
+    WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE and MASTER_* are set as torchrun sets them, one thread computes.
+
+    Args:
+        fn: importable by name, as are its arguments and results by pickle.
+        n: number of ranks.
+        *args: passed to every rank.
+        backend: of the default process group, which is set up before and destroyed after `fn`; None for no group.
+        timeout_s: for everything; then all ranks are killed.
+        env: further environment variables.
+        expect_death: ranks that `fn` may kill; their results are None.
+        group_timeout_s: time-out of the process group's operations.
+
+    Raises:
+        RankError: a rank failed; with the traceback of the first.
+    """
+    from hocket.comm.torch_adapter import TCPStore
+
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["hocket.testing._preload"])
+    # The store lives in this process, so that ranks may come and go and no port is chosen before it is bound.
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    common = {
+        "WORLD_SIZE": str(n),
+        "LOCAL_WORLD_SIZE": str(n),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(store.port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        **(env or {}),
+    }
+    with tempfile.TemporaryDirectory(prefix="hocket-test-") as directory:
+        readers: list[Connection] = []
+        processes = []
+        for rank in range(n):
+            reader, writer = context.Pipe(duplex=False)
+            settings = {**common, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+            process = context.Process(
+                target=_rank_main,
+                args=(fn, args, settings, backend, group_timeout_s, writer, str(Path(directory) / str(rank))),
+                name=f"rank-{rank}",
+            )
+            process.start()
+            writer.close()
+            readers.append(reader)
+            processes.append(process)
+        try:
+            return _collect(
+                processes, readers, time.monotonic() + timeout_s, timeout_s, frozenset(expect_death), directory
+            )
+        finally:
+            for process in processes:
+                if process.is_alive():
+                    process.kill()
+                process.join(_GRACE_S)
+            for reader in readers:
+                reader.close()
+            del store
+
+
+def _collect(
+    processes: list[Any],
+    readers: list[Connection],
+    deadline_s: float,
+    timeout_s: float,
+    expect_death: frozenset[int],
+    directory: str,
+) -> list[Any]:
+    results: list[Any] = [None] * len(processes)
+    open_ranks = dict(enumerate(readers))
+    failures: list[tuple[int, str, str]] = []
+    while open_ranks:
+        ready = wait(list(open_ranks.values()), max(0.0, deadline_s - time.monotonic()))
+        if not ready:
+            late = sorted(open_ranks)
+            stacks = _stacks(processes, late, directory)
+            summary = f"had not ended after {timeout_s:.0f} s (ranks still running: {late})"
+            raise RankError(late[0], summary, "\n".join(f"--- rank {r}\n{s}" for r, s in stacks.items()))
+        for rank in [r for r, reader in open_ranks.items() if reader in ready]:
+            try:
+                failed, value = open_ranks[rank].recv()
+                if failed:
+                    failures.append((rank, "raised", value))
+                    # Others fail because this one did; give them a moment, but no longer.
+                    deadline_s = min(deadline_s, time.monotonic() + _GRACE_S)
+                else:
+                    results[rank] = value
+            except EOFError:
+                if rank not in expect_death:
+                    processes[rank].join(_GRACE_S)
+                    failures.append((rank, f"died with exit code {processes[rank].exitcode}", ""))
+                    deadline_s = min(deadline_s, time.monotonic() + _GRACE_S)
+            del open_ranks[rank]
+        if failures and time.monotonic() >= deadline_s:
+            break
+        if failures and not wait(list(open_ranks.values()), max(0.0, deadline_s - time.monotonic())):
+            break
+    if failures:
+        raise RankError(*failures[0])
+    return results
+
+
+def _stacks(processes: list[Any], ranks: list[int], directory: str) -> dict[int, str]:
+    for rank in ranks:
+        if processes[rank].is_alive():
+            os.kill(processes[rank].pid, signal.SIGUSR1)
+    time.sleep(0.5)
+    found = {}
+    for rank in ranks:
+        path = Path(directory) / str(rank)
+        found[rank] = path.read_text() if path.exists() else "(no stack)"
+    return found
+
+
+def _rank_main(
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    settings: dict[str, str],
+    backend: str | None,
+    group_timeout_s: float,
+    writer: Connection,
+    stack_path: str,
+) -> None:
+    stack_file = open(stack_path, "w")  # noqa: SIM115  (faulthandler writes to it until the process ends)
+    faulthandler.register(signal.SIGUSR1, stack_file, all_threads=True)
+    os.environ.update(settings)
+    failed = False
+    try:
+        import torch
+        import torch.distributed as dist
+
+        torch.set_num_threads(1)
+        if backend is not None:
+            dist.init_process_group(backend, timeout=timedelta(seconds=group_timeout_s))
+        value = fn(*args)
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        pickle.dumps(value)
+    except BaseException:
+        failed, value = True, traceback.format_exc()
+    writer.send((failed, value))
+    writer.close()
