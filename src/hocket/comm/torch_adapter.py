@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch.distributed as _distributed
 from torch.distributed import distributed_c10d as _c10d
 
 _any: Any = _c10d
+_public: Any = _distributed
 
 Store: Any = _any.Store
 PrefixStore: Any = _any.PrefixStore
-TCPStore: Any = _any.TCPStore
+TCPStore: Any = _public.TCPStore
 
 AllgatherOptions: Any = _any.AllgatherOptions
 AllreduceCoalescedOptions: Any = _any.AllreduceCoalescedOptions
