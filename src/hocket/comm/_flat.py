@@ -13,7 +13,9 @@ def flatten(tensor: torch.Tensor) -> torch.Tensor:
         tensor = tensor.detach()
     if tensor.is_conj() or tensor.is_neg():
         tensor = tensor.resolve_conj().resolve_neg()
-    return tensor.view(-1) if tensor.is_contiguous() else tensor.contiguous().view(-1)
+    flat = tensor.view(-1) if tensor.is_contiguous() else tensor.contiguous().view(-1)
+    # Any stride is contiguous for one element, but not every one can be seen as bytes.
+    return flat if flat.stride(0) == 1 else flat.as_strided(flat.shape, (1,))
 
 
 def write_back(flat: torch.Tensor, tensor: torch.Tensor) -> None:

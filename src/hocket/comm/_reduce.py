@@ -53,7 +53,9 @@ class Reducer(NamedTuple):
     def finish(self, result: torch.Tensor, world: int) -> None:
         """Divides `result` by `world` if this is an average; integers are rounded towards zero, as NCCL does."""
         if self.average:
-            if result.is_floating_point() or result.is_complex():
+            if result.is_complex():
+                torch.view_as_real(result).div_(world)
+            elif result.is_floating_point():
                 result.div_(world)
             else:
                 result.div_(world, rounding_mode="trunc")
