@@ -316,15 +316,15 @@ class Channel:
                 raise CommError(
                     f"rank {self._number(r)} failed in {self._operation()} of group {self.name!r}: {self._message(r)}"
                 )
-        for r in late:
-            if r in dead:
-                raise self._died(r)
-            if self._words[r][_STATE] == LEFT:
+            if state == LEFT:
                 raise PeerDiedError(
                     f"rank {self._number(r)} has left group {self.name!r} (it ended or destroyed the group) while "
                     f"rank {self._number(self.rank)} waits for it in {self._operation()}",
                     r,
                 )
+        for r in late:
+            if r in dead:
+                raise self._died(r)
 
     def _dead(self) -> set[int]:
         if self._poll is None:

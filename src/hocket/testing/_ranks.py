@@ -41,6 +41,7 @@ def run_ranks(
     timeout_s: float = 60.0,
     env: Mapping[str, str] | None = None,
     expect_death: Collection[int] = (),
+    allow_late: Collection[int] = (),
     group_timeout_s: float = 30.0,
 ) -> list[Any]:
     """Calls `fn(*args)` on `n` processes and returns their results in the order of ranks.
@@ -56,6 +57,7 @@ def run_ranks(
         timeout_s: for everything; then all ranks are killed.
         env: further environment variables.
         expect_death: ranks that `fn` may kill; their results are None.
+        allow_late: ranks that need not end by themselves (stopped ones, say); they are killed at the end.
         group_timeout_s: time-out of the process group's operations.
 
     Raises:
@@ -92,8 +94,9 @@ def run_ranks(
             readers.append(reader)
             processes.append(process)
         try:
+            needed = {r: reader for r, reader in enumerate(readers) if r not in allow_late}
             return _collect(
-                processes, readers, time.monotonic() + timeout_s, timeout_s, frozenset(expect_death), directory
+                processes, needed, time.monotonic() + timeout_s, timeout_s, frozenset(expect_death), directory
             )
         finally:
             for process in processes:
@@ -107,14 +110,13 @@ def run_ranks(
 
 def _collect(
     processes: list[Any],
-    readers: list[Connection],
+    open_ranks: dict[int, Connection],
     deadline_s: float,
     timeout_s: float,
     expect_death: frozenset[int],
     directory: str,
 ) -> list[Any]:
     results: list[Any] = [None] * len(processes)
-    open_ranks = dict(enumerate(readers))
     failures: list[tuple[int, str, str]] = []
     while open_ranks:
         ready = wait(list(open_ranks.values()), max(0.0, deadline_s - time.monotonic()))
