@@ -311,20 +311,13 @@ class Channel:
         for r in late:
             state, blame = self._words[r][_STATE], self._words[r][_BLAME]
             if blame:
-                raise self._died(blame - 1)
+                raise self._gone(blame - 1)
             if state == FAILED:
                 raise CommError(
                     f"rank {self._number(r)} failed in {self._operation()} of group {self.name!r}: {self._message(r)}"
                 )
-            if state == LEFT:
-                raise PeerDiedError(
-                    f"rank {self._number(r)} has left group {self.name!r} (it ended or destroyed the group) while "
-                    f"rank {self._number(self.rank)} waits for it in {self._operation()}",
-                    r,
-                )
-        for r in late:
-            if r in dead:
-                raise self._died(r)
+            if state == LEFT or r in dead:
+                raise self._gone(r)
 
     def _dead(self) -> set[int]:
         if self._poll is None:
@@ -335,10 +328,13 @@ class Channel:
         gone = {fd for fd, _ in self._poll.poll(0)}
         return {peer.rank for peer in self.peers if peer.pidfd in gone}
 
-    def _died(self, rank: int) -> PeerDiedError:
+    def _gone(self, rank: int) -> PeerDiedError:
+        if self._words[rank][_STATE] == LEFT:
+            how = f"rank {self._number(rank)} has left (it ended or destroyed the group)"
+        else:
+            how = f"rank {self._number(rank)} (process {self.peers[rank].pid}) died"
         return PeerDiedError(
-            f"rank {self._number(rank)} (process {self.peers[rank].pid}) died while rank {self._number(self.rank)} "
-            f"waited for it in {self._operation()} of group {self.name!r}; "
+            f"{how} while rank {self._number(self.rank)} waited for it in {self._operation()} of group {self.name!r}; "
             f"its last announcement was {self._last_announcement(rank)}",
             rank,
         )

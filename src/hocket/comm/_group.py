@@ -23,6 +23,7 @@ from ._transport import Transport
 
 Tensor = torch.Tensor
 
+_lives = 0
 _open_groups: weakref.WeakSet[HocketGroup] = weakref.WeakSet()
 
 
@@ -42,14 +43,14 @@ class HocketGroup(Collectives):
         self._description = "undefined"
         self._lock = threading.Lock()
         self._nccl: Any = None
-        self._store = given.store
+        self._given_store = given.store
         self._global_ranks = list(given.global_ranks_in_group) or list(range(size))
-        store = c10d.PrefixStore("hocket/", given.store)
+        self._store = c10d.PrefixStore(f"hocket/{_count_lives()}/", given.store)
         channel = None
         if size > 1:
-            channel = _bootstrap.connect(store, self._name, rank, size, given.timeout, self._global_ranks)
+            channel = _bootstrap.connect(self._store, self._name, rank, size, given.timeout, self._global_ranks)
         self._channel = channel
-        self._gloo: Any = _engine.gloo(store, rank, size, given.timeout)
+        self._gloo: Any = _engine.gloo(self._store, rank, size, given.timeout)
         transport: Transport = (
             SharedMemoryTransport(channel) if channel is not None else _engine.EngineTransport(self._gloo, "gloo")
         )
@@ -94,7 +95,7 @@ class HocketGroup(Collectives):
         return self._size
 
     def get_group_store(self) -> Any:  # noqa: D102
-        return self._store
+        return self._given_store
 
     def _get_backend(self, device: torch.device) -> Any:
         return self._nccl_engine() if torch.device(device).type == "cuda" else self._gloo
@@ -197,8 +198,9 @@ class HocketGroup(Collectives):
     def _nccl_engine(self) -> Any:
         with self._lock:
             if self._nccl is None:
-                store = c10d.PrefixStore("hocket/", self._store)
-                self._nccl = _engine.nccl(store, self._rank, self._size, timedelta(seconds=self._runner.timeout_s))
+                self._nccl = _engine.nccl(
+                    self._store, self._rank, self._size, timedelta(seconds=self._runner.timeout_s)
+                )
             return self._nccl
 
     def _elsewhere(self, tensor: Tensor, method: str, *args: Any) -> Work:
@@ -209,6 +211,18 @@ class HocketGroup(Collectives):
         engine = self._nccl_engine() if kind == "cuda" else self._gloo
         work: Work = getattr(engine, method)(*args)
         return work
+
+
+def _count_lives() -> int:
+    """How often this process has initialised torch.distributed with this backend.
+
+    A second life finds the keys of the first in the launcher's store. Every rank takes part in every life's first
+    group, the world, so all count alike.
+    """
+    global _lives
+    if not torch.distributed.is_initialized():
+        _lives += 1
+    return _lives
 
 
 @atexit.register

@@ -1,0 +1,246 @@
+"""The process group as torch's users meet it: futures, many groups, many operations, big tensors, workers that fork."""
+
+import gc
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from hocket import comm
+from hocket.testing import run_ranks
+
+
+def _futures_and_works():
+    n = dist.get_world_size()
+    tensor = torch.ones(1000)
+    work = dist.all_reduce(tensor, async_op=True)
+    doubled = work.get_future().then(lambda future: future.value()[0] * 2)
+    assert doubled.wait()[0].item() == 2 * n
+    assert work.is_completed()
+    assert work.is_success()
+    assert work.exception() is None
+    assert work.result()[0] is tensor
+    late = dist.all_reduce(torch.ones(3), async_op=True)
+    late.wait()
+    assert late.get_future().wait()[0].tolist() == [n] * 3
+    works = [dist.all_reduce(torch.full((10,), float(i)), async_op=True) for i in range(1000)]
+    works[-1].wait()
+    assert all(w.is_completed() for w in works), "operations of one group complete in order"
+    return [w.result()[0][0].item() for w in works] == [float(i * n) for i in range(1000)]
+
+
+def test_futures_and_a_thousand_outstanding_operations():
+    assert run_ranks(_futures_and_works, 2) == [True, True]
+
+
+def _many_groups():
+    n = dist.get_world_size()
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(50):
+        group = dist.new_group(list(range(n)))
+        tensor = torch.ones(5)
+        dist.all_reduce(tensor, group=group, async_op=True).wait()
+        assert tensor[0] == n
+        dist.destroy_process_group(group)
+        del group
+    gc.collect()
+    names = [t.name for t in threading.enumerate() if t.name.startswith("hocket-")]
+    return len(os.listdir("/proc/self/fd")) - before, names
+
+
+def test_fifty_groups_come_and_go_without_a_trace():
+    for descriptors, threads in run_ranks(_many_groups, 3):
+        assert descriptors < 60, "gloo's own sockets may linger, one group's at the most"
+        assert threads == []
+
+
+def _two_lives():
+    for _ in range(3):
+        dist.init_process_group("hocket")
+        tensor = torch.ones(3)
+        dist.all_reduce(tensor)
+        assert tensor[0] == dist.get_world_size()
+        dist.destroy_process_group()
+    return True
+
+
+def test_init_and_destroy_in_one_process():
+    assert run_ranks(_two_lives, 2, backend=None) == [True, True]
+
+
+class _Squares(torch.utils.data.Dataset):
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        return torch.full((100,), float(index * index))
+
+
+def _workers_fork_while_operations_run():
+    loader = torch.utils.data.DataLoader(
+        _Squares(), batch_size=8, num_workers=2, multiprocessing_context="fork", persistent_workers=False
+    )
+    total = comm.zeros(100)
+    for _ in range(2):
+        for batch in loader:
+            work = dist.all_reduce(batch.sum(0), async_op=True)
+            work.wait()
+            total += work.result()[0]
+    dist.barrier()
+    return total[0].item()
+
+
+def test_forked_data_workers_do_not_disturb_the_group():
+    expected = 2 * 2 * sum(float(i * i) for i in range(64))
+    assert run_ranks(_workers_fork_while_operations_run, 2) == [expected] * 2
+
+
+def _big():
+    me, n = dist.get_rank(), dist.get_world_size()
+    numel = int(2.2 * 2**30)
+    tensor = torch.full((numel,), me + 1, dtype=torch.uint8)
+    dist.all_reduce(tensor)
+    assert tensor[0] == tensor[-1] == tensor[numel // 2] == n * (n + 1) // 2
+    assert int(tensor.max()) == int(tensor.min())
+    tensor.fill_(me)
+    dist.broadcast(tensor, 1)
+    return int(tensor.min()), int(tensor.max())
+
+
+def test_a_tensor_of_more_than_two_gibibytes():
+    assert run_ranks(_big, 2, timeout_s=110, group_timeout_s=100) == [(1, 1), (1, 1)]
+
+
+def _order_of_groups():
+    """Ranks may use two groups in different orders; each group goes at its own pace."""
+    me = dist.get_rank()
+    first, second = dist.new_group([0, 1]), dist.new_group([0, 1])
+    a, b = torch.ones(4), torch.ones(4)
+    pair = [(first, a), (second, b)] if me == 0 else [(second, b), (first, a)]
+    for work in [dist.all_reduce(t, group=g, async_op=True) for g, t in pair]:
+        work.wait()
+    return a[0].item(), b[0].item()
+
+
+def test_groups_do_not_wait_for_each_other():
+    assert run_ranks(_order_of_groups, 2, timeout_s=20) == [(2.0, 2.0)] * 2
+
+
+class _Listener:
+    def __init__(self):
+        self.finished, self.waited = [], []
+
+    def operation_finished(self, op):
+        self.finished.append(op)
+
+    def operation_waited(self, op, begin_s, end_s):
+        self.waited.append((op, begin_s, end_s))
+
+
+def _observed():
+    listener = _Listener()
+    end = comm.observe(listener)
+    with comm.label("weights"):
+        dist.all_reduce(torch.ones(1000))
+    dist.all_reduce(comm.zeros(200_000), async_op=True).wait()
+    dist.all_gather_into_tensor(torch.zeros(20), torch.zeros(10))
+    end()
+    dist.barrier()
+    sync, asynchronous, gathered = listener.finished
+    assert (sync.kind, sync.nbytes, sync.dtype, sync.world, sync.seq) == ("all_reduce", 4000, "float32", 2, 1)
+    assert (sync.path, sync.label, sync.asynchronous) == ("shm-staged", "weights", False)
+    assert sync.posted_s <= sync.started_s <= sync.arrived_s <= sync.finished_s
+    assert (asynchronous.path, asynchronous.label, asynchronous.asynchronous) == ("shm-direct", None, True)
+    assert (gathered.kind, gathered.nbytes) == ("all_gather", 80)
+    waits = {op.seq: end_s - begin_s for op, begin_s, end_s in listener.waited}
+    assert waits[1] >= sync.finished_s - sync.posted_s
+    return True
+
+
+def test_observers_hear_of_every_operation():
+    assert run_ranks(_observed, 2) == [True, True]
+
+
+def _bad_arguments():
+    cases = [
+        (lambda: dist.all_reduce(torch.ones(3), dist.ReduceOp.BAND), "bitwise|BAND"),
+        (lambda: dist.reduce_scatter_tensor(torch.ones(3), torch.ones(5)), "cannot be cut into 2 outputs of 3"),
+        (lambda: dist.all_gather_into_tensor(torch.ones(3), torch.ones(5)), "cannot hold 2 inputs of 5"),
+        (lambda: dist.all_to_all_single(torch.ones(3), torch.ones(4)), "divided among 2 ranks"),
+        (lambda: dist.all_to_all_single(torch.ones(4), torch.ones(4), [1, 1], [2, 2]), "add up to the first axis"),
+        (lambda: dist.all_reduce(torch.ones(3, device="meta")), "no transport for tensors on meta"),
+    ]
+    for call, text in cases:
+        with pytest.raises((ValueError, TypeError), match=text):
+            call()
+    tensor = torch.ones(2)
+    dist.all_reduce(tensor)
+    return tensor.tolist()
+
+
+def test_bad_arguments_are_errors_before_anything_starts():
+    assert run_ranks(_bad_arguments, 2) == [[2.0, 2.0]] * 2
+
+
+def _waiting_costs_no_core():
+    if dist.get_rank() == 0:
+        time.sleep(2.0)
+        dist.barrier()
+        return 0.0
+    begin = time.process_time()
+    dist.barrier()
+    return time.process_time() - begin
+
+
+def test_a_rank_that_waits_leaves_its_core_alone():
+    assert run_ranks(_waiting_costs_no_core, 2)[1] < 0.2
+
+
+def _engine_only():
+    n = dist.get_world_size()
+    assert dist.group.WORLD._channel is None
+    for dtype in (torch.float32, torch.int64, torch.bfloat16):
+        tensor = torch.ones(70_000, dtype=dtype)
+        dist.all_reduce(tensor)
+        assert (tensor == n).all()
+    average = torch.full((5,), float(dist.get_rank()))
+    dist.all_reduce(average, dist.ReduceOp.AVG)
+    assert average[0] == (n - 1) / 2
+    lists = [torch.zeros(3, dtype=torch.uint16) for _ in range(n)]
+    dist.all_gather(lists, torch.full((3,), 7, dtype=torch.uint16))
+    assert all((part == 7).all() for part in lists)
+    scattered = torch.zeros(4)
+    dist.reduce_scatter_tensor(scattered, torch.arange(4.0 * n))
+    assert torch.equal(scattered, n * torch.arange(4.0 * n)[4 * dist.get_rank() : 4 * dist.get_rank() + 4])
+    received = torch.zeros(n)
+    dist.all_to_all_single(received, torch.full((n,), float(dist.get_rank())))
+    assert torch.equal(received, torch.arange(float(n)))
+    reduced = torch.ones(3)
+    dist.reduce(reduced, 0)
+    assert reduced[0] == (n if dist.get_rank() == 0 else 1)
+    outputs = [torch.zeros(2) for _ in range(n)] if dist.get_rank() == 1 else None
+    dist.gather(torch.ones(2), outputs, 1)
+    part = torch.zeros(2)
+    dist.scatter(part, [torch.full((2,), float(r)) for r in range(n)] if dist.get_rank() == 0 else None, 0)
+    assert part[0] == dist.get_rank()
+    dist.broadcast(part, 1)
+    assert part[0] == 1
+    return True
+
+
+def test_the_engine_serves_what_shared_memory_cannot():
+    assert run_ranks(_engine_only, 3, env={"HOCKET_SHARED_MEMORY": "0"}) == [True] * 3
+
+
+def test_the_backend_needs_no_import_of_hocket():
+    code = (
+        "import torch.distributed as dist; dist.init_process_group('hocket', store=dist.HashStore(), rank=0, "
+        "world_size=1); import torch; t = torch.ones(2); dist.all_reduce(t); print(dist.get_backend(), t.tolist())"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert result.stdout.strip() == "hocket [1.0, 1.0]"
