@@ -1,1 +1,10 @@
-"""(room under construction)"""
+"""Where the communication time of a run went, without slowing the run."""
+
+from ._bins import HVPROF_BINS as HVPROF_BINS
+from ._bins import Bin as Bin
+from ._bins import bus_factor as bus_factor
+from ._recorder import Recorder as Recorder
+from ._recorder import Row as Row
+from ._table import histogram_table as histogram_table
+
+__all__ = ["HVPROF_BINS", "Bin", "Recorder", "Row", "bus_factor", "histogram_table"]

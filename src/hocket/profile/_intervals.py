@@ -1,0 +1,41 @@
+"""Lengths of unions and intersections of time intervals that arrive in chunks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+Interval = tuple[float, float]
+
+
+def union(intervals: Iterable[Interval]) -> list[Interval]:
+    """The same points as disjoint intervals in order; empty ones vanish."""
+    merged: list[Interval] = []
+    for begin, end in sorted(intervals):
+        if end <= begin:
+            continue
+        if merged and begin <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], end))
+        else:
+            merged.append((begin, end))
+    return merged
+
+
+def length(intervals: Iterable[Interval]) -> float:
+    """Sum of the lengths."""
+    return sum(end - begin for begin, end in intervals)
+
+
+def intersection(first: list[Interval], second: list[Interval]) -> list[Interval]:
+    """What two unions (disjoint, in order) have in common."""
+    common: list[Interval] = []
+    i = j = 0
+    while i < len(first) and j < len(second):
+        begin = max(first[i][0], second[j][0])
+        end = min(first[i][1], second[j][1])
+        if begin < end:
+            common.append((begin, end))
+        if first[i][1] <= second[j][1]:
+            i += 1
+        else:
+            j += 1
+    return common

@@ -1,0 +1,209 @@
+"""Records every operation of this process, always on: it appends, and adds up when somebody asks or enough has come."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from types import TracebackType
+from typing import Any
+
+from hocket import comm
+from hocket.comm import Operation
+
+from ._bins import HVPROF_BINS, Bin, bus_factor
+from ._intervals import Interval, intersection, length, union
+
+_FOLD_AFTER = 4096
+_EVENTS_KEPT = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """The operations of one kind whose messages fall in one bin.
+
+    Attributes:
+        kind: "all_reduce", ...
+        bin: name of the bin.
+        count: how many.
+        nbytes: their bytes; of one, the full vector as nccl-tests count it.
+        time_s: from this rank's start to its end, added up; waiting for late peers is part of it.
+        exposed_s: how long the user's thread was blocked on them.
+        skew_s: how much of `time_s` this rank waited for the last peer to arrive.
+        algbw_Bps: bytes over time.
+        busbw_Bps: algbw times the collective's bus factor.
+    """
+
+    kind: str
+    bin: str
+    count: int
+    nbytes: int
+    time_s: float
+    exposed_s: float
+    skew_s: float
+    algbw_Bps: float
+    busbw_Bps: float
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields as JSON values."""
+        return asdict(self)
+
+
+@dataclass(slots=True)
+class _Sum:
+    count: int = 0
+    nbytes: int = 0
+    bus_nbytes: float = 0.0
+    time_s: float = 0.0
+    exposed_s: float = 0.0
+    skew_s: float = 0.0
+
+
+class Recorder:
+    """Listens to the operations of this process between `start` and `stop`, or inside a `with` block.
+
+    Recording appends to a list and costs about a microsecond; nothing is synchronised and no device is waited for.
+    """
+
+    def __init__(self, bins: Sequence[Bin] = HVPROF_BINS) -> None:
+        self._bins = tuple(bins)
+        self._finished: list[Operation] = []
+        self._waited: list[tuple[Operation, float, float]] = []
+        self._lock = threading.Lock()
+        self._stop: Callable[[], None] | None = None
+        self._sums: dict[tuple[str, str], _Sum] = {}
+        self._paths: dict[str, int] = {}
+        self._events: deque[Operation] = deque(maxlen=_EVENTS_KEPT)
+        self._communication_s = 0.0
+        self._exposed_s = 0.0
+        self._counted_until_s = float("-inf")
+
+    # --- listening --------------------------------------------------------------------------------------------------
+
+    def operation_finished(self, op: Operation) -> None:
+        """See hocket.comm.Observer."""
+        self._finished.append(op)
+        if len(self._finished) >= _FOLD_AFTER:
+            self._fold()
+
+    def operation_waited(self, op: Operation, begin_s: float, end_s: float) -> None:
+        """See hocket.comm.Observer."""
+        self._waited.append((op, begin_s, end_s))
+
+    def start(self) -> None:
+        """Begins to listen; what was recorded before stays."""
+        if self._stop is None:
+            self._stop = comm.observe(self)
+
+    def stop(self) -> None:
+        """Ends listening."""
+        if self._stop is not None:
+            self._stop()
+            self._stop = None
+
+    def __enter__(self) -> Recorder:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    # --- answers ----------------------------------------------------------------------------------------------------
+
+    def histogram(self) -> list[Row]:
+        """Operations by kind and message size, in the order of kinds' names and of bins; empty bins are left out."""
+        self._fold()
+        order = {size.name: i for i, size in enumerate(self._bins)}
+        rows = []
+        for (kind, name), total in sorted(self._sums.items(), key=lambda item: (item[0][0], order[item[0][1]])):
+            seconds = total.time_s or float("inf")
+            rows.append(
+                Row(
+                    kind,
+                    name,
+                    total.count,
+                    total.nbytes,
+                    total.time_s,
+                    total.exposed_s,
+                    total.skew_s,
+                    total.nbytes / seconds,
+                    total.bus_nbytes / seconds,
+                )
+            )
+        return rows
+
+    def hidden_share(self) -> float | None:
+        """The share of communication time in which the user's thread was not blocked; None without communication.
+
+        Communication time is the union of the operations' intervals, so that concurrent operations count once; exposed
+        is that part of it in which the user's thread waited.
+        """
+        self._fold()
+        if self._communication_s == 0.0:
+            return None
+        return 1.0 - self._exposed_s / self._communication_s
+
+    def communication_s(self) -> float:
+        """Seconds in which at least one operation was under way."""
+        self._fold()
+        return self._communication_s
+
+    def exposed_s(self) -> float:
+        """Seconds of communication in which the user's thread was blocked."""
+        self._fold()
+        return self._exposed_s
+
+    def paths(self) -> dict[str, int]:
+        """How many operations went which way ("shm-direct", "shm-staged", an engine's name)."""
+        self._fold()
+        return dict(self._paths)
+
+    def events(self) -> list[dict[str, Any]]:
+        """The last 100,000 operations as JSON values, in the order in which they finished, after one with the clocks.
+
+        Times are perf_counter seconds; the first event tells what to add for seconds since the epoch.
+        """
+        self._fold()
+        clock = {"event": "clock", "epoch_minus_perf_counter_s": time.time() - time.perf_counter()}
+        return [clock, *({"event": "operation", **asdict(op)} for op in self._events)]
+
+    # --- adding up --------------------------------------------------------------------------------------------------
+
+    def _fold(self) -> None:
+        with self._lock:
+            # Lists are taken whole; what a progress thread appends meanwhile goes to the new ones.
+            finished, self._finished = self._finished, []
+            waited, self._waited = self._waited, []
+            for op in finished:
+                self._add(op)
+            for op, begin_s, end_s in waited:
+                self._sum(op).exposed_s += end_s - begin_s
+            self._count_time([(op.started_s, op.finished_s) for op in finished], [w[1:] for w in waited])
+
+    def _add(self, op: Operation) -> None:
+        total = self._sum(op)
+        total.count += 1
+        total.nbytes += op.nbytes
+        total.bus_nbytes += op.nbytes * bus_factor(op.kind, op.world)
+        total.time_s += op.finished_s - op.started_s
+        total.skew_s += max(0.0, op.arrived_s - op.started_s)
+        self._paths[op.path] = self._paths.get(op.path, 0) + 1
+        self._events.append(op)
+
+    def _sum(self, op: Operation) -> _Sum:
+        for size in self._bins:
+            if size.above < op.nbytes <= size.upto:
+                return self._sums.setdefault((op.kind, size.name), _Sum())
+        raise ValueError(f"no bin for a message of {op.nbytes} bytes; bins must cover all sizes")
+
+    def _count_time(self, busy: list[Interval], blocked: list[Interval]) -> None:
+        after = self._counted_until_s
+        communication = union((max(begin, after), end) for begin, end in busy)
+        self._communication_s += length(communication)
+        self._exposed_s += length(intersection(communication, union(blocked)))
+        if communication:
+            self._counted_until_s = communication[-1][1]
