@@ -30,6 +30,7 @@ HEADER_NBYTES = PAGE
 _PHASE = 0  # u32 offsets into the header as 'I' words
 _STATE = 16
 _BLAME = 17
+_ASLEEP = 24  # whether this rank sleeps, or is about to, until some counter changes
 _LINE = 64
 _ANNOUNCEMENTS = (2 * _LINE, 4 * _LINE)  # byte offsets, by parity of the sequence number
 _MESSAGE = 8 * _LINE
@@ -257,12 +258,24 @@ class Channel:
         if _kernel.fence is not None:
             _kernel.fence()
         self._mine[_PHASE] = target
-        _kernel.futex_wake(self._wake_address)
+        self._wake_sleepers()
         for rank, words in self._awaited:
             if (words[_PHASE] - target) & _WORD >= _HALF:
                 self._wait(rank, words, target)
         if _kernel.fence is not None:
             _kernel.fence()
+
+    def _wake_sleepers(self) -> None:
+        """Wakes peers that wait for this rank's counter.
+
+        A peer first says that it is asleep and then sleeps, unless the counter has changed; this rank has changed the
+        counter and then looks who is asleep. With a full fence between the two on both sides, one sees the other.
+        """
+        _kernel.full_fence()
+        for _, words in self._awaited:
+            if words[_ASLEEP]:
+                _kernel.futex_wake(self._wake_address)
+                return
 
     def _wait(self, rank: int, words: memoryview, target: int) -> None:
         yield_core = _kernel.yield_core
@@ -270,8 +283,16 @@ class Channel:
             yield_core()
             if (words[_PHASE] - target) & _WORD < _HALF:
                 return
+        self._mine[_ASLEEP] = 1
+        try:
+            self._sleep_until(rank, words, target)
+        finally:
+            self._mine[_ASLEEP] = 0
+
+    def _sleep_until(self, rank: int, words: memoryview, target: int) -> None:
         address = self.peers[rank].segment.base + 4 * _PHASE
         while True:
+            _kernel.full_fence()
             seen = words[_PHASE]
             if (seen - target) & _WORD < _HALF:
                 return

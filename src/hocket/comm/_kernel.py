@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import platform
+import threading
 from collections.abc import Callable
 
 _FUTEX_WAIT = 0
@@ -84,4 +85,19 @@ def _two_mutexes() -> Callable[[], None]:
 
 
 fence: Callable[[], None] | None = _make_fence() if supported() else None
-"""Orders all memory accesses before it against all after it; None where the processor does that by itself."""
+"""Orders all memory accesses before it against all after it, but for a store and a later load on x86-64, which only
+`full_fence` orders; None where the processor keeps the rest in order by itself."""
+
+_private = threading.Lock()
+
+
+def full_fence() -> None:
+    """Orders every access before it against every one after it, a store against a later load included.
+
+    On x86-64 the locked instruction inside an uncontended lock does that.
+    """
+    if fence is not None:
+        fence()
+    else:
+        _private.acquire()
+        _private.release()

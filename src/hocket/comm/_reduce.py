@@ -61,7 +61,7 @@ class Reducer(NamedTuple):
                 result.div_(world, rounding_mode="trunc")
 
 
-_plain: dict[tuple[int, torch.dtype], Reducer] = {}
+_plain: dict[tuple[object, torch.dtype], Reducer] = {}
 
 
 def reducer(op: Any, dtype: torch.dtype) -> Reducer:
@@ -71,13 +71,12 @@ def reducer(op: Any, dtype: torch.dtype) -> Reducer:
         TypeError: torch has no such arithmetic for `dtype`.
     """
     kind: Any = getattr(op, "op", op)
-    key = (int(kind), dtype)
-    found = _plain.get(key)
+    found = _plain.get((kind, dtype))
     if found is not None:
         return found
     made = _make(op, kind, dtype)
     if made.factor is None:
-        _plain[key] = made
+        _plain[kind, dtype] = made
     return made
 
 

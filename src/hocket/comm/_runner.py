@@ -61,42 +61,53 @@ class Runner:
         record = self._record(kind, payload, opts.asyncOp) if _observe.observers else None
         self.seq += 1
         work = HocketWork(results, record)
-
-        def body() -> None:
-            if self._broken is not None:
-                raise copy.copy(self._broken)
-            if record is not None:
-                record.started_s = time.perf_counter()
-            try:
-                path = action(timeout_s)
-            except CollectiveMismatchError:
-                raise
-            except BaseException as error:
-                self._break(error)
-                raise
-            if record is not None:
-                record.path = path
-                record.finished_s = time.perf_counter()
-                record.arrived_s = self._channel.arrived_s if self._channel is not None else record.finished_s
-                _observe.announce_finished(record)
-
-        inference = torch.is_inference_mode_enabled()  # of this thread, so that the progress thread may do the same
-
-        def body_beside_computation() -> None:
-            with torch.inference_mode(inference):
-                if self._channel is None:
-                    return body()
-                self._channel.patient = True
-                try:
-                    return body()
-                finally:
-                    self._channel.patient = False
-
-        if opts.asyncOp or not self._queue.run_inline(work, body):
-            self._queue.post(work, body_beside_computation)
-        elif record is not None:
+        if opts.asyncOp or not self._queue.enter():
+            # What this thread's inference mode permits the progress thread must be permitted too.
+            inference = torch.is_inference_mode_enabled()
+            self._queue.post(work, lambda: self._run_beside(action, record, timeout_s, inference))
+            return work
+        try:
+            error = self._run(action, record, timeout_s)
+        finally:
+            self._queue.leave()
+        work.finish(error)
+        if record is not None:
             _observe.announce_waited(record, record.posted_s, time.perf_counter())
+        if error is not None and not isinstance(error, Exception):
+            raise error
         return work
+
+    def _run_beside(
+        self, action: Action, record: _observe.Operation | None, timeout_s: float, inference: bool
+    ) -> BaseException | None:
+        """On the progress thread, beside computation that needs the cores more than waiting does."""
+        with torch.inference_mode(inference):
+            if self._channel is None:
+                return self._run(action, record, timeout_s)
+            self._channel.patient = True
+            try:
+                return self._run(action, record, timeout_s)
+            finally:
+                self._channel.patient = False
+
+    def _run(self, action: Action, record: _observe.Operation | None, timeout_s: float) -> BaseException | None:
+        if self._broken is not None:
+            return copy.copy(self._broken)
+        try:
+            if record is None:
+                action(timeout_s)
+                return None
+            record.started_s = time.perf_counter()
+            record.path = action(timeout_s)
+            record.finished_s = time.perf_counter()
+            record.arrived_s = self._channel.arrived_s if self._channel is not None else record.finished_s
+            _observe.announce_finished(record)
+        except CollectiveMismatchError as error:
+            return error
+        except BaseException as error:
+            self._break(error)
+            return error
+        return None
 
     def close(self) -> None:
         """Finishes what is queued, then tells the peers that this rank takes part no more."""

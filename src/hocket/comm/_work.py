@@ -130,30 +130,30 @@ class ProgressQueue:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._items: queue.SimpleQueue[tuple[HocketWork, Callable[[], None]] | None] = queue.SimpleQueue()
+        self._items: queue.SimpleQueue[tuple[HocketWork, Callable[[], BaseException | None]] | None] = (
+            queue.SimpleQueue()
+        )
         self._turn = threading.Lock()
         self._pending = 0
         self._count = threading.Lock()
         self._thread: threading.Thread | None = None
         self._closed = False
 
-    def run_inline(self, work: HocketWork, body: Callable[[], None]) -> bool:
-        """Runs `body` here if nothing is before it; otherwise returns False and does nothing."""
+    def enter(self) -> bool:
+        """Takes the turn for this thread if nothing is before it; then `leave` must follow."""
         if self._pending or not self._turn.acquire(blocking=False):
             return False
-        try:
-            if self._pending:
-                return False
-            error = _run(body)
-        finally:
+        if self._pending:
             self._turn.release()
-        work.finish(error)
-        if error is not None and not isinstance(error, Exception):
-            raise error
+            return False
         return True
 
-    def post(self, work: HocketWork, body: Callable[[], None]) -> None:
-        """Queues `body` behind everything posted before."""
+    def leave(self) -> None:
+        """Gives the turn back."""
+        self._turn.release()
+
+    def post(self, work: HocketWork, body: Callable[[], BaseException | None]) -> None:
+        """Queues `body`, which returns its error, behind everything posted before."""
         with self._count:
             self._pending += 1
             if self._thread is None:
@@ -178,16 +178,8 @@ class ProgressQueue:
                 return
             work, body = item
             with self._turn:
-                error = _run(body)
+                error = body()
                 with self._count:
                     self._pending -= 1
             work.finish(error)
             del item, work, body  # tensors must not outlive their operation because the thread is idle
-
-
-def _run(body: Callable[[], None]) -> BaseException | None:
-    try:
-        body()
-    except BaseException as error:
-        return error
-    return None

@@ -16,6 +16,7 @@ _public: Any = _distributed
 Store: Any = _any.Store
 PrefixStore: Any = _any.PrefixStore
 TCPStore: Any = _public.TCPStore
+FileStore: Any = _public.FileStore
 
 AllgatherOptions: Any = _any.AllgatherOptions
 AllreduceCoalescedOptions: Any = _any.AllreduceCoalescedOptions
