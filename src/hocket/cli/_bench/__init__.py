@@ -1,0 +1,1 @@
+"""What `hocket bench` measures with: a world of ranks, the systems in it, and the tables that come of it."""

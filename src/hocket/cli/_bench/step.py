@@ -1,0 +1,103 @@
+"""Measures one training step of two models under several data-parallel systems in the same processes."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import hocket
+from hocket.cli._bench.rank import Rank
+from hocket.workloads.edsr.model import EDSR
+
+SYSTEMS = ("ddp-gloo", "ddp-hocket", "hocket")
+_UNMEASURED = 1
+_SAMPLES_A_TURN = 3
+_WIDTH = 4096
+
+
+def heavy() -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
+    """50 million parameters and a batch of 4: much to communicate for little computation."""
+    half = _WIDTH // 2
+    model = nn.Sequential(
+        nn.Linear(half, _WIDTH),
+        nn.ReLU(),
+        nn.Linear(_WIDTH, _WIDTH),
+        nn.ReLU(),
+        nn.Linear(_WIDTH, _WIDTH),
+        nn.ReLU(),
+        nn.Linear(_WIDTH, half),
+    )
+    return model, torch.randn(4, half), torch.randn(4, half)
+
+
+def edsr() -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
+    """EDSR baseline (16 blocks of 64 features, x2) on four patches of 24 pixels."""
+    model = EDSR(blocks=16, features=64, scale=2)
+    return model, torch.rand(4, 3, 24, 24), torch.rand(4, 3, 48, 48)
+
+
+MODELS: dict[str, Callable[[], tuple[nn.Module, torch.Tensor, torch.Tensor]]] = {"heavy": heavy, "edsr": edsr}
+
+
+def work() -> None:
+    """Everything that one rank does."""
+    rank = Rank()
+    rows = []
+    for name in rank.spec["models"]:
+        steps = {system: _step(rank, name, system) for system in SYSTEMS}
+        samples: dict[str, list[float]] = {system: [] for system in SYSTEMS}
+        for _ in range(rank.spec["rounds"]):
+            for system, step in steps.items():
+                for _ in range(_UNMEASURED):
+                    step()
+                for _ in range(_SAMPLES_A_TURN):
+                    rank.align()
+                    begin_s = time.perf_counter()
+                    step()
+                    samples[system].append(time.perf_counter() - begin_s)
+        slowest = {system: sorted(rank.slowest(own)) for system, own in samples.items()}
+        reference_s = statistics.median(slowest["ddp-gloo"])
+        for system, times in slowest.items():
+            median_s = statistics.median(times)
+            rows.append(
+                {
+                    "model": name,
+                    "system": system,
+                    "n": rank.n,
+                    "median_s": median_s,
+                    "p90_s": times[int(0.9 * (len(times) - 1))],
+                    "speedup_over_ddp_gloo": reference_s / median_s,
+                }
+            )
+    rank.report({"rows": rows})
+
+
+def _step(rank: Rank, name: str, system: str) -> Callable[[], None]:
+    torch.manual_seed(0)
+    module, inputs, targets = MODELS[name]()
+    optimizer = torch.optim.SGD(module.parameters(), lr=1e-4)
+    model: Any
+    if system == "hocket":
+        model, optimizer, _ = hocket.distribute(module, optimizer)
+    elif system == "ddp-hocket":
+        model = DistributedDataParallel(module)
+    else:
+        model = DistributedDataParallel(module, process_group=rank.gloo)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        loss: Any = nn.functional.mse_loss(model(inputs), targets)
+        loss.backward()
+        optimizer.step()
+
+    return step
+
+
+if __name__ == "__main__":
+    work()

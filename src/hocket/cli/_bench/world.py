@@ -1,0 +1,100 @@
+"""Starts the ranks of a measurement, by mpiexec where MPI takes part, and brings back what rank 0 found."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+
+class BenchError(RuntimeError):
+    """The measurement could not be made; the message says what to do."""
+
+
+def run_world(module: str, spec: Mapping[str, Any], n: int, *, mpi: bool, timeout_s: float) -> dict[str, Any]:
+    """Runs `python -m module SPEC` on `n` ranks of this host and returns the JSON value that rank 0 wrote.
+
+    Args:
+        module: has a main guard that calls `work`.
+        spec: JSON values for it.
+        n: number of ranks.
+        mpi: start them by mpiexec, so that mpi4py may be used.
+        timeout_s: for everything.
+
+    Raises:
+        BenchError: a rank failed, or time ran out.
+    """
+    cores = len(os.sched_getaffinity(0))
+    with tempfile.TemporaryDirectory(prefix="hocket-bench-") as directory:
+        spec_path, result_path = Path(directory) / "spec.json", Path(directory) / "result.json"
+        spec_path.write_text(json.dumps({**spec, "n": n, "store": f"{directory}/store", "result": str(result_path)}))
+        command = [sys.executable, "-m", module, str(spec_path)]
+        env = {**os.environ, "OMP_NUM_THREADS": str(max(1, cores // n)), "WORLD_SIZE": str(n), "TMPDIR": directory}
+        if mpi:
+            launch = [_mpiexec(), "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n", str(n), *command]
+            ranks = [subprocess.Popen(launch, env=env, start_new_session=True, stderr=subprocess.PIPE, text=True)]
+        else:
+            ranks = [
+                subprocess.Popen(
+                    command,
+                    env={**env, "RANK": str(r)},
+                    start_new_session=True,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                )
+                for r in range(n)
+            ]
+        try:
+            _wait(ranks, time.monotonic() + timeout_s, timeout_s)
+        finally:
+            for rank in ranks:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(rank.pid, signal.SIGKILL)
+                rank.wait()
+        result: dict[str, Any] = json.loads(result_path.read_text())
+        return result
+
+
+def _wait(ranks: list[subprocess.Popen[str]], deadline_s: float, timeout_s: float) -> None:
+    while any(rank.poll() is None for rank in ranks):
+        if any(rank.poll() for rank in ranks):
+            break
+        if time.monotonic() > deadline_s:
+            raise BenchError(f"the measurement did not end within {timeout_s:.0f} s; give --timeout, or fewer --rounds")
+        time.sleep(0.05)
+    failed = [(r, rank) for r, rank in enumerate(ranks) if rank.poll()]
+    if failed:
+        number, rank = failed[0]
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(rank.pid, signal.SIGKILL)
+        said = rank.communicate()[1].strip().splitlines()
+        raise BenchError(f"rank {number} ended with exit code {rank.returncode}:\n" + "\n".join(said[-25:]))
+
+
+def require_mpi() -> None:
+    """Raises BenchError if mpi4py or its mpiexec is missing."""
+    if find_spec("mpi4py") is None:
+        raise BenchError("mpi4py is not installed; install hocket[bench], or leave mpi out of --against")
+    _mpiexec()
+
+
+def _mpiexec() -> str:
+    beside = Path(sys.executable).parent / "mpiexec"
+    found = str(beside) if beside.exists() else shutil.which("mpiexec")
+    if found is None:
+        for entry in sys.path:
+            candidate = Path(entry).parents[2] / "bin" / "mpiexec" if len(Path(entry).parents) > 2 else None
+            if candidate is not None and candidate.exists():
+                return str(candidate)
+        raise BenchError("no mpiexec was found; install hocket[bench] (it brings Open MPI), or leave mpi out")
+    return found

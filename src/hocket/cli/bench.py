@@ -1,0 +1,167 @@
+"""`hocket bench`: collectives and training steps, measured beside other systems in the same processes."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from hocket.cli._bench import tables
+from hocket.cli._bench.machine import describe_machine
+from hocket.cli._bench.world import BenchError, require_mpi, run_world
+
+bench = typer.Typer(no_args_is_help=True, help="Measure collectives and training steps beside other systems.")
+
+_UNITS = {"": 1, "B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
+_PEERS = ("gloo", "mpi")
+
+Ranks = Annotated[int, typer.Option("-n", "--np", min=1, help="Number of ranks on this host.")]
+Sizes = Annotated[str, typer.Option(help="Comma-separated bytes of the full vector: 1KiB, 64KiB, 1MiB, ...")]
+Against = Annotated[str, typer.Option(help="Comma-separated peers in the same run: gloo, mpi; empty for none.")]
+Registered = Annotated[bool, typer.Option("--registered", help="Measure hocket.comm tensors too, reduced in place.")]
+Rounds = Annotated[int, typer.Option(min=1, help="How often the systems take turns.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of a table.")]
+Out = Annotated[Path | None, typer.Option(help="Also write the JSON document to this file.")]
+Markdown = Annotated[Path | None, typer.Option(help="Also append a dated section to this Markdown file.")]
+Timeout = Annotated[float, typer.Option(help="Seconds after which the measurement is given up.")]
+
+
+def _fail(message: str) -> typer.Exit:
+    typer.echo(f"hocket bench: {message}", err=True)
+    return typer.Exit(2)
+
+
+def parse_sizes(text: str) -> list[int]:
+    """Bytes of each size in a comma-separated list.
+
+    Raises:
+        BenchError: naming the item that is no size.
+    """
+    sizes = []
+    for item in text.split(","):
+        match = re.fullmatch(r"\s*(\d+)\s*([A-Za-z]*)\s*", item)
+        if match is None or match.group(2).upper() not in _UNITS or int(match.group(1)) == 0:
+            raise BenchError(f"--sizes: {item.strip()!r} is no size; write 1KiB, 64KiB, 16MiB or plain bytes")
+        sizes.append(int(match.group(1)) * _UNITS[match.group(2).upper()])
+    return sizes
+
+
+def parse_peers(text: str) -> list[str]:
+    """The peers in a comma-separated list.
+
+    Raises:
+        BenchError: naming the one that is unknown or cannot run here.
+    """
+    peers = [name.strip() for name in text.split(",") if name.strip()]
+    for name in peers:
+        if name not in _PEERS:
+            raise BenchError(f"--against: {name!r} is unknown; known are {', '.join(_PEERS)}")
+    if "mpi" in peers:
+        require_mpi()
+    return peers
+
+
+def _finish(
+    result: dict[str, Any],
+    title: str,
+    table: tuple[list[str], tables.Cells],
+    as_json: bool,
+    out: Path | None,
+    markdown: Path | None,
+) -> None:
+    machine = describe_machine()
+    document = json.dumps({**result, "machine": machine}, indent=2)
+    try:
+        if out is not None:
+            out.write_text(document + "\n")
+        if markdown is not None:
+            with markdown.open("a") as file:
+                file.write("\n" + tables.markdown(title, machine, *table))
+    except OSError as error:
+        raise _fail(f"cannot write the result: {error}") from None
+    if as_json:
+        print(document)
+    else:
+        Console(width=None if sys.stdout.isatty() else 150).print(tables.terminal_table(title, *table))
+
+
+def _measure_collective(
+    collective: str,
+    n: int,
+    sizes: str,
+    against: str,
+    registered: bool,
+    rounds: int,
+    as_json: bool,
+    out: Path | None,
+    markdown: Path | None,
+    timeout: float,
+) -> None:
+    try:
+        spec = {
+            "collective": collective,
+            "sizes": parse_sizes(sizes),
+            "systems": ["hocket", *parse_peers(against)],
+            "registered": registered,
+            "rounds": rounds,
+        }
+        with Console(stderr=True).status(f"measuring {collective} on {n} ranks"):
+            result = run_world("hocket.cli._bench.collective", spec, n, mpi="mpi" in spec["systems"], timeout_s=timeout)
+    except BenchError as error:
+        raise _fail(str(error)) from None
+    _finish(result, f"{collective}, {n} ranks", tables.collective_cells(result), as_json, out, markdown)
+
+
+_DEFAULT_SIZES = "1KiB,64KiB,1MiB,16MiB,64MiB"
+
+
+def _add(collective: str) -> None:
+    def command(
+        n: Ranks = 2,
+        sizes: Sizes = _DEFAULT_SIZES,
+        against: Against = "gloo",
+        registered: Registered = False,
+        rounds: Rounds = 10,
+        as_json: AsJson = False,
+        out: Out = None,
+        markdown: Markdown = None,
+        timeout: Timeout = 600.0,
+    ) -> None:
+        _measure_collective(collective, n, sizes, against, registered, rounds, as_json, out, markdown, timeout)
+
+    bench.command(collective, help=f"Measure {collective} by message size.")(command)
+
+
+for _collective in ("allreduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all"):
+    _add(_collective)
+
+
+@bench.command()
+def step(
+    n: Ranks = 2,
+    models: Annotated[
+        str, typer.Option(help="Comma-separated: heavy (50 M parameters), edsr (baseline).")
+    ] = "heavy,edsr",
+    rounds: Rounds = 8,
+    as_json: AsJson = False,
+    out: Out = None,
+    markdown: Markdown = None,
+    timeout: Timeout = 600.0,
+) -> None:
+    """Measure one training step: torch DDP on Gloo, DDP on hocket, hocket.distribute."""
+    names = [name.strip() for name in models.split(",")]
+    for name in names:
+        if name not in ("heavy", "edsr"):
+            raise _fail(f"--models: {name!r} is unknown; known are heavy, edsr")
+    spec = {"systems": [], "models": names, "rounds": rounds}
+    try:
+        with Console(stderr=True).status(f"measuring training steps on {n} ranks"):
+            result = run_world("hocket.cli._bench.step", spec, n, mpi=False, timeout_s=timeout)
+    except BenchError as error:
+        raise _fail(str(error)) from None
+    _finish(result, f"training step, {n} ranks", tables.step_cells(result), as_json, out, markdown)

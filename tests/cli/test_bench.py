@@ -1,0 +1,105 @@
+import importlib.util
+import json
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from hocket.cli._bench import tables
+from hocket.cli.bench import BenchError, bench, parse_peers, parse_sizes
+
+COLLECTIVES = ["allreduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all"]
+
+
+def _run(*arguments):
+    return CliRunner().invoke(bench, list(arguments))
+
+
+def test_sizes_are_binary_or_decimal_units_or_plain_bytes():
+    assert parse_sizes("1KiB,64kib, 1MiB,2GiB,512,3kB") == [1024, 65536, 2**20, 2**31, 512, 3000]
+
+
+@pytest.mark.parametrize("text", ["", "1QiB", "x", "0", "-4", "1 KiB 2"])
+def test_a_bad_size_is_named(text):
+    with pytest.raises(BenchError, match="is no size"):
+        parse_sizes(text)
+
+
+def test_an_unknown_peer_is_named():
+    assert parse_peers("gloo") == ["gloo"]
+    assert parse_peers("") == []
+    with pytest.raises(BenchError, match="'nccl' is unknown"):
+        parse_peers("gloo,nccl")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["allreduce", "--sizes", "1QiB"], "is no size"),
+        (["allreduce", "--against", "ucx"], "'ucx' is unknown"),
+        (["step", "--models", "gpt"], "'gpt' is unknown"),
+        (["allreduce", "-n", "0"], "greater than or equal to 1"),
+    ],
+)
+def test_bad_input_is_one_error_and_exit_code_2(arguments, text):
+    result = _run(*arguments)
+    assert result.exit_code == 2
+    assert text in result.output
+
+
+@pytest.mark.parametrize("collective", COLLECTIVES)
+def test_every_collective_is_measured_beside_gloo(collective, tmp_path):
+    out, markdown = tmp_path / "out.json", tmp_path / "results.md"
+    result = _run(
+        collective, "-n", "2", "--sizes", "1KiB,300KiB", "--rounds", "1", "--registered", "--json",
+        "--out", str(out), "--markdown", str(markdown),
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    document = json.loads(out.read_text())
+    rows = document["rows"]
+    assert {(r["system"], r["registered"]) for r in rows} == {("hocket", False), ("hocket", True), ("gloo", False)}
+    assert {r["nbytes"] for r in rows} == {1024, 300 * 1024}
+    for row in rows:
+        assert set(row) == {"system", "n", "nbytes", "registered", "median_s", "p90_s", "algbw_Bps", "busbw_Bps"}
+        assert 0 < row["median_s"] <= row["p90_s"]
+        assert row["algbw_Bps"] == pytest.approx(row["nbytes"] / row["median_s"])
+    assert all(floor["floor_s"] > 0 for floor in document["floor"])
+    assert document["machine"]["torch"] == torch.__version__
+    assert "| 1 KiB | hocket |" in markdown.read_text()
+
+
+@pytest.mark.skipif(importlib.util.find_spec("mpi4py") is None, reason="mpi4py is not installed (extra: bench)")
+def test_open_mpi_takes_part_in_the_same_run(tmp_path):
+    out = tmp_path / "out.json"
+    result = _run("allreduce", "--sizes", "4KiB", "--against", "gloo,mpi", "--rounds", "1", "--out", str(out))
+    assert result.exit_code == 0, result.output
+    assert {r["system"] for r in json.loads(out.read_text())["rows"]} == {"hocket", "gloo", "mpi"}
+
+
+def test_a_file_that_cannot_be_written_is_an_error(tmp_path):
+    result = _run("allreduce", "--sizes", "1KiB", "--rounds", "1", "--out", str(tmp_path / "no" / "such" / "file"))
+    assert result.exit_code == 2
+    assert "cannot write the result" in result.output
+
+
+def test_a_measurement_that_takes_too_long_is_given_up():
+    result = _run("allreduce", "--sizes", "64MiB", "--rounds", "1000", "--timeout", "4")
+    assert result.exit_code == 2
+    assert "did not end within 4 s" in result.output
+
+
+def test_tables_compare_with_every_peer_and_the_floor():
+    row = {"n": 2, "nbytes": 2**20, "p90_s": 2e-3, "algbw_Bps": 1e9, "busbw_Bps": 1e9}
+    result = {
+        "rows": [
+            {**row, "system": "hocket", "registered": False, "median_s": 1e-3},
+            {**row, "system": "hocket", "registered": True, "median_s": 5e-4},
+            {**row, "system": "gloo", "registered": False, "median_s": 4e-3},
+        ],
+        "floor": [{"nbytes": 2**20, "floor_s": 4e-4}],
+    }
+    headers, cells = tables.collective_cells(result)
+    assert headers[-2:] == ["gloo / this", "floor"]
+    assert [c[-2] for c in cells] == ["4.00x", "8.00x", "1.00x"]
+    assert cells[1][-1] == "80% of 400.0 us"
+    assert tables.size(64 * 2**20) == "64 MiB"
