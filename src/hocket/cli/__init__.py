@@ -1,1 +1,100 @@
-"""(room under construction)"""
+"""The command `hocket`: one verb, one file of this folder, loaded when it is asked for.
+
+A verb is a module here with a function of its name, annotated as typer wants it; or with a `typer.Typer` of its
+name, if it has verbs of its own. One line in `_VERBS` makes it known; it is offered as soon as its module is there.
+"""
+
+import functools
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
+
+import typer
+
+from hocket import __version__
+
+__all__ = ["main"]
+
+# In the order of `hocket --help`: what it does, and the settings of its `typer.Typer.command`.
+_VERBS: dict[str, tuple[str, dict[str, Any]]] = {
+    "run": (
+        "Run a script on several ranks; takes torchrun's flags.",
+        # The flags are torchrun's, and what stands after the script is the script's: typer passes all on.
+        {
+            "add_help_option": False,
+            "context_settings": {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
+        },
+    ),
+    "train": ("Train a bundled workload on several ranks.", {}),
+    "check": ("Compare a script on one rank and on several: the losses must agree.", {}),
+    "bench": ("Measure collectives and training steps beside other systems.", {}),
+    "doctor": ("Say what on this machine stands in the way of training, and what to do about it.", {}),
+    "clean": ("Remove what crashed jobs have left.", {}),
+}
+
+_INTERRUPTED = 130  # 128 + SIGINT
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line, this process's own by default; ends in SystemExit with the exit code."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    asked = next((word for word in words if not word.startswith("-")), None)
+    _application(asked)(args=words, prog_name="hocket")
+
+
+def _application(asked: str | None) -> typer.Typer:
+    """The application with one verb loaded; of the others only what `hocket --help` shows."""
+    application = typer.Typer(
+        help="Train on many devices the model that you have written for one.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    application.callback()(_options)
+    for verb, (summary, settings) in _VERBS.items():
+        if importlib.util.find_spec(f"{__name__}.{verb}") is None:
+            continue
+        if verb != asked:
+            application.command(verb, help=summary)(_not_loaded)
+            continue
+        loaded = getattr(importlib.import_module(f"{__name__}.{verb}"), verb)
+        if isinstance(loaded, typer.Typer):
+            application.add_typer(loaded, name=verb, help=summary)
+        else:
+            application.command(verb, **settings)(_interruptible(loaded))
+    return application
+
+
+def _not_loaded() -> None:
+    raise AssertionError("a verb that was not asked for was called")
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"hocket {__version__}")
+        raise typer.Exit
+
+
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    del version  # its callback has done all
+
+
+def _interruptible(verb: Callable[..., None]) -> Callable[..., None]:
+    """End as a shell expects after Ctrl-C, without a traceback."""
+
+    @functools.wraps(verb)
+    def guarded(*args: Any, **kwargs: Any) -> None:
+        try:
+            verb(*args, **kwargs)
+        except KeyboardInterrupt:
+            raise SystemExit(_INTERRUPTED) from None
+
+    return guarded

@@ -1,0 +1,35 @@
+"""`hocket doctor`: what stands in the way."""
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from ._output import print_json
+
+_COLOURS = {"ok": typer.colors.GREEN, "warning": typer.colors.YELLOW, "error": typer.colors.RED}
+
+
+def doctor(
+    bandwidth: Annotated[bool, typer.Option("--bandwidth", help="Also measure how fast memory is copied.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
+) -> None:
+    """Say what on this machine stands in the way of training, and what to do about it.
+
+    The exit code is 1 if something will make training fail, else 0.
+    """
+    from hocket.launch._doctor import examine
+
+    findings = []
+    for finding in examine(bandwidth=bandwidth):
+        findings.append(finding)
+        if not as_json:
+            status = typer.style(f"{finding.status:8}", fg=_COLOURS[finding.status])
+            typer.echo(f"{status} {finding.name}: {finding.found}")
+            if finding.remedy:
+                typer.echo(f"         -> {finding.remedy}")
+    healthy = all(finding.status != "error" for finding in findings)
+    if as_json:
+        print_json({"healthy": healthy, "findings": [asdict(finding) for finding in findings]})
+    if not healthy:
+        raise typer.Exit(1)

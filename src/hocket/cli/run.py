@@ -1,0 +1,49 @@
+"""`hocket run`: a script on several ranks."""
+
+import shlex
+from typing import TYPE_CHECKING
+
+import typer
+
+from ._output import bad_input, print_json
+
+if TYPE_CHECKING:
+    from hocket.launch._arguments import LaunchArguments
+
+
+def run(context: typer.Context) -> None:
+    """Run a script on several ranks of this host, or of several hosts, as torchrun does."""
+    from hocket.launch import ArgumentError, LaunchError
+    from hocket.launch._arguments import parse, parser
+    from hocket.launch._launch import run as carry_out
+
+    try:
+        if context.args[:1] in (["-h"], ["--help"]):
+            parser().print_help()
+            return
+        arguments = parse(context.args)
+        if arguments.dry_run:
+            _show(arguments)
+            return
+        result = carry_out(arguments)
+    except ArgumentError as error:
+        bad_input("run", error)
+    except LaunchError as error:
+        typer.echo(f"hocket run: {error}", err=True)
+        raise typer.Exit(1) from None
+    if arguments.as_json:
+        print_json(result.as_json())
+    raise typer.Exit(result.exit_code)
+
+
+def _show(arguments: "LaunchArguments") -> None:
+    from hocket.launch._launch import plan
+
+    planned = plan(arguments)
+    if arguments.as_json:
+        print_json(planned)
+        return
+    variables = " ".join(f"{key}={shlex.quote(value)}" for key, value in planned["environment"].items())
+    for rank in range(arguments.nproc):
+        typer.echo(f"LOCAL_RANK={rank} {variables} {shlex.join(planned['command'])}".replace("  ", " "))
+    typer.echo(f"rendezvous: {planned['rendezvous']}; hosts: {planned['hosts']}; restarts: {planned['restarts']}")

@@ -1,0 +1,198 @@
+"""The command line of `hocket run`: torchrun's flags as the installed torch has them, and a few of our own."""
+
+import argparse
+import contextlib
+import io
+import os
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NoReturn
+
+USAGE = "hocket run -n N [flags] [--] script.py [arguments of the script]"
+GRACE_S = 10  # for ranks to end by themselves when the job is interrupted or another rank has failed
+
+
+class ArgumentError(ValueError):
+    """A command line that cannot be carried out; the message says what to change."""
+
+
+@dataclass(frozen=True)
+class LaunchArguments:
+    """What to launch.
+
+    Attributes:
+        flags: torchrun's own arguments, as its parser gives them, completed with our defaults.
+        nproc: Ranks on this host.
+        kind: "script", "module" or "command": what `target` is.
+        target: The program.
+        arguments: The program's arguments.
+        environment: What the ranks' environment has besides ours.
+        timeout_s: When to end the job, in seconds after its start.
+        dry_run: Show what would be launched.
+        as_json: Give the summary as JSON on stdout; the ranks then print on stderr.
+    """
+
+    flags: argparse.Namespace
+    nproc: int
+    kind: str
+    target: str
+    arguments: tuple[str, ...]
+    environment: dict[str, str] = field(default_factory=dict)
+    timeout_s: float | None = None
+    dry_run: bool = False
+    as_json: bool = False
+
+    @property
+    def one_host(self) -> bool:
+        """Whether all ranks are on this host."""
+        return str(self.flags.nnodes) in ("1", "1:1")
+
+    @property
+    def grace_s(self) -> int:
+        """Seconds between the signal that asks a rank to end and SIGKILL."""
+        return int(self.flags.shutdown_timeout)
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ArgumentError(message)
+
+
+def parser() -> argparse.ArgumentParser:
+    """Make torchrun's parser with our flags added."""
+    from torch.distributed.run import get_args_parser
+
+    torchruns = get_args_parser()
+    ours = _Parser(prog="hocket run", usage=USAGE, parents=[torchruns], conflict_handler="resolve", description=__doc__)
+    group = ours.add_argument_group("hocket")
+    group.add_argument(
+        "-n",
+        "--np",
+        dest="nproc_per_node",
+        metavar="N",
+        default=argparse.SUPPRESS,
+        help="ranks on each host: a number, auto, cpu or gpu (torchrun's --nproc-per-node)",
+    )
+    group.add_argument(
+        "-x",
+        dest="environment",
+        metavar="KEY=VALUE",
+        action="append",
+        default=[],
+        help="set a variable in the ranks' environment; may be given several times",
+    )
+    group.add_argument("--timeout", type=float, metavar="SECONDS", help="end the job after so long (exit status 124)")
+    group.add_argument("--dry-run", action="store_true", help="show what would be launched, and launch nothing")
+    group.add_argument(
+        "--json",
+        dest="as_json",
+        action="store_true",
+        help="print a summary as JSON on stdout at the end; what the ranks print goes to stderr",
+    )
+    return ours
+
+
+def parse(argv: Sequence[str]) -> LaunchArguments:
+    """Read a command line.
+
+    Raises:
+        ArgumentError: It cannot be carried out.
+        SystemExit: It asked for help, which has been printed.
+    """
+    argv = list(argv)
+    split = _script_index(argv)
+    if split is None:
+        unknown = parser().parse_known_args([*argv, "script.py"])[1]
+        raise ArgumentError(f"unknown flag {unknown[0]}" if unknown else "say which script to run, after the flags")
+    target = argv[split + 1 :] if argv[split] == "--" else argv[split:]
+    if not target:
+        raise ArgumentError('say which script to run, after the "--"')
+    return _complete(parser().parse_args([*argv[:split], target[0]]), target[0], tuple(target[1:]))
+
+
+def _script_index(argv: list[str]) -> int | None:
+    """Where the flags end: at the script, or at a "--" before it.
+
+    argparse itself would take a "--" from the script's own arguments, and gives no index. The flags end at the first
+    place where a parser that has read what stands before it is content with one word more, the script.
+    """
+    probe = parser()
+    word = uuid.uuid4().hex
+    for index, item in enumerate(argv):
+        if item.startswith("-") and item != "--":
+            continue
+        try:
+            with contextlib.redirect_stdout(io.StringIO()):  # --help prints; it does so again when it is its turn
+                found, rest = probe.parse_known_args([*argv[:index], word])
+        except (ArgumentError, SystemExit):
+            continue
+        if found.training_script == word and not rest:
+            return index
+    return None
+
+
+def _complete(flags: argparse.Namespace, target: str, arguments: tuple[str, ...]) -> LaunchArguments:
+    kind = "module" if flags.module else "command" if flags.no_python else "script"
+    if flags.module and flags.no_python:
+        raise ArgumentError("--module and --no-python exclude each other; leave one out")
+    if kind == "script" and not os.path.exists(target):
+        raise ArgumentError(f"there is no script {target!r} in {os.getcwd()}")
+    if flags.timeout is not None and not flags.timeout > 0:
+        raise ArgumentError(f"--timeout {flags.timeout}: give a number of seconds above 0")
+    if flags.shutdown_timeout is None:
+        flags.shutdown_timeout = int(os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", GRACE_S))
+    nproc = _nproc(str(flags.nproc_per_node))
+    flags.nproc_per_node = str(nproc)
+    arguments_ = LaunchArguments(
+        flags=flags,
+        nproc=nproc,
+        kind=kind,
+        target=target,
+        arguments=arguments,
+        environment=_environment(flags.environment),
+        timeout_s=flags.timeout,
+        dry_run=flags.dry_run,
+        as_json=flags.as_json,
+    )
+    _choose_rendezvous(arguments_)
+    return arguments_
+
+
+def _nproc(text: str) -> int:
+    from torch.distributed.run import determine_local_world_size
+
+    try:
+        nproc = int(determine_local_world_size(text))
+    except ValueError as error:
+        raise ArgumentError(f"-n {text}: {error}; give a number of ranks, or auto, cpu or gpu") from None
+    if nproc < 1:
+        raise ArgumentError(f"-n {text}: give 1 rank or more, or auto, cpu or gpu")
+    return nproc
+
+
+def _environment(items: Sequence[str]) -> dict[str, str]:
+    environment = {}
+    for item in items:
+        key, equals, value = item.partition("=")
+        if not key or not (equals or key in os.environ):
+            raise ArgumentError(f"-x {item}: give KEY=VALUE, or the name of a variable that is set here")
+        environment[key] = value if equals else os.environ[key]
+    return environment
+
+
+def _choose_rendezvous(arguments: LaunchArguments) -> None:
+    """On one host, a rendezvous of this job's own on a free port, as torchrun's --standalone, so that jobs never clash.
+
+    The address is that of the host itself: its name may not resolve, and torchrun then hangs
+    (https://github.com/pytorch/pytorch/issues/73656).
+    """
+    flags = arguments.flags
+    unset = flags.rdzv_backend == "static" and not flags.rdzv_endpoint and flags.master_port is None
+    if flags.standalone or (arguments.one_host and unset):
+        flags.rdzv_backend = "c10d"
+        flags.rdzv_endpoint = "localhost:0"
+        flags.rdzv_id = str(uuid.uuid4())
+        flags.local_addr = flags.local_addr or "localhost"
+    if flags.master_port is None:
+        flags.master_port = 29500  # torchrun's

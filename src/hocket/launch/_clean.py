@@ -1,0 +1,55 @@
+"""What crashed jobs of this user have left on this host: found, and removed."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from . import _sweep
+from ._job import is_abandoned, job_directories
+
+GRACE_S = 3.0  # between SIGTERM and SIGKILL
+
+
+@dataclass(frozen=True, slots=True)
+class Leftover:
+    """What is left of one job whose launcher has gone.
+
+    Attributes:
+        job: The job's name.
+        directory: Its directory, if it is still there.
+        nbytes: What the directory holds.
+        processes: Its processes that still run.
+    """
+
+    job: str
+    directory: str | None
+    nbytes: int
+    processes: tuple[int, ...]
+
+
+def leftovers() -> list[Leftover]:
+    """Find what is left of jobs whose launcher and warden have both been killed."""
+    directories = job_directories()
+    running: dict[str, list[int]] = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit() and int(name) != os.getpid():
+            job = _sweep.job_of(int(name))
+            if job is not None and _sweep.start_ticks(int(name)) is not None:
+                running.setdefault(job, []).append(int(name))
+    found = []
+    for job in sorted({*directories, *running}):
+        if is_abandoned(job):
+            directory = directories.get(job)
+            found.append(Leftover(job, directory, _nbytes(directory), tuple(sorted(running.get(job, ())))))
+    return found
+
+
+def remove(leftover: Leftover) -> None:
+    """End the processes and delete the directory."""
+    _sweep.sweep(leftover.job, leftover.directory or "", leftover.processes, GRACE_S)
+
+
+def _nbytes(directory: str | None) -> int:
+    if directory is None:
+        return 0
+    return sum(path.lstat().st_size for path in Path(directory).rglob("*") if path.is_file())

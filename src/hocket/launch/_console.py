@@ -1,0 +1,133 @@
+"""Where the ranks' merged output goes: a terminal, or anything else. Lines are written whole, whoever prints."""
+
+import io
+import os
+import re
+import threading
+from typing import BinaryIO, cast
+
+from rich.color import ColorSystem
+from rich.console import Console
+from rich.style import Style
+
+_RANK_COLOURS = ("cyan", "magenta", "yellow", "green", "blue", "red")
+
+# What a program writes to a terminal: a new line, a return to the row's start, a control sequence (ECMA-48 CSI, OSC,
+# or two characters), or text. A sequence may be cut by the end of what has been read.
+_TOKEN = re.compile(rb"\n|\r|\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[^\[\]])|[^\n\r\x1b]+")
+_LONGEST_SEQUENCE = 256
+
+
+class Output:
+    """A stream that takes whole lines; the base for one that is no terminal.
+
+    Args:
+        stream: Where the bytes go.
+    """
+
+    is_terminal = False
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+        self._lock = threading.Lock()
+        self._colour = _colour_system(stream)
+
+    def styled(self, text: str, style: str) -> bytes:
+        """Text in a rich style, if the stream shows colours."""
+        return Style.parse(style).render(text, color_system=self._colour).encode() if self._colour else text.encode()
+
+    def rank_prefix(self, text: str, rank: int) -> bytes:
+        """What stands before a rank's lines, in that rank's colour."""
+        return self.styled(text, _RANK_COLOURS[rank % len(_RANK_COLOURS)])
+
+    def lines(self, prefix: bytes, lines: list[bytes]) -> None:
+        """Write lines, given without their ends, each after the prefix.
+
+        Raises:
+            BrokenPipeError: Who read the stream has gone.
+        """
+        if lines:
+            with self._lock:
+                self._put(b"".join(b"%b%b\n" % (prefix, line) for line in lines))
+
+    def _put(self, data: bytes) -> None:
+        self._write(data)
+
+    def _write(self, data: bytes) -> None:
+        self._stream.write(data)
+        self._stream.flush()
+
+
+class Terminal(Output):
+    """A terminal: one rank may draw on it as it likes, and other lines appear above what it is drawing."""
+
+    is_terminal = True
+
+    def __init__(self, stream: BinaryIO) -> None:
+        super().__init__(stream)
+        self._row = b""  # what the drawing rank has put on the row where the cursor is
+        self._cut = b""  # the beginning of a control sequence whose end has not been read yet
+
+    def size(self) -> tuple[int, int]:
+        """Rows and columns."""
+        try:
+            size = os.get_terminal_size(self._stream.fileno())
+        except (OSError, io.UnsupportedOperation):
+            return 24, 80
+        return size.lines, size.columns
+
+    def draw(self, prefix: bytes, data: bytes) -> None:
+        """Pass on what the drawing rank writes, with the prefix before the first character of every row."""
+        with self._lock:
+            data = self._cut + data
+            shown = bytearray()
+            end = 0
+            for token in _TOKEN.finditer(data):
+                end = token.end()
+                text = token.group()
+                if text in (b"\n", b"\r"):
+                    self._row = b""
+                elif not self._row and not text.startswith(b"\x1b"):
+                    shown += prefix
+                    self._row = prefix + text
+                elif self._row:
+                    self._row += text
+                shown += text
+            self._cut = data[end:]
+            if len(self._cut) > _LONGEST_SEQUENCE:
+                shown += self._cut
+                self._cut = b""
+            self._write(bytes(shown))
+
+    def end_drawing(self) -> None:
+        """The drawing rank has ended: leave its last row as it is."""
+        with self._lock:
+            if self._row:
+                self._write(b"\n")
+            self._row = self._cut = b""
+
+    def _put(self, data: bytes) -> None:
+        # Clear the row, write above it, draw it again.
+        self._write(b"\r\x1b[K" + data + self._row if self._row else data)
+
+
+def _colour_system(stream: BinaryIO) -> ColorSystem | None:
+    if not stream.isatty():
+        return None
+    # rich knows NO_COLOR, TERM=dumb and the like.
+    console = Console(file=io.TextIOWrapper(stream, write_through=True), force_terminal=True)
+    known = console.color_system if not console.no_color else None
+    cast(io.TextIOWrapper, console.file).detach()  # or its end would close the stream
+    return ColorSystem.STANDARD if known else None
+
+
+def outputs(stdout: BinaryIO, stderr: BinaryIO) -> tuple[Output, Output]:
+    """Outputs on two streams; a terminal that both lead to becomes one output, so that it is drawn on in one place."""
+    if stdout.isatty() and stderr.isatty() and os.ttyname(stdout.fileno()) == os.ttyname(stderr.fileno()):
+        terminal = Terminal(stdout)
+        return terminal, terminal
+    return _output(stdout), _output(stderr)
+
+
+def _output(stream: BinaryIO) -> Output:
+    return Terminal(stream) if stream.isatty() else Output(stream)

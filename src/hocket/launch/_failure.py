@@ -1,0 +1,170 @@
+"""Which rank failed first, and what to say about it and the others."""
+
+import json
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+# A rank that dies without a word is noticed a little after it has died, by a thread that has to be scheduled first;
+# its peers may have complained about it by then. A failure that comes by chance within this time is rare.
+_NOTICE_S = 0.25
+# Two ends within this time may be noticed in either order.
+_TOGETHER_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class RankFailure:
+    """How a rank failed.
+
+    Attributes:
+        rank: Its number among all ranks.
+        local_rank: Its number on this host.
+        pid: Its process.
+        exit_code: As a shell gives it: 1 to 255, and 128 plus the signal's number if a signal ended it.
+        signal: The signal's name, if a signal ended it.
+        failed_s: When it failed, in seconds since the epoch: when its exception came, or about when it died.
+        ended_s: When its end was noticed, in seconds since the epoch.
+        error: The exception in one line, if one was recorded.
+        traceback: The exception's traceback, or the Python stack at a crash, if there is one.
+        ended_by_launcher: It did not fail by itself: it was ended because another had failed.
+    """
+
+    rank: int
+    local_rank: int
+    pid: int
+    exit_code: int
+    signal: str | None
+    failed_s: float
+    ended_s: float
+    error: str | None = None
+    traceback: str | None = None
+    ended_by_launcher: bool = False
+
+    def how(self) -> str:
+        """The end in a few words."""
+        return f"killed by {self.signal}" if self.signal else f"exit status {self.exit_code}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Recorded:
+    error: str | None
+    traceback: str | None
+    time_s: float | None
+
+
+def read_failure(
+    rank: int, local_rank: int, pid: int, status: int, ended_s: float, error_file: str, fault_file: str
+) -> RankFailure:
+    """What is known about a rank that has ended badly.
+
+    Args:
+        rank: Its number among all ranks.
+        local_rank: Its number on this host.
+        pid: Its process.
+        status: Its exit status, or minus the number of the signal that ended it.
+        ended_s: When its end was noticed, in seconds since the epoch.
+        error_file: Where an exception was recorded, if any was.
+        fault_file: Where a crash wrote the Python stack, if it could.
+    """
+    recorded = _read_error_file(error_file)
+    trace = recorded.traceback
+    name = None
+    if status < 0:
+        name = _signal_name(-status)
+        trace = trace or _read_fault_file(fault_file)
+    failed_s = recorded.time_s if recorded.time_s is not None else ended_s - _NOTICE_S
+    code = 128 - status if status < 0 else status
+    return RankFailure(rank, local_rank, pid, code, name, failed_s, ended_s, recorded.error, trace)
+
+
+def in_order(failures: Sequence[RankFailure], grace_s: float) -> tuple[RankFailure, ...]:
+    """Failures with the first one first; those that came of our ending the job are marked, and last.
+
+    Args:
+        failures: The ranks that ended badly in one attempt.
+        grace_s: How long after the first end SIGKILL follows SIGTERM.
+    """
+    if not failures:
+        return ()
+    first_end_s = min(failure.ended_s for failure in failures)
+    marked = [
+        replace(failure, ended_by_launcher=_is_ours(failure, failures, first_end_s, grace_s)) for failure in failures
+    ]
+    return tuple(sorted(marked, key=lambda failure: (failure.ended_by_launcher, failure.failed_s)))
+
+
+def _is_ours(failure: RankFailure, failures: Sequence[RankFailure], first_end_s: float, grace_s: float) -> bool:
+    """Whether a rank was ended by us. We send signals only after some rank's end, and SIGKILL only after SIGTERM."""
+    if failure.error:
+        return False
+    if failure.signal == "SIGKILL":
+        return failure.ended_s > first_end_s + grace_s - _TOGETHER_S
+    if failure.signal != "SIGTERM":
+        return False
+    if failure.ended_s > first_end_s:
+        return True
+    return any(
+        other.signal != "SIGTERM" and other.failed_s < failure.ended_s and other.ended_s < failure.ended_s + _TOGETHER_S
+        for other in failures
+    )
+
+
+def describe(failures: Sequence[RankFailure], began_s: float) -> list[str]:
+    """Lines for people: the first failure in full, then one line for each other, or for those that we ended.
+
+    Args:
+        failures: As `in_order` gives them.
+        began_s: When the ranks were started, in seconds since the epoch.
+    """
+    first, *others = failures
+    after_s = max(0.0, (first.failed_s if first.error else first.ended_s) - began_s)
+    lines = [f"rank {first.rank} failed first: {first.how()}, {after_s:.1f} s after the start"]
+    if first.traceback:
+        lines += first.traceback.rstrip("\n").split("\n")
+    elif first.error:
+        lines.append(first.error)
+    elif first.signal == "SIGKILL":
+        lines.append("SIGKILL without a word is often the kernel running out of memory; `dmesg` tells.")
+    elif not first.signal:
+        lines.append("It recorded no exception; what it printed is above.")
+    for other in others:
+        if not other.ended_by_launcher:
+            reason = f": {other.error.splitlines()[0]}" if other.error else ""
+            later_s = max(0.0, other.failed_s - first.failed_s)
+            lines.append(f"rank {other.rank} failed {later_s:.1f} s later, {other.how()}{reason}")
+    for name in sorted({other.signal for other in others if other.ended_by_launcher and other.signal}):
+        ranks = sorted(other.rank for other in others if other.ended_by_launcher and other.signal == name)
+        which = f"ranks {', '.join(map(str, ranks))} were" if len(ranks) > 1 else f"rank {ranks[0]} was"
+        lines.append(f"{which} ended because of that ({name})")
+    return lines
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _read_error_file(path: str) -> _Recorded:
+    """Read what our worker, or torch's @record in a program of its own, has written."""
+    try:
+        message = json.loads(Path(path).read_text())["message"]
+        if isinstance(message, str):
+            return _Recorded(message, None, None)
+        extra = message["extraInfo"]
+        time_s = float(extra.get("timestamp_s", extra["timestamp"]))
+        return _Recorded(str(message["message"]), str(extra["py_callstack"]), time_s)
+    except (OSError, ValueError, KeyError, TypeError):
+        return _Recorded(None, None, None)
+
+
+def _read_fault_file(path: str) -> str | None:
+    """The Python stacks at a crash, without the frames of our worker."""
+    try:
+        lines = Path(path).read_text(errors="replace").splitlines()
+    except OSError:
+        return None
+    own = f'File "{Path(__file__).with_name("_worker.py")}"'
+    return "\n".join(line for line in lines if own not in line).strip() or None

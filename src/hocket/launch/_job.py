@@ -1,0 +1,112 @@
+"""One launch on this host: its name, its directory, its warden, and its end."""
+
+import contextlib
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+import tempfile
+from types import TracebackType
+from typing import Self
+
+from . import _sweep
+
+WARDEN_GRACE_S = 3.0  # between SIGTERM and SIGKILL for ranks whose launcher was killed
+_PREFIX = "hocket-job-"
+
+
+def new_job_name() -> str:
+    """`PID-START-NAMESPACE-RANDOM` of the launcher: enough to tell later whether it still runs."""
+    pid = os.getpid()
+    return f"{pid}-{_sweep.start_ticks(pid)}-{_pid_namespace()}-{secrets.token_hex(4)}"
+
+
+def is_abandoned(job: str) -> bool:
+    """Whether a job's launcher has gone. Of one in another process namespace (a container) that cannot be known."""
+    pid, started, namespace, *_ = [*job.split("-"), "", "", ""]
+    if not (pid.isdigit() and started.isdigit()) or namespace != str(_pid_namespace()):
+        return False
+    return _sweep.start_ticks(int(pid)) != int(started)
+
+
+def _pid_namespace() -> int:
+    return os.stat("/proc/self/ns/pid").st_ino
+
+
+def job_directories() -> dict[str, str]:
+    """The directories of all jobs of this user on this host, running or not, by the job's name."""
+    found = {}
+    for entry in os.scandir(tempfile.gettempdir()):
+        with contextlib.suppress(FileNotFoundError):
+            ours = entry.is_dir(follow_symlinks=False) and entry.stat(follow_symlinks=False).st_uid == os.getuid()
+            if entry.name.startswith(_PREFIX) and ours:
+                found[entry.name.removeprefix(_PREFIX)] = entry.path
+    return found
+
+
+class Job:
+    """A context: inside it ranks may be started; after it nothing of them is left.
+
+    Attributes:
+        name: What HOCKET_JOB is set to in the ranks.
+        directory: A directory for error files and the like, removed at the end.
+    """
+
+    def __init__(self) -> None:
+        self.name = new_job_name()
+        self.directory = os.path.join(tempfile.gettempdir(), _PREFIX + self.name)
+        self._ranks: set[int] = set()
+        self._warden: subprocess.Popen[str] | None = None
+        self._ended = False
+
+    def __enter__(self) -> Self:
+        os.mkdir(self.directory, mode=0o700)
+        environment = {key: value for key, value in os.environ.items() if key != _sweep.JOB_VARIABLE}
+        command = [sys.executable, "-I", "-S", _sweep.__file__, self.name, self.directory, str(WARDEN_GRACE_S)]
+        try:
+            self._warden = subprocess.Popen(
+                command,
+                env=environment,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+                text=True,
+            )
+        except BaseException:
+            shutil.rmtree(self.directory, ignore_errors=True)
+            raise
+        return self
+
+    def add_rank(self, pid: int) -> None:
+        """Say that a rank runs as this process."""
+        self._ranks.add(pid)
+        self._tell(f"rank {pid}")
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.end()
+
+    def end(self) -> None:
+        """End what is left of the job; a second call does nothing."""
+        if self._ended:
+            return
+        _sweep.sweep(self.name, self.directory, self._ranks, grace_s=0.0)
+        if self._warden is not None:
+            self._tell("done")
+            assert self._warden.stdin is not None
+            with contextlib.suppress(BrokenPipeError):
+                self._warden.stdin.close()
+            try:
+                self._warden.wait(timeout=5.0)
+            except subprocess.TimeoutExpired:
+                self._warden.kill()
+                self._warden.wait()
+        self._ended = True
+
+    def _tell(self, line: str) -> None:
+        if self._warden is not None and self._warden.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):  # the warden was killed; the ranks still have their launcher
+                print(line, file=self._warden.stdin, flush=True)

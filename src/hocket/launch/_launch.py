@@ -1,0 +1,302 @@
+"""Start a program as several ranks on this host, follow it to its end, and say how it ended."""
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from string import Template
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from . import _worker
+from ._arguments import LaunchArguments, parse
+from ._console import Output, Terminal, outputs
+from ._elastic import FailedRank, Interrupted, Listener, StartedRank, run_ranks
+from ._failure import RankFailure, describe, in_order, read_failure
+from ._job import Job
+from ._merge import Child, Merger, Stream
+from ._sweep import JOB_VARIABLE
+
+if TYPE_CHECKING:
+    from torch.distributed.elastic.multiprocessing import LogsDest
+
+TIMED_OUT = 124  # as timeout(1) says it
+OUTPUT_CLOSED = 128 + signal.SIGPIPE
+_ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchResult:
+    """How a launch ended.
+
+    Attributes:
+        outcome: "finished", "failed", "interrupted", "timed-out", or "output-closed" (nobody read what we print).
+        exit_code: 0; the first failing rank's status, or 128 plus the number of the signal that killed it; 128 plus
+            the number of the signal that interrupted the launcher; 124 after the time-out; 141 if nobody reads.
+        nproc: Ranks on this host.
+        wall_s: From the call to the end, in seconds.
+        restarts: How often the ranks were started again.
+        failures: The ranks that failed in the last attempt, the first one first.
+    """
+
+    outcome: str
+    exit_code: int
+    nproc: int
+    wall_s: float
+    restarts: int
+    failures: tuple[RankFailure, ...] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        """The same as plain values."""
+        return asdict(self)
+
+
+def launch(
+    command: Sequence[str],
+    nproc: int,
+    *,
+    flags: Sequence[str] = (),
+    env: Mapping[str, str] | None = None,
+    timeout_s: float | None = None,
+    stdout: BinaryIO | None = None,
+    stderr: BinaryIO | None = None,
+) -> LaunchResult:
+    """Run a program as `nproc` ranks on this host, their output merged line by line.
+
+    The ranks find RANK, WORLD_SIZE, MASTER_ADDR and the rest in their environment, as under torchrun. When the call
+    returns, none of their processes is left.
+
+    Args:
+        command: A script and its arguments; with "-m" among the flags, a module's name and its arguments.
+        nproc: How many ranks to start.
+        flags: More flags, as `hocket run` and torchrun take them.
+        env: What to add to the ranks' environment.
+        timeout_s: When to end the ranks, in seconds.
+        stdout: Where the ranks' standard output goes; by default to ours.
+        stderr: Where their standard error and our reports go; by default to ours.
+
+    Raises:
+        ArgumentError: The flags cannot be carried out, or there is no such script.
+        LaunchError: With several hosts: they did not find each other.
+    """
+    more = [item for key, value in (env or {}).items() for item in ("-x", f"{key}={value}")]
+    limit = [] if timeout_s is None else ["--timeout", str(timeout_s)]
+    return run(parse(["-n", str(nproc), *limit, *more, *flags, "--", *command]), stdout, stderr)
+
+
+def run(arguments: LaunchArguments, stdout: BinaryIO | None = None, stderr: BinaryIO | None = None) -> LaunchResult:
+    """Carry out a command line; see `launch`."""
+    begin_s = time.monotonic()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    out, err = outputs(stdout or sys.stdout.buffer, stderr or sys.stderr.buffer)
+    if arguments.as_json:
+        out = err
+    outcome, code = "finished", 0
+    with _Signals() as signals, Job() as job, Merger(arguments.grace_s) as merger:
+        ours = _Run(arguments, job, merger, out, err)
+        try:
+            ours.say_threads()
+            run_ranks(arguments, rank_command(arguments, job.directory), job.directory, ours)
+        except Interrupted as interruption:
+            outcome, code = "interrupted", 128 + interruption.number
+        except KeyboardInterrupt:  # before there were ranks
+            outcome, code = "interrupted", 128 + signal.SIGINT
+        except _Ended as ended:
+            outcome, code = ended.outcome, ended.exit_code
+        finally:
+            signals.ignore()
+            job.end()
+    if outcome == "finished" and ours.failures:
+        outcome, code = "failed", ours.failures[0].exit_code
+    result = LaunchResult(
+        outcome, code, arguments.nproc, time.monotonic() - begin_s, ours.restarts, ours.failures if code else ()
+    )
+    with contextlib.suppress(OSError):  # nobody reads; the exit code says so
+        ours.report(result)
+    return result
+
+
+def rank_command(arguments: LaunchArguments, job_directory: str) -> list[str]:
+    """What each rank starts: our worker, which becomes the user's program."""
+    # With logs or tees the traceback must be where the rest of the rank's output is, so that it prints it itself.
+    held = str(arguments.flags.redirects) == "0" and str(arguments.flags.tee) == "0"
+    python = os.environ.get("PYTHON_EXEC", sys.executable)  # torchrun's variable
+    own = [python, "-u", _worker.__file__, str(os.getpid()), job_directory, "held" if held else "shown"]
+    return [*own, arguments.kind, arguments.target, *arguments.arguments]
+
+
+def plan(arguments: LaunchArguments) -> dict[str, Any]:
+    """What `run` would do, as plain values, for `--dry-run`."""
+    threads = rank_threads(arguments)
+    flags = arguments.flags
+    return {
+        "command": rank_command(arguments, "JOB_DIRECTORY"),
+        "environment": {**({"OMP_NUM_THREADS": str(threads)} if threads else {}), **arguments.environment},
+        "nproc": arguments.nproc,
+        "hosts": flags.nnodes,
+        "rendezvous": f"{flags.rdzv_backend} at {flags.rdzv_endpoint or f'{flags.master_addr}:{flags.master_port}'}",
+        "restarts": flags.max_restarts,
+        "timeout_s": arguments.timeout_s,
+    }
+
+
+def rank_threads(arguments: LaunchArguments) -> int | None:
+    """OMP_NUM_THREADS for each rank: its share of the cores, unless it is set or the rank is alone."""
+    if arguments.nproc == 1 or "OMP_NUM_THREADS" in os.environ or "OMP_NUM_THREADS" in arguments.environment:
+        return None
+    return max(1, len(os.sched_getaffinity(0)) // arguments.nproc)
+
+
+class _Ended(Exception):
+    def __init__(self, outcome: str, exit_code: int) -> None:
+        super().__init__(outcome)
+        self.outcome = outcome
+        self.exit_code = exit_code
+
+
+class _Run(Listener):
+    """One launch as elastic's agent sees it."""
+
+    def __init__(self, arguments: LaunchArguments, job: Job, merger: Merger, out: Output, err: Output) -> None:
+        self.failures: tuple[RankFailure, ...] = ()
+        self.restarts = 0
+        self._arguments = arguments
+        self._job = job
+        self._merger = merger
+        self._outputs = {"stdout": out, "stderr": err}
+        self._began_s = time.time()
+        self._deadline_s = None if arguments.timeout_s is None else time.monotonic() + arguments.timeout_s
+
+    def say(self, *lines: str, style: str = "bold") -> None:
+        err = self._outputs["stderr"]
+        err.lines(err.styled("hocket: ", style), [line.encode(errors="replace") for line in lines])
+
+    def say_threads(self) -> None:
+        threads = rank_threads(self._arguments)
+        if threads is not None:
+            cores = len(os.sched_getaffinity(0))
+            self.say(
+                f"OMP_NUM_THREADS={threads} in each of {self._arguments.nproc} ranks ({cores} cores); set it to choose"
+            )
+
+    def report(self, result: LaunchResult) -> None:
+        if result.outcome == "failed":
+            self._describe(result.failures)
+            self.say(f"failed, exit status {result.exit_code}", style="bold red")
+        elif result.outcome != "finished":
+            self.say(f"{result.outcome} after {result.wall_s:.1f} s, exit status {result.exit_code}", style="bold red")
+
+    def _describe(self, failures: Sequence[RankFailure]) -> None:
+        title, *lines = describe(failures, self._began_s)
+        self.say(title, style="bold red")
+        self._outputs["stderr"].lines(b"", [line.encode(errors="replace") for line in lines])
+
+    def route(self, destinations: "LogsDest", environments: dict[int, dict[str, str]]) -> None:
+        threads = rank_threads(self._arguments)
+        for local_rank, environment in environments.items():
+            environment[JOB_VARIABLE] = self._job.name
+            if threads is not None:
+                environment["OMP_NUM_THREADS"] = str(threads)
+            environment.update(self._arguments.environment)
+            self._route_streams(local_rank, environment, destinations)
+
+    def _route_streams(self, local_rank: int, environment: dict[str, str], destinations: "LogsDest") -> None:
+        rank, world = int(environment["RANK"]), int(environment["WORLD_SIZE"])
+        text = self._prefix_text(rank, world, local_rank)
+        drawn: str | None = None
+        for name, paths, tees, matches in (
+            ("stdout", destinations.stdouts, destinations.tee_stdouts, destinations.filtered_stdout),
+            ("stderr", destinations.stderrs, destinations.tee_stderrs, destinations.filtered_stderr),
+        ):
+            tee = tees.pop(local_rank, None)
+            if paths[local_rank] and tee is None:  # to a log file or nowhere, and not to the console
+                continue
+            output = self._outputs[name]
+            stream = Stream(output, output.rank_prefix(text, rank))
+            if tee is not None:
+                stream.log = self._merger.log_file(tee)
+                stream.needles = self._needles(name)
+                stream.matches = self._merger.log_file(matches) if stream.needles else None
+            if not isinstance(output, Terminal) or local_rank != 0 or tee is not None:
+                paths[local_rank] = self._merger.pipe(stream)
+            elif drawn is not None and self._outputs["stdout"] is output:
+                paths[local_rank] = drawn  # one terminal for both, as the program expects of a terminal
+            else:
+                paths[local_rank] = drawn = self._merger.terminal(stream, output, len(text))
+
+    def _prefix_text(self, rank: int, world: int, local_rank: int) -> str:
+        flags = self._arguments.flags
+        template = getattr(flags, "log_line_prefix_template", None) or os.environ.get(
+            "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
+        )
+        if template:
+            return Template(template).safe_substitute(role_name=flags.role, rank=rank, local_rank=local_rank)
+        return f"[{rank:{len(str(world - 1))}}] " if world > 1 else ""
+
+    def _needles(self, name: str) -> tuple[bytes, ...]:
+        words: list[str] = getattr(self._arguments.flags, f"duplicate_{name}_filters")
+        return tuple(word.encode() for word in words)
+
+    def started(self, attempt: int, ranks: list[StartedRank]) -> None:
+        self.restarts = attempt
+        self.failures = ()
+        self._began_s = time.time()
+        for rank in ranks:
+            self._job.add_rank(rank.pid)
+        self._merger.close_ends()
+        self._merger.watch([Child(rank.rank, rank.pid, rank.reaped_status) for rank in ranks])
+
+    def check(self) -> None:
+        if self._merger.output_closed:
+            raise _Ended("output-closed", OUTPUT_CLOSED)
+        if self._deadline_s is not None and time.monotonic() > self._deadline_s:
+            raise _Ended("timed-out", TIMED_OUT)
+
+    def failed(self, failures: list[FailedRank], restarts_left: int) -> None:
+        self._merger.settle()
+        ended_s = dict(self._merger.ended_s)
+        self.failures = in_order(
+            [
+                read_failure(
+                    failure.rank,
+                    failure.local_rank,
+                    failure.pid,
+                    failure.status,
+                    ended_s.get(failure.rank, time.time()),
+                    failure.error_file,
+                    os.path.join(self._job.directory, f"fault-{failure.pid}"),
+                )
+                for failure in failures
+            ],
+            self._arguments.grace_s,
+        )
+        if restarts_left > 0:
+            self._describe(self.failures)
+            self.say(f"starting all ranks again; {restarts_left} of {self._arguments.flags.max_restarts} restarts left")
+
+    def ending(self, number: signal.Signals, grace_s: int) -> None:
+        self.say(f"{number.name}: the ranks have {grace_s} s to end; once more ends them at once")
+
+
+class _Signals(contextlib.AbstractContextManager["_Signals"]):
+    """Gives back at its end the handlers that elastic replaces; nothing may interrupt the clean-up before that."""
+
+    def __init__(self) -> None:
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> "_Signals":
+        if threading.current_thread() is threading.main_thread():
+            self._before = {number: signal.getsignal(number) for number in _ENDING_SIGNALS}
+        return self
+
+    def ignore(self) -> None:
+        for number in self._before:
+            signal.signal(number, signal.SIG_IGN)
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,281 @@
+"""One thread that merges what the ranks print, line by line, and notices when each of them ends."""
+
+import contextlib
+import os
+import select
+import selectors
+import signal
+import termios
+import threading
+import time
+import tty
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import BinaryIO, ParamSpec, Self
+
+from ._console import Output, Terminal
+from ._lines import LineAssembler
+
+_P = ParamSpec("_P")
+_CHUNK = 1 << 16
+_DRAIN_S = 30.0  # to show what is left at the end; only a console that does not take it could need that long
+SNAPSHOT_S = 10.0  # how often a line that is being overwritten (a progress bar) is shown where there is no terminal
+
+
+@dataclass(slots=True)
+class Stream:
+    """What a rank prints on one of its streams, on its way to an output.
+
+    Attributes:
+        output: Where its lines appear.
+        prefix: What stands before each line.
+        log: A file that gets all bytes as they are.
+        matches: A file that gets the prefixed lines that contain one of `needles`.
+        needles: What a line must contain to go to `matches`.
+    """
+
+    output: Output
+    prefix: bytes
+    log: BinaryIO | None = None
+    matches: BinaryIO | None = None
+    needles: tuple[bytes, ...] = ()
+
+
+@dataclass(slots=True)
+class Child:
+    """A rank as a process: a child of ours that leads a process group.
+
+    Attributes:
+        rank: Its number among all ranks.
+        pid: Its process.
+        reaped_status: Asks for its status (minus the signal that ended it), once another thread has taken that from
+            the kernel.
+    """
+
+    rank: int
+    pid: int
+    reaped_status: Callable[[], int | None]
+
+
+@dataclass(slots=True)
+class _Pipe:
+    fd: int
+    stream: Stream
+    terminal: Terminal | None  # where the stream is drawn as it is, not taken apart into lines
+    lines: LineAssembler
+    shown_s: float
+
+
+class Merger:
+    """A context: while it is open, ranks may print to the paths that it gives.
+
+    Args:
+        grace_s: After one rank has failed, how long the others may take to end before they get SIGKILL.
+
+    Attributes:
+        ended_s: For each rank that has ended, when, in seconds since the epoch.
+        output_closed: Who read our output has gone, and the ranks' output is thrown away.
+    """
+
+    def __init__(self, grace_s: float) -> None:
+        self.ended_s: dict[int, float] = {}
+        self.output_closed = False
+        self._grace_s = grace_s
+        self._kill_at_s: float | None = None
+        self._alive: dict[int, Child] = {}  # by pidfd
+        self._watched: set[int] = set()  # the processes of the present attempt, ended or not
+        self._pipes: dict[int, _Pipe] = {}  # by the descriptor that is read
+        self._ends_to_close: list[int] = []
+        self._resources = contextlib.ExitStack()
+        self._selector = self._resources.enter_context(selectors.DefaultSelector())
+        self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        for fd in (self._wake_read, self._wake_write):
+            self._resources.callback(os.close, fd)
+        self._selector.register(self._wake_read, selectors.EVENT_READ)
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._loop, name="hocket-merge", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Show what is left. The ranks must have ended: what they wrote can then be read without waiting."""
+        self._ending.set()
+        self._wake()
+        self._thread.join(timeout=_DRAIN_S)
+        self.close_ends()
+        self._resources.close()
+
+    def log_file(self, path: str) -> BinaryIO:
+        """A file for what a stream prints, closed with the merger."""
+        return self._resources.enter_context(open(path, "ab"))
+
+    def pipe(self, stream: Stream) -> str:
+        """A path that a rank may open for writing; what it writes becomes lines of the stream."""
+        read, write = os.pipe2(os.O_CLOEXEC)
+        self._add(read, write, stream, None)
+        return f"/proc/self/fd/{write}"
+
+    def terminal(self, stream: Stream, terminal: Terminal, prefix_columns: int) -> str:
+        """A path of a terminal of its own for the rank that draws, as much narrower as its prefix is wide."""
+        master, slave = os.openpty()
+        tty.setraw(slave)  # the real terminal turns \n into \r\n; twice would be wrong
+        rows, columns = terminal.size()
+        termios.tcsetwinsize(master, (rows, max(1, columns - prefix_columns)))
+        self._add(master, slave, stream, terminal)
+        return os.ttyname(slave)
+
+    def _add(self, read: int, write: int, stream: Stream, terminal: Terminal | None) -> None:
+        os.set_blocking(read, False)
+        self._resources.callback(os.close, read)
+        self._ends_to_close.append(write)
+        self._pipes[read] = _Pipe(read, stream, terminal, LineAssembler(), time.monotonic())
+        self._selector.register(read, selectors.EVENT_READ)
+        self._wake()
+
+    def close_ends(self) -> None:
+        """The ranks have opened their paths: close the ends that we held open for that."""
+        while self._ends_to_close:
+            os.close(self._ends_to_close.pop())
+
+    def settle(self) -> None:
+        """Wait (a second at most) until what the ranks have written so far has been read."""
+        poll = select.poll()
+        for fd in list(self._pipes):
+            poll.register(fd, select.POLLIN)
+        give_up_s = time.monotonic() + 1.0
+        while poll.poll(0) and time.monotonic() < give_up_s:
+            time.sleep(0.005)
+
+    def watch(self, children: Iterable[Child]) -> None:
+        """Notice when these ranks end, in place of those that ran before."""
+        children = list(children)
+        self._watched = {child.pid for child in children}
+        self.ended_s = {}
+        self._kill_at_s = None
+        for child in children:
+            pidfd = os.pidfd_open(child.pid)
+            self._resources.callback(os.close, pidfd)
+            self._alive[pidfd] = child
+            self._selector.register(pidfd, selectors.EVENT_READ)
+        self._wake()
+
+    def _wake(self) -> None:
+        with contextlib.suppress(BlockingIOError):  # full: it will wake
+            os.write(self._wake_write, b"x")
+
+    def _loop(self) -> None:
+        while not self._ending.is_set():
+            for key, _ in self._selector.select(self._patience_s()):
+                if key.fd in self._pipes:
+                    self._read(self._pipes[key.fd])
+                elif key.fd in self._alive:
+                    self._child_ended(key.fd)
+                else:
+                    os.read(self._wake_read, _CHUNK)
+            self._kill_the_late()
+            self._show_overwritten_lines()
+        for pidfd in list(self._alive):
+            self._child_ended(pidfd)
+        for pipe in list(self._pipes.values()):
+            while self._read(pipe):
+                pass
+            if pipe.fd in self._pipes:
+                self._close(pipe)
+
+    def _patience_s(self) -> float | None:
+        now_s = time.monotonic()
+        times_s = [pipe.shown_s + SNAPSHOT_S for pipe in list(self._pipes.values()) if pipe.lines.unfinished]
+        if self._kill_at_s is not None:
+            times_s.append(self._kill_at_s)
+        return max(0.0, min(times_s) - now_s) if times_s else None
+
+    def _read(self, pipe: _Pipe) -> bool:
+        """Read once; say whether there may be more."""
+        try:
+            chunk = os.read(pipe.fd, _CHUNK)
+        except BlockingIOError:
+            return False
+        except OSError:  # EIO: nobody has the other side of this terminal open any more
+            chunk = b""
+        if not chunk:
+            self._close(pipe)
+            return False
+        if pipe.stream.log is not None:
+            pipe.stream.log.write(chunk)
+            pipe.stream.log.flush()
+        if pipe.terminal is not None:
+            self._show(pipe.terminal.draw, pipe.stream.prefix, chunk)
+        else:
+            self._show_lines(pipe, pipe.lines.feed(chunk))
+        return True
+
+    def _close(self, pipe: _Pipe) -> None:
+        self._selector.unregister(pipe.fd)
+        del self._pipes[pipe.fd]
+        if pipe.terminal is not None:
+            self._show(pipe.terminal.end_drawing)
+        else:
+            self._show_lines(pipe, pipe.lines.rest())
+
+    def _show_lines(self, pipe: _Pipe, lines: list[bytes]) -> None:
+        if not lines:
+            return
+        stream = pipe.stream
+        pipe.shown_s = time.monotonic()
+        if stream.matches is not None:
+            found = [line for line in lines if any(needle in line for needle in stream.needles)]
+            stream.matches.write(b"".join(b"%b%b\n" % (stream.prefix, line) for line in found))
+            stream.matches.flush()
+        self._show(stream.output.lines, stream.prefix, lines)
+
+    def _show(self, show: Callable[_P, None], *args: _P.args, **kwargs: _P.kwargs) -> None:
+        if not self.output_closed:
+            try:
+                show(*args, **kwargs)
+            except OSError:  # EPIPE, or EIO of a terminal that has gone; the launcher sees it and ends the job
+                self.output_closed = True
+
+    def _child_ended(self, pidfd: int) -> None:
+        child = self._alive.pop(pidfd)
+        self._selector.unregister(pidfd)
+        if child.pid not in self._watched:  # of an attempt before a restart
+            return
+        self.ended_s[child.rank] = time.time()
+        if _status(child) != 0 and self._kill_at_s is None:
+            self._kill_at_s = time.monotonic() + self._grace_s
+
+    def _kill_the_late(self) -> None:
+        if self._kill_at_s is not None and time.monotonic() >= self._kill_at_s:
+            for child in list(self._alive.values()):  # not ended, so the number is still theirs
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(child.pid, signal.SIGKILL)
+            self._kill_at_s = None
+
+    def _show_overwritten_lines(self) -> None:
+        now_s = time.monotonic()
+        for pipe in list(self._pipes.values()):
+            if pipe.lines.unfinished and now_s >= pipe.shown_s + SNAPSHOT_S:
+                pipe.shown_s = now_s
+                self._show_lines(pipe, pipe.lines.snapshot())
+
+
+def _status(child: Child) -> int | None:
+    """How a child ended: its status, or minus the signal; left for who waits for it to take."""
+    for _ in range(100):  # the waiting thread may be between taking the status and saying what it was
+        try:
+            state = os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            status = child.reaped_status()
+        else:
+            status = None
+            if state is not None:
+                status = state.si_status if state.si_code == os.CLD_EXITED else -state.si_status
+        if status is not None:
+            return status
+        time.sleep(0.001)
+    return None

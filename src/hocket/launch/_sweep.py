@@ -1,0 +1,105 @@
+"""Ends all that belongs to a job: its processes, whoever started them, its directory, its shared memory.
+
+A job's processes carry its name in the environment variable HOCKET_JOB, which children inherit. The launcher sweeps
+when a job ends. Should the launcher itself be killed, the job's warden does: this file, run as a process of its own,
+which reads from a pipe that closes when the launcher dies.
+
+    python -I -S _sweep.py JOB DIRECTORY GRACE_S  <  "rank PID" lines, then "done"
+
+Only the standard library is imported here, and nothing of hocket: the warden must start at once and weigh little.
+"""
+
+import contextlib
+import glob
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterable
+
+JOB_VARIABLE = "HOCKET_JOB"
+_POLL_S = 0.02
+_KILL_DEADLINE_S = 5.0  # SIGKILL acts at once but for processes in uninterruptible sleep, which nothing can end
+
+
+def start_ticks(pid: int) -> int | None:
+    """When a process started, in clock ticks after boot; None if there is none (or only its zombie).
+
+    A process identifier together with its start names one process for as long as the machine runs.
+    """
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            text = file.read()
+    except OSError:
+        return None
+    fields = text[text.rindex(b")") + 2 :].split()  # from the third field (state) on; see proc(5)
+    return None if fields[0] in (b"Z", b"X") else int(fields[19])
+
+
+def job_of(pid: int) -> str | None:
+    """The job that a process was started in; None if it is in none or is another user's."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            environment = file.read()
+    except OSError:
+        return None
+    key = f"{JOB_VARIABLE}=".encode()
+    return next((item[len(key) :].decode() for item in environment.split(b"\0") if item.startswith(key)), None)
+
+
+def job_processes(job: str) -> list[int]:
+    """The live processes of a job, but for our own."""
+    pids = [int(name) for name in os.listdir("/proc") if name.isdigit() and int(name) != os.getpid()]
+    return [pid for pid in pids if job_of(pid) == job and start_ticks(pid) is not None]
+
+
+def end_processes(find: Callable[[], list[int]], grace_s: float) -> list[int]:
+    """Send SIGTERM, and after `grace_s` seconds SIGKILL, until `find` finds none; return all that were found."""
+    seen: list[int] = []
+    begin_s = time.monotonic()
+    sent: set[tuple[int, int]] = set()
+    while pids := find():
+        waited_s = time.monotonic() - begin_s
+        if waited_s > grace_s + _KILL_DEADLINE_S:
+            break
+        number = signal.SIGTERM if waited_s < grace_s else signal.SIGKILL
+        for pid in pids:
+            if pid not in seen:
+                seen.append(pid)
+            if (pid, number) not in sent:
+                sent.add((pid, number))
+                with contextlib.suppress(OSError):
+                    os.kill(pid, number)
+        time.sleep(_POLL_S)
+    return seen
+
+
+def sweep(job: str, directory: str, ranks: Iterable[int], grace_s: float) -> None:
+    """End the job's processes, and remove its directory and what shared memory its processes left."""
+    gone = end_processes(lambda: job_processes(job), grace_s)
+    for pid in {*gone, *ranks}:
+        if start_ticks(pid) is None:  # a rank may have ended long ago, and its number may be another's now
+            for path in glob.glob(f"/dev/shm/torch_{pid}_*"):  # torch's name for a tensor shared by file
+                with contextlib.suppress(OSError):
+                    os.unlink(path)
+    if directory:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def main() -> None:
+    """The warden: wait for the launcher's end, and sweep if it came without a "done"."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # what ends the launcher must not end us first
+        signal.signal(number, signal.SIG_IGN)
+    job, directory, grace_s = sys.argv[1:4]
+    ranks = set()
+    for line in sys.stdin:
+        word, _, rest = line.strip().partition(" ")
+        if word == "done":
+            return
+        ranks.add(int(rest))
+    sweep(job, directory, ranks, float(grace_s))
+
+
+if __name__ == "__main__":
+    main()

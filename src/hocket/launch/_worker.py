@@ -1,0 +1,168 @@
+"""What runs in a rank: the user's program, as `python script.py` would run it, with two differences.
+
+The rank ends when its launcher does, and an uncaught exception is recorded in the error file that
+torch.distributed.elastic reads, so that the launcher can show the first failing rank's traceback first.
+
+The launcher starts this file by its path, so that neither hocket nor torch is imported before the user's program:
+
+    python -u _worker.py LAUNCHER_PID JOB_DIRECTORY held|shown script|module|command TARGET [ARGUMENT...]
+
+`held` means that the launcher will show a traceback, so that it need not be printed here.
+"""
+
+import contextlib
+import ctypes
+import faulthandler
+import importlib.machinery
+import importlib.util
+import io
+import json
+import os
+import runpy
+import signal
+import sys
+import time
+import traceback
+from types import CodeType, ModuleType, TracebackType
+from typing import Any, NoReturn
+
+_PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
+
+
+def main() -> None:
+    """Bind the rank to its launcher, then become the user's program."""
+    launcher_pid, job_directory, held, kind, target = sys.argv[1:6]
+    arguments = sys.argv[6:]
+    _end_with(int(launcher_pid))
+    if os.environ.get("RANK", "0") != "0":  # one rank may read what the user types, not all in turns
+        with open(os.devnull) as null:
+            os.dup2(null.fileno(), 0)
+    if kind == "command":
+        _become([target, *arguments])
+    # Python put this file's directory first; what belongs there is the user's.
+    if not sys.flags.safe_path:
+        del sys.path[0]
+    # Where a crash in compiled code writes the Python stack. The user may call faulthandler.enable() anew.
+    faulthandler.enable(open(f"{job_directory}/fault-{os.getpid()}", "w"))  # noqa: SIM115 - open as long as we live
+    sys.argv = [target, *arguments]
+    try:
+        if kind == "module":
+            _run_module(target)
+        else:
+            _run_script(target)
+    except KeyboardInterrupt:
+        # The launcher was interrupted and says so once; Python still ends this process by SIGINT after its clean-up.
+        sys.excepthook = lambda *_: None
+        raise
+    except SystemExit as error:
+        if error.code not in (None, 0):
+            _record(error, error.__traceback__)
+        raise
+    except BaseException as error:
+        users = _record(error, error.__traceback__)
+        if held == "shown" or sys.excepthook is not sys.__excepthook__:
+            sys.excepthook(type(error), error, users)
+    else:
+        return
+    raise SystemExit(1)
+
+
+def _end_with(launcher_pid: int) -> None:
+    """Ask the kernel for SIGTERM when the launcher dies; it may have died before we could ask.
+
+    SIGTERM, so that a program which saves its state on SIGTERM can; the job's warden sends SIGKILL later.
+    """
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != launcher_pid:
+        raise SystemExit(f"the launcher (process {launcher_pid}) has gone")
+
+
+def _become(command: list[str]) -> NoReturn:
+    try:
+        os.execvp(command[0], command)
+    except OSError as error:
+        print(f"cannot run {command[0]!r}: {error.strerror}", file=sys.stderr)
+        raise SystemExit(127 if isinstance(error, FileNotFoundError) else 126) from None
+
+
+def _run_script(path: str) -> None:
+    """Run a file as `python PATH` does: https://docs.python.org/3/using/cmdline.html#cmdoption-arg-script."""
+    if not os.path.isfile(path) or path.endswith((".zip", ".pyz")):
+        runpy.run_path(path, run_name="__main__")  # a directory or archive with a __main__.py
+        return
+    if not sys.flags.safe_path:
+        sys.path.insert(0, os.path.dirname(os.path.realpath(path)))
+    full_path = os.path.join(os.getcwd(), path)
+    with io.open_code(full_path) as file:
+        source = file.read()
+    loader = importlib.machinery.SourceFileLoader("__main__", full_path)
+    module = _new_main(full_path, loader, spec=None, package=None)
+    _execute(compile(source, full_path, "exec", dont_inherit=True), module)
+
+
+def _run_module(name: str) -> None:
+    """Run a module as `python -m NAME` does."""
+    if not sys.flags.safe_path:
+        sys.path.insert(0, os.getcwd())
+    spec = None
+    with contextlib.suppress(ModuleNotFoundError):  # a missing parent package; it is reported below
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.submodule_search_locations is not None:
+            spec = importlib.util.find_spec(f"{name}.__main__")
+    loader: Any = spec.loader if spec else None
+    code = loader.get_code(spec.name) if spec and hasattr(loader, "get_code") else None
+    if spec is None or code is None:
+        print(f"{sys.executable}: No module named {name}, or it cannot be run", file=sys.stderr)
+        raise SystemExit(1)
+    sys.argv[0] = spec.origin or name
+    _execute(code, _new_main(spec.origin, loader, spec, spec.parent, spec.cached))
+
+
+def _new_main(path: str | None, loader: Any, spec: Any, package: str | None, cached: str | None = None) -> ModuleType:
+    module = ModuleType("__main__")
+    names: dict[str, Any] = {
+        "__file__": path,
+        "__loader__": loader,
+        "__spec__": spec,
+        "__package__": package,
+        "__cached__": cached,
+        "__builtins__": sys.modules["builtins"],
+        "__annotations__": {},
+    }
+    vars(module).update(names)
+    sys.modules["__main__"] = module
+    return module
+
+
+def _execute(code: CodeType, module: ModuleType) -> None:
+    exec(code, vars(module))
+
+
+def _record(error: BaseException, trace: TracebackType | None) -> TracebackType | None:
+    """Write the error file in elastic's form; return the traceback without the frames of this file."""
+    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+        trace = trace.tb_next
+    error.__traceback__ = trace
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if path:
+        now_s = time.time()
+        text = str(error)
+        record = {
+            "message": f"{type(error).__name__}: {text}" if text else type(error).__name__,
+            # elastic reads the timestamp as whole seconds, too coarse to say which rank failed first.
+            "extraInfo": {
+                "py_callstack": "".join(traceback.format_exception(type(error), error, trace)),
+                "timestamp": str(int(now_s)),
+                "timestamp_s": repr(now_s),
+            },
+        }
+        # In one step: a rank that is killed while it writes must not leave half a file.
+        with contextlib.suppress(OSError):
+            with open(f"{path}.part", "w") as file:
+                json.dump({"message": record}, file)
+            os.replace(f"{path}.part", path)
+    return trace
+
+
+if __name__ == "__main__":
+    main()
