@@ -4,6 +4,8 @@ import argparse
 import contextlib
 import io
 import os
+import re
+import socket
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -196,3 +198,14 @@ def _choose_rendezvous(arguments: LaunchArguments) -> None:
         flags.local_addr = flags.local_addr or "localhost"
     if flags.master_port is None:
         flags.master_port = 29500  # torchrun's
+    if flags.rdzv_backend in ("static", "c10d"):
+        _check_resolves(flags.rdzv_endpoint or flags.master_addr)
+
+
+def _check_resolves(endpoint: str) -> None:
+    host = re.sub(r":\d+$", "", endpoint).strip("[]")
+    try:
+        socket.getaddrinfo(host, None)
+    except OSError as error:
+        message = f"the rendezvous host {host!r} does not resolve on this host ({error.strerror})"
+        raise ArgumentError(f"{message}; give its address, or add its name to /etc/hosts") from None

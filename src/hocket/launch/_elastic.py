@@ -109,6 +109,10 @@ def run_ranks(arguments: LaunchArguments, command: list[str], log_directory: str
         local_addr=config.local_addr,
         **config.rdzv_configs,
     )
+    try:
+        handler = rendezvous_registry.get_rendezvous_handler(parameters)
+    except RendezvousError as error:
+        raise _not_met(config, error) from error
     address, port = None, None
     if config.rdzv_backend == "static":
         address, port = parse_rendezvous_endpoint(config.rdzv_endpoint, default_port=-1)
@@ -119,7 +123,7 @@ def run_ranks(arguments: LaunchArguments, command: list[str], log_directory: str
         entrypoint=command[0],
         # elastic substitutes ${local_rank} in arguments; the program's are to arrive as they were given.
         args=tuple(argument.replace("$", "$$") for argument in command[1:]),
-        rdzv_handler=rendezvous_registry.get_rendezvous_handler(parameters),
+        rdzv_handler=handler,
         max_restarts=config.max_restarts,
         monitor_interval=config.monitor_interval,
         master_addr=address,
@@ -135,14 +139,18 @@ def run_ranks(arguments: LaunchArguments, command: list[str], log_directory: str
         with _environment_restored(TORCHELASTIC_SIGNALS_TO_HANDLE=config.signals_to_handle):
             agent.run()
     except RendezvousError as error:
-        raise LaunchError(f"the hosts did not meet at {config.rdzv_endpoint!r}: {error}") from error
+        raise _not_met(config, error) from error
     except SignalException as error:
         # A rendezvous that other hosts share stays open for them, as with torchrun.
         close_rendezvous = arguments.one_host
         raise Interrupted(error.sigval) from None
     finally:
         if close_rendezvous:
-            spec.rdzv_handler.shutdown()
+            handler.shutdown()
+
+
+def _not_met(config: LaunchConfig, error: RendezvousError) -> LaunchError:
+    return LaunchError(f"the hosts did not meet at {config.rdzv_endpoint!r}: {error}")
 
 
 def launch_config(arguments: LaunchArguments, log_directory: str) -> LaunchConfig:
@@ -187,6 +195,7 @@ class _Agent(LocalElasticAgent):
         super().__init__(spec, logs_specs, start_method=start_method, shutdown_timeout=grace_s)
         self._listener = listener
         self._grace_s = grace_s
+        self._interrupted = False
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         started: dict[int, Any] = super()._start_workers(worker_group)
@@ -215,7 +224,11 @@ class _Agent(LocalElasticAgent):
         return result
 
     def _shutdown(self, death_sig: signal.Signals | None = None, timeout: int | None = None) -> None:
+        if self._interrupted:  # and again, while the ranks had time to end: now they have none
+            super()._shutdown(signal.SIGKILL, self._grace_s)
+            return
         if death_sig is not None:  # only for a signal that has come; the other calls name none
+            self._interrupted = True
             self._listener.ending(death_sig, self._grace_s)
         super()._shutdown(death_sig or signal.SIGTERM, self._grace_s)
 

@@ -276,7 +276,8 @@ class _Run(Listener):
         )
         if restarts_left > 0:
             self._describe(self.failures)
-            self.say(f"starting all ranks again; {restarts_left} of {self._arguments.flags.max_restarts} restarts left")
+            allowed = self._arguments.flags.max_restarts
+            self.say(f"starting all ranks again: restart {allowed - restarts_left + 1} of {allowed}")
 
     def ending(self, number: signal.Signals, grace_s: int) -> None:
         self.say(f"{number.name}: the ranks have {grace_s} s to end; once more ends them at once")

@@ -1,0 +1,170 @@
+"""A rank fails: what is shown, in which order, and what the launch ends with."""
+
+import os
+import textwrap
+from typing import Any
+
+import pytest
+
+from hocket.launch import _worker
+
+WAIT = "import time; time.sleep(60)"
+
+
+def failing(how: str) -> str:
+    """A script whose rank 1 fails while the others wait."""
+    return f"import os, sys, signal, ctypes\nif os.environ['RANK'] == '1':\n    {how}\n{WAIT}"
+
+
+@pytest.mark.parametrize(
+    ("how", "exit_code", "signal_name", "error"),
+    [
+        ("raise ValueError('batch 17')", 1, None, "ValueError: batch 17"),
+        ("raise ExceptionGroup('several', [OSError('a'), OSError('b')])", 1, None, "ExceptionGroup: several (2 sub-exceptions)"),
+        ("sys.exit(3)", 3, None, "SystemExit: 3"),
+        ("sys.exit('no data')", 1, None, "SystemExit: no data"),
+        ("os._exit(7)", 7, None, None),
+        ("os.kill(os.getpid(), signal.SIGKILL)", 137, "SIGKILL", None),
+        ("os.kill(os.getpid(), signal.SIGTERM)", 143, "SIGTERM", None),
+        ("ctypes.string_at(0)", 139, "SIGSEGV", None),
+    ],
+)
+def test_the_failing_rank_is_named_with_its_reason(
+    launched: Any, script: Any, how: str, exit_code: int, signal_name: str | None, error: str | None
+) -> None:
+    ran = launched(script(failing(how)), n=3)
+    assert ran.result.outcome == "failed"
+    assert ran.result.exit_code == exit_code
+    first, *others = ran.result.failures
+    assert (first.rank, first.exit_code, first.signal, first.error) == (1, exit_code, signal_name, error)
+    assert not first.ended_by_launcher
+    assert {other.rank for other in others} == {0, 2}
+    assert all(other.ended_by_launcher for other in others)
+    report = [line for line in ran.err.splitlines() if "OMP_NUM_THREADS" not in line and not line.startswith("[")]
+    assert report[0].startswith("hocket: rank 1 failed first: ")
+    assert report[-2] == "ranks 0, 2 were ended because of that (SIGTERM)"
+    assert report[-1] == f"hocket: failed, exit status {exit_code}"
+
+
+@pytest.mark.parametrize("flags", [[], ["-m"]])
+def test_tracebacks_are_the_user_s_own(
+    launched: Any, script: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch, flags: list[str]
+) -> None:
+    source = "def outer():\n    inner()\n\ndef inner():\n    raise KeyError('x')\n\nouter()\n"
+    path = script(source)
+    monkeypatch.chdir(tmp_path)
+    ran = launched("script" if flags else path, n=1, flags=flags)
+    # Printed once, by the launcher.
+    assert ran.err.count("Traceback") == 1
+    lines = [line for line in ran.err.splitlines() if line.startswith('  File "')]
+    assert lines == [
+        f'  File "{path}", line 7, in <module>',
+        f'  File "{path}", line 2, in outer',
+        f'  File "{path}", line 5, in inner',
+    ]
+    assert os.path.basename(_worker.__file__) not in ran.err
+
+
+def test_syntax_errors_are_shown_as_python_shows_them(launched: Any, script: Any) -> None:
+    ran = launched(script("def f(:\n"), n=1)
+    assert ran.result.exit_code == 1
+    assert "SyntaxError: invalid syntax" in ran.err
+    assert "_worker" not in ran.err
+
+
+def test_a_crash_in_compiled_code_shows_the_python_stack(launched: Any, script: Any) -> None:
+    path = script("import ctypes\ndef dereference():\n    ctypes.string_at(0)\n\ndereference()\n")
+    ran = launched(path, n=1)
+    assert "Segmentation fault" in ran.err
+    assert f'File "{path}", line 3 in dereference' in ran.err
+    assert "_worker" not in ran.err
+
+
+def test_the_first_exception_counts_and_not_the_first_end(launched: Any, script: Any) -> None:
+    # Rank 1 fails, but takes a while to end; rank 0 fails because of it, and ends at once.
+    source = """
+    import atexit, os, pathlib, time
+    cause = pathlib.Path(os.environ["HOCKET_TEST"], "cause")
+    if os.environ["RANK"] == "1":
+        atexit.register(time.sleep, 0.6)
+        atexit.register(cause.touch)
+        raise ValueError("the cause")
+    while not cause.exists():
+        time.sleep(0.01)
+    raise ConnectionError("rank 1 has gone")
+    """
+    ran = launched(script(textwrap.dedent(source)), n=2)
+    first, second = ran.result.failures
+    assert (first.rank, first.error) == (1, "ValueError: the cause")
+    assert (second.rank, second.error) == (0, "ConnectionError: rank 1 has gone")
+    assert not second.ended_by_launcher
+    report = ran.err[ran.err.index("rank 1 failed first") :]
+    assert report.count("Traceback") == 1
+    assert "rank 0 failed 0." in report
+    assert "exit status 1: ConnectionError: rank 1 has gone" in report
+
+
+def test_a_killed_rank_comes_before_those_that_complain_of_it(launched: Any, script: Any) -> None:
+    # The survivor notices the death at once, faster than the launcher may.
+    source = """
+    import os, pathlib, select, signal, time
+    told = pathlib.Path(os.environ["HOCKET_TEST"], "pid")
+    if os.environ["RANK"] == "1":
+        told.with_suffix(".part").write_text(str(os.getpid()))
+        told.with_suffix(".part").rename(told)
+        time.sleep(0.2)
+        os.kill(os.getpid(), signal.SIGKILL)
+    while not told.exists():
+        time.sleep(0.01)
+    select.select([os.pidfd_open(int(told.read_text()))], [], [])
+    raise ConnectionError("rank 1 has gone")
+    """
+    ran = launched(script(textwrap.dedent(source)), n=2)
+    first, second = ran.result.failures
+    assert (first.rank, first.signal) == (1, "SIGKILL")
+    assert (second.rank, second.error) == (0, "ConnectionError: rank 1 has gone")
+    assert ran.result.exit_code == 137
+
+
+def test_a_rank_that_will_not_end_is_killed_after_the_grace(launched: Any, script: Any) -> None:
+    source = """
+    import os, pathlib, signal, time
+    ready = pathlib.Path(os.environ["HOCKET_TEST"], "ready")
+    if os.environ["RANK"] == "0":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        ready.touch()
+        time.sleep(60)
+    while not ready.exists():
+        time.sleep(0.01)
+    raise SystemExit(5)
+    """
+    ran = launched(script(textwrap.dedent(source)), n=2, flags=["--shutdown-timeout=1"])
+    assert ran.result.exit_code == 5
+    first, second = ran.result.failures
+    assert (first.rank, second.rank, second.signal, second.ended_by_launcher) == (1, 0, "SIGKILL", True)
+    assert 1.0 < ran.result.wall_s < 10
+
+
+def test_an_excepthook_of_the_user_s_is_called(launched: Any, script: Any) -> None:
+    source = "import sys\nsys.excepthook = lambda kind, error, trace: print('hook', kind.__name__)\nraise ValueError"
+    ran = launched(script(source), n=1)
+    assert ran.out == "hook ValueError\n"
+    assert ran.result.failures[0].error == "ValueError"
+
+
+def test_torch_s_record_decorator_still_works(launched: Any, script: Any) -> None:
+    source = """
+    from torch.distributed.elastic.multiprocessing.errors import record
+    @record
+    def main():
+        raise ValueError("recorded")
+    main()
+    """
+    ran = launched(script(textwrap.dedent(source)), n=1)
+    assert ran.result.failures[0].error == "ValueError: recorded"
+    assert ran.err.count("in main") == 1
+
+
+def test_exit_functions_run_when_a_rank_fails(launched: Any, script: Any) -> None:
+    ran = launched(script("import atexit\natexit.register(print, 'saved')\nraise ValueError"), n=1)
+    assert ran.out == "saved\n"

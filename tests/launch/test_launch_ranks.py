@@ -1,0 +1,221 @@
+"""What ranks are given, what becomes of what they print, and how a launch ends well."""
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hocket.launch import ArgumentError, launch
+
+DUMP = "import json, os, sys; print(json.dumps({'argv': sys.argv[1:], 'env': dict(os.environ)}), flush=True)"
+
+
+def test_ranks_get_what_torchrun_gives_them(launched: Any, script: Any) -> None:
+    ran = launched(script(DUMP), n=3)
+    assert ran.result.outcome == "finished"
+    assert ran.result.exit_code == 0
+    assert ran.result.failures == ()
+    for rank in range(3):
+        environment = json.loads(ran.lines(rank)[0])["env"]
+        assert environment["RANK"] == environment["LOCAL_RANK"] == str(rank)
+        assert environment["WORLD_SIZE"] == environment["LOCAL_WORLD_SIZE"] == "3"
+        assert environment["MASTER_ADDR"] == "localhost"
+        assert int(environment["MASTER_PORT"]) > 0
+        assert "TORCHELASTIC_RUN_ID" in environment
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["a b", "$HOME", "$$", "${local_rank}", ""], ["--help", "-n", "7", "-m"], ["--", "x", "--"]],
+)
+def test_what_follows_the_script_is_the_script_s(launched: Any, script: Any, arguments: list[str]) -> None:
+    ran = launched(script(DUMP), *arguments, n=1)
+    assert json.loads(ran.out)["argv"] == arguments
+
+
+def test_environment_is_set_for_the_ranks_only(launched: Any, script: Any) -> None:
+    before = dict(os.environ)
+    ran = launched(script(DUMP), n=2, env={"GREETING": "a=b c"})
+    assert json.loads(ran.lines(1)[0])["env"]["GREETING"] == "a=b c"
+    assert dict(os.environ) == before
+
+
+def test_cores_are_shared_out_unless_the_user_has_chosen(
+    launched: Any, script: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = script(DUMP)
+    share = max(1, len(os.sched_getaffinity(0)) // 2)
+    ran = launched(path, n=2)
+    assert json.loads(ran.lines(0)[0])["env"]["OMP_NUM_THREADS"] == str(share)
+    assert ran.err.count(f"OMP_NUM_THREADS={share}") == 1
+    assert "OMP_NUM_THREADS" not in json.loads(launched(path, n=1).out)["env"]
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    ran = launched(path, n=2)
+    assert json.loads(ran.lines(0)[0])["env"]["OMP_NUM_THREADS"] == "7"
+    assert "OMP_NUM_THREADS" not in ran.err
+
+
+def test_lines_of_ranks_are_never_torn(launched: Any, script: Any) -> None:
+    source = """
+    import os, sys
+    rank = os.environ["RANK"]
+    for i in range(300):
+        for part in ("line", str(i), "of", rank):
+            sys.stdout.write(part + " ")
+            sys.stdout.flush()
+        sys.stdout.write("\\n")
+    sys.stderr.write("no new line at the end")
+    """
+    ran = launched(script(textwrap.dedent(source)), n=3)
+    assert len(ran.out.splitlines()) == 900
+    for rank in range(3):
+        assert ran.lines(rank) == [f"line {i} of {rank} " for i in range(300)]
+        assert f"[{rank}] no new line at the end\n" in ran.err
+
+
+def test_of_a_progress_bar_the_last_state_remains_where_there_is_no_terminal(launched: Any, script: Any) -> None:
+    source = "import sys\nfor i in range(101): sys.stderr.write(f'\\r{i}%')\nsys.stderr.write('\\ndone\\n')"
+    ran = launched(script(source), n=1)
+    assert ran.err == "100%\ndone\n"
+
+
+def test_rank_0_alone_reads_what_the_user_types(hocket: Any, script: Any) -> None:
+    path = script("import os, sys; print(repr(sys.stdin.read()))")
+    process = hocket("run", "-n", "2", path, stdin=subprocess.PIPE)
+    out, _ = process.communicate("typed", timeout=60)
+    assert sorted(out.splitlines()) == ["[0] 'typed'", "[1] ''"]
+
+
+def test_modules_run_as_with_python_m(launched: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "__main__.py").write_text("from . import part; print(part.__name__, __spec__.name, __package__)")
+    (package / "part.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    assert launched("package", n=1, flags=["-m"]).out == "package.part package.__main__ package\n"
+    missing = launched("package.nothing", n=1, flags=["-m"])
+    assert missing.result.exit_code == 1
+    assert "No module named package.nothing" in missing.err
+
+
+def test_programs_that_are_not_python_run(launched: Any) -> None:
+    ran = launched("sh", "-c", 'echo "$RANK of $WORLD_SIZE"; exit $RANK', n=2, flags=["--no-python"])
+    assert ran.lines(0) == ["0 of 2"]
+    assert ran.result.exit_code == 1
+    missing = launched("no-such-program", n=1, flags=["--no-python"])
+    assert missing.result.exit_code == 127
+    assert "cannot run 'no-such-program': No such file or directory" in missing.err
+
+
+def test_failed_ranks_are_started_again_if_the_user_wants_it(launched: Any, script: Any) -> None:
+    source = """
+    import os
+    attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
+    print("attempt", attempt)
+    if attempt == "0" and os.environ["RANK"] == "1":
+        raise OSError("a passing fault")
+    """
+    ran = launched(script(textwrap.dedent(source)), n=2, flags=["--max-restarts=2"])
+    assert ran.result.outcome == "finished"
+    assert ran.result.exit_code == 0
+    assert ran.result.restarts == 1
+    assert ran.result.failures == ()
+    assert "attempt 1" in ran.lines(0)
+    assert "OSError: a passing fault" in ran.err
+    assert ran.err.count("starting all ranks again: restart 1 of 2") == 1
+
+
+def test_a_launch_ends_at_its_time_limit(launched: Any, script: Any) -> None:
+    ran = launched(script("import time; time.sleep(60)"), n=2, timeout_s=0.5)
+    assert ran.result.outcome == "timed-out"
+    assert ran.result.exit_code == 124
+    assert ran.result.wall_s < 10
+    assert "timed-out" in ran.err
+
+
+def test_launches_at_the_same_time_do_not_meet(hocket: Any, script: Any) -> None:
+    path = script(
+        "import os, sys, time; print(os.environ['MASTER_PORT'], os.environ['WORLD_SIZE'], flush=True); time.sleep(1)"
+    )
+    processes = [hocket("run", "-n", str(n), path) for n in (1, 2, 3)]
+    ports = set()
+    for n, process in zip((1, 2, 3), processes, strict=True):
+        out, err = process.communicate(timeout=60)
+        assert process.returncode == 0, err
+        words = [line.split()[-2:] for line in out.splitlines()]
+        assert [world for _, world in words] == [str(n)] * n
+        assert len({port for port, _ in words}) == 1
+        ports.add(words[0][0])
+    assert len(ports) == 3
+
+
+def test_a_launch_whose_output_nobody_reads_ends(hocket: Any, script: Any) -> None:
+    path = script("import time\nfor i in range(6000): print('x' * 1000, flush=True); time.sleep(0.01)")
+    process = hocket("run", "-n", "2", path)
+    process.stdout.readline()
+    process.stdout.close()
+    assert process.wait(timeout=30) == 141
+
+
+def test_logs_and_tees_go_where_torchrun_puts_them(launched: Any, script: Any, tmp_path: Path) -> None:
+    path = script("import os, sys; print('out'); print('err', file=sys.stderr); assert os.environ['RANK'] == '0'")
+    flags = ["--log-dir", str(tmp_path / "logs"), "-r", "0:1", "-t", "1:3", "--duplicate-stderr-filters", "Assert"]
+    ran = launched(path, n=2, flags=flags)
+    (attempt,) = (tmp_path / "logs").glob("*/attempt_0")
+    assert (attempt / "0" / "stdout.log").read_text() == "out\n"
+    assert (attempt / "1" / "stdout.log").read_text() == "out\n"
+    # Where a rank has a log of its own its traceback is in there, not only in our report.
+    assert (attempt / "1" / "stderr.log").read_text().endswith("AssertionError\n")
+    assert (attempt / "filtered_stderr.log").read_text() == "[1] AssertionError\n"
+    assert ran.lines(0) == []
+    assert ran.lines(1) == ["out"]
+    assert "[0] err\n" in ran.err
+    assert "[1] err\n" in ran.err
+
+
+def test_console_can_be_limited_to_some_ranks(launched: Any, script: Any) -> None:
+    ran = launched(script("import os; print('rank', os.environ['RANK'])"), n=3, flags=["--local-ranks-filter=0,2"])
+    assert sorted(ran.out.splitlines()) == ["[0] rank 0", "[2] rank 2"]
+
+
+@pytest.mark.parametrize("start", ["subprocess.Popen(command)", "subprocess.Popen(command, start_new_session=True)"])
+def test_what_ranks_start_ends_with_them(launched: Any, script: Any, start: str) -> None:
+    # That nothing runs any more is held by the fixture that all tests of this folder use.
+    source = f"import subprocess, sys; command = [sys.executable, '-c', 'import time; time.sleep(60)']; {start}"
+    assert launched(script(source), n=2).result.exit_code == 0
+
+
+def test_bad_arguments_are_refused_before_anything_starts(script: Any, tmp_path: Path) -> None:
+    path = script("")
+    with pytest.raises(ArgumentError, match="there is no script 'missing.py'"):
+        launch(["missing.py"], 2)
+    with pytest.raises(ArgumentError, match="-n 0: give 1 rank or more"):
+        launch([path], 0)
+    with pytest.raises(ArgumentError, match="unknown flag --wolrd"):
+        launch([path], 2, flags=["--wolrd"])
+    with pytest.raises(ArgumentError, match="max_restarts must be >= 0"):
+        launch([path], 2, flags=["--max-restarts=-1"])
+    with pytest.raises(ArgumentError, match="-x NOT_SET_ANYWHERE: give KEY=VALUE"):
+        launch([path], 2, flags=["-x", "NOT_SET_ANYWHERE"])
+    with pytest.raises(ArgumentError, match="the rendezvous host 'no.such.host.invalid' does not resolve"):
+        launch([path], 2, flags=["--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=no.such.host.invalid:29400"])
+
+
+def test_hosts_that_do_not_meet_are_an_error(script: Any) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "hocket", "run", "-n", "1", "--nnodes=2", "--rdzv-backend=c10d"]
+        + ["--rdzv-endpoint=localhost:1", "--rdzv-conf=timeout=1,read_timeout=1,is_host=0", script("")],
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "the hosts did not meet at 'localhost:1'" in done.stderr
+    assert "Traceback" not in done.stderr

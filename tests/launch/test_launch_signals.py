@@ -1,0 +1,183 @@
+"""Ctrl-C, and launchers that are killed: in the end nothing of the job runs or lies about."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hocket.launch import _sweep
+
+# Each rank starts a child in its own session and one that shares the rank's, as data loader workers do.
+RANKS = """
+import os, pathlib, signal, subprocess, sys, time
+here = pathlib.Path(os.environ["HOCKET_TEST"])
+if {stubborn}:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+sleeper = ["sleep", "60"]
+subprocess.Popen(sleeper)
+subprocess.Popen(sleeper, start_new_session=True)
+here.joinpath("ready" + os.environ["RANK"]).touch()
+try:
+    time.sleep(60)
+finally:
+    print("finally", flush=True)
+"""
+
+
+@pytest.fixture
+def job(hocket: Any, script: Any, tmp_path: Path, wait_until: Any) -> Any:
+    """Start a job of two ranks, with flags; it runs when this returns."""
+
+    def start(*flags: str, stubborn: bool = False) -> "subprocess.Popen[str]":
+        process: subprocess.Popen[str] = hocket("run", "-n", "2", *flags, script(RANKS.format(stubborn=stubborn)))
+        wait_until(lambda: all((tmp_path / f"ready{rank}").exists() for rank in (0, 1)))
+        return process
+
+    return start
+
+
+def test_one_interrupt_ends_all_in_order(job: Any, running: Any) -> None:
+    process = job()
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert sorted(out.splitlines()) == ["[0] finally", "[1] finally"]
+    assert "SIGINT: the ranks have 10 s to end; once more ends them at once" in err
+    assert "Traceback" not in err
+    assert "interrupted after" in err
+    assert running() == []
+
+
+def test_a_second_interrupt_ends_those_that_will_not(job: Any, running: Any) -> None:
+    process = job(stubborn=True)
+    process.send_signal(signal.SIGINT)
+    while "once more" not in process.stderr.readline():
+        pass
+    time.sleep(0.3)
+    assert process.poll() is None
+    begin_s = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    process.wait(timeout=20)
+    assert time.monotonic() - begin_s < 5
+    assert process.returncode == 130
+    assert running() == []
+
+
+def test_stubborn_ranks_are_killed_after_the_grace(job: Any, running: Any) -> None:
+    process = job("--shutdown-timeout=1", stubborn=True)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert running() == []
+
+
+def test_a_request_to_terminate_is_passed_on(job: Any, running: Any) -> None:
+    process = job()
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=20)
+    assert process.returncode == 143
+    assert running() == []
+
+
+def test_an_interrupt_while_the_launcher_starts_leaves_nothing(hocket: Any, script: Any, running: Any) -> None:
+    process = hocket("run", "-n", "2", script("import time; time.sleep(60)"))
+    time.sleep(0.4)  # torch is being imported
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == 130, err
+    assert running() == []
+
+
+@pytest.mark.parametrize("stubborn", [False, True])
+def test_a_killed_launcher_takes_its_ranks_with_it(
+    job: Any, running: Any, temporary: Path, wait_until: Any, stubborn: bool
+) -> None:
+    process = job(stubborn=stubborn)
+    assert len(list(temporary.iterdir())) == 1
+    process.kill()
+    wait_until(lambda: not running(), limit_s=10.0)
+    wait_until(lambda: not list(temporary.iterdir()), limit_s=5.0)
+
+
+def test_ranks_end_with_a_launcher_whose_warden_was_killed_too(job: Any, running: Any, wait_until: Any) -> None:
+    process = job()
+    ranks = rank_processes(running())
+    for pid in (warden(process.pid), process.pid):
+        os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not set(ranks) & set(running()), limit_s=5.0)
+    clean()  # what they had started themselves
+
+
+def test_clean_removes_what_a_crash_has_left(
+    job: Any, running: Any, temporary: Path, script: Any, hocket: Any, tmp_path: Path, wait_until: Any
+) -> None:
+    process = job(stubborn=True)
+    listed = json.loads(clean("--dry-run", "--json"))["leftovers"]
+    assert listed == []  # a job that runs is none of its business
+    for pid in (warden(process.pid), process.pid):
+        os.kill(pid, signal.SIGKILL)
+    process.wait(timeout=10)
+    (directory,) = temporary.iterdir()
+    (leftover,) = json.loads(clean("--dry-run", "--json"))["leftovers"]
+    assert leftover["directory"] == str(directory)
+    assert len(leftover["processes"]) == 6
+    assert "would remove 6 processes and" in clean("--dry-run")
+    assert len(running()) == 6
+    assert "removed 6 processes and" in clean()
+    assert running() == []
+    assert not directory.exists()
+    assert clean() == "nothing to clean\n"
+
+
+def test_a_rank_whose_launcher_has_gone_before_it_could_ask_ends(script: Any, tmp_path: Path) -> None:
+    from hocket.launch import _worker
+
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    command = [sys.executable, _worker.__file__, str(gone.pid), str(tmp_path), "held", "script", script("print('ran')")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert f"the launcher (process {gone.pid}) has gone" in done.stderr
+
+
+def test_an_interrupted_gloo_job_ends_too(hocket: Any, script: Any, tmp_path: Path, wait_until: Any) -> None:
+    # Rank 0 is inside a collective, where Python cannot act on the signal.
+    source = """
+    import os, pathlib, time, torch, torch.distributed as dist
+    dist.init_process_group("gloo")
+    pathlib.Path(os.environ["HOCKET_TEST"], "ready" + os.environ["RANK"]).touch()
+    if dist.get_rank() == 0:
+        dist.all_reduce(torch.ones(1))
+    time.sleep(60)
+    """
+    process = hocket("run", "-n", "2", script(textwrap.dedent(source)))
+    wait_until(lambda: all((tmp_path / f"ready{rank}").exists() for rank in (0, 1)), limit_s=60)
+    time.sleep(0.3)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=20)
+    assert process.returncode == 130
+
+
+def rank_processes(pids: list[int]) -> list[int]:
+    return [pid for pid in pids if b"_worker.py" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+
+def warden(launcher: int) -> int:
+    children = Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()
+    (pid,) = [int(pid) for pid in children if b"_sweep.py" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    assert _sweep.job_of(pid) is None
+    return pid
+
+
+def clean(*flags: str) -> str:
+    command = [sys.executable, "-m", "hocket", "clean", *flags]
+    return subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout
