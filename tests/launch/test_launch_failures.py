@@ -20,7 +20,12 @@ def failing(how: str) -> str:
     ("how", "exit_code", "signal_name", "error"),
     [
         ("raise ValueError('batch 17')", 1, None, "ValueError: batch 17"),
-        ("raise ExceptionGroup('several', [OSError('a'), OSError('b')])", 1, None, "ExceptionGroup: several (2 sub-exceptions)"),
+        (
+            "raise ExceptionGroup('several', [OSError('a'), OSError('b')])",
+            1,
+            None,
+            "ExceptionGroup: several (2 sub-exceptions)",
+        ),
         ("sys.exit(3)", 3, None, "SystemExit: 3"),
         ("sys.exit('no data')", 1, None, "SystemExit: no data"),
         ("os._exit(7)", 7, None, None),

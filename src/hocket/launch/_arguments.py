@@ -105,6 +105,11 @@ def parse(argv: Sequence[str]) -> LaunchArguments:
     argv = list(argv)
     split = _script_index(argv)
     if split is None:
+        try:
+            parser().parse_known_args(argv)
+        except ArgumentError as error:
+            if "training_script" not in str(error):
+                raise
         unknown = parser().parse_known_args([*argv, "script.py"])[1]
         raise ArgumentError(f"unknown flag {unknown[0]}" if unknown else "say which script to run, after the flags")
     target = argv[split + 1 :] if argv[split] == "--" else argv[split:]

@@ -82,7 +82,7 @@ class Terminal(Output):
             data = self._cut + data
             shown = bytearray()
             end = 0
-            for token in _TOKEN.finditer(data):
+            while token := _TOKEN.match(data, end):
                 end = token.end()
                 text = token.group()
                 if text in (b"\n", b"\r"):

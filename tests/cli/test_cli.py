@@ -1,0 +1,121 @@
+"""The command itself: what it lists, what it costs, and how it refuses."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hocket import __version__, cli
+
+
+def hocket(*arguments: str, flags: tuple[str, ...] = ()) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, *flags, "-m", "hocket", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
+
+
+def test_help_lists_the_verbs_that_are_there_and_loads_neither_them_nor_torch() -> None:
+    done = hocket("--help", flags=("-X", "importtime"))
+    assert done.returncode == 0
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert not {"torch", "numpy", "hocket.cli.run", "hocket.cli.doctor"} & imported
+    folder = Path(cli.__file__).parent
+    for verb in cli._VERBS:
+        assert (f"\n  {verb} " in done.stdout) == ((folder / f"{verb}.py").exists() or (folder / verb).is_dir())
+
+
+@pytest.mark.parametrize("verb", [verb for verb in cli._VERBS if (Path(cli.__file__).parent / f"{verb}.py").exists()])
+def test_every_verb_explains_itself(verb: str) -> None:
+    done = hocket(verb, "--help")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.lower().startswith("usage: hocket")
+
+
+def test_every_verb_s_file_is_registered() -> None:
+    files = {path.stem for path in Path(cli.__file__).parent.glob("[!_]*.py")}
+    assert files <= set(cli._VERBS)
+
+
+def test_version() -> None:
+    assert hocket("--version").stdout == f"hocket {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["fly"], "No such command 'fly'"),
+        (["--fast"], "No such option: --fast"),
+        (["clean", "--fast"], "No such option: --fast"),
+        (["run", "--fast", "x.py"], "hocket run: unknown flag --fast\n"),
+        (["run", "-n", "2", "no.py"], "hocket run: there is no script 'no.py' in "),
+    ],
+)
+def test_bad_input_is_one_clear_error_and_exit_code_2(arguments: list[str], message: str) -> None:
+    done = hocket(*arguments)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+
+
+def test_run_sums_up_in_json(tmp_path: Path) -> None:
+    script = tmp_path / "s.py"
+    script.write_text("import os, sys; print('hello'); sys.exit(int(os.environ['RANK']) * 4)")
+    done = hocket("run", "-n", "2", "--json", str(script))
+    assert done.returncode == 4
+    summary = json.loads(done.stdout)
+    assert summary["outcome"] == "failed"
+    assert summary["exit_code"] == 4
+    assert summary["nproc"] == 2
+    assert summary["failures"][0]["rank"] == 1
+    assert "[0] hello" in done.stderr
+
+
+def test_run_shows_what_it_would_do_without_doing_it(tmp_path: Path) -> None:
+    script = tmp_path / "s.py"
+    script.write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    flags = ["-n", "3", "-x", "A=b c", "--dry-run"]
+    done = hocket("run", *flags, str(script), "arg")
+    assert done.returncode == 0
+    assert len([line for line in done.stdout.splitlines() if line.endswith(f"script {script} arg")]) == 3
+    assert "A='b c'" in done.stdout
+    plan = json.loads(hocket("run", *flags, "--json", str(script)).stdout)
+    assert plan["nproc"] == 3
+    assert plan["environment"]["A"] == "b c"
+    assert not (tmp_path / "ran").exists()
+
+
+def test_doctor_finds_this_machine_fit_and_knows_a_remedy_for_what_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    report = json.loads(hocket("doctor", "--json").stdout)
+    found = {finding["name"]: finding for finding in report["findings"]}
+    assert report["healthy"] is True
+    for name in ("torch", "backend", "shared memory", "loopback"):
+        assert found[name]["status"] == "ok", found[name]
+    monkeypatch.setenv("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
+    monkeypatch.setenv("TMPDIR", "/dev/shm")
+    people = hocket("doctor", "--bandwidth")
+    assert "GB/s copying" in people.stdout
+
+
+def test_doctor_says_what_to_do_when_something_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    import socket
+
+    from hocket.launch import _doctor
+
+    def unknown(*_: object) -> None:
+        raise socket.gaierror(-2, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    found = {finding.name: finding for finding in _doctor.examine()}
+    assert found["host name"].status == "warning"
+    assert "/etc/hosts" in str(found["host name"].remedy)
+    assert found["shared memory"].status == "ok"
+
+    def broken() -> None:
+        raise OSError("no /proc here")
+
+    monkeypatch.setattr(_doctor, "_memory", broken)
+    found = {finding.name: finding for finding in _doctor.examine()}
+    assert found["broken"].status == "error"
+    assert "no /proc here" in found["broken"].found

@@ -1,0 +1,90 @@
+"""The command line of `hocket run`."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from hocket.launch._arguments import ArgumentError, parse
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "s.py").touch()
+    (tmp_path / "2").touch()
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "flag", [["-n", "3"], ["-n3"], ["--np", "3"], ["--nproc-per-node=3"], ["--nproc_per_node", "3"]]
+)
+def test_the_number_of_ranks_has_several_names(flag: list[str]) -> None:
+    parsed = parse([*flag, "s.py"])
+    assert parsed.nproc == 3
+    assert parsed.target == "s.py"
+
+
+def test_auto_and_cpu_count_what_is_there() -> None:
+    assert parse(["-n", "cpu", "s.py"]).nproc == os.cpu_count()
+    assert parse(["-n", "auto", "s.py"]).nproc >= 1
+
+
+@pytest.mark.parametrize(
+    ("line", "target", "arguments"),
+    [
+        ("s.py", "s.py", []),
+        ("-n 2 s.py -n 3 --json", "s.py", ["-n", "3", "--json"]),
+        ("-n 2 -- s.py -- x --", "s.py", ["--", "x", "--"]),
+        ("-n 2 s.py -- x", "s.py", ["--", "x"]),
+        ("-n 2 -x A=1 -x B=2 -t 3 2 s.py", "2", ["s.py"]),
+        ("-m -n 2 package.module -m", "package.module", ["-m"]),
+        ("--no-python -n 2 echo -h", "echo", ["-h"]),
+        ("--max-restarts 3 --rdzv-conf timeout=5,x=1 --log-dir d -r 0:1 s.py a", "s.py", ["a"]),
+    ],
+)
+def test_flags_end_at_the_script(line: str, target: str, arguments: list[str]) -> None:
+    parsed = parse(line.split())
+    assert parsed.target == target
+    assert list(parsed.arguments) == arguments
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("", "say which script to run, after the flags"),
+        ("-n 2", "say which script to run, after the flags"),
+        ("-n 2 --", 'say which script to run, after the "--"'),
+        ("-n", "expected one argument"),
+        ("-n 2 --no-such-flag s.py", "unknown flag --no-such-flag"),
+        ("-n x s.py", "-n x: Unsupported nproc_per_node value: x; give a number of ranks"),
+        ("-n 0 s.py", "-n 0: give 1 rank or more"),
+        ("no.py", "there is no script 'no.py' in "),
+        ("--timeout 0 s.py", "--timeout 0.0: give a number of seconds above 0"),
+        ("--timeout soon s.py", "--timeout: invalid float value: 'soon'"),
+        ("-m --no-python s.py", "exclude each other"),
+        ("-x =1 s.py", "-x =1: give KEY=VALUE"),
+    ],
+)
+def test_mistakes_are_named(line: str, message: str) -> None:
+    with pytest.raises(ArgumentError) as caught:
+        parse(line.split())
+    assert message in str(caught.value)
+
+
+def test_variables_may_be_named_without_a_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SET_HERE", "v")
+    assert parse(["-x", "SET_HERE", "-x", "A=b=c", "s.py"]).environment == {"SET_HERE": "v", "A": "b=c"}
+
+
+def test_torchrun_s_variables_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PET_NPROC_PER_NODE", "3")
+    assert parse(["s.py"]).nproc == 3
+    assert parse(["-n", "2", "s.py"]).nproc == 2
+
+
+def test_one_host_gets_a_rendezvous_of_its_own_and_several_what_they_ask_for() -> None:
+    alone = parse(["-n", "2", "s.py"]).flags
+    assert (alone.rdzv_backend, alone.rdzv_endpoint, alone.local_addr) == ("c10d", "localhost:0", "localhost")
+    assert alone.rdzv_id != parse(["-n", "2", "s.py"]).flags.rdzv_id
+    several = parse(["--nnodes=2", "--node-rank=1", "--master-addr=127.0.0.1", "--master-port=1234", "s.py"]).flags
+    assert (several.rdzv_backend, several.node_rank, several.master_port) == ("static", 1, 1234)
