@@ -123,11 +123,15 @@ def _colour_system(stream: BinaryIO) -> ColorSystem | None:
 
 def outputs(stdout: BinaryIO, stderr: BinaryIO) -> tuple[Output, Output]:
     """Outputs on two streams; a terminal that both lead to becomes one output, so that it is drawn on in one place."""
-    if stdout.isatty() and stderr.isatty() and os.ttyname(stdout.fileno()) == os.ttyname(stderr.fileno()):
+    if _can_draw(stdout) and _can_draw(stderr) and os.ttyname(stdout.fileno()) == os.ttyname(stderr.fileno()):
         terminal = Terminal(stdout)
         return terminal, terminal
     return _output(stdout), _output(stderr)
 
 
 def _output(stream: BinaryIO) -> Output:
-    return Terminal(stream) if stream.isatty() else Output(stream)
+    return Terminal(stream) if _can_draw(stream) else Output(stream)
+
+
+def _can_draw(stream: BinaryIO) -> bool:
+    return stream.isatty() and os.environ.get("TERM") != "dumb"

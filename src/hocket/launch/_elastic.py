@@ -136,7 +136,7 @@ def run_ranks(arguments: LaunchArguments, command: list[str], log_directory: str
     agent = _Agent(spec, _RoutedLogs(config.logs_specs, listener), config.start_method, listener, arguments.grace_s)
     close_rendezvous = True
     try:
-        with _environment_restored(TORCHELASTIC_SIGNALS_TO_HANDLE=config.signals_to_handle):
+        with _environment_restored(TORCHELASTIC_SIGNALS_TO_HANDLE=_not_ignored(config.signals_to_handle)):
             agent.run()
     except RendezvousError as error:
         raise _not_met(config, error) from error
@@ -151,6 +151,14 @@ def run_ranks(arguments: LaunchArguments, command: list[str], log_directory: str
 
 def _not_met(config: LaunchConfig, error: RendezvousError) -> LaunchError:
     return LaunchError(f"the hosts did not meet at {config.rdzv_endpoint!r}: {error}")
+
+
+def _not_ignored(names: str) -> str:
+    """Signals to handle, less those that we were started to ignore: under nohup a job outlives its terminal."""
+    numbers = {name: getattr(signal, name.strip(), None) for name in names.split(",")}
+    return ",".join(
+        name for name, number in numbers.items() if number is None or signal.getsignal(number) != signal.SIG_IGN
+    )
 
 
 def launch_config(arguments: LaunchArguments, log_directory: str) -> LaunchConfig:

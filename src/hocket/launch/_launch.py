@@ -251,6 +251,11 @@ class _Run(Listener):
         self._merger.watch([Child(rank.rank, rank.pid, rank.reaped_status) for rank in ranks])
 
     def check(self) -> None:
+        if self._merger.broken is not None:
+            raise self._merger.broken
+        if self._merger.log_error is not None:
+            self.say(f"a log file ends here: {self._merger.log_error}", style="bold red")
+            self._merger.log_error = None
         if self._merger.output_closed:
             raise _Ended("output-closed", OUTPUT_CLOSED)
         if self._deadline_s is not None and time.monotonic() > self._deadline_s:

@@ -11,14 +11,16 @@ import time
 import tty
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from io import RawIOBase
 from types import TracebackType
-from typing import BinaryIO, ParamSpec, Self
+from typing import ParamSpec, Self
 
 from ._console import Output, Terminal
 from ._lines import LineAssembler
 
 _P = ParamSpec("_P")
 _CHUNK = 1 << 16
+_POLL_S = 0.02  # where the kernel (before Linux 5.3) cannot tell by a descriptor that a process has ended
 _DRAIN_S = 30.0  # to show what is left at the end; only a console that does not take it could need that long
 SNAPSHOT_S = 10.0  # how often a line that is being overwritten (a progress bar) is shown where there is no terminal
 
@@ -37,8 +39,8 @@ class Stream:
 
     output: Output
     prefix: bytes
-    log: BinaryIO | None = None
-    matches: BinaryIO | None = None
+    log: RawIOBase | None = None
+    matches: RawIOBase | None = None
     needles: tuple[bytes, ...] = ()
 
 
@@ -76,14 +78,19 @@ class Merger:
     Attributes:
         ended_s: For each rank that has ended, when, in seconds since the epoch.
         output_closed: Who read our output has gone, and the ranks' output is thrown away.
+        log_error: Why a log file ends early, if one does; the job goes on.
+        broken: What went wrong in the thread, which has ended with it: the ranks' output is read no more.
     """
 
     def __init__(self, grace_s: float) -> None:
         self.ended_s: dict[int, float] = {}
         self.output_closed = False
+        self.log_error: OSError | None = None
+        self.broken: Exception | None = None
         self._grace_s = grace_s
         self._kill_at_s: float | None = None
         self._alive: dict[int, Child] = {}  # by pidfd
+        self._polled: list[Child] = []  # those that have none
         self._watched: set[int] = set()  # the processes of the present attempt, ended or not
         self._pipes: dict[int, _Pipe] = {}  # by the descriptor that is read
         self._ends_to_close: list[int] = []
@@ -110,9 +117,9 @@ class Merger:
         self.close_ends()
         self._resources.close()
 
-    def log_file(self, path: str) -> BinaryIO:
+    def log_file(self, path: str) -> RawIOBase:
         """A file for what a stream prints, closed with the merger."""
-        return self._resources.enter_context(open(path, "ab"))
+        return self._resources.enter_context(open(path, "ab", buffering=0))
 
     def pipe(self, stream: Stream) -> str:
         """A path that a rank may open for writing; what it writes becomes lines of the stream."""
@@ -158,7 +165,11 @@ class Merger:
         self.ended_s = {}
         self._kill_at_s = None
         for child in children:
-            pidfd = os.pidfd_open(child.pid)
+            try:
+                pidfd = os.pidfd_open(child.pid)
+            except OSError:
+                self._polled.append(child)
+                continue
             self._resources.callback(os.close, pidfd)
             self._alive[pidfd] = child
             self._selector.register(pidfd, selectors.EVENT_READ)
@@ -169,18 +180,30 @@ class Merger:
             os.write(self._wake_write, b"x")
 
     def _loop(self) -> None:
-        while not self._ending.is_set():
-            for key, _ in self._selector.select(self._patience_s()):
-                if key.fd in self._pipes:
-                    self._read(self._pipes[key.fd])
-                elif key.fd in self._alive:
-                    self._child_ended(key.fd)
-                else:
-                    os.read(self._wake_read, _CHUNK)
-            self._kill_the_late()
-            self._show_overwritten_lines()
-        for pidfd in list(self._alive):
-            self._child_ended(pidfd)
+        try:
+            while not self._ending.is_set():
+                self._turn()
+            self._drain()
+        except Exception as error:
+            self.broken = error
+
+    def _turn(self) -> None:
+        for key, _ in self._selector.select(self._patience_s()):
+            if key.fd in self._pipes:
+                self._read(self._pipes[key.fd])
+            elif key.fd in self._alive:
+                self._selector.unregister(key.fd)
+                self._child_ended(self._alive.pop(key.fd))
+            else:
+                os.read(self._wake_read, _CHUNK)
+        for child in list(self._polled):
+            if _status(child, patient=False) is not None:
+                self._polled.remove(child)
+                self._child_ended(child)
+        self._kill_the_late()
+        self._show_overwritten_lines()
+
+    def _drain(self) -> None:
         for pipe in list(self._pipes.values()):
             while self._read(pipe):
                 pass
@@ -192,6 +215,8 @@ class Merger:
         times_s = [pipe.shown_s + SNAPSHOT_S for pipe in list(self._pipes.values()) if pipe.lines.unfinished]
         if self._kill_at_s is not None:
             times_s.append(self._kill_at_s)
+        if self._polled:
+            times_s.append(now_s + _POLL_S)
         return max(0.0, min(times_s) - now_s) if times_s else None
 
     def _read(self, pipe: _Pipe) -> bool:
@@ -205,9 +230,8 @@ class Merger:
         if not chunk:
             self._close(pipe)
             return False
-        if pipe.stream.log is not None:
-            pipe.stream.log.write(chunk)
-            pipe.stream.log.flush()
+        if pipe.stream.log is not None and not self._log(pipe.stream.log, chunk):
+            pipe.stream.log = None
         if pipe.terminal is not None:
             self._show(pipe.terminal.draw, pipe.stream.prefix, chunk)
         else:
@@ -229,9 +253,18 @@ class Merger:
         pipe.shown_s = time.monotonic()
         if stream.matches is not None:
             found = [line for line in lines if any(needle in line for needle in stream.needles)]
-            stream.matches.write(b"".join(b"%b%b\n" % (stream.prefix, line) for line in found))
-            stream.matches.flush()
+            if not self._log(stream.matches, b"".join(b"%b%b\n" % (stream.prefix, line) for line in found)):
+                stream.matches = None
         self._show(stream.output.lines, stream.prefix, lines)
+
+    def _log(self, file: RawIOBase, data: bytes) -> bool:
+        """Write to a log file; a full disk must not stop the ranks, which wait until someone reads what they print."""
+        try:
+            file.write(data)
+        except OSError as error:
+            self.log_error = error
+            return False
+        return True
 
     def _show(self, show: Callable[_P, None], *args: _P.args, **kwargs: _P.kwargs) -> None:
         if not self.output_closed:
@@ -240,9 +273,7 @@ class Merger:
             except OSError:  # EPIPE, or EIO of a terminal that has gone; the launcher sees it and ends the job
                 self.output_closed = True
 
-    def _child_ended(self, pidfd: int) -> None:
-        child = self._alive.pop(pidfd)
-        self._selector.unregister(pidfd)
+    def _child_ended(self, child: Child) -> None:
         if child.pid not in self._watched:  # of an attempt before a restart
             return
         self.ended_s[child.rank] = time.time()
@@ -251,7 +282,7 @@ class Merger:
 
     def _kill_the_late(self) -> None:
         if self._kill_at_s is not None and time.monotonic() >= self._kill_at_s:
-            for child in list(self._alive.values()):  # not ended, so the number is still theirs
+            for child in (*self._alive.values(), *self._polled):  # not ended, so the number is still theirs
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(child.pid, signal.SIGKILL)
             self._kill_at_s = None
@@ -264,9 +295,9 @@ class Merger:
                 self._show_lines(pipe, pipe.lines.snapshot())
 
 
-def _status(child: Child) -> int | None:
-    """How a child ended: its status, or minus the signal; left for who waits for it to take."""
-    for _ in range(100):  # the waiting thread may be between taking the status and saying what it was
+def _status(child: Child, *, patient: bool = True) -> int | None:
+    """How a child ended: its status, or minus the signal; left for who waits for it to take. None: it has not."""
+    for _ in range(100 if patient else 1):  # the waiting thread may be between taking the status and saying so
         try:
             state = os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         except ChildProcessError:
@@ -275,7 +306,7 @@ def _status(child: Child) -> int | None:
             status = None
             if state is not None:
                 status = state.si_status if state.si_code == os.CLD_EXITED else -state.si_status
-        if status is not None:
+        if status is not None or not patient:
             return status
         time.sleep(0.001)
     return None

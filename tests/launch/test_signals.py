@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 
 from hocket.launch import _sweep
 
-# Each rank starts a child in its own session and one that shares the rank's, as data loader workers do.
+# Each rank starts a child in its own session, one in a session apart, and one by fork alone, as data loaders do.
 RANKS = """
 import os, pathlib, signal, subprocess, sys, time
 here = pathlib.Path(os.environ["HOCKET_TEST"])
@@ -24,6 +25,9 @@ if {stubborn}:
 sleeper = ["sleep", "60"]
 subprocess.Popen(sleeper)
 subprocess.Popen(sleeper, start_new_session=True)
+if os.fork() == 0:
+    time.sleep(60)
+    os._exit(0)
 here.joinpath("ready" + os.environ["RANK"]).touch()
 try:
     time.sleep(60)
@@ -87,6 +91,16 @@ def test_a_request_to_terminate_is_passed_on(job: Any, running: Any) -> None:
     assert running() == []
 
 
+def test_under_nohup_a_job_outlives_its_terminal(hocket: Any, script: Any, tmp_path: Path, wait_until: Any) -> None:
+    source = f"import pathlib, time; pathlib.Path({str(tmp_path / 'ready')!r}).touch(); time.sleep(0.7); print('done')"
+    ignore = partial(signal.signal, signal.SIGHUP, signal.SIG_IGN)
+    process = hocket("run", "-n", "1", script(source), preexec_fn=ignore)
+    wait_until((tmp_path / "ready").exists)
+    process.send_signal(signal.SIGHUP)
+    assert process.communicate(timeout=20)[0] == "done\n"
+    assert process.returncode == 0
+
+
 def test_an_interrupt_while_the_launcher_starts_leaves_nothing(hocket: Any, script: Any, running: Any) -> None:
     process = hocket("run", "-n", "2", script("import time; time.sleep(60)"))
     time.sleep(0.4)  # torch is being imported
@@ -109,32 +123,31 @@ def test_a_killed_launcher_takes_its_ranks_with_it(
 
 def test_ranks_end_with_a_launcher_whose_warden_was_killed_too(job: Any, running: Any, wait_until: Any) -> None:
     process = job()
-    ranks = rank_processes(running())
+    ranks = [pid for pid in children(process.pid) if pid != warden(process.pid)]
+    assert len(ranks) == 2
     for pid in (warden(process.pid), process.pid):
         os.kill(pid, signal.SIGKILL)
     wait_until(lambda: not set(ranks) & set(running()), limit_s=5.0)
     clean()  # what they had started themselves
 
 
-def test_clean_removes_what_a_crash_has_left(
-    job: Any, running: Any, temporary: Path, script: Any, hocket: Any, tmp_path: Path, wait_until: Any
-) -> None:
+def test_clean_removes_what_a_crash_has_left(job: Any, running: Any, temporary: Path) -> None:
     process = job(stubborn=True)
-    listed = json.loads(clean("--dry-run", "--json"))["leftovers"]
-    assert listed == []  # a job that runs is none of its business
+    (directory,) = temporary.iterdir()
+    name = directory.name.removeprefix("hocket-job-")
+    assert name not in clean("--dry-run")  # a job that runs is none of its business
     for pid in (warden(process.pid), process.pid):
         os.kill(pid, signal.SIGKILL)
     process.wait(timeout=10)
-    (directory,) = temporary.iterdir()
-    (leftover,) = json.loads(clean("--dry-run", "--json"))["leftovers"]
+    listed = json.loads(clean("--dry-run", "--json"))["leftovers"]
+    (leftover,) = [leftover for leftover in listed if leftover["job"] == name]
     assert leftover["directory"] == str(directory)
-    assert len(leftover["processes"]) == 6
-    assert "would remove 6 processes and" in clean("--dry-run")
-    assert len(running()) == 6
-    assert "removed 6 processes and" in clean()
+    assert set(leftover["processes"]) == set(running())
+    assert len(running()) == 8
+    assert f"removed 8 processes and {directory}" in clean()
     assert running() == []
     assert not directory.exists()
-    assert clean() == "nothing to clean\n"
+    assert name not in clean()
 
 
 def test_a_rank_whose_launcher_has_gone_before_it_could_ask_ends(script: Any, tmp_path: Path) -> None:
@@ -167,13 +180,12 @@ def test_an_interrupted_gloo_job_ends_too(hocket: Any, script: Any, tmp_path: Pa
     assert process.returncode == 130
 
 
-def rank_processes(pids: list[int]) -> list[int]:
-    return [pid for pid in pids if b"_worker.py" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def warden(launcher: int) -> int:
-    children = Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()
-    (pid,) = [int(pid) for pid in children if b"_sweep.py" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    (pid,) = [pid for pid in children(launcher) if b"_sweep.py" in Path(f"/proc/{pid}/cmdline").read_bytes()]
     assert _sweep.job_of(pid) is None
     return pid
 

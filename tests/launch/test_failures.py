@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from hocket.launch import _worker
+from hocket.launch._merge import Merger
 
 WAIT = "import time; time.sleep(60)"
 
@@ -173,3 +174,26 @@ def test_torch_s_record_decorator_still_works(launched: Any, script: Any) -> Non
 def test_exit_functions_run_when_a_rank_fails(launched: Any, script: Any) -> None:
     ran = launched(script("import atexit\natexit.register(print, 'saved')\nraise ValueError"), n=1)
     assert ran.out == "saved\n"
+
+
+def test_ends_are_noticed_on_kernels_without_process_descriptors(
+    launched: Any, script: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(pid: int) -> int:
+        raise OSError(38, "Function not implemented")
+
+    monkeypatch.setattr(os, "pidfd_open", missing)
+    ran = launched(script(failing("os._exit(7)")), n=2)
+    assert [failure.rank for failure in ran.result.failures] == [1, 0]
+    assert ran.result.exit_code == 7
+
+
+def test_a_launch_whose_output_cannot_be_read_any_more_does_not_hang(
+    launched: Any, script: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> bool:
+        raise ZeroDivisionError("a mistake of ours")
+
+    monkeypatch.setattr(Merger, "_read", broken)
+    with pytest.raises(ZeroDivisionError, match="a mistake of ours"):
+        launched(script(f"print('hello', flush=True)\n{WAIT}"), n=2)
