@@ -73,9 +73,10 @@ class Screen:
     def __init__(self) -> None:
         self.rows = [""]
         self.row = self.column = 0
+        self.cursor_shown = True
 
     def show(self, data: str) -> None:
-        for token in re.findall(r"\x1b\[\d*[A-Za-z]|[\s\S]", data):
+        for token in re.findall(r"\x1b\[\??\d*[A-Za-z]|[\s\S]", data):
             if token == "\n":
                 self.row, self.column = self.row + 1, 0
                 self.rows += [""] * (self.row + 1 - len(self.rows))
@@ -85,6 +86,8 @@ class Screen:
                 self.rows[self.row] = "" if token == "\x1b[2K" else self.rows[self.row][: self.column]
             elif token.endswith("A") and token.startswith("\x1b"):
                 self.row -= int(token[2:-1] or 1)
+            elif token in ("\x1b[?25l", "\x1b[?25h"):
+                self.cursor_shown = token.endswith("h")
             elif not token.startswith("\x1b"):
                 line = self.rows[self.row].ljust(self.column)
                 self.rows[self.row] = line[: self.column] + token + line[self.column + 1 :]
@@ -97,16 +100,14 @@ class Screen:
 
 @pytest.fixture
 def drawn() -> Any:
-    class Buffer(io.BytesIO):
-        screen = Screen()
+    screen = Screen()
 
+    class Shown(io.BytesIO):
         def write(self, data: Any) -> int:
-            self.screen.show(bytes(data).decode())
+            screen.show(bytes(data).decode())
             return len(data)
 
-    Buffer.screen = Screen()
-    terminal = Terminal(Buffer())
-    return terminal, Buffer.screen
+    return Terminal(Shown()), screen
 
 
 def test_lines_of_others_appear_above_the_row_that_is_being_drawn(drawn: Any) -> None:
@@ -138,10 +139,12 @@ def test_a_control_sequence_may_be_cut_anywhere(drawn: Any) -> None:
 
 def test_an_unfinished_row_is_left_standing_at_the_end(drawn: Any) -> None:
     terminal, screen = drawn
-    terminal.draw(b"[0] ", b"50%")
+    terminal.draw(b"[0] ", b"\x1b[?25l50%")
+    assert not screen.cursor_shown
     terminal.end_drawing()
     terminal.lines(b"hocket: ", [b"failed"])
     assert screen.text == ["[0] 50%", "hocket: failed", ""]
+    assert screen.cursor_shown
 
 
 def test_on_a_terminal_rank_0_draws_and_the_others_speak_in_colour(script: Any) -> None:

@@ -67,6 +67,7 @@ class Terminal(Output):
         super().__init__(stream)
         self._row = b""  # what the drawing rank has put on the row where the cursor is
         self._cut = b""  # the beginning of a control sequence whose end has not been read yet
+        self._changed = False  # whether the drawing rank may have hidden the cursor or changed the colours
 
     def size(self) -> tuple[int, int]:
         """Rows and columns."""
@@ -87,7 +88,10 @@ class Terminal(Output):
                 text = token.group()
                 if text in (b"\n", b"\r"):
                     self._row = b""
-                elif not self._row and not text.startswith(b"\x1b"):
+                    shown += text
+                    continue
+                self._changed |= text.startswith(b"\x1b")
+                if not self._row and not text.startswith(b"\x1b"):
                     shown += prefix
                     self._row = prefix + text
                 elif self._row:
@@ -100,11 +104,12 @@ class Terminal(Output):
             self._write(bytes(shown))
 
     def end_drawing(self) -> None:
-        """The drawing rank has ended: leave its last row as it is."""
+        """The drawing rank has ended, perhaps in the middle: leave its last row, and restore cursor and colours."""
         with self._lock:
-            if self._row:
-                self._write(b"\n")
+            restore = b"\x1b[0m\x1b[?25h" if self._changed else b""
+            self._write(restore + (b"\n" if self._row else b""))
             self._row = self._cut = b""
+            self._changed = False
 
     def _put(self, data: bytes) -> None:
         # Clear the row, write above it, draw it again.
