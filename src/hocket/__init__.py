@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from hocket import profile as profile
     from hocket import testing as testing
     from hocket import workloads as workloads
-    from hocket.parallel import average as average  # type: ignore[attr-defined]
-    from hocket.parallel import distribute as distribute  # type: ignore[attr-defined]
-    from hocket.parallel import shard as shard  # type: ignore[attr-defined]
-    from hocket.parallel import total as total  # type: ignore[attr-defined]
+    from hocket.parallel import average as average
+    from hocket.parallel import distribute as distribute
+    from hocket.parallel import shard as shard
+    from hocket.parallel import total as total
 
 __version__ = "0.1.0.dev0"
 

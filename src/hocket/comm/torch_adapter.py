@@ -5,13 +5,16 @@ torch's own stubs leave out or mistype most of them, hence `Any`.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 import torch.distributed as _distributed
 from torch.distributed import distributed_c10d as _c10d
 
 _any: Any = _c10d
 _public: Any = _distributed
+_torch_c: Any = torch._C
 
 Store: Any = _any.Store
 PrefixStore: Any = _any.PrefixStore
@@ -47,3 +50,18 @@ def process_group_nccl(store: Any, rank: int, size: int, timeout: Any) -> Any:
     engine = _any.ProcessGroupNCCL(store, rank, size, options)
     engine._set_sequence_number_for_group()
     return engine
+
+
+def queue_callback(callback: Callable[[], None]) -> None:
+    """Has `callback` called when the running back-propagation ends; its exceptions come out of `backward()`."""
+    torch.autograd.Variable._execution_engine.queue_callback(callback)
+
+
+def in_backward() -> bool:
+    """Whether this thread is inside back-propagation now."""
+    return bool(_torch_c._current_graph_task_id() != -1)
+
+
+def foreach_copy(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
+    """Copies each source to its target, in one call."""
+    torch._foreach_copy_(list(targets), list(sources))

@@ -1,1 +1,19 @@
-"""(room under construction)"""
+"""Runs training: gradients averaged over ranks, batches shared out, the losses of one device kept."""
+
+from ._data_parallel import DataParallel as DataParallel
+from ._distribute import distribute as distribute
+from ._distribute import shard as shard
+from ._loader import DistributedLoader as DistributedLoader
+from ._loader import ShardedLoader as ShardedLoader
+from ._totals import average as average
+from ._totals import total as total
+
+__all__ = [
+    "DataParallel",
+    "DistributedLoader",
+    "ShardedLoader",
+    "average",
+    "distribute",
+    "shard",
+    "total",
+]

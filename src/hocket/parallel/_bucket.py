@@ -1,0 +1,82 @@
+"""One bucket: flat memory that holds gradients side by side, and the views that parameters use as `.grad`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from hocket import comm
+
+_ALIGNMENT_NBYTES = 64
+
+
+class Bucket:
+    """Gradients of some parameters in one flat tensor, reduced by one operation.
+
+    On the CPU the memory is shared (`hocket.comm.empty`): backend "hocket" reduces it in place, without staging.
+
+    Args:
+        members: numbers of the parameters.
+        parameters: the parameters, of one element type and device.
+        extra: elements to add at the end for the reducer's own use.
+    """
+
+    def __init__(self, members: Sequence[int], parameters: Sequence[torch.Tensor], extra: int) -> None:
+        self.members = list(members)
+        self.pending = len(self.members)
+        self.work: Any = None
+        dtype, device = parameters[0].dtype, parameters[0].device
+        step = max(1, _ALIGNMENT_NBYTES // dtype.itemsize)
+        offsets, end = [], 0
+        for parameter in parameters:
+            offsets.append(end)
+            end += -(-parameter.numel() // step) * step
+        numel = end + extra
+        if device.type == "cpu":
+            self.flat = comm.empty(numel, dtype=dtype)
+        else:
+            self.flat = torch.empty(numel, dtype=dtype, device=device)
+        self.flat.zero_()  # the gaps take part in the reduction
+        self.tail = self.flat[end:]
+        self._places = [(offset, p.numel(), *_strides(p)) for offset, p in zip(offsets, parameters, strict=True)]
+        self._views = [self._make_view(slot) for slot in range(len(self.members))]
+        self._holders = self._count_holders(0)
+
+    def view(self, slot: int) -> torch.Tensor:
+        """The gradient in `slot`: the same tensor object at each call."""
+        return self._views[slot]
+
+    def writable(self, slot: int) -> torch.Tensor:
+        """The view of `slot`, to be overwritten though it is no parameter's `.grad` at the moment.
+
+        A program may have kept the tensor that was `.grad` in an earlier step. On one device that tensor would keep its
+        values, so here it is given memory of its own first.
+        """
+        if self._count_holders(slot) > self._holders:
+            kept = self._views[slot]
+            kept.data = kept.detach().clone()
+            self._views[slot] = self._make_view(slot)
+        return self._views[slot]
+
+    def _make_view(self, slot: int) -> torch.Tensor:
+        offset, numel, shape, strides = self._places[slot]
+        return self.flat[offset : offset + numel].as_strided(shape, strides)
+
+    def _count_holders(self, slot: int) -> int:
+        return sys.getrefcount(self._views[slot])
+
+
+def _strides(parameter: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Shape and strides of the gradient: the parameter's if they fill memory without gaps, as autograd has it."""
+    shape, strides = tuple(parameter.shape), parameter.stride()
+    expected = 1
+    for stride, size in sorted(zip(strides, shape, strict=True)):
+        if size == 1:
+            continue
+        if stride != expected:
+            return shape, torch.empty(shape, device="meta").stride()
+        expected *= size
+    return shape, strides

@@ -1,0 +1,116 @@
+"""The one call that makes a training script for one device one for many."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import Any, Literal
+
+import torch
+
+from . import _world
+from ._alike import align_optimizer
+from ._data_parallel import DataParallel
+from ._loader import DistributedLoader, ShardedLoader, SharedLoader
+from ._world import World
+
+
+def distribute(
+    model: torch.nn.Module,
+    optimizer: Any = None,
+    loader: Iterable[Any] | None = None,
+    *,
+    bucket_bytes: int | None = None,
+    first_bucket_bytes: int | None = None,
+    loss_reduction: Literal["mean", "sum"] = "mean",
+    group: Any = None,
+    broadcast_buffers: bool = True,
+    seed_samples: bool = True,
+) -> tuple[DataParallel, Any, DistributedLoader | None]:
+    """Makes a model, its optimizer and its loader train on all ranks as they would on one; the loop stays as it is.
+
+    Batch sizes, and with them learning rates and schedules, are global: with n ranks each computes an n-th of every
+    batch, and the losses and parameters of one device come out, up to floating-point rounding, for any n. Batches that
+    n does not divide are weighted. What cannot be equal: layers whose result for a sample depends on other samples of
+    the batch (batch norm without synchronisation), and random numbers drawn in the model (dropout). The mean must be
+    over samples; for one over something else (tokens, pixels with labels), say `loss_reduction="sum"` and divide by
+    `hocket.total(count)` in the loop.
+
+    Under a launcher (`hocket run`, torchrun, or anything that sets RANK and WORLD_SIZE) this joins the world with
+    backend "hocket", unless a process group exists, and leaves it at exit. Without one it works as a world of one rank.
+
+    Args:
+        model: the model. If it is on a GPU, it goes to this rank's own (LOCAL_RANK), which becomes the current one.
+        optimizer: its optimizer; ranks whose state or settings differ get rank 0's. None if there is none.
+        loader: a torch DataLoader, or an iterable of batches that is the same on every rank. None if there is none.
+        bucket_bytes: most bytes of gradients that are reduced together. None: as many that there are about eight
+            buckets, since what the last one holds cannot be hidden behind back-propagation, but 1 MiB at least and
+            64 MiB at most.
+        first_bucket_bytes: the same for the bucket that is full first; None for no difference.
+        loss_reduction: whether the loss is a "mean" over the samples of a batch or a "sum".
+        group: the ranks that train together; None for torch's default group.
+        broadcast_buffers: whether the model's buffers are kept as rank 0's.
+        seed_samples: whether random augmentation of a sample is seeded by its place in training, so that it depends
+            neither on ranks nor on worker processes.
+
+    Returns:
+        The model (`DataParallel`), the optimizer, and the loader (`DistributedLoader`); None where None was given.
+
+    Raises:
+        ValueError: ranks hold different models, a sampler divides the data already, or an argument makes no sense.
+
+    Example::
+
+        model, optimizer, loader = hocket.distribute(model, optimizer, loader)
+        for x, y in loader:
+            optimizer.zero_grad()
+            loss_fn(model(x), y).backward()
+            optimizer.step()
+    """
+    if isinstance(model, DataParallel) or isinstance(loader, SharedLoader):
+        raise ValueError("what hocket.distribute has returned must not be distributed again")
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"the model must be a torch.nn.Module, not {type(model).__name__}")
+    world = _world.join(group)
+    if world.size > 1:
+        _take_own_gpu(model)
+    distributed = DataParallel(
+        model,
+        world,
+        bucket_bytes=bucket_bytes,
+        first_bucket_bytes=first_bucket_bytes,
+        loss_reduction=loss_reduction,
+        broadcast_buffers=broadcast_buffers,
+    )
+    if optimizer is not None and world.size > 1:
+        align_optimizer(optimizer, world)
+    shared = None if loader is None else DistributedLoader(loader, group=group, seed_samples=seed_samples)
+    return distributed, optimizer, shared
+
+
+def shard(loader: Iterable[Any], *, group: Any = None) -> ShardedLoader:
+    """Divides a loader among ranks for evaluation: every sample exactly once, nothing repeated.
+
+    Args:
+        loader: a torch DataLoader, or an iterable of batches that is the same on every rank, or what
+            `hocket.distribute` made of one.
+        group: the ranks; None for torch's default group.
+
+    Returns:
+        An iterable of this rank's parts of the batches. Ranks may get different numbers of them; see `hocket.total`.
+    """
+    inner = loader.loader if isinstance(loader, SharedLoader) else loader
+    return ShardedLoader(inner, group=_joined(group))
+
+
+def _joined(group: Any) -> Any:
+    world: World = _world.join(group)
+    return world.group
+
+
+def _take_own_gpu(model: torch.nn.Module) -> None:
+    devices = {p.device for p in model.parameters()}
+    if len(devices) == 1 and next(iter(devices)).type == "cuda":
+        own = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+        torch.cuda.set_device(own)
+        model.to(own)

@@ -1,0 +1,146 @@
+"""The data set and the batch sampler that a rank's inner DataLoader works with."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
+
+from . import _rng
+from ._rng import Stream
+from ._shares import Share
+
+Key = tuple[int, Any, int]
+"""How a sample is asked for: epoch, the sampler's index, and the sample's place in the epoch's sequence."""
+
+_OWN = ("_dataset", "_seed")
+_END = object()
+
+
+class SeededDataset(Dataset[Any]):
+    """A map-style data set whose random augmentation depends on seed, epoch and place in the sequence only.
+
+    So it does not depend on which rank or which worker process loads the sample. Everything else that is asked of it,
+    it passes on to the user's data set.
+
+    Args:
+        dataset: the user's.
+        seed: common to all ranks; None to load without seeding.
+    """
+
+    def __init__(self, dataset: Any, seed: int | None) -> None:
+        object.__setattr__(self, "_dataset", dataset)
+        object.__setattr__(self, "_seed", None if _is_deterministic(dataset) else seed)
+
+    def __getitems__(self, keys: Sequence[Key]) -> Sequence[Any]:
+        """The samples of `keys`."""
+        dataset, seed = self._dataset, self._seed
+        many = getattr(dataset, "__getitems__", None)
+        if seed is None:
+            indices = [index for _, index, _ in keys]
+            return many(indices) if callable(many) else [dataset[i] for i in indices]
+        samples: list[Any] = []
+        with _rng.restored():
+            for epoch, index, place in keys:
+                _rng.seed_everything(_rng.mix(seed, epoch, place))
+                samples.extend(many([index]) if callable(many) else (dataset[index],))
+        return samples
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._dataset[index]
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _OWN:  # not there yet: being unpickled
+            raise AttributeError(name)
+        return getattr(self._dataset, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._dataset, name, value)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: self.__dict__[name] for name in _OWN}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+
+
+def _is_deterministic(dataset: Any) -> bool:
+    """Whether `dataset` is of a kind known to draw no random numbers, so that seeding would only cost time."""
+    if type(dataset) is Subset:
+        return _is_deterministic(dataset.dataset)
+    if type(dataset) is ConcatDataset:
+        return all(_is_deterministic(part) for part in dataset.datasets)
+    return type(dataset) in (TensorDataset, list, tuple, range)
+
+
+class RankSampler:
+    """This rank's part of each batch of the user's batch sampler, as keys.
+
+    The sampler itself runs on every rank alike, drawing from `stream`. What this rank takes of its batches is noted in
+    `shares`, for whoever receives the loaded batches in the same order.
+
+    Args:
+        batches: the user's batch sampler.
+        stream: where it draws random numbers.
+        world: how many ranks share a batch.
+        rank: this one.
+        keep_step: whether a rank without samples in a batch gets one of the batch's all the same (to weigh nothing), so
+            that all ranks make the same number of steps; else it skips the batch.
+        agree: is given the very first batch, to compare it with other ranks'.
+    """
+
+    def __init__(
+        self,
+        batches: Iterable[Any],
+        stream: Stream,
+        world: int,
+        rank: int,
+        *,
+        keep_step: bool,
+        agree: Callable[[Any], None],
+    ) -> None:
+        self.epoch = 0
+        self.shares: deque[Share] = deque()
+        self._batches = batches
+        self._stream = stream
+        self._world = world
+        self._rank = rank
+        self._keep_step = keep_step
+        self._agree: Callable[[Any], None] | None = agree
+
+    def __iter__(self) -> Iterator[list[Key]]:
+        return self._run(self.epoch, self.shares)
+
+    def _run(self, epoch: int, shares: deque[Share]) -> Iterator[list[Key]]:
+        agree, self._agree = self._agree, None
+        place = 0
+        for batch in each(self._batches, self._stream, agree):
+            indices = list(batch)
+            share = Share.of(len(indices), self._world, self._rank)
+            begin, end = share.begin, share.end
+            if begin == end and self._keep_step and indices:
+                begin, end = 0, 1
+            if begin < end:
+                shares.append(share)
+                yield [(epoch, indices[i], place + i) for i in range(begin, end)]
+            place += len(indices)
+
+
+def each(items: Iterable[Any], stream: Stream, agree: Callable[[Any], None] | None) -> Iterator[Any]:
+    """The items, each drawn with `stream` as the source of random numbers; the first is shown to `agree`."""
+    with stream:
+        iterator = iter(items)
+    while True:
+        with stream:
+            item = next(iterator, _END)
+        if agree is not None:
+            agree(None if item is _END else item)
+            agree = None
+        if item is _END:
+            return
+        yield item

@@ -1,0 +1,63 @@
+"""Walks through structures of tuples, lists, mappings and dataclasses that hold tensors."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from typing import Any
+
+import torch
+
+
+def tensors_in(value: Any) -> list[torch.Tensor]:
+    """The tensors in a structure, in order."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    return [tensor for child in _children(value) for tensor in tensors_in(child)]
+
+
+def mapped(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """A structure like `value` with every tensor changed."""
+    if isinstance(value, torch.Tensor):
+        return change(value)
+    if isinstance(value, Mapping):
+        return like_mapping(value, {key: mapped(item, change) for key, item in value.items()})
+    if isinstance(value, tuple | list):
+        return like_sequence(value, [mapped(item, change) for item in value])
+    if _is_dataclass(value):
+        twin = copy.copy(value)
+        for name in value.__dataclass_fields__:
+            object.__setattr__(twin, name, mapped(getattr(value, name), change))
+        return twin
+    return value
+
+
+def like_mapping(value: Mapping[Any, Any], parts: dict[Any, Any]) -> Any:
+    """A mapping of the type of `value`, if such can be made, with the contents of `parts`."""
+    if type(value) is dict or not isinstance(value, MutableMapping):
+        return parts
+    twin = copy.copy(value)
+    for key, part in parts.items():
+        twin[key] = part
+    return twin
+
+
+def like_sequence(value: tuple[Any, ...] | list[Any], items: list[Any]) -> Any:
+    """A list, tuple or named tuple as `value` is, with other items."""
+    if isinstance(value, list):
+        return items
+    return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+
+
+def _children(value: Any) -> Iterable[Any]:
+    if isinstance(value, Mapping):
+        return value.values()
+    if isinstance(value, tuple | list):
+        return value
+    if _is_dataclass(value):
+        return [getattr(value, name) for name in value.__dataclass_fields__]
+    return ()
+
+
+def _is_dataclass(value: Any) -> bool:
+    return hasattr(value, "__dataclass_fields__") and not isinstance(value, type)

@@ -1,0 +1,88 @@
+"""Who takes part: rank, size and group, and the few collectives on Python objects that setting up needs."""
+
+from __future__ import annotations
+
+import atexit
+import os
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """The ranks that train together.
+
+    Attributes:
+        rank: this process's number in the group, from 0.
+        size: how many ranks the group has.
+        group: torch's process group; None where one process trains alone.
+    """
+
+    rank: int
+    size: int
+    group: Any
+
+    @property
+    def root(self) -> int:
+        """Global rank of the group's rank 0."""
+        return 0 if self.group is None else dist.get_global_rank(self.group, 0)
+
+    @property
+    def device(self) -> torch.device:
+        """Where tensors must live that the group is to move and that belong to nobody: the CPU where it can."""
+        if self.group is not None and dist.get_backend(self.group) == "nccl":
+            return torch.device("cuda", torch.cuda.current_device())
+        return torch.device("cpu")
+
+    def from_root(self, value: T) -> T:
+        """The picklable `value` of the group's rank 0, on every rank."""
+        if self.size == 1:
+            return value
+        box = [value]
+        dist.broadcast_object_list(box, src=self.root, group=self.group)
+        return box[0]
+
+    def from_all(self, value: T) -> list[T]:
+        """The picklable `value` of every rank, by rank, on every rank."""
+        if self.size == 1:
+            return [value]
+        box: list[Any] = [None] * self.size
+        dist.all_gather_object(box, value, group=self.group)
+        return box
+
+
+def current(group: Any = None) -> World:
+    """The world of `group`, or of torch's default group, or this process alone where there is none.
+
+    Raises:
+        ValueError: this process is no member of `group`.
+    """
+    if not (dist.is_available() and dist.is_initialized()):
+        return World(0, 1, None)
+    group = group or dist.group.WORLD
+    rank = dist.get_rank(group)
+    if rank < 0:
+        raise ValueError(f"rank {dist.get_rank()} is not a member of the group that was given to hocket")
+    return World(rank, dist.get_world_size(group), group)
+
+
+def join(group: Any = None) -> World:
+    """Like `current`, after joining the world that a launcher's environment variables describe, if they do.
+
+    Who joined here also leaves here, when the interpreter exits.
+    """
+    launched = "RANK" in os.environ and "WORLD_SIZE" in os.environ
+    if launched and group is None and dist.is_available() and not dist.is_initialized():
+        dist.init_process_group("hocket")
+        atexit.register(_leave)
+    return current(group)
+
+
+def _leave() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
