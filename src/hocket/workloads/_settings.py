@@ -1,0 +1,101 @@
+"""What a run can be told: plain values, checked before anything starts. This module does not import torch."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+DEVICES = ("auto", "cpu", "cuda")
+
+
+class SettingsError(ValueError):
+    """A value that a run cannot start with; the message names the option, the value and the remedy."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What every workload can be told.
+
+    Attributes:
+        workload: Its name.
+        workers: Processes that train together.
+        steps: Optimizer steps.
+        batch_size: Images in one step over all workers.
+        lr: Highest learning rate.
+        seed: Chooses the initial weights and the data.
+        device: "auto" takes a GPU when there is one, else the CPU.
+        autocast: Run the forward pass in bfloat16 where torch considers it safe.
+
+    Raises:
+        SettingsError: If a value is out of its range.
+    """
+
+    workload: str
+    workers: int
+    steps: int
+    batch_size: int
+    lr: float
+    seed: int = 0
+    device: str = "auto"
+    autocast: bool = False
+
+    def __post_init__(self) -> None:
+        if self.workers < 1:
+            raise SettingsError(f"-n {self.workers}: there must be at least one worker")
+        if self.batch_size < 1:
+            raise SettingsError(f"--batch-size {self.batch_size}: there must be at least one image in a batch")
+        if self.batch_size < self.workers:
+            raise SettingsError(
+                f"--batch-size {self.batch_size} is smaller than -n {self.workers}: the batch is shared among all "
+                f"workers, and each needs at least one image; use --batch-size {self.workers} or more"
+            )
+        if self.steps < 1:
+            raise SettingsError(f"--steps {self.steps}: there must be at least one step")
+        if not (math.isfinite(self.lr) and self.lr > 0.0):
+            raise SettingsError(f"--lr {self.lr}: the learning rate must be a positive number")
+        if self.seed < 0:
+            raise SettingsError(f"--seed {self.seed}: the seed must not be negative")
+        if self.device not in DEVICES:
+            raise SettingsError(f"--device {self.device}: not one of {', '.join(DEVICES)}")
+
+    @classmethod
+    def from_options(cls, options: Mapping[str, Any]) -> Self:
+        """Settings from the options that a user gave, and defaults for the others.
+
+        Args:
+            options: By field name, and "epochs" as another way to say "steps". "workload" and "workers" must be there.
+
+        Raises:
+            SettingsError: If an option is none of this workload's, or a value is out of its range.
+        """
+        options = dict(options)
+        own = {field.name for field in dataclasses.fields(cls)} - {"workload", "workers"}
+        for name in options.keys() - own - {"workload", "workers", "epochs"}:
+            raise SettingsError(
+                f"{_flag(name)}: {options['workload']} takes no such option; it takes "
+                + ", ".join(sorted(_flag(other) for other in own | {"epochs"}))
+            )
+        options = {**cls.defaults(options), **options}
+        if (epochs := options.pop("epochs", None)) is not None:
+            if epochs < 1:
+                raise SettingsError(f"--epochs {epochs}: there must be at least one epoch")
+            # A batch below 1 is refused with the other values; it must not become a division by zero here.
+            options["steps"] = epochs * math.ceil(cls.images_per_epoch() / max(1, options["batch_size"]))
+        return cls(**options)
+
+    @classmethod
+    def defaults(cls, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Values for what was not given; they may depend on what was."""
+        raise NotImplementedError
+
+    @classmethod
+    def images_per_epoch(cls) -> int:
+        """Images in one epoch."""
+        raise NotImplementedError
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")

@@ -1,0 +1,103 @@
+"""Training patches and held-out photographs as torch data sets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from hocket.workloads.edsr.photographs import Photograph, Pixels
+from hocket.workloads.edsr.settings import PATCHES_PER_EPOCH
+
+def to_tensor(pixels: Pixels) -> Tensor:
+    """(H, W, 3) bytes to (3, H, W) float32 in [0, 1]."""
+    return torch.from_numpy(np.ascontiguousarray(pixels.transpose(2, 0, 1))).to(torch.float32) / 255.0
+
+
+def to_pixels(image: Tensor) -> Pixels:
+    """(3, H, W) in [0, 1] to (H, W, 3) bytes, clipped and rounded."""
+    levels = (image.detach().clamp(0.0, 1.0) * 255.0).round().to(torch.uint8)
+    return np.ascontiguousarray(levels.cpu().numpy().transpose(1, 2, 0))
+
+
+def turn(pixels: Pixels, symmetry: int) -> Pixels:
+    """One of the eight symmetries of the square: bits 0 and 1 count quarter turns, bit 2 mirrors first."""
+    if symmetry & 4:
+        pixels = pixels[:, ::-1]
+    return np.rot90(pixels, symmetry & 3)
+
+
+class Patches(Dataset[tuple[Tensor, Tensor]]):
+    """Random patches: item ``index`` is a pair (low, high), (3, P/scale, P/scale) and (3, P, P), in [0, 1].
+
+    A patch is a function of (seed, epoch, index) alone; no generator is carried from one patch to the next. So it does
+    not matter which worker, or which loader process, draws it.
+
+    Args:
+        photographs: Where to cut; all of the same scale. Each photograph is as likely as any other.
+        patch: Side P of the high-resolution patch in pixels; a multiple of the scale.
+        seed: Chooses the sequence.
+        length: Patches in one epoch.
+
+    Raises:
+        ValueError: If there is no photograph, or the patch is no multiple of the scale or larger than a photograph.
+    """
+
+    def __init__(
+        self, photographs: Sequence[Photograph], patch: int, *, seed: int = 0, length: int = PATCHES_PER_EPOCH
+    ) -> None:
+        if not photographs:
+            raise ValueError("Patches: no photographs")
+        scale = photographs[0].scale
+        if patch < scale or patch % scale:
+            raise ValueError(f"Patches: patch {patch} is not a multiple of the scale {scale}")
+        for photograph in photographs:
+            height, width = photograph.high.shape[:2]
+            if patch > min(height, width):
+                raise ValueError(f"Patches: patch {patch} is larger than {photograph.name} ({width}x{height} pixels)")
+        self.photographs = tuple(photographs)
+        self.patch = patch
+        self.scale = scale
+        self.seed = seed
+        self.epoch = 0
+        self._length = length
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose which epoch's patches the items are."""
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        # An index past the end must raise: this is how iteration over a data set ends.
+        if not 0 <= index < self._length:
+            raise IndexError(f"Patches: index {index} is not in 0..{self._length - 1}")
+        random = np.random.default_rng((self.seed, self.epoch, index))
+        photograph = self.photographs[random.integers(len(self.photographs))]
+        side = self.patch // self.scale
+        height, width = photograph.low.shape[:2]
+        top, left = int(random.integers(height - side + 1)), int(random.integers(width - side + 1))
+        symmetry = int(random.integers(8))
+        low = photograph.low[top : top + side, left : left + side]
+        high = photograph.high[
+            top * self.scale : top * self.scale + self.patch, left * self.scale : left * self.scale + self.patch
+        ]
+        return to_tensor(turn(low, symmetry)), to_tensor(turn(high, symmetry))
+
+
+class HeldOut(Dataset[tuple[int, Tensor, Tensor, Tensor]]):
+    """Whole photographs: item ``index`` is (index, low, bicubic, high); (3, H, W) each, in [0, 1]."""
+
+    def __init__(self, photographs: Sequence[Photograph]) -> None:
+        self.photographs = tuple(photographs)
+
+    def __len__(self) -> int:
+        return len(self.photographs)
+
+    def __getitem__(self, index: int) -> tuple[int, Tensor, Tensor, Tensor]:
+        photograph = self.photographs[index]
+        return index, to_tensor(photograph.low), to_tensor(photograph.bicubic()), to_tensor(photograph.high)

@@ -1,0 +1,47 @@
+"""What a run of ResNet-50 can be told."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hocket.workloads._settings import Settings, SettingsError
+
+IMAGES_PER_EPOCH = 1280
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResNet50Settings(Settings):
+    """`Settings`, and what ResNet-50 can be told beside.
+
+    Attributes:
+        image_size: Side of the images in pixels.
+        synthetic: Train on made-up images, to measure throughput; the only data there is so far.
+    """
+
+    image_size: int
+    synthetic: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.synthetic:
+            raise SettingsError("resnet50 comes without photographs; give --synthetic to measure it on made-up images")
+        if self.image_size < 32:
+            raise SettingsError(f"--image-size {self.image_size}: ResNet-50 halves its image five times; use 32 or more")
+        if self.batch_size // self.workers < 2 and self.image_size == 32:
+            raise SettingsError(
+                f"--image-size 32 leaves one pixel per image at the end, and one image per worker (--batch-size "
+                f"{self.batch_size}, -n {self.workers}) is too little for batch normalisation; enlarge one of them"
+            )
+
+    @classmethod
+    def defaults(cls, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Learning rate 0.1 per 256 images (Goyal et al. 2017, arXiv:1706.02677); enough steps to see a throughput."""
+        batch_size = options.get("batch_size", 16)
+        return {"image_size": 224, "steps": 20, "batch_size": batch_size, "lr": 0.1 * max(1, batch_size) / 256}
+
+    @classmethod
+    def images_per_epoch(cls) -> int:
+        """Images in one epoch."""
+        return IMAGES_PER_EPOCH
