@@ -78,6 +78,10 @@ class Settings:
                 f"{_flag(name)}: {options['workload']} takes no such option; it takes "
                 + ", ".join(sorted(_flag(other) for other in own | {"epochs"}))
             )
+        if "steps" in options and "epochs" in options:
+            raise SettingsError(
+                f"--steps {options['steps']} and --epochs {options['epochs']} both say how long; give one"
+            )
         options = {**cls.defaults(options), **options}
         if (epochs := options.pop("epochs", None)) is not None:
             if epochs < 1:

@@ -12,6 +12,7 @@ from torch.utils.data import Dataset
 from hocket.workloads.edsr.photographs import Photograph, Pixels
 from hocket.workloads.edsr.settings import PATCHES_PER_EPOCH
 
+
 def to_tensor(pixels: Pixels) -> Tensor:
     """(H, W, 3) bytes to (3, H, W) float32 in [0, 1]."""
     return torch.from_numpy(np.ascontiguousarray(pixels.transpose(2, 0, 1))).to(torch.float32) / 255.0

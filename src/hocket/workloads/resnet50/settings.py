@@ -28,7 +28,9 @@ class ResNet50Settings(Settings):
         if not self.synthetic:
             raise SettingsError("resnet50 comes without photographs; give --synthetic to measure it on made-up images")
         if self.image_size < 32:
-            raise SettingsError(f"--image-size {self.image_size}: ResNet-50 halves its image five times; use 32 or more")
+            raise SettingsError(
+                f"--image-size {self.image_size}: ResNet-50 halves its image five times; use 32 or more"
+            )
         if self.batch_size // self.workers < 2 and self.image_size == 32:
             raise SettingsError(
                 f"--image-size 32 leaves one pixel per image at the end, and one image per worker (--batch-size "

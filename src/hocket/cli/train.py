@@ -1,0 +1,137 @@
+"""``hocket train``: the bundled workloads."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import signal
+import sys
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+import hocket
+from hocket.launch import launch
+from hocket.workloads import (
+    Follower,
+    RunDirectory,
+    Settings,
+    SettingsError,
+    check_device,
+    conclude,
+    report,
+    settings_from_options,
+)
+
+_BAD_INPUT, _FAILED, _INTERRUPTED = 2, 1, 128 + signal.SIGINT
+
+
+def train(
+    name: Annotated[str, typer.Argument(help="edsr or resnet50.")],
+    workers: Annotated[int, typer.Option("-n", "--workers", help="Processes that train together.")] = 1,
+    steps: Annotated[int | None, typer.Option(help="Optimizer steps.")] = None,
+    epochs: Annotated[int | None, typer.Option(help="Epochs, as another way to say --steps.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Images in a step, over all workers.")] = None,
+    lr: Annotated[float | None, typer.Option(help="Highest learning rate.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Chooses initial weights and data.")] = None,
+    size: Annotated[str | None, typer.Option(help="edsr: demo, baseline or full.")] = None,
+    scale: Annotated[int | None, typer.Option(help="edsr: magnification, 2, 3 or 4.")] = None,
+    patch: Annotated[int | None, typer.Option(help="edsr: side of a training patch in pixels.")] = None,
+    image_size: Annotated[int | None, typer.Option(help="resnet50: side of the images in pixels.")] = None,
+    synthetic: Annotated[bool, typer.Option("--synthetic", help="resnet50: train on made-up images.")] = False,
+    device: Annotated[str | None, typer.Option(help="auto, cpu or cuda; auto takes a GPU if there is one.")] = None,
+    autocast: Annotated[bool, typer.Option("--autocast", help="Forward pass in bfloat16.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Run directory [default: runs/NAME-TIME].")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON document.")] = False,
+) -> None:
+    """Train a bundled workload on several workers, and say how well and how fast.
+
+    The run directory holds config.json, metrics.jsonl, events.jsonl, result.json and picture.png, readable at any time.
+
+    Exit codes: 0 finished, 1 a worker failed, 2 bad input, 130 interrupted.
+    """
+    options: dict[str, Any] = {
+        "steps": steps,
+        "epochs": epochs,
+        "batch_size": batch_size,
+        "lr": lr,
+        "seed": seed,
+        "size": size,
+        "scale": scale,
+        "patch": patch,
+        "image_size": image_size,
+        "synthetic": synthetic or None,
+        "device": device,
+        "autocast": autocast or None,
+    }
+    given = {name: value for name, value in options.items() if value is not None}
+    try:
+        settings = settings_from_options(name, {"workers": workers, **given})
+        check_device(settings.device)
+        run = _make_directory(settings, out)
+    except (SettingsError, OSError) as error:
+        Console(stderr=True, soft_wrap=True).print(f"hocket train: {error}", markup=False, highlight=False)
+        raise typer.Exit(_BAD_INPUT) from None
+
+    console = Console(stderr=as_json)
+    with Follower(run, console):
+        status, error_text = _run_workers(run, console)
+    result = run.result()
+    if result is None or result["status"] != status:
+        result = conclude(run, status, error_text)
+    if as_json:
+        sys.stdout.write(json.dumps(result) + "\n")
+    else:
+        report(result, console)
+    raise typer.Exit({"finished": 0, "interrupted": _INTERRUPTED}.get(status, _FAILED))
+
+
+def _make_directory(settings: Settings, out: Path | None) -> RunDirectory:
+    now = datetime.now().astimezone()
+    path = out or Path("runs") / f"{settings.workload}-{now:%Y%m%d-%H%M%S}"
+    values = dataclasses.asdict(settings)
+    config = {
+        "workload": values.pop("workload"),
+        "settings": values,
+        "command": sys.argv,
+        "started": now.isoformat(timespec="seconds"),
+        "hocket": hocket.__version__,
+    }
+    return RunDirectory.create(path, config)
+
+
+def _run_workers(run: RunDirectory, console: Console) -> tuple[str, str | None]:
+    """Run the workers to their end; returns the status and, of a failure, what went wrong."""
+    workers = run.config["settings"]["workers"]
+    above = _Above(console)
+    ended = launch(
+        ["hocket.workloads", str(run.path)],
+        workers,
+        # A worker takes its cores itself; this keeps the launcher from choosing, and from saying so.
+        flags=["-m", "-x", "OMP_NUM_THREADS=1"],
+        stdout=above,
+        stderr=above,
+    )
+    if ended.outcome == "failed":
+        first = ended.failures[0]
+        return "failed", f"worker {first.rank}: {first.error or first.how()}"
+    return ("finished" if ended.outcome == "finished" else "interrupted"), None
+
+
+class _Above(io.RawIOBase):
+    """A stream whose lines appear above the progress bar."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        self._console.print(Text.from_ansi(bytes(data).decode(errors="replace")), soft_wrap=True)
+        return len(data)

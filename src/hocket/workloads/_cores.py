@@ -1,0 +1,46 @@
+"""Which cores a worker computes on. This module does not import torch: cores must be taken before torch starts."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Cores:
+    """A worker's cores.
+
+    Attributes:
+        mine: The cores that this worker may run on.
+        threads: Threads that it computes with.
+        exclusive: Whether no other worker of the run has any of them.
+    """
+
+    mine: tuple[int, ...]
+    threads: int
+    exclusive: bool
+
+    def __str__(self) -> str:
+        if not self.exclusive:
+            return f"{self.threads} thread{'s' * (self.threads > 1)} on {len(self.mine)} cores shared by all workers"
+        return f"{self.threads} core{'s' * (self.threads > 1)} of its own"
+
+
+def share(available: tuple[int, ...], local_rank: int, local_world: int) -> Cores:
+    """Worker ``local_rank``'s part of a host's cores: equal parts, no core in two; left-over cores stay unused.
+
+    With more workers than cores nothing can be held apart, and every worker computes with one thread wherever there
+    is room.
+    """
+    part = len(available) // local_world
+    if part == 0:
+        return Cores(available, threads=1, exclusive=False)
+    return Cores(available[local_rank * part : (local_rank + 1) * part], threads=part, exclusive=True)
+
+
+def take(local_rank: int, local_world: int) -> Cores:
+    """Bind this process to its `share`; threads that are started later inherit that."""
+    cores = share(tuple(sorted(os.sched_getaffinity(0))), local_rank, local_world)
+    os.sched_setaffinity(0, cores.mine)
+    os.environ["OMP_NUM_THREADS"] = str(cores.threads)
+    return cores

@@ -1,0 +1,133 @@
+"""The run directory: everything that is known of a run, readable at any moment.
+
+    config.json     what was asked for
+    metrics.jsonl   one line every few steps: loss, images per second
+    events.jsonl    one line for every turn of the run, with what was found out by then
+    picture.png     if the workload draws one
+    result.json     the summary, written once at the end
+
+Lines are handed to the kernel as soon as they are made, so that a killed process loses at most the line it was
+writing; whole files are written beside their place and renamed. The summary is a function of the other files: whoever
+finds a directory without one can make it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+CONFIG, METRICS, EVENTS, PICTURE, RESULT = (
+    "config.json",
+    "metrics.jsonl",
+    "events.jsonl",
+    "picture.png",
+    "result.json",
+)
+
+
+class RunDirectory:
+    """A run's files. Any process may read them; one at a time appends or writes."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def create(cls, path: Path, config: dict[str, Any]) -> RunDirectory:
+        """Make the directory with its config.
+
+        Raises:
+            FileExistsError: If there is a run in ``path`` already; runs are not overwritten.
+        """
+        path.mkdir(parents=True, exist_ok=True)
+        if (path / CONFIG).exists():
+            raise FileExistsError(f"{path} already holds a run; choose another directory or remove it")
+        run = cls(path)
+        run.write(CONFIG, config)
+        return run
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """What was asked for."""
+        config: dict[str, Any] = json.loads((self.path / CONFIG).read_text())
+        return config
+
+    @property
+    def picture(self) -> Path:
+        """Where the picture lies if there is one."""
+        return self.path / PICTURE
+
+    def metric(self, **values: Any) -> None:
+        """Append a line to the metrics."""
+        self._append(METRICS, values)
+
+    def event(self, name: str, **values: Any) -> None:
+        """Append a line to the events, with the wall-clock time in seconds since 1970."""
+        self._append(EVENTS, {"event": name, "time_s": time.time(), **values})
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """All metrics so far."""
+        return Tail(self.path / METRICS).new()
+
+    def events(self) -> list[dict[str, Any]]:
+        """All events so far."""
+        return Tail(self.path / EVENTS).new()
+
+    def result(self) -> dict[str, Any] | None:
+        """The summary; None before the end of the run."""
+        try:
+            result: dict[str, Any] = json.loads((self.path / RESULT).read_text())
+        except FileNotFoundError:
+            return None
+        return result
+
+    def write(self, name: str, document: dict[str, Any]) -> None:
+        """Write a whole JSON file so that a reader finds the old one or the new one, never a part."""
+        unfinished = self.path / f".{name}.{os.getpid()}"
+        unfinished.write_text(json.dumps(_finite(document), indent=2) + "\n")
+        unfinished.replace(self.path / name)
+
+    def _append(self, name: str, record: dict[str, Any]) -> None:
+        # One write per line, unbuffered: a line is in the kernel's hands, whole, or not written at all.
+        with (self.path / name).open("ab", buffering=0) as file:
+            file.write(json.dumps(_finite(record)).encode() + b"\n")
+
+
+class Tail:
+    """Reads a JSON-lines file as it grows."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+
+    def new(self) -> list[dict[str, Any]]:
+        """The records that were added since the last call; a line that is not yet whole waits for the next one."""
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._offset)
+                text = file.read()
+        except FileNotFoundError:
+            return []
+        whole = text[: text.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        records = []
+        for line in whole.splitlines():
+            # A killed writer may have left a part of a line, to which the next writer added its own.
+            with contextlib.suppress(ValueError):
+                records.append(json.loads(line))
+        return records
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no infinity and no NaN: null stands for them."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value

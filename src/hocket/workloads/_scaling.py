@@ -1,0 +1,78 @@
+"""How much faster n workers are than one, measured fairly.
+
+Weak scaling: a worker has the same cores and the same number of images per step whether it is alone or one of n. The
+blocks of n and of one alternate, so that a change in the machine's speed meets both; while one worker runs alone the
+others wait in a barrier, and how much of a core they use there is measured and reported.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import hocket
+from hocket.workloads._training import Trainee
+
+_BLOCK_S = 2.0
+_ROUNDS = 3
+_SLOW_STEP_S = 5.0  # one round has to do when a step takes longer
+
+
+def measure(together: Trainee, alone: Trainee | None, *, step_s: float) -> dict[str, Any]:
+    """Images per second of n workers together and of one alone. Every worker calls it; all get the same answer.
+
+    Args:
+        together: Trains with all workers.
+        alone: On the first worker, and there only: trains without communication, on this worker's share of a batch.
+        step_s: Seconds that one step is expected to take; the same on every worker.
+
+    Returns:
+        JSON values: "efficiency" (images/s of n over n times images/s of one: medians), its lowest and highest round,
+        "images_per_s", "one_images_per_s", "idle_core_share" (largest share of a core that a waiting worker used),
+        "rounds" and "steps_per_block".
+    """
+    world = dist.get_world_size()
+    rounds = 1 if step_s > _SLOW_STEP_S else _ROUNDS
+    steps = max(1, round(_BLOCK_S / step_s))
+    if alone is not None:
+        alone.step()  # the first step of a module sets up its kernels and the optimizer's state
+    rates, rates_alone, busy = [], [], []
+    for _ in range(rounds):
+        dist.barrier()
+        begin_s = time.perf_counter()
+        images = sum(together.step()[0] for _ in range(steps))
+        together.synchronise()
+        (images_of_all,) = hocket.total(torch.tensor([float(images)], dtype=torch.float64)).tolist()
+        rates.append(images_of_all / (time.perf_counter() - begin_s))
+
+        dist.barrier()
+        begin_s, begin_cpu_s = time.perf_counter(), time.process_time()
+        rate = 0.0
+        if alone is not None:
+            images = sum(alone.step()[0] for _ in range(steps))
+            alone.synchronise()
+            rate = images / (time.perf_counter() - begin_s)
+        dist.barrier()
+        busy_share = (time.process_time() - begin_cpu_s) / (time.perf_counter() - begin_s)
+        shares = torch.zeros(world, dtype=torch.float64)
+        shares[dist.get_rank()] = busy_share if alone is None else rate
+        first, *others = hocket.total(shares).tolist()
+        rates_alone.append(first)
+        busy.append(max(others))
+    rounds_of = [n / (world * one) for n, one in zip(rates, rates_alone, strict=True)]
+    images_per_s, one_images_per_s = statistics.median(rates), statistics.median(rates_alone)
+    return {
+        "workers": world,
+        "efficiency": images_per_s / (world * one_images_per_s),
+        "efficiency_lowest": min(rounds_of),
+        "efficiency_highest": max(rounds_of),
+        "images_per_s": images_per_s,
+        "one_images_per_s": one_images_per_s,
+        "idle_core_share": max(busy),
+        "rounds": rounds,
+        "steps_per_block": steps,
+    }

@@ -1,0 +1,125 @@
+"""What a worker does in a run: train, look at the communication, judge, and compare with one worker."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+from types import FrameType
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils.data import DataLoader
+
+import hocket
+from hocket.profile import Recorder
+from hocket.workloads import _scaling
+from hocket.workloads._cores import Cores
+from hocket.workloads._device import device_of_worker
+from hocket.workloads._result import conclude
+from hocket.workloads._run import RunDirectory
+from hocket.workloads._training import Trainee, train
+from hocket.workloads._workload import Workload, build, settings_from_options
+
+_LARGEST_BUCKET = 64 * 1024**2  # bytes
+_FEWEST_BUCKETS = 4
+
+
+def work(run: RunDirectory, cores: Cores) -> None:
+    """Do this worker's part of the run; the first worker writes what comes of it into ``run``."""
+    writer = run if int(os.environ.get("RANK", "0")) == 0 else None
+    signal.signal(signal.SIGTERM, _interrupt)  # the launcher's way to end a worker
+    recorder = Recorder()
+    try:
+        _stages(run.config, cores, recorder, writer)
+    except BaseException as error:
+        if writer is not None:
+            writer.event("profiled", **_communication(recorder))
+            if isinstance(error, KeyboardInterrupt):
+                conclude(writer, "interrupted")
+            else:
+                conclude(writer, "failed", f"{type(error).__name__}: {error}")
+        raise
+    if writer is not None:
+        conclude(writer, "finished")
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+def _stages(config: dict[str, Any], cores: Cores, recorder: Recorder, writer: RunDirectory | None) -> None:
+    settings = settings_from_options(config["workload"], config["settings"])
+    torch.manual_seed(settings.seed)
+    workload, device = build(settings), device_of_worker(settings.device)
+    module = workload.model().to(device)
+    dataset = workload.dataset()
+    loader: Any = DataLoader(dataset, batch_size=settings.batch_size)
+
+    # What a user's own script does; from here on the loop is that of one device.
+    model, optimizer, loader = hocket.distribute(
+        module, workload.optimizer(module), loader, bucket_bytes=_bucket_bytes(module)
+    )
+
+    world = dist.get_world_size() if dist.is_initialized() else 1
+    if writer is not None:
+        writer.event("started", **_placement(module, device, cores, world))
+    trainee = Trainee(workload, model, optimizer, loader, dataset, device=device, autocast=settings.autocast)
+    with recorder:
+        training = train(trainee, settings.steps, writer)
+    if writer is not None:
+        writer.event("trained", **training)
+        writer.event("profiled", **_communication(recorder))
+        writer.event("evaluating")
+    quality = workload.evaluate(module, writer.picture if writer is not None else None)
+    if writer is not None and quality is not None:
+        writer.event("evaluated", **quality)
+    if world > 1:
+        if writer is not None:
+            writer.event("scaling")
+        alone = None
+        if dist.get_rank() == 0:
+            share = math.ceil(settings.batch_size / world)
+            alone = _alone(workload, module, share, device=device, autocast=settings.autocast)
+        scaling = _scaling.measure(trainee, alone, step_s=training["step_s"])
+        if writer is not None:
+            writer.event("scaled", images_per_worker=math.ceil(settings.batch_size / world), **scaling)
+
+
+def _alone(workload: Workload, trained: nn.Module, batch_size: int, *, device: torch.device, autocast: bool) -> Trainee:
+    """A worker on its own with the same weights, its own optimizer and a plain loader."""
+    module = workload.model().to(device)
+    module.load_state_dict(trained.state_dict())
+    dataset = workload.dataset()
+    loader: Any = DataLoader(dataset, batch_size=batch_size)
+    optimizer = workload.optimizer(module)
+    return Trainee(workload, module, optimizer, loader, dataset, device=device, autocast=autocast)
+
+
+def _bucket_bytes(module: nn.Module) -> int:
+    """64 MiB, and less for a small model: the last bucket cannot hide behind anything, so there should be several."""
+    nbytes = sum(parameter.numel() * parameter.element_size() for parameter in module.parameters())
+    return min(_LARGEST_BUCKET, math.ceil(nbytes / _FEWEST_BUCKETS))
+
+
+def _placement(module: nn.Module, device: torch.device, cores: Cores, world: int) -> dict[str, Any]:
+    return {
+        "workers": world,
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
+        "gpus": torch.cuda.device_count() if device.type == "cuda" else 0,
+        "cores": str(cores),
+        "threads": torch.get_num_threads(),
+        "exclusive_cores": cores.exclusive,
+        "parameters": sum(parameter.numel() for parameter in module.parameters()),
+        "bucket_bytes": _bucket_bytes(module),
+        "torch": torch.__version__,
+        "hocket": hocket.__version__,
+    }
+
+
+def _communication(recorder: Recorder) -> dict[str, Any]:
+    return {"bins": [], "hidden_share": recorder.hidden_share()}

@@ -1,0 +1,94 @@
+"""The seam between a workload and the loop that trains it, and the register of the bundled ones.
+
+This module does not import torch before a workload is built.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Protocol
+
+from hocket.workloads._settings import Settings, SettingsError
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+    from torch.utils.data import Dataset
+
+Batch = tuple["Tensor", ...]
+"""What a step gets: tensors whose dimension 0 counts images."""
+
+
+class Workload(Protocol):
+    """A model, its data, and how it is trained. Nothing in it knows how many workers there are."""
+
+    def model(self) -> nn.Module:
+        """A freshly initialised model, on the CPU; the same on every worker."""
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        """The optimizer of the model's parameters."""
+
+    def learning_rate(self, step: int) -> float:
+        """The learning rate of step ``step``, from 0."""
+
+    def dataset(self) -> Dataset[Batch]:
+        """One epoch of training data."""
+
+    def start_epoch(self, dataset: Dataset[Batch], epoch: int) -> None:
+        """Make ``dataset`` give epoch ``epoch``."""
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Mean loss over the images of a batch that lies on the model's device; a scalar."""
+
+    def evaluate(self, model: nn.Module, picture: Path | None) -> dict[str, Any] | None:
+        """Judge the trained model; every worker calls it and gets the same answer.
+
+        Args:
+            model: The trained module itself.
+            picture: Where to write a picture of the outcome; given to one worker only.
+
+        Returns:
+            JSON values that make a table: "title", "columns" (key to heading), "rows" (by key; the first column is
+            text, the others numbers), "mean" (one more row), and "summary", one sentence. None if this workload has
+            nothing to judge.
+        """
+
+
+_HOMES: Mapping[str, tuple[str, str]] = MappingProxyType(
+    {
+        "edsr": ("hocket.workloads.edsr", "Edsr"),
+        "resnet50": ("hocket.workloads.resnet50", "ResNet50"),
+    }
+)
+
+
+def names() -> tuple[str, ...]:
+    """The bundled workloads."""
+    return tuple(_HOMES)
+
+
+def _settings_class(name: str) -> type[Settings]:
+    if name not in _HOMES:
+        raise SettingsError(f"there is no workload {name!r}; there are {', '.join(_HOMES)}")
+    package, prefix = _HOMES[name]
+    found: type[Settings] = getattr(importlib.import_module(f"{package}.settings"), f"{prefix}Settings")
+    return found
+
+
+def settings_from_options(name: str, options: Mapping[str, Any]) -> Settings:
+    """Checked settings of workload ``name`` from the options that a user gave; see `Settings.from_options`.
+
+    Raises:
+        SettingsError: If there is no such workload, or it cannot start with these options.
+    """
+    return _settings_class(name).from_options({**options, "workload": name})
+
+
+def build(settings: Settings) -> Workload:
+    """The workload that ``settings`` describe. Imports torch."""
+    package, prefix = _HOMES[settings.workload]
+    workload: Workload = getattr(importlib.import_module(f"{package}.workload"), f"{prefix}Workload")(settings)
+    return workload

@@ -1,0 +1,1 @@
+"""EDSR: super-resolution of photographs. Read `model`, then `data`, `metrics` and `workload`."""

@@ -1,0 +1,1 @@
+"""ResNet-50 on made-up images, to measure throughput. Read `model`."""

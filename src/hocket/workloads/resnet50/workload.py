@@ -1,0 +1,54 @@
+"""How ResNet-50 is trained on made-up images."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from hocket.workloads._workload import Batch
+from hocket.workloads.resnet50.data import SyntheticImages
+from hocket.workloads.resnet50.model import ResNet50
+from hocket.workloads.resnet50.settings import IMAGES_PER_EPOCH, ResNet50Settings
+
+
+class ResNet50Workload:
+    """Cross entropy and SGD with momentum at a constant learning rate: there is a throughput to see, nothing to learn."""
+
+    def __init__(self, settings: ResNet50Settings) -> None:
+        self.settings = settings
+
+    def model(self) -> ResNet50:
+        """ResNet-50 for 1,000 classes."""
+        return ResNet50()
+
+    def optimizer(self, model: nn.Module) -> torch.optim.SGD:
+        """Momentum 0.9 and weight decay 1e-4, as in He et al. 2015."""
+        return torch.optim.SGD(model.parameters(), lr=self.settings.lr, momentum=0.9, weight_decay=1e-4)
+
+    def learning_rate(self, step: int) -> float:
+        """Constant."""
+        return self.settings.lr
+
+    def dataset(self) -> Dataset[Batch]:
+        """Noise of the chosen size."""
+        return cast(
+            Dataset[Batch], SyntheticImages(IMAGES_PER_EPOCH, self.settings.image_size, seed=self.settings.seed)
+        )
+
+    def start_epoch(self, dataset: Dataset[Batch], epoch: int) -> None:
+        """Every epoch is the same."""
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Cross entropy."""
+        images, labels = batch
+        scores: Tensor = model(images)
+        return F.cross_entropy(scores.float(), labels)
+
+    def evaluate(self, model: nn.Module, picture: Path | None) -> dict[str, Any] | None:
+        """Nothing: noise cannot be classified."""
+        return None
