@@ -5,11 +5,10 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
-import signal
 import sys
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, BinaryIO, cast
 
 import typer
 from rich.console import Console
@@ -28,7 +27,7 @@ from hocket.workloads import (
     settings_from_options,
 )
 
-_BAD_INPUT, _FAILED, _INTERRUPTED = 2, 1, 128 + signal.SIGINT
+_BAD_INPUT, _FAILED = 2, 1
 
 
 def train(
@@ -53,7 +52,7 @@ def train(
 
     The run directory holds config.json, metrics.jsonl, events.jsonl, result.json and picture.png, readable at any time.
 
-    Exit codes: 0 finished, 1 a worker failed, 2 bad input, 130 interrupted.
+    Exit codes: 0 finished, 1 a worker failed, 2 bad input, 130 interrupted (143 by SIGTERM).
     """
     options: dict[str, Any] = {
         "steps": steps,
@@ -80,15 +79,15 @@ def train(
 
     console = Console(stderr=as_json)
     with Follower(run, console):
-        status, error_text = _run_workers(run, console)
+        status, error, exit_code = _run_workers(run, console)
     result = run.result()
-    if result is None or result["status"] != status:
-        result = conclude(run, status, error_text)
+    if result is None or result["status"] != status or error is not None:
+        result = conclude(run, status, error)
     if as_json:
         sys.stdout.write(json.dumps(result) + "\n")
     else:
         report(result, console)
-    raise typer.Exit({"finished": 0, "interrupted": _INTERRUPTED}.get(status, _FAILED))
+    raise typer.Exit(exit_code)
 
 
 def _make_directory(settings: Settings, out: Path | None) -> RunDirectory:
@@ -105,10 +104,10 @@ def _make_directory(settings: Settings, out: Path | None) -> RunDirectory:
     return RunDirectory.create(path, config)
 
 
-def _run_workers(run: RunDirectory, console: Console) -> tuple[str, str | None]:
-    """Run the workers to their end; returns the status and, of a failure, what went wrong."""
+def _run_workers(run: RunDirectory, console: Console) -> tuple[str, str | None, int]:
+    """Run the workers to their end; returns the status, of a failure what went wrong, and the exit code."""
     workers = run.config["settings"]["workers"]
-    above = _Above(console)
+    above = cast(BinaryIO, _Above(console))
     ended = launch(
         ["hocket.workloads", str(run.path)],
         workers,
@@ -119,8 +118,8 @@ def _run_workers(run: RunDirectory, console: Console) -> tuple[str, str | None]:
     )
     if ended.outcome == "failed":
         first = ended.failures[0]
-        return "failed", f"worker {first.rank}: {first.error or first.how()}"
-    return ("finished" if ended.outcome == "finished" else "interrupted"), None
+        return "failed", f"worker {first.rank}: {first.error or first.how()}", _FAILED
+    return ("finished" if ended.outcome == "finished" else "interrupted"), None, ended.exit_code
 
 
 class _Above(io.RawIOBase):
@@ -133,5 +132,6 @@ class _Above(io.RawIOBase):
         return True
 
     def write(self, data: Any) -> int:
-        self._console.print(Text.from_ansi(bytes(data).decode(errors="replace")), soft_wrap=True)
+        text = bytes(data).decode(errors="replace").removesuffix("\n")
+        self._console.print(Text.from_ansi(text), soft_wrap=True)
         return len(data)

@@ -30,17 +30,19 @@ _FEWEST_BUCKETS = 4
 def work(run: RunDirectory, cores: Cores) -> None:
     """Do this worker's part of the run; the first worker writes what comes of it into ``run``."""
     writer = run if int(os.environ.get("RANK", "0")) == 0 else None
-    signal.signal(signal.SIGTERM, _interrupt)  # the launcher's way to end a worker
+    interruption = _Interruption()
     recorder = Recorder()
     try:
         _stages(run.config, cores, recorder, writer)
     except BaseException as error:
         if writer is not None:
             writer.event("profiled", **_communication(recorder))
-            if isinstance(error, KeyboardInterrupt):
+            if interruption.came:
                 conclude(writer, "interrupted")
             else:
                 conclude(writer, "failed", f"{type(error).__name__}: {error}")
+        if interruption.came:
+            raise KeyboardInterrupt from None
         raise
     if writer is not None:
         conclude(writer, "finished")
@@ -48,8 +50,21 @@ def work(run: RunDirectory, cores: Cores) -> None:
         dist.destroy_process_group()
 
 
-def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
-    raise KeyboardInterrupt
+class _Interruption:
+    """Ctrl-C, or SIGTERM, which is the launcher's way to end a worker.
+
+    The interruption is remembered, because what arrives at the end may be something else: a backward pass gives
+    another exception on, and a peer that was interrupted a moment earlier is missed first.
+    """
+
+    def __init__(self) -> None:
+        self.came = False
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._handle)
+
+    def _handle(self, number: int, frame: FrameType | None) -> NoReturn:
+        self.came = True
+        raise KeyboardInterrupt
 
 
 def _stages(config: dict[str, Any], cores: Cores, recorder: Recorder, writer: RunDirectory | None) -> None:

@@ -71,23 +71,22 @@ class EdsrWorkload:
         scale = self.settings.scale
         held_out = HeldOut([Photograph.load(name, scale) for name in photographs.HELD_OUT])
         table = torch.zeros((len(held_out), 2), dtype=torch.float64)
-        loader: DataLoader[Any] = DataLoader(cast(Dataset[Any], held_out), batch_size=1)
-        for index, low, bicubic, high in hocket.shard(loader):
-            for item in range(len(index)):  # a worker's share of a batch of one is one photograph or none
-                magnified = model(low[item : item + 1].to(device))[0].cpu()
-                table[int(index[item])] = torch.tensor(
-                    [psnr_y(bicubic[item], high[item], border=scale), psnr_y(magnified, high[item], border=scale)],
-                    dtype=torch.float64,
-                )
+        # One batch of all photographs, as a list because their sizes differ: each worker gets its part of it.
+        loader = DataLoader(held_out, batch_size=len(held_out), collate_fn=list)
+        for part in hocket.shard(loader):
+            for index, low, bicubic, high in part:
+                magnified = model(low[None].to(device))[0].cpu()
+                table[index, 0] = psnr_y(bicubic, high, border=scale)
+                table[index, 1] = psnr_y(magnified, high, border=scale)
         table = hocket.total(table)
         rows = [
             {
                 "photograph": photograph.name,
-                "bicubic_dB": bicubic_dB,
-                "edsr_dB": edsr_dB,
-                "gain_dB": edsr_dB - bicubic_dB,
+                "bicubic_dB": bicubic,
+                "edsr_dB": edsr,
+                "gain_dB": edsr - bicubic,
             }
-            for photograph, (bicubic_dB, edsr_dB) in zip(held_out.photographs, table.tolist(), strict=True)
+            for photograph, (bicubic, edsr) in zip(held_out.photographs, table.tolist(), strict=True)
         ]
         mean = {key: sum(row[key] for row in rows) / len(rows) for key in ("bicubic_dB", "edsr_dB", "gain_dB")}
         if picture is not None:

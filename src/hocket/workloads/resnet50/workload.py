@@ -17,7 +17,7 @@ from hocket.workloads.resnet50.settings import IMAGES_PER_EPOCH, ResNet50Setting
 
 
 class ResNet50Workload:
-    """Cross entropy and SGD with momentum at a constant learning rate: there is a throughput to see, nothing to learn."""
+    """Cross entropy and SGD with momentum at a constant rate: there is a throughput to see, nothing to learn."""
 
     def __init__(self, settings: ResNet50Settings) -> None:
         self.settings = settings
