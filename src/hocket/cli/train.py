@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import io
-import json
 import sys
 from datetime import datetime
 from pathlib import Path
@@ -15,7 +14,6 @@ from rich.console import Console
 from rich.text import Text
 
 import hocket
-from hocket.launch import launch
 from hocket.workloads import (
     Follower,
     RunDirectory,
@@ -27,7 +25,9 @@ from hocket.workloads import (
     settings_from_options,
 )
 
-_BAD_INPUT, _FAILED = 2, 1
+from ._output import bad_input, print_json
+
+_FAILED = 1
 
 
 def train(
@@ -74,8 +74,7 @@ def train(
         check_device(settings.device)
         run = _make_directory(settings, out)
     except (SettingsError, OSError) as error:
-        Console(stderr=True, soft_wrap=True).print(f"hocket train: {error}", markup=False, highlight=False)
-        raise typer.Exit(_BAD_INPUT) from None
+        bad_input("train", error)
 
     console = Console(stderr=as_json)
     with Follower(run, console):
@@ -84,7 +83,7 @@ def train(
     if result is None or result["status"] != status or error is not None:
         result = conclude(run, status, error)
     if as_json:
-        sys.stdout.write(json.dumps(result) + "\n")
+        print_json(result)
     else:
         report(result, console)
     raise typer.Exit(exit_code)
@@ -106,6 +105,8 @@ def _make_directory(settings: Settings, out: Path | None) -> RunDirectory:
 
 def _run_workers(run: RunDirectory, console: Console) -> tuple[str, str | None, int]:
     """Run the workers to their end; returns the status, of a failure what went wrong, and the exit code."""
+    from hocket.launch import launch  # imports torch, which bad input need not wait for
+
     workers = run.config["settings"]["workers"]
     above = cast(BinaryIO, _Above(console))
     ended = launch(
@@ -118,7 +119,7 @@ def _run_workers(run: RunDirectory, console: Console) -> tuple[str, str | None, 
     )
     if ended.outcome == "failed":
         first = ended.failures[0]
-        return "failed", f"worker {first.rank}: {first.error or first.how()}", _FAILED
+        return "failed", f"rank {first.rank}: {first.error or first.how()}", _FAILED
     return ("finished" if ended.outcome == "finished" else "interrupted"), None, ended.exit_code
 
 

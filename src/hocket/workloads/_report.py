@@ -83,9 +83,10 @@ def _scaling(scaling: dict[str, Any], placement: dict[str, Any], say: _Printer) 
         if placement["exclusive_cores"]
         else f"There are fewer cores than workers: the one had the cores to itself, the {workers} had to share them"
     )
+    steps = scaling["steps_per_block"]
     say(
-        f"  {held}; and {scaling['images_per_worker']} images a step, the same share of the batch. Blocks of "
-        f"{scaling['steps_per_block']} steps of one and of all took turns; meanwhile the waiting used at most "
+        f"  {held}; and {scaling['images_per_worker']} images a step, the same share of the batch. Blocks of {steps} "
+        f"step{'s' * (steps > 1)} of one and of all took turns; meanwhile the waiting used at most "
         f"{scaling['idle_core_share']:.1%} of a core."
     )
     if 0 < placement["gpus"] < workers:

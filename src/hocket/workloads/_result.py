@@ -46,4 +46,4 @@ def conclude(run: RunDirectory, status: str, error: str | None = None) -> dict[s
     if run.picture.exists():
         result["picture"] = str(run.picture)
     run.write(RESULT, result)
-    return result
+    return run.result() or result

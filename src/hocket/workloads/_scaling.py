@@ -22,13 +22,14 @@ _ROUNDS = 3
 _SLOW_STEP_S = 5.0  # one round has to do when a step takes longer
 
 
-def measure(together: Trainee, alone: Trainee | None, *, step_s: float) -> dict[str, Any]:
+def measure(together: Trainee, alone: Trainee | None, *, step_s: float, budget_s: float) -> dict[str, Any]:
     """Images per second of n workers together and of one alone. Every worker calls it; all get the same answer.
 
     Args:
         together: Trains with all workers.
         alone: On the first worker, and there only: trains without communication, on this worker's share of a batch.
         step_s: Seconds that one step is expected to take; the same on every worker.
+        budget_s: About how long the whole may take, unless single steps take longer; the same on every worker.
 
     Returns:
         JSON values: "efficiency" (images/s of n over n times images/s of one: medians), its lowest and highest round,
@@ -37,7 +38,7 @@ def measure(together: Trainee, alone: Trainee | None, *, step_s: float) -> dict[
     """
     world = dist.get_world_size()
     rounds = 1 if step_s > _SLOW_STEP_S else _ROUNDS
-    steps = max(1, round(_BLOCK_S / step_s))
+    steps = max(1, round(min(_BLOCK_S, budget_s / (2 * rounds)) / step_s))
     if alone is not None:
         alone.step()  # the first step of a module sets up its kernels and the optimizer's state
     rates, rates_alone, busy = [], [], []
@@ -46,8 +47,9 @@ def measure(together: Trainee, alone: Trainee | None, *, step_s: float) -> dict[
         begin_s = time.perf_counter()
         images = sum(together.step()[0] for _ in range(steps))
         together.synchronise()
-        (images_of_all,) = hocket.total(torch.tensor([float(images)], dtype=torch.float64)).tolist()
-        rates.append(images_of_all / (time.perf_counter() - begin_s))
+        mine = torch.tensor([float(images), time.perf_counter() - begin_s], dtype=torch.float64)
+        images_of_all, seconds_of_all = hocket.total(mine).tolist()
+        rates.append(images_of_all / (seconds_of_all / world))
 
         dist.barrier()
         begin_s, begin_cpu_s = time.perf_counter(), time.process_time()

@@ -89,10 +89,12 @@ def _stages(config: dict[str, Any], cores: Cores, recorder: Recorder, writer: Ru
     if writer is not None:
         writer.event("trained", **training)
         writer.event("profiled", **_communication(recorder))
-        writer.event("evaluating")
-    quality = workload.evaluate(module, writer.picture if writer is not None else None)
-    if writer is not None and quality is not None:
-        writer.event("evaluated", **quality)
+    if workload.evaluates:
+        if writer is not None:
+            writer.event("evaluating")
+        quality = workload.evaluate(module, writer.picture if writer is not None else None)
+        if writer is not None:
+            writer.event("evaluated", **quality)
     if world > 1:
         if writer is not None:
             writer.event("scaling")
@@ -100,7 +102,7 @@ def _stages(config: dict[str, Any], cores: Cores, recorder: Recorder, writer: Ru
         if dist.get_rank() == 0:
             share = math.ceil(settings.batch_size / world)
             alone = _alone(workload, module, share, device=device, autocast=settings.autocast)
-        scaling = _scaling.measure(trainee, alone, step_s=training["step_s"])
+        scaling = _scaling.measure(trainee, alone, step_s=training["step_s"], budget_s=training["training_s"])
         if writer is not None:
             writer.event("scaled", images_per_worker=math.ceil(settings.batch_size / world), **scaling)
 

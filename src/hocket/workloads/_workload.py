@@ -23,7 +23,13 @@ Batch = tuple["Tensor", ...]
 
 
 class Workload(Protocol):
-    """A model, its data, and how it is trained. Nothing in it knows how many workers there are."""
+    """A model, its data, and how it is trained. Nothing in it knows how many workers there are.
+
+    Attributes:
+        evaluates: Whether `evaluate` has something to say.
+    """
+
+    evaluates: bool
 
     def model(self) -> nn.Module:
         """A freshly initialised model, on the CPU; the same on every worker."""
@@ -43,8 +49,8 @@ class Workload(Protocol):
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Mean loss over the images of a batch that lies on the model's device; a scalar."""
 
-    def evaluate(self, model: nn.Module, picture: Path | None) -> dict[str, Any] | None:
-        """Judge the trained model; every worker calls it and gets the same answer.
+    def evaluate(self, model: nn.Module, picture: Path | None) -> dict[str, Any]:
+        """Judge the trained model, if there is a way; every worker calls it and gets the same answer.
 
         Args:
             model: The trained module itself.
@@ -52,8 +58,7 @@ class Workload(Protocol):
 
         Returns:
             JSON values that make a table: "title", "columns" (key to heading), "rows" (by key; the first column is
-            text, the others numbers), "mean" (one more row), and "summary", one sentence. None if this workload has
-            nothing to judge.
+            text, the others numbers), "mean" (one more row), and "summary", one sentence.
         """
 
 

@@ -29,6 +29,8 @@ _LAST_LR = 0.01  # of the highest learning rate, at the last step
 class EdsrWorkload:
     """L1 loss and Adam as in the paper; the learning rate rises over a hundred steps and falls along a cosine."""
 
+    evaluates = True
+
     def __init__(self, settings: EdsrSettings) -> None:
         self.settings = settings
 
