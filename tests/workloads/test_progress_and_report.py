@@ -131,28 +131,31 @@ def test_everything_that_is_known_is_reported(tmp_path: Path) -> None:
         bins=[
             {
                 "kind": "all_reduce",
-                "bin": "1-128 KB",
+                "bin": "up to 128 KB",
                 "count": 80,
                 "nbytes": 9_758_960,
                 "time_s": 0.0123,
                 "exposed_s": 0.0011,
+                "skew_s": 0.0002,
                 "algbw_Bps": 0.79e9,
                 "busbw_Bps": 0.79e9,
             }
         ],
         hidden_share=0.91,
+        communication_s=0.0123,
+        exposed_s=0.0011,
     )
     console, text = plain()
     report(conclude(run, "finished"), console)
     shown = " ".join(text.getvalue().split())
     for expected in (
         "edsr, 121,987 parameters; 2 workers on CPU, 1 core of its own each; gradients in buckets of 122 KB.",
-        "│ cat │ 34.57 │",
+        "cat 34.57",
         "better than before.",
         "Scaling efficiency: 95.1% (94.0% to 96.0% in 3 rounds): 2 workers 160 images/s, one alone 84.1.",
         "at most 0.4% of a core",
-        "│ all_reduce │ 1-128 KB │ 80 │ 9.76 MB │ 12.3 ms │ 1.1 ms │ 0.79 GB/s │ 0.79 GB/s │",
-        "Hidden behind back-propagation: 91.0% of the communication time.",
+        "all_reduce up to 128 KB 80 9.76 12.3 1.10 0.20 0.79 0.79",
+        "Hidden behind back-propagation: 91.0% of 0.01 s of communication; for 0.00 s the training waited.",
     ):
         assert expected in shown
 

@@ -78,10 +78,10 @@ def train(
 
     console = Console(stderr=as_json)
     with Follower(run, console):
-        status, error, exit_code = _run_workers(run, console)
+        status, failure, exit_code = _run_workers(run, console)
     result = run.result()
-    if result is None or result["status"] != status or error is not None:
-        result = conclude(run, status, error)
+    if result is None or result["status"] != status or failure is not None:
+        result = conclude(run, status, failure)
     if as_json:
         print_json(result)
     else:

@@ -4,10 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
 from hocket.workloads._progress import clock
+
+# Narrow: the widest table has to fit a terminal of 80 columns.
+_TABLE: dict[str, Any] = {
+    "title_justify": "left",
+    "title_style": "bold",
+    "box": SIMPLE_HEAD,
+    "pad_edge": False,
+    "padding": (0, 1, 0, 0),
+}
 
 
 def report(result: dict[str, Any], console: Console) -> None:
@@ -56,7 +66,7 @@ def _placement(config: dict[str, Any], placement: dict[str, Any], say: _Printer)
 
 
 def _quality(quality: dict[str, Any], console: Console) -> None:
-    table = Table(title=quality["title"], title_justify="left", title_style="")
+    table = Table(title=quality["title"], **_TABLE)
     keys = list(quality["columns"])
     for number, label in enumerate(quality["columns"].values()):
         table.add_column(label, justify="right" if number else "left")
@@ -96,25 +106,29 @@ def _scaling(scaling: dict[str, Any], placement: dict[str, Any], say: _Printer) 
 def _communication(communication: dict[str, Any], console: Console, say: _Printer) -> None:
     if not communication["bins"]:
         return
-    table = Table(title="Collectives of the training by message size, first worker", title_justify="left")
+    table = Table(title="Collectives while training, by message size, as rank 0 saw them", **_TABLE)
     table.add_column("collective")
     table.add_column("message size")
-    for column in ("count", "bytes", "time", "exposed", "algbw", "busbw"):
-        table.add_column(column, justify="right")
+    for heading in ("count", "MB", "time\nms", "exposed\nms", "skew\nms", "algbw\nGB/s", "busbw\nGB/s"):
+        table.add_column(heading, justify="right", no_wrap=True)
     for row in communication["bins"]:
+        times_ms = (row[key] * 1e3 for key in ("time_s", "exposed_s", "skew_s"))
+        rates_GBps = (row[key] / 1e9 for key in ("algbw_Bps", "busbw_Bps"))
         table.add_row(
             row["kind"],
             row["bin"],
             f"{row['count']:,}",
-            size(row["nbytes"]),
-            f"{row['time_s'] * 1e3:,.1f} ms",
-            f"{row['exposed_s'] * 1e3:,.1f} ms",
-            f"{row['algbw_Bps'] / 1e9:.2f} GB/s",
-            f"{row['busbw_Bps'] / 1e9:.2f} GB/s",
+            _number(row["nbytes"] / 1e6),
+            *(_number(value) for value in times_ms),
+            *(f"{value:.2f}" for value in rates_GBps),
         )
     console.print(table)
     if communication["hidden_share"] is not None:
-        say(f"Hidden behind back-propagation: {communication['hidden_share']:.1%} of the communication time.")
+        say(
+            f"Hidden behind back-propagation: {communication['hidden_share']:.1%} of "
+            f"{communication['communication_s']:.2f} s of communication; for {communication['exposed_s']:.2f} s the "
+            "training waited."
+        )
 
 
 def size(nbytes: float) -> str:
@@ -126,4 +140,5 @@ def size(nbytes: float) -> str:
 
 
 def _number(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+    """Three digits or more, so that small and large ones fit a column."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"

@@ -77,7 +77,7 @@ def _stages(config: dict[str, Any], cores: Cores, recorder: Recorder, writer: Ru
 
     # What a user's own script does; from here on the loop is that of one device.
     model, optimizer, loader = hocket.distribute(
-        module, workload.optimizer(module), loader, bucket_bytes=_bucket_bytes(module)
+        module, workload.optimizer(module), loader, bucket_bytes=_bucket_bytes(module), seed_samples=False
     )
 
     world = dist.get_world_size() if dist.is_initialized() else 1
@@ -139,4 +139,11 @@ def _placement(module: nn.Module, device: torch.device, cores: Cores, world: int
 
 
 def _communication(recorder: Recorder) -> dict[str, Any]:
-    return {"bins": [], "hidden_share": recorder.hidden_share()}
+    """What the recorder has heard so far, as JSON values."""
+    return {
+        "bins": [row.to_json() for row in recorder.histogram()],
+        "hidden_share": recorder.hidden_share(),
+        "communication_s": recorder.communication_s(),
+        "exposed_s": recorder.exposed_s(),
+        "paths": recorder.paths(),
+    }

@@ -57,8 +57,6 @@ class EDSR(nn.Module):
         ValueError: If ``scale`` is not 2, 3 or 4, or ``size`` has no such name.
     """
 
-    rgb_mean: Tensor
-
     def __init__(self, size: str | Size = "baseline", scale: int = 2) -> None:
         super().__init__()
         if scale not in SCALES:
@@ -68,8 +66,8 @@ class EDSR(nn.Module):
                 raise ValueError(f"EDSR: size {size!r} is not one of {', '.join(SIZES)}")
             size = SIZES[size]
         self.scale = scale
-        # A buffer, not a layer: the mean is a constant and does not count as a parameter.
-        self.register_buffer("rgb_mean", torch.tensor(RGB_MEAN).view(1, 3, 1, 1), persistent=False)
+        # A constant: no parameter, and no buffer either, since buffers are sent from worker to worker in training.
+        self._rgb_mean = torch.tensor(RGB_MEAN, device="cpu").view(1, 3, 1, 1)
         self.head = _convolution(3, size.features)
         self.body = nn.Sequential(
             *(ResidualBlock(size.features, size.residual_scale) for _ in range(size.blocks)),
@@ -80,10 +78,11 @@ class EDSR(nn.Module):
 
     def forward(self, image: Tensor) -> Tensor:
         """Magnify a batch of images."""
-        features = self.head(image - self.rgb_mean)
+        self._rgb_mean = mean = self._rgb_mean.to(image.device)
+        features = self.head(image - mean)
         features = features + self.body(features)
         magnified: Tensor = self.tail(self.upsampler(features))
-        return magnified + self.rgb_mean
+        return magnified + mean
 
 
 @torch.no_grad()

@@ -104,7 +104,10 @@ class EdsrWorkload:
             },
             "rows": rows,
             "mean": mean,
-            "summary": f"EDSR is {mean['gain_dB']:+.2f} dB against bicubic on photographs it has never seen",
+            "summary": (
+                f"EDSR is {abs(mean['gain_dB']):.2f} dB {'above' if mean['gain_dB'] > 0 else 'below'} bicubic "
+                "on photographs it has never seen"
+            ),
         }
 
     def _draw(self, model: nn.Module, held_out: HeldOut, rows: list[dict[str, Any]], path: Path) -> None:
