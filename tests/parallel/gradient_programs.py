@@ -1,4 +1,4 @@
-"""Training steps that DDP on Gloo and hocket run side by side in the same processes; each returns what must be equal."""
+"""Training steps that DDP on Gloo and hocket run in the same processes; each returns what must be equal."""
 
 from __future__ import annotations
 

@@ -103,15 +103,16 @@ def _measure_collective(
     timeout: float,
 ) -> None:
     try:
+        systems = ["hocket", *parse_peers(against)]
         spec = {
             "collective": collective,
             "sizes": parse_sizes(sizes),
-            "systems": ["hocket", *parse_peers(against)],
+            "systems": systems,
             "registered": registered,
             "rounds": rounds,
         }
         with Console(stderr=True).status(f"measuring {collective} on {n} ranks"):
-            result = run_world("hocket.cli._bench.collective", spec, n, mpi="mpi" in spec["systems"], timeout_s=timeout)
+            result = run_world("hocket.cli._bench.collective", spec, n, mpi="mpi" in systems, timeout_s=timeout)
     except BenchError as error:
         raise _fail(str(error)) from None
     _finish(result, f"{collective}, {n} ranks", tables.collective_cells(result), as_json, out, markdown)

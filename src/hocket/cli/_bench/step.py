@@ -38,7 +38,7 @@ def heavy() -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
 
 def edsr() -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
     """EDSR baseline (16 blocks of 64 features, x2) on four patches of 24 pixels."""
-    model = EDSR(blocks=16, features=64, scale=2)
+    model = EDSR("baseline", scale=2)
     return model, torch.rand(4, 3, 24, 24), torch.rand(4, 3, 48, 48)
 
 
