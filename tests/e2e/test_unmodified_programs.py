@@ -1,0 +1,39 @@
+"""Programs written for torch give the same numbers on hocket as on gloo: one word changes, and no import."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROGRAMS = Path(__file__).parents[2] / "examples" / "torch"
+# Gloo adds the ranks' parts in another order than hocket (that of ranks) only where there are more than two.
+RANKS = {"ddp": 2, "fsdp2": 2, "tensor_parallel": 2, "pipeline": 2, "dcp_checkpoint": 2, "device_mesh": 4}
+
+
+def _numbers(program, backend):
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS[program]}"]
+    result = subprocess.run(
+        [*command, str(PROGRAMS / f"{program}.py"), "--backend", backend],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr[-3000:]
+    return json.loads(result.stdout.strip().splitlines()[-1])
+
+
+def test_every_program_is_tested():
+    assert {path.stem for path in PROGRAMS.glob("*.py")} == set(RANKS)
+
+
+@pytest.mark.parametrize("program", RANKS)
+def test_the_same_numbers_to_the_last_bit(program):
+    assert _numbers(program, "hocket") == _numbers(program, "gloo")
+    assert "hocket" not in (PROGRAMS / f"{program}.py").read_text().split("import", 1)[1].replace(
+        'default="hocket"', ""
+    )
