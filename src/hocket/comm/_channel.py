@@ -365,7 +365,7 @@ class Channel:
         late = [r for r, words in self._awaited if (words[_PHASE] - target) & _WORD >= _HALF]
         where = "; ".join(f"rank {self._number(r)} was last at {self._last_announcement(r)}" for r in late)
         return CollectiveTimeoutError(
-            f"{self._operation()} of group {self.name!r} timed out after {self._timeout_s:.1f} s on rank "
+            f"{self._operation()} of group {self.name!r} passed its timeout of {self._timeout_s:.1f} s on rank "
             f"{self._number(self.rank)}: not arrived: {where}",
             tuple(late),
         )

@@ -113,7 +113,9 @@ class HocketGroup(Collectives):
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """A barrier whose error on rank 0 names the ranks that did not come (torch's own, through Gloo)."""
-        self._gloo.monitored_barrier(timeout or timedelta(seconds=self._runner.timeout_s), wait_all_ranks)
+        if timeout is None:
+            timeout = timedelta(seconds=self._runner.timeout_s)
+        self._gloo.monitored_barrier(timeout, wait_all_ranks)
 
     # --- point to point ---------------------------------------------------------------------------------------------
 

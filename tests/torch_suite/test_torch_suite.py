@@ -1,0 +1,33 @@
+"""PyTorch's own distributed tests: what passes on Gloo passes on hocket, or stands in refused.txt with the reason."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+PASSES_ON_GLOO = [name for name in (HERE / "passes_on_gloo.txt").read_text().split("\n") if name.startswith("test_")]
+REFUSED = dict(
+    line.split(": ", 1) for line in (HERE / "refused.txt").read_text().splitlines() if line.startswith("test_")
+)
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory):
+    result = tmp_path_factory.mktemp("suite") / "result.json"
+    command = [sys.executable, str(HERE / "run.py"), "hocket", str(result), *PASSES_ON_GLOO]
+    said = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    assert said.returncode == 0, said.stderr[-3000:]
+    return json.loads(result.read_text())
+
+
+@pytest.mark.timeout(620)
+@pytest.mark.parametrize("name", PASSES_ON_GLOO)
+def test_what_passes_on_gloo_passes_on_hocket(outcomes, name):
+    outcome = outcomes[name]
+    if name in REFUSED:
+        assert outcome["outcome"] == "failed", f"{name} passes now: take it out of refused.txt"
+    else:
+        assert outcome["outcome"] == "passed", outcome["why"]
