@@ -63,6 +63,12 @@ def test_every_verb_s_file_is_registered() -> None:
     assert files <= set(cli._VERBS)
 
 
+def test_every_verb_is_documented() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "cli.md").read_text()
+    offered = [verb for verb in cli._VERBS if (Path(cli.__file__).parent / f"{verb}.py").exists()]
+    assert [verb for verb in offered if f"## `hocket {verb}`" not in text] == []
+
+
 def test_version(hocket: Command) -> None:
     assert hocket("--version").stdout == f"hocket {__version__}\n"
 
