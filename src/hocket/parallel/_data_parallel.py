@@ -41,7 +41,7 @@ class DataParallel(torch.nn.Module):
         module: the model.
         world: the ranks.
         bucket_bytes: most bytes of gradients that are reduced together. None: as many that there are about eight
-            buckets, since what the last one holds cannot be hidden behind back-propagation, but 1 MiB at least and
+            buckets, since what the last one holds cannot be hidden behind back-propagation, but 4 MiB at least and
             64 MiB at most.
         first_bucket_bytes: the same for the bucket that is full first, to get communication going early; None for no
             difference.

@@ -44,7 +44,7 @@ def distribute(
         optimizer: its optimizer; ranks whose state or settings differ get rank 0's. None if there is none.
         loader: a torch DataLoader, or an iterable of batches that is the same on every rank. None if there is none.
         bucket_bytes: most bytes of gradients that are reduced together. None: as many that there are about eight
-            buckets, since what the last one holds cannot be hidden behind back-propagation, but 1 MiB at least and
+            buckets, since what the last one holds cannot be hidden behind back-propagation, but 4 MiB at least and
             64 MiB at most.
         first_bucket_bytes: the same for the bucket that is full first; None for no difference.
         loss_reduction: whether the loss is a "mean" over the samples of a batch or a "sum".

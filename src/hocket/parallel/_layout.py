@@ -6,7 +6,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 MAX_BUCKET_NBYTES = 64 * 2**20
-MIN_BUCKET_NBYTES = 2**20
+MIN_BUCKET_NBYTES = 4 * 2**20
 BUCKETS_WANTED = 8
 """Communication of the last bucket cannot hide behind back-propagation, so one bucket hides nothing; with eight of one
 size at least seven eighths can. More of them cost more latency than they hide."""

@@ -241,7 +241,10 @@ class Reducer:
                 bucket.flat.div_(self._world.size)
                 operator = dist.ReduceOp.SUM
             with comm.label(f"bucket {self._next}"):
-                bucket.work = dist.all_reduce(bucket.flat, op=operator, group=self._world.group, async_op=True)
+                # Nothing is left to hide the last one behind: it may run on this thread.
+                last = self._next == len(self.buckets) - 1
+                work = dist.all_reduce(bucket.flat, op=operator, group=self._world.group, async_op=not last)
+                bucket.work = work or _Over()
             self._next += 1
 
     def _mark_used(self, tail: torch.Tensor) -> None:
@@ -280,6 +283,13 @@ class Reducer:
                 if used[i]:
                     bucket, slot = self._slots[i]
                     self._parameters[i].grad = bucket.view(slot)
+
+
+class _Over:
+    """Stands for the work of an operation that was over when it returned."""
+
+    def wait(self) -> None:
+        """Has nothing to wait for."""
 
 
 class _Ready:

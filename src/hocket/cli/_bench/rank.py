@@ -15,6 +15,7 @@ import torch.distributed as dist
 from hocket.comm.torch_adapter import FileStore
 
 _AHEAD_S = 3e-4
+_AHEAD_SHARED_S = 2e-3
 
 
 class Rank:
@@ -46,10 +47,18 @@ class Rank:
         self.gloo = dist.new_group(backend="gloo")
 
     def align(self) -> None:
-        """Returns at the same instant on all ranks: they agree on one a little ahead and spin until then."""
-        start = torch.tensor([time.perf_counter() + _AHEAD_S], dtype=torch.float64)
+        """Returns at the same instant on all ranks: they agree on one a little ahead and wait for it.
+
+        They spin if each has a core. If ranks share cores they sleep, since one that spins keeps another from being
+        there in time.
+        """
+        shared = self.n > len(os.sched_getaffinity(0))
+        start = torch.tensor([time.perf_counter() + (_AHEAD_SHARED_S if shared else _AHEAD_S)], dtype=torch.float64)
         dist.all_reduce(start, dist.ReduceOp.MAX)
         start_s = start.item()
+        if shared:
+            time.sleep(max(0.0, start_s - time.perf_counter()))
+            return
         while time.perf_counter() < start_s:
             pass
 
