@@ -119,13 +119,17 @@ class Reducer:
     # --- buckets ----------------------------------------------------------------------------------------------------
 
     def _build(self) -> None:
-        """Lays out the buckets for the parameters that now require gradients, keeping gradients that exist."""
+        """Lays out the buckets for the parameters that now require gradients.
+
+        Gradients that exist move into the new buckets in the next back-propagation; where there are none, the memory of
+        the old buckets is free to be used again.
+        """
         self._kinds = [_kind(p) for p in self._parameters]
         active = [i for i in self._order if self._parameters[i].requires_grad]
         nbytes = [p.numel() * p.element_size() for p in self._parameters]
         sizes = BucketSizes.choose(sum(nbytes[i] for i in active), *self._wanted_sizes)
         plans = plan(active, nbytes, self._kinds, sizes)
-        self.buckets.clear()  # where no gradient exists, the old memory is free to be used again
+        self.buckets.clear()
         self._slots: dict[int, tuple[Bucket, int]] = {}
         for members in plans:
             extra = len(self._parameters) if members is plans[-1] else 0
@@ -134,8 +138,6 @@ class Reducer:
             self._slots.update({i: (bucket, slot) for slot, i in enumerate(members)})
         for i in active:
             parameter = self._parameters[i]
-            if parameter.grad is not None:
-                self._adopt(i, parameter)
             if i not in self._hooks:
                 self._hooks[i] = parameter.register_post_accumulate_grad_hook(_Ready(self, i))  # type: ignore[no-untyped-call]
         self._hang_weights()
