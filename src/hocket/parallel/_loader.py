@@ -12,7 +12,7 @@ from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, Itera
 
 from . import _batch, _shares, _world
 from ._data_parallel import send_stale_buffers
-from ._rng import States, Stream
+from ._rng import States, Stream, mix
 from ._samples import RankSampler, SeededDataset, each
 from ._shares import Share
 
@@ -78,8 +78,8 @@ class SharedLoader:
         self._sampler.epoch = epoch
         self._sampler.shares = shares = deque[Share]()
         with self._stream:
-            batches = iter(self._inner)
-        for part in batches:
+            self._worker_generator.manual_seed(mix(self._draw_worker_seed(epoch), self.world.rank))
+        for part in self._inner:
             yield shares.popleft(), part
 
     def _cut_parts(self, stream: Stream, agree: Any) -> Iterator[tuple[Share, Any]]:
@@ -114,7 +114,8 @@ class SharedLoader:
                 agree=self._agree,
             )
             dataset = SeededDataset(loader.dataset, seed if self._seed_samples else None)
-            self._inner = _inner_loader(loader, dataset, self._sampler)
+            self._worker_generator = torch.Generator()
+            self._inner = _inner_loader(loader, dataset, self._sampler, self._worker_generator)
         return self._agree
 
     def _agree(self, first: Any) -> None:
@@ -136,18 +137,22 @@ class SharedLoader:
             self._position = 0
         while self._position < self._upcoming:
             with stream:
-                self._draw_and_drop()
+                self._draw_and_drop(self._position)
             self._position += 1
 
-    def _draw_and_drop(self) -> None:
-        """Draws what one epoch draws: a DataLoader a seed for its workers, then the sampler."""
-        loader = self.loader
-        if not isinstance(loader, DataLoader):
-            return
-        if self._position == 0 or not loader.persistent_workers:
-            torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
-        if self._by_index and hasattr(loader.batch_sampler, "__len__"):  # an endless sampler has only one epoch
-            deque(loader.batch_sampler, maxlen=0)  # type: ignore[arg-type]
+    def _draw_and_drop(self, epoch: int) -> None:
+        """Draws what one epoch draws."""
+        if isinstance(self.loader, DataLoader):
+            self._draw_worker_seed(epoch)
+            if self._by_index and hasattr(self.loader.batch_sampler, "__len__"):  # an endless one has only one epoch
+                deque(self.loader.batch_sampler, maxlen=0)  # type: ignore[arg-type]
+
+    def _draw_worker_seed(self, epoch: int) -> int:
+        """Draws as torch's DataLoader does when it starts its workers, before the sampler draws."""
+        loader: Any = self.loader
+        if epoch > 0 and loader.persistent_workers:
+            return 0
+        return int(torch.empty((), dtype=torch.int64).random_(generator=loader.generator))
 
     # --- what the user's loader is made of --------------------------------------------------------------------------
 
@@ -244,7 +249,9 @@ def _loads_by_index(loader: Any) -> bool:
     )
 
 
-def _inner_loader(loader: DataLoader[Any], dataset: SeededDataset, sampler: RankSampler) -> DataLoader[Any]:
+def _inner_loader(
+    loader: DataLoader[Any], dataset: SeededDataset, sampler: RankSampler, generator: torch.Generator
+) -> DataLoader[Any]:
     return DataLoader(
         dataset,
         batch_sampler=sampler,
@@ -254,7 +261,7 @@ def _inner_loader(loader: DataLoader[Any], dataset: SeededDataset, sampler: Rank
         timeout=loader.timeout,
         worker_init_fn=loader.worker_init_fn,
         multiprocessing_context=loader.multiprocessing_context,
-        generator=loader.generator,
+        generator=generator,
         prefetch_factor=loader.prefetch_factor,
         persistent_workers=loader.persistent_workers,
         in_order=True,  # parts of one batch must meet
