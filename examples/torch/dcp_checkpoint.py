@@ -1,4 +1,4 @@
-"""Saves sharded state with distributed checkpoints and loads it again: torchrun --nproc-per-node 2 dcp_checkpoint.py."""
+"""Saves sharded state and loads it again (DCP): torchrun --nproc-per-node 2 dcp_checkpoint.py --backend hocket."""
 
 import argparse
 import json
