@@ -6,6 +6,8 @@
 The loss is the same either way: the batch size is that of all workers together, and so is the order of the samples.
 """
 
+import os
+
 import torch
 import torch.nn.functional as F
 from sklearn.datasets import load_digits
@@ -34,19 +36,22 @@ def main() -> None:
 
     model, optimizer, loader = hocket.distribute(model, optimizer, loader)
 
+    # Every worker gets here; one of them speaks. Without a launcher there is no RANK, and this is the only worker.
+    say = print if os.environ.get("RANK", "0") == "0" else lambda *_: None
+
     for epoch in range(5):
         for images, labels in loader:
             optimizer.zero_grad()
             loss = F.cross_entropy(model(images), labels)
             loss.backward()
             optimizer.step()
-        print(f"epoch {epoch}: loss {hocket.average(loss):.4f}")
+        say(f"epoch {epoch}: loss {hocket.average(loss):.4f}")
 
     right = torch.zeros(())
     with torch.no_grad():
         for images, labels in hocket.shard(DataLoader(testing, batch_size=64)):  # every sample once, over all workers
             right += (model(images).argmax(dim=1) == labels).sum()
-    print(f"{hocket.total(right):.0f} of {len(testing)} right")
+    say(f"{hocket.total(right):.0f} of {len(testing)} right")
 
 
 if __name__ == "__main__":

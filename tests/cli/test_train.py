@@ -93,6 +93,8 @@ def test_two_workers_train_and_report(tmp_path: Path) -> None:
         "result.json",
     }
     assert json.loads((run / "config.json").read_text())["settings"]["patch"] == 16
+    operations = [event for event in lines_of(run / "events.jsonl") if event["event"] == "operation"]
+    assert sum(operation["kind"] == "all_reduce" for operation in operations) >= 6
     assert_no_worker_left(run, within_s=0)
 
 

@@ -19,8 +19,8 @@ def test_defaults_follow_what_was_given() -> None:
 
 
 def test_epochs_are_another_way_to_say_steps() -> None:
-    assert settings_from_options("edsr", {"workers": 1, "epochs": 3, "batch_size": 30}).steps == 3 * 54
-    assert settings_from_options("resnet50", {"workers": 1, "synthetic": True, "epochs": 2}).steps == 160
+    assert settings_from_options("edsr", {"workers": 1, "epochs": 3, "batch_size": 30}).steps == 3 * 53
+    assert settings_from_options("resnet50", {"workers": 1, "synthetic": True, "epochs": 2}).steps == 2 * 80_072
 
 
 @pytest.mark.parametrize(
@@ -31,6 +31,7 @@ def test_epochs_are_another_way_to_say_steps() -> None:
         ("edsr", {"workers": 4, "batch_size": 3}, "--batch-size 3 is smaller than -n 4.*use --batch-size 4 or more"),
         ("edsr", {"batch_size": 0}, "--batch-size 0"),
         ("edsr", {"batch_size": 0, "epochs": 1}, "--batch-size 0"),
+        ("edsr", {"batch_size": 1601, "epochs": 1}, "--batch-size 1601: an epoch has only 1600 images"),
         ("edsr", {"scale": 5}, "--scale 5: EDSR magnifies by 2, 3, 4"),
         ("edsr", {"size": "huge"}, "--size huge: not one of full, baseline, demo"),
         ("edsr", {"patch": 5000}, r"--patch 5000 is larger than a photograph: china.jpg leaves at most --patch 426"),

@@ -21,9 +21,13 @@ class Cores:
     exclusive: bool
 
     def __str__(self) -> str:
-        if not self.exclusive:
-            return f"{self.threads} thread{'s' * (self.threads > 1)} on {len(self.mine)} cores shared by all workers"
-        return f"{self.threads} core{'s' * (self.threads > 1)} of its own"
+        if self.exclusive:
+            return f"{_count(self.threads, 'core')} of its own"
+        return f"{_count(self.threads, 'thread')} on {_count(len(self.mine), 'core')} shared by all workers"
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number} {thing}{'s' * (number != 1)}"
 
 
 def share(available: tuple[int, ...], local_rank: int, local_world: int) -> Cores:

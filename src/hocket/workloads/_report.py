@@ -58,10 +58,10 @@ class _Printer:
 def _placement(config: dict[str, Any], placement: dict[str, Any], say: _Printer) -> None:
     workers = placement["workers"]
     device = placement["device"] if placement["device"] == "CPU" else f"{placement['gpus']} x {placement['device']}"
-    each = " each" if workers > 1 else ""
+    each = " each" if workers > 1 and placement["exclusive_cores"] else ""
     say(
         f"{config['workload']}, {placement['parameters']:,} parameters; {workers} worker{'s' * (workers > 1)} on "
-        f"{device}, {placement['cores']}{each}; gradients in buckets of {size(placement['bucket_bytes'])}."
+        f"{device}, {placement['cores']}{each}."
     )
 
 
@@ -91,7 +91,8 @@ def _scaling(scaling: dict[str, Any], placement: dict[str, Any], say: _Printer) 
     held = (
         f"The one had {placement['cores']}, as each of the {workers}"
         if placement["exclusive_cores"]
-        else f"There are fewer cores than workers: the one had the cores to itself, the {workers} had to share them"
+        else f"There are fewer cores than workers: the one had a core to itself, the {workers} had to share "
+        f"{placement['cores_in_all']}, so that {placement['cores_in_all'] / workers:.1%} is the most there could be"
     )
     steps = scaling["steps_per_block"]
     say(
@@ -129,14 +130,6 @@ def _communication(communication: dict[str, Any], console: Console, say: _Printe
             f"{communication['communication_s']:.2f} s of communication; for {communication['exposed_s']:.2f} s the "
             "training waited."
         )
-
-
-def size(nbytes: float) -> str:
-    """Bytes for people, in powers of 1,000."""
-    for factor, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "KB")):
-        if nbytes >= factor:
-            return f"{nbytes / factor:.3g} {unit}"
-    return f"{nbytes:.0f} B"
 
 
 def _number(value: float) -> str:

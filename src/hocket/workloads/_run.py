@@ -2,7 +2,8 @@
 
     config.json     what was asked for
     metrics.jsonl   one line every few steps: loss, images per second
-    events.jsonl    one line for every turn of the run, with what was found out by then
+    events.jsonl    one line for every turn of the run, with what was found out by then, and for every collective of
+                    the training as the first worker saw it
     picture.png     if the workload draws one
     result.json     the summary, written once at the end
 
@@ -63,11 +64,15 @@ class RunDirectory:
 
     def metric(self, **values: Any) -> None:
         """Append a line to the metrics."""
-        self._append(METRICS, values)
+        self._append(METRICS, [values])
 
     def event(self, name: str, **values: Any) -> None:
         """Append a line to the events, with the wall-clock time in seconds since 1970."""
-        self._append(EVENTS, {"event": name, "time_s": time.time(), **values})
+        self._append(EVENTS, [{"event": name, "time_s": time.time(), **values}])
+
+    def add_events(self, records: list[dict[str, Any]]) -> None:
+        """Append lines to the events as they are."""
+        self._append(EVENTS, records)
 
     def metrics(self) -> list[dict[str, Any]]:
         """All metrics so far."""
@@ -91,10 +96,10 @@ class RunDirectory:
         unfinished.write_text(json.dumps(_finite(document), indent=2) + "\n")
         unfinished.replace(self.path / name)
 
-    def _append(self, name: str, record: dict[str, Any]) -> None:
-        # One write per line, unbuffered: a line is in the kernel's hands, whole, or not written at all.
+    def _append(self, name: str, records: list[dict[str, Any]]) -> None:
+        # One write, unbuffered: a line is in the kernel's hands, whole, or not written at all.
         with (self.path / name).open("ab", buffering=0) as file:
-            file.write(json.dumps(_finite(record)).encode() + b"\n")
+            file.write(b"".join(json.dumps(_finite(record)).encode() + b"\n" for record in records))
 
 
 class Tail:

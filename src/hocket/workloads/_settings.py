@@ -52,6 +52,8 @@ class Settings:
                 f"--batch-size {self.batch_size} is smaller than -n {self.workers}: the batch is shared among all "
                 f"workers, and each needs at least one image; use --batch-size {self.workers} or more"
             )
+        if self.batch_size > self.images_per_epoch():
+            raise SettingsError(f"--batch-size {self.batch_size}: an epoch has only {self.images_per_epoch()} images")
         if self.steps < 1:
             raise SettingsError(f"--steps {self.steps}: there must be at least one step")
         if not (math.isfinite(self.lr) and self.lr > 0.0):
@@ -86,8 +88,8 @@ class Settings:
         if (epochs := options.pop("epochs", None)) is not None:
             if epochs < 1:
                 raise SettingsError(f"--epochs {epochs}: there must be at least one epoch")
-            # A batch below 1 is refused with the other values; it must not become a division by zero here.
-            options["steps"] = epochs * math.ceil(cls.images_per_epoch() / max(1, options["batch_size"]))
+            # A batch that is too small or too large is refused with the other values.
+            options["steps"] = epochs * max(1, cls.images_per_epoch() // max(1, options["batch_size"]))
         return cls(**options)
 
     @classmethod
@@ -97,7 +99,7 @@ class Settings:
 
     @classmethod
     def images_per_epoch(cls) -> int:
-        """Images in one epoch."""
+        """Images in one epoch; what is left of them after whole batches is not used."""
         raise NotImplementedError
 
 

@@ -23,8 +23,7 @@ from hocket.workloads._run import RunDirectory
 from hocket.workloads._training import Trainee, train
 from hocket.workloads._workload import Workload, build, settings_from_options
 
-_LARGEST_BUCKET = 64 * 1024**2  # bytes
-_FEWEST_BUCKETS = 4
+_SMALL_MODEL = 2 * 1024**2  # bytes of gradients
 
 
 def work(run: RunDirectory, cores: Cores) -> None:
@@ -36,7 +35,7 @@ def work(run: RunDirectory, cores: Cores) -> None:
         _stages(run.config, cores, recorder, writer)
     except BaseException as error:
         if writer is not None:
-            writer.event("profiled", **_communication(recorder))
+            _write_communication(recorder, writer)
             if interruption.came:
                 conclude(writer, "interrupted")
             else:
@@ -73,7 +72,7 @@ def _stages(config: dict[str, Any], cores: Cores, recorder: Recorder, writer: Ru
     workload, device = build(settings), device_of_worker(settings.device)
     module = workload.model().to(device)
     dataset = workload.dataset()
-    loader: Any = DataLoader(dataset, batch_size=settings.batch_size)
+    loader: Any = DataLoader(dataset, batch_size=settings.batch_size, drop_last=True)
 
     # What a user's own script does; from here on the loop is that of one device.
     model, optimizer, loader = hocket.distribute(
@@ -88,7 +87,7 @@ def _stages(config: dict[str, Any], cores: Cores, recorder: Recorder, writer: Ru
         training = train(trainee, settings.steps, writer)
     if writer is not None:
         writer.event("trained", **training)
-        writer.event("profiled", **_communication(recorder))
+        _write_communication(recorder, writer)
     if workload.evaluates:
         if writer is not None:
             writer.event("evaluating")
@@ -112,15 +111,15 @@ def _alone(workload: Workload, trained: nn.Module, batch_size: int, *, device: t
     module = workload.model().to(device)
     module.load_state_dict(trained.state_dict())
     dataset = workload.dataset()
-    loader: Any = DataLoader(dataset, batch_size=batch_size)
+    loader: Any = DataLoader(dataset, batch_size=batch_size, drop_last=True)
     optimizer = workload.optimizer(module)
     return Trainee(workload, module, optimizer, loader, dataset, device=device, autocast=autocast)
 
 
-def _bucket_bytes(module: nn.Module) -> int:
-    """64 MiB, and less for a small model: the last bucket cannot hide behind anything, so there should be several."""
+def _bucket_bytes(module: nn.Module) -> int | None:
+    """Hocket's own choice, but two buckets for a model so small that it would get one, behind which nothing hides."""
     nbytes = sum(parameter.numel() * parameter.element_size() for parameter in module.parameters())
-    return min(_LARGEST_BUCKET, math.ceil(nbytes / _FEWEST_BUCKETS))
+    return math.ceil(nbytes / 2) if nbytes <= _SMALL_MODEL else None
 
 
 def _placement(module: nn.Module, device: torch.device, cores: Cores, world: int) -> dict[str, Any]:
@@ -131,6 +130,7 @@ def _placement(module: nn.Module, device: torch.device, cores: Cores, world: int
         "cores": str(cores),
         "threads": torch.get_num_threads(),
         "exclusive_cores": cores.exclusive,
+        "cores_in_all": len(cores.mine) * (world if cores.exclusive else 1),
         "parameters": sum(parameter.numel() for parameter in module.parameters()),
         "bucket_bytes": _bucket_bytes(module),
         "torch": torch.__version__,
@@ -138,12 +138,14 @@ def _placement(module: nn.Module, device: torch.device, cores: Cores, world: int
     }
 
 
-def _communication(recorder: Recorder) -> dict[str, Any]:
-    """What the recorder has heard so far, as JSON values."""
-    return {
-        "bins": [row.to_json() for row in recorder.histogram()],
-        "hidden_share": recorder.hidden_share(),
-        "communication_s": recorder.communication_s(),
-        "exposed_s": recorder.exposed_s(),
-        "paths": recorder.paths(),
-    }
+def _write_communication(recorder: Recorder, writer: RunDirectory) -> None:
+    """Write what the recorder has heard so far: the single operations, and what they add up to."""
+    writer.add_events(recorder.events())
+    writer.event(
+        "profiled",
+        bins=[row.to_json() for row in recorder.histogram()],
+        hidden_share=recorder.hidden_share(),
+        communication_s=recorder.communication_s(),
+        exposed_s=recorder.exposed_s(),
+        paths=recorder.paths(),
+    )
