@@ -83,11 +83,17 @@ def all_reduce(
         flat.mul_(op.factor)
     if channel.size == 2 or nbytes <= channel.sizes.one_shot:
         return _one_shot(channel, plans, flat, op, place)
+    blocks = _Blocks(channel, flat)
+    if place is None:
+        blocks.contribute(0)
     channel.meet()
-    places = _all_places(channel)
-    if places is not None:
+    places = [p for _, p in channel.details() if p is not None]
+    if len(places) == channel.size:
         return _direct(channel, plans, flat, op, places)
-    _blocks(channel, flat, flat, op)
+    if places:  # some ranks' buffers are registered, and they have not contributed theirs
+        blocks.contribute(0)
+        channel.phase()
+    blocks.reduce(flat, op)
     return "shm-staged"
 
 
@@ -97,14 +103,11 @@ def reduce(channel: Channel, flat: torch.Tensor, op: Reducer, root: int, timeout
     if op.view is not None:
         flat = flat.view(op.view)
     source = flat if op.factor is None else flat * op.factor
+    blocks = _Blocks(channel, source)
+    blocks.contribute(0)
     channel.meet()
-    _blocks(channel, source, flat if channel.rank == root else None, op)
+    blocks.reduce(flat if channel.rank == root else None, op)
     return "shm-staged"
-
-
-def _all_places(channel: Channel) -> list[Place] | None:
-    places = [place for _, place in channel.details() if place is not None]
-    return places if len(places) == channel.size else None
 
 
 def _one_shot(channel: Channel, plans: DirectPlans, flat: torch.Tensor, op: Reducer, place: Place | None) -> str:
@@ -160,35 +163,64 @@ def _direct(channel: Channel, plans: DirectPlans, flat: torch.Tensor, op: Reduce
     return "shm-direct"
 
 
-def _blocks(channel: Channel, source: torch.Tensor, target: torch.Tensor | None, op: Reducer) -> None:
-    """Reduces `source` over all ranks into `target` where that is not None."""
-    n, me, dtype, kernel = channel.size, channel.rank, source.dtype, op.kernel
-    share = min(channel.sizes.block // n, channel.sizes.slot // (n + 1)) // source.element_size()
-    contributions = n * share  # a slot holds n shares of contributions, then one share of results
-    blocks = cut(source, contributions)
-    targets = cut(target, contributions) if target is not None else None
-    bounds: list[tuple[int, int]] = []
-    for k in range(len(blocks) + 1):
-        slots = channel.slots(dtype)
-        before = bounds
-        if k < len(blocks):
-            block, numel = blocks[k], blocks[k].numel()
-            part = -(-numel // n)
-            bounds = [(min(r * part, numel), min((r + 1) * part, numel)) for r in range(n)]
-            lo, hi = bounds[me]
-            if lo:
-                slots[me][:lo].copy_(block[:lo])
-            if hi < numel:
-                slots[me][hi:numel].copy_(block[hi:])
-        channel.phase()
-        if k < len(blocks) and hi > lo:
-            result = channel.slots(dtype)[me][contributions : contributions + hi - lo]
-            parts = [block[lo:hi] if r == me else slots[r][lo:hi] for r in range(n)]
-            kernel(parts[0], parts[1], out=result)
-            for other in parts[2:]:
-                kernel(result, other, out=result)
-            op.finish(result, n)
-        if k and targets is not None:
-            for r, (low, high) in enumerate(before):
-                if high > low:
-                    targets[k - 1][low:high].copy_(slots[r][contributions : contributions + high - low])
+class _Blocks:
+    """Reduction of a long tensor block by block, every rank its share of each block.
+
+    A slot holds n shares of contributions to one block and one share of results of the block before.
+    """
+
+    def __init__(self, channel: Channel, source: torch.Tensor) -> None:
+        n = channel.size
+        share = min(channel.sizes.block // n, channel.sizes.slot // (n + 1)) // source.element_size()
+        self._channel = channel
+        self._dtype = source.dtype
+        self._room = n * share
+        self._blocks = cut(source, self._room)
+        self._slots: list[torch.Tensor] = []
+        self._bounds: list[tuple[int, int]] = []
+
+    def contribute(self, number: int) -> None:
+        """Puts this rank's part of block `number` into its slot of the phase to come, but for its own share."""
+        n, me, block = self._channel.size, self._channel.rank, self._blocks[number]
+        numel = block.numel()
+        part = -(-numel // n)
+        self._slots = self._channel.slots(self._dtype)
+        self._bounds = [(min(r * part, numel), min((r + 1) * part, numel)) for r in range(n)]
+        lo, hi = self._bounds[me]
+        if lo:
+            self._slots[me][:lo].copy_(block[:lo])
+        if hi < numel:
+            self._slots[me][hi:numel].copy_(block[hi:])
+
+    def reduce(self, target: torch.Tensor | None, op: Reducer) -> None:
+        """Reduces everything, after the phase in which all ranks have contributed block 0.
+
+        Args:
+            target: where the result goes, block by block; None to leave it to others.
+            op: the operator.
+        """
+        targets = cut(target, self._room) if target is not None else None
+        for k, block in enumerate(self._blocks):
+            bounds = self._bounds
+            self._reduce_share(block, op)
+            if k + 1 < len(self._blocks):
+                self.contribute(k + 1)
+            else:
+                self._slots = self._channel.slots(self._dtype)
+            self._channel.phase()
+            if targets is not None:
+                for slot, (lo, hi) in zip(self._slots, bounds, strict=True):
+                    if hi > lo:
+                        targets[k][lo:hi].copy_(slot[self._room : self._room + hi - lo])
+
+    def _reduce_share(self, block: torch.Tensor, op: Reducer) -> None:
+        me = self._channel.rank
+        lo, hi = self._bounds[me]
+        if hi == lo:
+            return
+        result = self._channel.slots(self._dtype)[me][self._room : self._room + hi - lo]
+        parts = [block[lo:hi] if r == me else slot[lo:hi] for r, slot in enumerate(self._slots)]
+        op.kernel(parts[0], parts[1], out=result)
+        for other in parts[2:]:
+            op.kernel(result, other, out=result)
+        op.finish(result, self._channel.size)
