@@ -218,6 +218,7 @@ def test_global_generators_are_left_as_they_were() -> None:
     np.random.seed(1)
     loader = DistributedLoader(DataLoader(programs.Numbers(9), batch_size=4, shuffle=True))
     noise = [programs.plain(b)[1] for b in loader]
+    assert len(set(itertools.chain(*noise))) == 9, "each sample its own noise"
     assert (torch.rand(3).tolist(), random.random(), np.random.random()) == expected
     assert noise != [programs.plain(b)[1] for b in loader], "another epoch, other noise"
 
@@ -266,10 +267,11 @@ def test_seeds_of_neighbours_differ() -> None:
 @given(st.integers(1, 9), st.integers(0, 9), st.integers(0, 9))
 def test_cut_keeps_structure(total: int, begin: int, end: int) -> None:
     begin, end = sorted((min(begin, total), min(end, total)))
-    batch = {"x": torch.arange(total), "pair": (np.arange(total), [torch.arange(total)]), "scale": 2.0}
+    names = [f"n{i}" for i in range(total)]
+    batch = {"x": torch.arange(total), "pair": (np.arange(total), [torch.arange(total)]), "scale": 2.0, "names": names}
     part = _shares.cut(batch, begin, end)
     numbers = list(range(begin, end))
-    assert programs.plain(part) == {"x": numbers, "pair": [numbers, [numbers]], "scale": 2.0}
+    assert programs.plain(part) == {"x": numbers, "pair": [numbers, [numbers]], "scale": 2.0, "names": names[begin:end]}
     assert isinstance(part["pair"], tuple)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import weakref
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -35,6 +35,15 @@ class Note:
         return 1.0 if self.share is None else self.share.weight
 
 
+class Listener(Protocol):
+    """Who wants to hear of every batch as it is yielded."""
+
+    def batch_began(self, note: Note) -> None:
+        """A loader is about to yield the batch of `note`."""
+
+
+listeners: weakref.WeakSet[Any] = weakref.WeakSet()  # of Listener
+
 _open: dict[int, Note] = {}  # by loader, the one that yielded last at the end
 _last: Note | None = None
 
@@ -48,6 +57,8 @@ def enter(owner: object, share: Share | None, batch: Any) -> None:
             storages.append(weakref.ref(tensor.untyped_storage()))
     _open.pop(id(owner), None)
     _last = _open[id(owner)] = Note(share, tuple(storages))
+    for listener in listeners:
+        listener.batch_began(_last)
 
 
 def leave(owner: object) -> None:

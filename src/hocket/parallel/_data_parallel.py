@@ -83,6 +83,7 @@ class DataParallel(torch.nn.Module):
             send_once([*module.parameters(), *module.buffers()], world)
             self._reducer = Reducer(names, list(module.parameters()), world, bucket_bytes, first_bucket_bytes)
         _living.add(self)
+        _batch.listeners.add(self)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the model."""
@@ -127,6 +128,11 @@ class DataParallel(torch.nn.Module):
             elif not self._parcels[i].holds(same_device):
                 self._parcels[i] = Parcel(same_device, self._world)
             self._parcels[i].send()
+
+    def batch_began(self, note: _batch.Note) -> None:
+        """A loader yields a batch: for losses that are computed by other methods of the model than forward."""
+        if self._reducer is not None and self._loss_reduction == "mean" and not self._reducer.awaits_backward:
+            self._reducer.set_weight(note.weight)
 
     def _weigh(self, reducer: Reducer, note: _batch.Note | None) -> float:
         """Sets the weight of the coming gradients; returns by what to scale those of this forward pass besides.

@@ -1,0 +1,307 @@
+"""Losses of many shapes over batches that ranks cannot share equally; each gives curve and parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import hocket
+
+from .programs import arrays
+
+Result = tuple[list[float], list[Any]]
+Step = Callable[[Any, torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def data(size: int = 11) -> TensorDataset:
+    generator = torch.Generator().manual_seed(1)
+    return TensorDataset(
+        torch.randn(size, 4, generator=generator, dtype=torch.float64),
+        torch.randn(size, 2, generator=generator, dtype=torch.float64),
+    )
+
+
+def net() -> nn.Module:
+    torch.manual_seed(2)
+    return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2)).double()
+
+
+def fit(model: nn.Module, step: Step, *, batch_size: int = 4, **options: Any) -> Result:
+    """Two epochs; `step` gives the loss."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    loader = DataLoader(data(), batch_size=batch_size, shuffle=True)
+    model, optimizer, loader = hocket.distribute(model, optimizer, loader, **options)
+    losses = []
+    for _ in range(2):
+        for x, y in loader:
+            optimizer.zero_grad()
+            loss = step(model, x, y)
+            loss.backward()
+            optimizer.step()
+            summed = options.get("loss_reduction") == "sum"
+            losses.append(hocket.total(loss).item() if summed else hocket.average(loss).item())
+    return losses, arrays(model.parameters())
+
+
+def mean(model: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return F.mse_loss(model(x), y)
+
+
+def penalty(model: Any) -> torch.Tensor:
+    return sum(p.square().sum() for p in model.parameters())
+
+
+def mean_with_parameter_term() -> Result:
+    return fit(net(), lambda m, x, y: mean(m, x, y) + 0.1 * penalty(m))
+
+
+def fewer_samples_than_ranks() -> Result:
+    return fit(net(), mean, batch_size=2)
+
+
+def one_sample_each_step() -> Result:
+    return fit(net(), mean, batch_size=1)
+
+
+def output_changed_in_place() -> Result:
+    return fit(net(), lambda m, x, y: F.mse_loss(m(x).clamp_(-1, 1).div_(2), y))
+
+
+def gradient_penalty() -> Result:
+    def step(model: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x = x.detach().requires_grad_()
+        out = model(x)
+        (slope,) = torch.autograd.grad(out.sum(), x, create_graph=True)
+        return F.mse_loss(out, y) + (slope.norm(dim=1) - 1).square().mean()
+
+    return fit(net(), step)
+
+
+def loss_kept_as_attribute() -> Result:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = net()
+            self.extra = torch.zeros(())
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            out = self.net(x)
+            self.extra = out.abs().mean()
+            return out
+
+    return fit(Model(), lambda m, x, y: mean(m, x, y) + m.extra)
+
+
+def output_of_own_type() -> Result:
+    class Answer:
+        def __init__(self, value: torch.Tensor) -> None:
+            self.value = value
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = net()
+
+        def forward(self, x: torch.Tensor) -> Answer:
+            return Answer(self.net(x))
+
+    return fit(Model(), lambda m, x, y: F.mse_loss(m(x).value, y))
+
+
+def hidden_output_that_leads_to_another() -> Result:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = net()
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            hidden = self.net[0](x)
+            return hidden, self.net[2](hidden.tanh())
+
+    def step(model: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        hidden, out = model(x)
+        return F.mse_loss(out, y) + hidden.square().mean()
+
+    return fit(Model(), step)
+
+
+def loss_without_forward() -> Result:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = net()
+
+        def loss(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return F.mse_loss(self.net(x), y)
+
+    return fit(Model(), lambda m, x, y: m.loss(x, y))
+
+
+def accumulated() -> Result:
+    """Three batches of unequal parts make one step; the last of an epoch is short."""
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, optimizer, loader = hocket.distribute(model, optimizer, DataLoader(data(), batch_size=4, shuffle=True))
+    losses = []
+    for _ in range(3):
+        optimizer.zero_grad()
+        for i, (x, y) in enumerate(loader):
+            if i < len(loader) - 1:
+                with model.no_sync():
+                    loss = mean(model, x, y)
+                    loss.backward()
+            else:
+                loss = mean(model, x, y)
+                loss.backward()
+            losses.append(hocket.average(loss).item())
+        optimizer.step()
+    return losses, arrays(model.parameters())
+
+
+def two_loaders(batch_sizes: tuple[int, int], together: bool) -> Callable[[], Result]:
+    """Two loaders at once whose batches weigh differently."""
+
+    def run() -> Result:
+        model = net()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model, optimizer, one = hocket.distribute(model, optimizer, DataLoader(data(), batch_size=batch_sizes[0]))
+        two = hocket.parallel.DistributedLoader(DataLoader(data(13), batch_size=batch_sizes[1]))
+        for _ in range(2):
+            for (x, y), (u, _) in zip(one, two, strict=False):
+                optimizer.zero_grad()
+                if together:
+                    (mean(model, x, y) + model(u).square().mean()).backward()
+                else:
+                    model(u).square().mean().backward()
+                    mean(model, x, y).backward()
+                optimizer.step()
+        return [], arrays(model.parameters())
+
+    return run
+
+
+def two_models() -> Result:
+    """Each model has its own loader; forward passes of both come before the backward passes of both."""
+    one, two = net(), net()
+    optimizer = torch.optim.SGD([*one.parameters(), *two.parameters()], lr=0.1)
+    first, _, loader = hocket.distribute(one, None, DataLoader(data(), batch_size=4))
+    second, _, other = hocket.distribute(two, None, DataLoader(data(13), batch_size=6))
+    for _ in range(2):
+        for (x, y), (u, v) in zip(loader, other, strict=False):
+            optimizer.zero_grad()
+            losses = [mean(second, u, v), mean(first, x, y)]
+            for loss in losses:
+                loss.backward()
+            optimizer.step()
+    return [], arrays([*one.parameters(), *two.parameters()])
+
+
+def sums(model: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return F.mse_loss(model(x), y, reduction="sum") if hocket_share() else 0 * model(x).sum()
+
+
+def hocket_share() -> bool:
+    """Whether this rank has samples in the batch: what a rank has to step along weighs nothing."""
+    from hocket.parallel import _batch
+
+    note = _batch.current()
+    return note is None or note.weight > 0
+
+
+def sum_of_losses() -> Result:
+    return fit(net(), lambda m, x, y: 0.1 * sums(m, x, y), loss_reduction="sum")
+
+
+def sum_with_parameter_term() -> Result:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    loader = DataLoader(data(), batch_size=2, shuffle=True)
+    model, optimizer, loader = hocket.distribute(model, optimizer, loader, loss_reduction="sum")
+    for x, y in loader:
+        optimizer.zero_grad()
+        (F.mse_loss(model(x), y, reduction="sum") + 0.1 * penalty(model)).backward()
+        optimizer.step()
+    return [], arrays(model.parameters())
+
+
+@dataclass(frozen=True)
+class Answers:
+    value: torch.Tensor
+    note: str = ""
+
+
+def sum_through_a_dataclass() -> Result:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = net()
+
+        def forward(self, x: torch.Tensor) -> dict[str, Any]:
+            return {"answers": [Answers(self.net(x), "kept")]}
+
+    def step(model: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        (answer,) = model(x)["answers"]
+        assert answer.note == "kept"
+        return 0.1 * F.mse_loss(answer.value.mul_(1), y, reduction="sum")
+
+    return fit(Model(), step, loss_reduction="sum")
+
+
+def mean_over_tokens() -> Result:
+    """A mean over something else than samples, as the documentation says to write it."""
+
+    def step(model: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        counted = (y > 0).double()
+        return (F.mse_loss(model(x), y, reduction="none") * counted).sum() / hocket.total(counted.sum())
+
+    return fit(net(), step, loss_reduction="sum")
+
+
+EQUAL: dict[str, Callable[[], Result]] = {
+    f.__name__: f
+    for f in (
+        mean_with_parameter_term,
+        fewer_samples_than_ranks,
+        one_sample_each_step,
+        output_changed_in_place,
+        gradient_penalty,
+        loss_kept_as_attribute,
+        output_of_own_type,
+        hidden_output_that_leads_to_another,
+        loss_without_forward,
+        accumulated,
+        two_models,
+        sum_of_losses,
+        sum_with_parameter_term,
+        sum_through_a_dataclass,
+        mean_over_tokens,
+    )
+} | {
+    "two loaders, one backward": two_loaders((4, 6), together=True),
+    "two loaders, two backwards": two_loaders((4, 6), together=False),
+}
+
+
+def all_equal() -> dict[str, Result]:
+    return {name: program() for name, program in EQUAL.items()}
+
+
+def not_finite_where_nothing_counts() -> Result:
+    """A rank without samples computes something infinite; nobody must hear of it."""
+
+    def step(model: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        loss = mean(model, x, y)
+        return loss if hocket_share() else loss * float("inf")
+
+    return fit(net(), step, batch_size=2)
+
+
+def weight_of_nothing_meets_another() -> None:
+    """Not all can be had: rank 2 has no sample in the first batch, and both meet in one backward pass."""
+    two_loaders((2, 3), together=True)()
