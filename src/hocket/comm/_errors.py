@@ -1,5 +1,7 @@
 """What can go wrong between ranks, as exceptions that name the rank, the operation and its sequence number."""
 
+from __future__ import annotations
+
 
 class CommError(RuntimeError):
     """A collective could not be completed; the group cannot be used any more unless the message says otherwise."""
@@ -16,6 +18,10 @@ class PeerDiedError(CommError):
         super().__init__(message)
         self.rank = rank
 
+    # An exception is copied and pickled by calling its class with `args`, which holds the message alone.
+    def __reduce__(self) -> tuple[type[PeerDiedError], tuple[str, int]]:
+        return type(self), (str(self), self.rank)
+
 
 class CollectiveTimeoutError(CommError):
     """Some ranks had not arrived when the time-out of the operation had passed.
@@ -27,6 +33,9 @@ class CollectiveTimeoutError(CommError):
     def __init__(self, message: str, missing: tuple[int, ...]) -> None:
         super().__init__(message)
         self.missing = missing
+
+    def __reduce__(self) -> tuple[type[CollectiveTimeoutError], tuple[str, tuple[int, ...]]]:
+        return type(self), (str(self), self.missing)
 
 
 class CollectiveMismatchError(CommError):
