@@ -201,3 +201,24 @@ def test_messages_count_ranks_as_the_world_does():
     found = run_ranks(_errors_in_a_subgroup, 4, expect_death={3})
     assert "rank 3 " in found[1]
     assert "while rank 1 waited" in found[1]
+
+
+def _queue_behind_a_death():
+    dist.all_reduce(torch.ones(4))
+    if dist.get_rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    works = [dist.all_reduce(torch.ones(4), async_op=True) for _ in range(3)]
+    texts = []
+    for work in works:
+        with pytest.raises(PeerDiedError) as caught:
+            work.wait()
+        texts.append(str(caught.value))
+    with pytest.raises(PeerDiedError):
+        dist.barrier()
+    return texts
+
+
+def test_everything_queued_behind_a_death_ends_with_its_error():
+    texts = run_ranks(_queue_behind_a_death, 2, expect_death={1}, timeout_s=20)[0]
+    assert len(texts) == 3
+    assert all("rank 1 " in text and "died" in text for text in texts)
