@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from hocket import launch as launch
     from hocket import parallel as parallel
     from hocket import profile as profile
+    from hocket import schedule as schedule
     from hocket import testing as testing
     from hocket import workloads as workloads
     from hocket.parallel import average as average
@@ -31,13 +32,14 @@ __all__ = [
     "launch",
     "parallel",
     "profile",
+    "schedule",
     "shard",
     "testing",
     "total",
     "workloads",
 ]
 
-_ROOMS = frozenset({"comm", "launch", "parallel", "profile", "testing", "workloads"})
+_ROOMS = frozenset({"comm", "launch", "parallel", "profile", "schedule", "testing", "workloads"})
 _HOMES = {
     "average": "hocket.parallel",
     "distribute": "hocket.parallel",
