@@ -1,31 +1,56 @@
 """Collectives as data: an algorithm is written once and verified, bounded, printed, timed and executed from one value.
 
 Read `_collective.py` (what a collective promises), then `_ir.py` (how a schedule says what happens), then the readers:
-`_text.py`. Only the standard library and numpy are used here.
+`_text.py`, `_render.py`, `_verify.py`
+(with `_play.py`, `_cells.py` and `_trace.py`), `_bounds.py` and `_links.py`. Only the standard library and numpy are used here.
 """
 
+from ._bounds import Bounds as Bounds
+from ._bounds import Wire as Wire
+from ._bounds import lower_bounds as lower_bounds
+from ._bounds import needs as needs
 from ._collective import KINDS as KINDS
 from ._collective import Collective as Collective
 from ._collective import ScheduleError as ScheduleError
+from ._findings import Finding as Finding
 from ._ir import Columns as Columns
 from ._ir import Schedule as Schedule
 from ._ir import Step as Step
+from ._links import StepLoad as StepLoad
+from ._links import link_loads as link_loads
+from ._links import place as place
 from ._network import Network as Network
 from ._network import Routes as Routes
+from ._render import describe as describe
+from ._render import grid as grid
+from ._render import svg as svg
 from ._text import from_json as from_json
 from ._text import parse as parse
 from ._text import to_json as to_json
+from ._verify import verify as verify
 
 __all__ = [
     "KINDS",
+    "Bounds",
     "Collective",
     "Columns",
+    "Finding",
     "Network",
     "Routes",
     "Schedule",
     "ScheduleError",
     "Step",
+    "StepLoad",
+    "Wire",
+    "describe",
     "from_json",
+    "grid",
+    "link_loads",
+    "lower_bounds",
+    "needs",
     "parse",
+    "place",
+    "svg",
     "to_json",
+    "verify",
 ]

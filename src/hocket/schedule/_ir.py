@@ -176,6 +176,10 @@ class Schedule:
         """The name of an endpoint: a rank's number or a switch's name."""
         return str(number) if number < self.world else self.switches[number - self.world]
 
+    def describe(self, number: int) -> str:
+        """An endpoint for people: "rank 3" or "switch leaf0"."""
+        return f"{'rank' if number < self.world else 'switch'} {self.endpoint(number)}"
+
     def each_step(self) -> Iterator[Step]:
         """The steps in order, repetitions written out one after the other."""
         for step in self.steps:

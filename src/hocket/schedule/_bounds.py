@@ -1,0 +1,105 @@
+"""What no algorithm can beat: lower bounds of a collective, and how far a schedule is from them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+
+from ._collective import Collective
+from ._ir import Schedule
+
+
+@dataclass(frozen=True, slots=True)
+class Wire:
+    """The alpha-beta-gamma model of one rank's port, full duplex.
+
+    Attributes:
+        latency_s: alpha, seconds a message takes however short it is.
+        seconds_per_byte: beta, in each direction.
+        reduce_seconds_per_byte: gamma, of combining two operands.
+    """
+
+    latency_s: float
+    seconds_per_byte: float
+    reduce_seconds_per_byte: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Lower bounds, or what a schedule needs of the same three things.
+
+    Attributes:
+        steps: rounds of messages, in units of alpha.
+        moved: the most bytes that cross one port in one direction, in units of S.
+        reduced: the most bytes combined by one rank, in units of S.
+    """
+
+    steps: int
+    moved: Fraction
+    reduced: Fraction
+
+    def seconds(self, nbytes: float, wire: Wire) -> float:
+        """The time for S = `nbytes` if nothing overlaps; as a lower bound each of the three holds by itself."""
+        return (
+            self.steps * wire.latency_s
+            + float(self.moved) * nbytes * wire.seconds_per_byte
+            + float(self.reduced) * nbytes * wire.reduce_seconds_per_byte
+        )
+
+
+def lower_bounds(collective: Collective, *, in_network: bool = False) -> Bounds:
+    """What any algorithm over one full-duplex port a rank needs.
+
+    The latency is ceil(log2 p) rounds for everything in which data of one rank reaches all, or of all reaches one; an
+    all_to_all, a gather or a scatter can be one round if a port may send several messages at once, and the bound says
+    so. Sources: Patarasu and Yuan (JPDC 2009) and Chan et al. (2007) for bandwidth; nccl-tests, PERFORMANCE.md.
+
+    Args:
+        collective: kind and world; the root makes no difference.
+        in_network: whether switches may reduce and multicast. An all_reduce then needs every byte sent once and
+            received once, two hops, and no rank computes.
+    """
+    p = collective.world
+    share = Fraction(p - 1, p)
+    if p == 1:
+        return Bounds(0, Fraction(0), Fraction(0))
+    rounds = 1 if in_network else (p - 1).bit_length()
+    zero = Fraction(0)
+    match collective.kind:
+        case "all_reduce":
+            return Bounds(2, Fraction(1), zero) if in_network else Bounds(rounds, 2 * share, share)
+        case "reduce_scatter":
+            return Bounds(rounds, share, zero if in_network else share)
+        case "all_gather":
+            return Bounds(rounds, share, zero)
+        case "broadcast":
+            return Bounds(rounds, Fraction(1), zero)
+        case "reduce":
+            # Each rank's S must leave it; combining can be shared out, but all of it is p - 1 times S by p ranks.
+            return Bounds(rounds, Fraction(1), zero if in_network else share)
+        case "barrier":
+            return Bounds(2 if in_network else rounds, zero, zero)
+        case _:
+            return Bounds(1, share, zero)
+
+
+def needs(schedule: Schedule) -> Bounds:
+    """What a schedule needs of the same three things: its steps, its busiest port and its busiest rank."""
+    moved = max((max(sent, got) for sent, got in _ranks(schedule)), default=Fraction(0))
+    return Bounds(schedule.step_count, moved, max(_reduced(schedule), default=Fraction(0)))
+
+
+def _ranks(schedule: Schedule) -> list[tuple[Fraction, Fraction]]:
+    return list(zip(schedule.sent()[: schedule.world], schedule.received()[: schedule.world], strict=True))
+
+
+def _reduced(schedule: Schedule) -> list[Fraction]:
+    """What each rank combines, in units of S."""
+    total = np.zeros(schedule.endpoints, np.int64)
+    for step in schedule.steps:
+        length = (step.stop - step.start).astype(np.int64) * step.repeat
+        np.add.at(total, step.destination[step.reduce], length[step.reduce])
+    vector = schedule.chunks // schedule.collective.blocks * schedule.collective.vector_blocks
+    return [Fraction(int(chunks), vector) for chunks in total[: schedule.world]]
