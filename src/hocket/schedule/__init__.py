@@ -1,8 +1,8 @@
 """Collectives as data: an algorithm is written once and verified, bounded, printed, timed and executed from one value.
 
 Read `_collective.py` (what a collective promises), then `_ir.py` (how a schedule says what happens), then the readers:
-`_text.py`, `_render.py`, `_verify.py`
-(with `_play.py`, `_cells.py` and `_trace.py`), `_bounds.py` and `_links.py`. Only the standard library and numpy are used here.
+`_text.py`, `_render.py`, `_verify.py` (with `_play.py`, `_cells.py` and `_trace.py`), `_bounds.py`, `_links.py`. Only
+the standard library and numpy are used here.
 """
 
 from ._bounds import Bounds as Bounds
