@@ -11,11 +11,15 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 import hocket
+from beside import squared  # a module beside the script
 
+assert __name__ == "__main__"
 parser = argparse.ArgumentParser()
 parser.add_argument("--dropout", type=float, default=0.0)
 parser.add_argument("--adam", action="store_true")
 parser.add_argument("--no-hocket", action="store_true")
+parser.add_argument("--sum", action="store_true")
+parser.add_argument("--broken", action="store_true")
 parser.add_argument("--epochs", type=int, default=6)
 options = parser.parse_args()
 torch.manual_seed(3)
@@ -26,14 +30,15 @@ else:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 inputs = torch.randn(23, 6)
 loader = DataLoader(TensorDataset(inputs, inputs.sum(1, keepdim=True)), batch_size=8, shuffle=True)
-if options.no_hocket:
-    torch.manual_seed(int(__import__("os").environ["RANK"]))
-else:
-    model, optimizer, loader = hocket.distribute(model, optimizer, loader)
+reduction = "sum" if options.sum else "mean"
+if not options.no_hocket:
+    model, optimizer, loader = hocket.distribute(model, optimizer, loader, loss_reduction=reduction)
+if options.broken and torch.distributed.get_rank() == 1:
+    raise RuntimeError("rank 1 is broken")
 for epoch in range(options.epochs):
     for x, y in loader:
         optimizer.zero_grad()
-        nn.functional.mse_loss(model(x), y).backward()
+        (0.1 * squared(model(x), y, reduction=reduction)).backward()
         optimizer.step()
 print("trained")
 """
@@ -43,6 +48,7 @@ print("trained")
 def script(tmp_path_factory):
     path = tmp_path_factory.mktemp("check") / "train.py"
     path.write_text(textwrap.dedent(SCRIPT))
+    (path.parent / "beside.py").write_text("from torch.nn.functional import mse_loss as squared")
     return path
 
 
@@ -51,7 +57,7 @@ def _check(*arguments):
     return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
 
 
-@pytest.mark.parametrize(("n", "flags"), [(3, []), (4, ["--adam"])])
+@pytest.mark.parametrize(("n", "flags"), [(3, ["--sum"]), (4, ["--adam"])])
 def test_a_data_set_that_does_not_divide_learns_the_same(script, n, flags):
     result = _check(script, "-n", n, "--steps", 18, "--json", "--", *flags)
     assert result.returncode == 0, result.stdout + result.stderr
@@ -66,19 +72,23 @@ def test_dropout_is_found_and_named(script):
     result = _check(script, "-n", 2, "--", "--dropout", "0.5", "--epochs", "1")
     assert result.returncode == 1
     assert "Not equivalent" in result.stdout
-    assert "dropout draws other masks" in result.stdout
+    assert "The model drops values at random ('2')" in result.stdout
 
 
 def test_a_script_without_distribute_is_told_so(script):
     result = _check(script, "-n", 2, "--", "--no-hocket", "--epochs", "1")
     assert result.returncode == 1
-    assert "never calls hocket.distribute" in result.stdout
+    # Every rank trains alone and alike: the losses agree, but nothing is gained.
+    assert "Not equivalent, though the losses agree" in result.stdout
+    assert "Each of the 2 ranks computed the same losses" in result.stdout
+    assert "made no call to hocket.distribute" in result.stdout
 
 
 def test_a_failing_script_shows_its_traceback(script):
-    result = _check(script, "-n", 2, "--", "--dropout", "7")
+    result = _check(script, "-n", 2, "--steps", 2, "--", "--broken")
     assert result.returncode == 2
-    assert "dropout probability has to be between 0 and 1" in result.stderr
+    assert "RuntimeError: rank 1 is broken" in result.stderr
+    assert "the run on 2 rank(s) failed" in result.stderr
 
 
 def test_bad_input_is_named(tmp_path):

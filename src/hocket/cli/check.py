@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ._output import bad_input, print_json
+from ._output import BAD_INPUT, bad_input, print_json
 
 if TYPE_CHECKING:
-    from hocket.parallel.equivalence import Comparison
+    from hocket.parallel.equivalence import Comparison, Run
 
-_SHOWN = 12
+_SHOWN = 20
 
 
 def check(
@@ -22,62 +23,80 @@ def check(
     n: Annotated[int, typer.Option("-n", "--np", min=2, help="Ranks to compare one rank with.")] = 2,
     steps: Annotated[int, typer.Option(min=0, help="Backward passes to compare; 0 for all of the script's.")] = 20,
     tolerance: Annotated[float, typer.Option(min=0.0, help="Relative difference that counts as rounding.")] = 1e-4,
+    seed: Annotated[int, typer.Option(help="For a script that does not seed: ranks get this and their number.")] = 0,
     timeout: Annotated[float, typer.Option(help="Seconds for each of the two runs.")] = 600.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """Compare a script on one rank and on several: the losses must agree."""
+    """Compare a script on one rank and on several: the losses must agree.
+
+    The script is not changed. It runs twice in this directory: what it writes in the first run, it finds in the second.
+
+    Exit code: 0 if the losses agree and the ranks share the work, 1 if not, 2 for bad input or a run that failed.
+    """
     if not script.is_file():
         bad_input("check", f"there is no script {str(script)!r}")
-    from hocket.launch import launch
-    from hocket.parallel.equivalence import compare, read_runs
+    from hocket.parallel.equivalence import NothingRecorded, compare
 
+    command = [str(script), *(arguments or [])]
     with tempfile.TemporaryDirectory(prefix="hocket-check-") as directory:
-        runs = []
+        runs: list[Run] = []
         for ranks in (1, n):
-            result = Path(directory) / f"losses-of-{ranks}"
-            log = Path(directory) / f"output-of-{ranks}"
-            command = ["hocket.parallel.check_runner", str(result), str(steps), str(script), *(arguments or [])]
-            with log.open("wb") as output:
-                ended = launch(command, ranks, flags=["-m"], timeout_s=timeout, stdout=output, stderr=output)
-            if ended.exit_code:
-                typer.echo(log.read_text(errors="replace"), err=True)
-                typer.echo(f"hocket check: the run on {ranks} rank(s) {ended.outcome}; its output is above", err=True)
-                raise typer.Exit(2)
-            runs.append(read_runs(result, ranks))
-    one, several = runs
-    comparison = compare(one, several, tolerance)
-    if not comparison.one:
-        bad_input("check", f"{script} made no backward pass, so there is nothing to compare")
+            place = Path(directory) / str(ranks)
+            place.mkdir()
+            try:
+                runs.append(_run(command, ranks, place, steps, seed, timeout))
+            except NothingRecorded as error:
+                bad_input("check", f"{script}: {error}")
+    comparison = compare(runs[0], runs[1], tolerance)
     if as_json:
-        print_json({"n": n, **comparison.to_json()})
+        print_json(comparison.to_json())
     else:
-        _show(comparison, n)
+        _show(comparison)
     raise typer.Exit(0 if comparison.equivalent else 1)
 
 
-def _show(comparison: Comparison, n: int) -> None:
+def _run(command: list[str], ranks: int, directory: Path, steps: int, seed: int, timeout_s: float) -> Run:
+    from hocket.launch import launch
+    from hocket.parallel import check_runner
+    from hocket.parallel.equivalence import read
+
+    typer.echo(f"hocket check: {' '.join(command)} on {ranks} rank{'s' * (ranks > 1)}", err=True)
+    # One thread in both runs, so that kernels cut their work alike.
+    env = {} if "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": "1"}
+    runner = [check_runner.__file__, str(directory), str(steps), str(seed)]
+    log = directory / "output"
+    with log.open("wb") as output:
+        ended = launch([*runner, *command], ranks, env=env, timeout_s=timeout_s, stdout=output, stderr=output)
+    if ended.exit_code:
+        typer.echo(log.read_text(errors="replace"), err=True)
+        typer.echo(f"hocket check: the run on {ranks} rank(s) {ended.outcome}; its output is above", err=True)
+        raise typer.Exit(ended.exit_code if ended.outcome == "interrupted" else BAD_INPUT)
+    return read(directory, ranks)
+
+
+def _show(comparison: Comparison) -> None:
     from rich.console import Console
     from rich.table import Table
 
     table = Table(title="Loss over the global batch", title_justify="left")
-    for header in ("backward", "1 rank", f"{n} ranks", "relative difference"):
+    for header in ("backward", "1 rank", f"{comparison.n} ranks", "relative difference"):
         table.add_column(header, justify="right")
-    rows = list(zip(comparison.one, comparison.several, strict=False))
     start = max(0, (comparison.first_divergent or 0) - _SHOWN // 2)
-    for number, (one, several) in enumerate(rows[start : start + _SHOWN], start=start + 1):
-        scale = max(abs(one), abs(several)) or 1.0
-        table.add_row(str(number), f"{one:.8g}", f"{several:.8g}", f"{abs(one - several) / scale:.1e}")
+    for number, (one, several, difference) in enumerate(comparison.rows(), start=1):
+        if start < number <= start + _SHOWN:
+            table.add_row(str(number), f"{one:.8g}", f"{several:.8g}", f"{difference:.1e}")
     console = Console(soft_wrap=True)
     console.print(table)
+    allowed = f"the largest relative difference is {comparison.worst:.1e} (tolerance {comparison.tolerance:.0e})"
     if comparison.equivalent:
-        console.print(
-            f"Equivalent: {len(rows)} losses agree; the largest relative difference is {comparison.worst:.1e} "
-            f"(tolerance {comparison.tolerance:.0e})."
-        )
+        console.print(f"Equivalent: {len(comparison.rows())} losses agree; {allowed}.")
         return
-    console.print(
-        f"Not equivalent: backward pass {comparison.first_divergent} is the first beyond the tolerance of "
-        f"{comparison.tolerance:.0e}; {len(comparison.one)} losses on one rank, {len(comparison.several)} on {n}."
-    )
+    if comparison.first_divergent is None:
+        console.print(f"Not equivalent, though the losses agree; {allowed}.")
+    else:
+        console.print(
+            f"Not equivalent: backward pass {comparison.first_divergent} is the first that differs; {allowed}; "
+            f"{len(comparison.one)} losses on one rank, {len(comparison.several)} on {comparison.n}."
+        )
     for hint in comparison.hints:
-        console.print(f"  - {hint}")
+        console.print(f"  - {hint}", highlight=False, markup=False)

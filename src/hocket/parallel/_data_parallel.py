@@ -221,6 +221,11 @@ class DataParallel(torch.nn.Module):
         return self.module.get_submodule(target)
 
 
+def living() -> list[DataParallel]:
+    """The distributed models of this process, in the order of their making."""
+    return sorted(_living, key=lambda model: model._number)
+
+
 def send_stale_buffers(world: World) -> None:
     """Gives all ranks rank 0's buffers for every model whose ranks may have come apart; a collective operation."""
     if world.size == 1:

@@ -1,18 +1,30 @@
-"""Compares the losses of one rank with those of several: does the number of workers change what is learnt?"""
+"""Does a script lose the same on n ranks as on one: reads what ranks wrote down, compares, and says what may be why."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-_HINTS = {
-    "Dropout": "dropout draws other masks on every rank; set its probability to 0 for this check",
-    "BatchNorm": "batch norm normalises over each rank's part of the batch, not over the whole",
-}
+_ROUNDING = 1e-6  # a first difference below it comes from the order of floating-point operations
+_SMALL_TYPES = {"bfloat16", "float16"}
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What the ranks of one run wrote down.
+
+    Attributes:
+        losses: of the global batch, for each backward pass.
+        facts: for each rank, what may explain a difference.
+        repeated: whether several ranks all computed the same losses, so that none spared another any work.
+    """
+
+    losses: list[float]
+    facts: list[dict[str, Any]]
+    repeated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,14 +32,18 @@ class Comparison:
     """What `compare` found.
 
     Attributes:
+        equivalent: whether both runs made the same losses, as many of them, and the ranks shared the work.
+        n: ranks of the parallel run.
         one: the losses of one rank, backward pass by backward pass.
-        several: the global losses of n ranks.
+        several: the losses over the global batch of n ranks.
         worst: largest relative difference.
-        first_divergent: number (from 1) of the first backward pass beyond the tolerance, or None.
+        first_divergent: number (from 1) of the first backward pass beyond the tolerance, or that only one run made.
         tolerance: the largest relative difference that counts as rounding.
-        hints: what may explain a divergence.
+        hints: what may be why, as sentences.
     """
 
+    equivalent: bool
+    n: int
     one: list[float]
     several: list[float]
     worst: float
@@ -35,52 +51,170 @@ class Comparison:
     tolerance: float
     hints: list[str]
 
-    @property
-    def equivalent(self) -> bool:
-        """Whether both runs made the same losses, as many of them."""
-        return self.first_divergent is None
+    def rows(self) -> list[tuple[float, float, float]]:
+        """For each backward pass that both runs made: both losses, and their relative difference."""
+        return [(a, b, _difference(a, b)) for a, b in zip(self.one, self.several, strict=False)]
 
     def to_json(self) -> dict[str, Any]:
-        """The fields and the verdict as JSON values."""
-        return {"equivalent": self.equivalent, **asdict(self)}
+        """The fields as JSON values; numbers that JSON does not know are None."""
+        plain = asdict(self)
+        plain.update(one=list(map(_finite, self.one)), several=list(map(_finite, self.several)))
+        plain["worst"] = _finite(self.worst)
+        return plain
 
 
-def read_runs(result_path: Path, n: int) -> list[dict[str, Any]]:
-    """What `check_runner` wrote on each of `n` ranks."""
-    return [json.loads(Path(f"{result_path}.{rank}").read_text()) for rank in range(n)]
+class NothingRecorded(RuntimeError):
+    """A script ended without a backward pass on some rank."""
 
 
-def global_losses(runs: Sequence[dict[str, Any]]) -> list[float]:
-    """The losses over the global batch: means weighted by the ranks' samples, or sums where the script takes sums."""
-    losses = []
-    for of_ranks in zip(*(run["losses"] for run in runs), strict=False):
-        if runs[0]["sums"]:
-            losses.append(math.fsum(value for value, weight in of_ranks if weight))
+def read(directory: Path, n: int) -> Run:
+    """Puts together the losses that `n` ranks wrote into `directory`.
+
+    Raises:
+        NothingRecorded: a rank made no backward pass.
+    """
+    ranks = []
+    facts = []
+    for rank in range(n):
+        path = directory / f"losses-{rank}.jsonl"
+        lines = path.read_text().splitlines() if path.exists() else []
+        if not lines:
+            raise NothingRecorded(f"rank {rank} of {n} made no backward pass, so there is no loss to compare")
+        ranks.append([json.loads(line) for line in lines])
+        facts.append(json.loads((directory / f"facts-{rank}.json").read_text()))
+    summed = facts[0]["reduction"] == "sum"
+    losses = [_joined(entries, summed) for entries in zip(*ranks, strict=False)]
+    return Run(losses, facts, repeated=n > 1 and all(entries == ranks[0] for entries in ranks))
+
+
+def _joined(entries: tuple[dict[str, Any], ...], summed: bool) -> float:
+    """The loss of the global batch from those of its parts."""
+    total = 0.0
+    for entry in entries:
+        share = entry["share"]
+        if share == 0:
+            continue  # a rank without samples in this batch
+        if summed:
+            total += entry["loss"]
         else:
-            losses.append(math.fsum(value * weight for value, weight in of_ranks if weight) / len(runs))
-    return losses
+            total += entry["loss"] * (1 / len(entries) if share is None else share)
+    return total
 
 
-def compare(one: Sequence[dict[str, Any]], several: Sequence[dict[str, Any]], tolerance: float) -> Comparison:
-    """Compares a run of one rank with a run of several, both as `read_runs` returns them."""
-    a, b = global_losses(one), global_losses(several)
-    differences = [_relative(x, y) for x, y in zip(a, b, strict=False)]
-    first = next((i for i, d in enumerate(differences, start=1) if not d <= tolerance), None)
-    if first is None and len(a) != len(b):
-        first = min(len(a), len(b)) + 1
-    hints = []
-    if not several[0]["distributed"]:
-        hints.append("the script never calls hocket.distribute, so every rank trains a model of its own")
-    for name, hint in _HINTS.items():
-        if any(name in module for module in several[0]["modules"]):
-            hints.append(hint)
-    if not hints:
-        hints.append("look for randomness without a seed, or for a learning rate that depends on the number of ranks")
-    worst = max(differences, default=0.0)
-    return Comparison(a, b, worst, first, tolerance, [] if first is None else hints)
+def compare(serial: Run, parallel: Run, tolerance: float) -> Comparison:
+    """Compares step by step.
+
+    Args:
+        serial: the run on one rank.
+        parallel: the run on several.
+        tolerance: the largest relative difference of losses that passes.
+    """
+    differences = [_difference(a, b) for a, b in zip(serial.losses, parallel.losses, strict=False)]
+    first = next((i for i, difference in enumerate(differences, start=1) if not difference <= tolerance), None)
+    if first is None and len(serial.losses) != len(parallel.losses):
+        first = len(differences) + 1
+    apart = _apart(parallel.facts)
+    equivalent = first is None and apart is None and not parallel.repeated
+    return Comparison(
+        equivalent=equivalent,
+        n=len(parallel.facts),
+        one=serial.losses,
+        several=parallel.losses,
+        worst=max(differences),
+        first_divergent=first,
+        tolerance=tolerance,
+        hints=[] if equivalent else _hints(differences, first, serial, parallel, apart),
+    )
 
 
-def _relative(a: float, b: float) -> float:
-    if a == b:
+def _difference(one: float, many: float) -> float:
+    if one == many or (math.isnan(one) and math.isnan(many)):
         return 0.0
-    return abs(a - b) / max(abs(a), abs(b))
+    difference = abs(one - many) / max(abs(one), abs(many))
+    return math.inf if math.isnan(difference) else difference
+
+
+def _apart(facts: list[dict[str, Any]]) -> str | None:
+    """The first parameter that has not the same value on all ranks at the end."""
+    first = facts[0]["parameters"]
+    for other in facts[1:]:
+        for mine, theirs in zip(first, other["parameters"], strict=False):
+            if mine != theirs:
+                return str(mine[0])
+    return None
+
+
+def _hints(differences: list[float], first: int | None, serial: Run, parallel: Run, apart: str | None) -> list[str]:
+    n, facts = len(parallel.facts), parallel.facts[0]
+    hints = []
+    if parallel.repeated:
+        hints.append(f"Each of the {n} ranks computed the same losses, so each did all of the work.")
+    if not facts["distributed"]:
+        hints.append(
+            f"The script made no call to hocket.distribute, so each of the {n} ranks trained for itself: say "
+            "`model, optimizer, loader = hocket.distribute(model, optimizer, loader)` before the loop."
+        )
+    elif not facts["shared_batches"]:
+        hints.append(
+            "The batches do not come from a loader that hocket.distribute returned, so every rank trained on the same "
+            "samples or divided them by itself: pass the loader too, and iterate over what comes back."
+        )
+    if len(serial.losses) != len(parallel.losses):
+        hints.append(
+            f"One rank made {len(serial.losses)} backward passes and {n} ranks made {len(parallel.losses)} each. Batch "
+            "sizes are global: do not divide the batch size, the data or the number of steps by the number of ranks."
+        )
+    if apart is not None:
+        hints.append(
+            f"At the end parameter {apart!r} differs between ranks: something changes it that is not the averaged "
+            "gradient, such as another optimizer setting or noise drawn on each rank."
+        )
+    if first == 1 and facts["distributed"]:
+        hints.append(
+            "Losses differ from the first step on: look at the initial parameters, at which samples are in the batch, "
+            "and at whether the loss is a mean over the samples (for a sum, or a mean over something else, say "
+            'loss_reduction="sum").'
+        )
+    if first == 1 and not facts["seeded"]:
+        hints.append(
+            "The script does not seed: what each rank makes up at random for itself, such as synthetic data or a "
+            "random split, differs between ranks. Say torch.manual_seed(...) at its top, on all ranks alike."
+        )
+    if facts["dropout"]:
+        hints.append(
+            f"The model drops values at random ({_some(facts['dropout'])}): ranks cannot draw the numbers that one "
+            "device draws. Compare with the rate set to 0."
+        )
+    if facts["batch_norm"]:
+        hints.append(
+            f"Batch norm ({_some(facts['batch_norm'])}) uses the statistics of a rank's own samples. Synchronise it "
+            "over ranks, use group norm, or compare with it in evaluation mode."
+        )
+    if facts["draws"] and not facts["dropout"]:
+        hints.append(
+            "Random numbers are drawn between backward passes (noise, mixing of samples, a sampler without hocket's "
+            "loader): ranks draw other numbers than one device. Draw them in the data set, where hocket seeds each "
+            "sample."
+        )
+    small = _SMALL_TYPES.intersection(facts["types"])
+    if small:
+        hints.append(
+            f"Parameters are {' and '.join(sorted(small))}: rounding differences are larger. Compare in float32, or "
+            "allow more with --tolerance."
+        )
+    if first is not None and 1 < first <= len(differences) and differences[0] < _ROUNDING and not small:
+        hints.append(
+            f"The first losses agree up to rounding ({differences[0]:.1e}) and differences grow from there: small "
+            "rounding errors may be amplified by training. Compare in float64 "
+            "(torch.set_default_dtype(torch.float64)); there they must stay below 1e-9 for many steps."
+        )
+    return hints
+
+
+def _some(names: list[str]) -> str:
+    quoted = [repr(name) for name in names[:3]]
+    return ", ".join(quoted) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
