@@ -293,3 +293,29 @@ def test_one_script_runs_alone_under_hocket_and_under_torchrun(tmp_path: Path) -
     assert output_of(["-m", "hocket", "run", "-n", "2", str(script)]) == alone
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script)]
     assert output_of(torchrun, OMP_NUM_THREADS="1") == alone
+
+
+def compiled(order: str) -> list[bool]:
+    torch.manual_seed(0)
+    inner = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    twin = copy.deepcopy(inner)
+    if order == "before":
+        model = hocket.distribute(torch.compile(inner, backend="aot_eager"))[0]
+    else:
+        model = torch.compile(hocket.distribute(inner)[0], backend="aot_eager")
+    same = []
+    for step in range(3):
+        x = torch.randn(4, 4, generator=torch.Generator().manual_seed(10 * step + dist.get_rank()))
+        for m in (model, twin):
+            m.zero_grad()
+            m(x).square().mean().backward()
+        for mine, plain in zip(inner.parameters(), twin.parameters(), strict=True):
+            mean = plain.grad.clone()
+            dist.all_reduce(mean)
+            same.append(torch.allclose(mine.grad, mean / dist.get_world_size()))
+    return same
+
+
+@pytest.mark.parametrize("order", ["before", "after"])
+def test_a_compiled_model_may_be_distributed_and_the_other_way_round(order: str) -> None:
+    assert run_ranks(compiled, 2, order, timeout_s=100) == [[True] * 12] * 2

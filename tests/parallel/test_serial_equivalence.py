@@ -21,9 +21,10 @@ def reference(dtype: torch.dtype) -> dict[tuple[str, str], Any]:
     return {(m, o): programs.plain(m, o, dtype) for m in programs.MODELS for o in programs.OPTIMIZERS}
 
 
-@pytest.mark.parametrize("backend", ["hocket", "gloo"])
-@pytest.mark.parametrize("n", [1, 2, 3, 4])
-def test_losses_parameters_and_evaluation_are_those_of_one_device(n: int, backend: str) -> None:
+@pytest.mark.parametrize(
+    ("backend", "n"), [("hocket", 1), ("hocket", 2), ("hocket", 3), ("hocket", 4), ("gloo", 2), ("gloo", 3)]
+)
+def test_losses_parameters_and_evaluation_are_those_of_one_device(backend: str, n: int) -> None:
     for dtype in (torch.float32, torch.float64):
         ranks = run_ranks(programs.all_cases, n, dtype, backend=backend, timeout_s=60)
         for case, (losses, parameters) in reference(dtype).items():

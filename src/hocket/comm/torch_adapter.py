@@ -5,12 +5,16 @@ torch's own stubs leave out or mistype most of them, hence `Any`.
 
 from __future__ import annotations
 
+import functools
+import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as _distributed
 from torch.distributed import distributed_c10d as _c10d
+
+_F = TypeVar("_F", bound=Callable[..., Any])
 
 _any: Any = _c10d
 _public: Any = _distributed
@@ -65,3 +69,23 @@ def in_backward() -> bool:
 def foreach_copy(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
     """Copies each source to its target, in one call."""
     torch._foreach_copy_(list(targets), list(sources))
+
+
+def outside_compiler(function: _F) -> _F:
+    """A decorator: torch.compile leaves `function` alone.
+
+    torch.compiler.disable does that too, but it loads the compiler at once, which takes seconds.
+    """
+    disabled: Any = None
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        nonlocal disabled
+        if "torch._dynamo" not in sys.modules:
+            return function(*args, **kwargs)
+        if disabled is None:
+            disabled = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
+        return disabled(*args, **kwargs)
+
+    call._torchdynamo_disable = True  # type: ignore[attr-defined]
+    return cast(_F, call)

@@ -12,6 +12,8 @@ from typing import Any, Literal
 
 import torch
 
+from hocket.comm import torch_adapter
+
 from . import _batch
 from ._alike import Parcel, check_model, send_once
 from ._reducer import Reducer
@@ -90,12 +92,21 @@ class DataParallel(torch.nn.Module):
         reducer = self._reducer
         if reducer is None or not torch.is_grad_enabled():
             return self.module(*args, **kwargs)
-        factor = self._weigh(reducer, _batch.current((args, kwargs)))
+        factor = self._before_forward(reducer, (args, kwargs))
+        return self._after_forward(reducer, self.module(*args, **kwargs), factor)
+
+    @torch_adapter.outside_compiler
+    def _before_forward(self, reducer: Reducer, inputs: Any) -> float:
+        """Gets ready for the backward pass of this forward pass; returns by what to scale its gradients besides."""
+        factor = self._weigh(reducer, _batch.current(inputs))
         reducer.prepare()
         if self.training and self._buffers_differ:
             self.send_buffers()
         self._buffers_differ = self._broadcast_buffers and reducer.synchronises
-        output = self.module(*args, **kwargs)
+        return factor
+
+    @torch_adapter.outside_compiler
+    def _after_forward(self, reducer: Reducer, output: Any, factor: float) -> Any:
         if factor != 1.0:
             output = scale_gradients(output, factor)
         if reducer.synchronises:

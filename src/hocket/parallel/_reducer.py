@@ -228,8 +228,7 @@ class Reducer:
                 "gradients only. For an embedding, say sparse=False"
             )
         view = bucket.writable(slot)
-        with torch.no_grad():
-            view.copy_(gradient)
+        view.copy_(gradient.detach() if gradient.requires_grad else gradient)
         parameter.grad = view
 
     def _launch(self) -> None:
