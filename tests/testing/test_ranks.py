@@ -40,6 +40,27 @@ def test_results_come_in_the_order_of_ranks(backend):
     assert run_ranks(_sum_of_ranks, 3, 10, backend=backend) == [(backend, 33)] * 3
 
 
+def _tensors():
+    rank = dist.get_rank()
+    return {"made": torch.arange(3) + rank, "part": torch.ones(2, 4)[:, rank], "half": torch.zeros(2).half()}
+
+
+def test_tensors_may_be_returned():
+    ranks = run_ranks(_tensors, 2)
+    assert [r["made"].tolist() for r in ranks] == [[0, 1, 2], [1, 2, 3]]
+    assert ranks[1]["part"].tolist() == [1.0, 1.0]
+    assert ranks[0]["half"].dtype is torch.float16
+
+
+def test_a_result_that_cannot_be_pickled_is_the_ranks_error():
+    with pytest.raises(RankError, match="pickle"):
+        run_ranks(_lambda, 2)
+
+
+def _lambda():
+    return lambda: None
+
+
 def test_without_a_group_the_environment_is_torchruns():
     assert run_ranks(_no_group, 2, backend=None) == [(False, "0", "127.0.0.1"), (False, "1", "127.0.0.1")]
 

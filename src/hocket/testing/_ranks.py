@@ -127,7 +127,7 @@ def _collect(
             raise RankError(late[0], summary, "\n".join(f"--- rank {r}\n{s}" for r, s in stacks.items()))
         for rank in [r for r, reader in open_ranks.items() if reader in ready]:
             try:
-                failed, value = open_ranks[rank].recv()
+                failed, value = pickle.loads(open_ranks[rank].recv_bytes())
                 if failed:
                     failures.append((rank, "raised", value))
                     # Others fail because this one did; give them a moment, but no longer.
@@ -173,7 +173,6 @@ def _rank_main(
     stack_file = open(stack_path, "w")  # noqa: SIM115  (faulthandler writes to it until the process ends)
     faulthandler.register(signal.SIGUSR1, stack_file, all_threads=True)
     os.environ.update(settings)
-    failed = False
     try:
         import torch
         import torch.distributed as dist
@@ -184,8 +183,9 @@ def _rank_main(
         value = fn(*args)
         if dist.is_initialized():
             dist.destroy_process_group()
-        pickle.dumps(value)
+        # Not by Connection.send: there torch passes tensors as file descriptors, which die with this process.
+        message = pickle.dumps((False, value))
     except BaseException:
-        failed, value = True, traceback.format_exc()
-    writer.send((failed, value))
+        message = pickle.dumps((True, traceback.format_exc()))
+    writer.send_bytes(message)
     writer.close()
