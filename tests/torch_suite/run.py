@@ -33,7 +33,12 @@ class PassesForGloo(str):
 
 
 def main(backend, result_path, names):
-    directory = tempfile.mkdtemp(prefix="hocket-suite-")
+    with tempfile.TemporaryDirectory(prefix="hocket-suite-") as directory:
+        outcomes = run(backend, directory, names)
+    Path(result_path).write_text(json.dumps(outcomes, indent=1))
+
+
+def run(backend, directory, names):
     for name in ("barrier", "test_dir", "init_dir"):
         (Path(directory) / name).mkdir()
     os.environ.update(
@@ -80,7 +85,7 @@ def main(backend, result_path, names):
             outcome, why = "failed", (result.failures + result.errors)[0][1]
         outcomes[name] = {"outcome": outcome, "why": why, "seconds": round(time.monotonic() - begin, 2)}
         print(f"{outcome:8s} {outcomes[name]['seconds']:6.2f} {name}", file=sys.stderr, flush=True)
-    Path(result_path).write_text(json.dumps(outcomes, indent=1))
+    return outcomes
 
 
 if __name__ == "__main__":

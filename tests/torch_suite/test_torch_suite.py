@@ -1,6 +1,7 @@
 """PyTorch's own distributed tests: what passes on Gloo passes on hocket, or stands in refused.txt with the reason."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -16,11 +17,21 @@ REFUSED = dict(
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory):
-    result = tmp_path_factory.mktemp("suite") / "result.json"
-    command = [sys.executable, str(HERE / "run.py"), "hocket", str(result), *PASSES_ON_GLOO]
-    said = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    return run_suite(tmp_path_factory.mktemp("suite"), PASSES_ON_GLOO)
+
+
+def run_suite(directory, names):
+    result = directory / "result.json"
+    command = [sys.executable, str(HERE / "run.py"), "hocket", str(result), *names]
+    env = {**os.environ, "TMPDIR": str(directory)}
+    said = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False, env=env)
     assert said.returncode == 0, said.stderr[-3000:]
     return json.loads(result.read_text())
+
+
+def test_the_runner_leaves_no_directory_behind(tmp_path):
+    assert list(run_suite(tmp_path, ["test_get_rank"])) == ["test_get_rank"]
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith("hocket-suite-")] == []
 
 
 @pytest.mark.timeout(620)
