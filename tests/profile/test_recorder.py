@@ -55,6 +55,25 @@ def test_bandwidths_are_those_of_nccl_tests():
     assert bus_factor("reduce_scatter", 2) == 0.5
 
 
+def test_waiting_for_late_peers_is_no_part_of_bandwidth():
+    recorder = Recorder()
+    late, prompt = _op(8_000, 0.0, 0.010, arrived_s=0.008), _op(8_000, 1.0, 1.002)
+    late.published_s = 0.001  # until then this rank was busy with its own part of the operation
+    _feed(recorder, [late, prompt], [(late, 0.0, 0.010)])
+    (row,) = recorder.histogram()
+    assert row.time_s == pytest.approx(0.012)
+    assert row.exposed_s == pytest.approx(0.010)
+    assert row.skew_s == pytest.approx(0.007)
+    assert row.algbw_Bps == pytest.approx(16_000 / 0.005)
+    assert row.busbw_Bps == pytest.approx(16_000 / 0.005 * 2 * 3 / 4)
+
+
+def test_an_operation_that_was_nothing_but_waiting_has_no_bandwidth():
+    recorder = Recorder()
+    _feed(recorder, [_op(8, 0.0, 1.0, arrived_s=1.0)])
+    assert recorder.histogram()[0].busbw_Bps == 0.0
+
+
 def test_exposed_time_and_skew_are_added_up_per_row():
     recorder = Recorder()
     op = _op(100, 1.0, 2.0, arrived_s=1.25)
@@ -137,6 +156,35 @@ def test_unions_and_intersections_are_those_of_sets(first, second):
     assert length(union(first)) == len(_points(first))
     common = intersection(union(first), union(second))
     assert length(common) == len(_points(first) & _points(second))
+
+
+def _late_peer():
+    x = torch.zeros(1000)
+    dist.all_reduce(x)
+    with Recorder() as recorder:
+        if dist.get_rank() == 1:
+            time.sleep(0.2)
+        dist.all_reduce(x)
+    (row,) = recorder.histogram()
+    return row.skew_s, row.time_s - row.skew_s
+
+
+def test_a_late_peers_delay_is_skew_on_the_rank_that_waits():
+    (waited_s, rest_s), (own_wait_s, _) = run_ranks(_late_peer, 2)
+    assert waited_s > 0.1 > own_wait_s
+    assert rest_s < 0.1
+
+
+def _over_an_engine():
+    with Recorder() as recorder:
+        dist.all_reduce(torch.zeros(1000))
+    (row,) = recorder.histogram()
+    return recorder.paths(), row.skew_s, row.algbw_Bps > 0
+
+
+def test_an_engine_that_tells_no_skew_has_a_bandwidth_all_the_same():
+    env = {"HOCKET_SHARED_MEMORY": "0"}
+    assert run_ranks(_over_an_engine, 2, env=env) == [({"gloo": 1}, 0.0, True)] * 2
 
 
 def _real_run():

@@ -158,7 +158,7 @@ class Channel:
         self._spins = _SPINS_OWN_CORE if self.size <= cores else _SPINS_SHARED_CORE
         self.patient = False
         """Whether waiting should leave the core alone at once: set while a progress thread runs beside computation."""
-        self.arrived_s = 0.0
+        self.published_s = self.arrived_s = 0.0
 
     def _make_slots(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """Everyone's slots as bytes, those of even and those of odd phases."""
@@ -210,6 +210,7 @@ class Channel:
         Raises:
             CollectiveMismatchError: ranks announced different operations; all ranks raise it and stay in step.
         """
+        self.published_s = time.perf_counter()
         self.phase()
         self.arrived_s = time.perf_counter()
         announced = self._announced[self.seq & 1]

@@ -27,7 +27,8 @@ class Operation:
         asynchronous: whether the caller asked for a Work instead of waiting.
         posted_s: when the caller posted it.
         started_s: when this rank began it.
-        arrived_s: when the last peer had arrived at it.
+        published_s: when this rank had itself arrived: what peers need of it first was in place.
+        arrived_s: when the last peer had arrived at it; where an engine does not tell, `published_s`.
         finished_s: when this rank had finished it.
         label: what the caller named it with `label(...)`.
     """
@@ -45,6 +46,12 @@ class Operation:
     arrived_s: float = 0.0
     finished_s: float = 0.0
     label: str | None = None
+    published_s: float = 0.0
+
+    @property
+    def skew_s(self) -> float:
+        """Seconds that this rank, having arrived, waited for the last peer to arrive."""
+        return max(0.0, self.arrived_s - max(self.published_s, self.started_s))
 
 
 class Observer(Protocol):

@@ -100,7 +100,10 @@ class Runner:
             record.started_s = time.perf_counter()
             record.path = action(timeout_s)
             record.finished_s = time.perf_counter()
-            record.arrived_s = self._channel.arrived_s if self._channel is not None else record.finished_s
+            if self._channel is not None:
+                record.published_s, record.arrived_s = self._channel.published_s, self._channel.arrived_s
+            else:
+                record.published_s = record.arrived_s = record.started_s
             _observe.announce_finished(record)
         except CollectiveMismatchError as error:
             return error

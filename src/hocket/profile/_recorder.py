@@ -31,8 +31,9 @@ class Row:
         nbytes: their bytes; of one, the full vector as nccl-tests count it.
         time_s: from this rank's start to its end, added up; waiting for late peers is part of it.
         exposed_s: how long the user's thread was blocked on them.
-        skew_s: how much of `time_s` this rank waited for the last peer to arrive.
-        algbw_Bps: bytes over time.
+        skew_s: how much of `time_s` this rank waited for the last peer to arrive; that is the peers' computation, not
+            communication. 0 where an engine moves the bytes, since it does not tell.
+        algbw_Bps: bytes over time less skew, since nccl-tests let all ranks begin together; 0.0 if nothing is left.
         busbw_Bps: algbw times the collective's bus factor.
     """
 
@@ -120,7 +121,8 @@ class Recorder:
         order = {size.name: i for i, size in enumerate(self._bins)}
         rows = []
         for (kind, name), total in sorted(self._sums.items(), key=lambda item: (item[0][0], order[item[0][1]])):
-            seconds = total.time_s or float("inf")
+            own_s = total.time_s - total.skew_s
+            seconds = own_s if own_s > 0 else float("inf")
             rows.append(
                 Row(
                     kind,
@@ -190,7 +192,7 @@ class Recorder:
         total.nbytes += op.nbytes
         total.bus_nbytes += op.nbytes * bus_factor(op.kind, op.world)
         total.time_s += op.finished_s - op.started_s
-        total.skew_s += max(0.0, op.arrived_s - op.started_s)
+        total.skew_s += op.skew_s
         self._paths[op.path] = self._paths.get(op.path, 0) + 1
         self._events.append(op)
 

@@ -10,8 +10,9 @@ from ._recorder import Row
 
 
 def histogram_table(rows: Sequence[Row], title: str = "Collectives by message size") -> Table:
-    """A table of `rows` in the manner of hvprof: times in ms, bandwidths in GB/s (10^9 bytes)."""
-    table = Table(title=title, title_justify="left", title_style="bold")
+    """A table of `rows` in the manner of hvprof: times in ms, bandwidths in GB/s (10^9 bytes) of time less skew."""
+    caption = "algbw and busbw: bytes over time less skew (waiting for late peers)"
+    table = Table(title=title, title_justify="left", title_style="bold", caption=caption, caption_justify="left")
     table.add_column("collective")
     table.add_column("message size")
     for column in ("count", "MB", "time ms", "exposed ms", "skew ms", "algbw GB/s", "busbw GB/s"):

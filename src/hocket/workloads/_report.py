@@ -124,6 +124,7 @@ def _communication(communication: dict[str, Any], console: Console, say: _Printe
             *(f"{value:.2f}" for value in rates_GBps),
         )
     console.print(table)
+    say("algbw and busbw are bytes over time less skew, which is waiting for peers that arrive late.")
     if communication["hidden_share"] is not None:
         say(
             f"Hidden behind back-propagation: {communication['hidden_share']:.1%} of "
