@@ -100,3 +100,33 @@ def test_bad_input_is_named(tmp_path):
     result = _check(empty)
     assert result.returncode == 2
     assert "made no backward pass" in result.stderr
+
+
+RESUMING = """
+import os, pathlib, torch, hocket
+torch.manual_seed(0)
+inputs = torch.tensor([float(line) for line in open("data/numbers.txt")])[:, None]
+model = torch.nn.Linear(1, 1)
+if os.path.exists("checkpoint.pt"):
+    model.load_state_dict(torch.load("checkpoint.pt"))
+loader = torch.utils.data.DataLoader(inputs, batch_size=4)
+model, optimizer, loader = hocket.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1), loader)
+for x in loader:
+    optimizer.zero_grad()
+    model(x).square().mean().backward()
+    optimizer.step()
+    if torch.distributed.get_rank() == 0:
+        torch.save(model.state_dict(), "checkpoint.pt")
+        pathlib.Path(__file__).with_name("log.txt").write_text("written by its absolute path")
+"""
+
+
+def test_a_run_does_not_find_what_the_other_wrote(tmp_path):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "numbers.txt").write_text("\n".join(map(str, range(8))))
+    (tmp_path / "resuming.py").write_text(RESUMING)
+    command = [sys.executable, "-m", "hocket", "check", "resuming.py"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False, cwd=tmp_path)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert not (tmp_path / "checkpoint.pt").exists()
+    assert "warning: during the first run log.txt changed in this directory" in result.stderr

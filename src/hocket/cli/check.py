@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
 from pathlib import Path
@@ -10,11 +11,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ._output import BAD_INPUT, bad_input, print_json
+from ._scratch import Scratch
 
 if TYPE_CHECKING:
     from hocket.parallel.equivalence import Comparison, Run
 
 _SHOWN = 20
+_NAMED = 5
 
 
 def check(
@@ -29,7 +32,9 @@ def check(
 ) -> None:
     """Compare a script on one rank and on several: the losses must agree.
 
-    The script is not changed. It runs twice in this directory: what it writes in the first run, it finds in the second.
+    The script is not changed. Each run has a working directory of its own, a copy of this one made of links: files are
+    found there under the same paths, and what a run makes there, such as checkpoints, the other run does not see. It is
+    removed in the end.
 
     Exit code: 0 if the losses agree and the ranks share the work, 1 if not, 2 for bad input or a run that failed.
     """
@@ -37,22 +42,35 @@ def check(
         bad_input("check", f"there is no script {str(script)!r}")
     from hocket.parallel.equivalence import NothingRecorded, compare
 
-    command = [str(script), *(arguments or [])]
+    command = [str(script.absolute()), *(arguments or [])]
     with tempfile.TemporaryDirectory(prefix="hocket-check-") as directory:
         runs: list[Run] = []
         for ranks in (1, n):
             place = Path(directory) / str(ranks)
-            place.mkdir()
+            (place / "root").mkdir(parents=True)
+            scratch = Scratch(Path.cwd(), place / "root")
             try:
-                runs.append(_run(command, ranks, place, steps, seed, timeout))
+                with contextlib.chdir(scratch.path):
+                    runs.append(_run(command, ranks, place, steps, seed, timeout))
             except NothingRecorded as error:
                 bad_input("check", f"{script}: {error}")
+            if ranks == 1 and (changed := scratch.changed()):
+                typer.echo(_warning(changed), err=True)
     comparison = compare(runs[0], runs[1], tolerance)
     if as_json:
         print_json(comparison.to_json())
     else:
         _show(comparison)
     raise typer.Exit(0 if comparison.equivalent else 1)
+
+
+def _warning(changed: list[str]) -> str:
+    shown = ", ".join(changed[:_NAMED]) + (f" and {len(changed) - _NAMED} more" if len(changed) > _NAMED else "")
+    return (
+        f"hocket check: warning: during the first run {shown} changed in this directory, where the second run finds it. "
+        "If the script goes on from there, the runs do not begin alike; have it write to new files in its working "
+        "directory"
+    )
 
 
 def _run(command: list[str], ranks: int, directory: Path, steps: int, seed: int, timeout_s: float) -> Run:
