@@ -10,6 +10,7 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from hocket import algorithms as algorithms
     from hocket import comm as comm
     from hocket import launch as launch
     from hocket import parallel as parallel
@@ -26,6 +27,7 @@ __version__ = "0.1.0.dev0"
 
 __all__ = [
     "__version__",
+    "algorithms",
     "average",
     "comm",
     "distribute",
@@ -39,7 +41,7 @@ __all__ = [
     "workloads",
 ]
 
-_ROOMS = frozenset({"comm", "launch", "parallel", "profile", "schedule", "testing", "workloads"})
+_ROOMS = frozenset({"algorithms", "comm", "launch", "parallel", "profile", "schedule", "testing", "workloads"})
 _HOMES = {
     "average": "hocket.parallel",
     "distribute": "hocket.parallel",

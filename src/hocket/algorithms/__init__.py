@@ -1,0 +1,41 @@
+"""Collective algorithms, one file each: a builder of schedules with its closed form. Read `_ring.py` first.
+
+`_algorithm.py` says what an algorithm is, `_registry.py` lists all, `_steps.py` has what they share. numpy and
+`hocket.schedule` are all that is used here.
+"""
+
+from ._algorithm import Algorithm as Algorithm
+from ._algorithm import Form as Form
+from ._algorithm import Wire as Wire
+from ._direct import direct as direct
+from ._direct import one_shot as one_shot
+from ._double_tree import double_tree as double_tree
+from ._double_tree import double_tree_parents as double_tree_parents
+from ._halving_doubling import halving_doubling as halving_doubling
+from ._hdrm import hdrm as hdrm
+from ._hdrm import hdrm_places as hdrm_places
+from ._recursive_doubling import recursive_doubling as recursive_doubling
+from ._registry import REGISTRY as REGISTRY
+from ._registry import algorithms as algorithms
+from ._registry import candidates as candidates
+from ._registry import get as get
+from ._ring import ring as ring
+
+__all__ = [
+    "REGISTRY",
+    "Algorithm",
+    "Form",
+    "Wire",
+    "algorithms",
+    "candidates",
+    "direct",
+    "double_tree",
+    "double_tree_parents",
+    "get",
+    "halving_doubling",
+    "hdrm",
+    "hdrm_places",
+    "one_shot",
+    "recursive_doubling",
+    "ring",
+]

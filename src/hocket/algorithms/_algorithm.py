@@ -1,0 +1,169 @@
+"""What an algorithm is: a builder of schedules, what it serves, and its closed form."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from hocket.schedule import Collective, Schedule, ScheduleError
+
+
+@dataclass(frozen=True, slots=True)
+class Wire:
+    """The three numbers of the alpha-beta-gamma model.
+
+    Every rank has one port, which sends and receives at once. A step costs `latency_s` once, however many messages a
+    rank has in it (they are posted together); the bytes of those messages pass the port one after the other, and so
+    do the bytes that are reduced. A switch has a port for each neighbour and reduces at the rate of the wire.
+
+    Args:
+        latency_s: alpha, seconds a step.
+        seconds_per_byte: beta, of one direction of one port.
+        reduce_seconds_per_byte: gamma, of reducing one received byte into one that is there.
+    """
+
+    latency_s: float
+    seconds_per_byte: float
+    reduce_seconds_per_byte: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """The closed form of an algorithm: what it costs, written from the formula and not from its schedule.
+
+    Bytes are in units of S, the vector by which nccl-tests measure (`Collective.vector_blocks`).
+
+    Args:
+        steps: steps one after the other, each of which costs a latency.
+        sent: the most that any rank sends.
+        wire: what the busiest port of each step passes, summed over the steps; `sent` where all ranks do the same.
+        reduced: what the busiest rank of each step reduces, summed over the steps.
+        steps_inside: how many of `steps` stay within a host.
+        wire_inside: how much of `wire` stays within a host.
+    """
+
+    steps: int
+    sent: Fraction
+    wire: Fraction
+    reduced: Fraction = Fraction(0)
+    steps_inside: int = 0
+    wire_inside: Fraction = Fraction(0)
+
+    def seconds(self, nbytes: int, wire: Wire, inside: Wire | None = None) -> float:
+        """The time for a vector of `nbytes`; steps that stay within a host use `inside` if it is given."""
+        near = inside or wire
+        return (
+            (self.steps - self.steps_inside) * wire.latency_s
+            + self.steps_inside * near.latency_s
+            + float(self.wire - self.wire_inside) * nbytes * wire.seconds_per_byte
+            + float(self.wire_inside) * nbytes * near.seconds_per_byte
+            + float(self.reduced) * nbytes * wire.reduce_seconds_per_byte
+        )
+
+
+_ALONE = Form(0, Fraction(0), Fraction(0))
+
+
+def _everything(collective: Collective, **parameters: Any) -> None:
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Algorithm:
+    """One way to carry out some collectives. `algorithm(collective, **parameters)` builds its schedule.
+
+    Args:
+        name: as in `get(name)` and in tables of choices.
+        title: for people.
+        source: paper or document that it is from.
+        kinds: of collectives, see `hocket.schedule.KINDS`.
+        builder: makes the schedule for two ranks or more; its keyword arguments are the algorithm's parameters.
+        closed_form: the same arguments -> `Form`.
+        limit: the same arguments -> why they cannot be served, or None.
+    """
+
+    name: str
+    title: str
+    source: str
+    kinds: tuple[str, ...]
+    builder: Callable[..., Schedule]
+    closed_form: Callable[..., Form]
+    limit: Callable[..., str | None] = _everything
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """Names and defaults."""
+        given = inspect.signature(self.builder).parameters.values()
+        return {one.name: one.default for one in given if one.kind is inspect.Parameter.KEYWORD_ONLY}
+
+    @property
+    def description(self) -> str:
+        """The builder's docstring."""
+        return inspect.getdoc(self.builder) or ""
+
+    def serves(self, collective: Collective, **parameters: Any) -> str | None:
+        """The reason why it cannot do this, or None if it can."""
+        if collective.kind not in self.kinds:
+            return f"{self.name} serves {', '.join(self.kinds)}, not {collective.kind}"
+        for name in parameters.keys() - self.parameters.keys():
+            known = ", ".join(self.parameters) or "none"
+            return f"{self.name} has no parameter {name!r}; there are: {known}"
+        reason = None if collective.world == 1 else self.limit(collective, **parameters)
+        return reason and f"{self.name}, {collective}: {reason}"
+
+    def build(self, collective: Collective, **parameters: Any) -> Schedule:
+        """Makes the schedule; one rank has nothing to transfer.
+
+        Raises:
+            ScheduleError: with the reason that `serves` gives.
+        """
+        if reason := self.serves(collective, **parameters):
+            raise ScheduleError(reason)
+        if collective.world == 1:
+            return Schedule(self.name, collective, collective.blocks, ())
+        return self.builder(collective, **parameters)
+
+    __call__ = build
+
+    def form(self, collective: Collective, **parameters: Any) -> Form:
+        """The closed form.
+
+        Raises:
+            ScheduleError: with the reason that `serves` gives.
+        """
+        if reason := self.serves(collective, **parameters):
+            raise ScheduleError(reason)
+        return _ALONE if collective.world == 1 else self.closed_form(collective, **parameters)
+
+    def sent(self, collective: Collective, **parameters: Any) -> Fraction:
+        """The most that any rank sends, in units of S, by the closed form."""
+        return self.form(collective, **parameters).sent
+
+    def steps(self, collective: Collective, **parameters: Any) -> int:
+        """Number of steps, by the closed form."""
+        return self.form(collective, **parameters).steps
+
+    def cost(
+        self, collective: Collective, nbytes: int, wire: Wire, *, inside: Wire | None = None, **parameters: Any
+    ) -> float:
+        """Seconds for a vector of `nbytes`, by the closed form; see `Wire` for what is counted."""
+        return self.form(collective, **parameters).seconds(nbytes, wire, inside)
+
+
+def algorithm(
+    *,
+    title: str,
+    source: str,
+    kinds: tuple[str, ...],
+    form: Callable[..., Form],
+    limit: Callable[..., str | None] = _everything,
+) -> Callable[[Callable[..., Schedule]], Algorithm]:
+    """Makes an `Algorithm` of the function that builds its schedules, under the function's name."""
+
+    def wrap(builder: Callable[..., Schedule]) -> Algorithm:
+        return Algorithm(builder.__name__, title, source, kinds, builder, form, limit)
+
+    return wrap

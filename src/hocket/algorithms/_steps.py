@@ -1,0 +1,110 @@
+"""Operations on lists of steps that the algorithms share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import zip_longest
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from hocket.schedule import Step
+
+
+def power_below(number: int) -> int:
+    """The largest power of two that is not above `number`."""
+    return 1 << (number.bit_length() - 1)
+
+
+def rounds(world: int) -> int:
+    """ceil(log2 world), exactly."""
+    return (world - 1).bit_length()
+
+
+def mirrored(steps: Sequence[Step], *, reduce: bool) -> list[Step]:
+    """The steps backwards in time with every transfer turned around.
+
+    A broadcast becomes a reduce, an all_gather a reduce_scatter, a scatter a gather (with `reduce=False`): the tree
+    along which a block spreads is the tree along which it is collected.
+    """
+    return [
+        Step.of(
+            step.destination,
+            step.source,
+            step.start + (step.repeat - 1) * step.shift,
+            step.stop + (step.repeat - 1) * step.shift,
+            reduce=reduce,
+            repeat=step.repeat,
+            shift=-step.shift,
+        )
+        for step in reversed(steps)
+    ]
+
+
+def joined(steps: Iterable[Step]) -> Step:
+    """The transfers of several steps as one step."""
+    parts = list(steps)
+    columns = [np.concatenate([part.columns[i] for part in parts]) for i in range(5)]
+    return Step.of(*columns[:4], reduce=columns[4])
+
+
+def side_by_side(*lanes: Sequence[Step]) -> list[Step]:
+    """Step k of every lane as one step, as long as there are lanes that go on; no step of them may repeat."""
+    assert all(step.repeat == 1 for lane in lanes for step in lane)
+    return [joined(step for step in level if step is not None) for level in zip_longest(*lanes)]
+
+
+def placed(
+    steps: Sequence[Step], ranks: ArrayLike, chunk: ArrayLike = 0, *, scale: int = 1, chunks: int = 0
+) -> list[Step]:
+    """The steps of a small group, done by several groups at once, on some of the chunks.
+
+    Args:
+        steps: of ranks 0 to k-1.
+        ranks: `(groups, k)`; who plays each of them.
+        chunk: `(groups,)`; the chunk of the large schedule at which chunk 0 of each group is.
+        scale: how many chunks of the large schedule one of the small schedule is.
+        chunks: of the small schedule; needed if steps repeat, since they wrap around there.
+    """
+    player = np.atleast_2d(np.asarray(ranks))
+    offset = np.broadcast_to(np.asarray(chunk), player.shape[:1])[:, None]
+    return [
+        Step.of(
+            player[:, step.source].ravel(),
+            player[:, step.destination].ravel(),
+            (offset + step.start * scale).ravel(),
+            (offset + step.stop * scale).ravel(),
+            reduce=np.tile(step.reduce, len(player)),
+        )
+        for stored in steps
+        for step in (stored.turn(times, chunks) for times in range(stored.repeat))
+    ]
+
+
+def pipelined(stages: Sequence[Step], pieces: int) -> list[Step]:
+    """Cuts every chunk in `pieces` and sends them one behind the other through the stages.
+
+    In step t, stage s moves piece t - s. While all stages are busy the steps differ by the piece only, and are stored
+    once. Transfers of the stages must be of one chunk each.
+    """
+    assert all(stage.repeat == 1 and (stage.stop == stage.start + 1).all() for stage in stages)
+    if pieces == 1:
+        return list(stages)
+    depth = len(stages)
+    steps: list[Step] = []
+    number = 0
+    while number < depth + pieces - 1:
+        busy = range(max(0, number - pieces + 1), min(depth, number + 1))
+        step = joined(
+            Step.of(
+                stages[s].source,
+                stages[s].destination,
+                stages[s].start * pieces + number - s,
+                reduce=stages[s].reduce,
+            )
+            for s in busy
+        )
+        turns = pieces - depth + 1 if len(busy) == depth else 1
+        steps.append(Step.of(*step.columns[:4], reduce=step.reduce, repeat=turns, shift=1) if turns > 1 else step)
+        number += turns
+    return steps
