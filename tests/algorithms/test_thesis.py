@@ -53,6 +53,23 @@ VARIANTS = {
     "halving_doubling": ({"order": "doubling"},),
     "hdrm": ({"order": "doubling"},),
     "double_tree": ({"pieces": 2}, {"pieces": 17}),
+    "torus": ({"at_once": True}, *({"dims": dims} for dims in ((2, 2, 2), (3, 2, 4), (5, 1, 9), (4, 4, 4), (4, 8, 4)))),
+    "leaders": tuple(
+        {"local": local, "between": between}
+        for local, between in ((2, "halving_doubling"), (3, "ring"), (4, "recursive_doubling"), (5, "direct"))
+    ),
+    "rails": tuple(
+        {"local": local, "inside": inside, "between": between}
+        for local, inside, between in (
+            (2, "direct", "halving_doubling"),
+            (3, "ring", "ring"),
+            (4, "ring", "halving_doubling"),
+            (5, "direct", "circulant"),
+        )
+    ),
+    "aggregation_tree": ({"arity": 2}, {"arity": 3, "pieces": 4}),
+    "binomial": ({"pieces": 5},),
+    "chain": ({"pieces": 2}, {"pieces": 9}),
 }
 # By how much the closed form of the busiest ports may be above what the schedule does; exact for all others.
 BOUNDED = {"double_tree": Fraction(8, 5)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -71,7 +71,7 @@ def _everything(collective: Collective, **parameters: Any) -> None:
     return None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False, slots=True)
 class Algorithm:
     """One way to carry out some collectives. `algorithm(collective, **parameters)` builds its schedule.
 
@@ -83,6 +83,7 @@ class Algorithm:
         builder: makes the schedule for two ranks or more; its keyword arguments are the algorithm's parameters.
         closed_form: the same arguments -> `Form`.
         limit: the same arguments -> why they cannot be served, or None.
+        variants: parameters worth a try when a table of choices is made.
     """
 
     name: str
@@ -92,6 +93,7 @@ class Algorithm:
     builder: Callable[..., Schedule]
     closed_form: Callable[..., Form]
     limit: Callable[..., str | None] = _everything
+    variants: tuple[Mapping[str, Any], ...] = ({},)
 
     @property
     def parameters(self) -> dict[str, Any]:
@@ -160,10 +162,11 @@ def algorithm(
     kinds: tuple[str, ...],
     form: Callable[..., Form],
     limit: Callable[..., str | None] = _everything,
+    variants: tuple[Mapping[str, Any], ...] = ({},),
 ) -> Callable[[Callable[..., Schedule]], Algorithm]:
     """Makes an `Algorithm` of the function that builds its schedules, under the function's name."""
 
     def wrap(builder: Callable[..., Schedule]) -> Algorithm:
-        return Algorithm(builder.__name__, title, source, kinds, builder, form, limit)
+        return Algorithm(builder.__name__, title, source, kinds, builder, form, limit, variants)
 
     return wrap

@@ -5,11 +5,12 @@ from __future__ import annotations
 from fractions import Fraction
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hocket.schedule import Collective, Schedule, Step
 
 from ._algorithm import Form, algorithm
-from ._steps import mirrored, power_below
+from ._steps import mirrored, power_below, relabelled
 
 
 def _form(collective: Collective, *, order: str = "halving") -> Form:
@@ -46,16 +47,12 @@ def halving(p: int, order: str) -> list[Step]:
     return steps
 
 
-def _scattered(p: int) -> list[Step]:
-    """The reduce_scatter in order "doubling" to block r at rank r: its windows are every second, fourth .. block."""
-    rank, steps = np.arange(p)[:, None], []
-    for k in range(p.bit_length() - 1):
-        distance = 1 << k
-        partner = rank ^ distance
-        blocks = (partner & (2 * distance - 1)) + 2 * distance * np.arange(p // (2 * distance))
-        source, destination = np.broadcast_to(rank, blocks.shape), np.broadcast_to(partner, blocks.shape)
-        steps.append(Step.of(source.ravel(), destination.ravel(), blocks.ravel(), reduce=True))
-    return steps
+def bits_reversed(p: int) -> NDArray[np.int64]:
+    """The numbers 0 to p - 1 = 2^n - 1, each with its n bits in reverse."""
+    number, turned = np.arange(p), np.zeros(p, np.int64)
+    for bit in range(p.bit_length() - 1):
+        turned = turned << 1 | number >> bit & 1
+    return turned
 
 
 @algorithm(
@@ -69,7 +66,7 @@ def halving_doubling(collective: Collective, *, order: str = "halving") -> Sched
     """Builds it in either order of distances.
 
     all_reduce serves any world: ranks above the largest power of two give to a partner before, and get it back after.
-    reduce_scatter and all_gather are for powers of two.
+    reduce_scatter and all_gather are for powers of two; in order "doubling" they take some world^2 transfers.
 
     Args:
         collective: all_reduce, reduce_scatter or all_gather.
@@ -77,7 +74,9 @@ def halving_doubling(collective: Collective, *, order: str = "halving") -> Sched
     """
     p, q = collective.world, power_below(collective.world)
     if collective.kind != "all_reduce":
-        down = halving(p, order) if order == "halving" else _scattered(p)
+        down = halving(p, order)
+        if order == "doubling":  # the windows of block r at rank r are every second, fourth .. block
+            down = relabelled(down, bits_reversed(p))
         steps = down if collective.kind == "reduce_scatter" else mirrored(down, reduce=False)
         return Schedule("halving_doubling", collective, p, tuple(steps))
     down = halving(q, order)

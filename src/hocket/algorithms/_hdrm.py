@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from hocket.schedule import Collective, Schedule
 
 from ._algorithm import Form, algorithm
-from ._halving_doubling import halving
-from ._steps import mirrored, placed, power_below
+from ._halving_doubling import bits_reversed, halving
+from ._steps import mirrored, placed, power_below, relabelled
 
 
 def _shape(world: int, upper: int | None, ports: int | None) -> tuple[int, int]:
@@ -28,9 +28,9 @@ def _shape(world: int, upper: int | None, ports: int | None) -> tuple[int, int]:
 def _form(
     collective: Collective, *, upper: int | None = None, ports: int | None = None, order: str = "halving"
 ) -> Form:
-    p = collective.world
-    part = Fraction(p - 1, p)
-    return Form(2 * (p.bit_length() - 1), 2 * part, 2 * part, part)
+    p, kind = collective.world, collective.kind
+    part, phases = Fraction(p - 1, p), 2 if kind == "all_reduce" else 1
+    return Form(phases * (p.bit_length() - 1), phases * part, phases * part, part * (kind != "all_gather"))
 
 
 def _limit(
@@ -70,7 +70,7 @@ def hdrm_places(upper: int, ports: int) -> NDArray[np.int64]:
     title="Rank-mapped halving-doubling (HDRM)",
     source="Dong et al., EFLOPS: algorithm and system co-design for a high performance distributed training platform, "
     "HPCA 2020; the mapping as in the simulator of MultiTree (Huang et al., ISCA 2021)",
-    kinds=("all_reduce",),
+    kinds=("all_reduce", "reduce_scatter", "all_gather"),
     form=_form,
     limit=_limit,
 )
@@ -80,12 +80,17 @@ def hdrm(
     """Builds halving-doubling with the ranks where the BiGraph gives each flow of a step its own link.
 
     Args:
-        collective: all_reduce of `2 * upper * ports` ranks in the physical order of the BiGraph (see `hdrm_places`).
+        collective: all_reduce of `2 * upper * ports` ranks in the physical order of the BiGraph (see `hdrm_places`);
+            reduce_scatter and all_gather, with some world^2 transfers.
         upper: upper switches, as many as lower ones, a power of two.
         ports: ranks at each switch, a power of two; up to `upper` of them have links of their own.
         order: of the distances, as for `halving_doubling`.
     """
-    p = collective.world
-    down = halving(p, order)
-    steps = placed([*down, *mirrored(down, reduce=False)], hdrm_places(*_shape(p, upper, ports)))
+    p, kind = collective.world, collective.kind
+    place = hdrm_places(*_shape(p, upper, ports))
+    down = placed(halving(p, order), place)
+    if kind != "all_reduce":  # where halving leaves chunk c is the rank whose block it must be
+        down = relabelled(down, place[bits_reversed(p)] if order == "doubling" else place)
+    back = mirrored(down, reduce=False)
+    steps = {"all_reduce": [*down, *back], "reduce_scatter": down, "all_gather": back}[kind]
     return Schedule("hdrm", collective, p, tuple(steps))

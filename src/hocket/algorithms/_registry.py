@@ -6,13 +6,22 @@ from typing import Final
 
 from hocket.schedule import Collective, ScheduleError
 
+from ._aggregation_tree import aggregation_tree
 from ._algorithm import Algorithm
+from ._all_to_all import bruck, pairwise
+from ._binomial import binomial
+from ._chain import chain
+from ._circulant import circulant
 from ._direct import direct, one_shot
+from ._dissemination import dissemination
 from ._double_tree import double_tree
 from ._halving_doubling import halving_doubling
 from ._hdrm import hdrm
+from ._hierarchical import leaders, rails
 from ._recursive_doubling import recursive_doubling
 from ._ring import ring
+from ._scatter_gather import scatter_gather
+from ._torus import torus
 
 REGISTRY: Final[dict[str, Algorithm]] = {
     one.name: one
@@ -22,8 +31,19 @@ REGISTRY: Final[dict[str, Algorithm]] = {
         ring,
         recursive_doubling,
         halving_doubling,
+        circulant,
         hdrm,
         double_tree,
+        leaders,
+        rails,
+        torus,
+        aggregation_tree,
+        pairwise,
+        bruck,
+        binomial,
+        chain,
+        scatter_gather,
+        dissemination,
     )
 }
 

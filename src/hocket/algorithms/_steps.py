@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from itertools import zip_longest
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from hocket.schedule import Step
 
@@ -25,7 +25,7 @@ def mirrored(steps: Sequence[Step], *, reduce: bool) -> list[Step]:
     """The steps backwards in time with every transfer turned around.
 
     A broadcast becomes a reduce, an all_gather a reduce_scatter, a scatter a gather (with `reduce=False`): the tree
-    along which a block spreads is the tree along which it is collected.
+    along which a block spreads is the tree along which it is collected. Repeated steps must not wrap around.
     """
     return [
         Step.of(
@@ -79,6 +79,36 @@ def placed(
         for stored in steps
         for step in (stored.turn(times, chunks) for times in range(stored.repeat))
     ]
+
+
+def relabelled(steps: Sequence[Step], place: NDArray[np.int64]) -> list[Step]:
+    """The steps with chunk c in the place of `place[c]`; ranges become single chunks. No step may repeat."""
+    assert all(step.repeat == 1 for step in steps)
+    renamed = []
+    for step in steps:
+        length = step.stop - step.start
+        row = np.repeat(np.arange(len(step)), length)
+        within = np.arange(len(row)) - np.repeat(np.cumsum(length) - length, length)
+        chunk = place[step.start[row] + within]
+        renamed.append(Step.of(step.source[row], step.destination[row], chunk, reduce=step.reduce[row]))
+    return renamed
+
+
+def wrapped(
+    source: ArrayLike, destination: ArrayLike, start: ArrayLike, length: ArrayLike, chunks: int, *, reduce: bool
+) -> Step:
+    """A step of ranges that go on at chunk 0 after the last; such a range is two transfers."""
+    columns = np.broadcast_arrays(np.atleast_1d(source), destination, np.asarray(start) % chunks, length)
+    first, last, begin, size = (np.asarray(column, np.int64) for column in columns)
+    over = begin + size - chunks
+    rest = over > 0
+    return Step.of(
+        np.concatenate([first, first[rest]]),
+        np.concatenate([last, last[rest]]),
+        np.concatenate([begin, np.zeros(int(rest.sum()), np.int64)]),
+        np.concatenate([np.minimum(begin + size, chunks), over[rest]]),
+        reduce=reduce,
+    )
 
 
 def pipelined(stages: Sequence[Step], pieces: int) -> list[Step]:

@@ -1,0 +1,62 @@
+"""Chain: the data runs along all ranks, cut in pieces, so that every port is busy."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import numpy as np
+
+from hocket.schedule import Collective, Schedule, Step
+
+from ._algorithm import Form, algorithm
+from ._steps import mirrored, pipelined
+
+
+def _form(collective: Collective, *, pieces: int = 1) -> Form:
+    p, kind = collective.world, collective.kind
+    if kind in ("gather", "scatter"):
+        return Form(p - 1, Fraction(p - 1, p), Fraction(p - 1, p))
+    steps = p - 2 + pieces
+    passed = Fraction(steps, pieces)
+    return Form(steps, Fraction(1), passed, passed * (kind == "reduce"))
+
+
+def _limit(collective: Collective, *, pieces: int = 1) -> str | None:
+    if pieces < 1:
+        return f"pieces={pieces}; give 1 or more"
+    if pieces > 1 and collective.kind in ("gather", "scatter"):
+        return f"pieces={pieces}: {collective.kind} has a part a rank and is not cut further"
+    return None
+
+
+@algorithm(
+    title="Pipelined chain",
+    source="Chan, Heimlich, Purkayastha and van de Geijn, Collective communication: theory, practice, and experience, "
+    "2007",
+    kinds=("broadcast", "reduce", "scatter", "gather"),
+    form=_form,
+    limit=_limit,
+    variants=tuple({"pieces": pieces} for pieces in (1, 4, 16, 64, 256)),
+)
+def chain(collective: Collective, *, pieces: int = 1) -> Schedule:
+    """Builds the chain of any root: its neighbour, and so on around.
+
+    Args:
+        collective: broadcast, reduce, scatter or gather of any world.
+        pieces: into how many pieces broadcast and reduce cut the vector. Those of scatter and gather are its blocks,
+            that of the last rank first.
+    """
+    p, kind = collective.world, collective.kind
+    place = (np.arange(p) + collective.root) % p
+    if kind in ("scatter", "gather"):
+        steps, chunks = [], p
+        for k in range(p - 1):
+            last = np.arange(p - 1 - k, p)  # the place where the block goes; it set out so that all arrive together
+            at = last - (p - 1 - k)
+            steps.append(Step.of(place[at], place[at + 1], place[last], reduce=False))
+    else:
+        stages = [Step.of(place[i], place[i + 1], reduce=False) for i in range(p - 1)]
+        steps, chunks = pipelined(stages, pieces), pieces
+    if kind in ("reduce", "gather"):
+        steps = mirrored(steps, reduce=kind == "reduce")
+    return Schedule("chain", collective, chunks, tuple(steps))

@@ -1,0 +1,48 @@
+"""Dissemination: every rank tells ranks ahead of it, around the ring, at distances that multiply."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import numpy as np
+
+from hocket.schedule import Collective, Schedule, Step
+
+from ._algorithm import Form, algorithm
+
+
+def _factors(number: int) -> list[int]:
+    found, divisor = [], 2
+    while number > 1:
+        while number % divisor == 0:
+            found.append(divisor)
+            number //= divisor
+        divisor += 1
+    return found
+
+
+def _form(collective: Collective) -> Form:
+    factors = _factors(collective.world)
+    told = Fraction(sum(factors) - len(factors))
+    return Form(len(factors), told, told, told)
+
+
+@algorithm(
+    title="Dissemination",
+    source="Hensgen, Finkel and Manber, Two algorithms for barrier synchronization, 1988; n-way: Hoefler et al., 2006",
+    kinds=("barrier", "all_reduce"),
+    form=_form,
+)
+def dissemination(collective: Collective) -> Schedule:
+    """Builds one step for each prime factor f of the world's size, in which a rank tells f - 1 others.
+
+    With 2 in every step, as for a barrier that only has to have heard of all, ranks would be counted twice unless the
+    world is a power of two; with its factors each window is filled exactly, so that it serves all_reduce too. For a
+    prime number of ranks it is one-shot direct.
+    """
+    rank, steps, distance = np.arange(collective.world)[:, None], [], 1
+    for factor in _factors(collective.world):
+        ahead = (rank + distance * np.arange(1, factor)) % collective.world
+        steps.append(Step.of(np.broadcast_to(rank, ahead.shape).ravel(), ahead.ravel(), reduce=True))
+        distance *= factor
+    return Schedule("dissemination", collective, 1, tuple(steps))

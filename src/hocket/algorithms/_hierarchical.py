@@ -1,0 +1,154 @@
+"""Two levels: first within hosts, then between them; through one leader a host, or through all ranks (rails)."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import numpy as np
+
+from hocket.schedule import Collective, Schedule, Step
+
+from ._algorithm import Algorithm, Form, algorithm
+from ._binomial import binomial
+from ._circulant import circulant
+from ._direct import direct
+from ._halving_doubling import halving_doubling
+from ._recursive_doubling import recursive_doubling
+from ._ring import ring
+from ._steps import mirrored, placed, relabelled
+
+_SOURCE = "the cl/hier layer of UCC (rab and split_rail); Chan et al., Collective communication, 2007, section 7"
+_BETWEEN = {one.name: one for one in (halving_doubling, ring, recursive_doubling, circulant, direct)}
+_INSIDE = {one.name: one for one in (direct, ring)}
+
+
+def _hosts(collective: Collective, local: int, between: str) -> str | None:
+    if local < 2 or collective.world % local:
+        return f"local={local}: give the ranks a host, 2 or more, which must divide the world's size"
+    if between not in _BETWEEN:
+        return f"between={between!r}; give one of {', '.join(_BETWEEN)}"
+    return None
+
+
+def _leaders_form(collective: Collective, *, local: int = 1, between: str = "halving_doubling") -> Form:
+    hosts, others, kind = collective.world // local, Fraction(local - 1), collective.kind
+    if kind in ("broadcast", "reduce"):
+        far = binomial.form(Collective(kind, hosts))
+        if kind == "broadcast":
+            return Form(far.steps + 1, far.sent + others, far.wire + others, Fraction(0), 1, others)
+        return Form(far.steps + 1, Fraction(1), far.wire + others, far.reduced + others, 1, others)
+    far = _BETWEEN[between].form(Collective("all_reduce", hosts))
+    return Form(far.steps + 2, far.sent + others, far.wire + 2 * others, far.reduced + others, 2, 2 * others)
+
+
+def _leaders_limit(collective: Collective, *, local: int = 1, between: str = "halving_doubling") -> str | None:
+    return _hosts(collective, local, between)
+
+
+@algorithm(
+    title="Two levels, leaders",
+    source=_SOURCE,
+    kinds=("all_reduce", "barrier", "broadcast", "reduce"),
+    form=_leaders_form,
+    limit=_leaders_limit,
+)
+def leaders(collective: Collective, *, local: int = 1, between: str = "halving_doubling") -> Schedule:
+    """Builds: to the leader of each host, between the leaders, and back; fewest messages between hosts.
+
+    Args:
+        collective: of hosts with `local` ranks each, those of a host one after the other. The root is the leader of
+            its host, elsewhere the first rank is.
+        local: ranks a host.
+        between: the all_reduce of the leaders; broadcast and reduce use a binomial tree.
+    """
+    p, root, kind = collective.world, collective.root, collective.kind
+    hosts = p // local
+    leader = np.arange(hosts) * local
+    leader[root // local] = root
+    rank = np.arange(p)
+    member = np.setdiff1d(rank, leader)
+    boss = leader[member // local]
+    if kind in ("broadcast", "reduce"):
+        far = binomial(Collective("broadcast", hosts, root // local))
+        steps = [*placed(far.steps, leader), Step.of(boss, member, reduce=False)]
+        if kind == "reduce":
+            steps = mirrored(steps, reduce=True)
+        return Schedule("leaders", collective, 1, tuple(steps))
+    far = _BETWEEN[between](Collective("all_reduce", hosts))
+    steps = [
+        Step.of(member, boss, 0, far.chunks, reduce=True),
+        *placed(far.steps, leader, chunks=far.chunks),
+        Step.of(boss, member, 0, far.chunks, reduce=False),
+    ]
+    return Schedule("leaders", collective, far.chunks, tuple(steps))
+
+
+def _rails_form(
+    collective: Collective, *, local: int = 1, inside: str = "direct", between: str = "halving_doubling"
+) -> Form:
+    near, far = (
+        one.form(Collective(collective.kind, size)) for one, size in _levels(collective, local, inside, between)
+    )
+    return Form(
+        near.steps + far.steps,
+        near.sent + far.sent / local,
+        near.wire + far.wire / local,
+        near.reduced + far.reduced / local,
+        near.steps,
+        near.wire,
+    )
+
+
+def _rails_limit(
+    collective: Collective, *, local: int = 1, inside: str = "direct", between: str = "halving_doubling"
+) -> str | None:
+    if reason := _hosts(collective, local, between):
+        return reason
+    if inside not in _INSIDE:
+        return f"inside={inside!r}; give one of {', '.join(_INSIDE)}"
+    one, hosts = _levels(collective, local, inside, between)[1]
+    return one.serves(Collective(collective.kind, hosts))
+
+
+def _levels(collective: Collective, local: int, inside: str, between: str) -> list[tuple[Algorithm, int]]:
+    return [(_INSIDE[inside], local), (_BETWEEN[between], collective.world // local)]
+
+
+@algorithm(
+    title="Two levels, rails",
+    source=_SOURCE,
+    kinds=("all_reduce", "reduce_scatter", "all_gather"),
+    form=_rails_form,
+    limit=_rails_limit,
+)
+def rails(
+    collective: Collective, *, local: int = 1, inside: str = "direct", between: str = "halving_doubling"
+) -> Schedule:
+    """Builds: reduce_scatter within hosts, all_reduce of each part between the ranks of one place, all_gather back.
+
+    The ranks of all places work at once, each over its own NIC (rail) and with 1/local of the data. reduce_scatter
+    and all_gather are its halves, with some world^2 transfers.
+
+    Args:
+        collective: of hosts with `local` ranks each, those of a host one after the other.
+        local: ranks a host.
+        inside: algorithm within hosts, direct or ring.
+        between: algorithm between hosts; one that serves their number.
+    """
+    kind, hosts = collective.kind, collective.world // local
+    host_major = np.arange(collective.world).reshape(hosts, local)
+    near, far = _levels(collective, local, inside, between)
+    outer = far[0](Collective(kind, hosts))
+    parts = outer.chunks  # of each of the `local` shards
+    middle = placed(outer.steps, host_major.T, np.arange(local) * parts, chunks=parts)
+
+    def within(half: str) -> list[Step]:
+        inner = near[0](Collective(half, local))
+        return placed(inner.steps, host_major, scale=parts, chunks=inner.chunks)
+
+    before = within("reduce_scatter") if kind != "all_gather" else []
+    after = within("all_gather") if kind != "reduce_scatter" else []
+    steps = [*before, *middle, *after]
+    if kind != "all_reduce":  # part h of shard i is the block of rank i of host h
+        steps = relabelled(steps, host_major.T.ravel())
+    return Schedule("rails", collective, local * parts, tuple(steps))

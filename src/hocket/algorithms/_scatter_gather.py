@@ -1,0 +1,41 @@
+"""Scatter and all-gather: a long vector is broadcast in parts, which then meet; backwards it is a reduce."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import numpy as np
+
+from hocket.schedule import Collective, Schedule
+
+from ._algorithm import Form, algorithm
+from ._binomial import largest_subtree, scattering
+from ._circulant import gathering
+from ._steps import mirrored, placed, rounds
+
+
+def _form(collective: Collective) -> Form:
+    p = collective.world
+    part, steps = Fraction(p - 1, p), 2 * rounds(p)
+    if collective.kind == "reduce":
+        return Form(steps, part + Fraction(largest_subtree(p), p), 2 * part, part)
+    return Form(steps, 2 * part, 2 * part)
+
+
+@algorithm(
+    title="Scatter and all-gather",
+    source="van de Geijn, On global combine operations, 1994; Rabenseifner 2004 for reduce",
+    kinds=("broadcast", "reduce"),
+    form=_form,
+)
+def scatter_gather(collective: Collective) -> Schedule:
+    """Builds a broadcast of a binomial scatter and a circulant all_gather, for any world and root.
+
+    reduce is its mirror image: reduce_scatter and gather.
+    """
+    p = collective.world
+    steps = [*scattering(p), *gathering(p)]
+    if collective.kind == "reduce":
+        steps = [*mirrored(gathering(p), reduce=True), *mirrored(scattering(p), reduce=False)]
+    steps = placed(steps, (np.arange(p) + collective.root) % p)
+    return Schedule("scatter_gather", collective, p, tuple(steps))
