@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hocket import algorithms as algorithms
+    from hocket import cluster as cluster
     from hocket import comm as comm
     from hocket import launch as launch
     from hocket import parallel as parallel
@@ -29,6 +30,7 @@ __all__ = [
     "__version__",
     "algorithms",
     "average",
+    "cluster",
     "comm",
     "distribute",
     "launch",
@@ -41,7 +43,7 @@ __all__ = [
     "workloads",
 ]
 
-_ROOMS = frozenset({"algorithms", "comm", "launch", "parallel", "profile", "schedule", "testing", "workloads"})
+_ROOMS = frozenset({"algorithms", "cluster", "comm", "launch", "parallel", "profile", "schedule", "testing", "workloads"})
 _HOMES = {
     "average": "hocket.parallel",
     "distribute": "hocket.parallel",

@@ -1,0 +1,59 @@
+"""Clusters described: devices, hosts, NICs, switches and links, with routes, units, files and a catalogue.
+
+`load("lassen")`, `load("bigraph:upper=4,ports=2")` and `load("mine.toml")` make a `Cluster`; simulator, planner,
+algorithms and fabric read it.
+"""
+
+from ._catalogue import CATALOGUE as CATALOGUE
+from ._catalogue import preset as preset
+from ._catalogue import preset_text as preset_text
+from ._cluster import KINDS as KINDS
+from ._cluster import ROUTINGS as ROUTINGS
+from ._cluster import Cluster as Cluster
+from ._cluster import Reduction as Reduction
+from ._document import build as build
+from ._document import from_spec as from_spec
+from ._document import from_toml as from_toml
+from ._document import to_toml as to_toml
+from ._errors import ClusterError as ClusterError
+from ._load import load as load
+from ._routes import Routes as Routes
+from ._servers import SERVERS as SERVERS
+from ._topologies import TOPOLOGIES as TOPOLOGIES
+from ._tree import AggregationTree as AggregationTree
+from ._units import format_bytes as format_bytes
+from ._units import format_flops as format_flops
+from ._units import format_rate as format_rate
+from ._units import format_time as format_time
+from ._units import parse_bytes as parse_bytes
+from ._units import parse_flops as parse_flops
+from ._units import parse_rate as parse_rate
+from ._units import parse_time as parse_time
+
+__all__ = [
+    "CATALOGUE",
+    "KINDS",
+    "ROUTINGS",
+    "SERVERS",
+    "TOPOLOGIES",
+    "AggregationTree",
+    "Cluster",
+    "ClusterError",
+    "Reduction",
+    "Routes",
+    "build",
+    "format_bytes",
+    "format_flops",
+    "format_rate",
+    "format_time",
+    "from_spec",
+    "from_toml",
+    "load",
+    "parse_bytes",
+    "parse_flops",
+    "parse_rate",
+    "parse_time",
+    "preset",
+    "preset_text",
+    "to_toml",
+]

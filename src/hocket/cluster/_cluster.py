@@ -1,0 +1,248 @@
+"""`Cluster`: a directed graph of devices, hosts, NICs, switches and links, with the ways through it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ._errors import ClusterError, NoSuchNodeError
+from ._routes import NoPathError, Router, Routes
+from ._tree import AggregationTree, grow_tree
+
+__all__ = ["KINDS", "Cluster", "Reduction", "ROUTINGS"]
+
+Indices = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+KINDS = ("device", "host", "cpu", "memory", "pcie", "nvswitch", "nic", "switch")
+"""What a node can be. `cpu` is a root complex, `memory` joins the ranks of a host that have no device each."""
+
+ROUTINGS = ("shortest", "ecmp")
+
+# Endpoints do not carry what is for others; `forwards` says otherwise where they do (hosts of a torus).
+_ENDPOINTS = frozenset({"device", "host"})
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """What a switch that reduces can do (SHARP's terms: facts of the vendor's documentation, 2.6 and 3.13).
+
+    Attributes:
+        groups: How many groups (communicators on a tree) it serves at a time.
+        outstanding: Operations of one group that may be under way, W; a low-latency tree's window.
+        payload: Bytes of one operation, P.
+        low_latency: Whether it can reduce small messages in the window, operation by operation.
+        streaming: Whether it can reduce long messages as they pass.
+        efficiency: Share of the link that streaming reaches.
+        delay_s: What reducing one operation adds to its way through the switch.
+    """
+
+    groups: int = 64
+    outstanding: int = 2
+    payload: int = 256
+    low_latency: bool = True
+    streaming: bool = False
+    efficiency: float = 0.95
+    delay_s: float = 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class Cluster:
+    """Devices, hosts, switches and the directed links between them.
+
+    Everything is held by index: of nodes, of directed links, of hosts. A cable is two links, which may differ.
+
+    Attributes:
+        name: What it is called.
+        node_names: Of every node, each once.
+        kinds: Of every node, one of `KINDS`.
+        hosts: Of every node the index into `host_names`, or -1 outside of all hosts.
+        host_names: Of every host.
+        ranks: int64; the node that rank r runs on is `ranks[r]`. In order of the nodes' indices unless a builder says
+            otherwise; a host stands for its device where none is modelled.
+        link_tail: int64 per directed link: the node that sends.
+        link_head: int64: the node that receives.
+        capacity_Bps: float64, bytes per second.
+        latency_s: float64, seconds.
+        link_cost: int64, 1 or more; routes are of least total cost, then of least index.
+        forwards: bool per node: whether it passes on what is for others.
+        reductions: Of the nodes that can reduce: what they can.
+        routing: "shortest", or "ecmp": where paths cost the same, a hash of the flow decides.
+        tables: Paths that are given explicitly, as links, by (source, destination); they come before `routing`.
+        flops: Of every node floating-point operations per second, 0 where unknown or none.
+        memory_Bps: Of every node the bandwidth of its memory, 0 where unknown or none.
+        memory_nbytes: Of every node the size of its memory, 0 where unknown or none.
+        recipe: The document that a builder made it from, if one did; `to_toml` writes it.
+    """
+
+    name: str
+    node_names: tuple[str, ...]
+    kinds: tuple[str, ...]
+    hosts: Indices
+    host_names: tuple[str, ...]
+    ranks: Indices
+    link_tail: Indices
+    link_head: Indices
+    capacity_Bps: Floats
+    latency_s: Floats
+    link_cost: Indices
+    forwards: NDArray[np.bool_]
+    reductions: Mapping[int, Reduction] = field(default_factory=dict)
+    routing: str = "shortest"
+    tables: Mapping[tuple[int, int], tuple[int, ...]] = field(default_factory=dict)
+    flops: Floats = field(default_factory=lambda: np.zeros(0))
+    memory_Bps: Floats = field(default_factory=lambda: np.zeros(0))
+    memory_nbytes: Indices = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    recipe: Mapping[str, object] | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("flops", "memory_Bps", "memory_nbytes"):
+            given = getattr(self, name)
+            if not len(given):
+                object.__setattr__(self, name, np.zeros(len(self.node_names), dtype=given.dtype))
+        if self.routing not in ROUTINGS:
+            raise ClusterError(f"{self.routing!r} is no routing; known are {', '.join(ROUTINGS)}", path="routing")
+        for value in vars(self).values():
+            if isinstance(value, np.ndarray):
+                value.setflags(write=False)
+
+    def __len__(self) -> int:
+        return len(self.node_names)
+
+    def __eq__(self, other: object) -> bool:
+        """Whether both describe the same graph with the same routes; how it was described does not count."""
+        if not isinstance(other, Cluster):
+            return NotImplemented
+        return all(
+            np.array_equal(mine, getattr(other, name)) if isinstance(mine, np.ndarray) else mine == getattr(other, name)
+            for name, mine in vars(self).items()
+            if name in Cluster.__dataclass_fields__ and name != "recipe"
+        )
+
+    __hash__ = None  # type: ignore[assignment]  # arrays inside
+
+    def __repr__(self) -> str:
+        return f"<Cluster {self.name}: {len(self.ranks)} ranks, {len(self)} nodes, {len(self.link_tail)} links>"
+
+    @property
+    def world(self) -> int:
+        """How many ranks it holds."""
+        return len(self.ranks)
+
+    @cached_property
+    def link_names(self) -> tuple[str, ...]:
+        """Of every directed link, as "host0->switch"; parallel ones are numbered from the second, "#1"."""
+        seen: dict[tuple[int, int], int] = {}
+        names = []
+        for pair in zip(self.link_tail.tolist(), self.link_head.tolist(), strict=True):
+            again = seen[pair] = seen.get(pair, -1) + 1
+            names.append(f"{self.node_names[pair[0]]}->{self.node_names[pair[1]]}" + (f"#{again}" if again else ""))
+        return tuple(names)
+
+    @cached_property
+    def _by_name(self) -> dict[str, int]:
+        return {name: index for index, name in enumerate(self.node_names)}
+
+    def node(self, name: str) -> int:
+        """The index of a node.
+
+        Raises:
+            NoSuchNodeError: a ClusterError and a KeyError, if there is none of this name.
+        """
+        try:
+            return self._by_name[name]
+        except KeyError:
+            some = ", ".join(self.node_names[:4])
+            raise NoSuchNodeError(f"{self.name} has no node {name!r}; its {len(self)} nodes begin {some}") from None
+
+    @cached_property
+    def router(self) -> Router:
+        """What finds the paths; its distances are kept for the next question."""
+        return Router(self.forwards, self.link_tail, self.link_head, self.link_cost, self.routing == "ecmp")
+
+    @cached_property
+    def _table(self) -> tuple[Indices, Indices, Indices]:
+        """The explicit paths: sorted keys, and their links in compressed rows."""
+        keys = sorted(self.tables)
+        packed = np.array([a * len(self) + b for a, b in keys], dtype=np.int64)
+        offsets = np.cumsum([0, *(len(self.tables[key]) for key in keys)])
+        return packed, offsets, np.array([link for key in keys for link in self.tables[key]], dtype=np.int64)
+
+    def routes(self, source: Indices, destination: Indices, *, seed: int = 0) -> Routes:
+        """The links that flows take, all at once.
+
+        Args:
+            source: int64, the nodes where the flows start.
+            destination: int64 of the same length, where they end; a flow to its own node takes no link.
+            seed: Of the hash by which ECMP spreads flows; other routings ignore it.
+
+        Raises:
+            ClusterError: if a node does not exist, or no path joins two.
+        """
+        source, destination = np.asarray(source, dtype=np.int64), np.asarray(destination, dtype=np.int64)
+        if source.shape != destination.shape or source.ndim != 1:
+            raise ClusterError(
+                f"flows need as many sources as destinations, found {source.shape} and {destination.shape}"
+            )
+        if len(source) and (
+            min(source.min(), destination.min()) < 0 or max(source.max(), destination.max()) >= len(self)
+        ):
+            raise ClusterError(
+                f"a flow names a node outside of 0..{len(self) - 1}; give indices of nodes, not of ranks"
+            )
+        try:
+            found = self.router.routes(source, destination, seed) if not self.tables else None
+            return found or self._routes_by_table(source, destination, seed)
+        except NoPathError as error:
+            a, b = self.node_names[error.source], self.node_names[error.destination]
+            raise ClusterError(f"{self.name}: no path leads from {a} to {b}; link them, or give a route") from None
+
+    def _routes_by_table(self, source: Indices, destination: Indices, seed: int) -> Routes:
+        keys, offsets, links = self._table
+        wanted = source * len(self) + destination
+        entry = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
+        given = keys[entry] == wanted
+        # A flow with a path of its own asks the router for the way from its node to itself, which is empty.
+        rest = self.router.routes(source, np.where(given, source, destination), seed)
+        counts = np.where(given, offsets[entry + 1] - offsets[entry], rest.hops)
+        out = Routes(np.concatenate([[0], np.cumsum(counts)]), np.empty(int(counts.sum()), dtype=np.int64))
+        for flow in range(len(source)):
+            taken = links[offsets[entry[flow]] : offsets[entry[flow] + 1]] if given[flow] else rest[flow]
+            out.links[out.offsets[flow] : out.offsets[flow + 1]] = taken
+        return out
+
+    def aggregation_tree(self, ranks: Sequence[int] | Indices | None = None) -> AggregationTree:
+        """A reduction tree over the switches that reduce, which spans these ranks, or all.
+
+        Its root is the reducing switch from which the farthest rank is nearest, the first of several; every rank and
+        switch climbs along its shortest way to the root, so equal questions get equal trees.
+
+        Raises:
+            ClusterError: if no switch reduces, a rank is outside, or a rank cannot reach one.
+        """
+        asked = np.arange(self.world) if ranks is None else np.asarray(ranks, dtype=np.int64)
+        if not len(asked) or asked.min() < 0 or asked.max() >= self.world:
+            raise ClusterError(f"{self.name}: a tree spans at least one of the ranks 0..{self.world - 1}")
+        if not self.reductions:
+            raise ClusterError(
+                f"{self.name}: none of its switches reduces; give some a `reduction` (a builder: reduction=true)"
+            )
+        return grow_tree(self, self.ranks[asked])
+
+    def host_of_rank(self, rank: int) -> int:
+        """The index into `host_names` of the host that a rank runs on, or -1."""
+        return int(self.hosts[self.ranks[rank]])
+
+    def ranks_per_host(self) -> int:
+        """How many ranks each host holds.
+
+        Raises:
+            ClusterError: if hosts differ, or ranks stand outside of hosts.
+        """
+        counts = np.bincount(self.hosts[self.ranks] + 1, minlength=1)
+        used = np.unique(counts[1:][counts[1:] > 0])
+        if counts[0] or len(used) != 1:
+            raise ClusterError(f"{self.name}: its hosts hold different numbers of ranks")
+        return int(used[0])

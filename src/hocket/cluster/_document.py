@@ -1,0 +1,280 @@
+"""Clusters as text: TOML documents, in a builder's form or node by node, and specs for the command line."""
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field
+
+from ._cluster import _ENDPOINTS, Cluster
+from ._errors import ClusterError
+from ._fields import Bytes, Flops, Form, Rate, ReductionField, ReductionForm, Seconds, check
+from ._layout import Layout
+from ._topologies import TOPOLOGIES
+from ._units import format_bytes, format_flops, format_rate, format_time
+
+__all__ = ["build", "from_spec", "from_toml", "to_toml"]
+
+
+class _Node(Form):
+    name: str = Field(min_length=1)
+    kind: str = "host"
+    host: str | None = None
+    rank: bool | None = None  # whether a rank runs here; if no node says so, devices do, and hosts without any
+    forwards: bool | None = None
+    reduction: ReductionField = None
+    flops: Flops | None = None
+    memory_bandwidth: Rate | None = None
+    memory: Bytes | None = None
+
+
+class _Link(Form):
+    ends: tuple[str, str]
+    bandwidth: Rate
+    latency: Seconds = 0.0
+    back_bandwidth: Rate | None = None
+    back_latency: Seconds | None = None
+    one_way: bool = False
+    cost: int = Field(default=1, ge=1)
+
+
+class _Route(Form):
+    path: tuple[str, ...] = Field(min_length=2)
+    both_ways: bool = False
+
+
+class _Explicit(Form):
+    name: str = "cluster"
+    about: str = ""
+    routing: Literal["shortest", "ecmp"] = "shortest"
+    ranks: tuple[str, ...] | None = None
+    nodes: tuple[_Node, ...] = Field(min_length=1)
+    links: tuple[_Link, ...] = ()
+    routes: tuple[_Route, ...] = ()
+
+
+def build(values: Mapping[str, Any]) -> Cluster:
+    """The cluster that a document describes, read already.
+
+    Args:
+        values: With `topology`, a builder's parameters; otherwise `nodes`, `links` and `routes`.
+
+    Raises:
+        ClusterError: naming the place in the document, the value found, and the remedy.
+    """
+    if "topology" not in values:
+        return _build_explicit(check(_Explicit, values))
+    topology = values["topology"]
+    if topology not in TOPOLOGIES:
+        raise ClusterError(f"{topology!r} is unknown; known are {', '.join(TOPOLOGIES)}", path="topology")
+    return check(TOPOLOGIES[topology], values).build()
+
+
+def _build_explicit(form: _Explicit) -> Cluster:
+    layout = Layout()
+    for index, node in enumerate(form.nodes):
+        host = node.name if node.host is None and node.kind == "host" else node.host
+        layout.node(
+            node.name,
+            node.kind,
+            host=host,
+            forwards=node.forwards,
+            reduction=node.reduction.capability() if node.reduction else None,
+            flops=node.flops or 0.0,
+            memory_Bps=node.memory_bandwidth or 0.0,
+            memory_nbytes=node.memory or 0,
+            path=f"nodes[{index}]",
+        )
+    layout.ranks = _ranks(form, layout)
+    for index, link in enumerate(form.links):
+        a, b = (layout.find(end, f"links[{index}].ends[{side}]") for side, end in enumerate(link.ends))
+        if a == b:
+            raise ClusterError(f"{link.ends[0]!r} is linked to itself; name two nodes", path=f"links[{index}].ends")
+        layout.one_way(a, b, link.bandwidth, link.latency, link.cost)
+        if not link.one_way:
+            latency = link.latency if link.back_latency is None else link.back_latency
+            layout.one_way(b, a, link.back_bandwidth or link.bandwidth, latency, link.cost)
+    return layout.freeze(form.name, form.routing, tables=_tables(form, layout))
+
+
+def _ranks(form: _Explicit, layout: Layout) -> list[int]:
+    if form.ranks is not None:
+        found = [layout.find(name, f"ranks[{index}]") for index, name in enumerate(form.ranks)]
+    elif any(node.rank is not None for node in form.nodes):
+        found = [index for index, node in enumerate(form.nodes) if node.rank]
+    else:
+        devices = [index for index, kind in enumerate(layout.kinds) if kind == "device"]
+        served = {layout.hosts[index] for index in devices}
+        found = sorted(
+            devices
+            + [index for index, kind in enumerate(layout.kinds) if kind == "host" and layout.hosts[index] not in served]
+        )
+    if not found:
+        raise ClusterError("no node is a device or a host, so no rank runs anywhere; add one", path="nodes")
+    return found
+
+
+def _tables(form: _Explicit, layout: Layout) -> dict[tuple[int, int], tuple[int, ...]]:
+    joined = {(link[0], link[1]): index for index, link in reversed(list(enumerate(layout.links)))}
+    tables = {}
+    for index, route in enumerate(form.routes):
+        nodes = [layout.find(name, f"routes[{index}].path[{hop}]") for hop, name in enumerate(route.path)]
+        for way in (nodes, nodes[::-1]) if route.both_ways else (nodes,):
+            for hop, pair in enumerate(zip(way, way[1:], strict=False)):
+                if pair not in joined:
+                    a, b = (layout.names[node] for node in pair)
+                    raise ClusterError(
+                        f"no link leads from {a} to {b}; add it to `links`", path=f"routes[{index}].path[{hop}]"
+                    )
+            tables[way[0], way[-1]] = tuple(joined[pair] for pair in zip(way, way[1:], strict=False))
+    return tables
+
+
+def from_toml(text: str, *, source: str = "") -> Cluster:
+    """The cluster that a TOML document describes.
+
+    Args:
+        text: The document.
+        source: Its file's name, for errors.
+
+    Raises:
+        ClusterError: naming the place in the document, the value found, and the remedy.
+    """
+    try:
+        values = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ClusterError(f"this is no TOML: {error}", path=source) from None
+    try:
+        return build(values)
+    except ClusterError as error:
+        if not source:
+            raise
+        told = ClusterError(f"{source}: {error}")
+        told.path = error.path
+        raise told from None
+
+
+def from_spec(spec: str) -> Cluster:
+    """The cluster of a spec such as `star:hosts=8,bandwidth=100Gbit/s` or `star:hosts=2,server.kind=eflops`.
+
+    Raises:
+        ClusterError: naming the parameter, the value found, and the remedy.
+    """
+    topology, _, rest = spec.partition(":")
+    values: dict[str, Any] = {"topology": topology}
+    for item in filter(None, rest.split(",")):
+        key, equals, text = item.partition("=")
+        if not equals:
+            raise ClusterError(f"{item!r} is no parameter; write NAME=VALUE, as in star:hosts=8", path=spec)
+        *tables, last = key.strip().split(".")
+        table = values
+        for name in tables:
+            inner = table.setdefault(name, {})
+            table[name] = inner if isinstance(inner, dict) else {"kind": inner}
+            table = table[name]
+        value: Any = {"true": True, "false": False}.get(text.strip(), text.strip())
+        if isinstance(table.get(last), dict) and isinstance(value, str):
+            value = {"kind": value, **table[last]}
+        table[last] = value
+    return build(values)
+
+
+def to_toml(cluster: Cluster, *, explicit: bool = False) -> str:
+    """A document that describes the cluster; reading it gives an equal one.
+
+    Args:
+        cluster: What to describe.
+        explicit: Write every node and link, also where a builder's few parameters would do.
+    """
+    if cluster.recipe is not None and not explicit:
+        return _write(cluster.recipe)
+    lines = [f"name = {_value(cluster.name)}", f"routing = {_value(cluster.routing)}"]
+    names = cluster.node_names
+    lines.append(f"ranks = {_value([names[node] for node in cluster.ranks.tolist()])}")
+    for index, name in enumerate(names):
+        node: dict[str, object] = {"name": name, "kind": cluster.kinds[index]}
+        if cluster.hosts[index] >= 0 and cluster.host_names[cluster.hosts[index]] != (
+            name if node["kind"] == "host" else ""
+        ):
+            node["host"] = cluster.host_names[cluster.hosts[index]]
+        if bool(cluster.forwards[index]) == (cluster.kinds[index] in _ENDPOINTS):
+            node["forwards"] = bool(cluster.forwards[index])
+        if index in cluster.reductions:
+            node["reduction"] = ReductionForm.of(cluster.reductions[index]).model_dump()
+        if cluster.flops[index]:
+            node["flops"] = format_flops(float(cluster.flops[index]))
+        if cluster.memory_Bps[index]:
+            node["memory_bandwidth"] = format_rate(float(cluster.memory_Bps[index]))
+        if cluster.memory_nbytes[index]:
+            node["memory"] = format_bytes(int(cluster.memory_nbytes[index]))
+        lines.append("\n[[nodes]]\n" + _write(node).rstrip())
+    lines += [_link_table(cluster, link, pair) for link, pair in _cables(cluster)]
+    for path in cluster.tables.values():
+        nodes = [names[cluster.link_tail[path[0]]], *(names[cluster.link_head[link]] for link in path)]
+        lines.append(f"\n[[routes]]\npath = {_value(nodes)}")
+    return "\n".join(lines) + "\n"
+
+
+def _cables(cluster: Cluster) -> list[tuple[int, bool]]:
+    """Directed links that start a table, and whether the next one is their way back."""
+    tail, head = cluster.link_tail, cluster.link_head
+    cables, link = [], 0
+    while link < len(tail):
+        pair = (
+            link + 1 < len(tail)
+            and tail[link] == head[link + 1]
+            and head[link] == tail[link + 1]
+            and cluster.link_cost[link] == cluster.link_cost[link + 1]
+        )
+        cables.append((link, bool(pair)))
+        link += 2 if pair else 1
+    return cables
+
+
+def _link_table(cluster: Cluster, link: int, pair: bool) -> str:
+    rate, latency = float(cluster.capacity_Bps[link]), float(cluster.latency_s[link])
+    ends = [cluster.node_names[cluster.link_tail[link]], cluster.node_names[cluster.link_head[link]]]
+    table: dict[str, object] = {"ends": ends, "bandwidth": format_rate(rate), "latency": format_time(latency)}
+    if not pair:
+        table["one_way"] = True
+    else:
+        back = float(cluster.capacity_Bps[link + 1]), float(cluster.latency_s[link + 1])
+        if back[0] != rate:
+            table["back_bandwidth"] = format_rate(back[0])
+        if back[1] != latency:
+            table["back_latency"] = format_time(back[1])
+    if cluster.link_cost[link] != 1:
+        table["cost"] = int(cluster.link_cost[link])
+    return "\n[[links]]\n" + _write(table).rstrip()
+
+
+def _write(table: Mapping[str, object]) -> str:
+    return "".join(f"{key} = {_value(value)}\n" for key, value in table.items())
+
+
+def _value(value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, str):
+        plain = value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\t", "\\t")
+        return f'"{plain}"'
+    if isinstance(value, Mapping):
+        return "{ " + ", ".join(f"{key} = {_value(inner)}" for key, inner in value.items() if inner is not None) + " }"
+    assert isinstance(value, list | tuple)
+    return "[" + ", ".join(_value(inner) for inner in value) + "]"
+
+
+def read(path: Path) -> Cluster:
+    """The cluster that a TOML file describes.
+
+    Raises:
+        ClusterError: if it cannot be read, or naming the place in it, the value found, and the remedy.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ClusterError(f"the file cannot be read: {error}", path=str(path)) from None
+    return from_toml(text, source=str(path))

@@ -1,0 +1,119 @@
+"""Fields of documents that carry units, and how a document's faults are told."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationError
+
+from ._cluster import Reduction
+from ._errors import ClusterError
+from ._units import (
+    format_bytes,
+    format_flops,
+    format_rate,
+    format_time,
+    parse_bytes,
+    parse_flops,
+    parse_rate,
+    parse_time,
+)
+
+__all__ = ["Bytes", "Flops", "Form", "Rate", "ReductionField", "Seconds", "check"]
+
+Rate = Annotated[float, BeforeValidator(parse_rate), PlainSerializer(format_rate), Field(gt=0)]
+Seconds = Annotated[float, BeforeValidator(parse_time), PlainSerializer(format_time)]
+Bytes = Annotated[int, BeforeValidator(parse_bytes), PlainSerializer(format_bytes), Field(gt=0)]
+Flops = Annotated[float, BeforeValidator(parse_flops), PlainSerializer(format_flops), Field(gt=0)]
+
+
+class Form(BaseModel):
+    """A table of a document: its keys are known, and there are no others."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+
+
+class ReductionForm(Form):
+    """What a switch that reduces can do; `true` stands for the defaults."""
+
+    groups: int = Field(default=64, ge=1)
+    outstanding: int = Field(default=2, ge=1)
+    payload: Bytes = 256
+    low_latency: bool = True
+    streaming: bool = False
+    efficiency: float = Field(default=0.95, gt=0, le=1)
+    delay: Seconds = 0.0
+
+    def capability(self) -> Reduction:
+        """The value that a node carries."""
+        return Reduction(
+            self.groups,
+            self.outstanding,
+            self.payload,
+            self.low_latency,
+            self.streaming,
+            self.efficiency,
+            self.delay,
+        )
+
+    @classmethod
+    def of(cls, capability: Reduction) -> "ReductionForm":
+        """The table that describes a capability."""
+        known = vars(capability)
+        return cls(**{("delay" if key == "delay_s" else key): value for key, value in known.items()})
+
+
+def _as_table(value: object) -> object:
+    """`true` means a table of defaults, `false` means none."""
+    return {} if value is True else None if value is False else value
+
+
+ReductionField = Annotated[ReductionForm | None, BeforeValidator(_as_table)]
+
+_Form = TypeVar("_Form", bound=Form)
+
+
+def check(form: type[_Form], values: Mapping[str, Any], *, path: str = "") -> _Form:
+    """Read a table.
+
+    Args:
+        form: What it must look like.
+        values: What was found.
+        path: Where it stands in the document.
+
+    Raises:
+        ClusterError: naming every fault: the path, the value, and what to write instead.
+    """
+    try:
+        return form.model_validate(values)
+    except ValidationError as error:
+        found = [(_place(path, fault["loc"], values), fault) for fault in error.errors()]
+        faults = [_tell(form, fault, where) for where, fault in found]
+        where = found[0][0]
+        told = ClusterError("\n".join(faults))
+        told.path = where
+        raise told from None
+
+
+def _place(path: str, location: tuple[int | str, ...], values: Any) -> str:
+    """Where in the document; pydantic's tags of alternatives, which the document does not hold, are left out."""
+    text, here = path, values
+    for index, part in enumerate(location):
+        if isinstance(part, str) and isinstance(here, Mapping) and part not in here and index + 1 < len(location):
+            continue
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
+        try:
+            here = here[part]
+        except (KeyError, IndexError, TypeError):
+            here = None
+    return text
+
+
+def _tell(form: type[Form], fault: Any, where: str) -> str:
+    if fault["type"] == "extra_forbidden":
+        known = f"; known here are {', '.join(form.model_fields)}" if len(fault["loc"]) == 1 else ""
+        return f"{where}: unknown key{known}"
+    if fault["type"] == "missing":
+        return f"{where}: is missing; give it a value"
+    message = str(fault["msg"]).removeprefix("Value error, ")
+    found = fault["input"]
+    return (f"{where}: {message}" if where else message) + ("" if repr(found) in message else f"; found {found!r}")

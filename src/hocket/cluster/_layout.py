@@ -1,0 +1,121 @@
+"""What builders write while they lay out a cluster, before it is frozen."""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from ._cluster import _ENDPOINTS, KINDS, Cluster, Reduction
+from ._errors import ClusterError
+
+__all__ = ["Layout"]
+
+
+class Layout:
+    """Nodes and links in the order in which they are added; `freeze` makes the `Cluster`."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self.kinds: list[str] = []
+        self.hosts: list[int] = []
+        self.host_names: list[str] = []
+        self.ranks: list[int] = []
+        self.forwards: list[bool] = []
+        self.flops: list[float] = []
+        self.memory: list[float] = []
+        self.sizes: list[int] = []
+        self.links: list[tuple[int, int, float, float, int]] = []
+        self.reductions: dict[int, Reduction] = {}
+        self._known: dict[str, int] = {}
+        self._host_index: dict[str, int] = {}
+
+    def host(self, name: str) -> int:
+        """The index of the host of this name, which is made if it is new."""
+        if name not in self._host_index:
+            self._host_index[name] = len(self.host_names)
+            self.host_names.append(name)
+        return self._host_index[name]
+
+    def node(
+        self,
+        name: str,
+        kind: str,
+        *,
+        host: str | None = None,
+        forwards: bool | None = None,
+        reduction: Reduction | None = None,
+        flops: float = 0.0,
+        memory_Bps: float = 0.0,
+        memory_nbytes: int = 0,
+        path: str = "",
+    ) -> int:
+        """Add a node; its index.
+
+        Raises:
+            ClusterError: if the kind is unknown or the name is taken.
+        """
+        if kind not in KINDS:
+            raise ClusterError(f"{kind!r} is no kind of node; known are {', '.join(KINDS)}", path=f"{path}.kind")
+        if name in self._known:
+            raise ClusterError(f"{name!r} is taken by an earlier node; names are given once", path=f"{path}.name")
+        self._known[name] = index = len(self.names)
+        self.names.append(name)
+        self.kinds.append(kind)
+        self.hosts.append(self.host(host) if host is not None else -1)
+        self.forwards.append(kind not in _ENDPOINTS if forwards is None else forwards)
+        self.flops.append(flops)
+        self.memory.append(memory_Bps)
+        self.sizes.append(memory_nbytes)
+        if reduction is not None:
+            self.reductions[index] = reduction
+        return index
+
+    def find(self, name: str, path: str) -> int:
+        """The index of a node that a document names.
+
+        Raises:
+            ClusterError: if it has not been added.
+        """
+        if name not in self._known:
+            raise ClusterError(f"there is no node {name!r}; add it to `nodes`", path=path)
+        return self._known[name]
+
+    def link(self, a: int, b: int, rate_Bps: float, latency_s: float, cost: int = 1) -> None:
+        """Add a cable: one directed link each way, the one from `a` to `b` first."""
+        self.one_way(a, b, rate_Bps, latency_s, cost)
+        self.one_way(b, a, rate_Bps, latency_s, cost)
+
+    def one_way(self, a: int, b: int, rate_Bps: float, latency_s: float, cost: int = 1) -> None:
+        """Add one directed link."""
+        self.links.append((a, b, rate_Bps, latency_s, cost))
+
+    def freeze(
+        self,
+        name: str,
+        routing: str,
+        *,
+        tables: Mapping[tuple[int, int], tuple[int, ...]] | None = None,
+        recipe: Mapping[str, object] | None = None,
+    ) -> Cluster:
+        """The cluster that has been laid out."""
+        ends = np.array([link[:2] for link in self.links], dtype=np.int64).reshape(-1, 2)
+        return Cluster(
+            name=name,
+            node_names=tuple(self.names),
+            kinds=tuple(self.kinds),
+            hosts=np.array(self.hosts, dtype=np.int64),
+            host_names=tuple(self.host_names),
+            ranks=np.array(self.ranks, dtype=np.int64),
+            link_tail=ends[:, 0].copy(),
+            link_head=ends[:, 1].copy(),
+            capacity_Bps=np.array([link[2] for link in self.links], dtype=np.float64),
+            latency_s=np.array([link[3] for link in self.links], dtype=np.float64),
+            link_cost=np.array([link[4] for link in self.links], dtype=np.int64),
+            forwards=np.array(self.forwards, dtype=bool),
+            reductions=dict(self.reductions),
+            routing=routing,
+            tables=dict(tables or {}),
+            flops=np.array(self.flops, dtype=np.float64),
+            memory_Bps=np.array(self.memory, dtype=np.float64),
+            memory_nbytes=np.array(self.sizes, dtype=np.int64),
+            recipe=recipe,
+        )

@@ -1,0 +1,293 @@
+"""What stands at the ports of a network: plain hosts, and servers with their inner fabrics.
+
+A server puts its nodes into a layout and names the nodes that its cables to the network start at, its ports. Inner
+links cost a path more than network links do where two ways would tie, so that NVLink is preferred to PCIe.
+
+Rates are per direction and, but for NVLink's nominal 25 GB/s (50 for four links of the fourth generation's pairs),
+those that NCCL's topology model assumes as reachable: PCIe 3.0 x16 12 GB/s, the inter-socket bus 10 GB/s (Skylake).
+"""
+
+from typing import Annotated, Literal, TypeAlias
+
+from pydantic import Field
+
+from ._fields import Bytes, Flops, Form, Rate, ReductionField, ReductionForm, Seconds
+from ._layout import Layout
+
+__all__ = ["SERVERS", "Ac922", "CommodityServer", "Dgx1", "DgxA100", "DgxH100", "EflopsServer", "PlainHost", "Server"]
+
+_PCIE_COST = 2
+
+
+class _Server(Form):
+    def place(self, layout: Layout, name: str) -> list[int]:
+        """Add one server's nodes.
+
+        Args:
+            layout: What it is added to.
+            name: Of the server; its nodes' names begin with it.
+
+        Returns:
+            The nodes to be cabled to the network, one per port.
+        """
+        raise NotImplementedError
+
+    @property
+    def ports(self) -> int:
+        """How many cables to the network it has."""
+        return 1
+
+
+class PlainHost(_Server):
+    """A host that stands for its one device; or, with more ranks, one whose ranks share its memory and its port."""
+
+    kind: Literal["host"] = "host"
+    ranks: int = Field(default=1, ge=1)
+    flops: Flops | None = None
+    memory_bandwidth: Rate = 10e9
+    memory_latency: Seconds = 200e-9
+
+    def place(self, layout: Layout, name: str) -> list[int]:
+        """Add the host, and its ranks if it has several."""
+        if self.ranks == 1:
+            node = layout.node(name, "host", host=name, flops=self.flops or 0.0, memory_Bps=self.memory_bandwidth)
+            layout.ranks.append(node)
+            return [node]
+        centre = layout.node(name, "memory", host=name)
+        for rank in range(self.ranks):
+            core = layout.node(
+                f"{name}.rank{rank}", "device", host=name, flops=self.flops or 0.0, memory_Bps=self.memory_bandwidth
+            )
+            layout.link(core, centre, self.memory_bandwidth, self.memory_latency)
+            layout.ranks.append(core)
+        return [centre]
+
+
+class _DeviceServer(_Server):
+    devices: int = Field(default=8, ge=1)
+    flops: Flops | None = None
+    device_memory: Bytes | None = None
+    device_memory_bandwidth: Rate | None = None
+    pcie: Rate = 12e9
+    pcie_latency: Seconds = 300e-9
+    bus: Rate = 10e9
+    bus_latency: Seconds = 300e-9
+
+    def device(self, layout: Layout, name: str, index: int) -> int:
+        node = layout.node(
+            f"{name}.gpu{index}",
+            "device",
+            host=name,
+            flops=self.flops or 0.0,
+            memory_Bps=self.device_memory_bandwidth or 0.0,
+            memory_nbytes=self.device_memory or 0,
+        )
+        layout.ranks.append(node)
+        return node
+
+    def sockets(self, layout: Layout, name: str, count: int = 2) -> list[int]:
+        cpus = [layout.node(f"{name}.cpu{socket}", "cpu", host=name) for socket in range(count)]
+        for a, b in zip(cpus, cpus[1:], strict=False):
+            layout.link(a, b, self.bus, self.bus_latency, _PCIE_COST)
+        return cpus
+
+    def pcie_link(self, layout: Layout, a: int, b: int) -> None:
+        layout.link(a, b, self.pcie, self.pcie_latency, _PCIE_COST)
+
+    def paired(self, layout: Layout, name: str, devices: list[int], cpus: list[int]) -> list[int]:
+        """Put each device and a NIC of its own under one PCIe switch; the NICs."""
+        nics = []
+        for index, device in enumerate(devices):
+            switch = layout.node(f"{name}.pcie{index}", "pcie", host=name)
+            nic = layout.node(f"{name}.nic{index}", "nic", host=name)
+            self.pcie_link(layout, device, switch)
+            self.pcie_link(layout, nic, switch)
+            self.pcie_link(layout, switch, cpus[index * len(cpus) // len(devices)])
+            nics.append(nic)
+        return nics
+
+
+class CommodityServer(_DeviceServer):
+    """Devices under PCIe switches, whose uplinks they share, and NICs at the root complex, which all share."""
+
+    kind: Literal["commodity"] = "commodity"
+    devices_per_switch: int = Field(default=4, ge=1)
+    nics: int = Field(default=1, ge=1)
+
+    @property
+    def ports(self) -> int:
+        """One per NIC."""
+        return self.nics
+
+    def place(self, layout: Layout, name: str) -> list[int]:
+        """Add two sockets; PCIe switches and NICs are dealt to them in turn."""
+        cpus = self.sockets(layout, name)
+        for index in range(self.devices):
+            if index % self.devices_per_switch == 0:
+                group = index // self.devices_per_switch
+                switch = layout.node(f"{name}.pcie{group}", "pcie", host=name)
+                self.pcie_link(layout, switch, cpus[group % 2])
+            self.pcie_link(layout, self.device(layout, name, index), switch)
+        ports = []
+        for index in range(self.nics):
+            nic = layout.node(f"{name}.nic{index}", "nic", host=name)
+            self.pcie_link(layout, nic, cpus[index % 2])
+            ports.append(nic)
+        return ports
+
+
+class EflopsServer(_DeviceServer):
+    """One NIC per device, both under one PCIe switch: traffic to the network never meets the root complex.
+
+    Source: EFLOPS (HPCA 2020), abstract and public notes.
+    """
+
+    kind: Literal["eflops"] = "eflops"
+
+    @property
+    def ports(self) -> int:
+        """One per device."""
+        return self.devices
+
+    def place(self, layout: Layout, name: str) -> list[int]:
+        """Add the devices with their NICs, and two sockets that join their switches."""
+        cpus = self.sockets(layout, name)
+        devices = [self.device(layout, name, index) for index in range(self.devices)]
+        return self.paired(layout, name, devices, cpus)
+
+
+# DGX-1V's hybrid cube mesh: pairs with two NVLinks and with one; six links leave every device.
+# Source: the link matrix in msccl-tools' description of the machine, as facts.
+_DOUBLE = ((0, 1), (0, 4), (1, 3), (2, 3), (2, 6), (4, 5), (5, 7), (6, 7))
+_SINGLE = ((0, 2), (0, 3), (1, 2), (1, 5), (3, 7), (4, 6), (4, 7), (5, 6))
+
+
+class Dgx1(_DeviceServer):
+    """Eight V100 in a hybrid cube mesh of NVLink 2, four EDR NICs, one for two devices under a PCIe switch."""
+
+    kind: Literal["dgx1"] = "dgx1"
+    devices: int = Field(default=8, ge=8, le=8)
+    flops: Flops | None = 15.7e12  # V100 SXM2, fp32, data sheet
+    device_memory_bandwidth: Rate | None = 900e9
+    nvlink: Rate = 25e9
+    nvlink_latency: Seconds = 700e-9
+
+    @property
+    def ports(self) -> int:
+        """Four NICs."""
+        return 4
+
+    def place(self, layout: Layout, name: str) -> list[int]:
+        """Add the mesh; devices that no NVLink joins meet over PCIe, as devices do not forward."""
+        cpus = self.sockets(layout, name)
+        devices = [self.device(layout, name, index) for index in range(8)]
+        for pairs, lanes in ((_DOUBLE, 2), (_SINGLE, 1)):
+            for a, b in pairs:
+                layout.link(devices[a], devices[b], lanes * self.nvlink, self.nvlink_latency)
+        ports = []
+        for pair in range(4):
+            switch = layout.node(f"{name}.pcie{pair}", "pcie", host=name)
+            nic = layout.node(f"{name}.nic{pair}", "nic", host=name)
+            for device in devices[2 * pair : 2 * pair + 2]:
+                self.pcie_link(layout, device, switch)
+            self.pcie_link(layout, nic, switch)
+            self.pcie_link(layout, switch, cpus[pair // 2])
+            ports.append(nic)
+        return ports
+
+
+class Ac922(_DeviceServer):
+    """IBM's AC922: two POWER9, NVLink 2 from device to device and to the processor of a socket, a NIC port at each.
+
+    The processors' X-bus has 64 GB/s per direction (vendor's figure).
+    """
+
+    kind: Literal["ac922"] = "ac922"
+    devices: int = Field(default=4, ge=2, le=6, multiple_of=2)
+    flops: Flops | None = 15.7e12  # V100 SXM2, fp32, data sheet
+    device_memory_bandwidth: Rate | None = 900e9
+    nvlink: Rate = 75e9
+    nvlink_latency: Seconds = 700e-9
+    bus: Rate = 64e9
+    pcie: Rate = 16e9  # PCIe 4.0 x8 for each of the NIC's two ports
+
+    @property
+    def ports(self) -> int:
+        """One at each socket."""
+        return 2
+
+    def place(self, layout: Layout, name: str) -> list[int]:
+        """Add two sockets, the first half of the devices at the first."""
+        cpus = self.sockets(layout, name)
+        devices = [self.device(layout, name, index) for index in range(self.devices)]
+        half = self.devices // 2
+        ports = []
+        for socket, cpu in enumerate(cpus):
+            near = devices[socket * half : (socket + 1) * half]
+            for index, device in enumerate(near):
+                layout.link(device, cpu, self.nvlink, self.nvlink_latency)
+                for other in near[index + 1 :]:
+                    layout.link(device, other, self.nvlink, self.nvlink_latency)
+            nic = layout.node(f"{name}.nic{socket}", "nic", host=name)
+            self.pcie_link(layout, nic, cpu)
+            ports.append(nic)
+        return ports
+
+
+class _NvSwitchServer(_DeviceServer):
+    devices: int = Field(default=8, ge=1, le=8)
+    nvlink: Rate
+    nvlink_latency: Seconds = 500e-9
+    reduction: ReductionField = None
+
+    @property
+    def ports(self) -> int:
+        """One NIC per device."""
+        return self.devices
+
+    def place(self, layout: Layout, name: str) -> list[int]:
+        """Add the devices at one NVSwitch (its planes are striped, so they act as one), each with a NIC of its own."""
+        cpus = self.sockets(layout, name)
+        devices = [self.device(layout, name, index) for index in range(self.devices)]
+        capability = self.reduction.capability() if self.reduction else None
+        switch = layout.node(f"{name}.nvswitch", "nvswitch", host=name, reduction=capability)
+        for device in devices:
+            layout.link(device, switch, self.nvlink, self.nvlink_latency)
+        return self.paired(layout, name, devices, cpus)
+
+
+class DgxA100(_NvSwitchServer):
+    """Eight A100 at NVSwitches that do not reduce, 12 NVLink 3 of 25 GB/s each; eight HDR NICs."""
+
+    kind: Literal["dgx-a100"] = "dgx-a100"
+    flops: Flops | None = 312e12  # bf16 tensor cores, dense, data sheet
+    device_memory_bandwidth: Rate | None = 2039e9
+    nvlink: Rate = 300e9
+    pcie: Rate = 24e9  # PCIe 4.0 x16: twice 3.0's 12 GB/s
+
+
+class DgxH100(_NvSwitchServer):
+    """Eight H100 at NVSwitches that reduce and multicast (NVLS), 18 NVLink 4 of 25 GB/s each; eight NDR NICs."""
+
+    kind: Literal["dgx-h100"] = "dgx-h100"
+    flops: Flops | None = 989e12  # bf16 tensor cores, dense, data sheet
+    device_memory_bandwidth: Rate | None = 3350e9
+    nvlink: Rate = 450e9
+    pcie: Rate = 48e9  # PCIe 5.0 x16
+    reduction: ReductionField = Field(
+        default_factory=lambda: ReductionForm(streaming=True, low_latency=False, efficiency=1.0)
+    )
+
+
+Server: TypeAlias = PlainHost | CommodityServer | EflopsServer | Ac922 | Dgx1 | DgxA100 | DgxH100
+AnyServer = Annotated[Server, Field(discriminator="kind")]
+
+SERVERS: dict[str, type[Server]] = {
+    "host": PlainHost,
+    "commodity": CommodityServer,
+    "eflops": EflopsServer,
+    "ac922": Ac922,
+    "dgx1": Dgx1,
+    "dgx-a100": DgxA100,
+    "dgx-h100": DgxH100,
+}

@@ -1,0 +1,332 @@
+"""Networks with parameters: star, leaf-spine, fat tree, BiGraph, Dragonfly+, torus, rails.
+
+A topology has ports in an order; servers fill them from the first on, and take as many as they have NICs. Ranks are in
+the order of the servers. Every cable has `bandwidth` in each direction and adds `latency`.
+"""
+
+from itertools import product
+from math import ceil, prod
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from ._cluster import Cluster
+from ._fields import Form, Rate, ReductionField, Seconds
+from ._layout import Layout
+from ._servers import AnyServer, PlainHost
+
+__all__ = [
+    "TOPOLOGIES",
+    "BiGraph",
+    "DragonflyPlus",
+    "FatTree",
+    "LeafSpine",
+    "Rails",
+    "Single",
+    "Star",
+    "Topology",
+    "Torus",
+]
+
+
+class Topology(Form):
+    """A network and what stands at its ports; `build` lays it out."""
+
+    name: str = ""
+    about: str = ""
+    bandwidth: Rate = 12.5e9
+    latency: Seconds = 500e-9
+    routing: Literal["shortest", "ecmp"] = "ecmp"
+    reduction: ReductionField = None
+    server: AnyServer = PlainHost()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _server_by_name(cls, values: Any) -> Any:
+        """`server = "eflops"` is a table with that kind; a table without a kind is a plain host's."""
+        if isinstance(values, dict) and "server" in values:
+            server = values["server"]
+            if isinstance(server, str):
+                server = {"kind": server}
+            elif isinstance(server, dict):
+                server = {"kind": "host", **server}
+            values = {**values, "server": server}
+        return values
+
+    def build(self) -> Cluster:
+        """The cluster that this describes."""
+        layout = Layout()
+        self.lay_out(layout)
+        recipe = self.model_dump(exclude_defaults=True, exclude_none=True)
+        recipe["topology"] = kind = str(self.topology)  # type: ignore[attr-defined]  # every one has it
+        if "server" in recipe:
+            recipe["server"] = {"kind": self.server.kind, **recipe["server"]}
+        return layout.freeze(self.name or kind, self.routing, recipe=recipe)
+
+    def lay_out(self, layout: Layout) -> None:
+        """Add all nodes and links."""
+        raise NotImplementedError
+
+    def switch(self, layout: Layout, name: str) -> int:
+        """Add a network switch, which reduces if this topology's do."""
+        return layout.node(name, "switch", reduction=self.reduction.capability() if self.reduction else None)
+
+    def fill(self, layout: Layout, switches: list[int], *, servers: int | None = None) -> None:
+        """Put servers at ports, given as the switch of each port in order; a part of a server is not put."""
+        count = len(switches) // self.server.ports if servers is None else servers
+        for index in range(count):
+            ports = self.server.place(layout, f"host{index}")
+            for offset, port in enumerate(ports):
+                layout.link(port, switches[index * len(ports) + offset], self.bandwidth, self.latency)
+
+    def whole_servers(self, ports: int) -> None:
+        """Refuse a network whose ports a whole number of servers does not fill."""
+        if ports % self.server.ports:
+            raise ValueError(
+                f"{ports} ports at a switch are no multiple of the {self.server.ports} NICs of a server; "
+                "choose `ports` so that servers fill them"
+            )
+
+
+class Single(Topology):
+    """One server alone."""
+
+    topology: Literal["single"] = "single"
+
+    def lay_out(self, layout: Layout) -> None:
+        """Add the server; its NICs lead nowhere."""
+        self.server.place(layout, "host0")
+
+
+class Star(Topology):
+    """Servers around one switch."""
+
+    topology: Literal["star"] = "star"
+    hosts: int = Field(ge=1)
+
+    def lay_out(self, layout: Layout) -> None:
+        """Add the switch and the servers."""
+        centre = self.switch(layout, "switch0")
+        self.fill(layout, [centre] * (self.hosts * self.server.ports))
+
+
+class LeafSpine(Topology):
+    """Leaf switches with ports, each joined to every spine; `taper` says how many times fewer spines than ports."""
+
+    topology: Literal["leafspine"] = "leafspine"
+    leaves: int = Field(ge=1)
+    ports: int = Field(ge=1)
+    spines: int | None = Field(default=None, ge=1)
+    taper: float = Field(default=1.0, ge=1)
+
+    @model_validator(mode="after")
+    def _fits(self) -> "LeafSpine":
+        self.whole_servers(self.ports)
+        if self.spines is not None and self.taper != 1:
+            raise ValueError("`spines` and `taper` both say how many spines there are; give one of them")
+        return self
+
+    def lay_out(self, layout: Layout) -> None:
+        """Add leaves, spines and servers, leaf by leaf."""
+        spines = self.spines or ceil(self.ports / self.taper)
+        leaves = [self.switch(layout, f"leaf{index}") for index in range(self.leaves)]
+        tops = [self.switch(layout, f"spine{index}") for index in range(spines)]
+        for leaf, top in product(leaves, tops):
+            layout.link(leaf, top, self.bandwidth, self.latency)
+        self.fill(layout, [leaf for leaf in leaves for _ in range(self.ports)])
+
+
+class FatTree(Topology):
+    """The k-ary fat tree of Al-Fares et al. (SIGCOMM 2008): k pods of k/2 edge and k/2 aggregation switches.
+
+    Every edge switch has k/2 ports; `taper` divides the bandwidth of the links above the edge switches.
+    """
+
+    topology: Literal["fattree"] = "fattree"
+    k: int = Field(ge=2, multiple_of=2)
+    taper: float = Field(default=1.0, ge=1)
+
+    @model_validator(mode="after")
+    def _fits(self) -> "FatTree":
+        self.whole_servers(self.k // 2)
+        return self
+
+    def lay_out(self, layout: Layout) -> None:
+        """Add pods, then cores, then servers, edge by edge."""
+        half = self.k // 2
+        upward = self.bandwidth / self.taper
+        edges: list[int] = []
+        aggregations: list[list[int]] = []
+        for pod in range(self.k):
+            lower = [self.switch(layout, f"pod{pod}.edge{index}") for index in range(half)]
+            upper = [self.switch(layout, f"pod{pod}.aggregation{index}") for index in range(half)]
+            for a, b in product(lower, upper):
+                layout.link(a, b, upward, self.latency)
+            edges += lower
+            aggregations.append(upper)
+        for index, offset in product(range(half), range(half)):
+            core = self.switch(layout, f"core{index * half + offset}")
+            for upper in aggregations:
+                layout.link(upper[index], core, upward, self.latency)
+        self.fill(layout, [edge for edge in edges for _ in range(half)])
+
+
+class BiGraph(Topology):
+    """EFLOPS's network: as many upper as lower switches, every upper joined to every lower, ports at both.
+
+    Ports, and so ranks, are in the order: upper switch 0 with its slots, the other upper ones, the lower ones likewise.
+    A `trunk` of t cables between two switches acts as one link of t times the bandwidth, loads evened out.
+    Source: EFLOPS (HPCA 2020), abstract and public notes.
+    """
+
+    topology: Literal["bigraph"] = "bigraph"
+    upper: int = Field(ge=1)
+    ports: int = Field(ge=1)
+    trunk: int = Field(default=1, ge=1)
+
+    @model_validator(mode="after")
+    def _fits(self) -> "BiGraph":
+        self.whole_servers(self.ports)
+        return self
+
+    def lay_out(self, layout: Layout) -> None:
+        """Add both parts, the links between them, and the servers."""
+        uppers = [self.switch(layout, f"upper{index}") for index in range(self.upper)]
+        lowers = [self.switch(layout, f"lower{index}") for index in range(self.upper)]
+        for a, b in product(uppers, lowers):
+            layout.link(a, b, self.trunk * self.bandwidth, self.latency)
+        self.fill(layout, [switch for switch in uppers + lowers for _ in range(self.ports)])
+
+
+class DragonflyPlus(Topology):
+    """Groups that are leaf-spines inside; spines of different groups are joined (Shpiner et al., HiPINEB 2017).
+
+    Each spine has `globals` cables to other groups, dealt so that every pair of groups has as many. Minimal routes.
+    """
+
+    topology: Literal["dragonfly+"] = "dragonfly+"
+    groups: int = Field(ge=2)
+    leaves: int = Field(ge=1)
+    spines: int = Field(ge=1)
+    ports: int = Field(ge=1)
+    globals: int = Field(ge=1)
+    hosts: int | None = Field(default=None, ge=1)  # fewer than there are ports for
+    global_latency: Seconds | None = None
+
+    @model_validator(mode="after")
+    def _fits(self) -> "DragonflyPlus":
+        self.whole_servers(self.ports)
+        if self.spines * self.globals % (self.groups - 1):
+            raise ValueError(
+                f"{self.spines} spines with {self.globals} global cables each do not reach {self.groups - 1} other "
+                f"groups evenly; make spines * globals a multiple of {self.groups - 1}"
+            )
+        capacity = self.groups * self.leaves * self.ports // self.server.ports
+        if self.hosts is not None and self.hosts > capacity:
+            raise ValueError(f"{self.hosts} hosts do not fit: there are ports for {capacity}")
+        return self
+
+    def lay_out(self, layout: Layout) -> None:
+        """Add the groups, then the global cables, then the servers, leaf by leaf."""
+        leaves: list[int] = []
+        spines: list[list[int]] = []
+        for group in range(self.groups):
+            lower = [self.switch(layout, f"group{group}.leaf{index}") for index in range(self.leaves)]
+            upper = [self.switch(layout, f"group{group}.spine{index}") for index in range(self.spines)]
+            for a, b in product(lower, upper):
+                layout.link(a, b, self.bandwidth, self.latency)
+            leaves += lower
+            spines.append(upper)
+        others = self.groups - 1
+        latency = self.latency if self.global_latency is None else self.global_latency
+        for a in range(self.groups):
+            for b in range(a + 1, self.groups):
+                for turn in range(self.spines * self.globals // others):
+                    # Global port q of a group leads to the group (q mod others) + 1 further on.
+                    here = (turn * others + (b - a - 1)) // self.globals
+                    there = (turn * others + (a - b - 1) % self.groups) // self.globals
+                    layout.link(spines[a][here], spines[b][there], self.bandwidth, latency)
+        self.fill(layout, [leaf for leaf in leaves for _ in range(self.ports)], servers=self.hosts)
+
+
+class Torus(Topology):
+    """Hosts in a grid of two or three dimensions that wraps around; they forward, dimension by dimension.
+
+    Rank order is row-major: the last dimension runs fastest. A dimension of two has one cable between the two.
+    """
+
+    topology: Literal["torus"] = "torus"
+    routing: Literal["shortest", "ecmp"] = "shortest"
+    dims: tuple[int, ...] = Field(min_length=1, max_length=3)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _dims_by_text(cls, values: Any) -> Any:
+        """`dims = "4x4"`, as it is written on a command line."""
+        if isinstance(values, dict) and isinstance(values.get("dims"), str):
+            try:
+                values = {**values, "dims": tuple(int(part) for part in values["dims"].split("x"))}
+            except ValueError:
+                raise ValueError(f"dims {values['dims']!r} are no sizes; write 4x4 or 4x4x2") from None
+        return values
+
+    @model_validator(mode="after")
+    def _fits(self) -> "Torus":
+        if any(size < 1 for size in self.dims):
+            raise ValueError(f"dims {self.dims} hold a size below 1")
+        if self.server.kind != "host" or self.server.ranks != 1:
+            raise ValueError("the hosts of a torus are its switches too; `server` must be a plain host with one rank")
+        return self
+
+    def lay_out(self, layout: Layout) -> None:
+        """Add the hosts, then the cables of one dimension after the other: routes prefer the first dimensions."""
+        server = self.server
+        assert isinstance(server, PlainHost)
+        capability = self.reduction.capability() if self.reduction else None
+        for index in range(prod(self.dims)):
+            node = layout.node(
+                f"host{index}",
+                "host",
+                host=f"host{index}",
+                forwards=True,
+                flops=server.flops or 0.0,
+                memory_Bps=server.memory_bandwidth,
+                reduction=capability,
+            )
+            layout.ranks.append(node)
+        for dim, size in enumerate(self.dims):
+            stride = prod(self.dims[dim + 1 :])
+            for index in range(prod(self.dims)):
+                place = index // stride % size
+                if size > 2 or (size == 2 and place == 0):
+                    onward = index + ((place + 1) % size - place) * stride
+                    layout.link(index, onward, self.bandwidth, self.latency)
+
+
+class Rails(Topology):
+    """Servers with several NICs, NIC j of each at rail switch j; `spines` join the rails, if there are any."""
+
+    topology: Literal["rails"] = "rails"
+    hosts: int = Field(ge=1)
+    spines: int = Field(default=0, ge=0)
+
+    def lay_out(self, layout: Layout) -> None:
+        """Add the rails, the spines and the servers."""
+        rails = [self.switch(layout, f"rail{index}") for index in range(self.server.ports)]
+        tops = [self.switch(layout, f"spine{index}") for index in range(self.spines)]
+        for rail, top in product(rails, tops):
+            # All spines together carry what one rail's hosts send.
+            layout.link(rail, top, self.bandwidth * self.hosts / self.spines, self.latency)
+        self.fill(layout, rails * self.hosts)
+
+
+TOPOLOGIES: dict[str, type[Topology]] = {
+    "single": Single,
+    "star": Star,
+    "leafspine": LeafSpine,
+    "fattree": FatTree,
+    "bigraph": BiGraph,
+    "dragonfly+": DragonflyPlus,
+    "torus": Torus,
+    "rails": Rails,
+}

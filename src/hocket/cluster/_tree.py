@@ -1,0 +1,138 @@
+"""Aggregation trees: which switch reduces for which ranks, up to one root."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ._errors import ClusterError
+from ._routes import ragged
+
+if TYPE_CHECKING:
+    from ._cluster import Cluster
+
+__all__ = ["AggregationTree", "grow_tree"]
+
+Indices = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class AggregationTree:
+    """Switches that reduce on the way up, and multicast on the way down.
+
+    Attributes:
+        switches: int64, the nodes of the cluster that take part; the root first, every parent before its children.
+        names: Of those switches.
+        parents: int64; `parents[i]` is the position in `switches` of the parent of `switches[i]`, -1 for the root.
+        rank_parents: int64, of every rank asked for the position in `switches` that it sends to.
+        depth: Levels of edges from the farthest rank to the root: 1 when all hang on the root.
+    """
+
+    switches: Indices
+    names: tuple[str, ...]
+    parents: Indices
+    rank_parents: Indices
+    depth: int
+
+    def __str__(self) -> str:
+        """The tree as indented text; a switch's ranks are counted."""
+        leaves = np.bincount(self.rank_parents, minlength=len(self.switches))
+        lines: list[str] = [f"depth {self.depth}, {len(self.switches)} switches, {len(self.rank_parents)} ranks"]
+        children: list[list[int]] = [[] for _ in self.switches]
+        for child, parent in enumerate(self.parents.tolist()):
+            if parent >= 0:
+                children[parent].append(child)
+        stack = [(0, 0)]
+        while stack:
+            position, level = stack.pop()
+            lines.append("  " * level + self.names[position] + (f": {leaves[position]} ranks" * bool(leaves[position])))
+            stack.extend((child, level + 1) for child in reversed(children[position]))
+        return "\n".join(lines)
+
+
+def grow_tree(cluster: Cluster, leaves: Indices) -> AggregationTree:
+    """A tree of the cluster's reducing switches over these nodes.
+
+    Raises:
+        ClusterError: if a node reaches no reducing switch.
+    """
+    reducing = np.array(sorted(cluster.reductions), dtype=np.int64)
+    farthest = _farthest(cluster, reducing, leaves)
+    root = int(reducing[int(np.argmin(farthest))])
+    if farthest.min() >= _FAR:
+        raise ClusterError(f"{cluster.name}: no reducing switch is reached by all of the {len(leaves)} ranks")
+    routes = cluster.router.routes(leaves, np.full(len(leaves), root), 0)
+    capable = np.zeros(len(cluster), dtype=bool)
+    capable[reducing] = True
+    above: dict[int, int] = {root: -1}
+    first = np.empty(len(leaves), dtype=np.int64)
+    for leaf in range(len(leaves)):
+        heads = cluster.link_head[routes[leaf]]
+        way = [int(node) for node in heads[capable[heads]]]
+        if not way:  # the leaf is the root itself
+            way = [root]
+        first[leaf] = way[0]
+        for node, parent in zip(way, way[1:], strict=False):
+            if node in above:  # the way on from here is known, and is the same
+                break
+            above[node] = parent
+    return _number(cluster, root, above, first)
+
+
+_FAR = 2**29
+
+
+def _farthest(cluster: Cluster, roots: Indices, leaves: Indices) -> Indices:
+    """Hops from every candidate to the leaf that is farthest; breadth first over the nodes that pass things on."""
+    count = len(cluster)
+    onward = np.flatnonzero(cluster.forwards[cluster.link_tail])
+    order = onward[np.argsort(cluster.link_head[onward], kind="stable")]
+    start = np.searchsorted(cluster.link_head[order], np.arange(count + 1))
+    # An endpoint is one hop further than the nearest that it sends to; many endpoints send to the same one.
+    ends = leaves[~cluster.forwards[leaves]]
+    is_end = np.zeros(count, dtype=bool)
+    is_end[ends] = True
+    away = np.flatnonzero(is_end[cluster.link_tail])
+    away = away[np.argsort(cluster.link_tail[away], kind="stable")]
+    head, first = cluster.link_head[away], np.unique(cluster.link_tail[away], return_index=True)[1]
+    result = np.full(len(roots), _FAR, dtype=np.int64)
+    if len(first) < len(np.unique(ends)):  # one of them sends to nobody
+        return result
+    for row, root in enumerate(roots.tolist()):
+        distance = np.full(count, _FAR, dtype=np.int64)
+        distance[root] = 0
+        frontier, level = np.array([root]), 0
+        while len(frontier):
+            level += 1
+            _, position = ragged(start[frontier], start[frontier + 1] - start[frontier])
+            tails = np.unique(cluster.link_tail[order[position]])
+            frontier = tails[distance[tails] == _FAR]
+            distance[frontier] = level
+        passing = distance[leaves[cluster.forwards[leaves]]]
+        ending = np.minimum.reduceat(distance[head], first) + 1 if len(first) else passing
+        result[row] = max(int(part.max()) for part in (passing, ending) if len(part))
+    return result
+
+
+def _number(cluster: Cluster, root: int, above: dict[int, int], first: Indices) -> AggregationTree:
+    """Number the switches from the root, level by level and by index within a level."""
+    children: dict[int, list[int]] = {}
+    for node, parent in above.items():
+        children.setdefault(parent, []).append(node)
+    order, level, depth = [root], {root: 0}, 0
+    for node in order:
+        for child in sorted(children.get(node, [])):
+            level[child] = level[node] + 1
+            order.append(child)
+    position = {node: index for index, node in enumerate(order)}
+    depth = max(level[int(node)] for node in np.unique(first)) + 1
+    return AggregationTree(
+        switches=np.array(order, dtype=np.int64),
+        names=tuple(cluster.node_names[node] for node in order),
+        parents=np.array([position.get(above[node], -1) for node in order], dtype=np.int64),
+        rank_parents=np.array([position[int(node)] for node in first], dtype=np.int64),
+        depth=depth,
+    )

@@ -1,0 +1,131 @@
+"""Documents: what is written is read back, and what is wrong is told with its place."""
+
+from pathlib import Path
+
+import pytest
+
+from hocket import cluster
+from hocket.cluster import ClusterError
+
+SPECS = [
+    "star:hosts=3,bandwidth=100Gbit/s,latency=1.3us,reduction=true",
+    "bigraph:upper=2,ports=4,server=eflops,server.devices=2",
+    "torus:dims=3x3",
+    "rails:hosts=2,server=dgx-h100,server.devices=4",
+    "dragonfly+:groups=3,leaves=2,spines=2,ports=2,globals=1,reduction.outstanding=8",
+    "star:hosts=2,server.ranks=3,routing=shortest",
+]
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_clusters_survive_being_written(spec: str) -> None:
+    described = cluster.load(spec)
+    assert cluster.from_toml(cluster.to_toml(described)) == described
+    assert cluster.from_toml(cluster.to_toml(described, explicit=True)) == described
+
+
+@pytest.mark.parametrize("name", cluster.CATALOGUE)
+def test_presets_survive_being_written(name: str) -> None:
+    described = cluster.preset(name)
+    assert cluster.from_toml(cluster.to_toml(described)) == described
+
+
+def test_other_parameters_make_another_cluster() -> None:
+    assert cluster.load("star:hosts=3") != cluster.load("star:hosts=4")
+    assert cluster.load("star:hosts=3") != cluster.load("star:hosts=3,latency=1us")
+
+
+TWO = """
+[[nodes]]
+name = "a"
+[[nodes]]
+name = "b"
+[[links]]
+ends = ["a", "b"]
+bandwidth = "1 GB/s"
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "path", "told"),
+    [
+        (TWO.replace("1 GB/s", "1 GBs"), "links[0].bandwidth", 'write "25 GB/s" or "100 Gbit/s"'),
+        (TWO.replace('"a", "b"', '"a", "c"'), "links[0].ends[1]", "there is no node 'c'"),
+        (TWO.replace('"a", "b"', '"a", "a"'), "links[0].ends", "linked to itself"),
+        (TWO.replace('name = "b"', 'name = "a"'), "nodes[1].name", "'a' is taken"),
+        (TWO.replace('name = "b"', 'name = "b"\nkind = "toaster"'), "nodes[1].kind", "'toaster' is no kind"),
+        (TWO.replace("bandwidth", "bandwith"), "links[0].bandwidth", "is missing"),
+        (
+            TWO + '[[routes]]\npath = ["a", "b", "a"]\n' + '[[routes]]\npath = ["b", "b"]\n',
+            "routes[1].path[0]",
+            "no link",
+        ),
+        (TWO + "latency = -1\n", "links[0].latency", "not negative"),
+        ("nodes = []\n", "nodes", "at least 1"),
+        ('topology = "ring"\n', "topology", "known are single, star"),
+        ('topology = "star"\n', "hosts", "is missing"),
+        ('topology = "star"\nhosts = 0\n', "hosts", "greater than or equal to 1; found 0"),
+        ('topology = "star"\nhosts = 2\nspeed = 3\n', "speed", "unknown key; known here are name, about, bandwidth"),
+        ('topology = "star"\nhosts = 2\n[server]\nkind = "eflops"\npcie = "x"\n', "server.pcie", "'x' is no rate"),
+        ('topology = "bigraph"\nupper = 2\nports = 3\nserver = "eflops"\n', "", "no multiple of the 8 NICs"),
+        ('topology = "dragonfly+"\ngroups = 3\nleaves = 1\nspines = 1\nports = 1\nglobals = 1\n', "", "multiple of 2"),
+    ],
+)
+def test_faults_are_told_with_their_place_their_value_and_a_remedy(text: str, path: str, told: str) -> None:
+    with pytest.raises(ClusterError) as refused:
+        cluster.from_toml(text)
+    assert refused.value.path == path
+    assert path in str(refused.value)
+    assert told in str(refused.value)
+
+
+def test_every_fault_of_a_document_is_told_at_once() -> None:
+    with pytest.raises(ClusterError) as refused:
+        cluster.from_toml(TWO.replace("1 GB/s", "fast") + 'latency = "slow"\n')
+    assert "links[0].bandwidth" in str(refused.value)
+    assert "links[0].latency" in str(refused.value)
+
+
+def test_a_file_s_faults_name_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    with pytest.raises(ClusterError, match=r"mine\.toml: the file cannot be read"):
+        cluster.load(str(path))
+    path.write_text("nodes = [")
+    with pytest.raises(ClusterError, match=r"mine\.toml: this is no TOML"):
+        cluster.load(str(path))
+    path.write_text("nodes = 3")
+    with pytest.raises(ClusterError, match=r"mine\.toml: nodes"):
+        cluster.load(str(path))
+    path.write_text(TWO)
+    assert cluster.load(str(path)).world == 2
+
+
+def test_an_unknown_name_is_refused_with_the_nearest() -> None:
+    with pytest.raises(ClusterError, match="did you mean lassen"):
+        cluster.load("lasen")
+    with pytest.raises(ClusterError, match="write NAME=VALUE"):
+        cluster.load("star:hosts")
+
+
+def test_links_may_differ_by_direction() -> None:
+    described = cluster.from_toml(TWO + 'latency = "1 us"\nback_bandwidth = "2 GB/s"\nback_latency = "3 us"\n')
+    assert described.capacity_Bps.tolist() == [1e9, 2e9]
+    assert described.latency_s.tolist() == pytest.approx([1e-6, 3e-6])
+    assert cluster.from_toml(cluster.to_toml(described)) == described
+
+
+def test_ranks_are_devices_and_hosts_without_any() -> None:
+    text = """
+    [[nodes]]
+    name = "h0"
+    [[nodes]]
+    name = "gpu"
+    kind = "device"
+    host = "h0"
+    [[nodes]]
+    name = "h1"
+    """
+    described = cluster.from_toml(text)
+    assert [described.node_names[node] for node in described.ranks] == ["gpu", "h1"]
+    chosen = cluster.from_toml('ranks = ["h1", "h0"]\n' + text)
+    assert [chosen.node_names[node] for node in chosen.ranks] == ["h1", "h0"]
