@@ -4,6 +4,12 @@ from ._errors import CollectiveMismatchError as CollectiveMismatchError
 from ._errors import CollectiveTimeoutError as CollectiveTimeoutError
 from ._errors import CommError as CommError
 from ._errors import PeerDiedError as PeerDiedError
+from ._execute import Part as Part
+from ._execute import Pending as Pending
+from ._execute import PointToPoint as PointToPoint
+from ._execute import blocks_after as blocks_after
+from ._execute import blocks_before as blocks_before
+from ._execute import perform as perform
 from ._memory import empty as empty
 from ._memory import empty_like as empty_like
 from ._memory import is_registered as is_registered
@@ -12,6 +18,8 @@ from ._observe import Observer as Observer
 from ._observe import Operation as Operation
 from ._observe import label as label
 from ._observe import observe as observe
+from ._program import Message as Message
+from ._reduce import reducer as reducer
 from ._registration import RegistrationStats as RegistrationStats
 from ._registration import registration_stats as registration_stats
 
@@ -19,15 +27,23 @@ __all__ = [
     "CollectiveMismatchError",
     "CollectiveTimeoutError",
     "CommError",
+    "Message",
     "Observer",
     "Operation",
+    "Part",
     "PeerDiedError",
+    "Pending",
+    "PointToPoint",
     "RegistrationStats",
+    "blocks_after",
+    "blocks_before",
     "empty",
     "empty_like",
     "is_registered",
     "label",
     "observe",
+    "perform",
+    "reducer",
     "registration_stats",
     "zeros",
 ]
