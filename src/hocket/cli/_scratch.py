@@ -76,7 +76,7 @@ class Scratch:
         return self._root / path.relative_to("/")
 
     def changed(self) -> list[str]:
-        """What has been changed or made in the original since: sorted paths that begin there; directories end in "/"."""
+        """What has been changed or made in the original since: sorted relative paths; directories end in "/"."""
         found = set()
         for path, before in self._before.items():
             if _state(path) == before:

@@ -67,8 +67,8 @@ def check(
 def _warning(changed: list[str]) -> str:
     shown = ", ".join(changed[:_NAMED]) + (f" and {len(changed) - _NAMED} more" if len(changed) > _NAMED else "")
     return (
-        f"hocket check: warning: during the first run {shown} changed in this directory, where the second run finds it. "
-        "If the script goes on from there, the runs do not begin alike; have it write to new files in its working "
+        f"hocket check: warning: during the first run {shown} changed in this directory, where the second run finds "
+        "it. If the script goes on from there, the runs do not begin alike; have it write to new files in its working "
         "directory"
     )
 
