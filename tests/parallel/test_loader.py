@@ -6,6 +6,7 @@ import functools
 import itertools
 import pickle
 import random
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -13,10 +14,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, TensorDataset
 
 import hocket
-from hocket.parallel import DistributedLoader, ShardedLoader, _batch, _rng, _shares
+from hocket.parallel import DistributedLoader, ShardedLoader, _batch, _rng
+from hocket.parallel._cut import Cutter
 from hocket.parallel._samples import SeededDataset
 from hocket.parallel._shares import Share
 from hocket.parallel._world import World
@@ -269,10 +271,76 @@ def test_cut_keeps_structure(total: int, begin: int, end: int) -> None:
     begin, end = sorted((min(begin, total), min(end, total)))
     names = [f"n{i}" for i in range(total)]
     batch = {"x": torch.arange(total), "pair": (np.arange(total), [torch.arange(total)]), "scale": 2.0, "names": names}
-    part = _shares.cut(batch, begin, end)
+    cutter = Cutter(None)
+    assert cutter.size(batch) == total
+    part = cutter.cut(batch, begin, end)
     numbers = list(range(begin, end))
     assert programs.plain(part) == {"x": numbers, "pair": [numbers, [numbers]], "scale": 2.0, "names": names[begin:end]}
     assert isinstance(part["pair"], tuple)
+
+
+def samples(total: int, channels: int = 3) -> list[torch.Tensor]:
+    return [torch.full((channels, 5, 5 + i), float(i)) for i in range(total)]
+
+
+def firsts(part: Any) -> list[float]:
+    return [float(tensor.flatten()[0]) for tensor in part]
+
+
+def test_a_list_with_an_entry_for_each_sample_is_cut_as_a_list() -> None:
+    cutter = Cutter(8)
+    assert cutter.size(samples(8)) == 8
+    assert firsts(cutter.cut(samples(8), 2, 5)) == [2.0, 3.0, 4.0]
+    assert cutter.size(samples(3)) == 3, "the last batch, whose length is that of its samples' first axis"
+    assert firsts(cutter.cut(samples(3), 2, 3)) == [2.0]
+
+
+def test_fields_that_are_lists_of_samples_are_cut_each() -> None:
+    batch = (tuple(samples(4)), tuple({"boxes": torch.zeros(i + 1, 4), "id": i} for i in range(4)), torch.arange(4))
+    cutter = Cutter(4)
+    assert cutter.size(batch) == 4
+    images, targets, numbers = cutter.cut(batch, 1, 3)
+    assert firsts(images) == [1.0, 2.0]
+    assert [target["id"] for target in targets] == [1, 2]
+    assert numbers.tolist() == [1, 2]
+
+
+def test_a_list_of_fields_as_long_as_a_batch_is_still_one_of_fields() -> None:
+    cutter = Cutter(2)
+    assert cutter.size([torch.zeros(2, 3), torch.ones(2)]) == 2
+    assert [part.shape[0] for part in cutter.cut([torch.zeros(2, 3), torch.ones(2)], 0, 1)] == [1, 1]
+    assert cutter.size([torch.zeros(1, 3), torch.ones(1)]) == 1, "the last batch has fewer samples"
+
+
+@pytest.mark.parametrize(
+    ("expected", "batches", "words"),
+    [
+        (None, [[torch.zeros(5), torch.zeros(7), torch.zeros(6)]], "a list of 3 tensors alike but for .* 5, 6, 7"),
+        (None, [{"x": samples(4)}, {"x": samples(3)}], r"the batch\['x'\]: a list of 4 tensors in the first .* 3 now"),
+        (2, [[(samples(1)[0], torch.ones(1)), (samples(1)[0], torch.ones(1))]], "2 lists of 2 entries"),
+    ],
+)
+def test_where_samples_are_not_clear_is_an_error(expected: int | None, batches: list[Any], words: str) -> None:
+    cutter = Cutter(expected)
+    for batch in batches[:-1]:
+        cutter.size(batch)
+    with pytest.raises(ValueError, match=words):
+        cutter.size(batches[-1])
+
+
+class Counting(IterableDataset[Any]):
+    """A stream of the numbers 0 to 9, each in a tensor of three entries."""
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return iter([torch.full((3,), float(i)) for i in range(10)])
+
+
+def test_a_loader_whose_batches_are_lists_of_samples_shares_them_out() -> None:
+    ranks = []
+    for rank in range(2):
+        loader = DataLoader(Counting(), batch_size=4, collate_fn=list)
+        ranks.append([firsts(part) for part in as_rank(DistributedLoader, loader, rank, 2)])
+    assert ranks == [[[0, 1], [4, 5], [8]], [[2, 3], [6, 7], [9]]]
 
 
 # --- which batch is meant -------------------------------------------------------------------------------------------

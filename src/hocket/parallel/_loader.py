@@ -8,9 +8,10 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
-from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset, default_collate
 
 from . import _batch, _shares, _world
+from ._cut import Cutter
 from ._data_parallel import send_stale_buffers
 from ._rng import States, Stream, mix
 from ._samples import RankSampler, SeededDataset, each
@@ -83,15 +84,16 @@ class SharedLoader:
             yield shares.popleft(), part
 
     def _cut_parts(self, stream: Stream, agree: Any) -> Iterator[tuple[Share, Any]]:
+        cutter = Cutter(_expected_size(self.loader))
         for batch in each(self.loader, stream, agree):
             if self.world.size == 1:
                 yield Share(0, 1, 1, 1), batch
                 continue
-            share = Share.of(_shares.batch_size(batch), self.world.size, self.world.rank)
+            share = Share.of(cutter.size(batch), self.world.size, self.world.rank)
             if share.samples:
-                yield share, _shares.cut(batch, share.begin, share.end)
+                yield share, cutter.cut(batch, share.begin, share.end)
             elif self._keep_step and share.total:
-                yield share, _shares.cut(batch, 0, 1)
+                yield share, cutter.cut(batch, 0, 1)
 
     # --- the same sequence on every rank ----------------------------------------------------------------------------
 
@@ -192,7 +194,8 @@ class DistributedLoader(SharedLoader):
     Args:
         loader: a torch DataLoader or any iterable of batches, the same on every rank. A DataLoader over a map-style
             data set loads only this rank's samples; batches of anything else are loaded by every rank and cut along
-            the first axis of their tensors (tuples, lists, mappings of tensors and arrays).
+            the first axis of their tensors (tuples, lists, mappings of tensors and arrays). A list has one tensor for
+            each field; lists with one for each sample are recognised by the loader's `batch_size`.
         group: the ranks that share each batch; None for torch's default group.
         seed_samples: whether each sample is loaded with torch's, Python's and numpy's global generators seeded by its
             place (and put back after). It costs some 10 us a sample, nothing for data sets like TensorDataset.
@@ -247,6 +250,14 @@ def _loads_by_index(loader: Any) -> bool:
         and loader.batch_sampler is not None
         and not isinstance(loader.dataset, IterableDataset)
     )
+
+
+def _expected_size(loader: Any) -> int | None:
+    """How many samples the first batch has; None if that is not known or not needed."""
+    if isinstance(loader, DataLoader) and loader.collate_fn is default_collate:
+        return None  # which stacks samples, so that no list has an entry for each
+    size = getattr(loader, "batch_size", None)
+    return size if isinstance(size, int) else None
 
 
 def _inner_loader(

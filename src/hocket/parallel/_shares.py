@@ -9,8 +9,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from . import _trees
-
 
 @dataclass(frozen=True, slots=True)
 class Share:
@@ -48,56 +46,6 @@ class Share:
         add up to their number.
         """
         return self.samples * self.world / self.total if self.samples * self.world != self.total else 1.0
-
-
-def batch_size(batch: Any) -> int:
-    """Samples in a batch: the length of the first axis of the first tensor or array in it.
-
-    Raises:
-        TypeError: there is none, so the batch cannot be cut.
-    """
-    size = _first_axis(batch)
-    if size is None:
-        raise TypeError(
-            f"cannot share out a batch of type {type(batch).__name__}: it holds no tensor or array with a first axis "
-            "in tuples, lists or mappings. Pass hocket.distribute a torch DataLoader over a map-style data set, or "
-            "batches made of those"
-        )
-    return size
-
-
-def cut(batch: Any, begin: int, end: int) -> Any:
-    """Samples `begin` to `end` of a batch.
-
-    Whatever has the length of the batch along its first axis is cut: tensors, arrays, and lists of plain values. All
-    else (a scalar, a table of class weights) belongs to the batch as a whole and stays.
-    """
-    return _cut(batch, begin, end, batch_size(batch))
-
-
-def _first_axis(value: Any) -> int | None:
-    if isinstance(value, torch.Tensor | np.ndarray):
-        return int(value.shape[0]) if value.ndim else None
-    if isinstance(value, Mapping):
-        value = list(value.values())
-    if isinstance(value, tuple | list):
-        for item in value:
-            size = _first_axis(item)
-            if size is not None:
-                return size
-    return None
-
-
-def _cut(value: Any, begin: int, end: int, total: int) -> Any:
-    if isinstance(value, torch.Tensor | np.ndarray):
-        return value[begin:end] if value.ndim and value.shape[0] == total else value
-    if isinstance(value, Mapping):
-        return _trees.like_mapping(value, {key: _cut(item, begin, end, total) for key, item in value.items()})
-    if isinstance(value, tuple | list):
-        if _first_axis(value) is None:  # plain values: one for each sample, or something else
-            return value[begin:end] if len(value) == total else value
-        return _trees.like_sequence(value, [_cut(item, begin, end, total) for item in value])
-    return value
 
 
 def fingerprint(batch: Any) -> list[Any]:
