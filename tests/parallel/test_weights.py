@@ -43,6 +43,11 @@ def test_weights_that_cannot_be_joined_are_refused() -> None:
         run_ranks(programs.weight_of_nothing_meets_another, 3)
 
 
+def test_a_loss_without_forward_must_be_of_the_only_batch() -> None:
+    with pytest.raises(RankError, match="a loss was computed without the model's forward while several loaders"):
+        run_ranks(programs.two_batches_at_once_without_forward, 2)
+
+
 def opaque() -> Any:
     class Answer:
         def __init__(self, value: Any) -> None:

@@ -132,15 +132,49 @@ def hidden_output_that_leads_to_another() -> Result:
 
 
 def loss_without_forward() -> Result:
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = net()
+    return fit(Losing(), lambda m, x, y: m.loss(x, y))
 
-        def loss(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-            return F.mse_loss(self.net(x), y)
 
-    return fit(Model(), lambda m, x, y: m.loss(x, y))
+class Losing(nn.Module):
+    """A model that computes its loss itself, in another method than forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = net()
+
+    def loss(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return F.mse_loss(self.net(x), y)
+
+
+def evaluated_before_loss_without_forward() -> Result:
+    def step(model: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        for u, v in hocket.shard(DataLoader(data(5), batch_size=4)):
+            with torch.no_grad():
+                model.loss(u, v)
+        return model.loss(x, y)
+
+    return fit(Losing(), step)
+
+
+def inner_loop_before_loss_without_forward() -> Result:
+    """The inner loop's last batch weighs something else than the outer's."""
+    inner = hocket.parallel.DistributedLoader(DataLoader(data(7), batch_size=6))
+
+    def step(model: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        for u, v in inner:
+            with torch.no_grad():
+                model.loss(u, v)
+        return model.loss(x, y)
+
+    return fit(Losing(), step)
+
+
+def two_batches_at_once_without_forward() -> None:
+    """Which of the two is meant cannot be seen."""
+    model, _, one = hocket.distribute(Losing(), None, DataLoader(data(), batch_size=4))
+    two = hocket.parallel.DistributedLoader(DataLoader(data(13), batch_size=7))
+    for (x, y), _ in zip(one, two, strict=False):
+        model.loss(x, y).backward()
 
 
 def accumulated() -> Result:
@@ -275,6 +309,8 @@ EQUAL: dict[str, Callable[[], Result]] = {
         output_of_own_type,
         hidden_output_that_leads_to_another,
         loss_without_forward,
+        evaluated_before_loss_without_forward,
+        inner_loop_before_loss_without_forward,
         accumulated,
         two_models,
         sum_of_losses,

@@ -39,7 +39,7 @@ class Listener(Protocol):
     """Who wants to hear of every batch as it is yielded."""
 
     def batch_began(self, note: Note) -> None:
-        """A loader is about to yield the batch of `note`."""
+        """A loader is about to yield the batch of `note`, or an inner loop is over and it is the current one again."""
 
 
 listeners: weakref.WeakSet[Any] = weakref.WeakSet()  # of Listener
@@ -57,8 +57,7 @@ def enter(owner: object, share: Share | None, batch: Any) -> None:
             storages.append(weakref.ref(tensor.untyped_storage()))
     _open.pop(id(owner), None)
     _last = _open[id(owner)] = Note(share, tuple(storages))
-    for listener in listeners:
-        listener.batch_began(_last)
+    _tell(_last)
 
 
 def leave(owner: object) -> None:
@@ -67,6 +66,21 @@ def leave(owner: object) -> None:
     mine = _open.pop(id(owner), None)
     if _open and mine is _last:
         _last = next(reversed(_open.values()))
+        _tell(_last)
+
+
+def _tell(note: Note) -> None:
+    for listener in listeners:
+        listener.batch_began(note)
+
+
+def contested() -> bool:
+    """Whether several loaders are open and their batches weigh differently, so that it matters which one is meant.
+
+    All ranks come to the same answer: unequal parts are told apart by the size of the batch, not by this rank's weight.
+    """
+    shares = [note.share for note in _open.values() if note.share is not None]
+    return len({share.total if share.total % share.world else 0 for share in shares}) > 1
 
 
 def current(inputs: Any = None) -> Note | None:

@@ -133,6 +133,8 @@ class DataParallel(torch.nn.Module):
         by_device: dict[torch.device, list[torch.Tensor]] = {}
         for buffer in buffers:
             by_device.setdefault(buffer.device, []).append(buffer)
+        # Sent even if they seem unchanged: batch norm writes its statistics without raising their version counters, and
+        # ranks would have to agree on it first, which costs as much as sending what most models have.
         for i, same_device in enumerate(by_device.values()):
             if i == len(self._parcels):
                 self._parcels.append(Parcel(same_device, self._world))
@@ -141,8 +143,14 @@ class DataParallel(torch.nn.Module):
             self._parcels[i].send()
 
     def batch_began(self, note: _batch.Note) -> None:
-        """A loader yields a batch: for losses that are computed by other methods of the model than forward."""
-        if self._reducer is not None and self._loss_reduction == "mean" and not self._reducer.awaits_backward:
+        """A loader yields a batch: for losses that are computed by other methods of the model than forward.
+
+        What these are given cannot be seen, so that the latest batch must be meant; where other loaders are open with
+        batches of another weight, the reducer refuses. Batches to evaluate have no part in it.
+        """
+        if self._reducer is None or self._loss_reduction != "mean" or note.share is None:
+            return
+        if not self._reducer.awaits_backward:
             self._reducer.set_weight(note.weight)
 
     def _weigh(self, reducer: Reducer, note: _batch.Note | None) -> float:

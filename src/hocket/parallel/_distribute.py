@@ -47,7 +47,8 @@ def distribute(
             buckets, since what the last one holds cannot be hidden behind back-propagation, but 4 MiB at least and
             64 MiB at most.
         first_bucket_bytes: the same for the bucket that is full first; None for no difference.
-        loss_reduction: whether the loss is a "mean" over the samples of a batch or a "sum".
+        loss_reduction: whether the loss is a "mean" over the samples of a batch or a "sum". What is summed must come
+            out of the model's `forward`; a mean may also come from its other methods, over the loader's latest batch.
         group: the ranks that train together; None for torch's default group.
         broadcast_buffers: whether the model's buffers are kept as rank 0's.
         seed_samples: whether random augmentation of a sample is seeded by its place in training, so that it depends

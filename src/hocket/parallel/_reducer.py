@@ -14,6 +14,7 @@ import torch.distributed as dist
 from hocket import comm
 from hocket.comm import torch_adapter
 
+from . import _batch
 from ._bucket import Bucket
 from ._layout import BucketSizes, plan
 from ._world import World
@@ -188,13 +189,20 @@ class Reducer:
 
         Raises:
             TypeError: it is sparse.
-            RuntimeError: it has been reduced already in this back-propagation.
+            RuntimeError: it has been reduced already in this back-propagation, or which batch it is of is not known.
         """
         with self._lock:
             if not self._running:
                 self._running = True
                 wanted = self._forward_synchronises
                 self._synchronise = self.synchronises if wanted is None else wanted
+                if wanted is None and not self._callback_queued and self._synchronise and _batch.contested():
+                    self._running = False
+                    raise RuntimeError(
+                        "a loss was computed without the model's forward while several loaders are open whose batches "
+                        "weigh differently, so that its gradients' weight is not known: compute it in forward, whose "
+                        "inputs tell the batch, or make all batches of a size that the ranks can share equally"
+                    )
                 self.expect_backward()
             if not self._synchronise or number not in self._slots:
                 return
