@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from hocket import algorithms
-from hocket.algorithms import Wire, candidates, direct, double_tree, get, halving_doubling, hdrm, ring
-from hocket.schedule import KINDS, Collective, ScheduleError, parse
+from hocket.algorithms import candidates, direct, double_tree, get, halving_doubling, hdrm, ring
+from hocket.schedule import KINDS, Collective, ScheduleError, Wire, parse
 
 
 def test_ring_of_four_is_the_ring_of_msccl() -> None:

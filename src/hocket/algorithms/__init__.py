@@ -8,7 +8,6 @@ from ._aggregation_tree import aggregation_tree as aggregation_tree
 from ._aggregation_tree import switch_tree as switch_tree
 from ._algorithm import Algorithm as Algorithm
 from ._algorithm import Form as Form
-from ._algorithm import Wire as Wire
 from ._all_to_all import bruck as bruck
 from ._all_to_all import pairwise as pairwise
 from ._binomial import binomial as binomial
@@ -37,7 +36,6 @@ __all__ = [
     "REGISTRY",
     "Algorithm",
     "Form",
-    "Wire",
     "aggregation_tree",
     "algorithms",
     "binomial",

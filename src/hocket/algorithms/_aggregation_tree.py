@@ -128,6 +128,7 @@ def _limit(
     form=_form,
     limit=_limit,
     variants=tuple({"pieces": pieces} for pieces in (1, 4, 16, 64)),
+    in_network=True,
 )
 def aggregation_tree(
     collective: Collective,

@@ -8,33 +8,19 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from hocket.schedule import Collective, Schedule, ScheduleError
-
-
-@dataclass(frozen=True, slots=True)
-class Wire:
-    """The three numbers of the alpha-beta-gamma model.
-
-    Every rank has one port, which sends and receives at once. A step costs `latency_s` once, however many messages a
-    rank has in it (they are posted together); the bytes of those messages pass the port one after the other, and so
-    do the bytes that are reduced. A switch has a port for each neighbour and reduces at the rate of the wire.
-
-    Args:
-        latency_s: alpha, seconds a step.
-        seconds_per_byte: beta, of one direction of one port.
-        reduce_seconds_per_byte: gamma, of reducing one received byte into one that is there.
-    """
-
-    latency_s: float
-    seconds_per_byte: float
-    reduce_seconds_per_byte: float = 0.0
+from hocket.schedule import Collective, Schedule, ScheduleError, Wire
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
     """The closed form of an algorithm: what it costs, written from the formula and not from its schedule.
 
-    Bytes are in units of S, the vector by which nccl-tests measure (`Collective.vector_blocks`).
+    Every rank has one port, which sends and receives at once. A step costs the latency once, however many messages a
+    rank has in it, since they are posted together; the bytes of those messages pass the port one after the other, and
+    so do the bytes that are reduced. A switch has a port for each neighbour and reduces at the rate of the wire. Where
+    posting costs time too, as where a processor copies into sockets, give `Wire.message_s`: without it the direct
+    algorithms, all of whose messages are of one step, look better than they are. Bytes are in units of S, the vector
+    by which nccl-tests measure (`Collective.vector_blocks`).
 
     Args:
         steps: steps one after the other, each of which costs a latency.
@@ -43,6 +29,8 @@ class Form:
         reduced: what the busiest rank of each step reduces, summed over the steps.
         steps_inside: how many of `steps` stay within a host.
         wire_inside: how much of `wire` stays within a host.
+        messages: of the busiest rank of each step, sent or received, summed over the steps; -1 for one a step.
+        messages_inside: how many of `messages` stay within a host; -1 for one a step.
     """
 
     steps: int
@@ -51,6 +39,14 @@ class Form:
     reduced: Fraction = Fraction(0)
     steps_inside: int = 0
     wire_inside: Fraction = Fraction(0)
+    messages: int = -1
+    messages_inside: int = -1
+
+    def __post_init__(self) -> None:
+        if self.messages < 0:
+            object.__setattr__(self, "messages", self.steps)
+        if self.messages_inside < 0:
+            object.__setattr__(self, "messages_inside", self.steps_inside)
 
     def seconds(self, nbytes: int, wire: Wire, inside: Wire | None = None) -> float:
         """The time for a vector of `nbytes`; steps that stay within a host use `inside` if it is given."""
@@ -58,6 +54,8 @@ class Form:
         return (
             (self.steps - self.steps_inside) * wire.latency_s
             + self.steps_inside * near.latency_s
+            + (self.messages - self.messages_inside) * wire.message_s
+            + self.messages_inside * near.message_s
             + float(self.wire - self.wire_inside) * nbytes * wire.seconds_per_byte
             + float(self.wire_inside) * nbytes * near.seconds_per_byte
             + float(self.reduced) * nbytes * wire.reduce_seconds_per_byte
@@ -84,6 +82,7 @@ class Algorithm:
         closed_form: the same arguments -> `Form`.
         limit: the same arguments -> why they cannot be served, or None.
         variants: parameters worth a try when a table of choices is made.
+        in_network: whether switches must reduce.
     """
 
     name: str
@@ -94,6 +93,7 @@ class Algorithm:
     closed_form: Callable[..., Form]
     limit: Callable[..., str | None] = _everything
     variants: tuple[Mapping[str, Any], ...] = ({},)
+    in_network: bool = False
 
     @property
     def parameters(self) -> dict[str, Any]:
@@ -151,7 +151,7 @@ class Algorithm:
     def cost(
         self, collective: Collective, nbytes: int, wire: Wire, *, inside: Wire | None = None, **parameters: Any
     ) -> float:
-        """Seconds for a vector of `nbytes`, by the closed form; see `Wire` for what is counted."""
+        """Seconds for a vector of `nbytes`, by the closed form; see `Form` for what is counted."""
         return self.form(collective, **parameters).seconds(nbytes, wire, inside)
 
 
@@ -163,10 +163,11 @@ def algorithm(
     form: Callable[..., Form],
     limit: Callable[..., str | None] = _everything,
     variants: tuple[Mapping[str, Any], ...] = ({},),
+    in_network: bool = False,
 ) -> Callable[[Callable[..., Schedule]], Algorithm]:
     """Makes an `Algorithm` of the function that builds its schedules, under the function's name."""
 
     def wrap(builder: Callable[..., Schedule]) -> Algorithm:
-        return Algorithm(builder.__name__, title, source, kinds, builder, form, limit, variants)
+        return Algorithm(builder.__name__, title, source, kinds, builder, form, limit, variants, in_network)
 
     return wrap

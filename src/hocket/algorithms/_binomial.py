@@ -22,7 +22,8 @@ def _form(collective: Collective, *, pieces: int = 1) -> Form:
     if kind == "gather":
         return Form(depth, Fraction(largest_subtree(p), p), all_but_one)
     passed = Fraction(depth)  # by the root, whose port is never idle
-    return Form(depth + pieces - 1, *((Fraction(1), passed, passed) if kind == "reduce" else (passed, passed)))
+    sent, reduced = (Fraction(1), passed) if kind == "reduce" else (passed, Fraction(0))
+    return Form(depth + pieces - 1, sent, passed, reduced, messages=depth * pieces)
 
 
 def _limit(collective: Collective, *, pieces: int = 1) -> str | None:

@@ -17,7 +17,7 @@ _SOURCE = "NVIDIA, Scaling deep learning training, Hot Chips 2020 tutorial: one-
 
 def _one_shot_form(collective: Collective) -> Form:
     others = Fraction(collective.world - 1)
-    return Form(1, others, others, others)
+    return Form(1, others, others, others, messages=collective.world - 1)
 
 
 @algorithm(title="One-shot direct", source=_SOURCE, kinds=("all_reduce", "barrier"), form=_one_shot_form)
@@ -30,17 +30,20 @@ def one_shot(collective: Collective) -> Schedule:
 def _form(collective: Collective) -> Form:
     p, kind = collective.world, collective.kind
     part, others = Fraction(p - 1, p), Fraction(p - 1)
-    return {
-        "all_reduce": Form(2, 2 * part, 2 * part, part),
-        "reduce_scatter": Form(1, part, part, part),
-        "all_gather": Form(1, part, part),
-        "all_to_all": Form(1, part, part),
-        "reduce": Form(1, Fraction(1), others, others),  # the port of the root passes them all
-        "broadcast": Form(1, others, others),
-        "gather": Form(1, Fraction(1, p), part),
-        "scatter": Form(1, part, part),
-        "barrier": Form(1, others, others, others),
+    none = Fraction(0)
+    sent, wire, reduced = {
+        "all_reduce": (2 * part, 2 * part, part),
+        "reduce_scatter": (part, part, part),
+        "all_gather": (part, part, none),
+        "all_to_all": (part, part, none),
+        "reduce": (Fraction(1), others, others),  # the port of the root passes them all
+        "broadcast": (others, others, none),
+        "gather": (Fraction(1, p), part, none),
+        "scatter": (part, part, none),
+        "barrier": (others, others, others),
     }[kind]
+    phases = 2 if kind == "all_reduce" else 1
+    return Form(phases, sent, wire, reduced, messages=phases * (p - 1))
 
 
 @algorithm(title="Direct", source=_SOURCE, kinds=KINDS, form=_form)

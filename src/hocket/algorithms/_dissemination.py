@@ -23,8 +23,8 @@ def _factors(number: int) -> list[int]:
 
 def _form(collective: Collective) -> Form:
     factors = _factors(collective.world)
-    told = Fraction(sum(factors) - len(factors))
-    return Form(len(factors), told, told, told)
+    told = sum(factors) - len(factors)
+    return Form(len(factors), Fraction(told), Fraction(told), Fraction(told), messages=told)
 
 
 @algorithm(

@@ -14,15 +14,19 @@ from ._steps import pipelined, rounds
 
 
 def _form(collective: Collective, *, pieces: int = 1) -> Form:
-    """`wire` and `reduced` are bounds from above, equal for one piece and an even world."""
+    """`wire`, `reduced` and `messages` are bounds from above, equal for one piece and an even world."""
     p, depth = collective.world, rounds(collective.world)
     steps = 2 * depth + pieces - 1
     if p == 2:
         return Form(steps, Fraction(1), Fraction(1), Fraction(1, 2))
+    if p == 3:  # two chains with their middles and leaves at different ranks
+        wire = min(Fraction(2), Fraction(3 * (pieces + 1), 2 * pieces))
+        return Form(steps, Fraction(3, 2), wire, Fraction(1), messages=2 * (pieces + 1))
     # Inner ranks send a half up, two down, and one as a leaf of the other tree: 2 S while the pipeline is full.
     # Each of 2 depth - 3 further steps, in which it fills or drains, passes two pieces of a half, to or from children.
     drain = Fraction(2 * depth - 3, pieces)
-    return Form(steps, min(Fraction(2), Fraction(p, 2)), 2 + drain, 1 + drain / 2)
+    messages = 4 * pieces + 2 * (2 * depth - 3)
+    return Form(steps, Fraction(2), 2 + drain, 1 + drain / 2, messages=messages)
 
 
 def _limit(collective: Collective, *, pieces: int = 1) -> str | None:

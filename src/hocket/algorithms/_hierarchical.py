@@ -31,14 +31,21 @@ def _hosts(collective: Collective, local: int, between: str) -> str | None:
 
 
 def _leaders_form(collective: Collective, *, local: int = 1, between: str = "halving_doubling") -> Form:
-    hosts, others, kind = collective.world // local, Fraction(local - 1), collective.kind
-    if kind in ("broadcast", "reduce"):
-        far = binomial.form(Collective(kind, hosts))
-        if kind == "broadcast":
-            return Form(far.steps + 1, far.sent + others, far.wire + others, Fraction(0), 1, others)
-        return Form(far.steps + 1, Fraction(1), far.wire + others, far.reduced + others, 1, others)
-    far = _BETWEEN[between].form(Collective("all_reduce", hosts))
-    return Form(far.steps + 2, far.sent + others, far.wire + 2 * others, far.reduced + others, 2, 2 * others)
+    hosts, kind = collective.world // local, collective.kind
+    rooted = collective.rooted
+    far = (binomial if rooted else _BETWEEN[between]).form(Collective(kind if rooted else "all_reduce", hosts))
+    ways = 1 if rooted else 2  # inside a host: to the leader or from it, or both
+    others = Fraction(local - 1)
+    return Form(
+        far.steps + ways,
+        Fraction(1) if kind == "reduce" else far.sent + others,
+        far.wire + ways * others,
+        far.reduced + others * (kind != "broadcast"),
+        ways,
+        ways * others,
+        far.messages + ways * (local - 1),
+        ways * (local - 1),
+    )
 
 
 def _leaders_limit(collective: Collective, *, local: int = 1, between: str = "halving_doubling") -> str | None:
@@ -96,6 +103,8 @@ def _rails_form(
         near.reduced + far.reduced / local,
         near.steps,
         near.wire,
+        near.messages + far.messages,
+        near.messages,
     )
 
 

@@ -18,11 +18,24 @@ def _form(collective: Collective, *, rings: int = 1, orders: ArrayLike | None = 
     p, kind = collective.world, collective.kind
     phase = Fraction(p - 1, p)
     phases = 2 if kind == "all_reduce" else 1
-    return Form(phases * (p - 1), phases * phase, phases * phase, phase * (kind != "all_gather"))
+    distinct = len(_strides(p)) if orders is None else p - 1  # neighbours that rings can have
+    around = rings if orders is None else len(np.atleast_2d(np.asarray(orders)))
+    return Form(
+        phases * (p - 1),
+        phases * phase,
+        phases * phase,
+        phase * (kind != "all_gather"),
+        messages=phases * (p - 1) * min(around, distinct),
+    )
 
 
 def _limit(collective: Collective, *, rings: int = 1, orders: ArrayLike | None = None) -> str | None:
     return None if rings >= 1 else f"rings={rings}; give 1 or more"
+
+
+def _strides(p: int) -> list[int]:
+    """Those that visit all ranks."""
+    return [stride for stride in range(1, p) if gcd(stride, p) == 1]
 
 
 def _orders(p: int, rings: int, orders: ArrayLike | None) -> NDArray[np.int64]:
@@ -32,7 +45,7 @@ def _orders(p: int, rings: int, orders: ArrayLike | None) -> NDArray[np.int64]:
         if given.shape[1] != p or (np.sort(given, axis=1) != np.arange(p)).any():
             raise ScheduleError(f"ring: orders of shape {given.shape}; each must be an order of the ranks 0 to {p - 1}")
         return given
-    strides = [stride for stride in range(1, p) if gcd(stride, p) == 1]
+    strides = _strides(p)
     return np.array([np.arange(p) * strides[i % len(strides)] % p for i in range(rings)], np.int64)
 
 

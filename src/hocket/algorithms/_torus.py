@@ -27,7 +27,14 @@ def _form(collective: Collective, *, dims: Sequence[int] | None = None, at_once:
     p, kind = collective.world, collective.kind
     around = sum(size - 1 for size in _dims(p, dims))
     part, phases = Fraction(p - 1, p), 2 if kind == "all_reduce" else 1
-    return Form(phases * around, phases * part, phases * part, part * (kind != "all_gather"))
+    lanes = sum(size > 1 for size in _dims(p, dims)) if at_once else 1
+    return Form(
+        phases * around,
+        phases * part,
+        phases * part,
+        part * (kind != "all_gather"),
+        messages=phases * around * lanes,  # fewer where parts meet along one dimension
+    )
 
 
 def _limit(collective: Collective, *, dims: Sequence[int] | None = None, at_once: bool = False) -> str | None:

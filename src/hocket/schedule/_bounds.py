@@ -19,11 +19,13 @@ class Wire:
         latency_s: alpha, seconds a message takes however short it is.
         seconds_per_byte: beta, in each direction.
         reduce_seconds_per_byte: gamma, of combining two operands.
+        message_s: what posting each message takes besides, one after the other (the o of LogP); no bound counts it.
     """
 
     latency_s: float
     seconds_per_byte: float
     reduce_seconds_per_byte: float = 0.0
+    message_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
