@@ -12,6 +12,10 @@ from ._all_to_all import bruck as bruck
 from ._all_to_all import pairwise as pairwise
 from ._binomial import binomial as binomial
 from ._chain import chain as chain
+from ._choice import Choice as Choice
+from ._choices import Choices as Choices
+from ._choices_file import from_toml as from_toml
+from ._choices_file import to_toml as to_toml
 from ._circulant import circulant as circulant
 from ._direct import direct as direct
 from ._direct import one_shot as one_shot
@@ -35,6 +39,8 @@ from ._torus import torus as torus
 __all__ = [
     "REGISTRY",
     "Algorithm",
+    "Choice",
+    "Choices",
     "Form",
     "aggregation_tree",
     "algorithms",
@@ -47,6 +53,7 @@ __all__ = [
     "dissemination",
     "double_tree",
     "double_tree_parents",
+    "from_toml",
     "get",
     "halving_doubling",
     "hdrm",
@@ -59,5 +66,6 @@ __all__ = [
     "ring",
     "scatter_gather",
     "switch_tree",
+    "to_toml",
     "torus",
 ]
