@@ -1,0 +1,24 @@
+"""Predictions: collectives and training steps on a described cluster, by max-min fair flows. No torch, no wall clock.
+
+Read `_fair.py` (what flows get), `_tasks.py` (the loop), `_lower.py` (a schedule as tasks), `_reduce.py` (switches).
+"""
+
+from ._fair import Usage as Usage
+from ._fair import max_min as max_min
+from ._schedule import LinkUse as LinkUse
+from ._schedule import ScheduleTiming as ScheduleTiming
+from ._schedule import simulate_schedule as simulate_schedule
+from ._settings import Protocol as Protocol
+from ._settings import Settings as Settings
+from ._tasks import SimulationError as SimulationError
+
+__all__ = [
+    "LinkUse",
+    "Protocol",
+    "ScheduleTiming",
+    "Settings",
+    "SimulationError",
+    "Usage",
+    "max_min",
+    "simulate_schedule",
+]

@@ -1,0 +1,123 @@
+"""Max-min fairness: what each of many flows gets of the links that they share."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Usage", "max_min"]
+
+Indices = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Usage:
+    """Which links flows use, in compressed rows.
+
+    Attributes:
+        offsets: int64, one more than there are flows.
+        links: int64; flow i uses `links[offsets[i]:offsets[i + 1]]`, each once.
+        shares: float64 like `links`: how much of its rate a flow takes of the link, 1 for a plain crossing.
+    """
+
+    offsets: Indices
+    links: Indices
+    shares: Floats
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def take(self, flows: Indices) -> "Usage":
+        """The rows of some flows, in the order given."""
+        counts = self.offsets[flows + 1] - self.offsets[flows]
+        ends = np.cumsum(counts)
+        total = int(ends[-1]) if len(ends) else 0
+        position = np.arange(total) + np.repeat(self.offsets[flows] - ends + counts, counts)
+        return Usage(np.concatenate([[0], ends]), self.links[position], self.shares[position])
+
+
+# Links that differ by rounding only are one bottleneck; the rates then differ by rounding only, too.
+_SAME = 1 + 1e-12
+
+
+def max_min(
+    usage: Usage, capacity_Bps: Floats, *, weight: Floats | None = None, limit_Bps: Floats | None = None
+) -> Floats:
+    """The rates at which no flow can get more without a flow that has no more getting less.
+
+    Progressive filling (Bertsekas and Gallager, Data Networks, 6.5.2) fills the link with the least share per flow
+    first, and again with what is left. Here every link fills at once that is least among those its own flows cross:
+    its flows are held back nowhere else, so their rates are final; that is exact, and takes few rounds.
+
+    Args:
+        usage: The links of every flow.
+        capacity_Bps: float64 per link, bytes per second.
+        weight: float64 per flow: what it gets in proportion to others at one bottleneck; 1 if not given.
+        limit_Bps: float64 per flow: the most that it takes; infinite if not given.
+
+    Returns:
+        float64 per flow, bytes per second; infinite for a flow that crosses no link and has no limit.
+    """
+    flows, links = len(usage), len(capacity_Bps)
+    rates = np.full(flows, np.inf) if limit_Bps is None else limit_Bps.astype(np.float64).copy()
+    counts = np.diff(usage.offsets)
+    live = np.flatnonzero(counts)
+    if not len(live):
+        return rates
+    # Links are renumbered to those in use, so that the cost is that of the flows and not of the cluster.
+    used, link = _number(usage.links, links)
+    left = capacity_Bps[used].astype(np.float64)
+    capacity = left.copy()
+    owner = np.repeat(np.arange(flows), counts)
+    share = usage.shares
+    weights = np.ones(flows) if weight is None else weight
+    demand = share * weights[owner]
+    bound = rates / weights
+    while len(owner):
+        total = np.bincount(link, weights=demand, minlength=len(used))
+        level = np.divide(left, total, out=np.full(len(used), np.inf), where=total > 0)
+        np.maximum(level, 0.0, out=level)
+        reached = level[link]
+        first = np.flatnonzero(np.r_[True, owner[1:] != owner[:-1]])
+        who = owner[first]
+        least = np.minimum(np.minimum.reduceat(reached, first), bound[who])
+        width = np.diff(np.r_[first, len(owner)])
+        spread = np.repeat(least, width)
+        # A link is final if none of its flows is held back elsewhere; a flow if one of its links is, or its bound.
+        open_link = np.zeros(len(used), dtype=bool)
+        open_link[link[spread * _SAME < reached]] = True
+        done = np.logical_or.reduceat(~open_link[link], first) | (bound[who] <= least * _SAME)
+        # A bound below all levels holds its flow, whatever becomes of the links.
+        rates[who[done]] = least[done] * weights[who[done]]
+        gone = np.repeat(done, width)
+        taken = np.bincount(link[gone], weights=share[gone] * rates[owner[gone]], minlength=len(used))
+        left = np.maximum(left - taken, 0.0)
+        keep = ~gone
+        owner, link, share, demand = owner[keep], link[keep], share[keep], demand[keep]
+    return _within(usage, rates, capacity, used, links)
+
+
+def _number(links: Indices, count: int) -> tuple[Indices, Indices]:
+    """The links in use, and every entry's position among them."""
+    mark = np.zeros(count, dtype=bool)
+    mark[links] = True
+    used = np.flatnonzero(mark)
+    position = np.empty(count, dtype=np.int64)
+    position[used] = np.arange(len(used))
+    return used, position[links]
+
+
+def _within(usage: Usage, rates: Floats, capacity: Floats, used: Indices, links: int) -> Floats:
+    """Take back what rounding has given beyond a link, one part in 10^15 or so."""
+    counts = np.diff(usage.offsets)
+    _, link = _number(usage.links, links)
+    load = np.bincount(link, weights=usage.shares * np.repeat(rates, counts), minlength=len(used))
+    over = load > capacity
+    if not over.any():
+        return rates
+    factor = np.where(over, capacity / np.where(load > 0, load, 1.0) * (1 - 2**-52), 1.0)[link]
+    rows = np.flatnonzero(counts)
+    scaled = rates.copy()
+    scaled[rows] *= np.minimum.reduceat(factor, usage.offsets[rows])
+    return scaled

@@ -1,0 +1,306 @@
+"""A schedule on a cluster as tasks: what waits for what, and what goes over which links.
+
+A transfer waits for every transfer of an earlier step that touches one of its chunks at its source or destination. Of
+those only the latest step's have to be named for each chunk, as they have waited for the earlier ones themselves.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hocket.cluster import Cluster
+from hocket.schedule import Schedule
+
+from ._network import Wires
+from ._reduce import Fused, fuse
+from ._settings import Settings
+from ._tasks import SimulationError, Tasks
+
+__all__ = ["Lowered", "lower", "place"]
+
+Indices = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+_CELLS = 1 << 29  # (endpoint, chunk) pairs that fit in memory: 2 GiB of numbers
+
+
+@dataclass(frozen=True, eq=False)
+class Flows:
+    """The messages of a schedule: the transfers of one step from one endpoint to another are one.
+
+    Attributes:
+        step: int64, repetitions counted.
+        source: int64, endpoint.
+        destination: int64, endpoint.
+        nbytes: float64.
+        task: int64, of every message the task that carries it; several have one where switches reduce.
+    """
+
+    step: Indices
+    source: Indices
+    destination: Indices
+    nbytes: Floats
+    task: Indices
+
+
+@dataclass(frozen=True, eq=False)
+class Lowered:
+    """Tasks, and the messages that they carry out."""
+
+    tasks: Tasks
+    flows: Flows
+    ends: Indices
+
+
+def place(schedule: Schedule, cluster: Cluster, ranks: Indices | None) -> Indices:
+    """The node of every endpoint.
+
+    Raises:
+        SimulationError: if the schedule does not fit the cluster or the group, saying how.
+    """
+    group = np.arange(schedule.world) if ranks is None else np.asarray(ranks, dtype=np.int64)
+    if len(group) != schedule.world:
+        raise SimulationError(
+            f"{schedule.name} is for {schedule.world} ranks and the group has {len(group)}; build it for {len(group)}"
+        )
+    if len(group) and (group.min() < 0 or group.max() >= cluster.world):
+        raise SimulationError(
+            f"{schedule.name} needs rank {int(group.max())} and {cluster.name} has ranks 0..{cluster.world - 1}; "
+            "take a larger cluster or a smaller world"
+        )
+    if len(np.unique(group)) != len(group):
+        raise SimulationError("the group names a rank twice; every rank of a schedule runs at its own place")
+    try:
+        switches = [cluster.node(name) for name in schedule.switches]
+    except KeyError as error:
+        raise SimulationError(f"{schedule.name} reduces in a switch that is not there: {error}") from None
+    return np.concatenate([cluster.ranks[group], np.array(switches, dtype=np.int64)])
+
+
+def lower(
+    schedule: Schedule,
+    cluster: Cluster,
+    nbytes: float,
+    settings: Settings,
+    *,
+    ranks: Indices | None = None,
+    seed: int = 0,
+    ready_s: Floats | None = None,
+) -> Lowered:
+    """A schedule as tasks.
+
+    Args:
+        schedule: What to lower.
+        cluster: Where it runs.
+        nbytes: S, of the vector (see `Collective.vector_blocks`).
+        settings: What to count.
+        ranks: Of every rank of the schedule the rank of the cluster; the first ones if not given.
+        seed: Of ECMP.
+        ready_s: Of every rank the time before which it takes no part.
+
+    Raises:
+        SimulationError: if the schedule does not fit the cluster, or is too large.
+    """
+    nodes = place(schedule, cluster, ranks)
+    if schedule.endpoints * schedule.chunks > _CELLS:
+        raise SimulationError(
+            f"{schedule.name} has {schedule.endpoints} endpoints and {schedule.chunks} chunks: more pairs than "
+            f"{_CELLS}; simulate a smaller world, or take the closed form"
+        )
+    if nbytes < 0:
+        raise SimulationError(f"{nbytes} bytes are less than none")
+    vector = schedule.chunks // schedule.collective.blocks * schedule.collective.vector_blocks
+    wires = Wires(cluster, settings, seed)
+    fused = fuse(schedule, nodes, wires, nbytes / vector) if schedule.switches else None
+    return _Lowering(schedule, nodes, wires, nbytes / vector, fused, ready_s).all()
+
+
+class _Lowering:
+    def __init__(
+        self,
+        schedule: Schedule,
+        nodes: Indices,
+        wires: Wires,
+        chunk_nbytes: float,
+        fused: Fused | None,
+        ready_s: Floats | None,
+    ) -> None:
+        self._schedule, self._nodes, self._wires = schedule, nodes, wires
+        self._chunk_nbytes, self._fused, self._ready = chunk_nbytes, fused, ready_s
+        cells = schedule.endpoints * schedule.chunks
+        self._last = np.full(cells, -1, dtype=np.int32)  # the task that touched it last
+        self._mark = np.zeros(cells, dtype=np.int32)
+        self._count = len(fused) if fused else 0  # tasks so far; those of switches come first
+        self._edges: list[tuple[Indices, Indices]] = []
+        self._parts: list[tuple[int, Indices, Indices, Indices, Floats]] = []  # plain messages, by first task
+        self._flows: list[tuple[Indices, Indices, Indices, Floats, Indices]] = []
+        self._reduces: list[tuple[int, Indices, Floats]] = []
+        self._barrier: int | None = None
+
+    def all(self) -> Lowered:
+        number = row = 0
+        for step in self._schedule.steps:
+            source, destination = step.source.astype(np.int64), step.destination.astype(np.int64)
+            length = (step.stop - step.start).astype(np.int64)
+            pair, first, flow = np.unique(
+                source * self._schedule.endpoints + destination, return_index=True, return_inverse=True
+            )
+            size = np.bincount(flow, weights=length, minlength=len(pair)) * self._chunk_nbytes
+            adds = np.bincount(flow, weights=step.reduce * length, minlength=len(pair)) * self._chunk_nbytes
+            for times in range(step.repeat):
+                start = (step.start + np.int64(times) * step.shift) % self._schedule.chunks
+                self._one(number, row, source, destination, start, length, flow, first, size, adds)
+                number, row = number + 1, row + len(step)
+        return self._finish()
+
+    def _one(
+        self,
+        number: int,
+        row: int,
+        source: Indices,
+        destination: Indices,
+        start: Indices,
+        length: Indices,
+        flow: Indices,
+        first: Indices,
+        size: Floats,
+        adds: Floats,
+    ) -> None:
+        """One step: number its messages, find what they wait for, and leave their marks."""
+        if not len(source):
+            return
+        task = np.arange(self._count, self._count + len(first))
+        plain = np.ones(len(first), dtype=bool)
+        if self._fused is not None:
+            member = self._fused.task_of_row[row : row + len(source)][first]
+            plain = member < 0
+            task = np.where(plain, self._count + np.cumsum(plain) - 1, member)
+        kept = np.flatnonzero(plain)
+        self._parts.append((self._count, source[first[kept]], destination[first[kept]], kept, size[kept]))
+        self._count += len(kept)
+        self._flows.append((np.full(len(first), number), source[first], destination[first], size, task))
+        done = task
+        if self._wires.settings.reduce_s_per_byte:
+            done = self._add_reductions(task, destination[first], np.where(plain, adds, 0.0))
+        cells, owner = self._cells(source, destination, start, length)
+        entering, leaving = task[flow][owner], np.concatenate([task[flow], done[flow]])[self._side(owner, length)]
+        self._wait(cells, entering)
+        self._leave(cells, leaving)
+        if self._wires.settings.lockstep:
+            self._synchronise(np.unique(task), np.unique(done))
+
+    def _cells(
+        self, source: Indices, destination: Indices, start: Indices, length: Indices
+    ) -> tuple[Indices, Indices]:
+        """All (endpoint, chunk) that the rows touch, sources first, and the row of each."""
+        chunks = self._schedule.chunks
+        base = np.concatenate([source, destination]) * chunks + np.concatenate([start, start])
+        both = np.concatenate([length, length])
+        owner = np.repeat(np.arange(len(both)), both)
+        ends = np.cumsum(both)
+        return np.arange(ends[-1]) - np.repeat(ends - both, both) + base[owner], owner % len(source)
+
+    @staticmethod
+    def _side(owner: Indices, length: Indices) -> Indices:
+        """Index into (tasks of rows, reductions of rows): cells of destinations wait for the reduction."""
+        at_source = len(owner) // 2
+        return owner + np.where(np.arange(len(owner)) < at_source, 0, len(length))
+
+    def _wait(self, cells: Indices, task: Indices) -> None:
+        previous = self._last[cells].astype(np.int64)
+        seen = np.flatnonzero((previous >= 0) & (previous != task))
+        if not len(seen):
+            return
+        before, after = previous[seen], task[seen]
+        fresh = np.r_[True, (before[1:] != before[:-1]) | (after[1:] != after[:-1])]
+        key = np.unique(before[fresh] * np.int64(2**31) + after[fresh])
+        self._edges.append((key >> 31, key & (2**31 - 1)))
+
+    def _leave(self, cells: Indices, task: Indices) -> None:
+        """Mark cells as touched; where several tasks touch one in a step, a task that waits for them all stands in."""
+        self._mark[cells] = task
+        torn = self._mark[cells] != task
+        self._last[cells] = task
+        if not torn.any():
+            return
+        shared = np.unique(cells[torn])
+        self._mark[shared] = -1
+        rows = np.flatnonzero(self._mark[cells] == -1)
+        stand_in = self._count + np.searchsorted(shared, cells[rows])
+        key = np.unique(task[rows] * np.int64(2**31) + stand_in)
+        self._edges.append((key >> 31, key & (2**31 - 1)))
+        self._last[shared] = self._count + np.arange(len(shared))
+        self._count += len(shared)
+
+    def _synchronise(self, task: Indices, done: Indices) -> None:
+        if self._barrier is not None:
+            self._edges.append((np.full(len(task), self._barrier), task))
+        self._barrier = self._count
+        self._edges.append((done, np.full(len(done), self._barrier)))
+        self._count += 1
+
+    def _add_reductions(self, task: Indices, destination: Indices, adds: Floats) -> Indices:
+        """A task per message that is reduced at a rank, which does one after the other; what later steps wait for."""
+        here = np.flatnonzero((adds > 0) & (destination < self._schedule.world))
+        done = task.copy()
+        done[here] = self._count + np.arange(len(here))
+        self._edges.append((task[here], done[here]))
+        self._reduces.append((self._count, destination[here], adds[here]))
+        self._count += len(here)
+        return done
+
+    def _finish(self) -> Lowered:
+        count = self._count
+        delay, nbytes, weight = np.zeros(count), np.zeros(count), np.ones(count)
+        limit, earliest = np.full(count, np.inf), np.zeros(count)
+        server = np.full(count, -1, dtype=np.int64)
+        task = np.concatenate([first + np.arange(len(part[2])) for first, *part in self._parts] or [_NONE])
+        source = np.concatenate([part[1] for part in self._parts] or [_NONE])
+        destination = np.concatenate([part[2] for part in self._parts] or [_NONE])
+        sizes = np.concatenate([part[4] for part in self._parts] or [np.zeros(0)])
+        messages = self._wires.messages(self._nodes[source], self._nodes[destination], sizes)
+        delay[task], nbytes[task], weight[task], limit[task] = (
+            messages.delay_s,
+            sizes,
+            messages.weight,
+            messages.limit_Bps,
+        )
+        owner = np.repeat(task, np.diff(messages.usage.offsets))
+        links, shares = messages.usage.links, messages.usage.shares
+        if self._fused is not None and len(self._fused):
+            fused, rows = self._fused, np.arange(len(self._fused))
+            delay[rows], nbytes[rows], limit[rows] = fused.delay_s, fused.nbytes, fused.limit_Bps
+            owner = np.concatenate([np.repeat(rows, np.diff(fused.usage.offsets)), owner])
+            links = np.concatenate([fused.usage.links, links])
+            shares = np.concatenate([fused.usage.shares, shares])
+        for first, destinations, adds in self._reduces:
+            rows = first + np.arange(len(adds))
+            delay[rows], server[rows] = adds * self._wires.settings.reduce_s_per_byte, destinations
+        order = np.argsort(owner, kind="stable")
+        offsets = np.searchsorted(owner[order], np.arange(count + 1))
+        before = np.concatenate([edge[0] for edge in self._edges] or [_NONE])
+        after = np.concatenate([edge[1] for edge in self._edges] or [_NONE])
+        flows = Flows(
+            *(np.concatenate([part[column] for part in self._flows] or [_NONE]) for column in range(5))
+        )
+        if self._ready is not None:
+            for ends in (flows.source, flows.destination):
+                at_rank = ends < self._schedule.world
+                np.maximum.at(earliest, flows.task[at_rank], self._ready[ends[at_rank]])
+        tasks = Tasks(
+            delay_s=delay,
+            nbytes=nbytes,
+            usage=type(messages.usage)(offsets, links[order], shares[order]),
+            before=before,
+            after=after,
+            earliest_s=earliest,
+            weight=weight,
+            limit_Bps=limit,
+            server=server if self._reduces else None,
+            congestion=self._wires.settings.congestion,
+        )
+        return Lowered(tasks, flows, self._nodes)
+
+
+_NONE = np.zeros(0, dtype=np.int64)

@@ -1,0 +1,13 @@
+"""Timelines: spans, arrows and counters per rank and stream, from a simulation or a run; Perfetto JSON; comparison."""
+
+from ._compare import Comparison as Comparison
+from ._compare import Row as Row
+from ._compare import compare as compare
+from ._perfetto import to_perfetto as to_perfetto
+from ._perfetto import write_perfetto as write_perfetto
+from ._timeline import Arrow as Arrow
+from ._timeline import Counter as Counter
+from ._timeline import Span as Span
+from ._timeline import Timeline as Timeline
+
+__all__ = ["Arrow", "Comparison", "Counter", "Row", "Span", "Timeline", "compare", "to_perfetto", "write_perfetto"]
