@@ -3,8 +3,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hocket.algorithms import aggregation_tree, switch_tree
-from hocket.schedule import Collective, Schedule, ScheduleError
+from hocket.algorithms import aggregation_tree, cluster_tree, switch_tree
+from hocket.cluster import load
+from hocket.schedule import Collective, Schedule, ScheduleError, link_loads, verify
 
 from .numpy_world import expected, run
 
@@ -82,3 +83,12 @@ def test_what_is_no_tree_is_refused(parents: list[int], reason: str) -> None:
         aggregation_tree(
             Collective("all_reduce", 2), parents=parents, switches=[f"s{i}" for i in range(max(1, len(parents) - 2))]
         )
+
+
+def test_the_switches_of_a_cluster_reduce_for_a_part_of_its_ranks() -> None:
+    cluster = load("selene-like")
+    parents, switches = cluster_tree(cluster, range(100))
+    schedule = aggregation_tree(Collective("all_reduce", 100), parents=parents, switches=switches)
+    assert verify(schedule) == ()
+    assert set(schedule.switches) <= set(cluster.node_names)
+    assert all(load.most_flows == 1 for load in link_loads(schedule, cluster))

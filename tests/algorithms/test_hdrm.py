@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from hocket.algorithms import halving_doubling, hdrm, hdrm_places
-from hocket.schedule import Collective, Schedule, ScheduleError
+from hocket.cluster import load
+from hocket.schedule import Collective, Schedule, ScheduleError, link_loads, verify
 
 # All BiGraphs of powers of two with up to 2,048 ports and as many upper switches as ports at each, or more.
 SHAPES = [(1 << h, 1 << m) for h in range(11) for m in range(h + 1) if 2 << (h + m) <= 2048]
@@ -27,6 +28,15 @@ def test_every_flow_of_every_step_has_a_link_of_its_own(order: str) -> None:
     for upper, ports in SHAPES:
         schedule = hdrm(Collective("all_reduce", 2 * upper * ports), upper=upper, ports=ports, order=order)
         assert busiest_link(schedule, upper, ports) == 1, (upper, ports)
+
+
+def test_the_physical_order_is_that_of_the_clusters_bigraph() -> None:
+    for upper, ports in ((1, 1), (4, 2), (8, 8), (16, 2)):
+        cluster = load(f"bigraph:upper={upper},ports={ports}")
+        schedule = hdrm(Collective("all_reduce", 2 * upper * ports), upper=upper, ports=ports)
+        loads = link_loads(schedule, cluster)
+        assert {(load.most_flows, load.hops) for load in loads} == {(1, 3)}  # NIC, switch to switch, NIC
+        assert verify(schedule) == ()
 
 
 def test_more_ports_than_upper_switches_share_links_evenly() -> None:

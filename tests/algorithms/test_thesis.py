@@ -92,19 +92,19 @@ def served(algorithm: Algorithm) -> list[tuple[Collective, dict[str, object]]]:
 def port_load(schedule: Schedule) -> tuple[Fraction, Fraction, int]:
     """Summed over the steps: what the busiest port passes and the busiest rank reduces, in units of S, its messages."""
     wire = reduced = messages = 0
-    for step in schedule.each_step():
+    for step in schedule.steps:
         length = (step.stop - step.start).astype(np.int64)
         out, into, work = (np.zeros(schedule.endpoints, np.int64) for _ in range(3))
         np.add.at(out, step.source, length)
         np.add.at(into, step.destination, length)
         np.add.at(work, step.destination, length * step.reduce)
         ranks = slice(schedule.world)
-        wire += int(max(out[ranks].max(), into[ranks].max(), length.max()))
-        reduced += int(work[ranks].max())
+        wire += int(max(out[ranks].max(), into[ranks].max(), length.max())) * step.repeat
+        reduced += int(work[ranks].max()) * step.repeat
         pairs = np.unique(step.source.astype(np.int64) * schedule.endpoints + step.destination)
         ends = np.concatenate([pairs // schedule.endpoints, pairs % schedule.endpoints + schedule.endpoints])
         posted = np.bincount(ends, minlength=2 * schedule.endpoints).reshape(2, -1)[:, ranks]
-        messages += max(1, int(posted.max()))  # a step in which only switches send has a message too
+        messages += max(1, int(posted.max())) * step.repeat  # a step in which only switches send has a message too
     vector = schedule.chunks // schedule.collective.blocks * schedule.collective.vector_blocks
     return Fraction(wire, vector), Fraction(reduced, vector), messages
 

@@ -1,10 +1,11 @@
 """Collective algorithms, one file each: a builder of schedules with its closed form. Read `_ring.py` first.
 
-`_algorithm.py` says what an algorithm is, `_registry.py` lists all, `_steps.py` has what they share. numpy and
-`hocket.schedule` are all that is used here.
+`_algorithm.py` says what an algorithm is, `_registry.py` lists all, `_steps.py` has what they share,
+`_choices.py` picks one. numpy and `hocket.schedule` are all that is used here.
 """
 
 from ._aggregation_tree import aggregation_tree as aggregation_tree
+from ._aggregation_tree import cluster_tree as cluster_tree
 from ._aggregation_tree import switch_tree as switch_tree
 from ._algorithm import Algorithm as Algorithm
 from ._algorithm import Form as Form
@@ -49,6 +50,7 @@ __all__ = [
     "candidates",
     "chain",
     "circulant",
+    "cluster_tree",
     "direct",
     "dissemination",
     "double_tree",

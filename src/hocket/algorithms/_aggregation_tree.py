@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from fractions import Fraction
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -12,6 +13,9 @@ from hocket.schedule import Collective, Schedule, ScheduleError, Step
 
 from ._algorithm import Form, algorithm
 from ._steps import mirrored, pipelined
+
+if TYPE_CHECKING:
+    from hocket.cluster import Cluster
 
 Parents = NDArray[np.int64]
 
@@ -29,6 +33,22 @@ def switch_tree(world: int, arity: int = 32) -> tuple[Parents, tuple[str, ...]]:
         names += [f"s{level}.{i}" for i in range(above)]
         first, width = first + width, above
     return np.concatenate([*parents, [-1]]), tuple(names)
+
+
+def cluster_tree(
+    cluster: Cluster, ranks: Sequence[int] | NDArray[np.int64] | None = None
+) -> tuple[Parents, tuple[str, ...]]:
+    """The tree of a cluster's switches over some of its ranks, or all, in the form that `aggregation_tree` takes.
+
+    Returns:
+        The parents of ranks and switches, -1 at the top, and the names of the switches.
+
+    Raises:
+        ClusterError: no switch reduces, or a rank cannot reach one.
+    """
+    tree = cluster.aggregation_tree(ranks)
+    world = len(tree.rank_parents)
+    return np.concatenate([tree.rank_parents + world, np.where(tree.parents < 0, -1, tree.parents + world)]), tree.names
 
 
 def _tree(
@@ -144,8 +164,8 @@ def aggregation_tree(
 
     Args:
         collective: all_reduce, reduce, broadcast or barrier of any world.
-        parents: `(world + switches,)`, the switch over each rank and switch, -1 at the top; by default a tree that
-            `switch_tree` makes.
+        parents: `(world + switches,)`, the switch over each rank and switch, -1 at the top, as `cluster_tree` gives
+            it; by default a tree that `switch_tree` makes.
         switches: their names; by default s0, s1 ...
         arity: children a switch of the default tree.
         pieces: into how many pieces the vector is cut, which follow each other through the levels (streaming).
