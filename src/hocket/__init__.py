@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from hocket import parallel as parallel
     from hocket import profile as profile
     from hocket import schedule as schedule
+    from hocket import simulate as simulate
     from hocket import testing as testing
+    from hocket import timeline as timeline
     from hocket import workloads as workloads
     from hocket.parallel import average as average
     from hocket.parallel import distribute as distribute
@@ -38,12 +40,28 @@ __all__ = [
     "profile",
     "schedule",
     "shard",
+    "simulate",
     "testing",
+    "timeline",
     "total",
     "workloads",
 ]
 
-_ROOMS = frozenset({"algorithms", "cluster", "comm", "launch", "parallel", "profile", "schedule", "testing", "workloads"})
+_ROOMS = frozenset(
+    {
+        "algorithms",
+        "cluster",
+        "comm",
+        "launch",
+        "parallel",
+        "profile",
+        "schedule",
+        "simulate",
+        "testing",
+        "timeline",
+        "workloads",
+    }
+)
 _HOMES = {
     "average": "hocket.parallel",
     "distribute": "hocket.parallel",

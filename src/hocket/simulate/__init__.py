@@ -5,20 +5,26 @@ Read `_fair.py` (what flows get), `_tasks.py` (the loop), `_lower.py` (a schedul
 
 from ._fair import Usage as Usage
 from ._fair import max_min as max_min
+from ._flows import simulate_flows as simulate_flows
 from ._schedule import LinkUse as LinkUse
 from ._schedule import ScheduleTiming as ScheduleTiming
 from ._schedule import simulate_schedule as simulate_schedule
 from ._settings import Protocol as Protocol
 from ._settings import Settings as Settings
+from ._tasks import LoadTrace as LoadTrace
+from ._tasks import Outcome as Outcome
 from ._tasks import SimulationError as SimulationError
 
 __all__ = [
     "LinkUse",
+    "LoadTrace",
+    "Outcome",
     "Protocol",
     "ScheduleTiming",
     "Settings",
     "SimulationError",
     "Usage",
     "max_min",
+    "simulate_flows",
     "simulate_schedule",
 ]

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Usage", "max_min"]
+__all__ = ["Usage", "max_min", "weighted_count"]
 
 Indices = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -96,6 +96,11 @@ def max_min(
         keep = ~gone
         owner, link, share, demand = owner[keep], link[keep], share[keep], demand[keep]
     return _within(usage, rates, capacity, used, links)
+
+
+def weighted_count(index: Indices, weights: Floats, count: int) -> Floats:
+    """Sum of the weights of every index, float64 also where there is none."""
+    return np.asarray(np.bincount(index, weights=weights, minlength=count), dtype=np.float64)
 
 
 def _number(links: Indices, count: int) -> tuple[Indices, Indices]:

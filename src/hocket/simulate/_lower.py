@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from hocket.cluster import Cluster
 from hocket.schedule import Schedule
 
+from ._fair import weighted_count
 from ._network import Wires
 from ._reduce import Fused, fuse
 from ._settings import Settings
@@ -146,8 +147,8 @@ class _Lowering:
             pair, first, flow = np.unique(
                 source * self._schedule.endpoints + destination, return_index=True, return_inverse=True
             )
-            size = np.bincount(flow, weights=length, minlength=len(pair)) * self._chunk_nbytes
-            adds = np.bincount(flow, weights=step.reduce * length, minlength=len(pair)) * self._chunk_nbytes
+            size = weighted_count(flow, length.astype(np.float64), len(pair)) * self._chunk_nbytes
+            adds = weighted_count(flow, (step.reduce * length).astype(np.float64), len(pair)) * self._chunk_nbytes
             for times in range(step.repeat):
                 start = (step.start + np.int64(times) * step.shift) % self._schedule.chunks
                 self._one(number, row, source, destination, start, length, flow, first, size, adds)
@@ -190,9 +191,7 @@ class _Lowering:
         if self._wires.settings.lockstep:
             self._synchronise(np.unique(task), np.unique(done))
 
-    def _cells(
-        self, source: Indices, destination: Indices, start: Indices, length: Indices
-    ) -> tuple[Indices, Indices]:
+    def _cells(self, source: Indices, destination: Indices, start: Indices, length: Indices) -> tuple[Indices, Indices]:
         """All (endpoint, chunk) that the rows touch, sources first, and the row of each."""
         chunks = self._schedule.chunks
         base = np.concatenate([source, destination]) * chunks + np.concatenate([start, start])
@@ -281,9 +280,7 @@ class _Lowering:
         offsets = np.searchsorted(owner[order], np.arange(count + 1))
         before = np.concatenate([edge[0] for edge in self._edges] or [_NONE])
         after = np.concatenate([edge[1] for edge in self._edges] or [_NONE])
-        flows = Flows(
-            *(np.concatenate([part[column] for part in self._flows] or [_NONE]) for column in range(5))
-        )
+        flows = Flows(*(np.concatenate([part[column] for part in self._flows] or [_NONE]) for column in range(5)))
         if self._ready is not None:
             for ends in (flows.source, flows.destination):
                 at_rank = ends < self._schedule.world

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from hocket.cluster import Cluster
 
-from ._fair import Usage
+from ._fair import Usage, weighted_count
 from ._settings import Settings
 
 __all__ = ["Messages", "Wires"]
@@ -94,13 +94,13 @@ def gather(owner: Indices, links: Indices, share: Floats, rows: int, count: int)
     """Usage with every link once per row, shares of the same link added; in the order of rows, then of links."""
     key, where = np.unique(owner * count + links, return_inverse=True)
     offsets = np.searchsorted(key // count, np.arange(rows + 1)) if count else np.zeros(rows + 1, dtype=np.int64)
-    return Usage(offsets, key % count if count else key, np.bincount(where, weights=share, minlength=len(key)))
+    return Usage(offsets, key % count if count else key, weighted_count(where, share, len(key)))
 
 
 def segment_sum(values: Floats, offsets: Indices) -> Floats:
     """Sum of every row; 0 of an empty one."""
     rows = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
-    return np.bincount(rows, weights=values, minlength=len(offsets) - 1)
+    return weighted_count(rows, values, len(offsets) - 1)
 
 
 def segment_min(values: Floats, offsets: Indices) -> Floats:

@@ -83,9 +83,7 @@ def fuse(schedule: Schedule, nodes: Indices, wires: Wires, chunk_nbytes: float) 
     messages = wires.messages(nodes[source], nodes[destination], np.zeros(len(rows)))
     delay = _longest(schedule, capabilities, stream, step, source, destination, messages.delay_s, count)
     hops = np.diff(messages.usage.offsets)
-    usage = gather(
-        np.repeat(stream, hops), messages.usage.links, messages.usage.shares, count, len(wires.capacity_Bps)
-    )
+    usage = gather(np.repeat(stream, hops), messages.usage.links, messages.usage.shares, count, len(wires.capacity_Bps))
     width = np.minimum.reduceat(wires.capacity_Bps[usage.links] / usage.shares, usage.offsets[:-1])
     able = _weakest(schedule, capabilities, stream, source, destination, count)
     nbytes, limit = _mode(able, delay, size, width)
@@ -160,9 +158,7 @@ def _weakest(
     return [(float(row[0]), float(row[1]), float(row[2])) for row in result]
 
 
-def _mode(
-    able: list[tuple[float, float, float]], delay: Floats, size: Floats, width: Floats
-) -> tuple[Floats, Floats]:
+def _mode(able: list[tuple[float, float, float]], delay: Floats, size: Floats, width: Floats) -> tuple[Floats, Floats]:
     """Bytes and rate limit of every stream in its faster mode."""
     nbytes, limit = size.copy(), np.zeros(len(size))
     for index, (window, payload, efficiency) in enumerate(able):

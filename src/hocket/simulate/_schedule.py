@@ -86,7 +86,7 @@ class ScheduleTiming:
 
     @property
     def busbw_Bps(self) -> float:
-        """algbw by nccl-tests' factor of the collective."""
+        """Algbw by nccl-tests' factor of the collective."""
         p = self.schedule.world
         factor = {"all_reduce": 2 * (p - 1) / p, "broadcast": 1.0, "reduce": 1.0, "barrier": 0.0}
         return self.algbw_Bps * factor.get(self.schedule.collective.kind, (p - 1) / p)
@@ -184,7 +184,9 @@ def simulate_schedule(
     lowered = lower(schedule, cluster, nbytes, counted, ranks=group, seed=seed, ready_s=ready)
     wires = Wires(cluster, counted, seed)
     loads = LoadTrace() if trace else None
-    return _timing(schedule, cluster, nbytes, lowered, run(lowered.tasks, wires.capacity_Bps, trace=loads), wires, loads)
+    return _timing(
+        schedule, cluster, nbytes, lowered, run(lowered.tasks, wires.capacity_Bps, trace=loads), wires, loads
+    )
 
 
 def _timing(

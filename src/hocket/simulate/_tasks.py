@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from ._fair import Usage, max_min
+from ._fair import Usage, max_min, weighted_count
 
 __all__ = ["LoadTrace", "Outcome", "SimulationError", "Tasks", "run"]
 
@@ -153,7 +153,7 @@ class _Run:
             )
         usage = self._tasks.usage
         moved = np.repeat(self._tasks.nbytes, np.diff(usage.offsets)) * usage.shares
-        crossed = np.bincount(usage.links, weights=moved, minlength=len(self._capacity))
+        crossed = weighted_count(usage.links, moved, len(self._capacity))
         return Outcome(self._start, self._moving, self._end, crossed)
 
     def _step(self) -> None:
@@ -228,9 +228,8 @@ class _Run:
         if len(arrived):
             keep = np.ones(len(self._ids), dtype=bool)
             keep[arrived] = False
-            self._ids, self._left, self._rate, self._done_at = (
-                column[keep] for column in (self._ids, self._left, self._rate, self._done_at)
-            )
+            self._ids = self._ids[keep]
+            self._left, self._rate, self._done_at = self._left[keep], self._rate[keep], self._done_at[keep]
         touched = np.concatenate([gone, come])
         shared = bool((self._on_link[touched] > 0).any())
         self._on_link += np.bincount(come, minlength=len(self._on_link))
@@ -286,7 +285,7 @@ class _Run:
     def _note(self) -> None:
         own = self._tasks.usage.take(self._ids)
         rates = np.repeat(self._rate, np.diff(own.offsets)) * own.shares
-        load = np.bincount(own.links, weights=rates, minlength=len(self._capacity))
+        load = weighted_count(own.links, rates, len(self._capacity))
         assert self._trace is not None
         if self._trace.times_s and self._trace.times_s[-1] == self._now:
             self._trace.loads_Bps[-1] = load

@@ -79,7 +79,10 @@ def _meta(name: str, pid: int, tid: int, values: dict[str, Any]) -> dict[str, An
 
 
 def _counters(counters: tuple[Counter, ...], pid: int) -> list[dict[str, Any]]:
-    events = [_meta("process_name", pid, 0, {"name": "links"}), _meta("process_sort_index", pid, 0, {"sort_index": pid})]
+    events = [
+        _meta("process_name", pid, 0, {"name": "links"}),
+        _meta("process_sort_index", pid, 0, {"sort_index": pid}),
+    ]
     for counter in counters:
         for time, value in zip(counter.times_s, counter.values, strict=True):
             events.append({"ph": "C", "name": counter.name, "pid": pid, "ts": time * 1e6, "args": {"value": value}})
