@@ -87,10 +87,10 @@ def all_reduce(
     if place is None:
         blocks.contribute(0)
     channel.meet()
-    places = [p for _, p in channel.details() if p is not None]
-    if len(places) == channel.size:
-        return _direct(channel, plans, flat, op, places)
-    if places:  # some ranks' buffers are registered, and they have not contributed theirs
+    registered = channel.registered()
+    if registered == channel.size:
+        return _direct(channel, plans, flat, op)
+    if registered:  # some ranks' buffers are registered, and they have not contributed theirs
         blocks.contribute(0)
         channel.phase()
     blocks.reduce(flat, op)
@@ -118,14 +118,13 @@ def _one_shot(channel: Channel, plans: DirectPlans, flat: torch.Tensor, op: Redu
     if place is None:
         views[me].copy_(pieces[0])
     channel.meet()
-    if nbytes >= channel.sizes.direct:
-        places = [p for _, p in channel.details() if p is not None]
-        if len(places) == channel.size:
-            return _direct(channel, plans, flat, op, places)
-        if places:  # some ranks' buffers are registered, and they have not copied theirs
-            views = channel.heads(dtype, pieces[0].numel())
-            views[me].copy_(pieces[0])
-            channel.phase()
+    if nbytes >= channel.sizes.direct and (registered := channel.registered()):
+        if registered == channel.size:
+            return _direct(channel, plans, flat, op)
+        # Some ranks' buffers are registered, and they have not copied theirs.
+        views = channel.heads(dtype, pieces[0].numel())
+        views[me].copy_(pieces[0])
+        channel.phase()
     _combine(channel, op, views, pieces[0])
     for piece in pieces[1:]:
         views = channel.heads(dtype, piece.numel())
@@ -151,8 +150,9 @@ def _combine(channel: Channel, op: Reducer, views: tuple[torch.Tensor, ...], pie
         op.finish(piece, channel.size)
 
 
-def _direct(channel: Channel, plans: DirectPlans, flat: torch.Tensor, op: Reducer, places: list[Place]) -> str:
+def _direct(channel: Channel, plans: DirectPlans, flat: torch.Tensor, op: Reducer) -> str:
     kernel, n = op.kernel, channel.size
+    places = [place for _, place in channel.details() if place is not None]
     for first, *rest in plans.get(channel, flat, places):
         for view in rest:
             kernel(first, view, out=first)

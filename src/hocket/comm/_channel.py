@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import os
 import select
-import struct
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from dataclasses import dataclass
 import torch
 
 from . import _kernel
+from ._announcement import NO_OPERATOR, NO_ROOT, Board
 from ._errors import CollectiveMismatchError, CollectiveTimeoutError, CommError, PeerDiedError
 from ._memory import Place
 from ._segment import PAGE, Segment
@@ -31,9 +31,7 @@ _PHASE = 0  # u32 offsets into the header as 'I' words
 _STATE = 16
 _BLAME = 17
 _ASLEEP = 24  # whether this rank sleeps, or is about to, until some counter changes
-_LINE = 64
-_ANNOUNCEMENTS = (2 * _LINE, 4 * _LINE)  # byte offsets, by parity of the sequence number
-_MESSAGE = 8 * _LINE
+_MESSAGE = 512  # byte offset; the announcements lie before it
 _MESSAGE_NBYTES = 1024
 
 _WORD = 0xFFFFFFFF
@@ -41,36 +39,10 @@ _HALF = 0x80000000
 
 RUNNING, FAILED, LEFT = 0, 1, 2
 
-# seq, kind, operator, dtype, root, numel | extra, arena, fd, arena_nbytes, offset
-_CONTRACT = struct.Struct("<IHHHHQ")
-_DETAIL = struct.Struct("<qqqQQ")
-_ANNOUNCEMENT_NBYTES = _CONTRACT.size + _DETAIL.size
-
 _SPINS_OWN_CORE = 400
 _SPINS_SHARED_CORE = 10
 _SLICE_S = 0.1
 _HEADS_KEPT = 512  # views of slots kept, since making one costs as much as a small copy
-
-KINDS = (
-    "barrier",
-    "all_reduce",
-    "reduce",
-    "broadcast",
-    "all_gather",
-    "reduce_scatter",
-    "all_to_all",
-    "gather",
-    "scatter",
-)
-_KIND_NUMBERS = {kind: i for i, kind in enumerate(KINDS)}
-
-_DTYPES = tuple(
-    dict.fromkeys(value for name in sorted(dir(torch)) if isinstance(value := getattr(torch, name), torch.dtype))
-)
-_DTYPE_NUMBERS = {dtype: i for i, dtype in enumerate(_DTYPES)}
-_NO_OPERATOR = 99
-_NO_ROOT = 0xFFFF
-_OPERATORS = ("SUM", "AVG", "PREMUL_SUM", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,10 +115,7 @@ class Channel:
         self._mine = self._words[rank]
         self._wake_address = peers[rank].segment.base + 4 * _PHASE
         self._awaited = [(r, self._words[r]) for r in self.others]
-        self._announced: tuple[list[memoryview], list[memoryview]] = (
-            [p.segment.view[o : o + _ANNOUNCEMENT_NBYTES] for p in peers for o in _ANNOUNCEMENTS[:1]],
-            [p.segment.view[o : o + _ANNOUNCEMENT_NBYTES] for p in peers for o in _ANNOUNCEMENTS[1:]],
-        )
+        self._board = Board([peer.segment for peer in peers], rank)
         self._slots = self._make_slots()
         self._typed: dict[torch.dtype, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
         self._heads: dict[tuple[torch.dtype, int], tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]] = {}
@@ -178,8 +147,8 @@ class Channel:
         timeout_s: float,
         dtype: torch.dtype = torch.uint8,
         numel: int = 0,
-        operator: int = _NO_OPERATOR,
-        root: int = _NO_ROOT,
+        operator: int = NO_OPERATOR,
+        root: int = NO_ROOT,
         extra: int = 0,
         place: Place | None = None,
     ) -> None:
@@ -199,10 +168,7 @@ class Channel:
         self._kind = kind
         self._timeout_s = timeout_s
         self._deadline_s = time.monotonic() + timeout_s
-        own = self._announced[self.seq & 1][self.rank]
-        _CONTRACT.pack_into(own, 0, self.seq & _WORD, _KIND_NUMBERS[kind], operator, _DTYPE_NUMBERS[dtype], root, numel)
-        arena, fd, arena_nbytes, offset = place or (-1, -1, 0, 0)
-        _DETAIL.pack_into(own, _CONTRACT.size, extra, arena, fd, arena_nbytes, offset)
+        self._board.write(self.seq, kind, dtype, numel, operator, root, extra, place)
 
     def meet(self) -> None:
         """The first phase of an operation: publishes, waits for all, and compares the announcements.
@@ -213,19 +179,20 @@ class Channel:
         self.published_s = time.perf_counter()
         self.phase()
         self.arrived_s = time.perf_counter()
-        announced = self._announced[self.seq & 1]
-        mine = announced[self.rank][: _CONTRACT.size]
-        for r in self.others:
-            if announced[r][: _CONTRACT.size] != mine:
-                raise CollectiveMismatchError(self._describe_mismatch(announced))
+        if not self._board.agree(self.seq):
+            raise CollectiveMismatchError(
+                f"ranks of group {self.name!r} disagree at operation #{self.seq}: "
+                f"{self._board.differences(self.seq, self.global_ranks)}; "
+                "every rank must call the same operation with equal sizes, types, operator and root"
+            )
+
+    def registered(self) -> int:
+        """After `meet`: how many ranks announced that their buffer is registered."""
+        return self._board.registered(self.seq)
 
     def details(self) -> list[tuple[int, Place | None]]:
         """After `meet`: what every rank announced besides the contract, as (extra, place)."""
-        result = []
-        for view in self._announced[self.seq & 1]:
-            extra, arena, fd, arena_nbytes, offset = _DETAIL.unpack_from(view, _CONTRACT.size)
-            result.append((extra, Place(arena, fd, arena_nbytes, offset) if arena >= 0 else None))
-        return result
+        return self._board.details(self.seq)
 
     def slots(self, dtype: torch.dtype) -> list[torch.Tensor]:
         """Everyone's slot for the phase that comes next, as flat tensors of `dtype` (`sizes.slot` bytes each)."""
@@ -254,29 +221,27 @@ class Channel:
     # --- phases -----------------------------------------------------------------------------------------------------
 
     def phase(self) -> None:
-        """Publishes this rank's next phase and waits until every rank has published it."""
-        self._phase = target = (self._phase + 1) & _WORD
-        if _kernel.fence is not None:
-            _kernel.fence()
-        self._mine[_PHASE] = target
-        self._wake_sleepers()
-        for rank, words in self._awaited:
-            if (words[_PHASE] - target) & _WORD >= _HALF:
-                self._wait(rank, words, target)
-        if _kernel.fence is not None:
-            _kernel.fence()
+        """Publishes this rank's next phase and waits until every rank has published it.
 
-    def _wake_sleepers(self) -> None:
-        """Wakes peers that wait for this rank's counter.
-
-        A peer first says that it is asleep and then sleeps, unless the counter has changed; this rank has changed the
-        counter and then looks who is asleep. With a full fence between the two on both sides, one sees the other.
+        Peers that wait for this rank's counter are woken. A peer first says that it is asleep and then sleeps, unless
+        the counter has changed; this rank has changed the counter and then looks who is asleep. With a full fence
+        between the two on both sides, one sees the other.
         """
+        self._phase = target = (self._phase + 1) & _WORD
+        fence, awaited = _kernel.fence, self._awaited
+        if fence is not None:
+            fence()
+        self._mine[_PHASE] = target
         _kernel.full_fence()
-        for _, words in self._awaited:
+        for _, words in awaited:
             if words[_ASLEEP]:
                 _kernel.futex_wake(self._wake_address)
-                return
+                break
+        for rank, words in awaited:
+            if (words[_PHASE] - target) & _WORD >= _HALF:
+                self._wait(rank, words, target)
+        if fence is not None:
+            fence()
 
     def _wait(self, rank: int, words: memoryview, target: int) -> None:
         yield_core = _kernel.yield_core
@@ -357,14 +322,14 @@ class Channel:
             how = f"rank {self._number(rank)} (process {self.peers[rank].pid}) died"
         return PeerDiedError(
             f"{how} while rank {self._number(self.rank)} waited for it in {self._operation()} of group {self.name!r}; "
-            f"its last announcement was {self._last_announcement(rank)}",
+            f"its last announcement was {self._board.last(rank)}",
             rank,
         )
 
     def _late(self) -> CollectiveTimeoutError:
         target = self._phase
         late = [r for r, words in self._awaited if (words[_PHASE] - target) & _WORD >= _HALF]
-        where = "; ".join(f"rank {self._number(r)} was last at {self._last_announcement(r)}" for r in late)
+        where = "; ".join(f"rank {self._number(r)} was last at {self._board.last(r)}" for r in late)
         return CollectiveTimeoutError(
             f"{self._operation()} of group {self.name!r} passed its timeout of {self._timeout_s:.1f} s on rank "
             f"{self._number(self.rank)}: not arrived: {where}",
@@ -380,33 +345,3 @@ class Channel:
     def _message(self, rank: int) -> str:
         raw = bytes(self.peers[rank].segment.view[_MESSAGE : _MESSAGE + _MESSAGE_NBYTES])
         return raw.split(b"\0", 1)[0].decode(errors="replace")
-
-    def _last_announcement(self, rank: int) -> str:
-        both = [_CONTRACT.unpack_from(views[rank], 0) for views in self._announced]
-        seq, kind = max(both)[:2]
-        return f"{KINDS[kind]} #{seq}" if seq else "no operation yet"
-
-    def _describe_mismatch(self, announced: Sequence[memoryview]) -> str:
-        by_contract: dict[str, list[int]] = {}
-        for r, view in enumerate(announced):
-            by_contract.setdefault(_describe_contract(bytes(view)), []).append(self._number(r))
-        said = "; ".join(
-            f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}: {what}"
-            for what, ranks in by_contract.items()
-        )
-        return (
-            f"ranks of group {self.name!r} disagree at operation #{self.seq}: {said}; "
-            "every rank must call the same operation with equal sizes, types, operator and root"
-        )
-
-
-def _describe_contract(raw: bytes) -> str:
-    seq, kind, operator, dtype, root, numel = _CONTRACT.unpack_from(raw, 0)
-    text = f"{KINDS[kind]} #{seq}"
-    if KINDS[kind] != "barrier":
-        text += f" of {numel} x {str(_DTYPES[dtype]).removeprefix('torch.')}"
-    if operator < len(_OPERATORS):
-        text += f" with {_OPERATORS[operator]}"
-    if root != _NO_ROOT:
-        text += f", root {root}"
-    return text

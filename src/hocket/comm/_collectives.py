@@ -44,7 +44,7 @@ class Collectives(c10d.ProcessGroupBase):  # type: ignore[misc]
         op = reducer(opts.reduceOp, tensor.dtype)
         transport = lane.transport
         if tensor.is_contiguous() and not tensor.requires_grad:
-            flat = tensor.view(-1)
+            flat = tensor if tensor.dim() == 1 else tensor.view(-1)
             return lane.submit("all_reduce", opts, [tensor], flat, lambda s: transport.all_reduce(flat, op, s))
         return lane.submit("all_reduce", opts, [tensor], tensor, lambda s: _reduce_one(transport, tensor, op, s))
 

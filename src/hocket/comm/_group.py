@@ -168,9 +168,9 @@ class HocketGroup(Collectives):
 
     def _lane(self, tensors: Sequence[Tensor]) -> Lane | None:
         for tensor in tensors:
-            if tensor.device.type == "cuda":
+            if tensor.is_cuda:
                 return self._gpu_lane(tensor.device)
-            if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
+            if not tensor.is_cpu or tensor.layout is not torch.strided:
                 return None
         return self._host
 

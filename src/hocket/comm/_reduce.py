@@ -61,7 +61,7 @@ class Reducer(NamedTuple):
                 result.div_(world, rounding_mode="trunc")
 
 
-_plain: dict[tuple[object, torch.dtype], Reducer] = {}
+_plain: dict[tuple[int, torch.dtype], Reducer] = {}
 
 
 def reducer(op: Any, dtype: torch.dtype) -> Reducer:
@@ -71,12 +71,13 @@ def reducer(op: Any, dtype: torch.dtype) -> Reducer:
         TypeError: torch has no such arithmetic for `dtype`.
     """
     kind: Any = getattr(op, "op", op)
-    found = _plain.get((kind, dtype))
+    key = int(kind), dtype  # torch's own hash and comparison of its enumerations are slow
+    found = _plain.get(key)
     if found is not None:
         return found
     made = _make(op, kind, dtype)
     if made.factor is None:
-        _plain[kind, dtype] = made
+        _plain[key] = made
     return made
 
 

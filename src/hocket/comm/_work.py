@@ -27,15 +27,28 @@ class HocketWork(Work):
         record: what observers are told.
     """
 
+    # Defaults here rather than in each object: many live for microseconds, and this is on the way of every operation.
+    _error: BaseException | None = None
+    _done = False
+    _gate: _thread.LockType | None = None
+    _future: torch.futures.Future[list[torch.Tensor]] | None = None
+
     def __init__(self, results: list[torch.Tensor], record: _observe.Operation | None) -> None:
         super().__init__()
         self.record = record
         self._results = results
-        self._error: BaseException | None = None
-        self._done = False
-        self._gate: _thread.LockType | None = None
-        self._future: torch.futures.Future[list[torch.Tensor]] | None = None
         self._guard = threading.Lock()
+
+    @classmethod
+    def over(
+        cls, results: list[torch.Tensor], record: _observe.Operation | None, error: BaseException | None
+    ) -> HocketWork:
+        """The handle of an operation that has run already, with its error if it has one."""
+        work = cls(results, record)
+        work._done = True
+        if error is not None:
+            work._error = error
+        return work
 
     def finish(self, error: BaseException | None) -> None:
         """Marks the operation as over and wakes whoever waits."""

@@ -1,0 +1,147 @@
+"""What ranks announce of an operation before they start it, so that a mismatch is found and never a wrong sum.
+
+A rank writes its announcement into its own header; the phase that follows publishes it. There are two places, by parity
+of the sequence number: a peer may still read the one while the other is written.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+
+import torch
+
+from ._memory import Place
+from ._segment import Segment
+
+_LINE = 64
+_OFFSETS = (2 * _LINE, 4 * _LINE)  # in the header, by parity
+
+# The contract, in which all ranks must agree: seq, kind, operator, dtype, root, numel; then what is this rank's own:
+# extra, arena, fd, arena_nbytes, offset. Together one cache line.
+_ANNOUNCEMENT = struct.Struct("<IHHHHxxxxQ" + "qqqQQ")
+_CONTRACT = struct.Struct("<IHHHHxxxxQ")
+_DETAIL = struct.Struct("<qqqQQ")
+_ARENA = 1  # place of the arena among the own words, all of eight bytes
+_SEQ_MASK = 0xFFFFFFFF
+
+KINDS = (
+    "barrier",
+    "all_reduce",
+    "reduce",
+    "broadcast",
+    "all_gather",
+    "reduce_scatter",
+    "all_to_all",
+    "gather",
+    "scatter",
+)
+_KIND_NUMBERS = {kind: i for i, kind in enumerate(KINDS)}
+
+_DTYPES = tuple(
+    dict.fromkeys(value for name in sorted(dir(torch)) if isinstance(value := getattr(torch, name), torch.dtype))
+)
+_DTYPE_NUMBERS = {dtype: i for i, dtype in enumerate(_DTYPES)}
+NO_OPERATOR = 99
+NO_ROOT = 0xFFFF
+_OPERATORS = ("SUM", "AVG", "PREMUL_SUM", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
+
+
+class Board:
+    """Everyone's announcements.
+
+    Args:
+        segments: of all ranks, in order; the announcements lie in their headers.
+        rank: this one.
+    """
+
+    def __init__(self, segments: Sequence[Segment], rank: int) -> None:
+        self._rank = rank
+        self._others = tuple(r for r in range(len(segments)) if r != rank)
+        both = [[s.view[at : at + _ANNOUNCEMENT.size] for s in segments] for at in _OFFSETS]
+        self._own = tuple(views[rank] for views in both)
+        self._contracts = tuple([view[: _CONTRACT.size] for view in views] for views in both)
+        self._details = tuple([view[_CONTRACT.size :] for view in views] for views in both)
+        self._words = tuple([view.cast("q") for view in views] for views in self._details)
+
+    def write(
+        self,
+        seq: int,
+        kind: str,
+        dtype: torch.dtype,
+        numel: int,
+        operator: int,
+        root: int,
+        extra: int,
+        place: Place | None,
+    ) -> None:
+        """Writes this rank's announcement of operation `seq`, to be published."""
+        arena, fd, arena_nbytes, offset = place or (-1, -1, 0, 0)
+        _ANNOUNCEMENT.pack_into(
+            self._own[seq & 1],
+            0,
+            seq & _SEQ_MASK,
+            _KIND_NUMBERS[kind],
+            operator,
+            _DTYPE_NUMBERS[dtype],
+            root,
+            numel,
+            extra,
+            arena,
+            fd,
+            arena_nbytes,
+            offset,
+        )
+
+    def agree(self, seq: int) -> bool:
+        """Whether all ranks have announced the same operation as this one."""
+        contracts = self._contracts[seq & 1]
+        mine = contracts[self._rank]
+        # Not `all(...)`: this runs with cold caches, where a generator costs as much as the comparison.
+        for r in self._others:  # noqa: SIM110
+            if contracts[r] != mine:
+                return False
+        return True
+
+    def registered(self, seq: int) -> int:
+        """How many ranks announced that their buffer is registered."""
+        found = 0
+        for words in self._words[seq & 1]:
+            if words[_ARENA] >= 0:
+                found += 1
+        return found
+
+    def details(self, seq: int) -> list[tuple[int, Place | None]]:
+        """What every rank announced besides the contract, as (extra, place)."""
+        result = []
+        for view in self._details[seq & 1]:
+            extra, arena, fd, arena_nbytes, offset = _DETAIL.unpack_from(view, 0)
+            result.append((extra, Place(arena, fd, arena_nbytes, offset) if arena >= 0 else None))
+        return result
+
+    def last(self, rank: int) -> str:
+        """The latest announcement of `rank`, for messages."""
+        seq, kind = max(_CONTRACT.unpack_from(contracts[rank], 0) for contracts in self._contracts)[:2]
+        return f"{KINDS[kind]} #{seq}" if seq else "no operation yet"
+
+    def differences(self, seq: int, names: Sequence[int]) -> str:
+        """Which ranks, by their numbers in `names`, announced what."""
+        by_contract: dict[str, list[int]] = {}
+        for name, contract in zip(names, self._contracts[seq & 1], strict=True):
+            by_contract.setdefault(_describe(contract), []).append(name)
+        return "; ".join(
+            f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}: {what}"
+            for what, ranks in by_contract.items()
+        )
+
+
+def _describe(contract: memoryview) -> str:
+    seq, kind, operator, dtype, root, numel = _CONTRACT.unpack_from(contract, 0)
+    text = f"{KINDS[kind]} #{seq}"
+    if KINDS[kind] != "barrier":
+        text += f" of {numel} x {str(_DTYPES[dtype]).removeprefix('torch.')}"
+    if operator < len(_OPERATORS):
+        text += f" with {_OPERATORS[operator]}"
+    if root != NO_ROOT:
+        text += f", root {root}"
+    return text
