@@ -10,14 +10,18 @@ from ._execute import PointToPoint as PointToPoint
 from ._execute import blocks_after as blocks_after
 from ._execute import blocks_before as blocks_before
 from ._execute import perform as perform
+from ._mailbox import Mailbox as Mailbox
+from ._mailbox import open_mailbox as open_mailbox
 from ._memory import empty as empty
 from ._memory import empty_like as empty_like
 from ._memory import is_registered as is_registered
 from ._memory import zeros as zeros
+from ._mpi import MpiPoints as MpiPoints
 from ._observe import Observer as Observer
 from ._observe import Operation as Operation
 from ._observe import label as label
 from ._observe import observe as observe
+from ._points import EnginePoints as EnginePoints
 from ._program import Message as Message
 from ._reduce import reducer as reducer
 from ._registration import RegistrationStats as RegistrationStats
@@ -27,7 +31,10 @@ __all__ = [
     "CollectiveMismatchError",
     "CollectiveTimeoutError",
     "CommError",
+    "EnginePoints",
+    "Mailbox",
     "Message",
+    "MpiPoints",
     "Observer",
     "Operation",
     "Part",
@@ -42,6 +49,7 @@ __all__ = [
     "is_registered",
     "label",
     "observe",
+    "open_mailbox",
     "perform",
     "reducer",
     "registration_stats",

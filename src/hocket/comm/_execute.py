@@ -80,15 +80,16 @@ class Part:
     Args:
         schedule: see `hocket.schedule`.
         endpoint: a rank, or a switch (which holds nothing at first).
+        pieces: in how many every message is cut, so that one can be sent on while the next comes.
 
     Raises:
         ScheduleError: chunks that hold something and chunks that do not arrive as one.
     """
 
-    def __init__(self, schedule: Schedule, endpoint: int) -> None:
-        self.schedule = schedule
+    def __init__(self, schedule: Schedule, endpoint: int, *, pieces: int = 1) -> None:
+        self.schedule = schedule.part(endpoint).merged().split(pieces)
         self.endpoint = endpoint
-        self._program = compile_schedule(schedule, endpoint)
+        self._program = compile_schedule(self.schedule, endpoint)
         self._bound: OrderedDict[int, Bound] = OrderedDict()
 
     def numel(self, block_numel: int) -> int:
@@ -206,7 +207,7 @@ def perform(part: Part, room: Tensor, block_numel: int, op: Reducer, transport: 
         except Exception as error:
             where = f"{part.schedule.name} {part.schedule.collective}, step {message.step}: rank {part.endpoint} waits"
             about = f"for chunks {message.start}:{message.stop} from or to rank {message.peer}"
-            if time.monotonic() >= deadline_s:
+            if isinstance(error, TimeoutError) or time.monotonic() >= deadline_s:
                 raise CollectiveTimeoutError(
                     f"{where} {about} and has waited {timeout_s:g} s", (message.peer,)
                 ) from error

@@ -81,32 +81,26 @@ class Program:
 
 
 def compile_schedule(schedule: Schedule, endpoint: int, *, lookahead: int = LOOKAHEAD) -> Program:
-    """Compiles the part of a schedule that one endpoint plays; see the head of this module."""
+    """Compiles the part of a schedule that one endpoint plays; see the head of this module.
+
+    Raises:
+        ScheduleError: chunks that hold something and chunks that do not arrive as one.
+    """
     sends, receives = _messages(schedule, endpoint)
     chunks = _room(schedule, endpoint, [*sends, *receives])
     return _Compiler(schedule, endpoint, sends, receives, chunks, lookahead).run()
 
 
 def _messages(schedule: Schedule, endpoint: int) -> tuple[list[Message], list[Message]]:
-    """What this endpoint sends and receives; neighbouring chunks of one step for one peer travel together."""
+    """What this endpoint sends and receives, in the order in which both ends of each message know it."""
     sends: list[Message] = []
     receives: list[Message] = []
-    number = 0
-    for stored in schedule.part(endpoint).steps:
-        for times in range(stored.repeat):
-            step = stored.turn(times, schedule.chunks) if stored.repeat > 1 else stored
-            out: dict[int, list[Message]] = {}
-            into: dict[int, list[Message]] = {}
-            for source, destination, start, stop, reduce in zip(*(c.tolist() for c in step.columns), strict=True):
-                lane, peer = (out, destination) if source == endpoint else (into, source)
-                row = lane.setdefault(peer, [])
-                if row and row[-1].stop == start and row[-1].reduce == reduce:
-                    row[-1] = row[-1]._replace(stop=stop)
-                else:
-                    row.append(Message(number, peer, start, stop, reduce))
-            sends.extend(message for row in out.values() for message in row)
-            receives.extend(message for row in into.values() for message in row)
-            number += 1
+    for number, step in enumerate(schedule.part(endpoint).each_step()):
+        for source, destination, start, stop, reduce in zip(*(c.tolist() for c in step.columns), strict=True):
+            if source == endpoint:
+                sends.append(Message(number, destination, start, stop, reduce))
+            else:
+                receives.append(Message(number, source, start, stop, reduce))
     return sends, receives
 
 

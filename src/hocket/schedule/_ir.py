@@ -210,20 +210,32 @@ class Schedule:
         steps = (step.take((step.source == endpoint) | (step.destination == endpoint)) for step in self.steps)
         return Schedule(self.name, self.collective, self.chunks, tuple(steps), self.switches)
 
+    def merged(self) -> Schedule:
+        """The same with neighbouring chunks that go from one endpoint to another in one step as one transfer."""
+        steps = (step if step.repeat > 1 else _merge(step) for step in self.steps)
+        return Schedule(self.name, self.collective, self.chunks, tuple(steps), self.switches)
+
     def split(self, pieces: int) -> Schedule:
-        """The same schedule with every chunk cut in `pieces`, so that they follow each other without waiting."""
-        steps = (
-            Step.of(
-                step.source,
-                step.destination,
-                step.start * pieces,
-                step.stop * pieces,
-                reduce=step.reduce,
-                repeat=step.repeat,
-                shift=step.shift * pieces,
+        """The same with every transfer cut in `pieces` that follow each other, and chunks as much smaller.
+
+        The first piece can be on its way in the next step while the second is still in this one.
+        """
+        steps = []
+        for step in self.steps:
+            length = step.stop - step.start
+            start = (step.start * pieces)[:, None] + length[:, None] * np.arange(pieces)
+            source, destination, reduce = (np.repeat(c, pieces) for c in (step.source, step.destination, step.reduce))
+            steps.append(
+                Step.of(
+                    source,
+                    destination,
+                    start.ravel(),
+                    (start + length[:, None]).ravel(),
+                    reduce=reduce,
+                    repeat=step.repeat,
+                    shift=step.shift * pieces,
+                )
             )
-            for step in self.steps
-        )
         return Schedule(self.name, self.collective, self.chunks * pieces, tuple(steps), self.switches)
 
     def sent(self) -> tuple[Fraction, ...]:
@@ -240,6 +252,23 @@ class Schedule:
             np.add.at(total, step.columns[side], (step.stop - step.start).astype(np.int64) * step.repeat)
         vector = self.chunks // self.collective.blocks * self.collective.vector_blocks
         return tuple(Fraction(int(chunks), vector) for chunks in total)
+
+
+def _merge(step: Step) -> Step:
+    """Joins rows of one source, destination and verb whose ranges follow each other; sorts the rows."""
+    if not len(step):
+        return step
+    order = np.lexsort((step.start, step.reduce, step.destination, step.source))
+    source, destination, start, stop, reduce = (column[order] for column in step.columns)
+    joins = (
+        (source[1:] == source[:-1])
+        & (destination[1:] == destination[:-1])
+        & (reduce[1:] == reduce[:-1])
+        & (start[1:] == stop[:-1])
+    )
+    first = np.flatnonzero(np.r_[True, ~joins])
+    last = np.r_[first[1:], len(step)] - 1
+    return Step.of(source[first], destination[first], start[first], stop[last], reduce=reduce[first])
 
 
 def _check(number: int, step: Step, endpoints: int, chunks: int) -> None:

@@ -94,7 +94,11 @@ class MemoryPoints:
 
 
 def run_schedule(
-    schedule: Schedule, inputs: Sequence[torch.Tensor | None], op: ReduceOp.RedOpType = ReduceOp.SUM
+    schedule: Schedule,
+    inputs: Sequence[torch.Tensor | None],
+    op: ReduceOp.RedOpType = ReduceOp.SUM,
+    *,
+    pieces: int = 1,
 ) -> list[torch.Tensor | None]:
     """Runs a schedule on tensors, all of its ranks and switches in this thread, with the executor of `hocket.comm`.
 
@@ -104,6 +108,7 @@ def run_schedule(
             broadcast, its own block for all_gather and gather, `world` blocks for reduce_scatter, all_to_all and the
             root of scatter; None where a rank contributes nothing. Blocks are of one length.
         op: the operator.
+        pieces: see `Part`.
 
     Returns:
         Of each rank, the blocks that the contract gives it, as one flat tensor; None where it gives it none.
@@ -118,7 +123,7 @@ def run_schedule(
     block_numel = some.numel() // len(blocks_before(collective, holder))
     reducer = make_reducer(op, some.dtype)
     world = MemoryWorld()
-    parts = [Part(schedule, endpoint) for endpoint in range(schedule.endpoints)]
+    parts = [Part(schedule, endpoint, pieces=pieces) for endpoint in range(schedule.endpoints)]
     rooms = [torch.zeros(part.numel(block_numel), dtype=some.dtype) for part in parts]
     for rank, tensor in enumerate(inputs):
         if tensor is not None:

@@ -41,7 +41,7 @@ def run_world(module: str, spec: Mapping[str, Any], n: int, *, mpi: bool, timeou
         command = [sys.executable, "-m", module, str(spec_path)]
         env = {**os.environ, "OMP_NUM_THREADS": str(max(1, cores // n)), "WORLD_SIZE": str(n), "TMPDIR": directory}
         if mpi:
-            launch = [_mpiexec(), "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n", str(n), *command]
+            launch = [mpiexec(), "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n", str(n), *command]
             ranks = [subprocess.Popen(launch, env=env, start_new_session=True, stderr=subprocess.PIPE, text=True)]
         else:
             ranks = [
@@ -85,10 +85,15 @@ def require_mpi() -> None:
     """Raises BenchError if mpi4py or its mpiexec is missing."""
     if find_spec("mpi4py") is None:
         raise BenchError("mpi4py is not installed; install hocket[bench], or leave mpi out of --against")
-    _mpiexec()
+    mpiexec()
 
 
-def _mpiexec() -> str:
+def mpiexec() -> str:
+    """The launcher of the installed MPI.
+
+    Raises:
+        BenchError: there is none.
+    """
     beside = Path(sys.executable).parent / "mpiexec"
     found = str(beside) if beside.exists() else shutil.which("mpiexec")
     if found is None:
