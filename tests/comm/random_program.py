@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -139,9 +140,18 @@ def _op(step: Step) -> Any:
 Check = Callable[[], None]
 
 
+def _rounding(step: Step) -> float:
+    """Each of n - 1 operations rounds by half a unit; numbers are normal ones, so partial sums stay below 6 n."""
+    if not (step.dtype.is_floating_point or step.dtype.is_complex):
+        return 0.0
+    n = len(step.members)
+    return 6 * n * n * torch.finfo(step.dtype).eps
+
+
 def _same(step: Step, what: str, got: torch.Tensor, expected: torch.Tensor) -> None:
     got = got.contiguous()
-    equal = torch.equal(got, expected) or torch.allclose(got, expected, rtol=0, atol=0, equal_nan=True)
+    loose = _rounding(step) if "HOCKET_HOST" in os.environ else 0.0  # several hosts do not add in the order of ranks
+    equal = torch.equal(got, expected) or torch.allclose(got, expected, rtol=loose, atol=loose, equal_nan=True)
     assert equal, (
         f"step {step.seed} {step.kind} {step.operator} {step.dtype} x {step.numel} {step.form}: {what} differs"
     )

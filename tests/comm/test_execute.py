@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch.distributed import ReduceOp
 
 from hocket.algorithms import REGISTRY, candidates, get
-from hocket.cli._bench.world import BenchError, require_mpi
+from hocket.cli._bench.world import BenchError, mpiexec, require_mpi
 from hocket.comm import (
     CollectiveTimeoutError,
     CommError,

@@ -30,15 +30,15 @@ def _form(collective: Collective) -> Form:
 @algorithm(
     title="Dissemination",
     source="Hensgen, Finkel and Manber, Two algorithms for barrier synchronization, 1988; n-way: Hoefler et al., 2006",
-    kinds=("barrier", "all_reduce"),
+    kinds=("barrier",),
     form=_form,
 )
 def dissemination(collective: Collective) -> Schedule:
     """Builds one step for each prime factor f of the world's size, in which a rank tells f - 1 others.
 
-    With 2 in every step, as for a barrier that only has to have heard of all, ranks would be counted twice unless the
-    world is a power of two; with its factors each window is filled exactly, so that it serves all_reduce too. For a
-    prime number of ranks it is one-shot direct.
+    With 2 in every step a rank may hear of others twice, which does a barrier no harm; with the factors each window is
+    filled exactly. Sums would be exact too, but every rank would add in another order and get other bits, so it is not
+    offered for all_reduce.
     """
     rank, steps, distance = np.arange(collective.world)[:, None], [], 1
     for factor in _factors(collective.world):

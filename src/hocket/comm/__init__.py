@@ -1,5 +1,6 @@
 """Runs collectives: the torch backend "hocket", its transports, and the seams that others build on."""
 
+from ._choosing import choose as choose
 from ._errors import CollectiveMismatchError as CollectiveMismatchError
 from ._errors import CollectiveTimeoutError as CollectiveTimeoutError
 from ._errors import CommError as CommError
@@ -44,6 +45,7 @@ __all__ = [
     "RegistrationStats",
     "blocks_after",
     "blocks_before",
+    "choose",
     "empty",
     "empty_like",
     "is_registered",

@@ -12,14 +12,14 @@ from typing import Any
 import torch
 from torch.distributed import Work
 
-from . import _bootstrap, _cuda_ipc, _engine
+from . import _cuda_ipc, _engine
 from . import torch_adapter as c10d
 from ._arguments import only
 from ._collectives import Collectives
+from ._hosts import open_transport
 from ._lane import HostStagedWork, Lane
 from ._runner import Runner
 from ._shm import SharedMemoryTransport
-from ._transport import Transport
 
 Tensor = torch.Tensor
 
@@ -46,14 +46,11 @@ class HocketGroup(Collectives):
         self._given_store = given.store
         self._global_ranks = list(given.global_ranks_in_group) or list(range(size))
         self._store = c10d.PrefixStore(f"hocket/{_count_lives()}/", given.store)
-        channel = None
-        if size > 1:
-            channel = _bootstrap.connect(self._store, self._name, rank, size, given.timeout, self._global_ranks)
-        self._channel = channel
         self._gloo: Any = _engine.gloo(self._store, rank, size, given.timeout)
-        transport: Transport = (
-            SharedMemoryTransport(channel) if channel is not None else _engine.EngineTransport(self._gloo, "gloo")
+        transport, channel = open_transport(
+            self._store, self._name, rank, size, given.timeout, self._global_ranks, self._gloo
         )
+        self._channel = channel
         self._runner = Runner(self._name, size, channel, given.timeout)
         self._host = Lane(transport, self._runner)
         self._gpu: Lane | None = None  # set at the first CUDA tensor if the ranks share a GPU

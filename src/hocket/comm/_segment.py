@@ -80,9 +80,12 @@ class Segment:
 
 
 def host_identity() -> str:
-    """A text that is equal for two processes only if they run under the same kernel and process namespace."""
+    """A text that is equal for two processes only if they run under the same kernel and process namespace.
+
+    HOCKET_HOST, if set, is part of it: emulated hosts of one machine are told apart by it.
+    """
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return f"{boot}:{os.readlink('/proc/self/ns/pid')}"
+    return f"{boot}:{os.readlink('/proc/self/ns/pid')}:{os.environ.get('HOCKET_HOST', '')}"
 
 
 def nonce() -> int:

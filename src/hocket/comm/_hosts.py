@@ -1,0 +1,82 @@
+"""Chooses the transport of a group: one host, several hosts with several ranks each, or an engine for all."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+from . import _bootstrap
+from . import torch_adapter as c10d
+from ._channel import Channel
+from ._engine import EngineTransport
+from ._points import EnginePoints
+from ._scheduled import ScheduledTransport
+from ._segment import host_identity
+from ._shm import SharedMemoryTransport
+from ._transport import Transport
+from ._two_level import Subset, TwoLevelTransport
+
+log = logging.getLogger("hocket.comm")
+
+
+def open_transport(
+    store: Any, name: str, rank: int, size: int, timeout: timedelta, global_ranks: Sequence[int], gloo: Any
+) -> tuple[Transport, Channel | None]:
+    """Finds out where the ranks of a group run, and opens what serves them best; all ranks come to the same answer.
+
+    Args:
+        store: the group's own.
+        name: the group, for messages.
+        rank: this rank in the group.
+        size: how many there are.
+        timeout: for all to come.
+        global_ranks: the ranks' numbers in the world, for messages.
+        gloo: the group's engine.
+
+    Returns:
+        The transport, and the meeting place of this host's ranks if it has one.
+    """
+    flat = EngineTransport(gloo, "gloo")
+    if size == 1:
+        return flat, None
+    hosts = _hosts(store, rank, size, timeout)
+    points = EnginePoints(gloo, "gloo")
+    scheduled = ScheduledTransport(points, rank, size, flat)
+    mine = next(ranks for ranks in hosts if rank in ranks)
+    if len({len(ranks) for ranks in hosts}) > 1 or len(mine) == 1:
+        log.debug("group %s: hosts with %s ranks; schedules over gloo", name, [len(ranks) for ranks in hosts])
+        return scheduled, None
+    local = mine.index(rank)
+    numbers = [global_ranks[r] for r in mine]
+    inner = store if len(hosts) == 1 else c10d.PrefixStore(f"host-{mine[0]}/", store)
+    channel = _bootstrap.connect(inner, name, local, len(mine), timeout, numbers)
+    if not _all_agree(store, rank, size, timeout, channel is not None):
+        return scheduled, None
+    assert channel is not None
+    inside = SharedMemoryTransport(channel)
+    if len(hosts) == 1:
+        return inside, channel
+    rail = [ranks[local] for ranks in hosts]
+    between = ScheduledTransport(Subset(points, rail), rail.index(rank), len(rail), flat)
+    return TwoLevelTransport(hosts, rank, inside, between, scheduled), channel
+
+
+def _hosts(store: Any, rank: int, size: int, timeout: timedelta) -> list[list[int]]:
+    """The ranks of each host, hosts in the order of their first ranks."""
+    store.set(f"hocket/host/{rank}", host_identity())
+    keys = [f"hocket/host/{r}" for r in range(size)]
+    store.wait(keys, timeout)
+    found: dict[bytes, list[int]] = {}
+    for r, host in enumerate(store.multi_get(keys)):
+        found.setdefault(host, []).append(r)
+    return list(found.values())
+
+
+def _all_agree(store: Any, rank: int, size: int, timeout: timedelta, can: bool) -> bool:
+    """Whether every rank of every host can."""
+    store.set(f"hocket/can/{rank}", "yes" if can else "no")
+    keys = [f"hocket/can/{r}" for r in range(size)]
+    store.wait(keys, timeout)
+    return all(answer == b"yes" for answer in store.multi_get(keys))
