@@ -14,6 +14,7 @@ from ._all_to_all import pairwise as pairwise
 from ._binomial import binomial as binomial
 from ._chain import chain as chain
 from ._choice import Choice as Choice
+from ._choice import parse_spelled as parse_spelled
 from ._choices import Choices as Choices
 from ._choices_file import from_toml as from_toml
 from ._choices_file import to_toml as to_toml
@@ -62,6 +63,7 @@ __all__ = [
     "hdrm_places",
     "leaders",
     "one_shot",
+    "parse_spelled",
     "pairwise",
     "rails",
     "recursive_doubling",

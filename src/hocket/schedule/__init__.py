@@ -1,8 +1,8 @@
 """Collectives as data: an algorithm is written once and verified, bounded, printed, timed and executed from one value.
 
 Read `_collective.py` (what a collective promises), then `_ir.py` (how a schedule says what happens), then the readers:
-`_text.py`, `_render.py`, `_verify.py` (with `_play.py`, `_cells.py` and `_trace.py`), `_bounds.py`, `_links.py`. Only
-the standard library and numpy are used here.
+`_text.py`, `_render.py`, `_verify.py` (with `_play.py`, `_cells.py` and `_trace.py`), `_bounds.py`, `_links.py`,
+`_msccl_write.py` and `_msccl_read.py`. Only the standard library and numpy are used here.
 """
 
 from ._bounds import Bounds as Bounds
@@ -19,6 +19,8 @@ from ._ir import Step as Step
 from ._links import StepLoad as StepLoad
 from ._links import link_loads as link_loads
 from ._links import place as place
+from ._msccl_read import from_msccl as from_msccl
+from ._msccl_write import to_msccl as to_msccl
 from ._network import Network as Network
 from ._network import Routes as Routes
 from ._render import describe as describe
@@ -44,6 +46,7 @@ __all__ = [
     "Wire",
     "describe",
     "from_json",
+    "from_msccl",
     "grid",
     "link_loads",
     "lower_bounds",
@@ -52,5 +55,6 @@ __all__ = [
     "place",
     "svg",
     "to_json",
+    "to_msccl",
     "verify",
 ]

@@ -1,0 +1,1 @@
+"""What the verbs `schedule` and `tune` share."""

@@ -1,0 +1,87 @@
+"""From words on the command line to a schedule and the cluster that it is for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hocket.algorithms import Algorithm, cluster_tree, get, parse_spelled
+from hocket.cluster import Cluster, ClusterError, load
+from hocket.schedule import Collective, Schedule, ScheduleError, from_json, from_msccl, parse
+
+DEFAULT_WORLD = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A schedule, where it comes from and where it is to run.
+
+    Attributes:
+        schedule: to look at.
+        algorithm: that made it; None if it was read from a file.
+        parameters: of the algorithm.
+        cluster: given with it, or None.
+    """
+
+    schedule: Schedule
+    algorithm: Algorithm | None
+    parameters: dict[str, Any]
+    cluster: Cluster | None
+
+
+def resolve(word: str, kind: str, world: int | None, root: int, cluster_word: str | None) -> Asked:
+    """Builds or reads what is meant.
+
+    Args:
+        word: an algorithm with parameters (`double_tree pieces=4`), or a file: text, `.json`, or MSCCL's `.xml`.
+        kind: of the collective, for an algorithm.
+        world: its ranks; by default all of the cluster's, or 4.
+        root: its root.
+        cluster_word: as `hocket.cluster.load` takes it, or None.
+
+    Raises:
+        ScheduleError: the word, or what it asks for, makes no sense.
+        ClusterError: the cluster does not.
+    """
+    cluster = None if cluster_word is None else load(cluster_word)
+    if Path(word).suffix in (".txt", ".json", ".xml") or Path(word).is_file():
+        return Asked(_read(Path(word)), None, {}, cluster)
+    name, parameters = parse_spelled(word)
+    ranks = world if world is not None else DEFAULT_WORLD if cluster is None else len(cluster.ranks)
+    given: dict[str, Any] = dict(parameters)
+    if cluster is not None:
+        given = {**_from_cluster(name, cluster, ranks), **given}
+    algorithm = get(name)
+    return Asked(algorithm.build(Collective(kind, ranks, root), **given), algorithm, given, cluster)
+
+
+def _from_cluster(name: str, cluster: Cluster, world: int) -> dict[str, Any]:
+    """Parameters that the cluster's form decides."""
+    if name == "aggregation_tree":
+        parents, switches = cluster_tree(cluster, range(world))
+        return {"parents": parents, "switches": switches}
+    if name == "hdrm":
+        upper = sum(node.startswith("upper") for node in cluster.node_names)
+        lower = sum(node.startswith("lower") for node in cluster.node_names)
+        if not upper or upper != lower or world % (2 * upper):
+            raise ScheduleError(
+                f"hdrm needs a BiGraph, all of whose ports are in use by the {world} ranks; {cluster.name} has "
+                f"{upper} upper and {lower} lower switches"
+            )
+        return {"upper": upper, "ports": world // (2 * upper)}
+    return {}
+
+
+def _read(path: Path) -> Schedule:
+    try:
+        text = path.read_text()
+    except OSError as error:
+        raise ScheduleError(f"the file {str(path)!r} cannot be read: {error}") from None
+    try:
+        return {".json": from_json, ".xml": from_msccl}.get(path.suffix, parse)(text)
+    except ScheduleError as error:
+        raise ScheduleError(f"{path}: {error}") from None
+
+
+__all__ = ["Asked", "ClusterError", "ScheduleError", "resolve"]

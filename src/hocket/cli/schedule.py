@@ -1,0 +1,290 @@
+"""`hocket schedule`: collective algorithms, to read, to verify and to time."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ._output import bad_input, print_json
+
+if TYPE_CHECKING:
+    from hocket.schedule import Finding, Schedule, StepLoad
+
+    from ._schedules.resolve import Asked
+
+schedule = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+
+_What = Annotated[
+    str, typer.Argument(metavar="SCHEDULE", help="'ring', 'double_tree pieces=4', or a .txt, .json or MSCCL .xml file.")
+]
+_World = Annotated[int | None, typer.Option("-n", "--world", min=1, help="Ranks; by default the cluster's, or 4.")]
+_Kind = Annotated[str, typer.Option("--collective", help="all_reduce, reduce_scatter, broadcast, ...")]
+_Root = Annotated[int, typer.Option(help="Of reduce, broadcast, gather and scatter.")]
+_Cluster = Annotated[str | None, typer.Option(help="A name, a spec (bigraph:upper=4,ports=2) or a .toml file.")]
+_Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+
+
+@schedule.command("list", help="The algorithms: what each serves, and what it costs.")
+def list_(
+    world: Annotated[int, typer.Option("-n", "--world", min=1, help="Ranks for the numbers shown.")] = 8,
+    kind: _Kind = "all_reduce",
+    as_json: _Json = False,
+) -> None:
+    """Show every algorithm that serves a collective, with its closed form beside the lower bounds."""
+    from hocket.algorithms import algorithms
+    from hocket.schedule import Collective, ScheduleError, lower_bounds
+
+    try:
+        collective = Collective(kind, world)
+    except ScheduleError as error:
+        bad_input("schedule list", error)
+    bound = lower_bounds(collective)
+    rows: list[dict[str, Any]] = []
+    for one in algorithms():
+        reason = one.serves(collective)
+        row: dict[str, Any] = {"name": one.name, "title": one.title, "source": one.source, "why_not": reason}
+        if reason is None:
+            form = one.form(collective)
+            row |= {"steps": form.steps, "sent": float(form.sent)}
+        rows.append(row)
+    if as_json:
+        print_json({"collective": kind, "world": world, "bounds": _bounds(bound), "algorithms": rows})
+        return
+    typer.echo(
+        f"{collective}: no algorithm needs fewer than {bound.steps} steps or {float(bound.moved):.4g} S per port"
+    )
+    _table(
+        ("name", "steps", "sent", ""),
+        [
+            (r["name"], str(r["steps"]), f"{r['sent']:.4g} S", r["title"])
+            if r["why_not"] is None
+            else (r["name"], "-", "-", r["why_not"])
+            for r in rows
+        ],
+    )
+
+
+@schedule.command()
+def show(
+    what: _What,
+    world: _World = None,
+    kind: _Kind = "all_reduce",
+    root: _Root = 0,
+    cluster: _Cluster = None,
+    svg: Annotated[Path | None, typer.Option(help="Also draw it into this file.")] = None,
+    msccl: Annotated[Path | None, typer.Option(help="Also write it as MSCCL XML into this file.")] = None,
+    text: Annotated[bool, typer.Option("--text", help="Print all transfers, in the form that is read back.")] = False,
+    as_json: _Json = False,
+) -> None:
+    """Show a schedule as a grid: who sends which chunk to whom in every step."""
+    from hocket import schedule as room
+
+    asked = _resolve("show", what, kind, world, root, cluster)
+    if svg is not None:
+        _write("show", svg, room.svg(asked.schedule))
+    if msccl is not None:
+        try:
+            _write("show", msccl, room.to_msccl(asked.schedule))
+        except room.ScheduleError as error:
+            bad_input("schedule show", error)
+    if as_json:
+        typer.echo(room.to_json(asked.schedule))
+        return
+    if text:
+        typer.echo(str(asked.schedule), nl=False)
+        return
+    typer.echo(room.describe(asked.schedule))
+    typer.echo(room.grid(asked.schedule), nl=False)
+    if asked.cluster is not None:
+        _show_links(room.link_loads(asked.schedule, asked.cluster))
+
+
+@schedule.command()
+def verify(
+    what: _What,
+    world: _World = None,
+    kind: _Kind = "all_reduce",
+    root: _Root = 0,
+    cluster: _Cluster = None,
+    as_json: _Json = False,
+) -> None:
+    """Check a schedule: its contract, its closed form, how far it is from the bounds, and the links that it loads.
+
+    The exit code is 1 if the contract is broken, else 0.
+    """
+    from hocket import schedule as room
+
+    asked = _resolve("verify", what, kind, world, root, cluster)
+    one = asked.schedule
+    findings = room.verify(one)
+    needs, bound = room.needs(one), room.lower_bounds(one.collective, in_network=bool(one.switches))
+    closed = _closed_form(asked)
+    loads = () if asked.cluster is None else room.link_loads(one, asked.cluster)
+    broken = any(finding.breaks for finding in findings) or (closed is not None and not closed["agrees"])
+    if as_json:
+        print_json(
+            {
+                "schedule": one.name,
+                "collective": str(one.collective),
+                "keeps_contract": not broken,
+                "findings": [asdict(finding) for finding in findings],
+                "needs": _bounds(needs),
+                "bounds": _bounds(bound),
+                "closed_form": closed,
+                "links": [asdict(load) for load in loads],
+            }
+        )
+    else:
+        typer.echo(room.describe(one))
+        _show_findings(one, findings)
+        if closed is not None:
+            word = "as the closed form says" if closed["agrees"] else "NOT what the closed form says"
+            typer.echo(f"{closed['steps']} steps, {closed['sent']:.6g} S sent by the busiest rank: {word}")
+        typer.echo(
+            f"distance from the bounds: {needs.steps} steps (at least {bound.steps}), "
+            f"{float(needs.moved):.6g} S through the busiest port (at least {float(bound.moved):.6g})"
+        )
+        _show_links(loads)
+    if broken:
+        raise typer.Exit(1)
+
+
+@schedule.command()
+def time(
+    what: _What,
+    size: Annotated[str, typer.Option("--bytes", help="S, the size of the vector: 1MiB, or several: 1KiB,1MiB.")],
+    cluster: Annotated[str, typer.Option(help="A name, a spec (star:hosts=8) or a .toml file.")],
+    world: _World = None,
+    kind: _Kind = "all_reduce",
+    root: _Root = 0,
+    trace: Annotated[Path | None, typer.Option(help="Write a trace for Perfetto into this file.")] = None,
+    as_json: _Json = False,
+) -> None:
+    """Predict how long a schedule takes on a cluster, by simulation; no clock is involved."""
+    from hocket.cluster import ClusterError, parse_bytes
+    from hocket.schedule import ScheduleError
+    from hocket.simulate import SimulationError, simulate_schedule
+
+    asked = _resolve("time", what, kind, world, root, cluster)
+    assert asked.cluster is not None
+    rows = []
+    try:
+        for word in size.split(","):
+            nbytes = parse_bytes(word)
+            timing = simulate_schedule(asked.schedule, asked.cluster, nbytes, trace=trace is not None)
+            rows.append(_timing_row(timing, nbytes))
+            if trace is not None:
+                _write("time", trace, _perfetto(timing))
+    except (ClusterError, SimulationError, ScheduleError, ValueError) as error:
+        bad_input("schedule time", error)
+    if as_json:
+        print_json({"schedule": asked.schedule.name, "cluster": asked.cluster.name, "rows": rows})
+        return
+    from hocket import schedule as room
+
+    typer.echo(f"{room.describe(asked.schedule)}; on {asked.cluster.name}, predicted")
+    _table(
+        ("bytes", "time", "algbw", "busbw", "busiest link", "used"),
+        [(r["shown"], r["time"], r["algbw"], r["busbw"], r["busiest_link"], f"{r['used']:.0%}") for r in rows],
+    )
+
+
+def _timing_row(timing: Any, nbytes: int) -> dict[str, Any]:
+    from hocket.cluster import format_bytes, format_rate, format_time
+
+    seconds = timing.seconds
+    rate = nbytes / seconds if seconds > 0 else 0.0
+    bus = rate * bus_factor(timing.schedule.collective.kind, timing.schedule.world)
+    use = timing.link_nbytes / timing.capacity_Bps
+    busiest = int(use.argmax()) if len(use) else 0
+    return {
+        "nbytes": nbytes,
+        "seconds": seconds,
+        "algbw_Bps": rate,
+        "busbw_Bps": bus,
+        "busiest_link": timing.cluster.link_names[busiest] if len(use) else "",
+        "used": float(use[busiest] / seconds) if len(use) and seconds > 0 else 0.0,
+        "shown": format_bytes(nbytes),
+        "time": format_time(seconds),
+        "algbw": format_rate(rate),
+        "busbw": format_rate(bus),
+    }
+
+
+def bus_factor(kind: str, world: int) -> float:
+    """Busbw / algbw as nccl-tests define them."""
+    if kind == "all_reduce":
+        return 2 * (world - 1) / world
+    return (world - 1) / world if kind in ("reduce_scatter", "all_gather", "all_to_all") else 1.0
+
+
+def _perfetto(timing: Any) -> str:
+    import json
+
+    from hocket.timeline import to_perfetto
+
+    return json.dumps(to_perfetto(timing.timeline()))
+
+
+def _resolve(verb: str, what: str, kind: str, world: int | None, root: int, cluster: str | None) -> Asked:
+    from ._schedules.resolve import ClusterError, ScheduleError, resolve
+
+    try:
+        return resolve(what, kind, world, root, cluster)
+    except (ScheduleError, ClusterError) as error:
+        bad_input(f"schedule {verb}", error)
+
+
+def _write(verb: str, path: Path, text: str) -> None:
+    try:
+        path.write_text(text)
+    except OSError as error:
+        bad_input(f"schedule {verb}", f"{str(path)!r} cannot be written: {error}")
+    typer.echo(f"wrote {path}", err=True)
+
+
+def _closed_form(asked: Asked) -> dict[str, Any] | None:
+    if asked.algorithm is None:
+        return None
+    form = asked.algorithm.form(asked.schedule.collective, **asked.parameters)
+    sent = max(asked.schedule.sent()[: asked.schedule.world], default=0)
+    agrees = (form.steps, form.sent) == (asked.schedule.step_count, sent)
+    return {"steps": form.steps, "sent": float(form.sent), "agrees": agrees}
+
+
+def _bounds(bounds: Any) -> dict[str, Any]:
+    return {"steps": bounds.steps, "moved": float(bounds.moved), "reduced": float(bounds.reduced)}
+
+
+def _show_findings(one: Schedule, findings: tuple[Finding, ...]) -> None:
+    from hocket import schedule as room
+
+    if not findings:
+        typer.echo("contract: kept")
+        return
+    broken = any(finding.breaks for finding in findings)
+    typer.echo("contract: BROKEN" if broken else "contract: kept, with remarks")
+    for finding in findings:
+        typer.echo(f"  {finding}")
+    typer.echo(room.grid(one, findings), nl=False)
+
+
+def _show_links(loads: tuple[StepLoad, ...]) -> None:
+    if not loads:
+        return
+    worst = max(loads, key=lambda load: load.most_flows)
+    shared = (
+        "no link carries two flows in any step"
+        if worst.most_flows < 2
+        else f"up to {worst.most_flows} flows share a link: {worst.busiest} in step {worst.step}"
+    )
+    typer.echo(f"links: {shared}; paths of up to {max(load.hops for load in loads)} links")
+
+
+def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
+    widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
+    for row in (head, *rows):
+        typer.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())

@@ -1,0 +1,215 @@
+"""Writes a schedule as MSCCL XML, the classic form with one `step` an operation, for MSCCL's runtime and tools.
+
+Every rank gets a thread block for each peer it sends to and one for each it receives from; if there is one of both, as
+in a ring, they share a block. A block does its steps in order; an operation that must come after one of another block
+names it (`depid`, `deps`), and since it can name only one, `nop` steps before it name the others. See the format in
+msccl-tools (github.com/microsoft/msccl-tools), `msccl/language/ir.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+from xml.etree import ElementTree
+
+from ._collective import Collective, ScheduleError
+from ._ir import Schedule
+
+NAMES: Final = {
+    "all_reduce": "allreduce",
+    "all_gather": "allgather",
+    "reduce_scatter": "reduce_scatter",
+    "all_to_all": "alltoall",
+    "broadcast": "broadcast",
+    "reduce": "reduce",
+}
+"""MSCCL's names; a gather, a scatter or a barrier it does not have."""
+
+
+def to_msccl(schedule: Schedule, *, protocol: str = "Simple") -> str:
+    """Writes a schedule as MSCCL XML.
+
+    All kinds but all_to_all are in place: all_gather in the output buffer, the others in the input buffer.
+
+    Args:
+        schedule: of ranks only.
+        protocol: NCCL's: Simple, LL or LL128.
+
+    Raises:
+        ScheduleError: switches take part, or MSCCL has no such collective.
+    """
+    collective = schedule.collective
+    if schedule.switches:
+        raise ScheduleError(f"{schedule.name}: MSCCL has no switches that reduce; only ranks can be written")
+    if collective.kind not in NAMES:
+        raise ScheduleError(f"MSCCL has no {collective.kind}; it has {', '.join(NAMES)}")
+    root = ElementTree.Element(
+        "algo",
+        name=schedule.name,
+        proto=protocol,
+        nchannels="1",
+        nchunksperloop=str(schedule.chunks // collective.blocks * collective.vector_blocks),
+        ngpus=str(schedule.world),
+        coll=NAMES[collective.kind],
+        inplace="0" if collective.kind == "all_to_all" else "1",
+    )
+    if collective.rooted:
+        root.set("root", str(collective.root))
+    for rank, operations in enumerate(_operations(schedule)):
+        _write_rank(root, schedule, rank, operations)
+    ElementTree.indent(root)
+    return ElementTree.tostring(root, encoding="unicode") + "\n"
+
+
+@dataclass(slots=True)
+class _Operation:
+    """One end of a transfer."""
+
+    step: int
+    sends: bool
+    peer: int
+    start: int
+    stop: int
+    reduce: bool
+    block: int = -1
+    number: int = -1
+    waits: list[_Operation] = field(default_factory=list)
+    awaited: bool = False
+
+    def after(self, other: _Operation) -> bool:
+        """Whether it must come after another of the same rank: they share a chunk and one of them writes."""
+        return self.start < other.stop and other.start < self.stop and not (self.sends and other.sends)
+
+
+def _operations(schedule: Schedule) -> list[list[_Operation]]:
+    """Each rank's operations in an order that is right: within a step all are read before any is written."""
+    of_rank: list[list[_Operation]] = [[] for _ in range(schedule.world)]
+    for number, step in enumerate(schedule.each_step()):
+        for source, destination, start, stop, reduce in zip(*(c.tolist() for c in step.columns), strict=True):
+            of_rank[source].append(_Operation(number, True, destination, start, stop, reduce))
+            of_rank[destination].append(_Operation(number, False, source, start, stop, reduce))
+    for operations in of_rank:
+        operations.sort(key=lambda one: (one.step, not one.sends))  # stable: messages of a pair keep their order
+    return of_rank
+
+
+def _write_rank(root: ElementTree.Element, schedule: Schedule, rank: int, operations: list[_Operation]) -> None:
+    place = _Places(schedule.collective, schedule.chunks, rank)
+    blocks = _assign_blocks(operations)
+    _find_waits(operations)
+    elements: list[ElementTree.Element] = []
+    for number, (send, receive) in enumerate(blocks):
+        element = ElementTree.Element("tb", id=str(number), send=str(send), recv=str(receive), chan="0")
+        steps = 0
+        for one in (one for one in operations if one.block == number):
+            for wait in one.waits[:-1]:
+                _write_step(element, steps, "nop", ("i", -1), ("o", -1), 0, wait, awaited=False)
+                steps += 1
+            verb = "s" if one.sends else "rrc" if one.reduce else "r"
+            here, there = place(one.start), _Places(schedule.collective, schedule.chunks, one.peer)(one.start)
+            source, target = (here, there) if one.sends else (there, here)
+            last = one.waits[-1] if one.waits else None
+            _write_step(element, steps, verb, source, target, one.stop - one.start, last, awaited=one.awaited)
+            steps += 1
+        elements.append(element)
+    if schedule.collective.kind == "all_to_all":
+        elements.append(_own_block(place, schedule, len(blocks)))
+    gpu = ElementTree.SubElement(root, "gpu", {"id": str(rank), **place.sizes()})
+    gpu.extend(elements)
+
+
+def _assign_blocks(operations: list[_Operation]) -> list[tuple[int, int]]:
+    """Gives every operation its thread block and place there; returns the blocks' peers."""
+    to = dict.fromkeys(one.peer for one in operations if one.sends)
+    sources = dict.fromkeys(one.peer for one in operations if not one.sends)
+    if len(to) == len(sources) == 1:
+        blocks = [(next(iter(to)), next(iter(sources)))]
+        for one in operations:
+            one.block = 0
+        return blocks
+    blocks = [(peer, -1) for peer in to] + [(-1, peer) for peer in sources]
+    for one in operations:
+        one.block = blocks.index((one.peer, -1) if one.sends else (-1, one.peer))
+    return blocks
+
+
+def _find_waits(operations: list[_Operation]) -> None:
+    """Finds for each operation the last one of every other block that it must come after, and numbers the steps."""
+    counts: dict[int, int] = {}
+    for position, one in enumerate(operations):
+        found: dict[int, _Operation] = {}
+        for other in reversed(operations[:position]):
+            if other.block != one.block and other.block not in found and one.after(other):
+                found[other.block] = other
+                other.awaited = True
+        one.waits = list(found.values())
+        one.number = counts.get(one.block, 0) + max(0, len(one.waits) - 1)
+        counts[one.block] = one.number + 1
+
+
+class _Places:
+    """Where a chunk lies in MSCCL's buffers of a rank."""
+
+    def __init__(self, collective: Collective, chunks: int, rank: int) -> None:
+        self._collective = collective
+        self._chunks = chunks
+        self._rank = rank
+        self._world = collective.world
+        self._pieces = chunks // collective.blocks
+
+    def __call__(self, chunk: int) -> tuple[str, int]:
+        kind = self._collective.kind
+        if kind != "all_to_all":
+            return ("o" if kind == "all_gather" else "i"), chunk
+        block, piece = divmod(chunk, self._pieces)
+        source, destination = divmod(block, self._world)
+        if source == self._rank:
+            return "i", destination * self._pieces + piece
+        if destination == self._rank:
+            return "o", source * self._pieces + piece
+        return "s", chunk
+
+    def sizes(self) -> dict[str, str]:
+        """Attributes of the `gpu` element: chunks of the buffers."""
+        kind = self._collective.kind
+        if kind == "all_to_all":
+            vector = self._world * self._pieces
+            return {"i_chunks": str(vector), "o_chunks": str(vector), "s_chunks": str(self._chunks)}
+        inside = "0" if kind == "all_gather" else str(self._chunks)
+        return {"i_chunks": inside, "o_chunks": str(self._chunks) if kind == "all_gather" else "0", "s_chunks": "0"}
+
+
+def _own_block(place: _Places, schedule: Schedule, number: int) -> ElementTree.Element:
+    """An all_to_all's block that stays where it is: from the input to the output buffer."""
+    pieces = schedule.chunks // schedule.collective.blocks
+    offset = place._rank * pieces
+    element = ElementTree.Element("tb", id=str(number), send="-1", recv="-1", chan="0")
+    _write_step(element, 0, "cpy", ("i", offset), ("o", offset), pieces, None, awaited=False)
+    return element
+
+
+def _write_step(
+    block: ElementTree.Element,
+    number: int,
+    verb: str,
+    source: tuple[str, int],
+    target: tuple[str, int],
+    count: int,
+    wait: _Operation | None,
+    *,
+    awaited: bool,
+) -> None:
+    ElementTree.SubElement(
+        block,
+        "step",
+        s=str(number),
+        type=verb,
+        srcbuf=source[0],
+        srcoff=str(source[1]),
+        dstbuf=target[0],
+        dstoff=str(target[1]),
+        cnt=str(count),
+        depid=str(wait.block) if wait else "-1",
+        deps=str(wait.number) if wait else "-1",
+        hasdep=str(int(awaited)),
+    )
