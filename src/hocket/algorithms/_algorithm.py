@@ -113,6 +113,12 @@ class Algorithm:
         for name in parameters.keys() - self.parameters.keys():
             known = ", ".join(self.parameters) or "none"
             return f"{self.name} has no parameter {name!r}; there are: {known}"
+        for name, value in parameters.items():
+            default = self.parameters[name]
+            if isinstance(default, (bool, int, str)) and type(value) is not type(default):
+                return (
+                    f"{self.name}: {name}={value!r} is no {_KINDS_OF_VALUE[type(default)]}; the default is {default!r}"
+                )
         reason = None if collective.world == 1 else self.limit(collective, **parameters)
         return reason and f"{self.name}, {collective}: {reason}"
 

@@ -30,6 +30,7 @@ _VERBS: dict[str, tuple[str, dict[str, Any]]] = {
     "train": ("Train a bundled workload on several ranks.", {}),
     "check": ("Compare a script on one rank and on several: the losses must agree.", {}),
     "bench": ("Measure collectives and training steps beside other systems.", {}),
+    "schedule": ("Look at collective algorithms: show, verify and time them.", {}),
     "doctor": ("Say what on this machine stands in the way of training, and what to do about it.", {}),
     "clean": ("Remove what crashed jobs have left.", {}),
 }

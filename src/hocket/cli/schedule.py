@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 schedule = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
 _What = Annotated[
-    str, typer.Argument(metavar="SCHEDULE", help="'ring', 'double_tree pieces=4', or a .txt, .json or MSCCL .xml file.")
+    list[str],
+    typer.Argument(metavar="SCHEDULE", help="ring, double_tree pieces=4, or a .txt, .json or MSCCL .xml file."),
 ]
 _World = Annotated[int | None, typer.Option("-n", "--world", min=1, help="Ranks; by default the cluster's, or 4.")]
 _Kind = Annotated[str, typer.Option("--collective", help="all_reduce, reduce_scatter, broadcast, ...")]
@@ -61,7 +62,7 @@ def list_(
         [
             (r["name"], str(r["steps"]), f"{r['sent']:.4g} S", r["title"])
             if r["why_not"] is None
-            else (r["name"], "-", "-", r["why_not"])
+            else (r["name"], "-", "-", r["why_not"].removeprefix(f"{r['name']}, {collective}: "))
             for r in rows
         ],
     )
@@ -193,7 +194,7 @@ def time(
 
 
 def _timing_row(timing: Any, nbytes: int) -> dict[str, Any]:
-    from hocket.cluster import format_bytes, format_rate, format_time
+    from hocket.cluster import format_bytes
 
     seconds = timing.seconds
     rate = nbytes / seconds if seconds > 0 else 0.0
@@ -208,10 +209,17 @@ def _timing_row(timing: Any, nbytes: int) -> dict[str, Any]:
         "busiest_link": timing.cluster.link_names[busiest] if len(use) else "",
         "used": float(use[busiest] / seconds) if len(use) and seconds > 0 else 0.0,
         "shown": format_bytes(nbytes),
-        "time": format_time(seconds),
-        "algbw": format_rate(rate),
-        "busbw": format_rate(bus),
+        "time": _short(seconds, "s"),
+        "algbw": _short(rate, "B/s"),
+        "busbw": _short(bus, "B/s"),
     }
+
+
+def _short(value: float, unit: str) -> str:
+    """Four digits and an SI prefix."""
+    prefixes = (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3), ("", 1.0), ("m", 1e-3), ("u", 1e-6), ("n", 1e-9))
+    prefix, scale = next(((p, s) for p, s in prefixes if value >= s), ("", 1.0))
+    return f"{value / scale:.4g} {prefix}{unit}"
 
 
 def bus_factor(kind: str, world: int) -> float:
@@ -229,11 +237,11 @@ def _perfetto(timing: Any) -> str:
     return json.dumps(to_perfetto(timing.timeline()))
 
 
-def _resolve(verb: str, what: str, kind: str, world: int | None, root: int, cluster: str | None) -> Asked:
+def _resolve(verb: str, what: list[str], kind: str, world: int | None, root: int, cluster: str | None) -> Asked:
     from ._schedules.resolve import ClusterError, ScheduleError, resolve
 
     try:
-        return resolve(what, kind, world, root, cluster)
+        return resolve(" ".join(what), kind, world, root, cluster)
     except (ScheduleError, ClusterError) as error:
         bad_input(f"schedule {verb}", error)
 

@@ -1,0 +1,89 @@
+"""`hocket schedule`: files in and out, JSON, and errors; what it prints stands in tests/golden."""
+
+import json
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+from typer.testing import CliRunner
+
+from hocket.algorithms import get
+from hocket.cli.schedule import schedule
+from hocket.schedule import Collective, from_json, from_msccl, parse
+
+
+def run(*words):
+    return CliRunner().invoke(schedule, [str(word) for word in words])
+
+
+def test_json_and_text_are_read_back_as_the_same_schedule(tmp_path):
+    ring = get("ring")(Collective("all_reduce", 6))
+    assert from_json(run("show", "ring", "-n", "6", "--json").stdout) == ring
+    text = run("show", "ring", "-n", "6", "--text").stdout
+    assert parse(text) == ring
+    for name, content in {"ring.txt": text, "ring.json": run("show", "ring", "-n", "6", "--json").stdout}.items():
+        (tmp_path / name).write_text(content)
+        assert parse(run("show", tmp_path / name, "--text").stdout) == ring
+
+
+def test_pictures_and_msccl_are_written(tmp_path):
+    result = run(
+        "show", "double_tree", "pieces=2", "-n", "4", "--svg", tmp_path / "a.svg", "--msccl", tmp_path / "a.xml"
+    )
+    assert result.exit_code == 0, result.output
+    assert ElementTree.parse(tmp_path / "a.svg").getroot().tag.endswith("svg")
+    assert from_msccl((tmp_path / "a.xml").read_text()).collective == Collective("all_reduce", 4)
+    assert run("verify", tmp_path / "a.xml").exit_code == 0
+
+
+def test_verify_says_all_as_json():
+    document = json.loads(run("verify", "hdrm", "--cluster", "bigraph:upper=2,ports=2", "--json").stdout)
+    assert document["keeps_contract"] is True
+    assert document["findings"] == []
+    assert document["closed_form"] == {"steps": 6, "sent": 1.75, "agrees": True}
+    assert {load["most_flows"] for load in document["links"]} == {1}
+
+
+def test_a_broken_schedule_has_exit_code_1(tmp_path):
+    text = run("show", "ring", "-n", "3", "--text").stdout.replace("1 -> 2 copy 2", "1 -> 0 copy 2")
+    (tmp_path / "bad.txt").write_text(text)
+    result = run("verify", tmp_path / "bad.txt", "--json")
+    assert result.exit_code == 1
+    document = json.loads(result.stdout)
+    assert document["keeps_contract"] is False
+    assert document["findings"][0]["kind"] == "missing"
+
+
+def test_time_predicts_and_writes_a_trace(tmp_path):
+    words = ("--bytes", "1KiB,1MiB", "--cluster", "star:hosts=4,bandwidth=100Gbit/s", "--json")
+    result = run("time", "ring", *words, "--trace", tmp_path / "trace.json")
+    assert result.exit_code == 0, result.output
+    small, large = json.loads(result.stdout)["rows"]
+    assert 0 < small["seconds"] < large["seconds"]
+    assert large["busbw_Bps"] == pytest.approx(1.5 * large["algbw_Bps"])
+    assert large["busbw_Bps"] < 12.5e9
+    assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (("show", "nope"), "algorithm 'nope' is unknown; there are one_shot"),
+        (("show", "ring", "rings=x"), "ring: rings='x' is no whole number; the default is 1"),
+        (("show", "absent.json"), "'absent.json' cannot be read"),
+        (("show", "ring", "--collective", "all_reduse"), "collective 'all_reduse' is unknown"),
+        (("show", "bruck"), "bruck serves all_to_all, not all_reduce"),
+        (("verify", "hdrm", "--cluster", "star:hosts=8"), "hdrm needs a BiGraph"),
+        (("time", "ring", "--bytes", "1QiB", "--cluster", "star:hosts=4"), "1QiB"),
+        (
+            ("time", "ring", "-n", "9", "--bytes", "1", "--cluster", "star:hosts=4"),
+            "needs rank 8 and star has ranks 0..3",
+        ),
+        (("show", "ring", "--svg", "/absent/a.svg"), "cannot be written"),
+        (("show", "aggregation_tree", "--msccl", "a.xml"), "MSCCL has no switches"),
+    ],
+)
+def test_bad_input_is_one_error_and_exit_code_2(words, text):
+    result = run(*words)
+    assert result.exit_code == 2, result.output
+    assert text in result.output
+    assert "Traceback" not in result.output
