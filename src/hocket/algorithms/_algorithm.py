@@ -62,6 +62,7 @@ class Form:
         )
 
 
+_VALUES = {bool: "truth value", int: "whole number", str: "word"}
 _ALONE = Form(0, Fraction(0), Fraction(0))
 
 
