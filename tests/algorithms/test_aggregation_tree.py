@@ -85,6 +85,21 @@ def test_what_is_no_tree_is_refused(parents: list[int], reason: str) -> None:
         )
 
 
+def test_leaders_stand_for_their_hosts() -> None:
+    schedule = aggregation_tree(Collective("all_reduce", 6), local=2)
+    assert rows(schedule) == [
+        ["1>0", "3>2", "5>4"],
+        ["0>s1.0", "2>s1.0", "4>s1.0"],
+        ["s1.0>0", "s1.0>2", "s1.0>4"],
+        ["0>1", "2>3", "4>5"],
+    ]
+    assert rows(aggregation_tree(Collective("broadcast", 4, 3), local=2)) == [["3>2", "3>s1.0"], ["s1.0>0"], ["0>1"]]
+    with pytest.raises(ScheduleError, match="a host alone needs no switch"):
+        aggregation_tree(Collective("all_reduce", 4), local=4)
+    with pytest.raises(ScheduleError, match="give one of them"):
+        aggregation_tree(Collective("all_reduce", 4), local=2, pieces=2)
+
+
 def test_the_switches_of_a_cluster_reduce_for_a_part_of_its_ranks() -> None:
     cluster = load("selene-like")
     parents, switches = cluster_tree(cluster, range(100))

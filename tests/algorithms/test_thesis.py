@@ -67,7 +67,7 @@ VARIANTS = {
             (5, "direct", "circulant"),
         )
     ),
-    "aggregation_tree": ({"arity": 2}, {"arity": 3, "pieces": 4}),
+    "aggregation_tree": ({"arity": 2}, {"arity": 3, "pieces": 4}, {"local": 2, "arity": 2}, {"local": 5}),
     "binomial": ({"pieces": 5},),
     "chain": ({"pieces": 2}, {"pieces": 9}),
 }

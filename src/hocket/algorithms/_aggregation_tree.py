@@ -52,13 +52,37 @@ def cluster_tree(
 
 
 def _tree(
-    world: int, parents: ArrayLike | None, switches: Sequence[str] | None, arity: int
+    collective: Collective, parents: ArrayLike | None, switches: Sequence[str] | None, arity: int, local: int
 ) -> tuple[Parents, tuple[str, ...]]:
     """The tree, checked. Parts without ranks, and all above the lowest switch over all ranks, are left out as -2."""
-    above, names = switch_tree(world, arity)
-    if parents is not None:
+    world, rank = collective.world, np.arange(collective.world)
+    leader = np.arange(0, world, local)
+    leader[collective.root // local] = collective.root
+    if parents is None:
+        small, names = switch_tree(len(leader), arity)
+        above = np.full(world + len(names), -1)
+        inner = small >= 0
+        above[np.concatenate([leader, np.arange(world, len(above))])[inner]] = small[inner] + world - len(leader)
+    else:
         above = np.array(parents, np.int64)
         names = tuple(switches) if switches is not None else tuple(f"s{i}" for i in range(len(above) - world))
+        _check(above, names, world)
+    if local > 1:
+        above[:world] = np.where(np.isin(rank, leader), above[:world], leader[rank // local])
+    deep = _depths(above)
+    below = np.zeros(len(above), np.int64)  # ranks below
+    below[:world] = 1
+    for level in range(int(deep.max()), 0, -1):
+        at = np.flatnonzero(deep == level)
+        np.add.at(below, above[at], below[at])
+    above[below == 0] = -2
+    whole = np.flatnonzero((below == world) & (np.arange(len(above)) >= world))
+    above[whole] = -2
+    above[whole[np.argmax(deep[whole])]] = -1
+    return above, names
+
+
+def _check(above: Parents, names: tuple[str, ...], world: int) -> None:
     if above.shape != (world + len(names),):
         raise ScheduleError(
             f"aggregation_tree: parents has shape {above.shape}; give one number for each of {world} ranks and "
@@ -69,17 +93,6 @@ def _tree(
         raise ScheduleError(f"aggregation_tree: {tops.tolist()} have no parent (-1); one switch must be the top")
     for child in np.flatnonzero((above >= 0) & ((above < world) | (above >= len(above)))):
         raise ScheduleError(f"aggregation_tree: the parent of {child} is {above[child]}, which is no switch")
-    deep = _depths(above)
-    below = np.zeros(len(above), np.int64)  # ranks below
-    below[:world] = 1
-    for level in range(int(deep.max()), 0, -1):
-        at = np.flatnonzero(deep == level)
-        np.add.at(below, above[at], below[at])
-    above[below == 0] = -2
-    above[(below == world) & (np.arange(len(above)) >= world)] = -2
-    whole = np.flatnonzero((below == world) & (np.arange(len(above)) >= world))
-    above[whole[np.argmax(deep[whole])]] = -1
-    return above, names
 
 
 def _depths(above: Parents) -> Parents:
@@ -109,23 +122,42 @@ def _form(
     switches: Sequence[str] | None = None,
     arity: int = 32,
     pieces: int = 1,
+    local: int = 1,
 ) -> Form:
     p, root = collective.world, collective.root
-    above, _ = _tree(p, parents, switches, arity)
-    deep = _depths(above)[:p]
-    hops = 2 * int(deep.max())
+    above, _ = _tree(collective, parents, switches, arity, local)
+    far = _depths(above)[:p]  # of every rank from the top, or from the root
+    hops = 2 * int(far.max())
     if collective.rooted:
-        meet, shared = np.arange(p), np.zeros(p, np.int64)  # depth of the lowest switch over a rank and the root
-        over_root: list[int] = [root]
+        over_root = [root]
         while above[over_root[-1]] >= 0:
             over_root.append(int(above[over_root[-1]]))
-        for _ in range(int(deep.max())):
+        meet = np.arange(p)  # the lowest switch over a rank and the root
+        for _ in range(int(far.max())):
             meet = np.where(np.isin(meet, over_root), meet, above[meet])
-        for links, switch in enumerate(reversed(over_root)):
-            shared[meet == switch] = links
-        hops = int((deep + deep[root] - 2 * shared).max())
-    passed = Fraction(hops + pieces - 1, pieces)
-    return Form(hops + pieces - 1, Fraction(1), passed, Fraction(int(collective.kind == "reduce")))
+        links = {one: number for number, one in enumerate(reversed(over_root))}
+        far = far + far[root] - 2 * np.array([links[one] for one in meet.tolist()])
+        hops = int(far.max())
+    if local == 1:
+        passed = Fraction(hops + pieces - 1, pieces)
+        return Form(hops + pieces - 1, Fraction(1), passed, Fraction(int(collective.kind == "reduce")))
+    # Each leader has a step with all of its host. They coincide for leaders that are equally far, and in the first
+    # step of all_reduce. A root has its switch and its host in one step.
+    others, leads = local - 1, above[:p] >= p
+    turns = len(np.unique(far[leads])) - int(collective.rooted)
+    whole = turns + int(not collective.rooted)
+    busy = hops + whole * (others - 1) + others * int(collective.rooted)
+    reduced = {"broadcast": 0, "reduce": turns * others + local}.get(collective.kind, others)
+    return Form(
+        hops,
+        Fraction(1 if collective.kind == "reduce" else local),
+        Fraction(busy),
+        Fraction(reduced),
+        steps_inside=2 - int(collective.rooted),
+        wire_inside=Fraction(2 * others),
+        messages=busy,
+        messages_inside=2 * others,
+    )
 
 
 def _limit(
@@ -135,9 +167,14 @@ def _limit(
     switches: Sequence[str] | None = None,
     arity: int = 32,
     pieces: int = 1,
+    local: int = 1,
 ) -> str | None:
     if arity < 2:
         return f"arity={arity}; give 2 or more"
+    if local < 1 or collective.world % local or (local > 1 and collective.world == local):
+        return f"local={local}: give the ranks a host, which must divide the world's size; a host alone needs no switch"
+    if local > 1 and pieces > 1:
+        return f"local={local}, pieces={pieces}: what leaders collect is not cut; give one of them"
     return None if pieces >= 1 else f"pieces={pieces}; give 1 or more"
 
 
@@ -157,6 +194,7 @@ def aggregation_tree(
     switches: Sequence[str] | None = None,
     arity: int = 32,
     pieces: int = 1,
+    local: int = 1,
 ) -> Schedule:
     """Builds: up with reduction as children arrive, down with multicast from the lowest switch over all ranks.
 
@@ -169,11 +207,13 @@ def aggregation_tree(
         switches: their names; by default s0, s1 ...
         arity: children a switch of the default tree.
         pieces: into how many pieces the vector is cut, which follow each other through the levels (streaming).
+        local: ranks a host, those of a host one after the other; all but one give to that one, their leader, which is
+            the root or else the first rank, and get the result from it. What `parents` says of the others is not used.
 
     Raises:
         ScheduleError: `parents` is no tree of switches over the ranks.
     """
-    above, names = _tree(collective.world, parents, switches, arity)
+    above, names = _tree(collective, parents, switches, arity, local)
     if collective.rooted:
         stages = _down(_rooted(above, collective.root))
         if collective.kind == "reduce":
