@@ -44,7 +44,13 @@ def test_every_contract_is_served(kind: str, world: int) -> None:
     for root in {0, world - 1} if Collective(kind, world).rooted else {0}:
         collective = Collective(kind, world, root)
         assert "direct" in [one.name for one in candidates(collective)]
-        assert all(one.serves(collective) is None for one in candidates(collective))
+        assert all(one.serves(collective) is None and not one.in_network for one in candidates(collective))
+
+
+def test_switches_that_reduce_make_more_candidates() -> None:
+    collective = Collective("barrier", 8)
+    more = set(candidates(collective, in_network=True)) - set(candidates(collective))
+    assert [one.name for one in more] == ["aggregation_tree"]
 
 
 def test_one_rank_transfers_nothing() -> None:

@@ -44,6 +44,16 @@ def test_more_ports_than_upper_switches_share_links_evenly() -> None:
     assert busiest_link(hdrm(Collective("all_reduce", 64), upper=2, ports=16), 2, 16) == 8
 
 
+@pytest.mark.parametrize("order", ["halving", "doubling"])
+def test_on_a_leaf_spine_of_equal_size_flows_of_plain_halving_doubling_collide(order: str) -> None:
+    collective = Collective("all_reduce", 64)
+    mapped = link_loads(hdrm(collective, upper=8, ports=4, order=order), load("bigraph:upper=8,ports=4"), 1e6)
+    plain = link_loads(halving_doubling(collective, order=order), load("leafspine:leaves=8,ports=8"), 1e6)
+    assert {step.most_flows for step in mapped} == {1}
+    assert max(step.most_flows for step in plain) >= 3  # paths are chosen for each flow, by a hash
+    assert sum(step.seconds for step in plain) > 1.2 * sum(step.seconds for step in mapped)
+
+
 def test_plain_halving_doubling_leaves_the_direct_links() -> None:
     assert busiest_link(halving_doubling(Collective("all_reduce", 64)), 8, 4) == -1
 

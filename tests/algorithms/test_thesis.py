@@ -81,7 +81,7 @@ def served(algorithm: Algorithm) -> list[tuple[Collective, dict[str, object]]]:
     found = []
     for world in WORLDS:
         for kind in algorithm.kinds:
-            roots = {0, world // 2, world - 1} if Collective(kind, world).rooted else {0}
+            roots = {0, world - 1, world // 2 if world < LARGE else 0} if Collective(kind, world).rooted else {0}
             for collective in (Collective(kind, world, root) for root in sorted(roots)):
                 for parameters in ({}, *VARIANTS.get(algorithm.name, ())):
                     if algorithm.serves(collective, **parameters) is None:

@@ -64,6 +64,12 @@ def get(name: str) -> Algorithm:
     return REGISTRY[name]
 
 
-def candidates(collective: Collective) -> tuple[Algorithm, ...]:
-    """The algorithms that serve a collective with their default parameters; there is always one."""
-    return tuple(one for one in REGISTRY.values() if one.serves(collective) is None)
+def candidates(collective: Collective, *, in_network: bool = False) -> tuple[Algorithm, ...]:
+    """The algorithms that serve a collective with their default parameters; there is always one.
+
+    Args:
+        collective: any.
+        in_network: whether there are switches that reduce, so that those that need them are among the candidates.
+    """
+    usable = (one for one in REGISTRY.values() if in_network or not one.in_network)
+    return tuple(one for one in usable if one.serves(collective) is None)
