@@ -70,7 +70,7 @@ def _everything(collective: Collective, **parameters: Any) -> None:
     return None
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False, repr=False, slots=True)
 class Algorithm:
     """One way to carry out some collectives. `algorithm(collective, **parameters)` builds its schedule.
 
@@ -95,6 +95,9 @@ class Algorithm:
     limit: Callable[..., str | None] = _everything
     variants: tuple[Mapping[str, Any], ...] = ({},)
     in_network: bool = False
+
+    def __repr__(self) -> str:
+        return f"<algorithm {self.name}: {', '.join(self.kinds)}>"
 
     @property
     def parameters(self) -> dict[str, Any]:
