@@ -26,9 +26,10 @@ def test_the_pick_is_the_fastest_at_every_size_of_the_grid(world: int, local: in
     for kind in KINDS:
         collective = Collective(kind, world)
         tried = [
-            (one, {**variant, **({"local": local} if "local" in one.parameters else {})})
+            (one, {**variant, **level})
             for one in algorithms()
             for variant in one.variants
+            for level in [{}, {"local": local}][: 1 + ("local" in one.parameters)]
             if not one.in_network
         ]
         able = [(one, parameters) for one, parameters in tried if one.serves(collective, **parameters) is None]
@@ -60,6 +61,8 @@ def test_switches_reduce_only_if_they_can() -> None:
     assert not any(row.algorithm == "aggregation_tree" for row in Choices.by_closed_form(WIRE, 16).rows)
     able = Choices.by_closed_form(WIRE, 16, in_network=True)
     assert able.pick("all_reduce", 16, 1 << 20).algorithm == "aggregation_tree"
+    hosts = Choices.by_closed_form(WIRE, 64, local=8, inside=INSIDE, in_network=True)
+    assert any(str(row) == "aggregation_tree local=8" for row in hosts.rows)
 
 
 def test_what_is_picked_builds_and_verifies() -> None:

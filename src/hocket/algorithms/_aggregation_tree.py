@@ -184,7 +184,7 @@ def _limit(
     kinds=("all_reduce", "reduce", "broadcast", "barrier"),
     form=_form,
     limit=_limit,
-    variants=tuple({"pieces": pieces} for pieces in (1, 4, 16, 64)),
+    variants=({}, *({"pieces": pieces} for pieces in (4, 16, 64))),
     in_network=True,
 )
 def aggregation_tree(

@@ -36,7 +36,7 @@ def _limit(collective: Collective, *, pieces: int = 1) -> str | None:
     kinds=("broadcast", "reduce", "scatter", "gather"),
     form=_form,
     limit=_limit,
-    variants=tuple({"pieces": pieces} for pieces in (1, 4, 16, 64, 256)),
+    variants=({}, *({"pieces": pieces} for pieces in (4, 16, 64, 256))),
 )
 def chain(collective: Collective, *, pieces: int = 1) -> Schedule:
     """Builds the chain of any root: its neighbour, and so on around.

@@ -36,7 +36,8 @@ class Choices:
         """Takes the fastest algorithm by its closed form for each of `sizes` and joins equal neighbours.
 
         Args:
-            wire: of one rank's port; see `Form` for what is counted, above all for `message_s`.
+            wire: of one rank's port; see `Form` for what is counted, above all for `message_s`. Every rank has a port
+                of its own: where those of a host share a NIC, two levels are better than the table says.
             world: ranks of the group.
             local: ranks on each host, one host's after another's; those with two levels are tried if it is above 1.
             inside: within a host; flat algorithms are held to cross hosts in every step.
@@ -48,8 +49,8 @@ class Choices:
         for kind in kinds:
             times = {}
             for one in algorithms():
-                for variant in one.variants:
-                    parameters = {**variant, **({"local": local} if "local" in one.parameters else {})}
+                levels = ({}, {"local": local}) if local > 1 and "local" in one.parameters else ({},)
+                for parameters in ({**variant, **level} for variant in one.variants for level in levels):
                     collective = Collective(kind, world)
                     if (one.in_network and not in_network) or one.serves(collective, **parameters):
                         continue

@@ -69,7 +69,7 @@ def _depths(parent: NDArray[np.int64]) -> NDArray[np.int64]:
     kinds=("all_reduce",),
     form=_form,
     limit=_limit,
-    variants=tuple({"pieces": pieces} for pieces in (1, 4, 16, 64)),
+    variants=({}, *({"pieces": pieces} for pieces in (4, 16, 64))),
 )
 def double_tree(collective: Collective, *, pieces: int = 1) -> Schedule:
     """Builds the two trees: up with reduction, then down with copies.
