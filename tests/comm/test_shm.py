@@ -15,8 +15,8 @@ from hocket.comm._reduce import reducer
 from .thread_world import TIMEOUT_S, ThreadWorld
 
 WORLDS = [2, 3, 4, 5]
-# Around the borders: nothing, one, one-shot, direct, pieces of 512 KiB, blocks of 1 MiB (float32 elements).
-SIZES = [0, 1, 7, 1000, 2**14, 2**14 + 1, 2**17, 2**17 + 3, 2**18 + 5, 700_001]
+# Around the borders: nothing, one, one-shot, direct, pieces of 1 MiB, blocks of 1.5 MiB, a chain (float32 elements).
+SIZES = [0, 1, 7, 1000, 2**14, 2**14 + 1, 2**17, 2**17 + 3, 2**18 + 5, 700_001, 2**20, 1_200_003]
 
 
 @pytest.fixture(scope="module", params=WORLDS)
@@ -86,7 +86,7 @@ def test_operators_agree_with_numpy(op, ufunc, dtype):
         np.testing.assert_array_equal(result.numpy(), expected)
 
 
-@pytest.mark.parametrize("numel", [10, 400_000])
+@pytest.mark.parametrize("numel", [10, 400_000, 1_200_003])
 @pytest.mark.parametrize("registered", [False, True])
 def test_averages_and_scaled_sums(numel, registered):
     world = ThreadWorld(3)
@@ -100,6 +100,15 @@ def test_averages_and_scaled_sums(numel, registered):
     truncated = reducer(ReduceOp.AVG, torch.int64)
     world.values(lambda r, t: t.all_reduce(integers[r], truncated, TIMEOUT_S))
     assert integers[1].tolist() == [-7, 6, 7], "-22/3, 20/3 and 23/3 rounded towards zero"
+    wide = [integers[1].repeat(numel) - r for r in range(3)]
+    expected = _in_rank_order(wide, torch.add).div(3, rounding_mode="trunc")
+    world.values(lambda r, t: t.all_reduce(wide[r], truncated, TIMEOUT_S))
+    assert all(torch.equal(i, expected) for i in wide)
+    complex_ = [torch.view_as_complex(i[: numel // 2 * 2].view(-1, 2)) for i in _inputs(3, numel)]
+    expected = torch.view_as_real(_in_rank_order(complex_, torch.add)) / 3
+    mean = reducer(ReduceOp.AVG, torch.complex64)
+    world.values(lambda r, t: t.all_reduce(complex_[r], mean, TIMEOUT_S))
+    assert all(torch.equal(torch.view_as_real(i), expected) for i in complex_)
     scaled = reducer(torch.distributed._make_nccl_premul_sum(0.5), torch.float32)
     inputs = _inputs(3, numel, registered=registered)
     expected = _in_rank_order([i * 0.5 for i in inputs], torch.add)

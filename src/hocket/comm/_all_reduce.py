@@ -1,6 +1,6 @@
 """All-reduce and reduce over one host's shared memory.
 
-Three ways, chosen by size and by where the buffers lie (n ranks, S bytes):
+Four ways, chosen by size and by where the buffers lie (n ranks, S bytes):
 
 - direct: every rank's buffer is registered. Rank r reduces chunk r of n straight from all buffers and writes the result
   into all of them, piece by piece, so that a piece is still in cache when it is written. Each rank reads S and writes S
@@ -8,8 +8,8 @@ Three ways, chosen by size and by where the buffers lie (n ranks, S bytes):
 - one-shot: every rank copies its piece to its slot and reduces all slots itself: one phase a piece, (1 + n - 1) S bytes
   of kernel work. Best for two ranks and for small messages.
 - blocks: reduce-scatter and all-gather through slots, block by block; the results of one block travel in the phase that
-  carries the contributions of the next: (2.5 - 0.5/n) S bytes of kernel work at most, for large messages of three and
-  more ranks.
+  carries the contributions of the next: for messages of three and more ranks that make few blocks.
+- chain: see `_chain`; for long messages of three and more ranks.
 
 In all of them a result is computed in the order of ranks: bitwise the same on every rank and from run to run.
 """
@@ -20,6 +20,7 @@ from collections import OrderedDict
 
 import torch
 
+from ._chain import chain
 from ._channel import Channel
 from ._flat import cut
 from ._memory import Place
@@ -83,6 +84,12 @@ def all_reduce(
         flat.mul_(op.factor)
     if channel.size == 2 or nbytes <= channel.sizes.one_shot:
         return _one_shot(channel, plans, flat, op, place)
+    if nbytes >= channel.sizes.chain:
+        channel.meet()
+        if channel.registered() == channel.size:
+            return _direct(channel, plans, flat, op)
+        chain(channel, flat, op)
+        return "shm-staged"
     blocks = _Blocks(channel, flat)
     if place is None:
         blocks.contribute(0)

@@ -54,6 +54,7 @@ class Sizes:
         one_shot: up to this, every rank of three and more reduces everything itself instead of sharing the work.
         piece: how much is copied in one phase by the one-shot way and by plain copies.
         block: how much three and more ranks share the reduction of in one phase.
+        chain: from this on, three and more ranks reduce one after the other in a pipeline of pieces.
         direct: from this on, registered buffers are worked on in place; below, the second phase costs more.
         direct_piece: how much is reduced before it is written to all, so that it is still in the core's cache.
     """
@@ -62,6 +63,7 @@ class Sizes:
     one_shot: int
     piece: int
     block: int
+    chain: int
     direct: int
     direct_piece: int
 
@@ -71,6 +73,7 @@ CPU_SIZES = Sizes(
     one_shot=64 * 2**10,
     piece=2**20,
     block=3 * 2**19,
+    chain=4 * 2**20,
     direct=256 * 2**10,
     direct_piece=128 * 2**10,
 )

@@ -26,6 +26,7 @@ CUDA_SIZES = Sizes(
     one_shot=2**20,
     piece=16 * 2**20,
     block=24 * 2**20,
+    chain=2**62,  # one GPU does everybody's work: nothing to share out in a pipeline
     direct=2**62,  # device buffers are not registered
     direct_piece=2**20,
 )

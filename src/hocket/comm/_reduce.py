@@ -60,6 +60,17 @@ class Reducer(NamedTuple):
             else:
                 result.div_(world, rounding_mode="trunc")
 
+    def deliver(self, total: torch.Tensor, target: torch.Tensor, world: int) -> None:
+        """Writes the result to `target`: `total`, or its average as `finish` would make it, in one pass."""
+        if not self.average:
+            target.copy_(total)
+        elif total.is_complex():
+            torch.div(torch.view_as_real(total), world, out=torch.view_as_real(target))
+        elif total.is_floating_point():
+            torch.div(total, world, out=target)
+        else:
+            torch.div(total, world, rounding_mode="trunc", out=target)
+
 
 _plain: dict[tuple[int, torch.dtype], Reducer] = {}
 
