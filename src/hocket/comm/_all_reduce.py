@@ -82,7 +82,7 @@ def all_reduce(
         flat = flat.view(op.view)
     if op.factor is not None:
         flat.mul_(op.factor)
-    if channel.size == 2 or nbytes <= channel.sizes.one_shot:
+    if channel.size == 2 or nbytes <= channel.one_shot:
         return _one_shot(channel, plans, flat, op, place)
     if nbytes >= channel.sizes.chain:
         channel.meet()

@@ -42,6 +42,7 @@ RUNNING, FAILED, LEFT = 0, 1, 2
 _SPINS_OWN_CORE = 400
 _SPINS_SHARED_CORE = 10
 _SLICE_S = 0.1
+_PHASE_WORTH_NBYTES = 3 * 2**18  # where ranks share cores, a rank reduces so much in the time of a phase (measured)
 _HEADS_KEPT = 512  # views of slots kept, since making one costs as much as a small copy
 
 
@@ -51,7 +52,8 @@ class Sizes:
 
     Attributes:
         slot: room of one slot; a rank has two.
-        one_shot: up to this, every rank of three and more reduces everything itself instead of sharing the work.
+        one_shot: up to this, every rank of three and more reduces everything itself instead of sharing the work, if each
+            has a core.
         piece: how much is copied in one phase by the one-shot way and by plain copies.
         block: how much three and more ranks share the reduction of in one phase.
         chain: from this on, three and more ranks reduce one after the other in a pipeline of pieces.
@@ -128,6 +130,11 @@ class Channel:
         self._poll: select.poll | None = None
         cores = len(os.sched_getaffinity(0))
         self._spins = _SPINS_OWN_CORE if self.size <= cores else _SPINS_SHARED_CORE
+        self.one_shot = self.sizes.one_shot
+        """Up to how many bytes every rank reduces everything itself."""
+        if self.size > max(cores, 2):
+            # It does n times S of work in one phase; shared, it is at most 2.5 times S in two.
+            self.one_shot = max(self.one_shot, int(_PHASE_WORTH_NBYTES / (self.size - 2.5)))
         self.patient = False
         """Whether waiting should leave the core alone at once: set while a progress thread runs beside computation."""
         self.published_s = self.arrived_s = 0.0
