@@ -119,10 +119,9 @@ class Algorithm:
             return f"{self.name} has no parameter {name!r}; there are: {known}"
         for name, value in parameters.items():
             default = self.parameters[name]
-            if isinstance(default, (bool, int, str)) and type(value) is not type(default):
-                return (
-                    f"{self.name}: {name}={value!r} is no {_KINDS_OF_VALUE[type(default)]}; the default is {default!r}"
-                )
+            if type(default) in _VALUES and not isinstance(value, type(default)):
+                wanted = _VALUES[type(default)]
+                return f"{self.name}: {name}={value!r} is no {wanted}; the default is {default!r}"
         reason = None if collective.world == 1 else self.limit(collective, **parameters)
         return reason and f"{self.name}, {collective}: {reason}"
 

@@ -31,6 +31,7 @@ _VERBS: dict[str, tuple[str, dict[str, Any]]] = {
     "check": ("Compare a script on one rank and on several: the losses must agree.", {}),
     "bench": ("Measure collectives and training steps beside other systems.", {}),
     "schedule": ("Look at collective algorithms: show, verify and time them.", {}),
+    "tune": ("Measure the algorithms on real ranks and write which is the fastest where.", {}),
     "doctor": ("Say what on this machine stands in the way of training, and what to do about it.", {}),
     "clean": ("Remove what crashed jobs have left.", {}),
 }

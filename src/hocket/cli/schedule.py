@@ -198,7 +198,7 @@ def _timing_row(timing: Any, nbytes: int) -> dict[str, Any]:
 
     seconds = timing.seconds
     rate = nbytes / seconds if seconds > 0 else 0.0
-    bus = rate * bus_factor(timing.schedule.collective.kind, timing.schedule.world)
+    bus = rate * timing.schedule.collective.bus_factor
     use = timing.link_nbytes / timing.capacity_Bps
     busiest = int(use.argmax()) if len(use) else 0
     return {
@@ -220,13 +220,6 @@ def _short(value: float, unit: str) -> str:
     prefixes = (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3), ("", 1.0), ("m", 1e-3), ("u", 1e-6), ("n", 1e-9))
     prefix, scale = next(((p, s) for p, s in prefixes if value >= s), ("", 1.0))
     return f"{value / scale:.4g} {prefix}{unit}"
-
-
-def bus_factor(kind: str, world: int) -> float:
-    """Busbw / algbw as nccl-tests define them."""
-    if kind == "all_reduce":
-        return 2 * (world - 1) / world
-    return (world - 1) / world if kind in ("reduce_scatter", "all_gather", "all_to_all") else 1.0
 
 
 def _perfetto(timing: Any) -> str:

@@ -1,6 +1,7 @@
 """Runs collectives: the torch backend "hocket", its transports, and the seams that others build on."""
 
 from ._choosing import choose as choose
+from ._engine import EngineTransport as EngineTransport
 from ._errors import CollectiveMismatchError as CollectiveMismatchError
 from ._errors import CollectiveTimeoutError as CollectiveTimeoutError
 from ._errors import CommError as CommError
@@ -27,12 +28,14 @@ from ._program import Message as Message
 from ._reduce import reducer as reducer
 from ._registration import RegistrationStats as RegistrationStats
 from ._registration import registration_stats as registration_stats
+from ._scheduled import ScheduledTransport as ScheduledTransport
 
 __all__ = [
     "CollectiveMismatchError",
     "CollectiveTimeoutError",
     "CommError",
     "EnginePoints",
+    "EngineTransport",
     "Mailbox",
     "Message",
     "MpiPoints",
@@ -43,6 +46,7 @@ __all__ = [
     "Pending",
     "PointToPoint",
     "RegistrationStats",
+    "ScheduledTransport",
     "blocks_after",
     "blocks_before",
     "choose",

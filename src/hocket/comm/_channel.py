@@ -52,8 +52,8 @@ class Sizes:
 
     Attributes:
         slot: room of one slot; a rank has two.
-        one_shot: up to this, every rank of three and more reduces everything itself instead of sharing the work, if each
-            has a core.
+        one_shot: up to this, every rank of three and more reduces everything itself instead of sharing the work, if
+            each has a core.
         piece: how much is copied in one phase by the one-shot way and by plain copies.
         block: how much three and more ranks share the reduction of in one phase.
         chain: from this on, three and more ranks reduce one after the other in a pipeline of pieces.

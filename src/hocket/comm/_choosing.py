@@ -10,9 +10,9 @@ from typing import Final
 from hocket.algorithms import Choices, from_toml
 from hocket.schedule import ScheduleError, Wire
 
-# Gloo over a 10 Gbit/s Ethernet: TCP's latency as Gloo's pairs see it, its rate, and torch.add from memory on one core.
-# What differs from it is for `hocket tune` to find out.
-ETHERNET: Final = Wire(latency_s=50e-6, seconds_per_byte=1 / 1.1e9, reduce_seconds_per_byte=1 / 8e9)
+# Gloo over a 10 Gbit/s Ethernet: TCP's latency as Gloo's pairs see it, what each further message of a step costs this
+# executor, TCP's rate, and torch.add from memory on one core. What differs from it is for `hocket tune` to find out.
+ETHERNET: Final = Wire(latency_s=50e-6, seconds_per_byte=1 / 1.1e9, reduce_seconds_per_byte=1 / 8e9, message_s=20e-6)
 
 _chosen: Choices | None = None
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import torch
 
-from hocket.algorithms import Choice, get
+from hocket.algorithms import Choice, Choices, get
 from hocket.schedule import Collective, Schedule
 
 from . import _choosing
@@ -33,9 +33,18 @@ class ScheduledTransport:
         rank: this rank.
         size: how many there are.
         engine: for what has no plan: blocks of different lengths.
+        table: of choices for a number of ranks; by default what `hocket.comm.choose` and HOCKET_CHOICES say.
     """
 
-    def __init__(self, points: PointToPoint, rank: int, size: int, engine: Transport) -> None:
+    def __init__(
+        self,
+        points: PointToPoint,
+        rank: int,
+        size: int,
+        engine: Transport,
+        table: Callable[[int], Choices] = _choosing.table,
+    ) -> None:
+        self._table = table
         self._points = points
         self._engine = engine
         self._rank = rank
@@ -104,7 +113,7 @@ class ScheduledTransport:
         return self._run(choice, "barrier", word, chunks, self._copying, 0, timeout_s)
 
     def _pick(self, kind: str, nbytes: int) -> Choice:
-        return _choosing.table(self._size).pick(kind, self._size, nbytes)
+        return self._table(self._size).pick(kind, self._size, nbytes)
 
     def _in_place(self, kind: str, flat: Tensor, op: Reducer, root: int, timeout_s: float) -> str:
         choice = self._pick(kind, flat.numel() * flat.element_size())

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from hocket.schedule import KINDS, Collective
+
 _KIB, _MIB = 2**10, 2**20
 
 
@@ -39,8 +41,4 @@ def bus_factor(kind: str, world: int) -> float:
         kind: as in `hocket.comm.Operation`.
         world: number of ranks.
     """
-    if kind == "all_reduce":
-        return 2 * (world - 1) / world
-    if kind in ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"):
-        return (world - 1) / world
-    return 1.0
+    return Collective(kind, world).bus_factor if kind in KINDS else 1.0

@@ -88,6 +88,14 @@ class Collective:
         """Blocks in the S bytes by which nccl-tests measure: all, but a rank's send buffer for all_to_all."""
         return self.world if self.kind == "all_to_all" else self.blocks
 
+    @property
+    def bus_factor(self) -> float:
+        """Busbw / algbw as nccl-tests define them: what crosses a port of a ring, in units of S."""
+        if self.kind == "all_reduce":
+            return 2 * (self.world - 1) / self.world
+        shared = self.kind in ("reduce_scatter", "all_gather", "all_to_all", "gather", "scatter")
+        return (self.world - 1) / self.world if shared else 1.0
+
     def before(self, rank: Ints, block: Ints) -> Bools:
         """Whether `rank` contributes to `block` when the operation begins; the arguments broadcast."""
         if self.reduces:
