@@ -40,7 +40,8 @@ def _outcomes(world, rows):
     for destination in {row[1] for row in rows}:
         into = [(world[source], reduce) for source, to, reduce in rows if to == destination]
         results = set()
-        for order in set(permutations(into)):
+        orders = {tuple(into)} if all(reduce for _, reduce in into) else set(permutations(into))  # sums commute
+        for order in orders:
             value = world[destination]
             for read, reduce in order:
                 value = frozenset((Counter(dict(value)) + Counter(dict(read))).items()) if reduce else read
