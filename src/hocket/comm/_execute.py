@@ -21,6 +21,9 @@ Tensor = torch.Tensor
 _MOST_BOUND: Final = 64
 """Lengths of vectors for which a part keeps its offsets."""
 
+_MOST_KEPT: Final = 1 << 28
+"""Bytes of scratch memory kept from one operation to the next."""
+
 
 class Pending(Protocol):
     """A message under way."""
@@ -72,6 +75,22 @@ def blocks_before(collective: Collective, rank: int) -> list[int]:
 def blocks_after(collective: Collective, rank: int) -> list[int]:
     """The blocks that a rank holds in the end, in order."""
     return np.flatnonzero(collective.after(np.array(rank), np.arange(collective.blocks))).tolist()
+
+
+class Scratch:
+    """Memory that one operation after another uses: fresh pages cost as much as the reduction that needs them."""
+
+    def __init__(self) -> None:
+        self._room = torch.empty(0, dtype=torch.uint8)
+
+    def take(self, numel: int, dtype: torch.dtype) -> Tensor:
+        """A flat tensor of any content, good until the next call."""
+        nbytes = numel * dtype.itemsize
+        if nbytes > _MOST_KEPT:
+            return torch.empty(numel, dtype=dtype)
+        if self._room.numel() < nbytes:
+            self._room = torch.empty(nbytes, dtype=torch.uint8)
+        return self._room[:nbytes].view(dtype)
 
 
 class Part:
@@ -134,7 +153,7 @@ class Part:
         return Bound(instructions, tuple(place), tuple(staged), tuple(offsets.tolist()), program.staging * largest)
 
     def play(
-        self, room: Tensor, block_numel: int, op: Reducer, transport: PointToPoint
+        self, room: Tensor, block_numel: int, op: Reducer, transport: PointToPoint, scratch: Scratch | None = None
     ) -> Iterator[tuple[Pending, Message]]:
         """Does the part; yields what must be done before it goes on, and goes on once it is.
 
@@ -143,10 +162,11 @@ class Part:
             block_numel: elements of a block.
             op: combines two contributions.
             transport: to the peers.
+            scratch: where to take staging room from; a new one if None.
         """
         program, bound = self._program, self.bound(block_numel)
         messages, fresh = program.messages, program.fresh
-        staging = torch.empty(bound.staging, dtype=room.dtype)
+        staging = (scratch or Scratch()).take(bound.staging, room.dtype)
         places = [room[place] for place in bound.place]
         arrivals = [
             staging[staged] if staged is not None else place for staged, place in zip(bound.staged, places, strict=True)
@@ -191,15 +211,23 @@ def _put(place: Tensor, arrived: list[Tensor], own: int, reduce: bool, fresh: bo
         op.kernel(place, one, out=place)
 
 
-def perform(part: Part, room: Tensor, block_numel: int, op: Reducer, transport: PointToPoint, timeout_s: float) -> None:
-    """Does a part and blocks until it is done.
+def perform(
+    part: Part,
+    room: Tensor,
+    block_numel: int,
+    op: Reducer,
+    transport: PointToPoint,
+    timeout_s: float,
+    scratch: Scratch | None = None,
+) -> None:
+    """Does a part and blocks until it is done; for the arguments see `Part.play`.
 
     Raises:
         CollectiveTimeoutError: a message did not come in time; it says which, and from whom.
         CommError: a peer or the engine failed.
     """
     deadline_s = time.monotonic() + timeout_s
-    for pending, message in part.play(room, block_numel, op, transport):
+    for pending, message in part.play(room, block_numel, op, transport, scratch):
         try:
             pending.wait(max(0.001, deadline_s - time.monotonic()))
         except CommError:
