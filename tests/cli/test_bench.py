@@ -5,7 +5,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from hocket.cli._bench import tables
+from hocket.cli._bench import rank, tables
 from hocket.cli.bench import BenchError, bench, parse_peers, parse_sizes
 
 COLLECTIVES = ["allreduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all"]
@@ -103,3 +103,15 @@ def test_tables_compare_with_every_peer_and_the_floor():
     assert [c[-2] for c in cells] == ["4.00x", "8.00x", "1.00x"]
     assert cells[1][-1] == "80% of 400.0 us"
     assert tables.size(64 * 2**20) == "64 MiB"
+
+
+@pytest.mark.parametrize(
+    ("samples", "kept"),
+    [
+        ([(1.0, 0.0), (9.0, 1e-3), (2.0, 5e-6), (3.0, 0.0)], [1.0, 2.0, 3.0]),
+        ([(1.0, 3e-3), (2.0, 1e-3), (3.0, 2e-3)], [2.0, 3.0]),
+    ],
+)
+def test_samples_that_a_rank_began_late_do_not_count(monkeypatch, samples, kept):
+    monkeypatch.setattr(rank.dist, "all_reduce", lambda tensor, operator: None)
+    assert rank.Rank.slowest(object.__new__(rank.Rank), samples) == kept

@@ -8,7 +8,6 @@ operation starts on all ranks at once, and its time is that of the slowest rank.
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -17,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from hocket import comm
-from hocket.cli._bench.rank import Rank
+from hocket.cli._bench.rank import Rank, Sample
 from hocket.profile import bus_factor
 
 COLLECTIVES = ("allreduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all")
@@ -49,16 +48,13 @@ def work() -> None:
         source, target = torch.zeros(numel), torch.zeros(numel)
         turns["copy", False] = partial(target.copy_, source)
         turns["scale", False] = partial(target.mul_, 1.0)
-        samples: dict[tuple[str, bool], list[float]] = {turn: [] for turn in turns}
+        samples: dict[tuple[str, bool], list[Sample]] = {turn: [] for turn in turns}
         for _ in range(spec["rounds"]):
             for turn, operation in turns.items():
                 for _ in range(_UNMEASURED):
                     operation()
                 for _ in range(samples_a_turn(nbytes)):
-                    rank.align()
-                    begin_s = time.perf_counter()
-                    operation()
-                    samples[turn].append(time.perf_counter() - begin_s)
+                    samples[turn].append(rank.measure(operation))
         slowest = {turn: sorted(rank.slowest(own)) for turn, own in samples.items()}
         copied, scaled = (statistics.median(slowest.pop((kernel, False))) for kernel in ("copy", "scale"))
         floors.append({"nbytes": numel * 4, "floor_s": min(copied, scaled), "copy_s": copied, "scale_s": scaled})

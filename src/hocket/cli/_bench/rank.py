@@ -6,6 +6,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,10 @@ from hocket.comm.torch_adapter import FileStore
 
 _AHEAD_S = 3e-4
 _AHEAD_SHARED_S = 2e-3
+_LATE_S = 1e-5
+
+Sample = tuple[float, float]
+"""Seconds that an operation took on this rank, and how many seconds late this rank began it."""
 
 
 class Rank:
@@ -46,10 +51,17 @@ class Rank:
         )
         self.gloo = dist.new_group(backend="gloo")
 
-    def align(self) -> None:
-        """Returns at the same instant on all ranks: they agree on one a little ahead and wait for it.
+    def measure(self, operation: Callable[[], Any]) -> Sample:
+        """Does `operation` at the same instant on all ranks."""
+        late_s = self._align()
+        begin_s = time.perf_counter()
+        operation()
+        return time.perf_counter() - begin_s, late_s
 
-        They spin if each has a core. If ranks share cores they sleep, since one that spins keeps another from being
+    def _align(self) -> float:
+        """Agrees with all ranks on an instant a little ahead and waits for it; returns how late this rank is, in s.
+
+        Ranks spin if each has a core. If they share cores they sleep, since one that spins keeps another from being
         there in time.
         """
         shared = self.n > len(os.sched_getaffinity(0))
@@ -58,15 +70,21 @@ class Rank:
         start_s = start.item()
         if shared:
             time.sleep(max(0.0, start_s - time.perf_counter()))
-            return
-        while time.perf_counter() < start_s:
+            return 0.0  # being woken late is part of sharing cores
+        while (now_s := time.perf_counter()) < start_s:
             pass
+        return now_s - start_s
 
-    def slowest(self, samples: list[float]) -> list[float]:
-        """Sample by sample, the longest of all ranks."""
-        times = torch.tensor(samples, dtype=torch.float64)
-        dist.all_reduce(times, dist.ReduceOp.MAX)
-        return [float(t) for t in times.tolist()]
+    def slowest(self, samples: list[Sample]) -> list[float]:
+        """Sample by sample, the longest of all ranks; without those at which a rank was not there in time.
+
+        Where a rank came late, the others' times are those of waiting for it, whatever the system. A third of the
+        samples stays in any case, those at which ranks were least late.
+        """
+        both = torch.tensor(samples, dtype=torch.float64)
+        dist.all_reduce(both, dist.ReduceOp.MAX)
+        limit_s = max(_LATE_S, sorted(both[:, 1].tolist())[len(samples) // 3])
+        return [seconds for seconds, late_s in both.tolist() if late_s <= limit_s]
 
     def report(self, result: dict[str, Any]) -> None:
         """Rank 0 writes the result; the world ends."""

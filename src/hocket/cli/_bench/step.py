@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +11,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import hocket
-from hocket.cli._bench.rank import Rank
+from hocket.cli._bench.rank import Rank, Sample
 from hocket.workloads.edsr.model import EDSR
 
 SYSTEMS = ("ddp-gloo", "ddp-hocket", "hocket")
@@ -51,16 +50,13 @@ def work() -> None:
     rows = []
     for name in rank.spec["models"]:
         steps = {system: _step(rank, name, system) for system in SYSTEMS}
-        samples: dict[str, list[float]] = {system: [] for system in SYSTEMS}
+        samples: dict[str, list[Sample]] = {system: [] for system in SYSTEMS}
         for _ in range(rank.spec["rounds"]):
             for system, step in steps.items():
                 for _ in range(_UNMEASURED):
                     step()
                 for _ in range(_SAMPLES_A_TURN):
-                    rank.align()
-                    begin_s = time.perf_counter()
-                    step()
-                    samples[system].append(time.perf_counter() - begin_s)
+                    samples[system].append(rank.measure(step))
         slowest = {system: sorted(rank.slowest(own)) for system, own in samples.items()}
         reference_s = statistics.median(slowest["ddp-gloo"])
         for system, times in slowest.items():
