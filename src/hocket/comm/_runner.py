@@ -60,8 +60,8 @@ class Runner:
             timeout_s = self.timeout_s
         record = self._record(kind, payload, opts.asyncOp) if _observe.observers else None
         self.seq += 1
+        work = HocketWork(results, record)
         if opts.asyncOp or not self._queue.enter():
-            work = HocketWork(results, record)
             # What this thread's inference mode permits the progress thread must be permitted too.
             inference = torch.is_inference_mode_enabled()
             self._queue.post(work, lambda: self._run_beside(action, record, timeout_s, inference))
@@ -74,7 +74,8 @@ class Runner:
             _observe.announce_waited(record, record.posted_s, time.perf_counter())
         if error is not None and not isinstance(error, Exception):
             raise error
-        return HocketWork.over(results, record, error)
+        work.over(error)
+        return work
 
     def _run_beside(
         self, action: Action, record: _observe.Operation | None, timeout_s: float, inference: bool

@@ -39,16 +39,10 @@ class HocketWork(Work):
         self._results = results
         self._guard = threading.Lock()
 
-    @classmethod
-    def over(
-        cls, results: list[torch.Tensor], record: _observe.Operation | None, error: BaseException | None
-    ) -> HocketWork:
-        """The handle of an operation that has run already, with its error if it has one."""
-        work = cls(results, record)
-        work._done = True
-        if error is not None:
-            work._error = error
-        return work
+    def over(self, error: BaseException | None) -> None:
+        """Marks the operation as over before anyone has seen this handle, who could be waiting."""
+        self._error = error
+        self._done = True
 
     def finish(self, error: BaseException | None) -> None:
         """Marks the operation as over and wakes whoever waits."""
