@@ -7,7 +7,6 @@ What is executed is what the backend executes: the same transport, with a table 
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, Final
@@ -119,14 +118,10 @@ def _measure(rank: Rank, turns: dict[str, Operation], nbytes: int, rounds: int) 
     running = list(turns)
     for number in range(rounds):
         for label in running:
-            operation, times = turns[label], []
+            operation = turns[label]
             operation()
-            for _ in range(max(1, samples_a_turn(nbytes) // 4)):
-                rank.align()
-                begin_s = time.perf_counter()
-                operation()
-                times.append(time.perf_counter() - begin_s)
-            samples[label] += rank.slowest(times)
+            own = [rank.measure(operation) for _ in range(max(1, samples_a_turn(nbytes) // 4))]
+            samples[label] += rank.slowest(own)
         if number == 0:
             medians = {label: statistics.median(samples[label]) for label in turns}
             bar_s = _SLOW * min(medians[label] for label in turns)
