@@ -3,8 +3,8 @@
 In: `settings` (SimGrid's own, as "network/model:CM02"), `cases`, each with `links` ([bandwidth in B/s, latency in s],
 shared by all that cross them) and `rounds`: lists of flows ([start in s, bytes, [links]]). A case with `hosts` ([link
 up, link down] of each) is a star, and its flows name hosts: [start, bytes, [source, destination]]; SimGrid keeps its
-routes in a line per host and not in a square. A case's round begins when its round before has ended. Out: `ends` (of
-every case the end of every flow, in order) and `wall_s`, of the simulation without setting up.
+routes in a line per host and not in a square. A case's round begins when its round before has ended.
+Out: `ends` (of every case the end of every flow, in order) and `wall_s`, of the simulation without setting up.
 """
 
 import json

@@ -6,11 +6,15 @@ Read `_fair.py` (what flows get), `_tasks.py` (the loop), `_lower.py` (a schedul
 from ._fair import Usage as Usage
 from ._fair import max_min as max_min
 from ._flows import simulate_flows as simulate_flows
+from ._graph import StepGraph as StepGraph
+from ._graph import Work as Work
 from ._schedule import LinkUse as LinkUse
 from ._schedule import ScheduleTiming as ScheduleTiming
 from ._schedule import simulate_schedule as simulate_schedule
 from ._settings import Protocol as Protocol
 from ._settings import Settings as Settings
+from ._step import StepTiming as StepTiming
+from ._step import simulate_step as simulate_step
 from ._tasks import LoadTrace as LoadTrace
 from ._tasks import Outcome as Outcome
 from ._tasks import SimulationError as SimulationError
@@ -23,8 +27,12 @@ __all__ = [
     "ScheduleTiming",
     "Settings",
     "SimulationError",
+    "StepGraph",
+    "StepTiming",
     "Usage",
+    "Work",
     "max_min",
     "simulate_flows",
     "simulate_schedule",
+    "simulate_step",
 ]

@@ -88,8 +88,8 @@ def max_min(
         open_link = np.zeros(len(used), dtype=bool)
         open_link[link[spread * _SAME < reached]] = True
         done = np.logical_or.reduceat(~open_link[link], first) | (bound[who] <= least * _SAME)
-        # A bound below all levels holds its flow, whatever becomes of the links.
-        rates[who[done]] = least[done] * weights[who[done]]
+        final = who[done]
+        rates[final] = np.minimum(least[done] * weights[final], rates[final])
         gone = np.repeat(done, width)
         taken = np.bincount(link[gone], weights=share[gone] * rates[owner[gone]], minlength=len(used))
         left = np.maximum(left - taken, 0.0)
@@ -121,7 +121,9 @@ def _within(usage: Usage, rates: Floats, capacity: Floats, used: Indices, links:
     over = load > capacity
     if not over.any():
         return rates
-    factor = np.where(over, capacity / np.where(load > 0, load, 1.0) * (1 - 2**-52), 1.0)[link]
+    # A sum of k rates rounds k times, so that is how much has to be left.
+    crowd = np.bincount(link, minlength=len(used))
+    factor = np.where(over, capacity / np.where(load > 0, load, 1.0) * (1 - crowd * 2.0**-52), 1.0)[link]
     rows = np.flatnonzero(counts)
     scaled = rates.copy()
     scaled[rows] *= np.minimum.reduceat(factor, usage.offsets[rows])

@@ -4,19 +4,23 @@ A transfer waits for every transfer of an earlier step that touches one of its c
 those only the latest step's have to be named for each chunk, as they have waited for the earlier ones themselves.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hocket.cluster import Cluster
-from hocket.schedule import Schedule
+from hocket.schedule import Schedule, Step
 
 from ._fair import weighted_count
 from ._network import Wires
 from ._reduce import Fused, fuse
 from ._settings import Settings
 from ._tasks import SimulationError, Tasks
+from ._touch import Touched
 
 __all__ = ["Lowered", "lower", "place"]
 
@@ -51,7 +55,6 @@ class Lowered:
 
     tasks: Tasks
     flows: Flows
-    ends: Indices
 
 
 def place(schedule: Schedule, cluster: Cluster, ranks: Indices | None) -> Indices:
@@ -117,6 +120,19 @@ def lower(
     return _Lowering(schedule, nodes, wires, nbytes / vector, fused, ready_s).all()
 
 
+class _Merged(NamedTuple):
+    """Rows of a step, and the messages that they make: `message` of every row, `first` row of every message."""
+
+    source: Indices
+    destination: Indices
+    length: Indices
+    message: Indices
+    first: Indices
+    member: Indices
+    size: Floats
+    adds: Floats
+
+
 class _Lowering:
     def __init__(
         self,
@@ -129,12 +145,10 @@ class _Lowering:
     ) -> None:
         self._schedule, self._nodes, self._wires = schedule, nodes, wires
         self._chunk_nbytes, self._fused, self._ready = chunk_nbytes, fused, ready_s
-        cells = schedule.endpoints * schedule.chunks
-        self._last = np.full(cells, -1, dtype=np.int32)  # the task that touched it last
-        self._mark = np.zeros(cells, dtype=np.int32)
+        self._touched = Touched(schedule.endpoints, schedule.chunks)
         self._count = len(fused) if fused else 0  # tasks so far; those of switches come first
         self._edges: list[tuple[Indices, Indices]] = []
-        self._parts: list[tuple[int, Indices, Indices, Indices, Floats]] = []  # plain messages, by first task
+        self._parts: list[tuple[int, Indices, Indices, Floats]] = []  # plain messages, by first task
         self._flows: list[tuple[Indices, Indices, Indices, Floats, Indices]] = []
         self._reduces: list[tuple[int, Indices, Floats]] = []
         self._barrier: int | None = None
@@ -142,95 +156,56 @@ class _Lowering:
     def all(self) -> Lowered:
         number = row = 0
         for step in self._schedule.steps:
-            source, destination = step.source.astype(np.int64), step.destination.astype(np.int64)
-            length = (step.stop - step.start).astype(np.int64)
-            pair, first, flow = np.unique(
-                source * self._schedule.endpoints + destination, return_index=True, return_inverse=True
-            )
-            size = weighted_count(flow, length.astype(np.float64), len(pair)) * self._chunk_nbytes
-            adds = weighted_count(flow, (step.reduce * length).astype(np.float64), len(pair)) * self._chunk_nbytes
+            merged = None
             for times in range(step.repeat):
                 start = (step.start + np.int64(times) * step.shift) % self._schedule.chunks
-                self._one(number, row, source, destination, start, length, flow, first, size, adds)
+                if merged is None or self._fused is not None:
+                    merged = self._merge(step, row)
+                self._one(number, step, start, merged)
                 number, row = number + 1, row + len(step)
         return self._finish()
 
-    def _one(
-        self,
-        number: int,
-        row: int,
-        source: Indices,
-        destination: Indices,
-        start: Indices,
-        length: Indices,
-        flow: Indices,
-        first: Indices,
-        size: Floats,
-        adds: Floats,
-    ) -> None:
-        """One step: number its messages, find what they wait for, and leave their marks."""
-        if not len(source):
-            return
-        task = np.arange(self._count, self._count + len(first))
-        plain = np.ones(len(first), dtype=bool)
+    def _merge(self, step: Step, row: int) -> _Merged:
+        """The messages of a step: rows between the same endpoints, and of the same stream where switches reduce."""
+        source, destination = step.source.astype(np.int64), step.destination.astype(np.int64)
+        length = (step.stop - step.start).astype(np.int64)
+        key = source * self._schedule.endpoints + destination
+        member = np.full(len(step), -1, dtype=np.int64)
         if self._fused is not None:
-            member = self._fused.task_of_row[row : row + len(source)][first]
-            plain = member < 0
-            task = np.where(plain, self._count + np.cumsum(plain) - 1, member)
+            member = self._fused.task_of_row[row : row + len(step)]
+            key = key * (len(self._fused) + 1) + member + 1
+        _, first, message = np.unique(key, return_index=True, return_inverse=True)
+        size = weighted_count(message, length.astype(np.float64), len(first)) * self._chunk_nbytes
+        adds = weighted_count(message, (step.reduce * length).astype(np.float64), len(first)) * self._chunk_nbytes
+        return _Merged(source, destination, length, message, first, member[first], size, adds)
+
+    def _one(self, number: int, step: Step, start: Indices, merged: _Merged) -> None:
+        """One step: number its messages, find what they wait for, and leave their marks."""
+        if not len(step):
+            return
+        first, size = merged.first, merged.size
+        source, destination = merged.source[first], merged.destination[first]
+        plain = merged.member < 0
+        task = np.where(plain, self._count + np.cumsum(plain) - 1, merged.member)
         kept = np.flatnonzero(plain)
-        self._parts.append((self._count, source[first[kept]], destination[first[kept]], kept, size[kept]))
+        self._parts.append((self._count, source[kept], destination[kept], size[kept]))
         self._count += len(kept)
-        self._flows.append((np.full(len(first), number), source[first], destination[first], size, task))
+        self._flows.append((np.full(len(first), number), source, destination, size, task))
         done = task
         if self._wires.settings.reduce_s_per_byte:
-            done = self._add_reductions(task, destination[first], np.where(plain, adds, 0.0))
-        cells, owner = self._cells(source, destination, start, length)
-        entering, leaving = task[flow][owner], np.concatenate([task[flow], done[flow]])[self._side(owner, length)]
-        self._wait(cells, entering)
-        self._leave(cells, leaving)
+            done = self._add_reductions(task, destination, np.where(plain, merged.adds, 0.0))
+        entering, leaving = task[merged.message], done[merged.message]
+        before, after, self._count = self._touched.step(
+            np.concatenate([merged.source, merged.destination]),
+            np.concatenate([start, start]),
+            np.concatenate([merged.length, merged.length]),
+            np.concatenate([entering, entering]),
+            np.concatenate([entering, leaving]),  # at the destination what comes next waits for the reduction, too
+            self._count,
+        )
+        self._edges.append((before, after))
         if self._wires.settings.lockstep:
             self._synchronise(np.unique(task), np.unique(done))
-
-    def _cells(self, source: Indices, destination: Indices, start: Indices, length: Indices) -> tuple[Indices, Indices]:
-        """All (endpoint, chunk) that the rows touch, sources first, and the row of each."""
-        chunks = self._schedule.chunks
-        base = np.concatenate([source, destination]) * chunks + np.concatenate([start, start])
-        both = np.concatenate([length, length])
-        owner = np.repeat(np.arange(len(both)), both)
-        ends = np.cumsum(both)
-        return np.arange(ends[-1]) - np.repeat(ends - both, both) + base[owner], owner % len(source)
-
-    @staticmethod
-    def _side(owner: Indices, length: Indices) -> Indices:
-        """Index into (tasks of rows, reductions of rows): cells of destinations wait for the reduction."""
-        at_source = len(owner) // 2
-        return owner + np.where(np.arange(len(owner)) < at_source, 0, len(length))
-
-    def _wait(self, cells: Indices, task: Indices) -> None:
-        previous = self._last[cells].astype(np.int64)
-        seen = np.flatnonzero((previous >= 0) & (previous != task))
-        if not len(seen):
-            return
-        before, after = previous[seen], task[seen]
-        fresh = np.r_[True, (before[1:] != before[:-1]) | (after[1:] != after[:-1])]
-        key = np.unique(before[fresh] * np.int64(2**31) + after[fresh])
-        self._edges.append((key >> 31, key & (2**31 - 1)))
-
-    def _leave(self, cells: Indices, task: Indices) -> None:
-        """Mark cells as touched; where several tasks touch one in a step, a task that waits for them all stands in."""
-        self._mark[cells] = task
-        torn = self._mark[cells] != task
-        self._last[cells] = task
-        if not torn.any():
-            return
-        shared = np.unique(cells[torn])
-        self._mark[shared] = -1
-        rows = np.flatnonzero(self._mark[cells] == -1)
-        stand_in = self._count + np.searchsorted(shared, cells[rows])
-        key = np.unique(task[rows] * np.int64(2**31) + stand_in)
-        self._edges.append((key >> 31, key & (2**31 - 1)))
-        self._last[shared] = self._count + np.arange(len(shared))
-        self._count += len(shared)
 
     def _synchronise(self, task: Indices, done: Indices) -> None:
         if self._barrier is not None:
@@ -254,10 +229,10 @@ class _Lowering:
         delay, nbytes, weight = np.zeros(count), np.zeros(count), np.ones(count)
         limit, earliest = np.full(count, np.inf), np.zeros(count)
         server = np.full(count, -1, dtype=np.int64)
-        task = np.concatenate([first + np.arange(len(part[2])) for first, *part in self._parts] or [_NONE])
+        task = np.concatenate([part[0] + np.arange(len(part[3])) for part in self._parts] or [_NONE])
         source = np.concatenate([part[1] for part in self._parts] or [_NONE])
         destination = np.concatenate([part[2] for part in self._parts] or [_NONE])
-        sizes = np.concatenate([part[4] for part in self._parts] or [np.zeros(0)])
+        sizes = np.concatenate([part[3] for part in self._parts] or [np.zeros(0)])
         messages = self._wires.messages(self._nodes[source], self._nodes[destination], sizes)
         delay[task], nbytes[task], weight[task], limit[task] = (
             messages.delay_s,
@@ -297,7 +272,7 @@ class _Lowering:
             server=server if self._reduces else None,
             congestion=self._wires.settings.congestion,
         )
-        return Lowered(tasks, flows, self._nodes)
+        return Lowered(tasks, flows)
 
 
 _NONE = np.zeros(0, dtype=np.int64)

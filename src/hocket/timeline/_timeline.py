@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 __all__ = ["Arrow", "Counter", "Span", "Timeline"]
 
@@ -98,8 +99,14 @@ class Timeline:
 
     def of(self, rank: int, kind: str | None = None) -> tuple[Span, ...]:
         """The spans of one rank, of one kind if given, by start."""
-        chosen = (span for span in self.spans if span.rank == rank and (kind is None or span.kind == kind))
-        return tuple(sorted(chosen, key=lambda span: (span.start_s, span.end_s, span.stream, span.name)))
+        return tuple(span for span in self._by_rank.get(rank, ()) if kind is None or span.kind == kind)
+
+    @cached_property
+    def _by_rank(self) -> dict[int, list[Span]]:
+        found: dict[int, list[Span]] = {}
+        for span in sorted(self.spans, key=lambda one: (one.start_s, one.end_s, one.stream, one.name)):
+            found.setdefault(span.rank, []).append(span)
+        return found
 
     def busy_s(self, rank: int, kind: str | None = None) -> float:
         """How long a rank had at least one span, of one kind if given: what overlaps counts once."""
