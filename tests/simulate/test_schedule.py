@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hocket import algorithms, cluster
-from hocket.schedule import KINDS, Collective, Schedule, Step, lower_bounds
+from hocket.schedule import KINDS, Collective, Schedule, Step, Wire, lower_bounds
 from hocket.simulate import Protocol, Settings, SimulationError, simulate_schedule
 
 ALPHA_S, BETA = 1e-6, 1 / 12.5e9  # of two links of 0.5 us, and 100 Gbit/s
-WIRE = algorithms.Wire(ALPHA_S, BETA)
+WIRE = Wire(ALPHA_S, BETA)
 LOCKSTEP = Settings(lockstep=True)
 
 
@@ -42,20 +42,43 @@ def step_by_step_s(schedule: Schedule, nbytes: float) -> float:
 @pytest.mark.parametrize(("name", "kind", "world"), all_cases((2, 3, 4, 5, 8, 13, 16)))
 def test_on_a_star_every_algorithm_takes_its_alpha_beta_time(name: str, kind: str, world: int, nbytes: float) -> None:
     star = cluster.load(f"star:hosts={world}")
-    collective = Collective(kind, world)
-    one = algorithms.get(name)
-    if one.build(collective).switches:
-        pytest.skip(f"{name} needs switches that reduce")
-    schedule = one.build(collective)
+    collective, one = Collective(kind, world), algorithms.get(name)
+    schedule = one(collective)
+    closed = one.cost(collective, int(nbytes), WIRE)
     lockstep = simulate_schedule(schedule, star, nbytes, settings=LOCKSTEP).seconds
     assert lockstep == pytest.approx(step_by_step_s(schedule, nbytes), rel=1e-9)
-    closed = one.cost(collective, int(nbytes), WIRE)
-    assert lockstep <= closed * (1 + 1e-9)
-    # Without a barrier steps may overlap, so it can be earlier; where all ranks do the same, it is the same.
-    alone = simulate_schedule(schedule, star, nbytes).seconds
-    assert alone <= lockstep * (1 + 1e-9)
-    if world & (world - 1) == 0:
-        assert alone == pytest.approx(closed, rel=1e-9)
+    if name == "double_tree" and world % 2:  # its closed form is that of the busiest rank, and the trees differ here
+        assert lockstep <= closed * (1 + 1e-9)
+    else:
+        assert lockstep == pytest.approx(closed, rel=1e-9)
+
+
+# Algorithms in which a step needs what the step before has brought, on worlds where all ranks do the same. In others,
+# as in a pairwise all-to-all, nothing keeps the steps apart but a barrier: they are concurrent, and share the links.
+CHAINED = [
+    (name, kind, world)
+    for name, kind, world in all_cases((2, 4, 8, 16))
+    if kind in ("all_reduce", "all_gather", "reduce_scatter", "barrier")
+]
+
+
+@pytest.mark.parametrize(("name", "kind", "world"), CHAINED)
+def test_where_steps_need_each_other_no_barrier_is_needed(name: str, kind: str, world: int) -> None:
+    star = cluster.load(f"star:hosts={world}")
+    collective, one = Collective(kind, world), algorithms.get(name)
+    timing = simulate_schedule(one(collective), star, 1e6)
+    assert timing.seconds == pytest.approx(one.cost(collective, 10**6, WIRE), rel=1e-9)
+
+
+@pytest.mark.parametrize(("world", "arity"), [(8, 8), (16, 4), (27, 3)])
+def test_an_aggregation_tree_takes_its_depth_and_the_bytes_once(world: int, arity: int) -> None:
+    spec = f"leafspine:leaves={world // arity},ports={arity},spines=1" if arity < world else f"star:hosts={world}"
+    described = cluster.load(f"{spec},reduction.streaming=true,reduction.low_latency=false,reduction.efficiency=1")
+    parents, switches = algorithms.cluster_tree(described)
+    schedule = algorithms.get("aggregation_tree")(Collective("all_reduce", world), parents=parents, switches=switches)
+    hops = schedule.step_count
+    timing = simulate_schedule(schedule, described, 1e6)
+    assert timing.seconds == pytest.approx(hops * ALPHA_S / 2 + 1e6 * BETA, rel=1e-9)
 
 
 SPECS = [
@@ -216,7 +239,7 @@ def test_reduction_takes_its_time_at_the_rank_one_message_after_the_other() -> N
             one(collective), cluster.load(f"star:hosts={world}"), 1e6, settings=Settings(reduce_s_per_byte=gamma)
         )
         assert timing.seconds == pytest.approx(
-            one.cost(collective, 10**6, algorithms.Wire(ALPHA_S, BETA, gamma)), rel=1e-9
+            one.cost(collective, 10**6, Wire(ALPHA_S, BETA, gamma)), rel=1e-9
         )
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hocket import algorithms, cluster
-from hocket.schedule import Collective
+from hocket.schedule import Collective, Wire
 from hocket.simulate import SimulationError, StepGraph, Work, simulate_step
 
 
@@ -68,7 +68,7 @@ def test_buckets_overlap_back_propagation_and_the_last_is_exposed() -> None:
     world, seconds, nbytes = 8, 0.010, 25e6
     schedule = algorithms.get("ring")(Collective("all_reduce", world))
     star = cluster.load(f"star:hosts={world}")
-    alone = algorithms.get("ring").cost(Collective("all_reduce", world), int(nbytes), algorithms.Wire(1e-6, 1 / 12.5e9))
+    alone = algorithms.get("ring").cost(Collective("all_reduce", world), int(nbytes), Wire(1e-6, 1 / 12.5e9))
     assert alone < seconds
     graph = StepGraph(world)
     for bucket in range(4):
