@@ -238,9 +238,7 @@ def test_reduction_takes_its_time_at_the_rank_one_message_after_the_other() -> N
         timing = simulate_schedule(
             one(collective), cluster.load(f"star:hosts={world}"), 1e6, settings=Settings(reduce_s_per_byte=gamma)
         )
-        assert timing.seconds == pytest.approx(
-            one.cost(collective, 10**6, Wire(ALPHA_S, BETA, gamma)), rel=1e-9
-        )
+        assert timing.seconds == pytest.approx(one.cost(collective, 10**6, Wire(ALPHA_S, BETA, gamma)), rel=1e-9)
 
 
 def test_bandwidths_are_those_of_nccl_tests() -> None:
