@@ -47,7 +47,7 @@ class HocketGroup(Collectives):
         self._global_ranks = list(given.global_ranks_in_group) or list(range(size))
         self._store = c10d.PrefixStore(f"hocket/{_count_lives()}/", given.store)
         self._gloo: Any = _engine.gloo(self._store, rank, size, given.timeout)
-        transport, channel = open_transport(
+        transport, channel, self._postbox = open_transport(
             self._store, self._name, rank, size, given.timeout, self._global_ranks, self._gloo
         )
         self._channel = channel
@@ -106,6 +106,8 @@ class HocketGroup(Collectives):
     def set_timeout(self, timeout: timedelta) -> None:
         """Sets the time-out of operations posted from now on."""
         self._runner.timeout_s = timeout.total_seconds()
+        if self._postbox is not None:
+            self._postbox.timeout_s = timeout.total_seconds()
         self._gloo.set_timeout(timeout)
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
@@ -122,6 +124,8 @@ class HocketGroup(Collectives):
         if self._shares_gpu(tensor):
             staged = tensor.cpu()
             return HostStagedWork(self._gloo.send([staged], dst, tag), staged, None)
+        if self._postbox is not None and _is_plain(tensor):
+            return self._postbox.send(tensor, dst, tag)
         return self._elsewhere(tensor, "send", [tensor], dst, tag)
 
     def recv(self, tensors: Any, src: int, tag: int = 0) -> Work:
@@ -130,6 +134,8 @@ class HocketGroup(Collectives):
         if self._shares_gpu(tensor):
             staged = torch.empty_like(tensor, device="cpu")
             return HostStagedWork(self._gloo.recv([staged], src, tag), staged, tensor)
+        if self._postbox is not None and _is_plain(tensor):
+            return self._postbox.receive(tensor, src, tag)
         return self._elsewhere(tensor, "recv", [tensor], src, tag)
 
     def recv_anysource(self, tensors: Any, tag: int = 0) -> Work:
@@ -138,6 +144,8 @@ class HocketGroup(Collectives):
         if self._shares_gpu(tensor):
             staged = torch.empty_like(tensor, device="cpu")
             return HostStagedWork(self._gloo.recv_anysource([staged], tag), staged, tensor)
+        if self._postbox is not None and _is_plain(tensor):
+            return self._postbox.receive(tensor, None, tag)
         return self._elsewhere(tensor, "recv_anysource", [tensor], tag)
 
     # --- life -------------------------------------------------------------------------------------------------------
@@ -148,6 +156,8 @@ class HocketGroup(Collectives):
         for lane in (self._host, self._gpu):
             if lane is not None:
                 lane.runner.close()
+        if self._postbox is not None:
+            self._postbox.close()
         if self._nccl is not None:
             self._nccl.shutdown()
 
@@ -156,6 +166,8 @@ class HocketGroup(Collectives):
         _open_groups.discard(self)
         if self._channel is not None:
             self._channel.leave()
+        if self._postbox is not None:
+            self._postbox.close()
         if self._gpu is not None:
             self._gpu.runner.leave()
         if self._nccl is not None:
@@ -210,6 +222,10 @@ class HocketGroup(Collectives):
         engine = self._nccl_engine() if kind == "cuda" else self._gloo
         work: Work = getattr(engine, method)(*args)
         return work
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    return tensor.device.type == "cpu" and tensor.layout is torch.strided
 
 
 def _count_lives() -> int:

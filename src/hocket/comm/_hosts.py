@@ -5,13 +5,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 from . import _bootstrap
 from . import torch_adapter as c10d
 from ._channel import Channel
 from ._engine import EngineTransport
+from ._mailbox import publish_mailbox
 from ._points import EnginePoints
+from ._postbox import Postbox
 from ._scheduled import ScheduledTransport
 from ._segment import host_identity
 from ._shm import SharedMemoryTransport
@@ -21,9 +23,23 @@ from ._two_level import Subset, TwoLevelTransport
 log = logging.getLogger("hocket.comm")
 
 
+class Opened(NamedTuple):
+    """What serves a group.
+
+    Attributes:
+        transport: of its collectives.
+        channel: the meeting place of this host's ranks, if it has one.
+        postbox: of its sends and receives; None where the engine does them.
+    """
+
+    transport: Transport
+    channel: Channel | None
+    postbox: Postbox | None
+
+
 def open_transport(
     store: Any, name: str, rank: int, size: int, timeout: timedelta, global_ranks: Sequence[int], gloo: Any
-) -> tuple[Transport, Channel | None]:
+) -> Opened:
     """Finds out where the ranks of a group run, and opens what serves them best; all ranks come to the same answer.
 
     Args:
@@ -34,33 +50,33 @@ def open_transport(
         timeout: for all to come.
         global_ranks: the ranks' numbers in the world, for messages.
         gloo: the group's engine.
-
-    Returns:
-        The transport, and the meeting place of this host's ranks if it has one.
     """
     flat = EngineTransport(gloo, "gloo")
     if size == 1:
-        return flat, None
+        return Opened(flat, None, None)
     hosts = _hosts(store, rank, size, timeout)
     points = EnginePoints(gloo, "gloo")
     scheduled = ScheduledTransport(points, rank, size, flat)
     mine = next(ranks for ranks in hosts if rank in ranks)
     if len({len(ranks) for ranks in hosts}) > 1 or len(mine) == 1:
         log.debug("group %s: hosts with %s ranks; schedules over gloo", name, [len(ranks) for ranks in hosts])
-        return scheduled, None
+        return Opened(scheduled, None, None)
     local = mine.index(rank)
     numbers = [global_ranks[r] for r in mine]
     inner = store if len(hosts) == 1 else c10d.PrefixStore(f"host-{mine[0]}/", store)
+    mailbox = publish_mailbox(inner, local, len(mine)) if len(hosts) == 1 else None  # known before anyone goes on
     channel = _bootstrap.connect(inner, name, local, len(mine), timeout, numbers)
+    if mailbox is not None and channel is not None:
+        mailbox.map_all()
     if not _all_agree(store, rank, size, timeout, channel is not None):
-        return scheduled, None
+        return Opened(scheduled, None, None)
     assert channel is not None
     inside = SharedMemoryTransport(channel)
-    if len(hosts) == 1:
-        return inside, channel
+    if mailbox is not None:
+        return Opened(inside, channel, Postbox(mailbox, name, tuple(numbers), timeout.total_seconds()))
     rail = [ranks[local] for ranks in hosts]
     between = ScheduledTransport(Subset(points, rail), rail.index(rank), len(rail), flat)
-    return TwoLevelTransport(hosts, rank, inside, between, scheduled), channel
+    return Opened(TwoLevelTransport(hosts, rank, inside, between, scheduled), channel, None)
 
 
 def _hosts(store: Any, rank: int, size: int, timeout: timedelta) -> list[list[int]]:

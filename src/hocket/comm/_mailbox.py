@@ -14,9 +14,9 @@ import os
 import select
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable
 from datetime import timedelta
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 
@@ -35,48 +35,64 @@ _SLICE_S: Final = 0.1
 
 
 class Mailbox:
-    """This rank's inbox and its ways into those of its peers; a `PointToPoint`.
+    """This rank's inbox and its ways into those of its peers; a `PointToPoint`. Not safe for several threads.
 
     Args:
         rank: this rank.
-        inboxes: everyone's, this rank's own included.
-        pids: of everyone.
+        size: how many there are.
+        inbox: this rank's own.
+        find: gives a peer's inbox and process number; called once for each peer, when it is first needed.
     """
 
     name = "shared memory"
 
-    def __init__(self, rank: int, inboxes: Sequence[Segment], pids: Sequence[int]) -> None:
+    def __init__(self, rank: int, size: int, inbox: Segment, find: Callable[[int], tuple[Segment, int]]) -> None:
         self.rank = rank
-        self._inboxes = list(inboxes)
-        self._bells = [inbox.view[:PAGE].cast("I") for inbox in inboxes]
-        self._out = [None if r == rank else _Lane(self, inbox, rank, r) for r, inbox in enumerate(inboxes)]
-        self._in = [None if r == rank else _Lane(self, inboxes[rank], r, r) for r in range(len(inboxes))]
+        self.size = size
+        self._inbox = inbox
+        self._mine = inbox.view[:PAGE].cast("I")
+        self._find = find
+        self._peers: dict[int, _Peer] = {}
         self._busy: list[Message] = []
         self._poll = select.poll()
-        self._ranks_by_fd = {}
-        for r, pid in enumerate(pids):
-            if r != rank:
-                fd = os.pidfd_open(pid)
-                self._ranks_by_fd[fd] = r
-                self._poll.register(fd, select.POLLIN)
+        self._ranks_by_fd: dict[int, int] = {}
 
     def send(self, flat: torch.Tensor, peer: int) -> Message:
         """See PointToPoint; what fits in the ring is copied at once."""
-        lane = self._out[peer]
-        assert lane is not None
-        return self._begin(Message(self, lane, flat.view(torch.uint8), sending=True))
+        return self._begin(Message(self, self.peer(peer).outward, flat.view(torch.uint8), sending=True))
 
     def receive(self, flat: torch.Tensor, peer: int) -> Message:
         """See PointToPoint."""
-        lane = self._in[peer]
-        assert lane is not None
-        return self._begin(Message(self, lane, flat.view(torch.uint8), sending=False))
+        return self._begin(Message(self, self.peer(peer).inward, flat.view(torch.uint8), sending=False))
 
     def _begin(self, message: Message) -> Message:
         message.lane.queue.append(message)
-        self._busy.append(message)
         message.lane.advance()
+        if message.left:
+            self._busy.append(message)
         return message
+
+    def peer(self, rank: int) -> _Peer:
+        """A peer's inbox, mapped when it is first asked for."""
+        peer = self._peers.get(rank)
+        if peer is None:
+            inbox, pid = self._find(rank)
+            outward, inward = _Lane(self, inbox, self.rank, rank), _Lane(self, self._inbox, rank, rank)
+            peer = self._peers[rank] = _Peer(inbox, inbox.view[:PAGE].cast("I"), outward, inward)
+            fd = os.pidfd_open(pid)
+            self._ranks_by_fd[fd] = rank
+            self._poll.register(fd, select.POLLIN)
+        return peer
+
+    def map_all(self) -> None:
+        """Maps all peers now: one that has sent and ended could not be mapped later, and its message not be received.
+
+        Raises:
+            OSError: a peer's memory cannot be mapped.
+        """
+        for rank in range(self.size):
+            if rank != self.rank:
+                self.peer(rank)
 
     def advance(self) -> bool:
         """Moves whatever can move; says whether anything did."""
@@ -88,14 +104,14 @@ class Mailbox:
             self._busy = [message for message in self._busy if message.left]
         return moved
 
-    def ring(self, peer: int) -> None:
-        """Tells a peer that a count has changed. See `_sleep` for why it cannot miss it."""
+    def ring(self, rank: int) -> None:
+        """Tells a peer that a count has changed. See `sleep` for why it cannot miss it."""
         _kernel.full_fence()
-        bell = self._bells[peer]
-        bell[_BELL] = (bell[_BELL] + 1) & _WORD
+        peer = self._peers[rank]
+        peer.words[_BELL] = (peer.words[_BELL] + 1) & _WORD
         _kernel.full_fence()
-        if bell[_ASLEEP]:
-            _kernel.futex_wake(self._inboxes[peer].base + 4 * _BELL)
+        if peer.words[_ASLEEP]:
+            _kernel.futex_wake(peer.inbox.base + 4 * _BELL)
 
     def wait(self, message: Message, timeout_s: float) -> None:
         """Moves messages until one is done.
@@ -114,47 +130,66 @@ class Mailbox:
             if idle < _SPINS:
                 _kernel.yield_core()
                 continue
-            self._sleep(message, deadline_s)
-
-    def _sleep(self, message: Message, deadline_s: float) -> None:
-        """Sleeps until a peer rings, unless one has since the last look.
-
-        This rank says that it sleeps, reads the bell, looks once more, and sleeps only while the bell reads the same.
-        A peer changes its count, then the bell, then looks who sleeps. Two peers may write the same number to the bell,
-        but then the count of the one that wrote second was there before this rank read the bell.
-        """
-        mine = self._bells[self.rank]
-        mine[_ASLEEP] = 1
-        try:
-            _kernel.full_fence()
-            seen = mine[_BELL]
-            if self.advance():
-                return
             left_s = deadline_s - time.monotonic()
             if left_s <= 0:
                 raise CollectiveTimeoutError(
                     f"rank {self.rank}: {message.left} bytes {message.direction} rank {message.lane.peer} are late",
                     (message.lane.peer,),
                 )
-            _kernel.futex_wait(self._inboxes[self.rank].base + 4 * _BELL, seen, min(_SLICE_S, left_s))
-            if mine[_BELL] == seen:
-                self._check_alive(message)
+            if not self.sleep(self.advance, left_s) and message.lane.peer in self.dead():
+                self.advance()  # what it had sent before it died is still here
+                if message.left:
+                    raise PeerDiedError(
+                        f"rank {message.lane.peer} died with {message.left} bytes {message.direction} it under way",
+                        message.lane.peer,
+                    )
+
+    def sleep(self, look: Callable[[], bool], timeout_s: float) -> bool:
+        """Sleeps until a peer rings, a tenth of a second at most; at once if `look` finds that something has moved.
+
+        This rank says that it sleeps, reads the bell, looks once more, and sleeps only while the bell reads the same.
+        A peer changes its count, then the bell, then looks who sleeps. Two peers may write the same number to the bell,
+        but then the count of the one that wrote second was there before this rank read the bell.
+
+        Returns:
+            Whether something has moved or a peer has rung.
+        """
+        mine = self._mine
+        mine[_ASLEEP] = 1
+        try:
+            _kernel.full_fence()
+            seen = mine[_BELL]
+            if look():
+                return True
+            _kernel.futex_wait(self._inbox.base + 4 * _BELL, seen, min(_SLICE_S, timeout_s))
+            return bool(mine[_BELL] != seen)
         finally:
             mine[_ASLEEP] = 0
 
-    def _check_alive(self, message: Message) -> None:
-        for fd, _ in self._poll.poll(0):
-            if self._ranks_by_fd[fd] == message.lane.peer and not self.advance() and message.left:
-                raise PeerDiedError(
-                    f"rank {message.lane.peer} died with {message.left} bytes {message.direction} it under way",
-                    message.lane.peer,
-                )
+    def wake(self) -> None:
+        """Wakes whoever sleeps in this process."""
+        self._mine[_BELL] = (self._mine[_BELL] + 1) & _WORD
+        _kernel.futex_wake(self._inbox.base + 4 * _BELL)
+
+    def dead(self) -> set[int]:
+        """The peers that messages have gone to or come from and whose processes have ended."""
+        return {self._ranks_by_fd[fd] for fd, _ in self._poll.poll(0)}
 
     def close(self) -> None:
-        """Gives up the inboxes; what is under way is lost."""
+        """Gives up the peers; what is under way is lost."""
         for fd in self._ranks_by_fd:
             os.close(fd)
-        self._ranks_by_fd = {}
+        self._ranks_by_fd, self._poll = {}, select.poll()
+        self._inbox.close()
+
+
+class _Peer(NamedTuple):
+    """Another rank: its inbox, the first words of that, and the lanes to and from it."""
+
+    inbox: Segment
+    words: memoryview
+    outward: _Lane
+    inward: _Lane
 
 
 class Message:
@@ -233,7 +268,7 @@ class _Lane:
 
 
 def open_mailbox(store: Any, rank: int, size: int, timeout: timedelta) -> Mailbox:
-    """Makes this rank's inbox and maps those of its peers.
+    """Makes this rank's inbox and waits until all ranks have one.
 
     Args:
         store: where ranks find each other (a torch store of their own).
@@ -245,21 +280,30 @@ def open_mailbox(store: Any, rank: int, size: int, timeout: timedelta) -> Mailbo
         RuntimeError: not all run on this host.
         OSError: a peer's memory cannot be mapped.
     """
+    mailbox = publish_mailbox(store, rank, size)
+    keys = [f"inbox/{r}" for r in range(size)]
+    store.wait(keys, timeout)
+    hosts = [json.loads(raw)[0] for raw in store.multi_get(keys)]
+    elsewhere = [r for r, host in enumerate(hosts) if host != host_identity()]
+    if elsewhere:
+        raise RuntimeError(f"rank {elsewhere[0]} runs on another host; shared memory does not reach there")
+    mailbox.map_all()
+    store.set(f"inbox/{rank}/mapped", "yes")
+    store.wait([f"inbox/{r}/mapped" for r in range(size)], timeout)
+    return mailbox
+
+
+def publish_mailbox(store: Any, rank: int, size: int) -> Mailbox:
+    """Makes this rank's inbox known. Peers are mapped by `map_all`, when all have published theirs.
+
+    Raises:
+        OSError: no shared memory.
+    """
     inbox = Segment.create(f"inbox-{rank}", PAGE + size * (_HEAD_NBYTES + LANE_NBYTES))
-    try:
-        store.set(f"inbox/{rank}", json.dumps([host_identity(), os.getpid(), inbox.fd]))
-        keys = [f"inbox/{r}" for r in range(size)]
-        store.wait(keys, timeout)
-        found = [json.loads(raw) for raw in store.multi_get(keys)]
-        elsewhere = [r for r, (host, _, _) in enumerate(found) if host != host_identity()]
-        if elsewhere:
-            raise RuntimeError(f"rank {elsewhere[0]} runs on another host; shared memory does not reach there")
-        inboxes = [
-            inbox if r == rank else Segment.attach(Address(pid, fd, inbox.nbytes))
-            for r, (_, pid, fd) in enumerate(found)
-        ]
-        store.set(f"inbox/{rank}/mapped", "yes")
-        store.wait([f"inbox/{r}/mapped" for r in range(size)], timeout)
-    finally:
-        inbox.close()  # mapped by everyone, or of no use
-    return Mailbox(rank, inboxes, [pid for _, pid, _ in found])
+    store.set(f"inbox/{rank}", json.dumps([host_identity(), os.getpid(), inbox.fd]))
+
+    def find(peer: int) -> tuple[Segment, int]:
+        _, pid, fd = json.loads(store.get(f"inbox/{peer}"))
+        return Segment.attach(Address(pid, fd, inbox.nbytes)), pid
+
+    return Mailbox(rank, size, inbox, find)
