@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from torch.distributed import ReduceOp
 
 from hocket import comm
-from hocket.comm._channel import CPU_SIZES
 from hocket.comm._errors import CollectiveMismatchError, CollectiveTimeoutError
 from hocket.comm._reduce import reducer
+from hocket.comm._sizes import CPU_SIZES
 
 from .thread_world import TIMEOUT_S, ThreadWorld
 

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 from hocket.comm._bootstrap import process_nonce
-from hocket.comm._channel import SEGMENT_NBYTES, Channel, Peer
+from hocket.comm._channel import SEGMENT_NBYTES, Channel
+from hocket.comm._peers import Peer
 from hocket.comm._segment import Segment
 from hocket.comm._shm import SharedMemoryTransport
 

@@ -11,7 +11,8 @@ from datetime import timedelta
 from typing import Any
 
 from . import _kernel
-from ._channel import SEGMENT_NBYTES, Channel, Peer
+from ._channel import SEGMENT_NBYTES, Channel
+from ._peers import Peer
 from ._segment import Address, Segment, host_identity, nonce
 
 log = logging.getLogger("hocket.comm")

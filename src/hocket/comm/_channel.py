@@ -1,4 +1,4 @@
-"""The meeting place of the ranks of one group on one host: phases, announcements, slots and the watch over peers.
+"""The meeting place of the ranks of one group on one host: phases, announcements and slots.
 
 Everything rests on one primitive. In phase p every rank may write to its slot of parity p, then publishes p, then waits
 until all have published p; after that it may read everyone's slot of parity p. A slot is written again in phase p + 2,
@@ -12,32 +12,20 @@ lies); all compare them, so that a mismatch is found by all ranks in the same ph
 from __future__ import annotations
 
 import os
-import select
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 
 from . import _kernel
 from ._announcement import NO_OPERATOR, NO_ROOT, Board
-from ._errors import CollectiveMismatchError, CollectiveTimeoutError, CommError, PeerDiedError
+from ._errors import CollectiveMismatchError
 from ._memory import Place
-from ._segment import PAGE, Segment
-
-HEADER_NBYTES = PAGE
-
-_PHASE = 0  # u32 offsets into the header as 'I' words
-_STATE = 16
-_BLAME = 17
-_ASLEEP = 24  # whether this rank sleeps, or is about to, until some counter changes
-_MESSAGE = 512  # byte offset; the announcements lie before it
-_MESSAGE_NBYTES = 1024
+from ._peers import ASLEEP, HEADER_NBYTES, PHASE, Peer, Peers
+from ._sizes import CPU_SIZES
 
 _WORD = 0xFFFFFFFF
 _HALF = 0x80000000
-
-RUNNING, FAILED, LEFT = 0, 1, 2
 
 _SPINS_OWN_CORE = 400
 _SPINS_SHARED_CORE = 10
@@ -46,53 +34,7 @@ _PHASE_WORTH_NBYTES = 3 * 2**18  # where ranks share cores, a rank reduces so mu
 _HEADS_KEPT = 512  # views of slots kept, since making one costs as much as a small copy
 
 
-@dataclass(frozen=True, slots=True)
-class Sizes:
-    """Where one way of doing a collective gives way to another, in bytes. Measured (benchmarks/), not derived.
-
-    Attributes:
-        slot: room of one slot; a rank has two.
-        one_shot: up to this, every rank of three and more reduces everything itself instead of sharing the work, if
-            each has a core.
-        piece: how much is copied in one phase by the one-shot way and by plain copies.
-        block: how much three and more ranks share the reduction of in one phase.
-        chain: from this on, three and more ranks reduce one after the other in a pipeline of pieces.
-        direct: from this on, registered buffers are worked on in place; below, the second phase costs more.
-        direct_piece: how much is reduced before it is written to all, so that it is still in the core's cache.
-    """
-
-    slot: int
-    one_shot: int
-    piece: int
-    block: int
-    chain: int
-    direct: int
-    direct_piece: int
-
-
-CPU_SIZES = Sizes(
-    slot=2 * 2**20,
-    one_shot=64 * 2**10,
-    piece=2**20,
-    block=3 * 2**19,
-    chain=4 * 2**20,
-    direct=256 * 2**10,
-    direct_piece=128 * 2**10,
-)
-
-
 SEGMENT_NBYTES = HEADER_NBYTES + 2 * CPU_SIZES.slot
-
-
-@dataclass(frozen=True, slots=True)
-class Peer:
-    """One rank of the group as seen from here."""
-
-    rank: int
-    pid: int
-    nonce: int
-    segment: Segment
-    pidfd: int  # -1 for this process itself
 
 
 class Channel:
@@ -116,18 +58,17 @@ class Channel:
         self.seq = 0
         self._phase = 0
         self.global_ranks = tuple(global_ranks)
-        self._words = [peer.segment.view[:HEADER_NBYTES].cast("I") for peer in peers]
-        self._mine = self._words[rank]
-        self._wake_address = peers[rank].segment.base + 4 * _PHASE
-        self._awaited = [(r, self._words[r]) for r in self.others]
         self._board = Board([peer.segment for peer in peers], rank)
+        self._watch = Peers(name, rank, peers, global_ranks, self._board)
+        self._mine = self._watch.words[rank]
+        self._wake_address = self._watch.counters[rank]
+        self._awaited = [(r, self._watch.words[r]) for r in self.others]
         self._slots = self._make_slots()
         self._typed: dict[torch.dtype, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
         self._heads: dict[tuple[torch.dtype, int], tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]] = {}
         self._deadline_s = 0.0
         self._timeout_s = 0.0
         self._kind = "barrier"
-        self._poll: select.poll | None = None
         cores = len(os.sched_getaffinity(0))
         self._spins = _SPINS_OWN_CORE if self.size <= cores else _SPINS_SHARED_CORE
         self.one_shot = self.sizes.one_shot
@@ -241,14 +182,14 @@ class Channel:
         fence, awaited = _kernel.fence, self._awaited
         if fence is not None:
             fence()
-        self._mine[_PHASE] = target
+        self._mine[PHASE] = target
         _kernel.full_fence()
         for _, words in awaited:
-            if words[_ASLEEP]:
+            if words[ASLEEP]:
                 _kernel.futex_wake(self._wake_address)
                 break
         for rank, words in awaited:
-            if (words[_PHASE] - target) & _WORD >= _HALF:
+            if (words[PHASE] - target) & _WORD >= _HALF:
                 self._wait(rank, words, target)
         if fence is not None:
             fence()
@@ -257,101 +198,41 @@ class Channel:
         yield_core = _kernel.yield_core
         for _ in range(0 if self.patient else self._spins):
             yield_core()
-            if (words[_PHASE] - target) & _WORD < _HALF:
+            if (words[PHASE] - target) & _WORD < _HALF:
                 return
-        self._mine[_ASLEEP] = 1
+        self._mine[ASLEEP] = 1
         try:
             self._sleep_until(rank, words, target)
         finally:
-            self._mine[_ASLEEP] = 0
+            self._mine[ASLEEP] = 0
 
     def _sleep_until(self, rank: int, words: memoryview, target: int) -> None:
-        address = self.peers[rank].segment.base + 4 * _PHASE
+        address = self._watch.counters[rank]
         while True:
             _kernel.full_fence()
-            seen = words[_PHASE]
+            seen = words[PHASE]
             if (seen - target) & _WORD < _HALF:
                 return
             left_s = self._deadline_s - time.monotonic()
             if left_s <= 0:
-                raise self._late()
+                raise self._watch.timed_out(self._late(), self._operation(), self._timeout_s)
             _kernel.futex_wait(address, seen, min(_SLICE_S, left_s))
-            if words[_PHASE] == seen:
-                self._check_peers(target)
+            if words[PHASE] == seen:
+                self._watch.check(self._late(), self._operation())
 
-    # --- failures ---------------------------------------------------------------------------------------------------
-
-    def fail(self, error: BaseException) -> None:
-        """Tells the peers that this rank has given up in the middle of an operation, and why."""
-        self._mine[_BLAME] = error.rank + 1 if isinstance(error, PeerDiedError) else 0
-        text = f"{type(error).__name__}: {error}".encode()[: _MESSAGE_NBYTES - 1]
-        view = self.peers[self.rank].segment.view
-        view[_MESSAGE : _MESSAGE + len(text) + 1] = text + b"\0"
-        self._leave(FAILED)
-
-    def leave(self) -> None:
-        """Tells the peers that this rank takes part no more."""
-        # A forked child (a DataLoader worker, say) holds a copy of this object but does not speak for the rank.
-        if self.peers[self.rank].pid == os.getpid() and self._mine[_STATE] == RUNNING:
-            self._leave(LEFT)
-
-    def _leave(self, state: int) -> None:
-        if _kernel.fence is not None:
-            _kernel.fence()
-        self._mine[_STATE] = state
-        _kernel.futex_wake(self._wake_address)
-
-    def _check_peers(self, target: int) -> None:
-        """Raises if a rank that has not reached `target` is dead, has left or has failed."""
-        late = [r for r, words in self._awaited if (words[_PHASE] - target) & _WORD >= _HALF]
-        dead = self._dead()
-        for r in late:
-            state, blame = self._words[r][_STATE], self._words[r][_BLAME]
-            if blame:
-                raise self._gone(blame - 1)
-            if state == FAILED:
-                raise CommError(
-                    f"rank {self._number(r)} failed in {self._operation()} of group {self.name!r}: {self._message(r)}"
-                )
-            if state == LEFT or r in dead:
-                raise self._gone(r)
-
-    def _dead(self) -> set[int]:
-        if self._poll is None:
-            self._poll = select.poll()
-            for peer in self.peers:
-                if peer.pidfd >= 0:
-                    self._poll.register(peer.pidfd, select.POLLIN)
-        gone = {fd for fd, _ in self._poll.poll(0)}
-        return {peer.rank for peer in self.peers if peer.pidfd in gone}
-
-    def _gone(self, rank: int) -> PeerDiedError:
-        if self._words[rank][_STATE] == LEFT:
-            how = f"rank {self._number(rank)} has left (it ended or destroyed the group)"
-        else:
-            how = f"rank {self._number(rank)} (process {self.peers[rank].pid}) died"
-        return PeerDiedError(
-            f"{how} while rank {self._number(self.rank)} waited for it in {self._operation()} of group {self.name!r}; "
-            f"its last announcement was {self._board.last(rank)}",
-            rank,
-        )
-
-    def _late(self) -> CollectiveTimeoutError:
-        target = self._phase
-        late = [r for r, words in self._awaited if (words[_PHASE] - target) & _WORD >= _HALF]
-        where = "; ".join(f"rank {self._number(r)} was last at {self._board.last(r)}" for r in late)
-        return CollectiveTimeoutError(
-            f"{self._operation()} of group {self.name!r} passed its timeout of {self._timeout_s:.1f} s on rank "
-            f"{self._number(self.rank)}: not arrived: {where}",
-            tuple(late),
-        )
-
-    def _number(self, rank: int) -> int:
-        return self.global_ranks[rank]
+    def _late(self) -> tuple[int, ...]:
+        """The ranks that have not come to the phase that this rank waits for."""
+        return tuple(r for r, words in self._awaited if (words[PHASE] - self._phase) & _WORD >= _HALF)
 
     def _operation(self) -> str:
         return f"{self._kind} #{self.seq}"
 
-    def _message(self, rank: int) -> str:
-        raw = bytes(self.peers[rank].segment.view[_MESSAGE : _MESSAGE + _MESSAGE_NBYTES])
-        return raw.split(b"\0", 1)[0].decode(errors="replace")
+    # --- leaving ----------------------------------------------------------------------------------------------------
+
+    def fail(self, error: BaseException) -> None:
+        """Tells the peers that this rank has given up in the middle of an operation, and why."""
+        self._watch.fail(error)
+
+    def leave(self) -> None:
+        """Tells the peers that this rank takes part no more."""
+        self._watch.leave()

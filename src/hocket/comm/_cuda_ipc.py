@@ -18,8 +18,9 @@ from typing import Any
 import torch
 
 from . import _bootstrap
-from ._channel import Channel, Sizes
+from ._channel import Channel
 from ._errors import CommError
+from ._sizes import Sizes
 
 CUDA_SIZES = Sizes(
     slot=32 * 2**20,
