@@ -4,7 +4,6 @@ import contextlib
 import os
 import signal
 import sys
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -13,11 +12,13 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from . import _worker
 from ._arguments import LaunchArguments, parse
+from ._child import Child
 from ._console import Output, Terminal, outputs
 from ._elastic import FailedRank, Interrupted, Listener, StartedRank, run_ranks
 from ._failure import RankFailure, describe, in_order, read_failure
 from ._job import Job
-from ._merge import Child, Merger, Stream
+from ._merge import Merger, Stream
+from ._signals import EndingSignals
 from ._sweep import JOB_VARIABLE
 
 if TYPE_CHECKING:
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 
 TIMED_OUT = 124  # as timeout(1) says it
 OUTPUT_CLOSED = 128 + signal.SIGPIPE
-_ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ def run(arguments: LaunchArguments, stdout: BinaryIO | None = None, stderr: Bina
     if arguments.as_json:
         out = err
     outcome, code = "finished", 0
-    with _Signals() as signals, Job() as job, Merger(arguments.grace_s) as merger:
+    with EndingSignals() as signals, Job() as job, Merger(arguments.grace_s) as merger:
         ours = _Run(arguments, job, merger, out, err)
         try:
             ours.say_threads()
@@ -286,23 +286,3 @@ class _Run(Listener):
 
     def ending(self, number: signal.Signals, grace_s: int) -> None:
         self.say(f"{number.name}: the ranks have {grace_s} s to end; once more ends them at once")
-
-
-class _Signals(contextlib.AbstractContextManager["_Signals"]):
-    """Gives back at its end the handlers that elastic replaces; nothing may interrupt the clean-up before that."""
-
-    def __init__(self) -> None:
-        self._before: dict[signal.Signals, Any] = {}
-
-    def __enter__(self) -> "_Signals":
-        if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.getsignal(number) for number in _ENDING_SIGNALS}
-        return self
-
-    def ignore(self) -> None:
-        for number in self._before:
-            signal.signal(number, signal.SIG_IGN)
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)

@@ -15,6 +15,7 @@ from io import RawIOBase
 from types import TracebackType
 from typing import ParamSpec, Self
 
+from ._child import Child
 from ._console import Output, Terminal
 from ._lines import LineAssembler
 
@@ -42,22 +43,6 @@ class Stream:
     log: RawIOBase | None = None
     matches: RawIOBase | None = None
     needles: tuple[bytes, ...] = ()
-
-
-@dataclass(slots=True)
-class Child:
-    """A rank as a process: a child of ours that leads a process group.
-
-    Attributes:
-        rank: Its number among all ranks.
-        pid: Its process.
-        reaped_status: Asks for its status (minus the signal that ended it), once another thread has taken that from
-            the kernel.
-    """
-
-    rank: int
-    pid: int
-    reaped_status: Callable[[], int | None]
 
 
 @dataclass(slots=True)
@@ -197,7 +182,7 @@ class Merger:
             else:
                 os.read(self._wake_read, _CHUNK)
         for child in list(self._polled):
-            if _status(child, patient=False) is not None:
+            if child.status(patient=False) is not None:
                 self._polled.remove(child)
                 self._child_ended(child)
         self._kill_the_late()
@@ -277,7 +262,7 @@ class Merger:
         if child.pid not in self._watched:  # of an attempt before a restart
             return
         self.ended_s[child.rank] = time.time()
-        if _status(child) != 0 and self._kill_at_s is None:
+        if child.status() != 0 and self._kill_at_s is None:
             self._kill_at_s = time.monotonic() + self._grace_s
 
     def _kill_the_late(self) -> None:
@@ -293,20 +278,3 @@ class Merger:
             if pipe.lines.unfinished and now_s >= pipe.shown_s + SNAPSHOT_S:
                 pipe.shown_s = now_s
                 self._show_lines(pipe, pipe.lines.snapshot())
-
-
-def _status(child: Child, *, patient: bool = True) -> int | None:
-    """How a child ended: its status, or minus the signal; left for who waits for it to take. None: it has not."""
-    for _ in range(100 if patient else 1):  # the waiting thread may be between taking the status and saying so
-        try:
-            state = os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        except ChildProcessError:
-            status = child.reaped_status()
-        else:
-            status = None
-            if state is not None:
-                status = state.si_status if state.si_code == os.CLD_EXITED else -state.si_status
-        if status is not None or not patient:
-            return status
-        time.sleep(0.001)
-    return None
