@@ -69,6 +69,13 @@ class Bucket:
         return sys.getrefcount(self._views[slot])
 
 
+class Over:
+    """Stands for the work of an operation that was over when it returned."""
+
+    def wait(self) -> None:
+        """Has nothing to wait for."""
+
+
 def _strides(parameter: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Shape and strides of the gradient: the parameter's if they fill memory without gaps, as autograd has it."""
     shape, strides = tuple(parameter.shape), parameter.stride()

@@ -15,7 +15,8 @@ from hocket import comm
 from hocket.comm import torch_adapter
 
 from . import _batch
-from ._bucket import Bucket
+from ._bucket import Bucket, Over
+from ._hooks import Ready, Scale, remove
 from ._layout import BucketSizes, plan
 from ._world import World
 
@@ -65,7 +66,7 @@ class Reducer:
         self._seen: list[int] | None = []  # parameters as their gradients arrived; None once their order is known
         self._order_observed = False
         self._build()
-        weakref.finalize(self, _remove, self._hooks)
+        weakref.finalize(self, remove, self._hooks)
 
     # --- what the model says ----------------------------------------------------------------------------------------
 
@@ -140,7 +141,7 @@ class Reducer:
         for i in active:
             parameter = self._parameters[i]
             if i not in self._hooks:
-                self._hooks[i] = parameter.register_post_accumulate_grad_hook(_Ready(self, i))  # type: ignore[no-untyped-call]
+                self._hooks[i] = parameter.register_post_accumulate_grad_hook(Ready(self, i))  # type: ignore[no-untyped-call]
         self._hang_weights()
         self._rewind()
 
@@ -149,7 +150,7 @@ class Reducer:
             handle.remove()
         self._weight_hooks.clear()
         if self.weight != 1.0:
-            scale = _Scale(self.weight)
+            scale = Scale(self.weight)
             for parameter in self._parameters:
                 if parameter.requires_grad:
                     self._weight_hooks.append(parameter.register_hook(scale))  # type: ignore[no-untyped-call]
@@ -253,7 +254,7 @@ class Reducer:
                 # Nothing is left to hide the last one behind: it may run on this thread.
                 last = self._next == len(self.buckets) - 1
                 work = dist.all_reduce(bucket.flat, op=operator, group=self._world.group, async_op=not last)
-                bucket.work = work or _Over()
+                bucket.work = work or Over()
             self._next += 1
 
     def _mark_used(self, tail: torch.Tensor) -> None:
@@ -294,41 +295,5 @@ class Reducer:
                     self._parameters[i].grad = bucket.view(slot)
 
 
-class _Over:
-    """Stands for the work of an operation that was over when it returned."""
-
-    def wait(self) -> None:
-        """Has nothing to wait for."""
-
-
-class _Ready:
-    """The hook of one parameter; it does not keep the reducer alive."""
-
-    def __init__(self, reducer: Reducer, number: int) -> None:
-        self._reducer = weakref.ref(reducer)
-        self._number = number
-
-    def __call__(self, parameter: torch.Tensor) -> None:
-        reducer = self._reducer()
-        if reducer is not None:
-            reducer.ready(self._number, parameter)
-
-
-class _Scale:
-    """A hook that scales gradients on their way to `.grad`."""
-
-    def __init__(self, factor: float) -> None:
-        self._factor = factor
-
-    def __call__(self, gradient: torch.Tensor) -> torch.Tensor:
-        # What weighs nothing must not be heard of even if it is infinite.
-        return gradient * self._factor if self._factor else torch.zeros_like(gradient)
-
-
 def _kind(parameter: torch.Tensor) -> tuple[bool, torch.dtype, torch.device]:
     return parameter.requires_grad, parameter.dtype, parameter.device
-
-
-def _remove(hooks: dict[int, Any]) -> None:
-    for hook in hooks.values():
-        hook.remove()
