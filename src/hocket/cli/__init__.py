@@ -32,6 +32,8 @@ _VERBS: dict[str, tuple[str, dict[str, Any]]] = {
     "bench": ("Measure collectives and training steps beside other systems.", {}),
     "schedule": ("Look at collective algorithms: show, verify and time them.", {}),
     "tune": ("Measure the algorithms on real ranks and write which is the fastest where.", {}),
+    "simulate": ("Predict collectives, training steps and pipelines on any cluster.", {}),
+    "cluster": ("Look at clusters: list, show and probe them.", {}),
     "doctor": ("Say what on this machine stands in the way of training, and what to do about it.", {}),
     "clean": ("Remove what crashed jobs have left.", {}),
 }

@@ -15,6 +15,8 @@ from ._document import build as build
 from ._document import from_spec as from_spec
 from ._document import from_toml as from_toml
 from ._document import to_toml as to_toml
+from ._draw import describe as describe
+from ._draw import draw_svg as draw_svg
 from ._errors import ClusterError as ClusterError
 from ._load import load as load
 from ._routes import Routes as Routes
@@ -42,6 +44,8 @@ __all__ = [
     "Reduction",
     "Routes",
     "build",
+    "describe",
+    "draw_svg",
     "format_bytes",
     "format_flops",
     "format_rate",

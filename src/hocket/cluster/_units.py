@@ -5,6 +5,7 @@ Prefixes are SI's powers of 1000, or IEC's of 1024 (Ki, Mi, ...); a bit is `bit`
 
 import re
 from collections.abc import Mapping
+from decimal import Decimal
 
 __all__ = [
     "format_bytes",
@@ -17,42 +18,52 @@ __all__ = [
     "parse_time",
 ]
 
+# Decimal, so that "500 ns" is 5e-07 to the last bit and is written as it was read.
 _PREFIXES = {
-    "": 1.0,
-    "k": 1e3,
-    "K": 1e3,
-    "M": 1e6,
-    "G": 1e9,
-    "T": 1e12,
-    "P": 1e15,
-    "Ki": 2.0**10,
-    "Mi": 2.0**20,
-    "Gi": 2.0**30,
-    "Ti": 2.0**40,
-    "Pi": 2.0**50,
+    "": Decimal(1),
+    "k": Decimal("1e3"),
+    "K": Decimal("1e3"),
+    "M": Decimal("1e6"),
+    "G": Decimal("1e9"),
+    "T": Decimal("1e12"),
+    "P": Decimal("1e15"),
+    "Ki": Decimal(2**10),
+    "Mi": Decimal(2**20),
+    "Gi": Decimal(2**30),
+    "Ti": Decimal(2**40),
+    "Pi": Decimal(2**50),
 }
 _BYTES = {f"{prefix}B": factor for prefix, factor in _PREFIXES.items()}
 _BITS = {f"{prefix}{unit}": factor / 8 for prefix, factor in _PREFIXES.items() for unit in ("bit", "b")}
 _RATES = {f"{unit}/s": factor for unit, factor in (_BYTES | _BITS).items()} | {
     f"{unit}ps": factor for unit, factor in (_BYTES | _BITS).items()
 }
-_TIMES = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ns": 1e-9, "min": 60.0, "h": 3600.0}
+_TIMES = {
+    "s": Decimal(1),
+    "ms": Decimal("1e-3"),
+    "us": Decimal("1e-6"),
+    "µs": Decimal("1e-6"),
+    "μs": Decimal("1e-6"),
+    "ns": Decimal("1e-9"),
+    "min": Decimal(60),
+    "h": Decimal(3600),
+}
 _FLOPS = {f"{prefix}{unit}": factor for prefix, factor in _PREFIXES.items() for unit in ("FLOP/s", "FLOPS")}
 
 _QUANTITY = re.compile(r"\s*([+-]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*(\S*)\s*")
 
 
-def _parse(value: str | float, units: Mapping[str, float], what: str, examples: str) -> float:
+def _parse(value: str | float, units: Mapping[str, Decimal], what: str, examples: str) -> float:
     if isinstance(value, int | float) and not isinstance(value, bool):
-        number, unit = float(value), ""
+        number, unit = Decimal(repr(float(value))), ""
     else:
         match = _QUANTITY.fullmatch(value) if isinstance(value, str) else None
         if match is None:
             raise ValueError(f"{value!r} is no {what}; write {examples}")
-        number, unit = float(match.group(1)), match.group(2)
+        number, unit = Decimal(match.group(1)), match.group(2)
     if unit and unit not in units:
         raise ValueError(f"{value!r} is no {what}: its unit {unit!r} is not one; write {examples}")
-    result = number * (units[unit] if unit else 1.0)
+    result = float(number * (units[unit] if unit else 1))
     if not 0 <= result < float("inf"):
         raise ValueError(f"{value!r} is no {what}: it must be finite and not negative")
     return result
@@ -97,28 +108,25 @@ def parse_flops(value: str | float) -> float:
     return _parse(value, _FLOPS, "compute rate", '"15.7 TFLOP/s"')
 
 
-def _format(number: float, steps: list[tuple[float, str]]) -> str:
-    """The number in the largest unit that leaves at least 1; exact: parsing gives the same number back."""
-    factor, unit = next((step for step in steps if abs(number) >= step[0]), steps[-1])
-    short = f"{number / factor:.6g}"
-    # Readable if that loses nothing; else every digit, and where even that rounds, the plain number.
-    for text in (short, repr(number / factor)):
-        if float(text) * factor == number:
-            return f"{text} {unit}"
-    base = steps[-1] if steps[-1][0] <= 1 else (1.0, "")
-    return f"{number!r} {base[1]}" if base[0] == 1.0 else f"{number!r} s"
+def _format(value: float, steps: list[tuple[str, str]]) -> str:
+    """The value in the largest unit that leaves at least 1, with as many digits as it takes to read it back exactly."""
+    exact = Decimal(repr(float(value)))
+    factor, unit = next(
+        ((Decimal(f), u) for f, u in steps if exact >= Decimal(f)), (Decimal(steps[-1][0]), steps[-1][1])
+    )
+    return f"{(exact / factor).normalize():f} {unit}"
 
 
 def format_rate(rate_Bps: float) -> str:
     """A rate as `parse_rate` reads it back exactly, as in "12.5 GB/s"."""
-    return _format(float(rate_Bps), [(1e12, "TB/s"), (1e9, "GB/s"), (1e6, "MB/s"), (1e3, "kB/s"), (1.0, "B/s")])
+    return _format(float(rate_Bps), [("1e12", "TB/s"), ("1e9", "GB/s"), ("1e6", "MB/s"), ("1e3", "kB/s"), ("1", "B/s")])
 
 
 def format_time(time_s: float) -> str:
     """A time as `parse_time` reads it back exactly, as in "1.5 us"."""
     if time_s == 0:
         return "0 s"
-    return _format(float(time_s), [(1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns")])
+    return _format(float(time_s), [("1", "s"), ("1e-3", "ms"), ("1e-6", "us"), ("1e-9", "ns")])
 
 
 def format_bytes(nbytes: int) -> str:
@@ -131,4 +139,4 @@ def format_bytes(nbytes: int) -> str:
 
 def format_flops(rate: float) -> str:
     """A compute rate as `parse_flops` reads it back exactly, as in "15.7 TFLOP/s"."""
-    return _format(float(rate), [(1e15, "PFLOP/s"), (1e12, "TFLOP/s"), (1e9, "GFLOP/s"), (1.0, "FLOP/s")])
+    return _format(float(rate), [("1e15", "PFLOP/s"), ("1e12", "TFLOP/s"), ("1e9", "GFLOP/s"), ("1", "FLOP/s")])

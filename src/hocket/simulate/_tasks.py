@@ -1,6 +1,9 @@
 """Tasks with dependencies that share links: what every simulation is brought down to, and the loop that runs it."""
 
+import functools
 import heapq
+import importlib.util
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -106,7 +109,22 @@ def run(tasks: Tasks, capacity_Bps: Floats, *, trace: LoadTrace | None = None) -
     Raises:
         SimulationError: if tasks wait for each other, or a task moves bytes over nothing without a limit.
     """
-    return _Run(tasks, capacity_Bps, trace).all()
+    loop = _Run(tasks, capacity_Bps, trace)
+    compiled = _compiled() if trace is None and tasks.server is None and len(tasks) >= _MANY else None
+    return loop.all() if compiled is None else loop.all_compiled(compiled)
+
+
+_MANY = 2000  # tasks from which on the compiled loop is worth its loading, a second or so
+
+
+@functools.cache
+def _compiled() -> Callable[..., None] | None:
+    """The compiled loop, or None where numba is not installed."""
+    if importlib.util.find_spec("numba") is None:
+        return None
+    from ._compiled import run_compiled
+
+    return run_compiled  # type: ignore[no-any-return, unused-ignore]
 
 
 class _Run:
@@ -146,6 +164,32 @@ class _Run:
         self._begin(ready)
         while self._heap or len(self._ids):
             self._step()
+        return self._outcome()
+
+    def all_compiled(self, loop: Callable[..., None]) -> Outcome:
+        """The same by the compiled loop."""
+        tasks, usage, count = self._tasks, self._tasks.usage, len(self._tasks)
+        loop(
+            self._delay,
+            tasks.nbytes,
+            usage.offsets,
+            usage.links,
+            usage.shares,
+            self._first,
+            self._successors,
+            self._waits,
+            np.zeros(count) if tasks.earliest_s is None else tasks.earliest_s,
+            self._weight,
+            np.full(count, np.inf) if self._limit is None else self._limit,
+            np.array(self._capacity),
+            float(tasks.congestion),
+            self._start,
+            self._moving,
+            self._end,
+        )
+        return self._outcome()
+
+    def _outcome(self) -> Outcome:
         unfinished = np.flatnonzero(np.isnan(self._end))
         if len(unfinished):
             raise SimulationError(

@@ -1,0 +1,161 @@
+"""`hocket simulate`: what collectives, training steps and pipelines would take on a cluster. No clock is involved."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ._output import bad_input, print_json
+
+if TYPE_CHECKING:
+    from hocket.simulate import StepTiming
+
+simulate = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+
+_Cluster = Annotated[str, typer.Option(help="A name, a spec (star:hosts=8) or a .toml file.")]
+_Seed = Annotated[int, typer.Option(help="Of the hash by which ECMP spreads flows.")]
+_Trace = Annotated[Path | None, typer.Option(help="Write a trace for Perfetto into this file.")]
+_Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+_World = Annotated[int | None, typer.Option("-n", "--world", min=1, help="Ranks; all of the cluster's if not given.")]
+
+
+@simulate.command()
+def collective(
+    cluster: _Cluster,
+    size: Annotated[str, typer.Option("--bytes", help="Sizes of the vector: 1KiB,1MiB,64MiB.")] = "1KiB,1MiB,64MiB",
+    kind: Annotated[str, typer.Option("--collective", help="all_reduce, all_gather, ...")] = "all_reduce",
+    world: _World = None,
+    seed: _Seed = 0,
+    as_json: _Json = False,
+) -> None:
+    """Compare all algorithms that serve a collective on a cluster, by size; the fastest is marked."""
+    from hocket.algorithms import candidates, cluster_tree, get
+    from hocket.cluster import ClusterError, format_bytes, load, parse_bytes
+    from hocket.schedule import Collective, ScheduleError
+    from hocket.simulate import SimulationError, simulate_schedule
+
+    try:
+        found = load(cluster)
+        wanted = Collective(kind, world or found.world)
+        sizes = [parse_bytes(word) for word in size.split(",")]
+        schedules = {one.name: one(wanted) for one in candidates(wanted)}
+        tree = get("aggregation_tree")
+        if found.reductions and kind in tree.kinds:
+            parents, switches = cluster_tree(found, range(wanted.world))
+            schedules[tree.name] = tree(wanted, parents=parents, switches=switches)
+        seconds = {
+            name: [simulate_schedule(one, found, nbytes, seed=seed).seconds for nbytes in sizes]
+            for name, one in schedules.items()
+        }
+    except (ClusterError, ScheduleError, SimulationError, ValueError) as error:
+        bad_input("simulate collective", error)
+    if as_json:
+        print_json({"cluster": found.name, "collective": str(wanted), "bytes": sizes, "seconds": seconds})
+        return
+    typer.echo(f"{wanted} on {found.name}, predicted, in us; * is the fastest")
+    typer.echo("".join([f"{'':22}", *(f"{format_bytes(nbytes):>14}" for nbytes in sizes)]))
+    best = [min(column) for column in zip(*seconds.values(), strict=True)]
+    for name, row in seconds.items():
+        cells = [f"{'*' * (one == least)}{one * 1e6:.2f}" for one, least in zip(row, best, strict=True)]
+        typer.echo(f"{name:22}" + "".join(f"{cell:>14}" for cell in cells))
+
+
+@simulate.command()
+def step(
+    cluster: _Cluster,
+    gradients: Annotated[str, typer.Option(help="Bytes of all gradients.")] = "100MB",
+    buckets: Annotated[int, typer.Option(min=1, help="In how many parts they are reduced.")] = 4,
+    forward: Annotated[str, typer.Option(help="Time of the forward pass.")] = "30ms",
+    backward: Annotated[str, typer.Option(help="Time of the backward pass.")] = "60ms",
+    algorithm: Annotated[str, typer.Option(help="Of the all-reduce; see `hocket schedule list`.")] = "ring",
+    slowest: Annotated[float, typer.Option(min=1, help="How many times longer than the others rank 0 computes.")] = 1.0,
+    world: _World = None,
+    seed: _Seed = 0,
+    trace: _Trace = None,
+    as_json: _Json = False,
+) -> None:
+    """Predict a data-parallel training step: buckets are reduced while back-propagation goes on."""
+    import numpy as np
+
+    from hocket.cluster import ClusterError, load, parse_bytes, parse_time
+    from hocket.schedule import ScheduleError
+    from hocket.simulate import SimulationError, StepGraph, simulate_step
+
+    from ._schedules.resolve import resolve
+
+    try:
+        found = load(cluster)
+        schedule = resolve(algorithm, "all_reduce", world or found.world, 0, cluster).schedule
+        ranks = schedule.world
+        graph = StepGraph(ranks)
+        graph.compute(None, parse_time(forward), name="forward")
+        nbytes, each_s = parse_bytes(gradients) / buckets, parse_time(backward) / buckets
+        for bucket in range(buckets):
+            work = graph.compute(None, each_s, name=f"backward {bucket}")
+            graph.collective(schedule, nbytes, name=f"bucket {bucket}", after=[work])
+        slowdown = np.ones(ranks)
+        slowdown[0] = slowest
+        timing = simulate_step(graph, found, seed=seed, slowdown=slowdown, trace=trace is not None)
+    except (ClusterError, ScheduleError, SimulationError, ValueError) as error:
+        bad_input("simulate step", error)
+    _report("step", timing, trace, as_json)
+
+
+@simulate.command()
+def pipeline(
+    cluster: _Cluster,
+    stages: Annotated[int, typer.Option(min=1, help="Stages of the pipeline, one rank each.")] = 4,
+    micro: Annotated[int, typer.Option(min=1, help="Micro-batches of a step.")] = 8,
+    forward: Annotated[str, typer.Option(help="Time of a micro-batch's forward pass through one stage.")] = "10ms",
+    backward: Annotated[str, typer.Option(help="Of its backward pass.")] = "20ms",
+    activations: Annotated[str, typer.Option(help="Bytes between stages for one micro-batch.")] = "1MB",
+    trace: _Trace = None,
+    as_json: _Json = False,
+) -> None:
+    """Predict a pipeline of equal stages, all forward passes first (GPipe)."""
+    from hocket.cluster import ClusterError, load, parse_bytes, parse_time
+    from hocket.simulate import SimulationError, StepGraph, simulate_step
+
+    try:
+        found = load(cluster)
+        graph = StepGraph(stages)
+        for way, text, order in (("F", forward, range(stages)), ("B", backward, range(stages - 1, -1, -1))):
+            for batch in range(micro):
+                came: list[Any] = []
+                for stage in order:
+                    work = graph.compute(stage, parse_time(text), name=f"{way}{batch}", after=came)
+                    onward = stage + (1 if way == "F" else -1)
+                    if 0 <= onward < stages:
+                        nbytes = parse_bytes(activations)
+                        came = [graph.send(stage, onward, nbytes, name=f"{way}{batch}", after=[work])]
+        timing = simulate_step(graph, found, trace=trace is not None)
+    except (ClusterError, SimulationError, ValueError) as error:
+        bad_input("simulate pipeline", error)
+    _report("pipeline", timing, trace, as_json)
+
+
+def _report(verb: str, timing: StepTiming, trace: Path | None, as_json: bool) -> None:
+    from hocket.timeline import write_perfetto
+
+    if trace is not None:
+        try:
+            write_perfetto(timing.timeline, trace)
+        except OSError as error:
+            bad_input(f"simulate {verb}", f"--trace: {str(trace)!r} cannot be written: {error}")
+        typer.echo(f"wrote {trace}; open it at https://ui.perfetto.dev", err=True)
+    if as_json:
+        print_json(
+            {
+                "cluster": timing.cluster.name,
+                "seconds": timing.seconds,
+                "compute_s": timing.compute_s.tolist(),
+                "exposed_s": timing.exposed_s.tolist(),
+                "idle_share": timing.idle_share,
+                "busiest": [vars(use) for use in timing.busiest()],
+            }
+        )
+        return
+    for label, value in timing.table():
+        typer.echo(f"{label:36} {value}")

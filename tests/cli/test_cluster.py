@@ -1,0 +1,100 @@
+"""`hocket cluster` and `hocket simulate`: what they print, and how they refuse."""
+
+import json
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from hocket import cli
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(arguments)
+    out, err = capsys.readouterr()
+    code = ended.value.code
+    assert code is None or isinstance(code, int)
+    return code or 0, out, err
+
+
+def test_list_names_the_catalogue_the_topologies_and_the_servers(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "cluster", "list")
+    assert code == 0
+    for word in ("lassen", "sharp-1500", "bigraph", "dragonfly+", "dgx-h100", "taper"):
+        assert word in out
+    document = json.loads(run(capsys, "cluster", "list", "--json")[1])
+    assert document["topologies"]["star"]["parameters"] == ["bandwidth", "latency", "routing", "reduction", "hosts"]
+
+
+def test_show_draws_as_text_as_svg_as_toml_and_as_json(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "drawn.svg"
+    code, out, err = run(capsys, "cluster", "show", "bigraph:upper=4,ports=2", "--svg", str(path))
+    assert code == 0, err
+    assert out.startswith("bigraph: 16 ranks; 16 hosts, 8 switches; 64 directed links\n")
+    assert "switch -> switch  32      12.5 GB/s  500 ns" in out
+    assert "upper0: lower0..lower3, host0..host1" in out
+    drawn = ElementTree.parse(path).getroot()
+    space = "{http://www.w3.org/2000/svg}"
+    assert len(drawn.findall(f"{space}path")) == 32
+    assert len(drawn.findall(f"{space}rect")) == 1 + 24
+    assert 'topology = "bigraph"' in run(capsys, "cluster", "show", "bigraph:upper=4,ports=2", "--toml")[1]
+    document = json.loads(run(capsys, "cluster", "show", "bigraph:upper=4,ports=2", "--json")[1])
+    assert len(document["links"]) == 64
+
+
+def test_a_cluster_s_toml_is_read_back(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(run(capsys, "cluster", "show", "star:hosts=3", "--explicit")[1])
+    assert run(capsys, "cluster", "show", str(path))[1].startswith("star: 3 ranks")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("cluster", "show", "lasen"), "did you mean lassen?"),
+        (("cluster", "show", "star:hosts=two"), "hosts: "),
+        (("simulate", "step", "--cluster", "closet", "-n", "9"), "9"),
+        (("simulate", "step", "--cluster", "closet", "--gradients", "much"), "'much' is no number of bytes"),
+        (("simulate", "collective", "--cluster", "closet", "--collective", "all"), "collective 'all' is unknown"),
+        (("simulate", "pipeline", "--cluster", "closet", "--stages", "9"), "the step has 9 ranks"),
+    ],
+)
+def test_bad_input_is_one_clear_error(
+    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], told: str
+) -> None:
+    code, out, err = run(capsys, *arguments)
+    assert code == 2
+    assert out == ""
+    assert told in err
+    assert "Traceback" not in err
+
+
+def test_simulate_compares_algorithms(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "simulate", "collective", "--cluster", "star:hosts=4", "--bytes", "64B,64MiB")
+    assert code == 0
+    assert out.count("*") >= 3  # one explains it
+    arguments = ("simulate", "collective", "--cluster", "star:hosts=4,reduction=true", "--bytes", "64B", "--json")
+    seconds = json.loads(run(capsys, *arguments)[1])["seconds"]
+    assert {"ring", "aggregation_tree"} <= set(seconds)
+    assert all(value[0] > 0 for value in seconds.values())
+
+
+def test_simulate_step_prints_its_table_and_writes_a_trace(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    code, out, err = run(capsys, "simulate", "step", "--cluster", "closet", "--trace", str(path), "--slowest", "1.5")
+    assert code == 0, err
+    for label in ("step time", "exposed communication", "idle share", "busy link"):
+        assert label in out
+    events = json.loads(path.read_text())["traceEvents"]
+    assert {event["pid"] for event in events if event["ph"] == "X"} == set(range(8))
+    assert any(event["ph"] == "C" for event in events)
+
+
+def test_simulate_pipeline_has_the_published_idle_share(capsys: pytest.CaptureFixture[str]) -> None:
+    spec = "star:hosts=4,bandwidth=1TB/s,latency=0s"
+    code, out, _ = run(
+        capsys, "simulate", "pipeline", "--cluster", spec, "--micro", "4", "--activations", "0B", "--json"
+    )
+    assert code == 0
+    assert json.loads(out)["idle_share"] == pytest.approx(3 / 7, rel=1e-6)
