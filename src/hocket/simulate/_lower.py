@@ -145,7 +145,7 @@ class _Lowering:
     ) -> None:
         self._schedule, self._nodes, self._wires = schedule, nodes, wires
         self._chunk_nbytes, self._fused, self._ready = chunk_nbytes, fused, ready_s
-        self._touched = Touched(schedule.endpoints, schedule.chunks)
+        self._touched = Touched(schedule)
         self._count = len(fused) if fused else 0  # tasks so far; those of switches come first
         self._edges: list[tuple[Indices, Indices]] = []
         self._parts: list[tuple[int, Indices, Indices, Floats]] = []  # plain messages, by first task

@@ -81,7 +81,11 @@ def fuse(schedule: Schedule, nodes: Indices, wires: Wires, chunk_nbytes: float) 
     size = np.zeros(count)
     size[stream] = (stop - start) * chunk_nbytes
     messages = wires.messages(nodes[source], nodes[destination], np.zeros(len(rows)))
-    delay = _longest(schedule, capabilities, stream, step, source, destination, messages.delay_s, count)
+    # A switch posts nothing: what the settings add to a message is the sending rank's.
+    way = np.where(source < schedule.world, messages.delay_s, messages.latency_s * wires.settings.latency_factor)
+    reducing = np.array([0.0] * schedule.world + [able.delay_s for able in capabilities])[destination]
+    way += np.where(np.asarray(columns.reduce)[rows], reducing, 0.0)
+    delay = _longest(schedule.endpoints, stream, step, source, destination, way, count)
     hops = np.diff(messages.usage.offsets)
     usage = gather(np.repeat(stream, hops), messages.usage.links, messages.usage.shares, count, len(wires.capacity_Bps))
     width = np.minimum.reduceat(wires.capacity_Bps[usage.links] / usage.shares, usage.offsets[:-1])
@@ -113,25 +117,15 @@ def _same_ranges(schedule: Schedule, start: Indices, stop: Indices) -> None:
 
 
 def _longest(
-    schedule: Schedule,
-    capabilities: list[Reduction],
-    stream: Indices,
-    step: Indices,
-    source: Indices,
-    destination: Indices,
-    delay_s: Floats,
-    count: int,
+    ends: int, stream: Indices, step: Indices, source: Indices, destination: Indices, way_s: Floats, count: int
 ) -> Floats:
     """The latency of the longest way through every stream, step by step."""
-    ends = schedule.endpoints
     key = np.unique(np.concatenate([stream * ends + source, stream * ends + destination]))
     tail, head = np.searchsorted(key, stream * ends + source), np.searchsorted(key, stream * ends + destination)
     at = np.zeros(len(key))
-    switch_delay = np.array([0.0] * schedule.world + [able.delay_s for able in capabilities])
     order = np.argsort(step, kind="stable")
     for rows in np.split(order, np.flatnonzero(np.diff(step[order])) + 1):
-        reach = at[tail[rows]] + delay_s[rows] + switch_delay[destination[rows]]
-        np.maximum.at(at, head[rows], reach)
+        np.maximum.at(at, head[rows], at[tail[rows]] + way_s[rows])
     longest = np.zeros(count)
     np.maximum.at(longest, key // ends, at)
     return longest

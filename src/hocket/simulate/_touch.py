@@ -3,24 +3,39 @@
 import numpy as np
 from numpy.typing import NDArray
 
+from hocket.schedule import Schedule
+
 __all__ = ["Touched"]
 
 Indices = NDArray[np.int64]
 
 _LOW = 2**31 - 1
+_NONE = np.zeros(0, dtype=np.int64)
 
 
 class Touched:
     """The task that touched every (endpoint, chunk) last.
 
+    Chunks that an endpoint only ever moves together are one cell there: a rank that sends its vector whole has one.
+
     Args:
-        endpoints: How many there are.
-        chunks: Of each.
+        schedule: Whose endpoints and chunks they are.
     """
 
-    def __init__(self, endpoints: int, chunks: int) -> None:
-        self._chunks = chunks
-        self._last = np.full(endpoints * chunks, -1, dtype=np.int32)
+    def __init__(self, schedule: Schedule) -> None:
+        grain = np.full(schedule.endpoints, schedule.chunks, dtype=np.int64)
+        for step in schedule.steps:
+            parts = [step.start, step.stop] + ([np.full(len(step), step.shift)] if step.repeat > 1 else [])
+            for end in (step.source, step.destination):
+                for part in parts:
+                    np.gcd.at(grain, end, part.astype(np.int64))
+        counts = schedule.chunks // grain
+        # Endpoints with many cells first: then the places of equal blocks are multiples of their width, mostly.
+        order = np.argsort(-counts, kind="stable")
+        self._base = np.empty(schedule.endpoints, dtype=np.int64)
+        self._base[order] = np.cumsum(counts[order]) - counts[order]
+        self._grain = grain
+        self._last = np.full(int(counts.sum()), -1, dtype=np.int32)
         self._mark = np.zeros(0, dtype=np.int32)
 
     def step(
@@ -40,39 +55,84 @@ class Touched:
             Pairs (before, after) of tasks, and the first number that no task has now: where several tasks touch a
             chunk in one step, a new one that waits for them all stands in for them.
         """
-        base = endpoint * self._chunks + start
-        width = int(length[0])
-        aligned = (length == width).all() and self._chunks % width == 0 and not (start % width).any()
-        if aligned:
-            block = base // width
-            if len(np.unique(block)) == len(block):  # nobody shares: whole rows at once
-                rows = self._last.reshape(-1, width)
-                pairs = self._pairs(rows[block].ravel(), np.repeat(entering, width) if width > 1 else entering)
-                rows[block] = leaving[:, None]
-                return pairs[0], pairs[1], count
-        owner = np.repeat(np.arange(len(length)), length)
-        ends = np.cumsum(length)
-        cells = np.arange(ends[-1]) + (base - ends + length)[owner]
-        waiting = self._pairs(self._last[cells], entering[owner])
-        standing, count = self._leave(cells, leaving[owner], count)
-        before, after = (np.concatenate([one, two]) for one, two in zip(waiting, standing, strict=True))
-        return before, after, count
+        grain = self._grain[endpoint]
+        base, width = self._base[endpoint] + start // grain, length // grain
+        # Touches of the same range are one block, whose cells have one history from here on.
+        _, first, block = np.unique(base * (int(width.max()) + 1) + width, return_index=True, return_inverse=True)
+        place, size = base[first], width[first]
+        if (place[1:] < place[:-1] + size[:-1]).any():  # ranges that overlap in part: cell by cell
+            owner = np.repeat(np.arange(len(width)), width)
+            cells = _spread(base, width)
+            waiting = _pairs(self._last[cells], entering[owner])
+            standing, count = self._leave(cells, leaving[owner], count)
+            return np.concatenate([waiting[0], standing[0]]), np.concatenate([waiting[1], standing[1]]), count
+        previous, who = self._previous(place, size)
+        if len(place) == len(base):
+            before, after = _pairs(previous, entering[first][who])
+            self._write(place, size, leaving[first])
+            return before, after, count
+        return self._crowded(block, place, size, previous, who, entering, leaving, count)
 
-    @staticmethod
-    def _pairs(previous: NDArray[np.int32], task: Indices) -> tuple[Indices, Indices]:
-        """Distinct (previous, task), without a task that waits for itself or for nobody."""
-        if not len(previous):
-            return _NONE, _NONE
-        # Neighbouring chunks mostly have the same pair, so most go before the sort.
-        fresh = np.empty(len(previous), dtype=bool)
-        fresh[0] = True
+    def _previous(self, place: Indices, size: Indices) -> tuple[NDArray[np.int32], Indices]:
+        """The tasks that touched each block last, and whose block each is; neighbours that are equal once."""
+        width = int(size[0])
+        if (size == width).all() and not (place % width).any() and len(self._last) % width == 0:
+            previous = self._last.reshape(-1, width)[place // width].ravel()
+            who = np.repeat(np.arange(len(place)), width) if width > 1 else np.arange(len(place))
+        else:
+            previous, who = self._last[_spread(place, size)], np.repeat(np.arange(len(place)), size)
+        fresh = np.ones(len(previous), dtype=bool)
         np.not_equal(previous[1:], previous[:-1], out=fresh[1:])
-        fresh[1:] |= task[1:] != task[:-1]
-        row = np.flatnonzero(fresh)
-        before, after = previous[row].astype(np.int64), task[row]
-        kept = (before >= 0) & (before != after)
-        key = np.unique((before[kept] << 31) + after[kept])
-        return key >> 31, key & _LOW
+        fresh[1:] |= who[1:] != who[:-1]
+        return previous[fresh], who[fresh]
+
+    def _write(self, place: Indices, size: Indices, task: Indices) -> None:
+        width = int(size[0])
+        if (size == width).all() and not (place % width).any() and len(self._last) % width == 0:
+            self._last.reshape(-1, width)[place // width] = task[:, None]
+        else:
+            self._last[_spread(place, size)] = np.repeat(task, size)
+
+    def _crowded(
+        self,
+        block: Indices,
+        place: Indices,
+        size: Indices,
+        previous: NDArray[np.int32],
+        who: Indices,
+        entering: Indices,
+        leaving: Indices,
+        count: int,
+    ) -> tuple[Indices, Indices, int]:
+        """A step in which several tasks touch one block: one task before them waits, and one after them stands in."""
+        come_block, come = _distinct(block, entering)
+        go_block, go = _distinct(block, leaving)
+        past_block, past = _distinct(who, previous.astype(np.int64))
+        past_block, past = past_block[past >= 0], past[past >= 0]
+        comers = np.bincount(come_block, minlength=len(place))
+        pasts = np.bincount(past_block, minlength=len(place))
+        gate = np.full(len(place), -1, dtype=np.int64)
+        wide = (comers > 1) & (pasts > 1)
+        # A stream through switches may come back to a block; it cannot stand on both sides of a gate.
+        again = np.isin(come_block * (_LOW + 1) + come, past_block * (_LOW + 1) + past)
+        wide[come_block[again]] = False
+        gate[wide] = count + np.arange(int(wide.sum()))
+        count += int(wide.sum())
+        edges = [
+            (past[wide[past_block]], gate[past_block[wide[past_block]]]),
+            (gate[come_block[wide[come_block]]], come[wide[come_block]]),
+            _product(past_block[~wide[past_block]], past[~wide[past_block]], come_block, come, len(place)),
+        ]
+        goers = np.bincount(go_block, minlength=len(place))
+        token = np.empty(len(place), dtype=np.int64)
+        token[go_block] = go
+        crowd = goers > 1
+        token[crowd] = count + np.arange(int(crowd.sum()))
+        count += int(crowd.sum())
+        edges.append((go[crowd[go_block]], token[go_block[crowd[go_block]]]))
+        self._write(place, size, token)
+        before, after = (np.concatenate([edge[side] for edge in edges]) for side in (0, 1))
+        return before[before != after], after[before != after], count
 
     def _leave(self, cells: Indices, task: Indices, count: int) -> tuple[tuple[Indices, Indices], int]:
         if not len(self._mark):
@@ -90,4 +150,30 @@ class Touched:
         return (key >> 31, key & _LOW), count + len(shared)
 
 
-_NONE = np.zeros(0, dtype=np.int64)
+def _spread(place: Indices, size: Indices) -> Indices:
+    """The cells of blocks, one after the other."""
+    ends = np.cumsum(size)
+    return np.arange(int(ends[-1]) if len(ends) else 0) + np.repeat(place - ends + size, size)
+
+
+def _pairs(previous: NDArray[np.int32], task: Indices) -> tuple[Indices, Indices]:
+    """Distinct (previous, task), without a task that waits for itself or for nobody."""
+    before = previous.astype(np.int64)
+    kept = (before >= 0) & (before != task)
+    return _distinct(before[kept], task[kept])
+
+
+def _distinct(first: Indices, second: Indices) -> tuple[Indices, Indices]:
+    """Pairs without repetition; both below 2^31, and the second possibly -1."""
+    key = np.unique((first << 32) + second + 1)
+    return key >> 32, (key & (2**32 - 1)) - 1
+
+
+def _product(
+    past_block: Indices, past: Indices, come_block: Indices, come: Indices, blocks: int
+) -> tuple[Indices, Indices]:
+    """All (past, come) of the same block; both are in order of blocks."""
+    start = np.searchsorted(come_block, np.arange(blocks + 1))
+    counts = (start[1:] - start[:-1])[past_block]
+    position = _spread(start[past_block], counts)
+    return np.repeat(past, counts), come[position]
