@@ -7,6 +7,8 @@ from xml.etree import ElementTree
 import pytest
 
 from hocket import cli
+from hocket.cli._probe.rank import pairs_of
+from hocket.cluster import load
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
@@ -98,3 +100,25 @@ def test_simulate_pipeline_has_the_published_idle_share(capsys: pytest.CaptureFi
     )
     assert code == 0
     assert json.loads(out)["idle_share"] == pytest.approx(3 / 7, rel=1e-6)
+
+
+@pytest.mark.timeout(120)
+def test_probe_measures_this_machine_and_describes_it(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "here.toml"
+    options = ("--sizes", "8B,64KiB,1MiB", "--rounds", "3", "--timeout", "100", "--out", str(path))
+    code, out, err = run(capsys, "cluster", "probe", "-n", "2", *options)
+    assert code == 0, err
+    assert "rank 1 on" in out
+    assert "ranks 0 and 1: " in out
+    found = load(str(path))
+    assert found.world == 2
+    assert (found.capacity_Bps > 1e6).all()
+    assert (found.flops[found.ranks] > 1e6).all()
+    assert path.read_text().startswith("# Measured by `hocket cluster probe`")
+
+
+def test_pairs_of_a_large_world_are_a_ring_and_its_diagonals() -> None:
+    assert len(pairs_of(5)) == 10
+    many = pairs_of(64)
+    assert len(many) == 64 + 32
+    assert {rank for pair in many for rank in pair} == set(range(64))

@@ -75,6 +75,86 @@ def show(
         typer.echo(describe(found))
 
 
+@cluster.command()
+def probe(
+    n: Annotated[int, typer.Option("-n", "--np", min=1, help="Ranks on this host; not inside a job.")] = 2,
+    out: Annotated[
+        Path | None, typer.Option(help="Write the TOML document into this file; else it is printed.")
+    ] = None,
+    name: Annotated[str, typer.Option(help="Of the cluster.")] = "measured",
+    sizes: Annotated[str, typer.Option(help="Comma-separated bytes of the messages.")] = "8B,1KiB,64KiB,1MiB,8MiB",
+    rounds: Annotated[int, typer.Option(min=1, help="Messages there and back of each size and pair.")] = 20,
+    timeout: Annotated[float, typer.Option(help="Seconds after which the measurement is given up.")] = 300.0,
+    as_json: _Json = False,
+) -> None:
+    """Measure this machine, or the machines of a job, and describe it as a cluster.
+
+    Started plainly it measures N ranks on this host. Started on every rank of a job, as in
+    `hocket run -n 2 --nnodes 4 ... -m hocket cluster probe --out mine.toml`, it measures those.
+    """
+    import os
+
+    from hocket.cluster import ClusterError, parse_bytes
+
+    try:
+        wanted = [parse_bytes(word) for word in sizes.split(",")]
+        result = _measured(n, wanted, rounds, timeout, "WORLD_SIZE" in os.environ)
+        if result is None:  # another rank speaks
+            return
+        _tell(name, result, out, as_json)
+    except (ClusterError, ValueError) as error:
+        bad_input("cluster probe", error)
+
+
+def _measured(n: int, sizes: list[int], rounds: int, timeout_s: float, in_job: bool) -> dict[str, Any] | None:
+    if not in_job:
+        from ._bench.world import BenchError, run_world
+
+        try:
+            spec = {"sizes": sizes, "rounds": rounds}
+            return run_world("hocket.cli._probe.rank", spec, n, mpi=False, timeout_s=timeout_s)
+        except BenchError as error:
+            bad_input("cluster probe", error)
+    import os
+    from datetime import timedelta
+
+    import torch
+    import torch.distributed as dist
+
+    from ._probe.rank import measure
+
+    device = torch.device("cpu")
+    if torch.cuda.is_available():
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+        torch.cuda.set_device(device)
+    backend = "nccl" if device.type == "cuda" else "hocket"
+    dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
+    try:
+        return measure(sizes, rounds, device)
+    finally:
+        dist.destroy_process_group()
+
+
+def _tell(name: str, result: dict[str, Any], out: Path | None, as_json: bool) -> None:
+    from ._probe.report import document, table, to_cluster
+
+    found, pings = to_cluster(name, result)
+    text = document(found, pings, result)
+    if out is not None:
+        try:
+            out.write_text(text)
+        except OSError as error:
+            bad_input("cluster probe", f"--out: {str(out)!r} cannot be written: {error}")
+        typer.echo(f"wrote {out}", err=True)
+    if as_json:
+        print_json({**result, "cluster": _document(found)})
+    elif out is None:
+        typer.echo(text, nl=False)
+    else:
+        for line in table(pings, result):
+            typer.echo(line)
+
+
 def _document(found: Any) -> dict[str, Any]:
     names = found.node_names
     return {

@@ -19,6 +19,10 @@ from ._draw import describe as describe
 from ._draw import draw_svg as draw_svg
 from ._errors import ClusterError as ClusterError
 from ._load import load as load
+from ._measured import MeasuredRank as MeasuredRank
+from ._measured import Ping as Ping
+from ._measured import fit_ping as fit_ping
+from ._measured import from_measurements as from_measurements
 from ._routes import Routes as Routes
 from ._servers import SERVERS as SERVERS
 from ._topologies import TOPOLOGIES as TOPOLOGIES
@@ -41,15 +45,19 @@ __all__ = [
     "AggregationTree",
     "Cluster",
     "ClusterError",
+    "MeasuredRank",
+    "Ping",
     "Reduction",
     "Routes",
     "build",
     "describe",
     "draw_svg",
+    "fit_ping",
     "format_bytes",
     "format_flops",
     "format_rate",
     "format_time",
+    "from_measurements",
     "from_spec",
     "from_toml",
     "load",

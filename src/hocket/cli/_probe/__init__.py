@@ -1,0 +1,1 @@
+"""What `hocket cluster probe` runs on its ranks."""

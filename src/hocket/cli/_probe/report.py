@@ -1,0 +1,65 @@
+"""From the measurements of a probe to a cluster, its document, and a table for people."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hocket.cluster import (
+    Cluster,
+    MeasuredRank,
+    Ping,
+    fit_ping,
+    format_bytes,
+    format_flops,
+    format_rate,
+    format_time,
+    from_measurements,
+    to_toml,
+)
+
+
+def to_cluster(name: str, result: dict[str, Any]) -> tuple[Cluster, dict[tuple[int, int], Ping]]:
+    """The cluster that explains a probe's measurements, and the line of each pair."""
+    ranks = [MeasuredRank(**rank) for rank in result["ranks"]]
+    pings = {
+        (pair["ranks"][0], pair["ranks"][1]): fit_ping({int(size): s for size, s in pair["seconds"].items()})
+        for pair in result["pairs"]
+    }
+    return from_measurements(name, ranks, pings), pings
+
+
+def document(cluster: Cluster, pings: dict[tuple[int, int], Ping], result: dict[str, Any]) -> str:
+    """The TOML document, with every measurement as a comment."""
+    lines = ["# Measured by `hocket cluster probe`, on " + ", ".join(dict.fromkeys(r["host"] for r in result["ranks"]))]
+    lines += [f"# {line}" for line in table(pings, result)]
+    return "\n".join(lines) + "\n" + to_toml(_rounded(cluster), explicit=True)
+
+
+def _rounded(cluster: Cluster) -> Cluster:
+    """Four digits are more than a measurement has."""
+    values = {name: getattr(cluster, name) for name in Cluster.__dataclass_fields__}
+    for name in ("capacity_Bps", "latency_s", "flops", "memory_Bps"):
+        values[name] = values[name].copy()
+        values[name][:] = [float(f"{value:.4g}") for value in values[name]]
+    return Cluster(**values)
+
+
+def table(pings: dict[tuple[int, int], Ping], result: dict[str, Any]) -> list[str]:
+    """Lines for people: each rank, then each pair by size."""
+    lines = []
+    for number, rank in enumerate(result["ranks"]):
+        lines.append(
+            f"rank {number} on {rank['host']}: memory {format_rate(_four(rank['memory_Bps']))}, "
+            f"{format_flops(_four(rank['flops']))}"
+        )
+    for pair in result["pairs"]:
+        a, b = pair["ranks"]
+        line = pings[a, b]
+        times = ", ".join(f"{format_bytes(int(n))} {format_time(_four(s))}" for n, s in pair["seconds"].items())
+        fitted = f"{format_time(_four(line.latency_s))}, {format_rate(_four(line.rate_Bps))}"
+        lines.append(f"ranks {a} and {b}: {fitted}; one way: {times}")
+    return lines
+
+
+def _four(value: float) -> float:
+    return float(f"{value:.4g}")
