@@ -115,11 +115,11 @@ def test_a_halving_doubling_of_1024_ranks_takes_a_twentieth_of_simgrid_s_time() 
         "rounds": rounds,
     }
     theirs = simgrid.run(simgrid.CM02, [case])
-    walls = []
-    for _ in range(3):
-        begin = time.perf_counter()
+    ours = []
+    for _ in range(7):  # processor time, and the best of several: other work on the machine makes it longer only
+        begin = time.process_time()
         timing = simulate_schedule(schedule, star, nbytes)
-        walls.append(time.perf_counter() - begin)
-    print(f"SimGrid {theirs['wall_s']:.3f} s, ours {min(walls):.3f} s: {theirs['wall_s'] / min(walls):.1f} times")
+        ours.append(time.process_time() - begin)
+    print(f"SimGrid {theirs['cpu_s']:.3f} s, ours {min(ours):.3f} s: {theirs['cpu_s'] / min(ours):.1f} times")
     assert timing.seconds == pytest.approx(max(theirs["ends"][0]), rel=1e-6)
-    assert theirs["wall_s"] > 20 * min(walls)
+    assert theirs["cpu_s"] > 20 * min(ours)

@@ -25,10 +25,11 @@ class Touched:
     def __init__(self, schedule: Schedule) -> None:
         grain = np.full(schedule.endpoints, schedule.chunks, dtype=np.int64)
         for step in schedule.steps:
-            parts = [step.start, step.stop] + ([np.full(len(step), step.shift)] if step.repeat > 1 else [])
+            # What divides all ranges of a step is taken for all of its endpoints: finer than needed at times, but quick.
+            common = np.gcd(np.gcd.reduce(step.start), np.gcd.reduce(step.stop)) if len(step) else 0
+            common = np.gcd(common, step.shift if step.repeat > 1 else 0)
             for end in (step.source, step.destination):
-                for part in parts:
-                    np.gcd.at(grain, end, part.astype(np.int64))
+                grain[end] = np.gcd(grain[end], common)
         counts = schedule.chunks // grain
         # Endpoints with many cells first: then the places of equal blocks are multiples of their width, mostly.
         order = np.argsort(-counts, kind="stable")
@@ -68,7 +69,11 @@ class Touched:
             return np.concatenate([waiting[0], standing[0]]), np.concatenate([waiting[1], standing[1]]), count
         previous, who = self._previous(place, size)
         if len(place) == len(base):
-            before, after = _pairs(previous, entering[first][who])
+            before, after = previous.astype(np.int64), entering[first][who]
+            kept = (before >= 0) & (before != after)
+            before, after = before[kept], after[kept]
+            if len(before) > 4 * len(place):  # a pair that is named twice is counted down twice, so it may stay
+                before, after = _distinct(before, after)
             self._write(place, size, leaving[first])
             return before, after, count
         return self._crowded(block, place, size, previous, who, entering, leaving, count)
@@ -77,14 +82,16 @@ class Touched:
         """The tasks that touched each block last, and whose block each is; neighbours that are equal once."""
         width = int(size[0])
         if (size == width).all() and not (place % width).any() and len(self._last) % width == 0:
-            previous = self._last.reshape(-1, width)[place // width].ravel()
-            who = np.repeat(np.arange(len(place)), width) if width > 1 else np.arange(len(place))
-        else:
-            previous, who = self._last[_spread(place, size)], np.repeat(np.arange(len(place)), size)
-        fresh = np.ones(len(previous), dtype=bool)
-        np.not_equal(previous[1:], previous[:-1], out=fresh[1:])
-        fresh[1:] |= who[1:] != who[:-1]
-        return previous[fresh], who[fresh]
+            rows = self._last.reshape(-1, width)[place // width]
+            fresh = np.ones(rows.shape, dtype=bool)
+            np.not_equal(rows[:, 1:], rows[:, :-1], out=fresh[:, 1:])
+            at = np.flatnonzero(fresh)
+            return rows.ravel()[at], at // width
+        previous, who = self._last[_spread(place, size)], np.repeat(np.arange(len(place)), size)
+        kept = np.ones(len(previous), dtype=bool)
+        np.not_equal(previous[1:], previous[:-1], out=kept[1:])
+        kept[1:] |= who[1:] != who[:-1]
+        return previous[kept], who[kept]
 
     def _write(self, place: Indices, size: Indices, task: Indices) -> None:
         width = int(size[0])
