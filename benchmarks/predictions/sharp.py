@@ -110,8 +110,7 @@ def report() -> tuple[str, str, str]:
     taken, worked = time.perf_counter() - begin[0], time.process_time() - begin[1]
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     head = ["bytes", *host_based, *in_network, "host-based / tree"]
-    note = (
-        f"\n\n60,000 ranks, {len(rows)} sizes, {len(head) - 2} algorithms: {taken:.0f} s ({worked:.0f} s of processor time), {peak:.1f} GiB at the peak."
-    )
+    walls = f"{taken:.0f} s ({worked:.0f} s of processor time), {peak:.1f} GiB at the peak"
+    note = f"\n\n60,000 ranks, {len(rows)} sizes, {len(head) - 2} algorithms: {walls}."
     plot = curves("All-reduce, 1,500 hosts x 40 ranks, Dragonfly+", "bytes", "us", lines, dashed="tree")
     return table(["128 hosts, 8 B", ""], small), table(head, rows) + note, plot

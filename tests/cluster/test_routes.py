@@ -47,6 +47,24 @@ def test_ecmp_chooses_every_path_about_as_often() -> None:
     assert np.abs(counts[up] - 200).max() < 66
 
 
+def test_flows_of_one_host_are_hashed_one_by_one() -> None:
+    described = cluster.load("leafspine:leaves=2,ports=8,server=eflops,server.devices=8")
+    routes = described.routes(described.ranks[:8], described.ranks[8:])
+    spines = {name for flow in range(8) for link in routes[flow] if "spine" in (name := described.link_names[link])}
+    assert len(spines) > 4  # all by one spine would make two names
+
+
+def test_a_plan_of_devices_is_routed_as_quickly_as_one_of_hosts() -> None:
+    described = cluster.load("leafspine:leaves=64,ports=16,server=dgx-a100")
+    random = np.random.default_rng(1)
+    source = random.integers(0, described.world, 65_536)
+    destination = (source + random.integers(1, described.world, 65_536)) % described.world
+    begin = time.process_time()
+    routes = described.routes(described.ranks[source], described.ranks[destination])
+    assert time.process_time() - begin < 8  # 0.7 s on an idle core
+    assert routes.hops.max() == 8
+
+
 def test_shortest_takes_the_first_of_equal_paths() -> None:
     described = cluster.load(LEAF_SPINE + ",routing=shortest")
     ranks = described.ranks

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ._errors import ClusterError, NoSuchNodeError
+from ._hosts import HostRouter, has_inner_fabrics
 from ._routes import NoPathError, Router, Routes
 from ._tree import AggregationTree, grow_tree
 
@@ -158,8 +159,11 @@ class Cluster:
             raise NoSuchNodeError(f"{self.name} has no node {name!r}; its {len(self)} nodes begin {some}") from None
 
     @cached_property
-    def router(self) -> Router:
+    def router(self) -> Router | HostRouter:
         """What finds the paths; its distances are kept for the next question."""
+        if has_inner_fabrics(self.hosts, self.forwards, self.link_tail, self.link_head):
+            ecmp = self.routing == "ecmp"
+            return HostRouter(self.hosts, self.forwards, self.link_tail, self.link_head, self.link_cost, ecmp)
         return Router(self.forwards, self.link_tail, self.link_head, self.link_cost, self.routing == "ecmp")
 
     @cached_property

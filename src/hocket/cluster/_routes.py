@@ -56,7 +56,7 @@ def ragged(starts: Indices, counts: Indices) -> tuple[Indices, Indices]:
     return owner, np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - counts, counts) + starts[owner]
 
 
-def _mix(value: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def mix(value: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """Spread the bits of 64-bit words: the finaliser of splitmix64 (Steele, Lea, Flood, OOPSLA 2014)."""
     value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -124,8 +124,16 @@ class Router:
         for node in reversed(order):  # parents are stripped after their children, so their depth is known first
             self._depth[node] = self._depth[self._parent[node]] + 1
 
-    def routes(self, source: Indices, destination: Indices, seed: int) -> Routes:
+    def routes(
+        self, source: Indices, destination: Indices, seed: int, *, named: tuple[Indices, Indices] | None = None
+    ) -> Routes:
         """The links of each flow; a flow from a node to itself takes none.
+
+        Args:
+            source: Where flows start.
+            destination: Where they end.
+            seed: Of the hash.
+            named: The ends by which the hash knows the flows, if they are parts of longer ones.
 
         Raises:
             ClusterError: naming the first flow that has no path.
@@ -144,13 +152,31 @@ class Router:
             downs.append((fall, self._down[to[fall]]))
             at[climb] = self._parent[at[climb]]
             to[fall] = self._parent[to[fall]]
-        across = self._walk(source, destination, at, to, seed)
+        across = self._walk(*(named or (source, destination)), at, to, seed)
         pieces = [*ups, *across, *reversed(downs)]
         owner = np.concatenate([piece[0] for piece in pieces]) if pieces else np.zeros(0, dtype=np.int64)
         links = np.concatenate([piece[1] for piece in pieces]) if pieces else np.zeros(0, dtype=np.int64)
         offsets = np.zeros(flows + 1, dtype=np.int64)
         np.cumsum(np.bincount(owner, minlength=flows), out=offsets[1:])
         return Routes(offsets, links[np.argsort(owner, kind="stable")])
+
+    def distance(self, source: Indices, destination: Indices) -> Indices:
+        """What the cheapest path of each flow costs; 2^30 or more where there is none."""
+        at, to, total = source.copy(), destination.copy(), np.zeros(len(source), dtype=np.int64)
+        while True:
+            apart = at != to
+            climb = np.flatnonzero(apart & (self._depth[at] > 0) & (self._depth[at] >= self._depth[to]))
+            fall = np.flatnonzero(apart & (self._depth[to] > 0) & (self._depth[to] >= self._depth[at]))
+            if not len(climb) and not len(fall):
+                break
+            total[climb] += self._cost[self._up[at[climb]]]
+            total[fall] += self._cost[self._down[to[fall]]]
+            at[climb], to[fall] = self._parent[at[climb]], self._parent[to[fall]]
+        apart = np.flatnonzero(at != to)
+        here, there = self._core_of[at[apart]], self._core_of[to[apart]]
+        self._learn(np.unique(there))
+        total[apart] += self._distances[self._slot[there], here]
+        return total
 
     def _walk(
         self, source: Indices, destination: Indices, at: Indices, to: Indices, seed: int
@@ -166,7 +192,7 @@ class Router:
         if len(lost):
             raise NoPathError(int(source[flows[lost[0]]]), int(destination[flows[lost[0]]]))
         words = np.uint64(seed & (2**64 - 1)) + np.uint64(0x9E3779B97F4A7C15)
-        key = _mix(_mix(source[flows].astype(np.uint64) + words) ^ destination[flows].astype(np.uint64))
+        key = mix(mix(source[flows].astype(np.uint64) + words) ^ destination[flows].astype(np.uint64))
         hops = []
         while len(flows):
             link = np.empty(len(flows), dtype=np.int64)
@@ -194,7 +220,7 @@ class Router:
         if not self._ecmp:
             return np.asarray(link[good[first]])
         # The node belongs to the hash, else every switch on the way would decide alike (polarisation).
-        choice = _mix(key ^ _mix(self._core[here].astype(np.uint64))) % counts.astype(np.uint64)
+        choice = mix(key ^ mix(self._core[here].astype(np.uint64))) % counts.astype(np.uint64)
         return np.asarray(link[good[first + choice.astype(np.int64)]])
 
     def _learn(self, wanted: Indices) -> None:

@@ -25,7 +25,7 @@ class Touched:
     def __init__(self, schedule: Schedule) -> None:
         grain = np.full(schedule.endpoints, schedule.chunks, dtype=np.int64)
         for step in schedule.steps:
-            # What divides all ranges of a step is taken for all of its endpoints: finer than needed at times, but quick.
+            # What divides all ranges of a step is taken for all of its endpoints: at times too fine, but quick.
             common = np.gcd(np.gcd.reduce(step.start), np.gcd.reduce(step.stop)) if len(step) else 0
             common = np.gcd(common, step.shift if step.repeat > 1 else 0)
             for end in (step.source, step.destination):
