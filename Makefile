@@ -47,5 +47,5 @@ $(VENV)/.installed-demo: $(INPUTS) | $(VENV)/bin/python
 	@touch $@
 
 $(VENV)/.installed-dev: $(INPUTS) | $(VENV)/bin/python
-	$(PIP) --editable '.[workloads,bench]' --group dev
+	$(PIP) --editable '.[workloads,bench,fabric]' --group dev
 	@touch $@ $(VENV)/.installed-demo

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from hocket import algorithms as algorithms
     from hocket import cluster as cluster
     from hocket import comm as comm
+    from hocket import fabric as fabric
     from hocket import launch as launch
     from hocket import parallel as parallel
     from hocket import profile as profile
@@ -35,6 +36,7 @@ __all__ = [
     "cluster",
     "comm",
     "distribute",
+    "fabric",
     "launch",
     "parallel",
     "profile",
@@ -52,6 +54,7 @@ _ROOMS = frozenset(
         "algorithms",
         "cluster",
         "comm",
+        "fabric",
         "launch",
         "parallel",
         "profile",

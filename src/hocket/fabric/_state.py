@@ -1,0 +1,119 @@
+"""What a fabric that is up has written down: one small file in the temporary directory, one socket beside it.
+
+The file says which process keeps the fabric (with its start, so that a later process of the same number is not taken
+for it), who owns it, and what is wired.
+"""
+
+import contextlib
+import json
+import os
+import re
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ._errors import FabricError
+from ._wiring import Wiring
+
+__all__ = ["State", "directory", "read", "read_all", "start_ticks"]
+
+_PREFIX = "hocket-fabric-"
+_NAME = re.compile(r"[A-Za-z0-9_.]{1,40}")
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """A fabric as its file describes it.
+
+    Attributes:
+        name: the fabric's.
+        file: where this was read.
+        keeper: the process that holds the namespaces.
+        keeper_start: when it started, in clock ticks after boot.
+        owner: the process with which the fabric ends; None if it stays up until it is taken down.
+        user_namespace: path of the user namespace to enter first; None if the fabric needs none.
+        namespaces: of every node the path of its network namespace.
+        numbers: of every node the number of its network namespace.
+        wiring: what is built.
+        check: what the check at `up` found; None if there was none.
+    """
+
+    name: str
+    file: str
+    keeper: int
+    keeper_start: int
+    owner: int | None
+    user_namespace: str | None
+    namespaces: tuple[str, ...]
+    numbers: tuple[int, ...]
+    wiring: Wiring
+    check: Mapping[str, Any] | None = None
+
+    @property
+    def alive(self) -> bool:
+        """Whether its keeper still runs."""
+        return start_ticks(self.keeper) == self.keeper_start
+
+    @property
+    def socket(self) -> str:
+        """Where the keeper answers."""
+        return socket_of(self.file)
+
+
+def directory() -> Path:
+    """Where the files are."""
+    return Path(tempfile.gettempdir())
+
+
+def path_of(name: str) -> Path:
+    """The file of a fabric of this user.
+
+    Raises:
+        FabricError: the name cannot be one.
+    """
+    if not _NAME.fullmatch(name):
+        raise FabricError(f"{name!r} cannot be the name of a fabric; take 1 to 40 letters, digits, dots, underscores")
+    return directory() / f"{_PREFIX}{os.getuid()}-{name}.json"
+
+
+def socket_of(file: str) -> str:
+    """The socket beside a fabric's file."""
+    return file.removesuffix(".json") + ".sock"
+
+
+def read(file: str | Path) -> State | None:
+    """What a file says; None if it has gone."""
+    try:
+        value = json.loads(Path(file).read_text())
+        wiring = Wiring.from_json(value.pop("wiring"))
+        return State(
+            **{**value, "namespaces": tuple(value["namespaces"]), "numbers": tuple(value["numbers"])},
+            file=str(file),
+            wiring=wiring,
+        )
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError) as error:
+        raise FabricError(f"{file} is not a fabric's file ({error}); remove it") from None
+
+
+def read_all() -> list[State]:
+    """The fabrics of this user, also those whose keeper has gone, by name."""
+    found = []
+    for path in sorted(directory().glob(f"{_PREFIX}{os.getuid()}-*.json")):
+        with contextlib.suppress(OSError):
+            if path.stat().st_uid == os.getuid() and (state := read(path)) is not None:
+                found.append(state)
+    return found
+
+
+def start_ticks(pid: int) -> int | None:
+    """When a process started, in clock ticks after boot; None if there is none, or only its zombie."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return None
+    fields = text[text.rindex(b")") + 2 :].split()  # from the third field (state) on; see proc(5)
+    return None if fields[0] in (b"Z", b"X") else int(fields[19])

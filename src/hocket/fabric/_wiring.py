@@ -1,0 +1,270 @@
+"""A cluster as cables between namespaces: what is inside a host becomes one node, and every route is worked out.
+
+A `Wiring` is plain data, so that the keeper of a fabric can read it without loading numpy. Nodes have one address each
+and their links none ("unnumbered" in routers' words): a route names the port and the neighbour's own address.
+"""
+
+import heapq
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from ._errors import FabricError
+
+if TYPE_CHECKING:
+    from hocket.cluster import Cluster
+
+__all__ = ["Node", "Port", "Wiring", "wire"]
+
+MOST_NODES = 1 << 14  # addresses 10.64.0.0 and up for hosts, 10.128.0.0 and up for switches
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    """One end of a cable.
+
+    Attributes:
+        interface: its name inside the node.
+        link: the directed link that leaves here, as `Cluster.link_names` has it.
+        rate_Bps: what the link carries.
+        latency_s: what the description says; it is not emulated.
+        mac: the port's hardware address.
+        peer: index of the node at the other end.
+        peer_port: the port there.
+    """
+
+    interface: str
+    link: str
+    rate_Bps: float
+    latency_s: float
+    mac: str
+    peer: int
+    peer_port: int
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A host or a network switch.
+
+    Attributes:
+        name: the host's, or the switch's.
+        kind: "host" or "switch".
+        address: its IPv4 address.
+        forwards: whether it passes on what is for others.
+        ports: its cables.
+        routes: of every other node (its index) the ports that lead there; several share the flows by hash.
+        given: explicit routes: (source node, destination node, port).
+    """
+
+    name: str
+    kind: str
+    address: str
+    forwards: bool
+    ports: tuple[Port, ...]
+    routes: tuple[tuple[int, tuple[int, ...]], ...]
+    given: tuple[tuple[int, int, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Wiring:
+    """All nodes of a fabric.
+
+    Attributes:
+        cluster: the name of the cluster.
+        nodes: hosts first, in the cluster's order, then switches.
+        ranks: of every rank of the cluster the index of its host.
+    """
+
+    cluster: str
+    nodes: tuple[Node, ...]
+    ranks: tuple[int, ...]
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """The names of the hosts, in order."""
+        return tuple(node.name for node in self.nodes if node.kind == "host")
+
+    def index(self, name: str) -> int:
+        """The node of this name.
+
+        Raises:
+            FabricError: there is none.
+        """
+        for index, node in enumerate(self.nodes):
+            if node.name == name:
+                return index
+        known = ", ".join(node.name for node in self.nodes[:8])
+        raise FabricError(f"{self.cluster} has no host or switch {name!r}; its {len(self.nodes)} nodes begin {known}")
+
+    def as_json(self) -> dict[str, Any]:
+        """The same as plain values."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> "Wiring":
+        """What `as_json` gave."""
+        nodes = []
+        for node in value["nodes"]:
+            ports = tuple(Port(**port) for port in node["ports"])
+            routes = tuple((goal, tuple(through)) for goal, through in node["routes"])
+            given = tuple((a, b, port) for a, b, port in node["given"])
+            nodes.append(Node(**{**node, "ports": ports, "routes": routes, "given": given}))
+        return cls(value["cluster"], tuple(nodes), tuple(value["ranks"]))
+
+
+def wire(cluster: "Cluster") -> Wiring:
+    """The cables and routes of a cluster: devices, NICs and all else inside a host become one node.
+
+    Routes are of least total cost over the network's links; where several ports lead on at the same cost, "ecmp"
+    uses all of them and "shortest" the first link. Explicit paths come before both.
+
+    Raises:
+        FabricError: a link has no way back, or there are more nodes than addresses.
+    """
+    names, kinds, place = _nodes(cluster)
+    if len(names) > MOST_NODES:
+        raise FabricError(f"{cluster.name}: {len(names)} hosts and switches are more than a fabric's {MOST_NODES}")
+    ends = list(zip(cluster.link_tail.tolist(), cluster.link_head.tolist(), strict=True))
+    outside = [link for link, (tail, head) in enumerate(ends) if place[tail] != place[head]]
+    back = _pairs(cluster, {link: (place[ends[link][0]], place[ends[link][1]]) for link in outside})
+    ports_of: list[list[int]] = [[] for _ in names]
+    where: dict[int, int] = {}
+    for link in outside:
+        tail = place[ends[link][0]]
+        where[link] = len(ports_of[tail])
+        ports_of[tail].append(link)
+    heads = {link: place[ends[link][1]] for link in outside}
+    costs = cluster.link_cost.tolist()
+    forwards = [kind == "switch" for kind in kinds]
+    for index, kind in enumerate(cluster.kinds):
+        if kind == "host" and cluster.forwards[index]:
+            forwards[place[index]] = True
+    routes = _routes(ports_of, heads, costs, forwards, cluster.routing == "ecmp")
+    given = _given(cluster, place, where, len(names))
+    nodes = tuple(
+        Node(
+            name=name,
+            kind=kind,
+            address=_address(index, kind),
+            forwards=forwards[index],
+            ports=tuple(
+                Port(
+                    interface=f"eth{number}",
+                    link=cluster.link_names[link],
+                    rate_Bps=float(cluster.capacity_Bps[link]),
+                    latency_s=float(cluster.latency_s[link]),
+                    mac=_mac(index, number),
+                    peer=heads[link],
+                    peer_port=where[back[link]],
+                )
+                for number, link in enumerate(ports_of[index])
+            ),
+            routes=tuple(
+                (goal, tuple(where[link] for link in links)) for goal, links in sorted(routes[index].items())
+            ),
+            given=tuple(given[index]),
+        )
+        for index, (name, kind) in enumerate(zip(names, kinds, strict=True))
+    )
+    return Wiring(cluster.name, nodes, tuple(place[node] for node in cluster.ranks.tolist()))
+
+
+def _nodes(cluster: "Cluster") -> tuple[list[str], list[str], list[int]]:
+    """Names and kinds of the fabric's nodes, and of every node of the cluster where it went."""
+    names = list(cluster.host_names)
+    kinds = ["host"] * len(names)
+    place = []
+    for name, kind, host in zip(cluster.node_names, cluster.kinds, cluster.hosts.tolist(), strict=True):
+        if host >= 0:
+            place.append(host)
+            continue
+        place.append(len(names))
+        names.append(name)
+        kinds.append("host" if kind in ("host", "device") else "switch")
+    return names, kinds, place
+
+
+def _pairs(cluster: "Cluster", ends: Mapping[int, tuple[int, int]]) -> dict[int, int]:
+    """Of every link the one that is its cable's other direction; the k-th there belongs to the k-th back."""
+    waiting: dict[tuple[int, int], list[int]] = {}
+    back: dict[int, int] = {}
+    for link, (tail, head) in ends.items():
+        if partners := waiting.get((head, tail)):
+            other = partners.pop(0)
+            back[link], back[other] = other, link
+        else:
+            waiting.setdefault((tail, head), []).append(link)
+    for links in waiting.values():
+        if links:
+            name = cluster.link_names[links[0]]
+            raise FabricError(f"{cluster.name}: link {name} has no link back; a cable of a fabric has both directions")
+    return back
+
+
+def _routes(
+    ports_of: list[list[int]], heads: Mapping[int, int], costs: list[int], forwards: list[bool], ecmp: bool
+) -> list[dict[int, list[int]]]:
+    """Of every node, for every goal it can reach, the links that begin a way of least cost."""
+    into: list[list[tuple[int, int]]] = [[] for _ in ports_of]
+    for tail, links in enumerate(ports_of):
+        for link in links:
+            into[heads[link]].append((tail, link))
+    routes: list[dict[int, list[int]]] = [{} for _ in ports_of]
+    for goal in range(len(ports_of)):
+        far = _distances(goal, into, costs, forwards)
+        for tail, links in enumerate(ports_of):
+            if tail == goal or tail not in far:
+                continue
+            best = [
+                link
+                for link in links
+                if (heads[link] == goal or forwards[heads[link]])
+                and heads[link] in far
+                and far[heads[link]] + costs[link] == far[tail]
+            ]
+            routes[tail][goal] = best if ecmp else best[:1]
+    return routes
+
+
+def _distances(
+    goal: int, into: list[list[tuple[int, int]]], costs: list[int], forwards: list[bool]
+) -> dict[int, int]:
+    """What the cheapest way to the goal costs from each node that has one: Dijkstra, backwards."""
+    far: dict[int, int] = {}
+    queue = [(0, goal)]
+    while queue:
+        cost, node = heapq.heappop(queue)
+        if node in far:
+            continue
+        far[node] = cost
+        if node == goal or forwards[node]:
+            for tail, link in into[node]:
+                if tail not in far:
+                    heapq.heappush(queue, (cost + costs[link], tail))
+    return far
+
+
+def _given(
+    cluster: "Cluster", place: list[int], where: Mapping[int, int], count: int
+) -> list[list[tuple[int, int, int]]]:
+    """The cluster's explicit paths as decisions of each node on the way."""
+    given: list[list[tuple[int, int, int]]] = [[] for _ in range(count)]
+    for (source, destination), links in sorted(cluster.tables.items()):
+        for link in links:
+            if link in where:
+                tail = place[int(cluster.link_tail[link])]
+                decision = (place[source], place[destination], where[link])
+                if decision not in given[tail]:
+                    given[tail].append(decision)
+    return given
+
+
+def _address(index: int, kind: str) -> str:
+    """Namespaces are worlds of their own, so that all fabrics use the same addresses."""
+    return f"10.{64 if kind == 'host' else 128}.{index >> 8}.{index & 255}"
+
+
+def _mac(index: int, port: int) -> str:
+    """Locally administered, unicast."""
+    digits = f"{(index << 16) | port:010x}"
+    return ":".join(["02", *(digits[i : i + 2] for i in range(0, 10, 2))])
