@@ -1,0 +1,213 @@
+"""`hocket fabric`: clusters emulated on this machine."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+
+from ._output import bad_input, print_json
+
+if TYPE_CHECKING:
+    from hocket.fabric import Check, Fabric, State
+
+fabric = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+
+_Name = Annotated[str | None, typer.Argument(metavar="[NAME]", help="The fabric's; not needed if only one is up.")]
+_Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+_LATENCY = "latency is not emulated (this kernel offers no delay queue to us): links add what the kernel takes"
+
+
+@fabric.command()
+def up(
+    cluster: Annotated[str, typer.Argument(help="A name, a spec (star:hosts=8,bandwidth=100Mbit/s) or a .toml file.")],
+    name: Annotated[str | None, typer.Option(help="To find it by; made up if not given.")] = None,
+    seed: Annotated[int, typer.Option(help="Of the hash by which switches spread flows.")] = 0,
+    checked: Annotated[bool, typer.Option("--check/--no-check", help="See whether this machine can carry it.")] = True,
+    as_json: _Json = False,
+) -> None:
+    """Make a cluster of this machine: a network namespace for each host and switch, cables with the described rates.
+
+    It stays up until `hocket fabric down`. The exit code is 1 if this machine cannot carry the described load.
+    """
+    from hocket.cluster import ClusterError, load
+    from hocket.fabric import Fabric, FabricError, check
+
+    try:
+        made = Fabric(load(cluster), name=name, seed=seed, owner=None)
+    except ClusterError as error:
+        bad_input("fabric up", error)
+    except FabricError as error:
+        _refused("up", error)
+    found = check(made) if checked else None
+    if as_json:
+        print_json({"name": made.name, **_shape(made), "check": found.as_json() if found else None})
+    else:
+        wiring = made.wiring
+        typer.echo(
+            f"fabric {made.name} is up: {len(made.hosts)} hosts, {len(wiring.nodes) - len(made.hosts)} switches, "
+            f"{sum(len(node.ports) for node in wiring.nodes)} directed links; {_LATENCY}"
+        )
+        if found is not None:
+            typer.echo(found.describe())
+        typer.echo(f"hocket run --fabric {made.name} -n {len(wiring.ranks) or len(made.hosts)} script.py")
+    if found is not None and not found.ok:
+        raise typer.Exit(1)
+
+
+@fabric.command()
+def down(
+    names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="Which; all of yours if none.")] = None,
+    as_json: _Json = False,
+) -> None:
+    """Take fabrics down: what runs in their hosts is ended, and nothing of them remains."""
+    from hocket.fabric import Fabric, FabricError
+
+    asked = names if names else [state.name for state in _states() if state.owner is None]
+    try:
+        for one in asked:
+            Fabric.attach(one).close()
+    except FabricError as error:
+        bad_input("fabric down", error)
+    if as_json:
+        print_json({"down": asked})
+        return
+    typer.echo(f"taken down: {', '.join(asked)}" if asked else "no fabric is up")
+
+
+@fabric.command()
+def status(
+    name: _Name = None,
+    seconds: Annotated[float, typer.Option(min=0.0, help="Also measure the load for so long.")] = 0.5,
+    as_json: _Json = False,
+) -> None:
+    """Show the fabrics that are up, what their links have carried, and their load now."""
+    from hocket.fabric import Fabric, FabricError
+
+    shown: list[dict[str, Any]] = []
+    for one in [name] if name else [state.name for state in _states()]:
+        try:
+            made = Fabric.attach(one)
+            shown.append({"name": one, **_shape(made), "links": _links(made, seconds)})
+        except FabricError as error:
+            bad_input("fabric status", error)
+    if as_json:
+        print_json({"fabrics": shown})
+        return
+    if not shown:
+        typer.echo("no fabric is up")
+    for value in shown:
+        typer.echo(f"fabric {value['name']}: {value['cluster']}, kept by process {value['keeper']}; {_LATENCY}")
+        _table(
+            ("link", "described", "carried", "load"),
+            [
+                (link["name"], f"{link['rate_Bps'] / 125e3:g} Mbit/s", _nbytes(link["nbytes"]), f"{link['load']:.0%}")
+                for link in value["links"]
+            ],
+        )
+
+
+@fabric.command("check")
+def check_(
+    name: _Name = None,
+    seconds: Annotated[float, typer.Option(min=0.1, help="How long to measure.")] = 0.6,
+    as_json: _Json = False,
+) -> None:
+    """See with real traffic whether this machine can carry what a fabric describes; the exit code is 1 if not."""
+    from hocket.fabric import check
+
+    made = _the_one("check", name)
+    found: Check = check(made, seconds=seconds)
+    if as_json:
+        print_json({"name": made.name, **found.as_json()})
+    else:
+        typer.echo(found.describe())
+    if not found.ok:
+        raise typer.Exit(1)
+
+
+@fabric.command("exec", context_settings={"ignore_unknown_options": True})
+def exec_(
+    host: Annotated[str, typer.Argument(help="Where: a host, or beside a switch.")],
+    command: Annotated[list[str], typer.Argument(help="The program and its arguments.")],
+    name: Annotated[str | None, typer.Option("--name", help="The fabric's; not needed if only one is up.")] = None,
+) -> None:
+    """Run a command inside a host."""
+    import os
+
+    from hocket.fabric import FabricError
+
+    made = _the_one("exec", name)
+    try:
+        words = made.command_in(host, command)
+        os.environ.update(made.environment(host))
+    except FabricError as error:
+        bad_input("fabric exec", error)
+    os.execv(words[0], words)
+
+
+def _states() -> list[State]:
+    from hocket.fabric import fabrics
+
+    return [state for state in fabrics() if state.alive]
+
+
+def _the_one(verb: str, name: str | None) -> Fabric:
+    from hocket.fabric import Fabric, FabricError
+
+    names = [state.name for state in _states()]
+    if name is None and len(names) != 1:
+        bad_input(f"fabric {verb}", f"say which: {', '.join(names)}" if names else "no fabric is up")
+    try:
+        return Fabric.attach(name or names[0])
+    except FabricError as error:
+        bad_input(f"fabric {verb}", error)
+
+
+def _refused(verb: str, error: Exception) -> NoReturn:
+    typer.echo(f"hocket fabric {verb}: {error}", err=True)
+    raise typer.Exit(1) from None
+
+
+def _shape(made: Fabric) -> dict[str, Any]:
+    nodes = [
+        {"name": node.name, "kind": node.kind, "address": node.address, "forwards": node.forwards}
+        for node in made.wiring.nodes
+    ]
+    return {
+        "cluster": made.wiring.cluster,
+        "keeper": made.keeper,
+        "owner": made.owner,
+        "latency": _LATENCY,
+        "nodes": nodes,
+    }
+
+
+def _links(made: Fabric, seconds: float) -> list[dict[str, Any]]:
+    before, begin_s = made.counters(), time.monotonic()
+    time.sleep(seconds)
+    after, took_s = made.counters(), time.monotonic() - begin_s
+    return [
+        {
+            "name": port.link,
+            "rate_Bps": port.rate_Bps,
+            "latency_s": port.latency_s,
+            "nbytes": after[port.link],
+            "load": (after[port.link] - before[port.link]) / took_s / port.rate_Bps,
+        }
+        for node in made.wiring.nodes
+        for port in node.ports
+    ]
+
+
+def _nbytes(count: int) -> str:
+    from hocket.cluster import format_bytes
+
+    return format_bytes(count)
+
+
+def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
+    widths = [max(len(row[column]) for row in [head, *rows]) for column in range(len(head))]
+    for row in [head, *rows]:
+        typer.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
