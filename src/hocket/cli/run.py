@@ -1,7 +1,7 @@
 """`hocket run`: a script on several ranks."""
 
 import shlex
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import typer
 
@@ -25,6 +25,8 @@ def run(context: typer.Context) -> None:
         if arguments.dry_run:
             _show(arguments)
             return
+        if arguments.fabric is not None and arguments.placement is None:
+            _enter_fabric(arguments, context.args)
         result = carry_out(arguments)
     except ArgumentError as error:
         bad_input("run", error)
@@ -36,6 +38,17 @@ def run(context: typer.Context) -> None:
     raise typer.Exit(result.exit_code)
 
 
+def _enter_fabric(arguments: "LaunchArguments", words: list[str]) -> NoReturn:
+    from hocket.launch import ArgumentError
+    from hocket.launch._fabric import PlacementError, enter
+
+    assert arguments.fabric is not None
+    try:
+        enter(arguments.fabric, arguments.nproc, words)
+    except PlacementError as error:
+        raise ArgumentError(str(error)) from None
+
+
 def _show(arguments: "LaunchArguments") -> None:
     from hocket.launch._launch import plan
 
@@ -44,6 +57,8 @@ def _show(arguments: "LaunchArguments") -> None:
         print_json(planned)
         return
     variables = " ".join(f"{key}={shlex.quote(value)}" for key, value in planned["environment"].items())
+    hosts = planned["emulated_hosts"]
     for rank in range(arguments.nproc):
-        typer.echo(f"LOCAL_RANK={rank} {variables} {shlex.join(planned['command'])}".replace("  ", " "))
+        line = f"LOCAL_RANK={rank} {variables} {shlex.join(planned['command'])}".replace("  ", " ")
+        typer.echo(f"{hosts[rank]}: {line}" if hosts else line)
     typer.echo(f"rendezvous: {planned['rendezvous']}; hosts: {planned['hosts']}; restarts: {planned['restarts']}")

@@ -1,4 +1,4 @@
-"""Become a command inside namespaces. Run by its path, so that nothing of hocket is imported:
+"""Become a command inside namespaces. Run by its path, so that nothing of hocket is imported.
 
     python -I -S _enter.py USER_NAMESPACE|- NETWORK_NAMESPACE PARENT|0 COMMAND [ARGUMENT...]
 

@@ -239,7 +239,9 @@ def _start_keeper(order: Mapping[str, Any]) -> "subprocess.Popen[str]":
         start_new_session=True,
         text=True,
     )
-    assert keeper.stdin is not None and keeper.stdout is not None and keeper.stderr is not None
+    assert keeper.stdin is not None
+    assert keeper.stdout is not None
+    assert keeper.stderr is not None
     with keeper.stdin, keeper.stdout, keeper.stderr:
         with contextlib.suppress(BrokenPipeError):
             keeper.stdin.write(json.dumps(order))

@@ -54,7 +54,8 @@ def main() -> None:
             pass
         finally:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
-            end_processes(numbers, order.get("grace_s", _END_GRACE_S))
+            # An owner that runs inside and takes its fabric down is not to be ended by it.
+            end_processes(numbers, _END_GRACE_S, lambda pid: pid != order["owner"])
             remove_files((file, sock))
             os.write(pipe, b".")
             os.waitpid(warden, 0)

@@ -9,10 +9,8 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ._errors import FabricError
 from ._wiring import Wiring
@@ -37,7 +35,6 @@ class State:
         namespaces: of every node the path of its network namespace.
         numbers: of every node the number of its network namespace.
         wiring: what is built.
-        check: what the check at `up` found; None if there was none.
     """
 
     name: str
@@ -49,7 +46,6 @@ class State:
     namespaces: tuple[str, ...]
     numbers: tuple[int, ...]
     wiring: Wiring
-    check: Mapping[str, Any] | None = None
 
     @property
     def alive(self) -> bool:

@@ -159,9 +159,7 @@ def wire(cluster: "Cluster") -> Wiring:
                 )
                 for number, link in enumerate(ports_of[index])
             ),
-            routes=tuple(
-                (goal, tuple(where[link] for link in links)) for goal, links in sorted(routes[index].items())
-            ),
+            routes=tuple((goal, tuple(where[link] for link in links)) for goal, links in sorted(routes[index].items())),
             given=tuple(given[index]),
         )
         for index, (name, kind) in enumerate(zip(names, kinds, strict=True))
@@ -226,9 +224,7 @@ def _routes(
     return routes
 
 
-def _distances(
-    goal: int, into: list[list[tuple[int, int]]], costs: list[int], forwards: list[bool]
-) -> dict[int, int]:
+def _distances(goal: int, into: list[list[tuple[int, int]]], costs: list[int], forwards: list[bool]) -> dict[int, int]:
     """What the cheapest way to the goal costs from each node that has one: Dijkstra, backwards."""
     far: dict[int, int] = {}
     queue = [(0, goal)]

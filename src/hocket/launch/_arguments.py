@@ -9,7 +9,10 @@ import socket
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
+
+if TYPE_CHECKING:
+    from ._fabric import Placement
 
 USAGE = "hocket run -n N [flags] [--] script.py [arguments of the script]"
 GRACE_S = 10  # for ranks to end by themselves when the job is interrupted or another rank has failed
@@ -31,6 +34,8 @@ class LaunchArguments:
         arguments: The program's arguments.
         environment: What the ranks' environment has besides ours.
         timeout_s: When to end the job, in seconds after its start.
+        fabric: An emulated cluster to run in: a fabric's name, or a cluster's; None for this host itself.
+        placement: Where in it the ranks go, once the launcher is inside.
         dry_run: Show what would be launched.
         as_json: Give the summary as JSON on stdout; the ranks then print on stderr.
     """
@@ -42,6 +47,8 @@ class LaunchArguments:
     arguments: tuple[str, ...]
     environment: dict[str, str] = field(default_factory=dict)
     timeout_s: float | None = None
+    fabric: str | None = None
+    placement: "Placement | None" = None
     dry_run: bool = False
     as_json: bool = False
 
@@ -85,6 +92,11 @@ def parser() -> argparse.ArgumentParser:
         help="set a variable in the ranks' environment; may be given several times",
     )
     group.add_argument("--timeout", type=float, metavar="SECONDS", help="end the job after so long (exit status 124)")
+    group.add_argument(
+        "--fabric",
+        metavar="CLUSTER",
+        help="run in an emulated cluster: a fabric that is up, or a cluster (name, spec, .toml file) to emulate",
+    )
     group.add_argument("--dry-run", action="store_true", help="show what would be launched, and launch nothing")
     group.add_argument(
         "--json",
@@ -159,11 +171,23 @@ def _complete(flags: argparse.Namespace, target: str, arguments: tuple[str, ...]
         arguments=arguments,
         environment=_environment(flags.environment),
         timeout_s=flags.timeout,
+        fabric=flags.fabric,
+        placement=_placement(flags.fabric, nproc),
         dry_run=flags.dry_run,
         as_json=flags.as_json,
     )
+    if flags.fabric is not None and not arguments_.one_host:
+        raise ArgumentError("--fabric emulates all hosts on this one; leave out --nnodes")
     _choose_rendezvous(arguments_)
     return arguments_
+
+
+def _placement(fabric: str | None, nproc: int) -> "Placement | None":
+    if fabric is None:
+        return None
+    from ._fabric import inside
+
+    return inside(nproc)
 
 
 def _nproc(text: str) -> int:
@@ -200,7 +224,7 @@ def _choose_rendezvous(arguments: LaunchArguments) -> None:
         flags.rdzv_backend = "c10d"
         flags.rdzv_endpoint = "localhost:0"
         flags.rdzv_id = str(uuid.uuid4())
-        flags.local_addr = flags.local_addr or "localhost"
+        flags.local_addr = flags.local_addr or (arguments.placement.address if arguments.placement else "localhost")
     if flags.master_port is None:
         flags.master_port = 29500  # torchrun's
     if flags.rdzv_backend in ("static", "c10d"):

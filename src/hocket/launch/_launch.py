@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from . import _worker
 from ._arguments import LaunchArguments, parse
 from ._child import Child
+from ._arguments import ArgumentError, LaunchArguments, parse
 from ._console import Output, Terminal, outputs
 from ._elastic import FailedRank, Interrupted, Listener, StartedRank, run_ranks
 from ._failure import RankFailure, describe, in_order, read_failure
@@ -89,6 +90,8 @@ def launch(
 
 def run(arguments: LaunchArguments, stdout: BinaryIO | None = None, stderr: BinaryIO | None = None) -> LaunchResult:
     """Carry out a command line; see `launch`."""
+    if arguments.fabric is not None and arguments.placement is None:
+        raise ArgumentError("--fabric is for the command `hocket run`, which enters the fabric first; start that")
     begin_s = time.monotonic()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -117,6 +120,8 @@ def run(arguments: LaunchArguments, stdout: BinaryIO | None = None, stderr: Bina
     )
     with contextlib.suppress(OSError):  # nobody reads; the exit code says so
         ours.report(result)
+    if arguments.placement is not None:
+        arguments.placement.close()
     return result
 
 
@@ -138,10 +143,23 @@ def plan(arguments: LaunchArguments) -> dict[str, Any]:
         "environment": {**({"OMP_NUM_THREADS": str(threads)} if threads else {}), **arguments.environment},
         "nproc": arguments.nproc,
         "hosts": flags.nnodes,
+        "emulated_hosts": _emulated_hosts(arguments),
         "rendezvous": f"{flags.rdzv_backend} at {flags.rdzv_endpoint or f'{flags.master_addr}:{flags.master_port}'}",
         "restarts": flags.max_restarts,
         "timeout_s": arguments.timeout_s,
     }
+
+
+def _emulated_hosts(arguments: LaunchArguments) -> list[str] | None:
+    """Of every rank the host in the fabric that was asked for."""
+    if arguments.fabric is None:
+        return None
+    from ._fabric import PlacementError, planned
+
+    try:
+        return list(planned(arguments.fabric, arguments.nproc))
+    except PlacementError as error:
+        raise ArgumentError(str(error)) from None
 
 
 def rank_threads(arguments: LaunchArguments) -> int | None:
@@ -201,6 +219,8 @@ class _Run(Listener):
             environment[JOB_VARIABLE] = self._job.name
             if threads is not None:
                 environment["OMP_NUM_THREADS"] = str(threads)
+            if self._arguments.placement is not None:
+                environment.update(self._arguments.placement.environment(int(environment["RANK"])))
             environment.update(self._arguments.environment)
             self._route_streams(local_rank, environment, destinations)
 

@@ -34,6 +34,7 @@ def main() -> None:
     launcher_pid, job_directory, held, kind, target = sys.argv[1:6]
     arguments = sys.argv[6:]
     _end_with(int(launcher_pid))
+    _enter_host()
     if os.environ.get("RANK", "0") != "0":  # one rank may read what the user types, not all in turns
         with open(os.devnull) as null:
             os.dup2(null.fileno(), 0)
@@ -75,6 +76,20 @@ def _end_with(launcher_pid: int) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != launcher_pid:
         raise SystemExit(f"the launcher (process {launcher_pid}) has gone")
+
+
+def _enter_host() -> None:
+    """Under `--fabric`: go to the network of this rank's emulated host, before there is a second thread."""
+    path = os.environ.pop("HOCKET_NETWORK_NAMESPACE", None)
+    if path is None:
+        return
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise SystemExit(f"the fabric is not there any more: {error}") from None
+    if ctypes.CDLL(None, use_errno=True).setns(fd, 0):
+        raise SystemExit(f"cannot enter the emulated host {path}: {os.strerror(ctypes.get_errno())}")
+    os.close(fd)
 
 
 def _become(command: list[str]) -> NoReturn:

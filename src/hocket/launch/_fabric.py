@@ -1,0 +1,122 @@
+"""`hocket run --fabric`: ranks in the hosts of an emulated cluster.
+
+The launcher becomes itself anew inside the host of rank 0, where the ranks' store then listens, as on a real cluster;
+each rank enters its own host before its program starts.
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NoReturn
+
+from hocket.cluster import ClusterError, load
+from hocket.fabric import Fabric, FabricError, Wiring, check, fabrics, wire
+
+INSIDE_VARIABLE = "HOCKET_RUN_FABRIC"
+NAMESPACE_VARIABLE = "HOCKET_NETWORK_NAMESPACE"
+"""By which a rank's worker knows where to go; it takes it out of the program's environment."""
+
+
+class PlacementError(ValueError):
+    """The fabric that was asked for cannot be used; the message says what to change."""
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where ranks go.
+
+    Attributes:
+        fabric: what is up.
+        hosts: of every rank the name of its host.
+    """
+
+    fabric: Fabric
+    hosts: tuple[str, ...]
+
+    @property
+    def address(self) -> str:
+        """Where the ranks meet: the host of rank 0."""
+        return self.fabric.address(self.hosts[0])
+
+    def environment(self, rank: int) -> dict[str, str]:
+        """What a rank's environment has besides torchrun's variables, those that speak of its host among them."""
+        host = self.hosts[rank]
+        order = list(dict.fromkeys(self.hosts))
+        return {
+            **self.fabric.environment(host),
+            NAMESPACE_VARIABLE: self.fabric.namespace(host),
+            "LOCAL_RANK": str(self.hosts[:rank].count(host)),
+            "LOCAL_WORLD_SIZE": str(self.hosts.count(host)),
+            "GROUP_RANK": str(order.index(host)),
+            "GROUP_WORLD_SIZE": str(len(order)),
+        }
+
+    def close(self) -> None:
+        """Take the fabric down if it was made for this run."""
+        if self.fabric.owner == os.getpid():
+            self.fabric.close()
+
+
+def spread(wiring: Wiring, ranks: int) -> tuple[str, ...]:
+    """The host of every rank.
+
+    As many ranks as the cluster has: as it says. No more than there are hosts: one to a host, in order. Else blocks of
+    consecutive ranks on every host, which differ by one at most.
+    """
+    hosts = wiring.hosts
+    if not hosts:
+        raise PlacementError(f"{wiring.cluster} has no hosts, so no rank has a place")
+    if ranks == len(wiring.ranks):
+        return tuple(wiring.nodes[node].name for node in wiring.ranks)
+    if ranks <= len(hosts):
+        return hosts[:ranks]
+    return tuple(hosts[rank * len(hosts) // ranks] for rank in range(ranks))
+
+
+def planned(word: str, ranks: int) -> tuple[str, ...]:
+    """The hosts that ranks would get, without making anything.
+
+    Raises:
+        PlacementError: there is no such fabric or cluster.
+    """
+    try:
+        up = [state.wiring for state in fabrics() if state.alive and state.name == word]
+        return spread(up[0] if up else wire(load(word)), ranks)
+    except (ClusterError, FabricError) as error:
+        raise PlacementError(f"--fabric {word}: {error}") from None
+
+
+def inside(ranks: int) -> Placement | None:
+    """Where the ranks go, if this process has entered a fabric by `enter`; what it starts does not find out so."""
+    name = os.environ.pop(INSIDE_VARIABLE, None)
+    if name is None:
+        return None
+    fabric = Fabric.attach(name)
+    return Placement(fabric, spread(fabric.wiring, ranks))
+
+
+def enter(word: str, ranks: int, arguments: Sequence[str]) -> NoReturn:
+    """Make the fabric, unless one of this name is up, and become `hocket run` inside the host of rank 0.
+
+    Raises:
+        PlacementError: there is no such fabric or cluster, or it cannot be made.
+    """
+    try:
+        if any(state.alive and state.name == word for state in fabrics()):
+            fabric = Fabric.attach(word)
+        else:
+            fabric = Fabric(load(word))
+            found = check(fabric)
+            if not found.ok:
+                print(f"hocket run: {found.describe()}", file=sys.stderr, flush=True)
+        first = spread(fabric.wiring, ranks)[0]
+    except (ClusterError, FabricError) as error:
+        raise PlacementError(f"--fabric {word}: {error}") from None
+    os.environ[INSIDE_VARIABLE] = fabric.name
+    # An emulated host has no name server, of which torch warns at every connection of every rank.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    command = fabric.command_in(first, [sys.executable, "-m", "hocket", "run", *arguments])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execv(command[0], command)
