@@ -29,7 +29,10 @@ _SETTINGS = {
     "ipv6/conf/default/disable_ipv6": 1,
     "ipv4/conf/all/rp_filter": 0,  # with several equal ways, the way back may be another
     "ipv4/conf/default/rp_filter": 0,
-    "ipv4/fib_multipath_hash_policy": 1,  # addresses and ports
+    # Addresses, protocol and ports; by these fields (policy 3, since Linux 5.12), since policy 1 trusts the random
+    # number that the sender's socket has put on its packets, which real switches never see.
+    "ipv4/fib_multipath_hash_fields": 0x37,
+    "ipv4/fib_multipath_hash_policy": 3,
     "ipv4/tcp_slow_start_after_idle": 0,
     "ipv4/tcp_no_metrics_save": 1,
 }

@@ -204,7 +204,7 @@ class Fabric:
             with contextlib.suppress(FabricError):
                 self._ask(ask="end")
         end_s = time.monotonic() + _DOWN_DEADLINE_S
-        while self._state.alive or os.path.exists(self._state.file):
+        while self._state.alive or self._has_file():
             if not self._state.alive:
                 clear_stale()
             if time.monotonic() > end_s:
@@ -212,6 +212,11 @@ class Fabric:
             time.sleep(0.01)
         if self._keeper is not None:
             self._keeper.wait()
+
+    def _has_file(self) -> bool:
+        """Whether the file of this fabric, and not of a later one of the same name, is still there."""
+        state = _state.read(self._state.file)
+        return state is not None and state.keeper == self.keeper
 
     def __enter__(self) -> Self:
         return self

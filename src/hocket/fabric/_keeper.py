@@ -76,6 +76,7 @@ def _rights() -> bool:
         os.close(new_network())
     except PermissionError:
         new_user()
+        os.close(new_network())  # one to come back to: the one that we come from is not ours to enter
         return True
     else:
         enter(home)
