@@ -1,0 +1,127 @@
+"""`hocket run --fabric` and `hocket fabric`, as a user starts them."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hocket.cluster import load
+from hocket.fabric import fabrics, wire
+from hocket.launch import ArgumentError, launch
+from hocket.launch._fabric import spread
+from tests.fabric.conftest import processes_of, until
+
+SPEC = "star:hosts=2,bandwidth=80Mbit/s"
+NAMES = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "HOCKET_HOST", "GLOO_SOCKET_IFNAME")
+
+
+def hocket(*words: str, **settings: Any) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "hocket", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False, **settings)
+
+
+@pytest.mark.parametrize(
+    ("spec", "ranks", "hosts"),
+    [
+        ("star:hosts=4", 4, "0123"),
+        ("star:hosts=4", 2, "01"),
+        ("star:hosts=4", 8, "00112233"),
+        ("star:hosts=4", 6, "001223"),
+        ("star:hosts=2,server.ranks=2", 4, "0011"),
+        ("star:hosts=2,server.ranks=2", 2, "01"),
+    ],
+)
+def test_ranks_are_spread_over_hosts_in_order(spec: str, ranks: int, hosts: str) -> None:
+    assert spread(wire(load(spec)), ranks) == tuple(f"host{index}" for index in hosts)
+
+
+def test_ranks_run_in_their_hosts_and_reduce_over_the_links(temporary: Path, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(f"""
+import json, os, torch, torch.distributed as dist
+dist.init_process_group("hocket")
+before = {{name: os.environ.get(name) for name in {NAMES!r}}}
+numbers = torch.full((50_000,), float(dist.get_rank() + 1))
+dist.all_reduce(numbers)
+sent = next(line for line in open("/proc/net/dev") if "eth0" in line).split()[9]
+print(json.dumps(before | {{"sum": float(numbers[-1]), "sent": int(sent), "hidden": "HOCKET_NETWORK_NAMESPACE" in os.environ}}))
+dist.destroy_process_group()
+""")
+    done = hocket("run", "--fabric", SPEC, "-n", "4", str(script))
+    assert done.returncode == 0, done.stderr
+    said = sorted((json.loads(line.partition("] ")[2]) for line in done.stdout.splitlines()), key=lambda one: one["RANK"])
+    assert [one["sum"] for one in said] == [10.0] * 4
+    assert [one["HOCKET_HOST"].partition(":")[2] for one in said] == ["host0", "host0", "host1", "host1"]
+    assert [one["LOCAL_RANK"] for one in said] == ["0", "1", "0", "1"]
+    assert {one["LOCAL_WORLD_SIZE"] for one in said} == {"2"}
+    assert [one["GROUP_RANK"] for one in said] == ["0", "0", "1", "1"]
+    assert {one["MASTER_ADDR"] for one in said} == {"10.64.0.0"}
+    assert {one["GLOO_SOCKET_IFNAME"] for one in said} == {"eth0"}
+    assert min(one["sent"] for one in said) > 100_000  # half of 200 kB, at least, has left each host
+    assert not any(one["hidden"] for one in said)
+    assert fabrics() == []
+
+
+def test_a_killed_launcher_takes_its_fabric_and_its_ranks_with_it(temporary: Path, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("import time; print('here', flush=True); time.sleep(1000)")
+    command = [sys.executable, "-m", "hocket", "run", "--fabric", SPEC, "-n", "2", str(script)]
+    launcher = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    try:
+        assert launcher.stdout is not None
+        assert "here" in launcher.stdout.readline()
+        os.kill(launcher.pid, signal.SIGKILL)
+    finally:
+        launcher.kill()
+        launcher.communicate()
+    until(lambda: processes_of(temporary) == [], limit_s=30.0)
+    assert fabrics() == []
+
+
+def test_the_verbs_from_up_to_down(temporary: Path) -> None:
+    made = hocket("fabric", "up", SPEC, "--name", "mine", "--no-check", "--json")
+    assert made.returncode == 0, made.stderr
+    value = json.loads(made.stdout)
+    assert value["name"] == "mine"
+    assert [node["name"] for node in value["nodes"]] == ["host0", "host1", "switch0"]
+    again = hocket("fabric", "up", SPEC, "--name", "mine", "--no-check")
+    assert again.returncode == 1
+    assert "is up; take it down first" in again.stderr
+    inside = hocket("fabric", "exec", "host1", "cat", "/proc/net/dev")
+    assert inside.stdout.count("eth0") == 1
+    (shown,) = json.loads(hocket("fabric", "status", "--seconds", "0", "--json").stdout)["fabrics"]
+    assert {link["name"]: link["nbytes"] for link in shown["links"]} == {
+        "host0->switch0": 0,
+        "host1->switch0": 0,
+        "switch0->host0": 0,
+        "switch0->host1": 0,
+    }
+    assert "latency is not emulated" in shown["latency"]
+    assert json.loads(hocket("fabric", "down", "--json").stdout) == {"down": ["mine"]}
+    assert hocket("fabric", "status").stdout == "no fabric is up\n"
+
+
+def test_bad_input_is_refused_and_makes_nothing(temporary: Path, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("")
+    refused = hocket("fabric", "up", "star:hosts")
+    assert refused.returncode == 2
+    assert "write NAME=VALUE" in refused.stderr
+    refused = hocket("run", "--fabric", "lasen", str(script))
+    assert refused.returncode == 2
+    assert "did you mean lassen" in refused.stderr
+    with pytest.raises(ArgumentError, match="is for the command"):
+        launch([str(script)], 2, flags=["--fabric", SPEC])
+
+
+def test_a_dry_run_says_which_host_each_rank_would_get(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("")
+    done = hocket("run", "--dry-run", "--json", "--fabric", SPEC, "-n", "4", str(script))
+    assert json.loads(done.stdout)["emulated_hosts"] == ["host0", "host0", "host1", "host1"]
+    assert fabrics() == []
