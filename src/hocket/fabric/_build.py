@@ -24,7 +24,7 @@ _QUEUE_NBYTES = 256 << 20  # as much as senders may have on the way: nothing is 
 _CUT_NBYTES = 1
 _MOST_BPS = (1 << 32) - 1  # of TBF's 32-bit rate; nothing that one machine emulates comes near
 _ON_LINK = 4  # RTNH_F_ONLINK: the gateway is at the other end, whatever its address
-_SETTINGS = {
+_SETTINGS: dict[str, int | str] = {
     "ipv6/conf/all/disable_ipv6": 1,  # its own messages would be counted on the links
     "ipv6/conf/default/disable_ipv6": 1,
     "ipv4/conf/all/rp_filter": 0,  # with several equal ways, the way back may be another
@@ -33,6 +33,10 @@ _SETTINGS = {
     # number that the sender's socket has put on its packets, which real switches never see.
     "ipv4/fib_multipath_hash_fields": 0x37,
     "ipv4/fib_multipath_hash_policy": 3,
+    # Nothing is lost here, so that the oldest control just keeps the links full. BBR, some machines' default, paces by
+    # a model of the path, and left a tenth of the links empty where flows share them in both directions.
+    "ipv4/tcp_congestion_control": "reno",
+    "ipv4/tcp_limit_output_bytes": 4 * _FRAME,  # of a connection in its host's own queue, before others' frames
     "ipv4/tcp_slow_start_after_idle": 0,
     "ipv4/tcp_no_metrics_save": 1,
 }
