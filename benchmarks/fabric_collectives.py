@@ -5,7 +5,7 @@
 Every host has one rank. The same processes hold a hocket group and a Gloo group, which take turns in every round; an
 operation starts at an instant that all ranks agreed on, and its time is that of the slowest. What is predicted is
 `hocket.simulate.simulate_schedule` on the same cluster (Gloo's as a ring, which it is), plainly, and again with one
-constant that is fitted to this run: what posting a message costs the processor. Bytes are counted by the fabric's links.
+constant that is fitted to this run: what posting a message costs. Bytes are counted by the fabric's links.
 """
 
 import argparse
@@ -124,8 +124,16 @@ def simulated(row: dict[str, Any], cluster: Any, **settings: float) -> Any:
     from hocket.simulate import Settings, simulate_schedule
 
     name = "ring" if row["system"] == "gloo" else row["system"]
-    schedule = get(name).build(Collective("all_reduce", cluster.world))
+    schedule = get(name).build(Collective("all_reduce", cluster.world)).merged()
+    if row["system"] != "gloo":
+        schedule = schedule.split(pieces(schedule, row["nbytes"]))
     return simulate_schedule(schedule, cluster, row["nbytes"], settings=Settings(**settings))
+
+
+def pieces(schedule: Any, nbytes: int) -> int:
+    """In how many pieces the executor cuts messages, so that it reduces one while the next is on the wire."""
+    largest = max(int((step.stop - step.start).max()) for step in schedule.steps if len(step))
+    return max(1, min(8, nbytes * largest // schedule.chunks >> 20))
 
 
 def fit(rows: list[dict[str, Any]], cluster: Any) -> float:
@@ -151,13 +159,16 @@ def predict(row: dict[str, Any], cluster: Any, overhead_s: float) -> None:
 def show(rows: list[dict[str, Any]], overhead_s: float) -> None:
     gloo = {row["nbytes"]: row["median_s"] for row in rows if row["system"] == "gloo"}
     print(f"one constant: {overhead_s * 1e6:.0f} us a message")
-    print("| bytes | system | median ms | best ms | x Gloo | plain ms | error | predicted ms | error | busiest link | of predicted |")
-    print("|---|---|---|---|---|---|---|---|---|---|---|")
+    head = "bytes,system,median ms,best ms,x Gloo,plain ms,error,predicted ms,error,busiest link,of predicted".split(
+        ","
+    )
+    print(f"| {' | '.join(head)} |\n{'|---' * len(head)}|")
     for row in rows:
         times = gloo.get(row["nbytes"], float("nan")) / row["median_s"]
         plain, error = row["plain_s"] / row["median_s"] - 1, row["predicted_s"] / row["median_s"] - 1
+        median, best = row["median_s"] * 1e3, row["best_s"] * 1e3
         print(
-            f"| {row['nbytes']} | {row['system']} | {row['median_s'] * 1e3:.2f} | {row['best_s'] * 1e3:.2f} | {times:.2f} "
+            f"| {row['nbytes']} | {row['system']} | {median:.2f} | {best:.2f} | {times:.2f} "
             f"| {row['plain_s'] * 1e3:.2f} | {plain:+.0%} | {row['predicted_s'] * 1e3:.2f} | {error:+.0%} "
             f"| {row['most_carried']} | {row['most_carried'] / row['most_predicted']:.3f} |"
         )

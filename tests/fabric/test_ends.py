@@ -87,7 +87,9 @@ def test_the_kernel_removes_the_namespaces_themselves(up: Up) -> None:
     host = os.open(fabric.namespace("host0"), os.O_RDONLY)
     try:
         fabric.close()
-        look = "import ctypes, os, sys; ctypes.CDLL(None).setns(int(sys.argv[1]), 0); print(open('/proc/net/dev').read())"
+        look = (
+            "import ctypes, os, sys; ctypes.CDLL(None).setns(int(sys.argv[1]), 0); print(open('/proc/net/dev').read())"
+        )
 
         def cables() -> str:
             command = [sys.executable, "-I", "-S", "-c", look, str(host)]
@@ -134,7 +136,8 @@ except FabricError as error:
     sys.exit()
 with fabric:
     cat = fabric.run_in_host("host1", ["cat", "/proc/net/dev"], stdout=subprocess.PIPE, text=True)
-    print(rights & ~(1 << 31), cat.communicate()[0].count("eth0"), len(fabric.counters()), fabric._state.user_namespace is not None)
+    own = fabric._state.user_namespace is not None
+    print(rights & ~(1 << 31), cat.communicate()[0].count("eth0"), len(fabric.counters()), own)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr

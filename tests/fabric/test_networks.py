@@ -68,7 +68,11 @@ def test_a_tree_of_two_switches_uses_its_trunk_only_between_them(up: Up, tmp_pat
 def test_a_bigraph_has_one_way_from_the_upper_to_the_lower_part(up: Up) -> None:
     fabric = up("bigraph:upper=2,ports=2,bandwidth=80Mbit/s")
     # Ports are in the order upper0, upper0, upper1, upper1, lower0, ...
-    for source, goal, switches in [(0, 4, ("upper0", "lower0")), (1, 7, ("upper0", "lower1")), (6, 3, ("lower1", "upper1"))]:
+    for source, goal, switches in [
+        (0, 4, ("upper0", "lower0")),
+        (1, 7, ("upper0", "lower1")),
+        (6, 3, ("lower1", "upper1")),
+    ]:
         first, second = switches
         expected = {f"host{source}->{first}", f"{first}->{second}", f"{second}->host{goal}"}
         assert carried(fabric, f"host{source}", f"host{goal}", NBYTES) == expected

@@ -49,12 +49,15 @@ before = {{name: os.environ.get(name) for name in {NAMES!r}}}
 numbers = torch.full((50_000,), float(dist.get_rank() + 1))
 dist.all_reduce(numbers)
 sent = next(line for line in open("/proc/net/dev") if "eth0" in line).split()[9]
-print(json.dumps(before | {{"sum": float(numbers[-1]), "sent": int(sent), "hidden": "HOCKET_NETWORK_NAMESPACE" in os.environ}}))
+told = "HOCKET_NETWORK_NAMESPACE" in os.environ
+print(json.dumps(before | {{"sum": float(numbers[-1]), "sent": int(sent), "hidden": told}}))
 dist.destroy_process_group()
 """)
     done = hocket("run", "--fabric", SPEC, "-n", "4", str(script))
     assert done.returncode == 0, done.stderr
-    said = sorted((json.loads(line.partition("] ")[2]) for line in done.stdout.splitlines()), key=lambda one: one["RANK"])
+    said = sorted(
+        (json.loads(line.partition("] ")[2]) for line in done.stdout.splitlines()), key=lambda one: one["RANK"]
+    )
     assert [one["sum"] for one in said] == [10.0] * 4
     assert [one["HOCKET_HOST"].partition(":")[2] for one in said] == ["host0", "host0", "host1", "host1"]
     assert [one["LOCAL_RANK"] for one in said] == ["0", "1", "0", "1"]
