@@ -5,7 +5,8 @@
 Every host has one rank. The same processes hold a hocket group and a Gloo group, which take turns in every round; an
 operation starts at an instant that all ranks agreed on, and its time is that of the slowest. What is predicted is
 `hocket.simulate.simulate_schedule` on the same cluster (Gloo's as a ring, which it is), plainly, and again with one
-constant that is fitted to this run: what posting a message costs. Bytes are counted by the fabric's links.
+constant that is fitted to the run: what a message costs the processors, once for every message of the rank that sends
+most, one after the other. Bytes are counted by the fabric's links.
 """
 
 import argparse
@@ -32,25 +33,36 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--overhead-us", type=float, help="the constant; fitted to this run if not given")
     parser.add_argument("--out", help="write the numbers as JSON into this file")
+    parser.add_argument("--read", nargs="*", help="measure nothing; show what these files hold")
     asked = parser.parse_args()
 
-    from hocket.cluster import load, parse_bytes
-    from hocket.fabric import Fabric, check
+    from hocket.cluster import load
 
     cluster = load(asked.cluster)
+    if asked.read:
+        rows = [row for file in asked.read for row in json.loads(Path(file).read_text())["rows"]]
+    else:
+        rows = measure(cluster, asked)
+    for row in rows:
+        predict(row, cluster)
+    show(rows, fit(rows) if asked.overhead_us is None else asked.overhead_us * 1e-6)
+    if asked.out:
+        Path(asked.out).write_text(json.dumps({"cluster": asked.cluster, "rows": rows}))
+
+
+def measure(cluster: Any, asked: argparse.Namespace) -> list[dict[str, Any]]:
+    """One row for each size and system."""
+    from hocket.cluster import parse_bytes
+    from hocket.fabric import Fabric, check
+
     sizes = [parse_bytes(word) for word in asked.sizes.split(",")]
     with Fabric(cluster) as fabric, tempfile.TemporaryDirectory() as directory:
         print(check(fabric).describe(), flush=True)
         spec = {"sizes": sizes, "systems": asked.systems.split(","), "rounds": asked.rounds, "directory": directory}
         command = ["-m", "hocket", "run", "--fabric", fabric.name, "-n", str(len(fabric.hosts)), __file__]
         subprocess.run([sys.executable, *command, "--rank", json.dumps(spec)], check=True)
-        rows = json.loads(Path(directory, "rows.json").read_text())
-    overhead_s = fit(rows, cluster) if asked.overhead_us is None else asked.overhead_us * 1e-6
-    for row in rows:
-        predict(row, cluster, overhead_s)
-    show(rows, overhead_s)
-    if asked.out:
-        Path(asked.out).write_text(json.dumps({"cluster": asked.cluster, "overhead_s": overhead_s, "rows": rows}))
+        rows: list[dict[str, Any]] = json.loads(Path(directory, "rows.json").read_text())
+        return rows
 
 
 def work(spec: dict[str, Any]) -> None:
@@ -118,62 +130,69 @@ def align() -> None:
     time.sleep(max(0.0, start.item() - time.perf_counter()))
 
 
-def simulated(row: dict[str, Any], cluster: Any, **settings: float) -> Any:
+def built(system: str, cluster: Any, nbytes: int) -> Any:
+    """The schedule, messages cut as the executor cuts them, so that it reduces one while the next is on the wire."""
     from hocket.algorithms import get
     from hocket.schedule import Collective
+
+    name = "ring" if system == "gloo" else system
+    schedule = get(name).build(Collective("all_reduce", cluster.world)).merged()
+    largest = max(int((step.stop - step.start).max()) for step in schedule.steps if len(step))
+    pieces = 1 if system == "gloo" else max(1, min(8, nbytes * largest // schedule.chunks >> 20))
+    return schedule.split(pieces)
+
+
+def predict(row: dict[str, Any], cluster: Any) -> None:
+    """From the described links alone; and how many messages the busiest rank sends."""
     from hocket.simulate import Settings, simulate_schedule
 
-    name = "ring" if row["system"] == "gloo" else row["system"]
-    schedule = get(name).build(Collective("all_reduce", cluster.world)).merged()
-    if row["system"] != "gloo":
-        schedule = schedule.split(pieces(schedule, row["nbytes"]))
-    return simulate_schedule(schedule, cluster, row["nbytes"], settings=Settings(**settings))
+    schedule = built(row["system"], cluster, row["nbytes"])
+    timing = simulate_schedule(schedule, cluster, row["nbytes"], settings=Settings(bandwidth_factor=FRAMING))
+    row["simulated_s"] = timing.seconds
+    row["most_predicted"] = float(timing.link_nbytes.max())
+    sends = [0] * cluster.world
+    for step in schedule.steps:
+        for source in step.source.tolist():
+            sends[source] += step.repeat
+    row["sends"] = max(sends)
 
 
-def pieces(schedule: Any, nbytes: int) -> int:
-    """In how many pieces the executor cuts messages, so that it reduces one while the next is on the wire."""
-    largest = max(int((step.stop - step.start).max()) for step in schedule.steps if len(step))
-    return max(1, min(8, nbytes * largest // schedule.chunks >> 20))
-
-
-def fit(rows: list[dict[str, Any]], cluster: Any) -> float:
-    """The overhead of a message for which the median error of all of our schedules is least."""
+def fit(rows: list[dict[str, Any]]) -> float:
+    """What a message costs, so that the mean error of our schedules is least."""
 
     def error(overhead_s: float) -> float:
-        ours = [row for row in rows if row["system"] != "gloo"]
-        return statistics.median(
-            abs(simulated(row, cluster, overhead_s=overhead_s, bandwidth_factor=FRAMING).seconds / row["median_s"] - 1)
-            for row in ours
-        )
+        return statistics.mean(abs(wrong(row, overhead_s)) for row in rows if row["system"] != "gloo")
 
-    return min((step * 25e-6 for step in range(80)), key=error)
+    return min((step * 25e-6 for step in range(120)), key=error)
 
 
-def predict(row: dict[str, Any], cluster: Any, overhead_s: float) -> None:
-    plain = simulated(row, cluster)
-    row["plain_s"] = plain.seconds
-    row["predicted_s"] = simulated(row, cluster, overhead_s=overhead_s, bandwidth_factor=FRAMING).seconds
-    row["most_predicted"] = float(plain.link_nbytes.max())
+def wrong(row: dict[str, Any], overhead_s: float) -> float:
+    return float((row["simulated_s"] + overhead_s * row["sends"]) / row["median_s"] - 1)
 
 
 def show(rows: list[dict[str, Any]], overhead_s: float) -> None:
     gloo = {row["nbytes"]: row["median_s"] for row in rows if row["system"] == "gloo"}
     print(f"one constant: {overhead_s * 1e6:.0f} us a message")
-    head = "bytes,system,median ms,best ms,x Gloo,plain ms,error,predicted ms,error,busiest link,of predicted".split(
-        ","
-    )
+    head = ("bytes", "system", "median ms", "best ms", "x Gloo", "simulated ms", "error", "with constant ms", "error")
+    head = (*head, "bytes of busiest link", "of simulated")
     print(f"| {' | '.join(head)} |\n{'|---' * len(head)}|")
     for row in rows:
         times = gloo.get(row["nbytes"], float("nan")) / row["median_s"]
-        plain, error = row["plain_s"] / row["median_s"] - 1, row["predicted_s"] / row["median_s"] - 1
-        median, best = row["median_s"] * 1e3, row["best_s"] * 1e3
+        median, best, plain = (row[key] * 1e3 for key in ("median_s", "best_s", "simulated_s"))
         print(
             f"| {row['nbytes']} | {row['system']} | {median:.2f} | {best:.2f} | {times:.2f} "
-            f"| {row['plain_s'] * 1e3:.2f} | {plain:+.0%} | {row['predicted_s'] * 1e3:.2f} | {error:+.0%} "
+            f"| {plain:.2f} | {wrong(row, 0.0):+.0%} "
+            f"| {plain + overhead_s * row['sends'] * 1e3:.2f} | {wrong(row, overhead_s):+.0%} "
             f"| {row['most_carried']} | {row['most_carried'] / row['most_predicted']:.3f} |"
         )
-    ours = [abs(row["predicted_s"] / row["median_s"] - 1) for row in rows if row["system"] != "gloo"]
-    print(f"ours: median error {statistics.median(ours):.1%}, worst {max(ours):.1%}")
+    for least in sorted({0, 1 << 16, 1 << 20}):
+        ours = [row for row in rows if row["system"] != "gloo" and row["nbytes"] >= least]
+        for name, constant_s in (("simulated", 0.0), ("with the constant", overhead_s)):
+            errors = [abs(wrong(row, constant_s)) for row in ours]
+            if errors:
+                print(
+                    f"from {least} bytes, {name}: median error {statistics.median(errors):.1%}, worst {max(errors):.1%}"
+                )
 
 
 if __name__ == "__main__":
