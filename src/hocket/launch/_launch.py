@@ -11,9 +11,8 @@ from string import Template
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from . import _worker
-from ._arguments import LaunchArguments, parse
-from ._child import Child
 from ._arguments import ArgumentError, LaunchArguments, parse
+from ._child import Child
 from ._console import Output, Terminal, outputs
 from ._elastic import FailedRank, Interrupted, Listener, StartedRank, run_ranks
 from ._failure import RankFailure, describe, in_order, read_failure
