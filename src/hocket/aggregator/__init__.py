@@ -1,0 +1,41 @@
+"""Aggregation inside the network: a server that reduces what its children send, its protocol, and a client."""
+
+from ._arithmetic import fold as fold
+from ._client import AggregationClient as AggregationClient
+from ._client import AggregationError as AggregationError
+from ._client import AggregationGroup as AggregationGroup
+from ._client import AggregationWork as AggregationWork
+from ._client import AggregatorLostError as AggregatorLostError
+from ._client import GroupFailedError as GroupFailedError
+from ._client import segment_nbytes as segment_nbytes
+from ._handshake import TokenError as TokenError
+from ._handshake import read_tokens as read_tokens
+from ._protocol import ElementType as ElementType
+from ._protocol import FailCode as FailCode
+from ._protocol import Kind as Kind
+from ._protocol import Level as Level
+from ._protocol import Operator as Operator
+from ._server import Aggregator as Aggregator
+from ._server import Stats as Stats
+from ._settings import Limits as Limits
+
+__all__ = [
+    "AggregationClient",
+    "AggregationError",
+    "AggregationGroup",
+    "AggregationWork",
+    "Aggregator",
+    "AggregatorLostError",
+    "ElementType",
+    "FailCode",
+    "GroupFailedError",
+    "Kind",
+    "Level",
+    "Limits",
+    "Operator",
+    "Stats",
+    "TokenError",
+    "fold",
+    "read_tokens",
+    "segment_nbytes",
+]

@@ -1,0 +1,503 @@
+"""The client's side: one connection, groups on it, and operations that stream both ways at once. No torch here."""
+
+from __future__ import annotations
+
+import secrets
+import select
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from ._handshake import key_of, prove, same
+from ._link import Link, prepare
+from ._pool import Array
+from ._protocol import (
+    COMMITTED,
+    IN_BLOCKS,
+    MOST_SEGMENT_NBYTES,
+    NEWEST_VERSION,
+    NOBODY,
+    NONCE_NBYTES,
+    OLDEST_VERSION,
+    REDUCING,
+    SEGMENT_GRAIN,
+    SERVER_FRAMES,
+    Ack,
+    Challenge,
+    Credit,
+    Data,
+    Done,
+    ElementType,
+    Fail,
+    FailCode,
+    Frame,
+    FrameType,
+    Hello,
+    Join,
+    Joined,
+    Kind,
+    Leave,
+    Level,
+    Open,
+    Operator,
+    Ping,
+    Pong,
+    Proof,
+    ProtocolError,
+    Refuse,
+    Welcome,
+)
+
+_LEAST_SEGMENT_NBYTES: Final = 8 << 10
+_USUAL_SEGMENT_NBYTES: Final = 256 << 10
+_SEGMENTS: Final = 64
+_AHEAD_NBYTES: Final = 1 << 20
+"""So much is queued for the socket at a time; what is behind it can still be sorted fairly among groups."""
+_SERVER_SHARE: Final = 0.9
+"""Of an operation's time the aggregator gets so much, and so is the first to give up: it knows for whom it waits."""
+
+
+class AggregationError(Exception):
+    """An operation could not be done by the aggregator."""
+
+
+class AggregatorLostError(AggregationError):
+    """The aggregator is gone, does not answer, or does not let this client in."""
+
+
+class GroupFailedError(AggregationError):
+    """The group is over.
+
+    Attributes:
+        code: why.
+        member: the position of the member that caused it, or None.
+        sequence: the operation that it ended, or 0.
+    """
+
+    def __init__(self, message: str, code: FailCode, member: int | None, sequence: int) -> None:
+        super().__init__(message)
+        self.code = code
+        self.member = member
+        self.sequence = sequence
+
+
+def segment_nbytes(block_nbytes: int, most: int = MOST_SEGMENT_NBYTES) -> int:
+    """In which pieces a block travels: a 64th of it, so that little time passes before the first piece is reduced.
+
+    The aggregator adds the time of one piece to that of the whole; pieces of 8 KiB and less cost it more than they
+    carry, and pieces of 256 KiB and more gain nothing.
+    """
+    wanted = -(-block_nbytes // _SEGMENTS // SEGMENT_GRAIN) * SEGMENT_GRAIN
+    return min(max(wanted, _LEAST_SEGMENT_NBYTES), _USUAL_SEGMENT_NBYTES, most // SEGMENT_GRAIN * SEGMENT_GRAIN)
+
+
+class AggregationClient:
+    """A connection to an aggregator; safe to use from several threads.
+
+    Args:
+        address: host and port.
+        token: the job's.
+        timeout_s: for connecting and proving.
+        stall_s: seconds of silence, answers to pings included, after which the aggregator counts as lost.
+
+    Raises:
+        AggregatorLostError: it cannot be reached, does not hold the token, or refuses.
+    """
+
+    def __init__(
+        self, address: tuple[str, int], token: bytes, *, timeout_s: float = 5.0, stall_s: float = 5.0
+    ) -> None:
+        self._where = f"aggregator {address[0]}:{address[1]}"
+        self._token = token
+        self._stall_s = stall_s
+        self._lock = threading.RLock()
+        self._groups: dict[int, AggregationGroup] = {}
+        self._handle = 0
+        self._error: AggregatorLostError | None = None
+        self._nonce = secrets.token_bytes(NONCE_NBYTES)
+        self._pinged_s = 0.0
+        try:
+            sock = socket.create_connection(address, timeout_s)
+        except OSError as error:
+            raise AggregatorLostError(f"{self._where} cannot be reached: {error}") from None
+        prepare(sock, max(stall_s, 1.0))
+        self._link = Link(sock, frozenset({FrameType.CHALLENGE, FrameType.REFUSE}), MOST_SEGMENT_NBYTES)
+        self._poll = select.poll()
+        self._poll.register(sock, select.POLLIN)
+        self._interest = select.POLLIN
+        self.welcome: Welcome | None = None
+        self._link.send(Hello(OLDEST_VERSION, NEWEST_VERSION, key_of(token), self._nonce))
+        try:
+            self.drive(lambda: self.welcome is not None, time.monotonic() + timeout_s, "to be let in")
+        except AggregationError:
+            self.close()
+            raise
+
+    def join(
+        self, name: str, total: int, position: int, *, levels: Sequence[Level] | None = None, label: str = ""
+    ) -> AggregationGroup:
+        """Takes part in a group; `AggregationGroup.wait` blocks until all members have come.
+
+        Args:
+            name: of the group; all members give the same.
+            total: how many members it has.
+            position: of this one.
+            levels: the way up the tree, this aggregator's level first; by default all members are its children.
+            label: how errors call this member.
+        """
+        with self._lock:
+            self._handle += 1
+            levels = levels or (Level(total, position, position, 1),)
+            group = AggregationGroup(self, self._handle, total, position)
+            self._groups[self._handle] = group
+            text = (label or f"member {position}").encode()[:200]
+            self._link.send(Join(self._handle, total, tuple(levels), name.encode(), text))
+            self._pump()
+            return group
+
+    def close(self) -> None:
+        """Leaves: other members' operations with this one fail."""
+        for group in list(self._groups.values()):
+            group.leave()
+        if self._error is None:
+            self._error = AggregatorLostError(f"the connection to {self._where} was closed")
+        self._link.close()
+
+    @property
+    def nbytes(self) -> tuple[int, int]:
+        """Bytes sent and received."""
+        return self._link.sent_nbytes, self._link.received_nbytes
+
+    # --- inside -------------------------------------------------------------------------------------------------------
+
+    def drive(self, finished: Callable[[], bool], deadline_s: float, what: str) -> None:
+        """Moves bytes until `finished()`.
+
+        Raises:
+            AggregatorLostError: the connection is gone, or silent for too long.
+            TimeoutError: `deadline_s` has passed.
+        """
+        began_s = time.monotonic()
+        while not finished():
+            if not self._lock.acquire(timeout=max(0.0, deadline_s - time.monotonic())):
+                raise TimeoutError(f"{self._where}: no time left {what}")
+            try:
+                if not finished():
+                    self._step(began_s, deadline_s, what)
+            finally:
+                self._lock.release()
+
+    def _step(self, began_s: float, deadline_s: float, what: str) -> None:
+        if self._error is not None:
+            raise self._error
+        try:
+            self._pump()
+            interest = select.POLLIN | (select.POLLOUT if self._link.waiting else 0)
+            if interest != self._interest:
+                self._poll.modify(self._link.sock, interest)
+                self._interest = interest
+            now_s = time.monotonic()
+            quiet_s = now_s - max(self._link.heard_s, began_s)
+            if quiet_s > self._stall_s:
+                raise TimeoutError(f"it has not answered for {quiet_s:.1f} s")
+            left_s = deadline_s - now_s
+            if self._poll.poll(1000 * max(0.0, min(left_s, self._stall_s / 4))):
+                for frame in self._link.receive(self._place):
+                    self._handle_frame(frame)
+            elif left_s > 0 and now_s - max(self._pinged_s, self._link.heard_s) > self._stall_s / 4:
+                self._pinged_s = now_s
+                self._link.send(Ping(0))
+        except (OSError, EOFError, ProtocolError) as error:
+            self._error = AggregatorLostError(f"{self._where} is lost: {error or type(error).__name__}")
+            self._link.close()
+            raise self._error from None
+        if time.monotonic() >= deadline_s:
+            raise TimeoutError(f"{self._where}: no time left {what}")
+
+    def _pump(self) -> None:
+        """Queues as much as windows allow, in turns among groups, and sends what the socket takes."""
+        link = self._link
+        for _ in range(8):
+            queued = sum(group.feed(link) for group in list(self._groups.values()))
+            link.flush()
+            if link.waiting or not queued:
+                return
+
+    def _place(self, data: Data) -> memoryview:
+        group = self._groups.get(data.group)
+        if group is None or group.failure is not None:
+            return memoryview(bytearray(data.nbytes))
+        return group.place(data)
+
+    def _handle_frame(self, frame: Frame) -> None:
+        match frame:
+            case Ping():
+                self._link.send(Pong(frame.number))
+            case Joined() | Data() | Credit() | Done() | Fail():
+                group = self._groups.get(frame.group)
+                if group is not None:
+                    group.handle_frame(frame, self._link)
+            case Challenge():
+                self._answer(frame)
+            case Welcome():
+                if frame.segment_nbytes < SEGMENT_GRAIN or frame.window_nbytes < frame.segment_nbytes:
+                    raise ProtocolError(f"limits that allow nothing: {frame}")
+                self.welcome = frame
+                self._link.decoder.expected = SERVER_FRAMES
+            case Refuse():
+                raise ProtocolError(f"it refuses this client: {frame.reason}")
+
+    def _answer(self, challenge: Challenge) -> None:
+        version, theirs = challenge.version, challenge.nonce
+        if not OLDEST_VERSION <= version <= NEWEST_VERSION:
+            raise ProtocolError(f"it chose version {version} of the protocol")
+        if not same(challenge.proof, prove(self._token, b"server", version, self._nonce, theirs)):
+            raise ProtocolError("it does not hold the token")
+        self._link.send(Proof(prove(self._token, b"client", version, self._nonce, theirs)))
+        self._link.decoder.expected = frozenset({FrameType.WELCOME, FrameType.REFUSE})
+
+
+class AggregationGroup:
+    """A member's view of a group; made by `AggregationClient.join`."""
+
+    def __init__(self, client: AggregationClient, handle: int, total: int, position: int) -> None:
+        self._client = client
+        self._handle = handle
+        self.total = total
+        self.position = position
+        self.generation = 0
+        self.failure: GroupFailedError | None = None
+        self._sequence = 0
+        self._credit_nbytes = 0
+        self._under_way: dict[int, AggregationWork] = {}
+        self._to_send: deque[AggregationWork] = deque()
+
+    def wait(self, timeout_s: float) -> None:
+        """Blocks until all members have come.
+
+        Raises:
+            AggregationError: the aggregator is lost, or the group has failed.
+        """
+        try:
+            self._client.drive(
+                lambda: self.generation != 0 or self.failure is not None,
+                time.monotonic() + timeout_s,
+                "for all members to come",
+            )
+        except TimeoutError as error:
+            raise GroupFailedError(str(error), FailCode.TIMEOUT, None, 0) from None
+        if self.failure is not None:
+            raise self.failure
+
+    def post(
+        self,
+        kind: Kind,
+        send: Array | None,
+        receive: Array | None,
+        *,
+        operator: Operator = Operator.NONE,
+        element: ElementType = ElementType.UINT8,
+        root: int = 0,
+        timeout_s: float = 60.0,
+        segment: int | None = None,
+    ) -> AggregationWork:
+        """Begins an operation; all members post the same ones in the same order.
+
+        Args:
+            kind: what to do.
+            send: this member's contribution as flat uint8, unchanged until the work is over; None if it has none.
+            receive: where the result goes, flat uint8, not the memory of `send`; None if nothing comes here.
+            operator: how contributions are combined.
+            element: their type.
+            root: a position.
+            timeout_s: until the operation fails for all.
+            segment: bytes of the pieces in which blocks travel; by default `segment_nbytes` chooses.
+
+        Raises:
+            AggregationError: the group is over.
+        """
+        client = self._client
+        with client._lock:
+            if self.failure is not None:
+                raise self.failure
+            if client._error is not None:
+                raise client._error
+            welcome = client.welcome
+            assert welcome is not None
+            self._sequence += 1
+            work = AggregationWork(self, kind, self._sequence, send, receive, root, timeout_s)
+            piece = segment or segment_nbytes(work.block_nbytes, welcome.segment_nbytes)
+            work.segment_nbytes = piece
+            deadline_ms = max(1, min(int(timeout_s * 1000 * _SERVER_SHARE), (1 << 32) - 1))
+            if self._sequence == 1:
+                self._credit_nbytes = welcome.window_nbytes
+            work.request = Open(
+                self._handle, self._sequence, kind, operator, element, root, work.nbytes, piece, deadline_ms
+            )
+            self._under_way[self._sequence] = work
+            self._to_send.append(work)
+            return work
+
+    def leave(self) -> None:
+        """Takes part no more; the connection stays."""
+        client = self._client
+        with client._lock:
+            if client._groups.pop(self._handle, None) is not None and self.failure is None and client._error is None:
+                client._link.send(Leave(self._handle))
+                try:
+                    client._link.flush()
+                except OSError:
+                    return
+
+    def wait_for(self, work: AggregationWork) -> None:
+        """Blocks until a work is over; raises what ended it."""
+        try:
+            self._client.drive(lambda: work.over or self.failure is not None, work.deadline_s, f"for {work}")
+        except TimeoutError as error:
+            raise GroupFailedError(str(error), FailCode.TIMEOUT, None, work.sequence) from None
+        if not work.over:
+            assert self.failure is not None
+            raise self.failure
+
+    # --- called by the client while it drives -------------------------------------------------------------------------
+
+    def feed(self, link: Link) -> int:
+        """Queues what may be sent now, at most _AHEAD_NBYTES; returns how many bytes that was."""
+        queued = 0
+        welcome = self._client.welcome
+        if not self._to_send or self.failure is not None or welcome is None or not self.generation:
+            return 0
+        while self._to_send and queued < _AHEAD_NBYTES:
+            work = self._to_send[0]
+            if not work.begun:
+                if len(self._under_way) > welcome.operations and work.sequence >= (
+                    min(self._under_way) + welcome.operations
+                ):
+                    break
+                work.begun = True
+                assert work.request is not None
+                link.send(work.request)
+            nbytes = work.next_nbytes()
+            if nbytes:
+                if nbytes > self._credit_nbytes:
+                    break
+                self._credit_nbytes -= nbytes
+                queued += nbytes
+                assert work.send is not None
+                at = work.sent_nbytes
+                link.send_data(self._handle, work.sequence, work.send_base + at, work.send[at : at + nbytes], _nothing)
+                work.sent_nbytes += nbytes
+                continue
+            self._to_send.popleft()
+            self._advance(work, link)
+        return queued
+
+    def place(self, data: Data) -> memoryview:
+        """Where a segment of a result shall lie.
+
+        Raises:
+            ProtocolError: no such segment is expected.
+        """
+        work = self._under_way.get(data.sequence)
+        if work is None or work.receive is None:
+            raise ProtocolError(f"a segment of operation {data.sequence}, which expects none")
+        begin = data.offset - work.receive_base
+        if begin < 0 or begin + data.nbytes > work.receive.nbytes or data.nbytes > work.to_come_nbytes:
+            raise ProtocolError(f"bytes {data.offset}:{data.offset + data.nbytes} of operation {data.sequence}")
+        work.to_come_nbytes -= data.nbytes
+        return work.receive.data[begin : begin + data.nbytes]
+
+    def handle_frame(self, frame: Frame, link: Link) -> None:
+        """One frame for this group."""
+        match frame:
+            case Data():
+                work = self._under_way.get(frame.sequence)
+                if work is not None:
+                    work.arrived_nbytes += frame.nbytes
+                    self._advance(work, link)
+            case Credit():
+                self._credit_nbytes += frame.nbytes
+            case Done():
+                work = self._under_way.pop(frame.sequence, None)
+                if work is not None:
+                    work.over = True
+            case Joined():
+                self.generation = frame.generation
+            case Fail():
+                member = None if frame.member == NOBODY else frame.member
+                self.failure = GroupFailedError(frame.reason, frame.code, member, frame.sequence)
+
+    def _advance(self, work: AggregationWork, link: Link) -> None:
+        """After a work has sent or received something."""
+        if work.next_nbytes() or work.arrived_nbytes < work.expected_nbytes or not work.begun:
+            return
+        if work.kind in COMMITTED:
+            if not work.acknowledged:
+                work.acknowledged = True
+                link.send(Ack(self._handle, work.sequence))
+        elif work.kind != Kind.BARRIER:
+            work.over = True
+            self._under_way.pop(work.sequence, None)
+
+
+class AggregationWork:
+    """An operation under way; made by `AggregationGroup.post`."""
+
+    def __init__(
+        self,
+        group: AggregationGroup,
+        kind: Kind,
+        sequence: int,
+        send: Array | None,
+        receive: Array | None,
+        root: int,
+        timeout_s: float,
+    ) -> None:
+        self.kind = kind
+        self.sequence = sequence
+        self.send = send
+        self.receive = receive
+        self.deadline_s = time.monotonic() + timeout_s
+        self.request: Open | None = None
+        self.segment_nbytes = 0
+        self.begun = False
+        self.acknowledged = False
+        self.over = False
+        self.sent_nbytes = 0
+        self.arrived_nbytes = 0
+        self._group = group
+        given = 0 if send is None else send.nbytes
+        wanted = 0 if receive is None else receive.nbytes
+        me, total = group.position, group.total
+        self.nbytes = given if kind in REDUCING else max(given, wanted)
+        self.block_nbytes = self.nbytes // total if kind in IN_BLOCKS else self.nbytes
+        own = me * self.block_nbytes
+        self.send_base = own if kind == Kind.ALL_GATHER else 0
+        self.receive_base = own if kind == Kind.REDUCE_SCATTER else 0
+        self.expected_nbytes = wanted - (self.block_nbytes if kind == Kind.ALL_GATHER else 0)
+        self.to_come_nbytes = self.expected_nbytes
+
+    def next_nbytes(self) -> int:
+        """Bytes of the next piece to send; 0 if all are sent."""
+        if self.send is None or self.sent_nbytes >= self.send.nbytes:
+            return 0
+        return min(self.segment_nbytes, self.block_nbytes - self.sent_nbytes % self.block_nbytes)
+
+    def wait(self) -> None:
+        """Blocks until the operation is over.
+
+        Raises:
+            AggregatorLostError: the aggregator is gone; nothing is known about other members.
+            GroupFailedError: the aggregator says that the group is over.
+        """
+        self._group.wait_for(self)
+
+    def __str__(self) -> str:
+        return f"{self.kind.name.lower()} {self.sequence} of {self.nbytes} bytes"
+
+
+def _nothing() -> None:
+    """A sent segment is the user's memory: nothing is to be given back."""

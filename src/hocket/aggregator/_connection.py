@@ -1,0 +1,180 @@
+"""A client's connection at the aggregator: who it is, which groups it is in, and what it may say."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Protocol
+
+from ._group import Group, Member
+from ._handshake import prove, same
+from ._link import Link
+from ._pool import Array
+from ._protocol import (
+    CLIENT_FRAMES,
+    NEWEST_VERSION,
+    NOBODY,
+    NONCE_NBYTES,
+    OLDEST_VERSION,
+    Ack,
+    Challenge,
+    Data,
+    Fail,
+    FailCode,
+    Frame,
+    FrameType,
+    Hello,
+    Join,
+    Leave,
+    Open,
+    Ping,
+    Pong,
+    Proof,
+    ProtocolError,
+    Welcome,
+)
+
+if TYPE_CHECKING:
+    from ._settings import Limits
+
+
+class Registry(Protocol):
+    """Where groups are found."""
+
+    def join(self, connection: Connection, join: Join) -> None:
+        """Puts a client into a group. Raises ProtocolError if it may not be there."""
+
+
+class Connection(Link):
+    """See the head of this module.
+
+    Args:
+        sock: accepted, non-blocking.
+        peer: its address, for messages.
+        tokens: known ones, by their keys.
+        limits: see Limits.
+        registry: of groups.
+    """
+
+    def __init__(
+        self, sock: socket.socket, peer: str, tokens: Mapping[bytes, bytes], limits: Limits, registry: Registry
+    ) -> None:
+        super().__init__(sock, frozenset({FrameType.HELLO}), limits.segment_nbytes)
+        self.peer = peer
+        self.began_s = time.monotonic()
+        self.known = False
+        self.key = b""
+        self.token = b""
+        self.places: dict[int, tuple[Group, Member]] = {}
+        self._tokens = tokens
+        self._limits = limits
+        self._registry = registry
+        self._version = 0
+        self._nonce = secrets.token_bytes(NONCE_NBYTES)
+        self._their_nonce = b""
+        self._handle = 0  # the highest that the client has used
+        self._incoming: Array | None = None
+        self._trash: Array | None = None
+
+    def place(self, data: Data) -> memoryview:
+        """Where a segment shall lie; of a group that has ended, nowhere in particular."""
+        group, member = self._find(data.group)
+        if group.ended or member.gone:
+            if self._trash is None or self._trash.nbytes < data.nbytes:
+                self._trash = group.pool.take(self._limits.segment_nbytes)
+            return self._trash.data[: data.nbytes]
+        group.expect(member, data)
+        self._incoming = group.pool.take(data.nbytes)
+        return self._incoming.data
+
+    def handle(self, frame: Frame) -> None:
+        """One frame of the client's.
+
+        Raises:
+            ProtocolError: it may not say this; the connection must end.
+        """
+        match frame:
+            case Data():
+                if self._incoming is not None:
+                    buffer, self._incoming = self._incoming, None
+                    group, member = self._find(frame.group)
+                    if group.ended:
+                        group.pool.give(buffer)
+                    else:
+                        group.operations[frame.sequence].take(member, frame.offset, buffer)
+            case Open():
+                group, member = self._find(frame.group)
+                if not group.ended:
+                    group.open(member, frame)
+            case Ack():
+                group, member = self._find(frame.group)
+                if not group.ended:
+                    group.acknowledge(member, frame.sequence)
+            case Ping():
+                self.send(Pong(frame.number))
+            case Join():
+                self._join(frame)
+            case Leave():
+                group, member = self._find(frame.group)
+                if not group.ended and not member.gone:
+                    group.leave(member)
+            case Fail():
+                group, member = self._find(frame.group)
+                if not group.ended:
+                    self._fail(group, member, frame)
+            case Hello():
+                self._greet(frame)
+            case Proof():
+                self._check(frame)
+
+    def _find(self, handle: int) -> tuple[Group, Member]:
+        found = self.places.get(handle)
+        if found is None:
+            raise ProtocolError(f"group {handle}, which this client has not joined")
+        return found
+
+    def _join(self, frame: Join) -> None:
+        if frame.group != self._handle + 1:
+            raise ProtocolError(f"group {frame.group} after group {self._handle}")
+        self._handle += 1
+        for handle in [h for h, (group, _) in self.places.items() if group.ended][: -self._limits.groups]:
+            del self.places[handle]
+        self._registry.join(self, frame)
+
+    def _fail(self, group: Group, member: Member, frame: Fail) -> None:
+        position = frame.member if frame.member in member.span else NOBODY
+        member.gone = True
+        group.fail_position(frame.code, position, f"{member.label}: {frame.reason}"[:900])
+
+    def _greet(self, hello: Hello) -> None:
+        self._version = min(hello.newest, NEWEST_VERSION)
+        if self._version < max(hello.oldest, OLDEST_VERSION):
+            raise ProtocolError(
+                f"versions {hello.oldest} to {hello.newest} of the protocol; this aggregator speaks {OLDEST_VERSION} "
+                f"to {NEWEST_VERSION}"
+            )
+        token = self._tokens.get(hello.key)
+        if token is None:
+            raise ProtocolError("a token that this aggregator does not know")
+        self.key, self.token, self._their_nonce = hello.key, token, hello.nonce
+        proof = prove(token, b"server", self._version, hello.nonce, self._nonce)
+        self.send(Challenge(self._version, self._nonce, proof))
+        self.decoder.expected = frozenset({FrameType.PROOF})
+
+    def _check(self, frame: Proof) -> None:
+        if not same(frame.proof, prove(self.token, b"client", self._version, self._their_nonce, self._nonce)):
+            raise ProtocolError("a proof that does not hold: it has not the token")
+        self.known = True
+        self.decoder.expected = CLIENT_FRAMES
+        limits = self._limits
+        self.send(Welcome(limits.segment_nbytes, limits.window_nbytes, limits.operations, limits.groups))
+
+    def lost(self, reason: str) -> None:
+        """The connection is over: so are the groups that it was in."""
+        for group, member in list(self.places.values()):
+            if not group.ended and group.members.get(member.index) is member and not member.gone:
+                member.gone = True
+                group.fail(FailCode.MEMBER_LOST, member, f"{member.label} ({self.peer}) is gone: {reason}")
+        self.close()

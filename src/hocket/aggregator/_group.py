@@ -1,0 +1,280 @@
+"""A group at one aggregator: its members, their windows, its operations, and its end."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING, Protocol
+
+from ._link import Link, Release
+from ._operation import Operation
+from ._pool import Array, Pool
+from ._protocol import (
+    NOBODY,
+    Credit,
+    Data,
+    Fail,
+    FailCode,
+    Join,
+    Joined,
+    Level,
+    Open,
+    ProtocolError,
+    check_open,
+)
+
+if TYPE_CHECKING:
+    from ._settings import Limits
+
+log = logging.getLogger("hocket.aggregator")
+
+
+class Parent(Protocol):
+    """The way up the tree."""
+
+    def open(self, request: Open) -> None:
+        """All children of this aggregator have begun the operation."""
+
+    def send_up(self, sequence: int, offset: int, payload: Array, release: Release) -> None:
+        """Sends a segment up as soon as the window allows."""
+
+    def acknowledge(self, sequence: int) -> None:
+        """All children of this aggregator have their part."""
+
+    def consumed(self, nbytes: int) -> None:
+        """So much of what came down has been passed on."""
+
+    def end(self, code: FailCode, member: int, reason: str) -> None:
+        """The group is over; says why if there is still somebody to say it to."""
+
+
+class Owner(Protocol):
+    """What a group tells the server."""
+
+    def group_over(self, group: Group, code: FailCode | None, reason: str) -> None:
+        """Nothing of the group is left."""
+
+    def operation_over(self, group: Group, operation: Operation) -> None:
+        """An operation has been served."""
+
+
+class Member:
+    """A child of this aggregator in one group: a client, or an aggregator that speaks for several."""
+
+    def __init__(self, link: Link, handle: int, level: Level, label: str) -> None:
+        self.link = link
+        self.handle = handle
+        self.index = level.index
+        self.span = range(level.first, level.first + level.count)
+        self.label = label
+        self.held_nbytes = 0
+        self.to_credit_nbytes = 0
+        self.sequence = 0
+        self.gone = False
+
+
+class Group:
+    """See the head of this module.
+
+    Args:
+        join: of the member that came first.
+        name: for messages.
+        pool: of buffers.
+        limits: see Limits.
+        owner: is told of ends.
+    """
+
+    def __init__(self, join: Join, name: str, pool: Pool, limits: Limits, owner: Owner) -> None:
+        self.total = join.total
+        self.size = join.levels[0].size
+        self.above = join.levels[1:]
+        self.span = range(self.above[0].first, self.above[0].first + self.above[0].count) if self.above else range(
+            join.total
+        )  # fmt: skip
+        self.name = name
+        self.pool = pool
+        self.members: dict[int, Member] = {}
+        self.parent: Parent | None = None
+        self.operations: dict[int, Operation] = {}
+        self.ended = False
+        self.formed = False
+        self.began_s = time.monotonic()
+        self._limits = limits
+        self._owner = owner
+
+    # --- how it begins ------------------------------------------------------------------------------------------------
+
+    def admits(self, join: Join) -> str | None:
+        """Why a member does not fit, or None."""
+        level = join.levels[0]
+        if (join.total, level.size, join.levels[1:]) != (self.total, self.size, self.above):
+            return f"it says {join.total} members, {level.size} here and {join.levels[1:]} above; others say otherwise"
+        if level.first < self.span.start or level.first + level.count > self.span.stop:
+            return f"positions {level.first}:{level.first + level.count} are outside those below this aggregator"
+        return None
+
+    def spans_meet(self) -> bool:
+        """Whether the members' positions follow each other in the order of their indices without gap."""
+        following = self.span.start
+        for index in range(self.size):
+            span = self.members[index].span
+            if span.start != following:
+                return False
+            following = span.stop
+        return following == self.span.stop
+
+    def form(self, generation: int) -> None:
+        """All members are there, all over the tree."""
+        self.formed = True
+        self.members = dict(sorted(self.members.items()))
+        for member in self.members.values():
+            member.link.send(Joined(member.handle, generation))
+        log.info("group %s: %d of %d members here", self.name, self.size, self.total)
+
+    # --- what members say ---------------------------------------------------------------------------------------------
+
+    def open(self, member: Member, request: Open) -> None:
+        """A member begins an operation.
+
+        Raises:
+            ProtocolError: the request makes no sense.
+        """
+        if not self.formed:
+            raise ProtocolError("an operation of a group whose members have not all come")
+        check_open(request, self.total, self._limits.segment_nbytes)
+        if request.sequence != member.sequence + 1:
+            raise ProtocolError(f"operation {request.sequence} after {member.sequence}")
+        member.sequence += 1
+        gone = next((other for other in self.members.values() if other.gone), None)
+        if gone is not None:
+            self.fail(FailCode.MEMBER_LOST, gone, f"{gone.label} has left the group", request.sequence)
+            return
+        operation = self.operations.get(request.sequence)
+        if operation is None:
+            if len(self.operations) >= self._limits.operations:
+                raise ProtocolError(f"more than {self._limits.operations} operations at once in one group")
+            operation = self.operations[request.sequence] = Operation(self, request, time.monotonic())
+        elif not _alike(request, operation.request):
+            first = self.members[min(operation.opened)]
+            self.fail(
+                FailCode.MISMATCH,
+                member,
+                f"operation {request.sequence}: {first.label} asks for {describe(operation.request)}, "
+                f"{member.label} for {describe(request)}",
+                request.sequence,
+            )
+            return
+        operation.open_by(member)
+
+    def expect(self, member: Member, data: Data) -> None:
+        """Raises ProtocolError unless a member may send this segment now."""
+        operation = self.operations.get(data.sequence)
+        if operation is None:
+            raise ProtocolError(f"a segment of operation {data.sequence}, which is not under way")
+        if member.held_nbytes + data.nbytes > self._limits.window_nbytes:
+            raise ProtocolError(f"more than {self._limits.window_nbytes} bytes in flight in one group")
+        operation.expect(member, data.offset, data.nbytes)
+        member.held_nbytes += data.nbytes
+
+    def acknowledge(self, member: Member, sequence: int) -> None:
+        """A member has its part of the result of an operation."""
+        operation = self.operations.get(sequence)
+        if operation is None:
+            raise ProtocolError(f"an ACK of operation {sequence}, which is not under way")
+        operation.acknowledge(member)
+
+    def leave(self, member: Member) -> None:
+        """A member takes part no more; whoever waits for it is told."""
+        member.gone = True
+        if not self.formed or self.operations:
+            self.fail(FailCode.MEMBER_LOST, member, f"{member.label} has left the group")
+        elif all(other.gone for other in self.members.values()):
+            self._end(None, "")
+        elif self.parent is not None:
+            self.fail(FailCode.MEMBER_LOST, member, f"{member.label} has left the group")
+
+    def credit(self, member: Member, nbytes: int) -> None:
+        """A member may send more; it is told in the next round of the loop."""
+        member.held_nbytes -= nbytes
+        member.to_credit_nbytes += nbytes
+
+    def send_credits(self) -> None:
+        """Tells members what `credit` has noted."""
+        for member in self.members.values():
+            if member.to_credit_nbytes and not member.gone:
+                member.link.send(Credit(member.handle, member.to_credit_nbytes))
+            member.to_credit_nbytes = 0
+
+    # --- how it ends --------------------------------------------------------------------------------------------------
+
+    def over(self, operation: Operation) -> None:
+        """An operation has been served."""
+        if self.operations.pop(operation.request.sequence, None) is not None:
+            self._owner.operation_over(self, operation)
+
+    def check(self, now_s: float) -> None:
+        """Ends the group if an operation or the coming together takes too long."""
+        if not self.formed:
+            if now_s - self.began_s > self._limits.join_s:
+                here = ", ".join(member.label for member in self.members.values())
+                self.fail(FailCode.TIMEOUT, None, f"of {self.size} members only {here} came within {self._limits.join_s:g} s")
+            return
+        for operation in list(self.operations.values()):
+            if now_s > operation.deadline_s:
+                missing = operation.missing()
+                names = ", ".join(member.label for member in missing) or "the other aggregators"
+                what = describe(operation.request)
+                self.fail(
+                    FailCode.TIMEOUT,
+                    missing[0] if missing else None,
+                    f"operation {operation.request.sequence} ({what}) still waits for {names} "
+                    f"{now_s - operation.began_s:.1f} s after it began",
+                    operation.request.sequence,
+                )
+                return
+
+    def fail(self, code: FailCode, culprit: Member | None, reason: str, sequence: int = 0) -> None:
+        """Ends the group and tells everyone why.
+
+        Args:
+            code: what happened.
+            culprit: to whom; None if to nobody here.
+            reason: in words, with names.
+            sequence: the operation; the oldest under way if 0.
+        """
+        member = NOBODY
+        if culprit is not None and len(culprit.span) == 1:
+            member = culprit.span.start
+        self.fail_position(code, member, reason, sequence)
+
+    def fail_position(self, code: FailCode, position: int, reason: str, sequence: int = 0) -> None:
+        """As `fail`, for a member that may be below another aggregator."""
+        if self.ended:
+            return
+        sequence = sequence or min(self.operations, default=0)
+        for member in self.members.values():
+            if not member.gone:
+                member.link.send(Fail(member.handle, sequence, code, position, reason))
+        log.warning("group %s is over: %s", self.name, reason)
+        if self.parent is not None:
+            self.parent.end(code, position, reason)
+        self._end(code, reason)
+
+    def _end(self, code: FailCode | None, reason: str) -> None:
+        self.ended = True
+        if code is None and self.parent is not None:
+            self.parent.end(FailCode.CLOSING, NOBODY, "all members have left")
+        self.operations.clear()
+        self._owner.group_over(self, code, reason)
+
+
+def describe(request: Open) -> str:
+    """An operation in words."""
+    what = request.kind.name.lower()
+    if request.operator:
+        what += f" {request.operator.name.lower()}"
+    return f"{what} of {request.nbytes} bytes of {request.element.name.lower()}, root {request.root}"
+
+
+def _alike(one: Open, other: Open) -> bool:
+    return one._replace(group=0, deadline_ms=0) == other._replace(group=0, deadline_ms=0)

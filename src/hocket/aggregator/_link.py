@@ -1,0 +1,132 @@
+"""One end of a connection inside the event loop: frames in, a queue of frames out, never blocking."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from ._decoder import Decoder, Place
+from ._pool import Array
+from ._protocol import Frame, FrameType, ProtocolError, data_head, encode
+
+_AT_ONCE: Final = 32
+_MOST_CONTROL_NBYTES: Final = 1 << 18
+"""Replies may wait for a peer that does not read; more than this shows that it asks without reading."""
+
+Release = Callable[[], None]
+
+
+def prepare(sock: socket.socket, stall_s: float) -> None:
+    """Options of every connection: no waiting for full packets, and an end to a peer that has vanished."""
+    sock.setblocking(False)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    with contextlib.suppress(OSError, AttributeError):  # Linux has them; they only make the end come sooner
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, max(1, int(stall_s / 2)))
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, max(1, int(stall_s / 6)))
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(stall_s * 1000))
+
+
+class Link:
+    """A connection.
+
+    Args:
+        sock: non-blocking.
+        expected: the types of frames that may come first.
+        segment_nbytes: the longest payload.
+    """
+
+    def __init__(self, sock: socket.socket, expected: frozenset[FrameType], segment_nbytes: int) -> None:
+        self.sock = sock
+        self.decoder = Decoder(expected, segment_nbytes)
+        self.received_nbytes = 0
+        self.sent_nbytes = 0
+        self.heard_s = time.monotonic()
+        self.moved_s = self.heard_s
+        """When the queue was last empty or became shorter."""
+        self._out: deque[tuple[memoryview, Release | None]] = deque()
+        self._control_nbytes = 0
+
+    @property
+    def waiting(self) -> bool:
+        """Whether something is still to be sent."""
+        return bool(self._out)
+
+    def send(self, frame: Frame) -> None:
+        """Queues a control frame."""
+        raw = encode(frame)
+        self._control_nbytes += len(raw)
+        self._queue(memoryview(raw), None)
+
+    def send_data(self, group: int, sequence: int, offset: int, payload: Array, release: Release) -> None:
+        """Queues a segment; `release` is called once `payload` is not needed any more."""
+        self._queue(memoryview(data_head(group, sequence, offset, payload.nbytes)), None)
+        self._queue(payload.data, release)
+
+    def _queue(self, view: memoryview, release: Release | None) -> None:
+        if not self._out:
+            self.moved_s = time.monotonic()
+        self._out.append((view, release))
+
+    def flush(self) -> None:
+        """Sends what the socket takes.
+
+        Raises:
+            OSError: the connection is gone.
+        """
+        out = self._out
+        while out:
+            views = [out[i][0] for i in range(min(len(out), _AT_ONCE))]
+            try:
+                sent = self.sock.sendmsg(views)
+            except BlockingIOError:
+                return
+            self.sent_nbytes += sent
+            self.moved_s = time.monotonic()
+            while out and sent >= len(out[0][0]):
+                view, release = out.popleft()
+                sent -= len(view)
+                if release is not None:
+                    release()
+            if sent:
+                view, release = out[0]
+                out[0] = view[sent:], release
+        self._control_nbytes = 0
+
+    def receive(self, place: Place) -> Iterator[Frame]:
+        """Takes what the socket has, once, and gives the frames that are complete.
+
+        Raises:
+            OSError: the connection is gone; EOFError if the peer closed it.
+            ProtocolError: see Decoder.frames, or a peer that asks much and reads nothing.
+        """
+        try:
+            nbytes = self.sock.recvmsg_into(self.decoder.buffers())[0]
+        except BlockingIOError:
+            return
+        if not nbytes:
+            raise EOFError("the peer closed the connection")
+        self.received_nbytes += nbytes
+        self.heard_s = time.monotonic()
+        self.decoder.filled(nbytes)
+        for frame in self.decoder.frames(place):
+            yield frame
+            if self._control_nbytes > _MOST_CONTROL_NBYTES:
+                raise ProtocolError("a peer that asks for more than it reads")
+
+    def drop_queue(self) -> None:
+        """Gives back what is still queued."""
+        while self._out:
+            release = self._out.popleft()[1]
+            if release is not None:
+                release()
+
+    def close(self) -> None:
+        """Closes the socket; what is queued is given back."""
+        self.sock.close()
+        self.drop_queue()

@@ -1,0 +1,45 @@
+"""Aggregators and clients of one test, on threads, over loopback."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+from hocket.aggregator import AggregationClient, Aggregator, Limits
+
+TOKEN = b"a token of a test, long enough"
+
+
+@contextmanager
+def aggregators(count=1, limits=None, parent=None, tokens=(TOKEN,)):
+    """Runs aggregators; after the first, the others are its children."""
+    servers, threads = [], []
+    try:
+        for number in range(count):
+            above = parent if number == 0 else servers[0].address
+            server = Aggregator(("127.0.0.1", 0), tokens, parent=above, limits=limits or Limits(), name=f"agg{number}")
+            thread = threading.Thread(target=server.run, daemon=True)
+            thread.start()
+            servers.append(server)
+            threads.append(thread)
+        yield servers if count > 1 else servers[0]
+    finally:
+        for server, thread in zip(servers, threads, strict=True):
+            server.stop()
+            thread.join(10)
+            assert not thread.is_alive()
+
+
+def members(server, total, action, *args, name="world", **settings):
+    """Calls `action(group, *args)` on a thread for each member and returns the results in order."""
+
+    def one(position):
+        client = AggregationClient(server.address, TOKEN, **settings)
+        try:
+            group = client.join(name, total, position, label=f"rank {position}")
+            group.wait(20)
+            return action(group, *args)
+        finally:
+            client.close()
+
+    with ThreadPoolExecutor(total) as pool:
+        return list(pool.map(one, range(total)))
