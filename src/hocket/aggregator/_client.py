@@ -9,6 +9,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final
 
 from ._handshake import key_of, prove, same
@@ -54,6 +55,7 @@ from ._protocol import (
 _LEAST_SEGMENT_NBYTES: Final = 8 << 10
 _USUAL_SEGMENT_NBYTES: Final = 256 << 10
 _SEGMENTS: Final = 64
+_FAREWELL_S: Final = 0.5
 _AHEAD_NBYTES: Final = 1 << 20
 """So much is queued for the socket at a time; what is behind it can still be sorted fairly among groups."""
 _SERVER_SHARE: Final = 0.9
@@ -164,7 +166,20 @@ class AggregationClient:
             group.leave()
         if self._error is None:
             self._error = AggregatorLostError(f"the connection to {self._where} was closed")
-        self._link.close()
+            self._bid_farewell()
+        self._link.sock.close()
+
+    def _bid_farewell(self) -> None:
+        """Closing a socket in which something is unread throws away what it has still to send."""
+        sock = self._link.sock
+        try:
+            sock.shutdown(socket.SHUT_WR)
+            sock.settimeout(_FAREWELL_S)
+            deadline_s = time.monotonic() + _FAREWELL_S
+            while sock.recv(1 << 16) and time.monotonic() < deadline_s:
+                pass
+        except OSError:
+            return
 
     @property
     def nbytes(self) -> tuple[int, int]:
@@ -212,7 +227,7 @@ class AggregationClient:
                 self._link.send(Ping(0))
         except (OSError, EOFError, ProtocolError) as error:
             self._error = AggregatorLostError(f"{self._where} is lost: {error or type(error).__name__}")
-            self._link.close()
+            self._link.sock.close()
             raise self._error from None
         if time.monotonic() >= deadline_s:
             raise TimeoutError(f"{self._where}: no time left {what}")
@@ -387,13 +402,21 @@ class AggregationGroup:
                 self._credit_nbytes -= nbytes
                 queued += nbytes
                 assert work.send is not None
-                at = work.sent_nbytes
-                link.send_data(self._handle, work.sequence, work.send_base + at, work.send[at : at + nbytes], _nothing)
-                work.sent_nbytes += nbytes
+                at = work.queued_nbytes
+                piece = work.send[at : at + nbytes]
+                link.send_data(
+                    self._handle, work.sequence, work.send_base + at, piece, partial(self._sent, work, nbytes, link)
+                )
+                work.queued_nbytes += nbytes
                 continue
             self._to_send.popleft()
             self._advance(work, link)
         return queued
+
+    def _sent(self, work: AggregationWork, nbytes: int, link: Link) -> None:
+        """The socket has taken a piece."""
+        work.sent_nbytes += nbytes
+        self._advance(work, link)
 
     def place(self, data: Data) -> memoryview:
         """Where a segment of a result shall lie.
@@ -432,7 +455,8 @@ class AggregationGroup:
 
     def _advance(self, work: AggregationWork, link: Link) -> None:
         """After a work has sent or received something."""
-        if work.next_nbytes() or work.arrived_nbytes < work.expected_nbytes or not work.begun:
+        given = 0 if work.send is None else work.send.nbytes
+        if not work.begun or work.sent_nbytes < given or work.arrived_nbytes < work.expected_nbytes:
             return
         if work.kind in COMMITTED:
             if not work.acknowledged:
@@ -466,6 +490,7 @@ class AggregationWork:
         self.begun = False
         self.acknowledged = False
         self.over = False
+        self.queued_nbytes = 0
         self.sent_nbytes = 0
         self.arrived_nbytes = 0
         self._group = group
@@ -481,10 +506,10 @@ class AggregationWork:
         self.to_come_nbytes = self.expected_nbytes
 
     def next_nbytes(self) -> int:
-        """Bytes of the next piece to send; 0 if all are sent."""
-        if self.send is None or self.sent_nbytes >= self.send.nbytes:
+        """Bytes of the next piece to queue; 0 if all are queued."""
+        if self.send is None or self.queued_nbytes >= self.send.nbytes:
             return 0
-        return min(self.segment_nbytes, self.block_nbytes - self.sent_nbytes % self.block_nbytes)
+        return min(self.segment_nbytes, self.block_nbytes - self.queued_nbytes % self.block_nbytes)
 
     def wait(self) -> None:
         """Blocks until the operation is over.
@@ -498,6 +523,3 @@ class AggregationWork:
     def __str__(self) -> str:
         return f"{self.kind.name.lower()} {self.sequence} of {self.nbytes} bytes"
 
-
-def _nothing() -> None:
-    """A sent segment is the user's memory: nothing is to be given back."""

@@ -184,14 +184,18 @@ class Group:
         operation.acknowledge(member)
 
     def leave(self, member: Member) -> None:
-        """A member takes part no more; whoever waits for it is told."""
+        """A member takes part no more. What it has begun is finished without it; what it has not fails."""
         member.gone = True
-        if not self.formed or self.operations:
-            self.fail(FailCode.MEMBER_LOST, member, f"{member.label} has left the group")
-        elif all(other.gone for other in self.members.values()):
+        lacking = next((op for op in self.operations.values() if op.lacks(member)), None)
+        if not self.formed or lacking is not None:
+            sequence = 0 if lacking is None else lacking.request.sequence
+            self.fail(FailCode.MEMBER_LOST, member, f"{member.label} has left the group", sequence)
+        else:
+            self._end_if_deserted()
+
+    def _end_if_deserted(self) -> None:
+        if not self.operations and all(member.gone for member in self.members.values()):
             self._end(None, "")
-        elif self.parent is not None:
-            self.fail(FailCode.MEMBER_LOST, member, f"{member.label} has left the group")
 
     def credit(self, member: Member, nbytes: int) -> None:
         """A member may send more; it is told in the next round of the loop."""
@@ -211,6 +215,8 @@ class Group:
         """An operation has been served."""
         if self.operations.pop(operation.request.sequence, None) is not None:
             self._owner.operation_over(self, operation)
+            if not self.ended:
+                self._end_if_deserted()
 
     def check(self, now_s: float) -> None:
         """Ends the group if an operation or the coming together takes too long."""

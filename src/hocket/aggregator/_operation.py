@@ -175,7 +175,8 @@ class Operation:
         Raises:
             ProtocolError: it cannot know.
         """
-        if self.request.kind not in COMMITTED or not self._ready or member.index in self.acknowledged:
+        known = member.index in self.opened and member.index not in self.acknowledged
+        if self.request.kind not in COMMITTED or not known:
             raise ProtocolError(f"an ACK of operation {self.request.sequence} by {member.label}")
         self.acknowledged.add(member.index)
         if len(self.acknowledged) == self._group.size:
@@ -249,19 +250,26 @@ class Operation:
         if not self.live and not self._to_come_nbytes and self.request.kind not in COMMITTED:
             self._group.over(self)
 
+    def lacks(self, member: Member) -> bool:
+        """Whether it cannot be finished without hearing more from `member`."""
+        if member.index not in self.opened or (self.request.kind in COMMITTED and member.index not in self.acknowledged):
+            return True
+        if self._reducing:
+            return self._cursors.get(member.index, 0) < self.request.nbytes
+        return self._owes(member)
+
     def missing(self) -> list[Member]:
         """For whom it waits: those who have not begun, or else have not sent all, or else have not confirmed."""
         members = list(self._group.members.values())
         absent = [member for member in members if member.index not in self.opened]
         if absent:
             return absent
-        if self._reducing:
-            slow = [member for member in members if self._cursors.get(member.index, 0) < self.request.nbytes]
-        else:
-            slow = [member for member in members if self._owes(member)]
+        slow = [member for member in members if self.lacks(member)]
         return slow or [member for member in members if member.link.waiting]
 
     def _owes(self, member: Member) -> bool:
+        if self.request.kind == Kind.BARRIER:
+            return False
         if self.request.kind == Kind.BROADCAST:
             return self.request.root in member.span and self._cursors.get(0, 0) < self.request.nbytes
         size = self._block_nbytes
