@@ -10,6 +10,7 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from hocket import aggregator as aggregator
     from hocket import algorithms as algorithms
     from hocket import cluster as cluster
     from hocket import comm as comm
@@ -31,6 +32,7 @@ __version__ = "0.1.0.dev0"
 
 __all__ = [
     "__version__",
+    "aggregator",
     "algorithms",
     "average",
     "cluster",
@@ -51,6 +53,7 @@ __all__ = [
 
 _ROOMS = frozenset(
     {
+        "aggregator",
         "algorithms",
         "cluster",
         "comm",

@@ -1,5 +1,7 @@
 """Aggregation inside the network: a server that reduces what its children send, its protocol, and a client."""
 
+from ._address import AddressError as AddressError
+from ._address import parse_address as parse_address
 from ._arithmetic import fold as fold
 from ._client import AggregationClient as AggregationClient
 from ._client import AggregationError as AggregationError
@@ -20,6 +22,7 @@ from ._server import Stats as Stats
 from ._settings import Limits as Limits
 
 __all__ = [
+    "AddressError",
     "AggregationClient",
     "AggregationError",
     "AggregationGroup",
@@ -36,6 +39,7 @@ __all__ = [
     "Stats",
     "TokenError",
     "fold",
+    "parse_address",
     "read_tokens",
     "segment_nbytes",
 ]

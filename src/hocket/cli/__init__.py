@@ -35,6 +35,7 @@ _VERBS: dict[str, tuple[str, dict[str, Any]]] = {
     "simulate": ("Predict collectives, training steps and pipelines on any cluster.", {}),
     "cluster": ("Look at clusters: list, show and probe them.", {}),
     "fabric": ("Emulate a cluster on this machine: up, down, status, check, exec.", {}),
+    "aggregator": ("Reduce inside the network: serve collectives to the ranks of jobs.", {}),
     "doctor": ("Say what on this machine stands in the way of training, and what to do about it.", {}),
     "clean": ("Remove what crashed jobs have left.", {}),
 }
