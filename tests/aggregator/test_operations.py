@@ -99,7 +99,9 @@ def locating_reference(operator, element, parts):
     columns = [table[:, 0:1].copy().view(dtype_of(element))[:, 0] for table in tables]
     shown = [from_bfloat16(c) if element == ElementType.BFLOAT16 else c for c in columns]
     for row in range(len(result)):
-        candidates = [(values[row], int(table[row, 1]), table[row]) for values, table in zip(shown, tables, strict=True)]
+        candidates = [
+            (values[row], int(table[row, 1]), table[row]) for values, table in zip(shown, tables, strict=True)
+        ]
         nans = [c for c in candidates if c[0] != c[0]]
         if nans:
             result[row] = min(nans, key=lambda c: c[1])[2]

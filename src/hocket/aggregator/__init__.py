@@ -12,6 +12,7 @@ from ._client import GroupFailedError as GroupFailedError
 from ._client import segment_nbytes as segment_nbytes
 from ._handshake import TokenError as TokenError
 from ._handshake import read_tokens as read_tokens
+from ._protocol import MOST_NAME as MOST_NAME
 from ._protocol import ElementType as ElementType
 from ._protocol import FailCode as FailCode
 from ._protocol import Kind as Kind
@@ -35,6 +36,7 @@ __all__ = [
     "Kind",
     "Level",
     "Limits",
+    "MOST_NAME",
     "Operator",
     "Stats",
     "TokenError",

@@ -109,9 +109,7 @@ class AggregationClient:
         AggregatorLostError: it cannot be reached, does not hold the token, or refuses.
     """
 
-    def __init__(
-        self, address: tuple[str, int], token: bytes, *, timeout_s: float = 5.0, stall_s: float = 5.0
-    ) -> None:
+    def __init__(self, address: tuple[str, int], token: bytes, *, timeout_s: float = 5.0, stall_s: float = 5.0) -> None:
         self._where = f"aggregator {address[0]}:{address[1]}"
         self._token = token
         self._stall_s = stall_s
@@ -180,6 +178,19 @@ class AggregationClient:
                 pass
         except OSError:
             return
+
+    def look(self) -> None:
+        """Takes in what has come while nobody waited, without blocking.
+
+        Raises:
+            AggregatorLostError: the connection is gone.
+        """
+        with self._lock:
+            now_s = time.monotonic()
+            try:
+                self._step(now_s, now_s, "to look")
+            except TimeoutError:
+                return
 
     @property
     def nbytes(self) -> tuple[int, int]:
@@ -522,4 +533,3 @@ class AggregationWork:
 
     def __str__(self) -> str:
         return f"{self.kind.name.lower()} {self.sequence} of {self.nbytes} bytes"
-

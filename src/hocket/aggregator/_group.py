@@ -64,8 +64,8 @@ class Member:
     def __init__(self, link: Link, handle: int, level: Level, label: str) -> None:
         self.link = link
         self.handle = handle
-        self.index = level.index
-        self.span = range(level.first, level.first + level.count)
+        self.index = level.child
+        self.span = range(level.first, level.first + level.members)
         self.label = label
         self.held_nbytes = 0
         self.to_credit_nbytes = 0
@@ -88,7 +88,7 @@ class Group:
         self.total = join.total
         self.size = join.levels[0].size
         self.above = join.levels[1:]
-        self.span = range(self.above[0].first, self.above[0].first + self.above[0].count) if self.above else range(
+        self.span = range(self.above[0].first, self.above[0].first + self.above[0].members) if self.above else range(
             join.total
         )  # fmt: skip
         self.name = name
@@ -109,8 +109,8 @@ class Group:
         level = join.levels[0]
         if (join.total, level.size, join.levels[1:]) != (self.total, self.size, self.above):
             return f"it says {join.total} members, {level.size} here and {join.levels[1:]} above; others say otherwise"
-        if level.first < self.span.start or level.first + level.count > self.span.stop:
-            return f"positions {level.first}:{level.first + level.count} are outside those below this aggregator"
+        if level.first < self.span.start or level.first + level.members > self.span.stop:
+            return f"positions {level.first}:{level.first + level.members} are outside those below this aggregator"
         return None
 
     def spans_meet(self) -> bool:
@@ -223,7 +223,9 @@ class Group:
         if not self.formed:
             if now_s - self.began_s > self._limits.join_s:
                 here = ", ".join(member.label for member in self.members.values())
-                self.fail(FailCode.TIMEOUT, None, f"of {self.size} members only {here} came within {self._limits.join_s:g} s")
+                self.fail(
+                    FailCode.TIMEOUT, None, f"of {self.size} members only {here} came within {self._limits.join_s:g} s"
+                )
             return
         for operation in list(self.operations.values()):
             if now_s > operation.deadline_s:

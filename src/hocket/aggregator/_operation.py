@@ -29,9 +29,7 @@ class _Held:
 
     __slots__ = ("buffer", "credited", "left", "operation", "upper")
 
-    def __init__(
-        self, operation: Operation, buffer: Array, left: int, credited: Sequence[Member], upper: bool
-    ) -> None:
+    def __init__(self, operation: Operation, buffer: Array, left: int, credited: Sequence[Member], upper: bool) -> None:
         self.operation, self.buffer, self.left, self.credited, self.upper = operation, buffer, left, credited, upper
         operation.live += 1
 
@@ -129,7 +127,9 @@ class Operation:
             end = (key + 1) * self._block_nbytes
         block_end = min(end, (following // self._block_nbytes + 1) * self._block_nbytes) if following < end else 0
         if offset != following or nbytes != min(request.segment_nbytes, block_end - following):
-            raise ProtocolError(f"bytes {offset}:{offset + nbytes} of operation {request.sequence}; next is {following}")
+            raise ProtocolError(
+                f"bytes {offset}:{offset + nbytes} of operation {request.sequence}; next is {following}"
+            )
         self._cursors[key] = offset + nbytes
 
     def take(self, member: Member, offset: int, buffer: Array) -> None:
@@ -252,7 +252,9 @@ class Operation:
 
     def lacks(self, member: Member) -> bool:
         """Whether it cannot be finished without hearing more from `member`."""
-        if member.index not in self.opened or (self.request.kind in COMMITTED and member.index not in self.acknowledged):
+        if member.index not in self.opened or (
+            self.request.kind in COMMITTED and member.index not in self.acknowledged
+        ):
             return True
         if self._reducing:
             return self._cursors.get(member.index, 0) < self.request.nbytes

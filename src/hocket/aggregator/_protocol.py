@@ -187,15 +187,15 @@ class Level(NamedTuple):
 
     Attributes:
         size: children of the aggregator of this level.
-        index: which of them leads to the sender; sums are in the order of these.
+        child: which of them leads to the sender; sums are in the order of these.
         first: the lowest position in the group of the members below that child.
-        count: how many members are below it; their positions follow each other.
+        members: how many are below it; their positions follow each other.
     """
 
     size: int
-    index: int
+    child: int
     first: int
-    count: int
+    members: int
 
 
 class Join(NamedTuple):
@@ -274,7 +274,7 @@ class Done(NamedTuple):
 
 
 class Fail(NamedTuple):
-    """Server, or an aggregator to its parent: the group is over. `member` is the position of who caused it, or NOBODY."""
+    """Server, or an aggregator to its parent: the group is over; by the member at this position, or NOBODY."""
 
     group: int
     sequence: int
@@ -490,10 +490,10 @@ def check_join(join: Join) -> None:
         raise ProtocolError(f"a JOIN frame with {len(join.levels)} levels and a name of {len(join.name)} bytes")
     first, count = join.levels[0].first, 1
     for level in join.levels:
-        inside = level.first <= first and first + count <= level.first + level.count <= join.total
-        if not inside or level.index >= level.size:
+        inside = level.first <= first and first + count <= level.first + level.members <= join.total
+        if not inside or level.child >= level.size:
             raise ProtocolError(f"a JOIN frame with {level} in a group of {join.total}")
-        first, count = level.first, level.count
+        first, count = level.first, level.members
 
 
 def check_open(frame: Open, total: int, segment_nbytes: int) -> None:

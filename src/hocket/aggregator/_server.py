@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from ._connection import Connection
 from ._group import Group, Member
 from ._handshake import key_of
-from ._link import Link, prepare
+from ._link import prepare
 from ._operation import Operation
 from ._pool import Pool
 from ._protocol import NOBODY, Fail, FailCode, Join, ProtocolError, Refuse
@@ -274,12 +274,12 @@ class Aggregator:
         reason = group.admits(join)
         if reason is not None:
             raise ProtocolError(f"a JOIN of group {name!r} that does not fit: {reason}")
-        older = group.members.get(level.index)
+        older = group.members.get(level.child)
         if older is not None:  # it has come back before its old connection was seen to be gone
             older.gone = True
             older.link.send(Fail(older.handle, 0, FailCode.MEMBER_LOST, level.first, f"{label} has come a second time"))
         member = Member(connection, join.group, level, label)
-        group.members[level.index] = member
+        group.members[level.child] = member
         connection.places[join.group] = group, member
         if len(group.members) == group.size:
             del self._forming[key]
@@ -301,7 +301,7 @@ class Aggregator:
         name = join.name.decode(errors="replace")
         refused = Group(join, name, self._pool, self.limits, self)
         member = Member(connection, join.group, join.levels[0], label)
-        refused.members[join.levels[0].index] = member
+        refused.members[join.levels[0].child] = member
         connection.places[join.group] = refused, member
         refused.fail_position(FailCode.QUOTA, NOBODY, f"group {name!r} is not taken: {reason}")
 
@@ -366,5 +366,3 @@ class Aggregator:
         self._selector.close()
         for sock in (self._listener, self._wake_in, self._wake_out):
             sock.close()
-
-

@@ -1,5 +1,7 @@
 """Runs collectives: the torch backend "hocket", its transports, and the seams that others build on."""
 
+from ._aggregated import AggregationStats as AggregationStats
+from ._aggregated import aggregation_stats as aggregation_stats
 from ._choosing import choose as choose
 from ._engine import EngineTransport as EngineTransport
 from ._errors import CollectiveMismatchError as CollectiveMismatchError
@@ -12,6 +14,8 @@ from ._execute import PointToPoint as PointToPoint
 from ._execute import blocks_after as blocks_after
 from ._execute import blocks_before as blocks_before
 from ._execute import perform as perform
+from ._locate import maxloc as maxloc
+from ._locate import minloc as minloc
 from ._mailbox import Mailbox as Mailbox
 from ._mailbox import open_mailbox as open_mailbox
 from ._memory import empty as empty
@@ -31,6 +35,7 @@ from ._registration import registration_stats as registration_stats
 from ._scheduled import ScheduledTransport as ScheduledTransport
 
 __all__ = [
+    "AggregationStats",
     "CollectiveMismatchError",
     "CollectiveTimeoutError",
     "CommError",
@@ -47,6 +52,7 @@ __all__ = [
     "PointToPoint",
     "RegistrationStats",
     "ScheduledTransport",
+    "aggregation_stats",
     "blocks_after",
     "blocks_before",
     "choose",
@@ -54,6 +60,8 @@ __all__ = [
     "empty_like",
     "is_registered",
     "label",
+    "maxloc",
+    "minloc",
     "observe",
     "open_mailbox",
     "perform",

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from . import _bootstrap
 from . import torch_adapter as c10d
+from ._aggregated import beside_aggregator
 from ._channel import Channel
 from ._engine import EngineTransport
 from ._mailbox import publish_mailbox
@@ -56,11 +57,12 @@ def open_transport(
         return Opened(flat, None, None)
     hosts = _hosts(store, rank, size, timeout)
     points = EnginePoints(gloo, "gloo")
-    scheduled = ScheduledTransport(points, rank, size, flat)
+    scheduled: Transport = ScheduledTransport(points, rank, size, flat)
     mine = next(ranks for ranks in hosts if rank in ranks)
     if len({len(ranks) for ranks in hosts}) > 1 or len(mine) == 1:
         log.debug("group %s: hosts with %s ranks; schedules over gloo", name, [len(ranks) for ranks in hosts])
         return Opened(scheduled, None, None)
+        return beside_aggregator(scheduled, store, name, list(range(size)), rank, global_ranks, timeout), None
     local = mine.index(rank)
     numbers = [global_ranks[r] for r in mine]
     inner = store if len(hosts) == 1 else c10d.PrefixStore(f"host-{mine[0]}/", store)
@@ -77,6 +79,9 @@ def open_transport(
     rail = [ranks[local] for ranks in hosts]
     between = ScheduledTransport(Subset(points, rail), rail.index(rank), len(rail), flat)
     return Opened(TwoLevelTransport(hosts, rank, inside, between, scheduled), channel, None)
+    between: Transport = ScheduledTransport(Subset(points, rail), rail.index(rank), len(rail), flat)
+    between = beside_aggregator(between, store, name, rail, rank, global_ranks, timeout)
+    return TwoLevelTransport(hosts, rank, inside, between, scheduled), channel
 
 
 def _hosts(store: Any, rank: int, size: int, timeout: timedelta) -> list[list[int]]:
