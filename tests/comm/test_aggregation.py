@@ -7,6 +7,7 @@ import sys
 import time
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Thread
 
 import numpy as np
 import pytest
@@ -187,17 +188,48 @@ def test_minloc_says_what_it_cannot_take():
     run([0, 0], _refusals)
 
 
-def _training(steps, numel, pause_s, mark):
-    """Integers in floats, so that the order of additions plays no part; all kinds, in place, forever changing."""
-    me, n = dist.get_rank(), dist.get_world_size()
+def _course(steps, ranks):
+    """What happens in which step: kind and root; the same on all ranks."""
     draw = np.random.default_rng(7)
+    kinds = ["all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "barrier", "product"]
+    return [(kinds[draw.integers(len(kinds))], int(draw.integers(ranks))) for _ in range(steps)]
+
+
+def _check_sum(state):
+    return float((state * np.arange(1, len(state) + 1)).sum())
+
+
+def _expected(steps, numel, ranks):
+    """The training below, without any communication. Integers in floats: the order of additions plays no part."""
+    states = [np.arange(numel, dtype=np.float64) % 13 + r for r in range(ranks)]
+    sums = [[] for _ in range(ranks)]
+    for kind, root in _course(steps, ranks):
+        total = sum(states)
+        if kind == "all_reduce":
+            states = [total] * ranks
+        elif kind == "all_gather":
+            states = [sum(state * (r + 1) for r, state in enumerate(states))] * ranks
+        elif kind == "reduce_scatter":
+            states = [total + ranks * r for r in range(ranks)]
+        elif kind == "broadcast":
+            states = [states[root]] * ranks
+        elif kind == "reduce":
+            states[root] = total
+        states = [(state + r) % 1009 for r, state in enumerate(states)]
+        for of_rank, state in zip(sums, states, strict=True):
+            of_rank.append(_check_sum(state))
+    return sums
+
+
+def _training(steps, numel, pause_s, mark):
+    """All kinds, in place where they can be, on a state that is never the same on all ranks."""
+    me, n = dist.get_rank(), dist.get_world_size()
     state = torch.arange(numel, dtype=torch.float64) % 13 + me
     sums = []
-    for step in range(steps):
+    for step, (kind, root) in enumerate(_course(steps, n)):
         if me == 0:
-            Path(mark).write_text(str(step))
-        kind = draw.choice(["all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "barrier", "product"])
-        root = int(draw.integers(n))
+            Path(mark + ".draft").write_text(str(step))
+            os.replace(mark + ".draft", mark)
         if kind == "all_reduce":
             dist.all_reduce(state)
         elif kind == "all_gather":
@@ -216,36 +248,30 @@ def _training(steps, numel, pause_s, mark):
             dist.barrier()
         else:
             dist.all_reduce(torch.ones(1), ReduceOp.PRODUCT)
-        state = (state + me) % 1009  # not the same on all ranks
-        sums.append(float((state * torch.arange(1, numel + 1, dtype=torch.float64)).sum()))
+        state = (state + me) % 1009
+        sums.append(_check_sum(state.numpy()))
         time.sleep(pause_s)
-    stats = _stats() if comm.aggregation_stats() else None
-    return sums, stats
+    return sums, _stats()
 
 
-def _disturbed(tmp_path, aggregator, disturb, steps=60, numel=20_000, pause_s=0.0):
-    """The same training undisturbed on the hosts, and with an aggregator to which something happens."""
-    from threading import Thread
-
+def _disturbed(tmp_path, aggregator, disturb, steps, numel=20_000, pause_s=0.0):
+    """Trains while something happens to the aggregator; every step's state must be what it is without."""
     mark = tmp_path / "step"
-    want = run([0, 1, 2], _training, steps, numel, 0.0, str(mark))
-    mark.unlink()
     thread = Thread(target=disturb, args=(mark,), daemon=True)
     thread.start()
     got = run([0, 1, 2], _training, steps, numel, pause_s, str(mark), env=aggregator.environment())
     thread.join(30)
-    for (sums, stats), (reference, _) in zip(got, want, strict=True):
-        assert sums == reference, stats
+    for (sums, stats), want in zip(got, _expected(steps, numel, 3), strict=True):
+        assert sums == want, stats
+        assert stats.served + stats.elsewhere + stats.repeated + stats.received == steps
     return [stats for _, stats in got]
 
 
 def _wait_for(mark, step):
     deadline_s = time.monotonic() + 40
-    while time.monotonic() < deadline_s:
-        if mark.exists() and int(mark.read_text() or 0) >= step:
-            return
+    while not (mark.exists() and int(mark.read_text()) >= step):
+        assert time.monotonic() < deadline_s, f"step {step} was never reached"
         time.sleep(0.002)
-    raise AssertionError(f"step {step} was never reached")
 
 
 def test_an_aggregator_that_is_killed_and_restarted_changes_no_result(tmp_path, aggregator):
@@ -261,20 +287,19 @@ def test_an_aggregator_that_is_killed_and_restarted_changes_no_result(tmp_path, 
         assert one.failures >= 1, stats
         assert one.returns >= 1, stats
         assert one.served > 10, stats
-        assert one.served + one.elsewhere + one.repeated + one.received == 200
     assert sum(one.repeated + one.received for one in stats) >= 3
 
 
-@pytest.mark.parametrize("delay_s", [0.0, 0.004, 0.009, 0.017])
-def test_a_kill_at_any_moment_of_a_long_operation(tmp_path, aggregator, delay_s):
+def test_kills_at_any_moment_of_long_operations(tmp_path, aggregator):
     def disturb(mark):
-        _wait_for(mark, 4)
-        time.sleep(delay_s)
-        aggregator.kill()
+        for number, step in enumerate((4, 24, 44, 64)):
+            _wait_for(mark, step)
+            time.sleep(0.005 * number)
+            aggregator.kill()
+            aggregator.start()
 
-    stats = _disturbed(tmp_path, aggregator, disturb, steps=14, numel=300_000)
-    assert all(one.served + one.elsewhere + one.repeated + one.received == 14 for one in stats)
-    assert any(one.failures for one in stats)
+    stats = _disturbed(tmp_path, aggregator, disturb, steps=90, numel=200_000)
+    assert all(one.failures for one in stats), stats
 
 
 def test_an_aggregator_that_stalls_is_left_and_found_again(tmp_path, aggregator):
@@ -328,8 +353,8 @@ def test_an_aggregator_that_is_not_there_is_done_without(aggregator):
 
 
 def _mismatch():
-    with pytest.raises(CollectiveMismatchError, match="4000 bytes"):
-        dist.all_reduce(torch.ones(1000 + dist.get_rank()))
+    with pytest.raises(CollectiveMismatchError, match=r"rank 2 .* of 4004 bytes|of 4004 bytes.* rank 2"):
+        dist.all_reduce(torch.ones(1000 + dist.get_rank() // 2))
     data = torch.ones(10)
     dist.all_reduce(data)
     return float(data[0])
@@ -352,9 +377,7 @@ def test_a_rank_that_is_late_is_named(aggregator):
     def settings():
         return aggregator.environment()
 
-    outcome = run_ranks(
-        _late_main, 3, backend=None, timeout_s=60, env=settings(), group_timeout_s=2.0
-    )
+    outcome = run_ranks(_late_main, 3, backend=None, timeout_s=60, env=settings(), group_timeout_s=2.0)
     assert outcome == [(1,), None, (1,)]
 
 

@@ -76,6 +76,8 @@ def wire_element(dtype: torch.dtype) -> ElementType | None:
 
 def raw(flat: torch.Tensor) -> np.ndarray[Any, Any]:
     """The memory of a flat tensor as bytes."""
+    if flat.stride(0) != 1:  # one element: any stride is contiguous, but not every one can be seen as bytes
+        flat = flat.as_strided(flat.shape, (1,))
     array: np.ndarray[Any, Any] = flat.view(torch.uint8).numpy()
     return array
 
