@@ -20,69 +20,6 @@ Tensor = torch.Tensor
 
 class Collectives(Reductions):
     """All collectives of a process group; who subclasses it says which lane serves which tensors."""
-class Collectives(c10d.ProcessGroupBase):  # type: ignore[misc]
-    """The collectives of a process group; who subclasses it says which lane serves which tensors."""
-
-    _rank: int
-    _size: int
-    _host: Lane
-
-    def _lane(self, tensors: Sequence[Tensor]) -> Lane | None:
-        """The lane for `tensors`; None if they go to an engine as they are."""
-        raise NotImplementedError
-
-    def _elsewhere(self, tensor: Tensor, method: str, *args: Any) -> Work:
-        """Passes an operation as it is to the engine for the device of `tensor`."""
-        raise NotImplementedError
-
-    def allreduce(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None) -> Work:
-        """All-reduce of one tensor in place."""
-        tensor = only(tensors)
-        opts = options(c10d.AllreduceOptions, opts, timeout)
-        lane = self._lane((tensor,))
-        if lane is None:
-            return self._elsewhere(tensor, "allreduce", [tensor], opts)
-        op = reducer(opts.reduceOp, tensor.dtype)
-        transport = lane.transport
-        # Of one element any stride is contiguous, but transports want 1.
-        if tensor.is_contiguous() and not tensor.requires_grad and (tensor.dim() != 1 or tensor.stride(0) == 1):
-            flat = tensor if tensor.dim() == 1 else tensor.view(-1)
-            return lane.submit("all_reduce", opts, [tensor], flat, lambda s: transport.all_reduce(flat, op, s))
-        return lane.submit("all_reduce", opts, [tensor], tensor, lambda s: _reduce_one(transport, tensor, op, s))
-
-    def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: Any = None) -> Work:
-        """All-reduce of several tensors in place, as one operation."""
-        opts = options(c10d.AllreduceCoalescedOptions, opts)
-        lane = self._lane(tensors)
-        if lane is None:
-            return self._elsewhere(tensors[0], "allreduce_coalesced", tensors, opts)
-        ops = [reducer(opts.reduceOp, t.dtype) for t in tensors]
-
-        def action(timeout_s: float) -> str:
-            path = ""
-            for tensor, op in zip(tensors, ops, strict=True):
-                path = _reduce_one(lane.transport, tensor, op, timeout_s)
-            return path
-
-        return lane.submit("all_reduce", opts, list(tensors), tensors, action)
-
-    def reduce(self, tensors: Any, opts: Any = None) -> Work:
-        """Reduce to a root; the tensors of other ranks stay as they are."""
-        tensor = only(tensors)
-        opts = options(c10d.ReduceOptions, opts)
-        lane = self._lane([tensor])
-        if lane is None:
-            return self._elsewhere(tensor, "reduce", [tensor], opts)
-        op, root = reducer(opts.reduceOp, tensor.dtype), opts.rootRank
-
-        def action(timeout_s: float) -> str:
-            flat = flatten(tensor)
-            path = lane.transport.reduce(flat, op, root, timeout_s)
-            if self._rank == root:
-                write_back(flat, tensor)
-            return path
-
-        return lane.submit("reduce", opts, [tensor], tensor, action)
 
     def broadcast(self, tensors: Any, opts: Any = None) -> Work:
         """Broadcast from a root."""

@@ -61,8 +61,8 @@ def open_transport(
     mine = next(ranks for ranks in hosts if rank in ranks)
     if len({len(ranks) for ranks in hosts}) > 1 or len(mine) == 1:
         log.debug("group %s: hosts with %s ranks; schedules over gloo", name, [len(ranks) for ranks in hosts])
-        return Opened(scheduled, None, None)
-        return beside_aggregator(scheduled, store, name, list(range(size)), rank, global_ranks, timeout), None
+        beside = beside_aggregator(scheduled, store, name, list(range(size)), rank, global_ranks, timeout)
+        return Opened(beside, None, None)
     local = mine.index(rank)
     numbers = [global_ranks[r] for r in mine]
     inner = store if len(hosts) == 1 else c10d.PrefixStore(f"host-{mine[0]}/", store)
@@ -77,11 +77,9 @@ def open_transport(
     if mailbox is not None:
         return Opened(inside, channel, Postbox(mailbox, name, tuple(numbers), timeout.total_seconds()))
     rail = [ranks[local] for ranks in hosts]
-    between = ScheduledTransport(Subset(points, rail), rail.index(rank), len(rail), flat)
-    return Opened(TwoLevelTransport(hosts, rank, inside, between, scheduled), channel, None)
     between: Transport = ScheduledTransport(Subset(points, rail), rail.index(rank), len(rail), flat)
     between = beside_aggregator(between, store, name, rail, rank, global_ranks, timeout)
-    return TwoLevelTransport(hosts, rank, inside, between, scheduled), channel
+    return Opened(TwoLevelTransport(hosts, rank, inside, between, scheduled), channel, None)
 
 
 def _hosts(store: Any, rank: int, size: int, timeout: timedelta) -> list[list[int]]:

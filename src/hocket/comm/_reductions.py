@@ -43,7 +43,8 @@ class Reductions(c10d.ProcessGroupBase):  # type: ignore[misc]
             return self._elsewhere(tensor, "allreduce", [tensor], opts)
         op = reducer(opts.reduceOp, tensor.dtype)
         transport = lane.transport
-        if tensor.is_contiguous() and not tensor.requires_grad:
+        # Of one element any stride is contiguous, but transports want 1.
+        if tensor.is_contiguous() and not tensor.requires_grad and (tensor.dim() != 1 or tensor.stride(0) == 1):
             flat = tensor if tensor.dim() == 1 else tensor.view(-1)
             return lane.submit("all_reduce", opts, [tensor], flat, lambda s: transport.all_reduce(flat, op, s))
         return lane.submit("all_reduce", opts, [tensor], tensor, lambda s: _reduce_one(transport, tensor, op, s))

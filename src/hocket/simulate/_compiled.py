@@ -18,7 +18,7 @@ _SAME = 1 + 1e-12
 _TOGETHER = 1e-12
 
 
-@njit(cache=True)  # type: ignore[misc, unused-ignore]
+@njit(cache=True)  # type: ignore[untyped-decorator, misc, unused-ignore]
 def _push(heap_time: Any, heap_task: Any, size: int, time: float, task: int) -> int:
     """Add to a binary heap by (time, task); its new size."""
     at = size
@@ -32,7 +32,7 @@ def _push(heap_time: Any, heap_task: Any, size: int, time: float, task: int) -> 
     return size + 1
 
 
-@njit(cache=True)  # type: ignore[misc, unused-ignore]
+@njit(cache=True)  # type: ignore[untyped-decorator, misc, unused-ignore]
 def _pop(heap_time: Any, heap_task: Any, size: int) -> int:
     """Take the first out of a heap; its new size."""
     size -= 1
@@ -56,7 +56,7 @@ def _pop(heap_time: Any, heap_task: Any, size: int) -> int:
     return size
 
 
-@njit(cache=True)  # type: ignore[misc, unused-ignore]
+@njit(cache=True)  # type: ignore[untyped-decorator, misc, unused-ignore]
 def _fill(
     flows: Any,
     count: int,
@@ -136,7 +136,7 @@ def _fill(
         rates[flows[row]] *= least[row]
 
 
-@njit(cache=True)  # type: ignore[misc, unused-ignore]
+@njit(cache=True)  # type: ignore[untyped-decorator, misc, unused-ignore]
 def run_compiled(
     delay: Any,
     nbytes: Any,
