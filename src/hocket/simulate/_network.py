@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.cluster import Cluster
+from hocket.cluster import Cluster, Routes
 
 from ._fair import Usage, weighted_count
 from ._settings import Settings
@@ -53,14 +53,9 @@ class Wires:
         start, end = pairs // len(cluster), pairs % len(cluster)
         there = cluster.routes(start, end, seed=self.seed)
         latency = segment_sum(cluster.latency_s[there.links], there.offsets)
-        owner, links = np.repeat(np.arange(len(pairs)), there.hops), there.links
-        share = np.ones(len(links))
-        if settings.cross_traffic:
-            back = cluster.routes(end, start, seed=self.seed)
-            owner = np.concatenate([owner, np.repeat(np.arange(len(pairs)), back.hops)])
-            share = np.concatenate([share, np.full(len(back.links), settings.cross_traffic)])
-            links = np.concatenate([links, back.links])
-        usage = gather(owner, self.medium[links], share, len(pairs), len(cluster.link_tail))
+        usage = Usage(there.offsets, there.links, np.ones(len(there.links)))
+        if settings.cross_traffic or settings.half_duplex:
+            usage = self._both_ways(there, start, end)
         weight = np.ones(len(pairs))
         if settings.weigh_by_latency:
             penalty = latency.copy()
@@ -77,6 +72,18 @@ class Wires:
             narrow = segment_min(self.capacity_Bps[there.links], there.offsets)
             limits = np.minimum(limits, np.where(part < 1, part * narrow[which], np.inf))
         return Messages(delay[which] + extra, usage.take(which), weight[which], limits, latency[which])
+
+    def _both_ways(self, there: Routes, start: Indices, end: Indices) -> Usage:
+        """Usage of the media: the paths, and what acknowledgements take of the paths back."""
+        rows, count = len(there), len(self.cluster.link_tail)
+        owner, links = np.repeat(np.arange(rows), there.hops), there.links
+        share = np.ones(len(links))
+        if self.settings.cross_traffic:
+            back = self.cluster.routes(end, start, seed=self.seed)
+            owner = np.concatenate([owner, np.repeat(np.arange(rows), back.hops)])
+            share = np.concatenate([share, np.full(len(back.links), self.settings.cross_traffic)])
+            links = np.concatenate([links, back.links])
+        return gather(owner, self.medium[links], share, rows, count)
 
     def _protocol(self, nbytes: Floats) -> tuple[Floats, Floats]:
         """What the settings add to every message's delay, and the part of the bandwidth that it reaches."""
