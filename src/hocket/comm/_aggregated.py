@@ -36,6 +36,7 @@ from ._aggregation import AggregationSettings, Session, label_of, raw, wire_elem
 from ._errors import CollectiveMismatchError, CollectiveTimeoutError, CommError, PeerDiedError
 from ._reduce import Reducer
 from ._transport import Flats, Transport
+from ._two_level import TwoLevelTransport
 
 log = logging.getLogger("hocket.comm")
 
@@ -44,6 +45,7 @@ Tensor = torch.Tensor
 PATH: Final = "aggregator"
 _ASK_EVERY: Final = 16
 """While the aggregator is away, ranks ask each other after 1, 2, 4, 8 operations, and then after every so many."""
+_FAREWELL_S: Final = 2.0
 _LEAST_RECOVERY_S: Final = 10.0
 
 
@@ -221,6 +223,18 @@ class AggregatedTransport:
 
         through_hosts = partial(locate_by_gathering, self._hosts, pairs, element, operator, self._size)
         return self._do(make if pairs.numel() else None, through_hosts, timeout_s)
+
+    def close(self, timeout_s: float) -> None:
+        """Leaves the aggregator, once no rank needs the result of the last operation from this one.
+
+        All ranks call it, as they call an operation.
+        """
+        self._number += 1
+        try:
+            if self._unsettled or self._must_settle:
+                self._settle(None, timeout_s)
+        finally:
+            self._session.close()
 
     # --- inside -------------------------------------------------------------------------------------------------------
 
@@ -406,6 +420,16 @@ def beside_aggregator(
     session = Session(settings, unique, ranks.index(rank), len(ranks), label_of(global_ranks[rank]))
     shown = name if len(ranks) == len(global_ranks) else f"{name}, rail of rank {ranks[0]}"
     return AggregatedTransport(session, hosts, ranks.index(rank), len(ranks), shown, timeout.total_seconds())
+
+
+def leave_aggregator(transport: Transport) -> None:
+    """Ends a group's use of its aggregator, if it has one."""
+    inner = transport.between if isinstance(transport, TwoLevelTransport) else transport
+    if isinstance(inner, AggregatedTransport):
+        try:
+            inner.close(_FAREWELL_S)
+        except Exception as error:  # others have gone already: nobody is left who could miss a result
+            log.debug("%s: %s", inner.name, error)
 
 
 def locate_by_gathering(

@@ -14,6 +14,7 @@ from torch.distributed import Work
 
 from . import _cuda_ipc, _engine
 from . import torch_adapter as c10d
+from ._aggregated import leave_aggregator
 from ._arguments import only
 from ._collectives import Collectives
 from ._hosts import open_transport
@@ -158,6 +159,7 @@ class HocketGroup(Collectives):
                 lane.runner.close()
         if self._postbox is not None:
             self._postbox.close()
+        leave_aggregator(self._host.transport)
         if self._nccl is not None:
             self._nccl.shutdown()
 

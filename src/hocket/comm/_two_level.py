@@ -60,7 +60,7 @@ class TwoLevelTransport:
         self, hosts: Sequence[Sequence[int]], rank: int, inside: Transport, between: Transport, flat: Transport
     ) -> None:
         self._inside = inside
-        self._between = between
+        self.between = between
         self._flat = flat
         self._rank = rank
         self._local_size = len(hosts[0])
@@ -78,7 +78,7 @@ class TwoLevelTransport:
             self._inside.reduce(flat, plain, 0, timeout_s)
             path = "leaders"
             if self._local == 0:
-                path = self._between.all_reduce(flat, plain, timeout_s)
+                path = self.between.all_reduce(flat, plain, timeout_s)
             self._inside.broadcast(flat, 0, timeout_s)
         else:
             path = self._by_rails(flat, plain, timeout_s)
@@ -91,11 +91,11 @@ class TwoLevelTransport:
         body, rest = flat[: share * self._local_size], flat[share * self._local_size :]
         mine, parts = torch.empty(share, dtype=flat.dtype), list(body.view(self._local_size, share))
         self._inside.reduce_scatter(mine, parts, op, timeout_s)
-        path = self._between.all_reduce(mine, op, timeout_s)
+        path = self.between.all_reduce(mine, op, timeout_s)
         self._inside.all_gather(parts, mine, timeout_s)
         if rest.numel():
             self._inside.all_reduce(rest, op, timeout_s)
-            self._between.all_reduce(rest, op, timeout_s)
+            self.between.all_reduce(rest, op, timeout_s)
         return path
 
     def reduce(self, flat: Tensor, op: Reducer, root: int, timeout_s: float) -> str:
@@ -108,7 +108,7 @@ class TwoLevelTransport:
         self._inside.reduce(data, plain, root_local, timeout_s)
         path = ""
         if self._local == root_local:
-            path = self._between.reduce(data, plain, root_host, timeout_s)
+            path = self.between.reduce(data, plain, root_host, timeout_s)
         if self._rank == root:
             op.finish(data, self._size)
         return f"shm + {path}"
@@ -118,7 +118,7 @@ class TwoLevelTransport:
         root_host, root_local = self._places[root]
         path = ""
         if self._local == root_local:
-            path = self._between.broadcast(flat, root_host, timeout_s)
+            path = self.between.broadcast(flat, root_host, timeout_s)
         self._inside.broadcast(flat, root_local, timeout_s)
         return f"shm + {path}"
 
@@ -127,7 +127,7 @@ class TwoLevelTransport:
         if any(output.numel() != flat.numel() for output in outputs):
             return self._flat.all_gather(outputs, flat, timeout_s)
         rail = torch.empty(len(self._hosts), flat.numel(), dtype=flat.dtype)
-        path = self._between.all_gather(list(rail), flat, timeout_s)
+        path = self.between.all_gather(list(rail), flat, timeout_s)
         everything = torch.empty(self._local_size, *rail.shape, dtype=flat.dtype)
         self._inside.all_gather([part.view(-1) for part in everything], rail.view(-1), timeout_s)
         for r, output in enumerate(outputs):
@@ -146,7 +146,7 @@ class TwoLevelTransport:
                 one.mul_(op.factor)
         rail = torch.empty(len(self._hosts) * output.numel(), dtype=output.dtype)
         self._inside.reduce_scatter(rail, of_rails, plain, timeout_s)
-        path = self._between.reduce_scatter(output, list(rail.view(len(self._hosts), -1)), plain, timeout_s)
+        path = self.between.reduce_scatter(output, list(rail.view(len(self._hosts), -1)), plain, timeout_s)
         op.finish(output, self._size)
         return f"shm + {path}"
 
@@ -165,7 +165,7 @@ class TwoLevelTransport:
     def barrier(self, timeout_s: float) -> str:
         """See Transport."""
         self._inside.barrier(timeout_s)
-        path = self._between.barrier(timeout_s) if self._local == 0 else "leaders"
+        path = self.between.barrier(timeout_s) if self._local == 0 else "leaders"
         self._inside.barrier(timeout_s)
         return f"shm + {path}"
 

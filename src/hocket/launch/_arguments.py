@@ -38,6 +38,7 @@ class LaunchArguments:
         placement: Where in it the ranks go, once the launcher is inside.
         dry_run: Show what would be launched.
         as_json: Give the summary as JSON on stdout; the ranks then print on stderr.
+        aggregate: Start an aggregator beside the ranks, and have them use it.
     """
 
     flags: argparse.Namespace
@@ -51,6 +52,7 @@ class LaunchArguments:
     placement: "Placement | None" = None
     dry_run: bool = False
     as_json: bool = False
+    aggregate: bool = False
 
     @property
     def one_host(self) -> bool:
@@ -96,6 +98,9 @@ def parser() -> argparse.ArgumentParser:
         "--fabric",
         metavar="CLUSTER",
         help="run in an emulated cluster: a fabric that is up, or a cluster (name, spec, .toml file) to emulate",
+        "--aggregate",
+        action="store_true",
+        help="start an aggregator on this host; the ranks of one host use it where they do not share memory",
     )
     group.add_argument("--dry-run", action="store_true", help="show what would be launched, and launch nothing")
     group.add_argument(
@@ -161,6 +166,11 @@ def _complete(flags: argparse.Namespace, target: str, arguments: tuple[str, ...]
         raise ArgumentError(f"--timeout {flags.timeout}: give a number of seconds above 0")
     if flags.shutdown_timeout is None:
         flags.shutdown_timeout = int(os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", GRACE_S))
+    if flags.aggregate and str(flags.nnodes) not in ("1", "1:1"):
+        raise ArgumentError(
+            "--aggregate is for one host; for several start `hocket aggregator` on one of them, and give its address to "
+            "all with -x HOCKET_AGGREGATOR=HOST:PORT -x HOCKET_AGGREGATOR_TOKEN_FILE=FILE"
+        )
     nproc = _nproc(str(flags.nproc_per_node))
     flags.nproc_per_node = str(nproc)
     arguments_ = LaunchArguments(
@@ -175,6 +185,7 @@ def _complete(flags: argparse.Namespace, target: str, arguments: tuple[str, ...]
         placement=_placement(flags.fabric, nproc),
         dry_run=flags.dry_run,
         as_json=flags.as_json,
+        aggregate=flags.aggregate,
     )
     if flags.fabric is not None and not arguments_.one_host:
         raise ArgumentError("--fabric emulates all hosts on this one; leave out --nnodes")

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from . import _worker
 from ._arguments import ArgumentError, LaunchArguments, parse
 from ._child import Child
+from ._aggregator import start_aggregator
+from ._arguments import LaunchArguments, parse
 from ._console import Output, Terminal, outputs
 from ._elastic import FailedRank, Interrupted, Listener, StartedRank, run_ranks
 from ._failure import RankFailure, describe, in_order, read_failure
@@ -102,6 +104,8 @@ def run(arguments: LaunchArguments, stdout: BinaryIO | None = None, stderr: Bina
         ours = _Run(arguments, job, merger, out, err)
         try:
             ours.say_threads()
+            if arguments.aggregate:
+                arguments.environment.update(start_aggregator(job))
             run_ranks(arguments, rank_command(arguments, job.directory), job.directory, ours)
         except Interrupted as interruption:
             outcome, code = "interrupted", 128 + interruption.number
