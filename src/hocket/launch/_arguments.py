@@ -98,6 +98,8 @@ def parser() -> argparse.ArgumentParser:
         "--fabric",
         metavar="CLUSTER",
         help="run in an emulated cluster: a fabric that is up, or a cluster (name, spec, .toml file) to emulate",
+    )
+    group.add_argument(
         "--aggregate",
         action="store_true",
         help="start an aggregator on this host; the ranks of one host use it where they do not share memory",
@@ -168,8 +170,13 @@ def _complete(flags: argparse.Namespace, target: str, arguments: tuple[str, ...]
         flags.shutdown_timeout = int(os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", GRACE_S))
     if flags.aggregate and str(flags.nnodes) not in ("1", "1:1"):
         raise ArgumentError(
-            "--aggregate is for one host; for several start `hocket aggregator` on one of them, and give its address to "
-            "all with -x HOCKET_AGGREGATOR=HOST:PORT -x HOCKET_AGGREGATOR_TOKEN_FILE=FILE"
+            "--aggregate is for one host; for several start `hocket aggregator` on one of them, and give its address "
+            "to all with -x HOCKET_AGGREGATOR=HOST:PORT -x HOCKET_AGGREGATOR_TOKEN_FILE=FILE"
+        )
+    if flags.aggregate and flags.fabric is not None:
+        raise ArgumentError(
+            "--aggregate starts an aggregator outside of the fabric, where its hosts do not reach it; start one inside "
+            "with `hocket fabric exec`, and give its address with -x HOCKET_AGGREGATOR=HOST:PORT"
         )
     nproc = _nproc(str(flags.nproc_per_node))
     flags.nproc_per_node = str(nproc)

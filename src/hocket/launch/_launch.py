@@ -11,10 +11,9 @@ from string import Template
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from . import _worker
+from ._aggregator import start_aggregator
 from ._arguments import ArgumentError, LaunchArguments, parse
 from ._child import Child
-from ._aggregator import start_aggregator
-from ._arguments import LaunchArguments, parse
 from ._console import Output, Terminal, outputs
 from ._elastic import FailedRank, Interrupted, Listener, StartedRank, run_ranks
 from ._failure import RankFailure, describe, in_order, read_failure
