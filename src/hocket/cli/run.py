@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import typer
 
+from ._interrupt import interrupts_kept
 from ._output import bad_input, print_json
 
 if TYPE_CHECKING:
@@ -13,9 +14,10 @@ if TYPE_CHECKING:
 
 def run(context: typer.Context) -> None:
     """Run a script on several ranks of this host, or of several hosts, as torchrun does."""
-    from hocket.launch import ArgumentError, LaunchError
-    from hocket.launch._arguments import parse, parser
-    from hocket.launch._launch import run as carry_out
+    with interrupts_kept():
+        from hocket.launch import ArgumentError, LaunchError
+        from hocket.launch._arguments import parse, parser
+        from hocket.launch._launch import run as carry_out
 
     try:
         if context.args[:1] in (["-h"], ["--help"]):
