@@ -37,6 +37,17 @@ def test_schedules_end_at_the_same_times(switch: pytest.MonkeyPatch, spec: str, 
         assert compiled == pytest.approx(plain, rel=1e-9)
 
 
+def test_a_late_rank_s_queues_are_the_same(switch: pytest.MonkeyPatch) -> None:
+    schedule = algorithms.get("ring")(Collective("all_reduce", 16))
+    described = cluster.load("leafspine:leaves=4,ports=4")
+    ends = []
+    for least in (0, 10**9):
+        switch.setattr(_tasks, "_MANY", least)
+        late = [0.003 * (rank % 3 == 1) for rank in range(16)]
+        ends.append(simulate_schedule(schedule, described, 1e7, ready_s=late).end_s)
+    assert ends[0] == pytest.approx(ends[1], rel=1e-9)
+
+
 def test_random_flows_end_at_the_same_times(switch: pytest.MonkeyPatch) -> None:
     random = np.random.default_rng(2)
     described = cluster.load("fattree:k=4")

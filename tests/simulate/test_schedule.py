@@ -177,6 +177,23 @@ def test_a_straggler_delays_those_that_wait_for_it_and_no_others() -> None:
     assert late.finish_s() == pytest.approx([5 + 2e-6, 4e-6, 5 + 2e-6, 4e-6])
 
 
+@pytest.mark.parametrize("name", ["ring", "halving_doubling", "recursive_doubling"])
+def test_a_late_rank_costs_its_lateness_and_no_more(name: str) -> None:
+    """Messages that pile up for it come one after the other; shared equally, none would get through for long."""
+    schedule, star = algorithms.get(name)(Collective("all_reduce", 8)), cluster.load("star:hosts=8")
+    on_time = simulate_schedule(schedule, star, 1e7)
+    late = simulate_schedule(schedule, star, 1e7, ready_s=[0.01, *[0.0] * 7])
+    assert late.ended_s <= 0.01 + on_time.ended_s * (1 + 1e-9)
+
+
+def test_a_connection_carries_its_messages_one_after_the_other() -> None:
+    star = cluster.load("star:hosts=2")
+    steps = (Step.of([0], [1], [0], reduce=False), Step.of([0], [1], [1], reduce=False))
+    timing = simulate_schedule(Schedule("two", Collective("broadcast", 2), 2, steps), star, 2e6)
+    assert timing.end_s == pytest.approx([ALPHA_S + 1e6 * BETA, ALPHA_S + 2e6 * BETA], rel=1e-9)
+    assert timing.moving_s == pytest.approx([ALPHA_S, ALPHA_S + 1e6 * BETA], rel=1e-9)
+
+
 def test_a_sub_group_runs_where_its_ranks_are() -> None:
     described = cluster.load("leafspine:leaves=2,ports=2")
     schedule = halving_doubling(2)

@@ -151,6 +151,8 @@ def run_compiled(
     limit: Any,
     capacity: Any,
     congestion: float,
+    channel: Any,
+    channels: int,
     start: Any,
     moving: Any,
     end: Any,
@@ -177,6 +179,10 @@ def run_compiled(
     seen_link, seen_flow = np.zeros(width, np.int64), np.zeros(count, np.int64)
     stack, group = np.empty(width, np.int64), np.empty(count, np.int64)
     finished, begun, ready = np.empty(count, np.int64), np.empty(count, np.int64), np.empty(count, np.int64)
+    # The flow that a channel carries now, and those that are ready and wait for it, in lists.
+    occupied = np.zeros(channels, np.bool_)
+    queue_head, queue_tail = np.full(channels, -1, np.int64), np.full(channels, -1, np.int64)
+    queued = np.full(count, -1, np.int64)
     stamp, ripe = 0, 0
     for task in range(count):
         if waits[task] == 0:
@@ -207,6 +213,13 @@ def run_compiled(
             over += 1
             moves -= 1
             active[index] = active[moves]
+            line = channel[task]
+            if line >= 0:
+                occupied[line] = queue_head[line] >= 0
+                if occupied[line]:
+                    begun[fresh] = queue_head[line]
+                    queue_head[line] = queued[begun[fresh]]
+                    fresh += 1
             for entry in range(offsets[task], offsets[task + 1]):
                 one = link[entry]
                 if before[entry] >= 0:
@@ -223,13 +236,28 @@ def run_compiled(
         while heaped and heap_time[0] <= horizon:
             task = heap_task[0]
             heaped = _pop(heap_time, heap_task, heaped)
-            moving[task] = now
             if nbytes[task] <= 0 or offsets[task] == offsets[task + 1]:
+                moving[task] = now
                 finished[over] = task
                 over += 1
                 continue
+            line = channel[task]
+            if line >= 0 and occupied[line]:
+                if queue_head[line] < 0:
+                    queue_head[line] = task
+                else:
+                    queued[queue_tail[line]] = task
+                queue_tail[line] = task
+                continue
+            if line >= 0:
+                occupied[line] = True
             begun[fresh] = task
             fresh += 1
+        for index in range(fresh):
+            task = begun[index]
+            moving[task] = now
+            active[moves] = task
+            moves += 1
             for entry in range(offsets[task], offsets[task + 1]):
                 one = link[entry]
                 before[entry], after[entry] = -1, head[one]
@@ -241,9 +269,6 @@ def run_compiled(
                     seen_link[one] = stamp
                     stack[marked] = one
                     marked += 1
-        for index in range(fresh):
-            active[moves] = begun[index]
-            moves += 1
         # Everything that shares a link with these, directly or over others, gets new rates.
         members, at = 0, 0
         while at < marked:

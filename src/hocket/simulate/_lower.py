@@ -260,6 +260,9 @@ class _Lowering:
             for ends in (flows.source, flows.destination):
                 at_rank = ends < self._schedule.world
                 np.maximum.at(earliest, flows.task[at_rank], self._ready[ends[at_rank]])
+        # A connection per pair of endpoints carries its messages one after the other.
+        channel = np.full(count, -1, dtype=np.int64)
+        _, channel[task] = np.unique(source * self._schedule.endpoints + destination, return_inverse=True)
         tasks = Tasks(
             delay_s=delay,
             nbytes=nbytes,
@@ -271,6 +274,7 @@ class _Lowering:
             limit_Bps=limit,
             server=server if self._reduces else None,
             congestion=self._wires.settings.congestion,
+            channel=channel,
         )
         return Lowered(tasks, flows)
 

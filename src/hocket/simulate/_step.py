@@ -193,6 +193,8 @@ class _Parts:
         self._nbytes = [np.zeros(graph.nodes)]
         self._weight, self._limit = [np.ones(graph.nodes)], [np.full(graph.nodes, np.inf)]
         self._server = [np.full(graph.nodes, -1, dtype=np.int64)]
+        self._channel = [np.full(graph.nodes, -1, dtype=np.int64)]
+        self._channels = 0
         self._owner: list[Indices] = []
         self._links: list[Indices] = []
         self._shares: list[Floats] = []
@@ -217,13 +219,17 @@ class _Parts:
         ranks = self._cluster.ranks
         node = np.concatenate([sent.first + np.arange(len(sent.source)) for sent in sends])
         sizes = np.concatenate([sent.nbytes for sent in sends])
+        source = np.concatenate([sent.source for sent in sends])
+        destination = np.concatenate([sent.destination for sent in sends])
         messages = self._wires.messages(
-            ranks[np.concatenate([sent.source for sent in sends])],
-            ranks[np.concatenate([sent.destination for sent in sends])],
+            ranks[source],
+            ranks[destination],
             sizes,
         )
         self._delay[0][node], self._nbytes[0][node] = messages.delay_s, sizes
         self._weight[0][node], self._limit[0][node] = messages.weight, messages.limit_Bps
+        pairs, self._channel[0][node] = np.unique(source * self._graph.world + destination, return_inverse=True)
+        self._channels = len(pairs)
         self._own(node, messages.usage)
 
     def _own(self, task: Indices, usage: Usage) -> None:
@@ -243,6 +249,9 @@ class _Parts:
         server = np.full(count, -1, dtype=np.int64) if tasks.server is None else tasks.server
         # One rank's reductions are one after the other over all collectives, so servers go by the step's ranks.
         self._server.append(np.where(server >= 0, given[np.maximum(server, 0)], -1))
+        assert tasks.channel is not None
+        self._channel.append(np.where(tasks.channel >= 0, tasks.channel + self._channels, -1))
+        self._channels += int(tasks.channel.max(initial=-1)) + 1
         self._edges.append((tasks.before + offset, tasks.after + offset))
         self._own(offset + np.arange(count), tasks.usage)
         pairs = []
@@ -281,4 +290,5 @@ class _Parts:
             limit_Bps=np.concatenate(self._limit),
             server=server if (server >= 0).any() else None,
             congestion=self._wires.settings.congestion,
+            channel=np.concatenate(self._channel),
         )

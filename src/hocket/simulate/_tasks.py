@@ -3,6 +3,7 @@
 import functools
 import heapq
 import importlib.util
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -41,6 +42,8 @@ class Tasks:
             served in the order in which they are ready.
         congestion: Part of its capacity that a link loses for every flow on it beyond the first: with c, k flows share
             capacity / (1 + c (k - 1)).
+        channel: int64, of tasks whose bytes go over one connection: which; -1, or nothing given, for all others. A
+            connection moves one task's bytes at a time, in the order in which they are ready.
     """
 
     delay_s: Floats
@@ -53,6 +56,7 @@ class Tasks:
     limit_Bps: Floats | None = None
     server: Indices | None = None
     congestion: float = 0.0
+    channel: Indices | None = None
 
     def __len__(self) -> int:
         return len(self.delay_s)
@@ -148,6 +152,10 @@ class _Run:
             self._delay = tasks.delay_s + np.where(free, tasks.nbytes / tasks.limit_Bps, 0.0)
         self._weight = np.ones(count) if tasks.weight is None else tasks.weight
         self._limit = tasks.limit_Bps
+        channels = 0 if tasks.channel is None or not count else int(tasks.channel.max()) + 1
+        self._occupied = np.zeros(channels, dtype=bool)
+        self._claim = np.zeros(channels, dtype=np.int64)
+        self._queues: dict[int, deque[int]] = {}
         self._heap: list[tuple[float, int, Indices]] = []
         self._pushed = 0
         self._busy: dict[int, float] = {}
@@ -183,6 +191,8 @@ class _Run:
             np.full(count, np.inf) if self._limit is None else self._limit,
             np.array(self._capacity),
             float(tasks.congestion),
+            np.full(count, -1) if tasks.channel is None else tasks.channel,
+            len(self._occupied),
             self._start,
             self._moving,
             self._end,
@@ -215,6 +225,8 @@ class _Run:
             starting.append(ids[moves])
             ended.append(ids[~moves])
         begun = np.sort(np.concatenate(starting)) if starting else np.zeros(0, dtype=np.int64)
+        if self._tasks.channel is not None:
+            begun = self._admit(self._tasks.channel, self._ids[arrived], begun)
         finished = np.sort(np.concatenate(ended))
         self._moving[begun] = now
         self._end[finished] = now
@@ -224,6 +236,36 @@ class _Run:
             self._reshare(arrived, begun)
         if len(finished):
             self._release(finished)
+
+    def _admit(self, channel: Indices, arrived: Indices, ready: Indices) -> Indices:
+        """Of the flows that are ready those whose channel is free, and those that waited for one that is free now."""
+        left = channel[arrived]
+        self._occupied[left[left >= 0]] = False
+        waited = []
+        for line in left[left >= 0].tolist() if self._queues else ():
+            queue = self._queues.get(line)
+            if queue:
+                waited.append(queue.popleft())
+                self._occupied[line] = True
+                if not queue:
+                    del self._queues[line]
+        wanted = channel[ready]
+        own = wanted >= 0
+        self._claim[wanted[own]] = ready[own]
+        if not (self._occupied[wanted[own]] | (self._claim[wanted[own]] != ready[own])).any():
+            admitted = ready
+            self._occupied[wanted[own]] = True
+        else:
+            kept = []
+            for task, line in zip(ready.tolist(), wanted.tolist(), strict=True):
+                if line >= 0 and self._occupied[line]:
+                    self._queues.setdefault(line, deque()).append(task)
+                    continue
+                if line >= 0:
+                    self._occupied[line] = True
+                kept.append(task)
+            admitted = np.array(kept, dtype=np.int64)
+        return np.sort(np.concatenate([np.array(waited, dtype=np.int64), admitted]))
 
     def _release(self, finished: Indices) -> None:
         """Count down what waited for these, and begin what waits no longer."""
