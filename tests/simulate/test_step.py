@@ -124,6 +124,21 @@ def test_steps_that_do_not_fit_are_refused_before_they_run() -> None:
         simulate_step(StepGraph(8, memory_nbytes=[2**30, 2**30, 17 * 2**30, *[2**30] * 5]), lassen)
 
 
+def test_more_groups_than_a_switch_serves_are_refused() -> None:
+    described = cluster.load("star:hosts=6,reduction.groups=2")
+    tree = algorithms.get("aggregation_tree")
+    parents, switches = algorithms.cluster_tree(described, [0, 1])
+    schedule = tree(Collective("all_reduce", 2), parents=parents, switches=switches)
+    graph = StepGraph(6)
+    for group in ([0, 1], [2, 3]):
+        graph.collective(schedule, 1e3, ranks=group)
+        graph.collective(schedule, 1e3, ranks=group)
+    assert simulate_step(graph, described).seconds > 0
+    graph.collective(schedule, 1e3, ranks=[4, 5])
+    with pytest.raises(SimulationError, match="3 groups of ranks reduce in switch0 and it serves 2"):
+        simulate_step(graph, described)
+
+
 def test_graphs_that_make_no_sense_are_refused() -> None:
     graph = StepGraph(4)
     with pytest.raises(SimulationError, match=r"rank 4 is not in 0\.\.3"):

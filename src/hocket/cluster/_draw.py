@@ -118,7 +118,7 @@ _COLOURS = {
     "nic": "#457b9d",
     "switch": "#e76f51",
 }
-_ROW, _LEAST, _WIDTH = 90, 6, 1200
+_ROW, _LEAST, _WIDTH, _BOW = 90, 6, 1200, 90
 
 
 def draw_svg(cluster: Cluster) -> str:
@@ -128,8 +128,7 @@ def draw_svg(cluster: Cluster) -> str:
     """
     levels = _levels(cluster)
     rows = [np.flatnonzero(levels == level) for level in range(int(levels.max()) + 1)]
-    place = _places(cluster, rows)
-    height = _ROW * (len(rows) + 1)
+    place, height = _places(cluster, rows)
     widest = float(cluster.capacity_Bps.max()) if len(cluster.capacity_Bps) else 1.0
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" font-family="sans-serif" '
@@ -143,13 +142,14 @@ def draw_svg(cluster: Cluster) -> str:
         rate, latency = float(cluster.capacity_Bps[link]), float(cluster.latency_s[link])
         (x1, y1), (x2, y2) = place[tail], place[head]
         title = f"{cluster.link_names[link]}: {format_rate(rate)}, {format_time(latency)}"
-        # Nodes of one level are joined by a bow, which does not run through those between them.
-        bow = f"Q {(x1 + x2) / 2:.1f} {y1 - 26:.1f} " if y1 == y2 else ""
+        # Nodes of one level are joined by a bow over those between them, the higher the further they are apart.
+        top = y1 - 2 * min(_BOW, 14 + 0.12 * abs(x2 - x1))
+        way = f"Q {(x1 + x2) / 2:.1f} {top:.1f}" if y1 == y2 else "L"
         parts.append(
-            f'<path d="M {x1:.1f} {y1:.1f} {bow}{"" if bow else "L "}{x2:.1f} {y2:.1f}" fill="none" stroke="#888" '
-            f'stroke-width="{0.5 + 2.5 * rate / widest:.2f}"><title>{escape(title)}</title></path>'
+            f'<path d="M {x1:.1f} {y1:.1f} {way} {x2:.1f} {y2:.1f}" fill="none" stroke="#888" stroke-opacity="0.7" '
+            f'stroke-width="{0.5 + 1.5 * rate / widest:.2f}"><title>{escape(title)}</title></path>'
         )
-    for level, row in enumerate(rows):
+    for row in rows:
         size = max(_LEAST, min(26.0, 0.7 * _WIDTH / (len(row) + 1)))
         for node in row.tolist():
             x, y = place[node]
@@ -160,7 +160,7 @@ def draw_svg(cluster: Cluster) -> str:
                 f'fill="{_COLOURS[cluster.kinds[node]]}"{ring}><title>{name} ({cluster.kinds[node]})</title></rect>'
             )
             if len(row) <= 20:
-                below = 22 if level == 0 else -14
+                below = 22
                 parts.append(f'<text x="{x:.1f}" y="{y + below:.1f}" text-anchor="middle">{name}</text>')
     parts.append("</svg>\n")
     return "\n".join(parts)
@@ -183,16 +183,32 @@ def _levels(cluster: Cluster) -> Indices:
     return level
 
 
-def _places(cluster: Cluster, rows: list[Indices]) -> dict[int, tuple[float, float]]:
-    """Each node's place: in order on its level, by the mean place of what it stands on."""
+def _places(cluster: Cluster, rows: list[Indices]) -> tuple[dict[int, tuple[float, float]], float]:
+    """Each node's place, in order on its level by the mean place of what it stands on; and the height of it all.
+
+    Levels within which nodes are joined have room for the bows above them.
+    """
+    level_of = np.empty(len(cluster), dtype=np.int64)
+    for level, row in enumerate(rows):
+        level_of[row] = level
+    joined = set(level_of[cluster.link_tail[level_of[cluster.link_tail] == level_of[cluster.link_head]]].tolist())
+    room = [_ROW * 0.5 + _BOW * (level in joined) for level in range(len(rows))]
+    height = sum(room) + _ROW * 0.5 * len(rows) + 10
     place: dict[int, tuple[float, float]] = {}
+    order_by_tail = np.argsort(cluster.link_tail, kind="stable")
+    start = np.searchsorted(cluster.link_tail[order_by_tail], np.arange(len(cluster) + 1))
+    heads = cluster.link_head[order_by_tail]
+    y = height - 10
     for level, row in enumerate(rows):
         weight = {}
+        y -= _ROW * 0.5
         for node in row.tolist():
-            below = [place[head][0] for head in cluster.link_head[cluster.link_tail == node].tolist() if head in place]
-            weight[node] = sum(below) / len(below) if below and level else 0.0
+            near = heads[start[node] : start[node + 1]].tolist() if level else []
+            below = [place[head][0] for head in near if head in place]
+            weight[node] = sum(below) / len(below) if below else 0.0
         order = sorted(row.tolist(), key=lambda node: (weight[node], node))
         for position, node in enumerate(order):
             x = _WIDTH * (position + 0.5) / len(order)
-            place[node] = (x, _ROW * (len(rows) - level) - _ROW * 0.3)
-    return place
+            place[node] = (x, y)
+        y -= room[level]
+    return place, height

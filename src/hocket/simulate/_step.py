@@ -171,6 +171,7 @@ def _fits(graph: StepGraph, cluster: Cluster) -> None:
             f"the step has {graph.world} ranks and {cluster.name} has places for {cluster.world}; "
             "take a larger cluster or a smaller plan"
         )
+    _switches_serve(graph, cluster)
     if graph.memory_nbytes is None:
         return
     there = cluster.memory_nbytes[cluster.ranks[: graph.world]]
@@ -181,6 +182,21 @@ def _fits(graph: StepGraph, cluster: Cluster) -> None:
             f"rank {rank} needs {format_bytes(int(graph.memory_nbytes[rank]))} and its device has "
             f"{format_bytes(int(there[rank]))} ({len(short)} ranks are short); shard more, or take smaller batches"
         )
+
+
+def _switches_serve(graph: StepGraph, cluster: Cluster) -> None:
+    """Refuse more groups at a switch than it serves; one that it lacks or that cannot reduce is refused later."""
+    groups: dict[str, set[bytes]] = {}
+    for collect in graph.collects:
+        for name in collect.schedule.switches:
+            groups.setdefault(name, set()).add(collect.ranks.tobytes())
+    able = {cluster.node_names[node]: reduction.groups for node, reduction in cluster.reductions.items()}
+    for name, found in groups.items():
+        if len(found) > able.get(name, len(found)):
+            raise SimulationError(
+                f"{len(found)} groups of ranks reduce in {name} and it serves {able[name]}; "
+                "let some use an algorithm without switches"
+            )
 
 
 class _Parts:
