@@ -165,6 +165,13 @@ def test_hdrm_on_a_bigraph_meets_no_contention_and_its_plain_form_does() -> None
     assert plain.seconds > 1.5 * alone
 
 
+def test_nothing_takes_no_time() -> None:
+    star = cluster.load("star:hosts=4")
+    alone = simulate_schedule(halving_doubling(1), star, 1e6)
+    assert (alone.seconds, alone.algbw_Bps, alone.busiest()) == (0.0, 0.0, [])
+    assert simulate_schedule(halving_doubling(4), star, 0).seconds == pytest.approx(4 * ALPHA_S)
+
+
 def test_a_straggler_delays_those_that_wait_for_it_and_no_others() -> None:
     star = cluster.load("star:hosts=4")
     schedule = Schedule(

@@ -139,6 +139,17 @@ def test_more_groups_than_a_switch_serves_are_refused() -> None:
         simulate_step(graph, described)
 
 
+def test_empty_work_and_lone_ranks_take_no_time() -> None:
+    graph = StepGraph(2)
+    nothing = graph.compute([], 1.0)
+    graph.collective(algorithms.get("ring")(Collective("all_reduce", 1)), 1e6, ranks=[1], after=[nothing])
+    graph.compute(0, 0.5, after=[nothing])
+    timing = simulate_step(graph, cluster.load("star:hosts=2"))
+    assert timing.seconds == 0.5
+    assert timing.exposed_s.tolist() == [0.0, 0.0]
+    assert simulate_step(StepGraph(2), cluster.load("star:hosts=2")).seconds == 0.0
+
+
 def test_graphs_that_make_no_sense_are_refused() -> None:
     graph = StepGraph(4)
     with pytest.raises(SimulationError, match=r"rank 4 is not in 0\.\.3"):

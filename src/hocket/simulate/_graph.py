@@ -220,6 +220,8 @@ class StepGraph:
             before = self._last[stream][work.ranks]
             self.edges.append((before[before >= 0], work.nodes[before >= 0]))
         for other in after:
+            if not len(other.ranks):
+                continue
             at = np.minimum(np.searchsorted(other.ranks, work.ranks), len(other.ranks) - 1)
             met = other.ranks[at] == work.ranks
             self.edges.append((other.nodes[at[met]], work.nodes[met]))
