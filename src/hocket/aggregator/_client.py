@@ -53,7 +53,7 @@ from ._protocol import (
 )
 
 _LEAST_SEGMENT_NBYTES: Final = 8 << 10
-_USUAL_SEGMENT_NBYTES: Final = 256 << 10
+_USUAL_SEGMENT_NBYTES: Final = 512 << 10
 _SEGMENTS: Final = 64
 _FAREWELL_S: Final = 0.5
 _AHEAD_NBYTES: Final = 1 << 20
@@ -90,7 +90,7 @@ def segment_nbytes(block_nbytes: int, most: int = MOST_SEGMENT_NBYTES) -> int:
     """In which pieces a block travels: a 64th of it, so that little time passes before the first piece is reduced.
 
     The aggregator adds the time of one piece to that of the whole; pieces of 8 KiB and less cost it more than they
-    carry, and pieces of 256 KiB and more gain nothing.
+    carry, and pieces of 512 KiB and more gain nothing.
     """
     wanted = -(-block_nbytes // _SEGMENTS // SEGMENT_GRAIN) * SEGMENT_GRAIN
     return min(max(wanted, _LEAST_SEGMENT_NBYTES), _USUAL_SEGMENT_NBYTES, most // SEGMENT_GRAIN * SEGMENT_GRAIN)
