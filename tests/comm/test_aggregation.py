@@ -16,7 +16,9 @@ import torch.distributed as dist
 from torch.distributed import ReduceOp
 
 from hocket import comm
+from hocket.aggregator import Level
 from hocket.comm import CollectiveMismatchError, CollectiveTimeoutError, CommError
+from hocket.comm._seat import Seat, seat
 from hocket.profile import Recorder
 from hocket.testing import run_ranks
 
@@ -28,7 +30,9 @@ TOKEN = "the token of these tests, long enough"
 class Process:
     """An aggregator in a process of its own, always at the same address."""
 
-    def __init__(self, directory):
+    def __init__(self, directory, *options):
+        Path(directory).mkdir(exist_ok=True)
+        self.options = options
         self.token_file = Path(directory) / "token"
         self.token_file.touch(0o600)
         self.token_file.write_text(TOKEN)
@@ -40,7 +44,7 @@ class Process:
         self._address_file.unlink(missing_ok=True)
         command = [sys.executable, "-m", "hocket", "aggregator", "--listen", self.address, "--json"]
         self.process = subprocess.Popen(
-            [*command, "--token-file", str(self.token_file), "--address-file", str(self._address_file)],
+            [*command, "--token-file", str(self.token_file), "--address-file", str(self._address_file), *self.options],
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
@@ -71,8 +75,8 @@ class Process:
 
 
 @contextmanager
-def _started(directory):
-    process = Process(directory)
+def _started(directory, *options):
+    process = Process(directory, *options)
     try:
         yield process
     finally:
@@ -158,6 +162,55 @@ def test_what_the_aggregator_can_do_goes_there_and_the_rest_elsewhere_and_both_a
         assert {name for name, path in paths.items() if path != "aggregator"} == elsewhere, paths
         assert (stats.served, stats.elsewhere, stats.failures) == (9, 4, 0)
     assert '"all_reduce": 4' in aggregator.stop()
+
+
+def _in_tree(addresses, order, *args):
+    os.environ["HOCKET_AGGREGATOR"] = addresses[order[int(os.environ["RANK"])]]
+    return _on_hosts(range(9), *args)
+
+
+@pytest.mark.parametrize("order", [[0, 0, 1], [0, 1, 0]], ids=["in order", "in turn"])
+def test_leaves_with_a_parent_serve_their_ranks_in_any_order(tmp_path, order):
+    with (
+        _started(tmp_path / "root") as root,
+        _started(tmp_path / "one", "--parent", root.address, "--name", "leaf one") as one,
+        _started(tmp_path / "two", "--parent", root.address) as two,
+    ):
+        addresses = one.address, two.address
+        environment = one.environment()
+        outcome = run_ranks(_in_tree, 3, addresses, order, _each_operation, backend=None, timeout_s=60, env=environment)
+        assert [stats.served for _, stats in outcome] == [9] * 3
+        assert '"all_reduce": 4' in two.stop()
+
+
+def test_seats_of_ranks_at_leaves():
+    assert seat(["a"] * 3, 1) == Seat((0, 1, 2), 1, (Level(3, 1, 1, 1),))
+    turned = [seat(["a", "b", "a"], r) for r in range(3)]
+    assert {one.order for one in turned} == {(0, 2, 1)}
+    assert {one.positions for one in turned} == {(0, 2, 1)}
+    assert [one.levels for one in turned] == [
+        (Level(2, 0, 0, 1), Level(2, 0, 0, 2)),
+        (Level(1, 0, 2, 1), Level(2, 1, 2, 1)),
+        (Level(2, 1, 1, 1), Level(2, 0, 0, 2)),
+    ]
+
+
+def _told(addresses):
+    address = addresses[int(os.environ["RANK"])]
+    if not address:
+        del os.environ["HOCKET_AGGREGATOR"]
+    return _on_hosts(range(9), _untold)
+
+
+def _untold():
+    data = torch.ones(10)
+    dist.all_reduce(data)
+    return float(data[0]), comm.aggregation_stats()
+
+
+def test_ranks_of_which_some_are_not_told_of_the_aggregator_do_without(aggregator):
+    outcome = run_ranks(_told, 2, ["x", ""], backend=None, timeout_s=60, env=aggregator.environment())
+    assert outcome == [(2.0, {})] * 2
 
 
 def _located(dtype):
@@ -392,6 +445,11 @@ def _late_main():
     return result
 
 
+def _thrice():
+    for _ in range(3):
+        dist.all_reduce(torch.ones(100_000))
+
+
 def _dies():
     dist.all_reduce(torch.ones(10))
     if dist.get_rank() == 1:
@@ -405,6 +463,8 @@ def _dies():
 def _three_times():
     for _ in range(3):
         dist.all_reduce(torch.ones(100_000))
+        _thrice()
+    return time.monotonic() - begin_s
 
 
 def test_a_rank_that_dies_is_named_at_once(aggregator):

@@ -12,6 +12,7 @@ from torch.distributed import ReduceOp
 from hocket.aggregator import AggregatorLostError, Kind
 from hocket.comm._aggregated import AggregatedTransport
 from hocket.comm._reduce import reducer
+from hocket.comm._seat import seat
 
 N = 3
 KINDS = ["all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "barrier", "all_to_all"]
@@ -97,6 +98,7 @@ class Aggregator:
 class Session:
     def __init__(self, aggregator, rank):
         self._aggregator, self._rank = aggregator, rank
+        self.seat = seat(["here"] * N, rank)
         self._life = 0
         self._served = 0
         self._broken = False

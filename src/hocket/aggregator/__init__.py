@@ -12,7 +12,6 @@ from ._client import GroupFailedError as GroupFailedError
 from ._client import segment_nbytes as segment_nbytes
 from ._handshake import TokenError as TokenError
 from ._handshake import read_tokens as read_tokens
-from ._protocol import MOST_NAME as MOST_NAME
 from ._protocol import ElementType as ElementType
 from ._protocol import FailCode as FailCode
 from ._protocol import Kind as Kind
@@ -36,7 +35,6 @@ __all__ = [
     "Kind",
     "Level",
     "Limits",
-    "MOST_NAME",
     "Operator",
     "Stats",
     "TokenError",

@@ -30,11 +30,12 @@ from typing import Any, Final
 
 import torch
 
-from hocket.aggregator import MOST_NAME, AggregationError, ElementType, FailCode, GroupFailedError, Kind, Operator, fold
+from hocket.aggregator import AggregationError, ElementType, FailCode, GroupFailedError, Kind, Operator, fold
 
 from ._aggregation import AggregationSettings, Session, label_of, raw, wire_element, wire_operator
 from ._errors import CollectiveMismatchError, CollectiveTimeoutError, CommError, PeerDiedError
 from ._reduce import Reducer
+from ._seat import seat
 from ._transport import Flats, Transport
 from ._two_level import TwoLevelTransport
 
@@ -119,6 +120,8 @@ class AggregatedTransport:
         self._hosts = hosts
         self._rank = rank
         self._size = size
+        self._order = session.seat.order  # the rank at each position: how the aggregator counts
+        self._positions = session.seat.positions
         self._number = 0
         self._unsettled = False  # whether a rank may still be behind this one
         self._must_settle = False  # whether this rank was behind, and the others wait at the next number
@@ -149,10 +152,10 @@ class AggregatedTransport:
 
         def make() -> _Request:
             if self._rank != root:
-                return _Request(Kind.REDUCE, _scaled(flat, op), None, _nothing, *_wire(op, flat), root)
+                return _Request(Kind.REDUCE, _scaled(flat, op), None, _nothing, *_wire(op, flat), self._positions[root])
             result = self._room(flat.numel(), flat.dtype)
             deliver = partial(op.deliver, _seen(result, op), _seen(flat, op), self._size)
-            return _Request(Kind.REDUCE, _scaled(flat, op), result, deliver, *_wire(op, flat), root)
+            return _Request(Kind.REDUCE, _scaled(flat, op), result, deliver, *_wire(op, flat), self._positions[root])
 
         fits = flat.numel() and _can_reduce(op, flat.dtype)
         return self._do(make if fits else None, lambda s: self._hosts.reduce(flat, op, root, s), timeout_s)
@@ -163,7 +166,7 @@ class AggregatedTransport:
         def make() -> _Request:
             # Into the user's tensor at once: what was in it is nobody's input.
             send, receive = (flat, None) if self._rank == root else (None, flat)
-            return _Request(Kind.BROADCAST, send, receive, _nothing, root=root)
+            return _Request(Kind.BROADCAST, send, receive, _nothing, root=self._positions[root])
 
         return self._do(make if flat.numel() else None, lambda s: self._hosts.broadcast(flat, root, s), timeout_s)
 
@@ -175,9 +178,9 @@ class AggregatedTransport:
             parts = list(result.view(self._size, -1))
 
             def deliver() -> None:
-                parts[self._rank].copy_(flat)  # which the aggregator does not send back
-                for output, part in zip(outputs, parts, strict=True):
-                    output.copy_(part)
+                parts[self._positions[self._rank]].copy_(flat)  # which the aggregator does not send back
+                for r, position in enumerate(self._positions):
+                    outputs[r].copy_(parts[position])
 
             return _Request(Kind.ALL_GATHER, flat, result, deliver, kept=True)
 
@@ -190,7 +193,7 @@ class AggregatedTransport:
         def make() -> _Request:
             result = self._room(output.numel(), output.dtype)
             deliver = partial(op.deliver, _seen(result, op), _seen(output, op), self._size)
-            send = torch.cat([_scaled(one, op) for one in inputs])
+            send = torch.cat([_scaled(inputs[r], op) for r in self._order])
             return _Request(Kind.REDUCE_SCATTER, send, result, deliver, *_wire(op, output))
 
         fits = output.numel() and _can_reduce(op, output.dtype) and len({one.numel() for one in inputs}) == 1
@@ -293,7 +296,7 @@ class AggregatedTransport:
         """After the aggregator has failed in the middle of an operation."""
         if isinstance(error, GroupFailedError):
             if error.code == FailCode.TIMEOUT:
-                missing = () if error.member is None else (error.member,)
+                missing = () if error.member is None else (self._order[error.member],)
                 raise CollectiveTimeoutError(f"{self.name} at the aggregator: {error}", missing) from None
             if error.code == FailCode.MISMATCH:
                 self._go_away()
@@ -306,7 +309,7 @@ class AggregatedTransport:
         except Exception as trouble:
             message = f"{self.name}: {error}; and the ranks could not agree how to go on: {trouble}"
             if isinstance(error, GroupFailedError) and error.member is not None:
-                raise PeerDiedError(message, error.member) from trouble
+                raise PeerDiedError(message, self._order[error.member]) from trouble
             raise CommError(message) from trouble
         if behind:
             self._finish(request)
@@ -409,17 +412,24 @@ def beside_aggregator(
     Raises:
         CommError: the environment names one in a way that cannot be used.
     """
-    settings = AggregationSettings.from_environment()
-    if settings is None or len(ranks) == 1:
+    if len(ranks) == 1:
         return hosts
-    key = f"hocket/aggregation/{ranks[0]}"
-    if rank == ranks[0]:
-        store.set(key, secrets.token_hex(8))
-    store.wait([key], timeout)
-    unique = f"{name}/{ranks[0]}/{store.get(key).decode()}"[:MOST_NAME]
-    session = Session(settings, unique, ranks.index(rank), len(ranks), label_of(global_ranks[rank]))
+    settings = AggregationSettings.from_environment()
+    mine = "" if settings is None else f"{settings.address[0]}:{settings.address[1]}"
+    keys = [f"hocket/aggregation/{r}" for r in ranks]
+    store.set(f"hocket/aggregation/{rank}", f"{secrets.token_hex(8)} {mine}")
+    store.wait(keys, timeout)
+    nonces, _, addresses = zip(*(text.decode().partition(" ") for text in store.multi_get(keys)), strict=True)
+    if settings is None or "" in addresses:
+        if any(addresses):
+            without = [global_ranks[r] for r, address in zip(ranks, addresses, strict=True) if not address]
+            log.warning("group %s does without an aggregator: ranks %s are not told of one", name, without)
+        return hosts
+    unique = f"{name[-80:]}/{ranks[0]}/{nonces[0]}"
+    me = ranks.index(rank)
+    session = Session(settings, unique, seat(addresses, me), label_of(global_ranks[rank]))
     shown = name if len(ranks) == len(global_ranks) else f"{name}, rail of rank {ranks[0]}"
-    return AggregatedTransport(session, hosts, ranks.index(rank), len(ranks), shown, timeout.total_seconds())
+    return AggregatedTransport(session, hosts, me, len(ranks), shown, timeout.total_seconds())
 
 
 def leave_aggregator(transport: Transport) -> None:

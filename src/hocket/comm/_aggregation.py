@@ -29,6 +29,7 @@ from hocket.aggregator import (
 
 from ._errors import CommError
 from ._reduce import Reducer
+from ._seat import Seat
 
 log = logging.getLogger("hocket.comm")
 
@@ -128,16 +129,14 @@ class Session:
     Args:
         settings: where the aggregator is.
         name: of the group, the same on all its ranks and on no others.
-        rank: this rank in the group.
-        size: how many there are.
+        seat: this rank's place among the others.
         label: how errors call this rank.
     """
 
-    def __init__(self, settings: AggregationSettings, name: str, rank: int, size: int, label: str) -> None:
+    def __init__(self, settings: AggregationSettings, name: str, seat: Seat, label: str) -> None:
+        self.seat = seat
         self._settings = settings
         self._name = name
-        self._rank = rank
-        self._size = size
         self._label = label
         self._lock = threading.Lock()
         self._group: AggregationGroup | None = None
@@ -207,7 +206,8 @@ class Session:
         client = AggregationClient(
             settings.address, settings.token, timeout_s=min(timeout_s, settings.stall_s), stall_s=settings.stall_s
         )
-        group = client.join(self._name, self._size, self._rank, label=self._label)
+        seat = self.seat
+        group = client.join(self._name, len(seat.order), seat.position, levels=seat.levels, label=self._label)
         try:
             group.wait(timeout_s)
         except AggregationError:

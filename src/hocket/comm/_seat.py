@@ -1,0 +1,51 @@
+"""Where the ranks of a group sit at its aggregators: one for all, or leaves of a tree with several ranks each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hocket.aggregator import Level
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """One rank's place.
+
+    Attributes:
+        order: the rank at each position; those below one aggregator follow each other.
+        position: of this rank.
+        levels: the way from it up to the root.
+    """
+
+    order: tuple[int, ...]
+    position: int
+    levels: tuple[Level, ...]
+
+    @property
+    def positions(self) -> tuple[int, ...]:
+        """The position of each rank."""
+        found = [0] * len(self.order)
+        for position, rank in enumerate(self.order):
+            found[rank] = position
+        return tuple(found)
+
+
+def seat(addresses: Sequence[str], rank: int) -> Seat:
+    """The place of a rank, if rank r is to connect to `addresses[r]`.
+
+    One address for all is one aggregator. Several are leaves, in the order of their first ranks, and the parent of them
+    all is the root.
+    """
+    leaves: dict[str, list[int]] = {}
+    for r, address in enumerate(addresses):
+        leaves.setdefault(address, []).append(r)
+    order = tuple(r for ranks in leaves.values() for r in ranks)
+    position = order.index(rank)
+    number = list(leaves).index(addresses[rank])
+    here = leaves[addresses[rank]]
+    first = order.index(here[0])
+    own = Level(len(here), here.index(rank), position, 1)
+    if len(leaves) == 1:
+        return Seat(order, position, (own,))
+    return Seat(order, position, (own, Level(len(leaves), number, first, len(here))))
