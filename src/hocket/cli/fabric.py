@@ -61,9 +61,13 @@ def down(
     names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="Which; all of yours if none.")] = None,
     as_json: _Json = False,
 ) -> None:
-    """Take fabrics down: what runs in their hosts is ended, and nothing of them remains."""
-    from hocket.fabric import Fabric, FabricError
+    """Take fabrics down: what runs in their hosts is ended, and nothing of them remains.
 
+    Also removes what is left of fabrics whose keeper and warden have both been killed.
+    """
+    from hocket.fabric import Fabric, FabricError, clear_stale
+
+    clear_stale()
     asked = names if names else [state.name for state in _states() if state.owner is None]
     try:
         for one in asked:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from ._check import check as check
     from ._errors import FabricError as FabricError
     from ._fabric import Fabric as Fabric
+    from ._fabric import clear_stale as clear_stale
     from ._state import State as State
     from ._state import read_all as fabrics
     from ._wiring import Node as Node
@@ -19,7 +20,19 @@ if TYPE_CHECKING:
     from ._wiring import Wiring as Wiring
     from ._wiring import wire as wire
 
-__all__ = ["Check", "Fabric", "FabricError", "Node", "Port", "State", "Wiring", "check", "fabrics", "wire"]
+__all__ = [
+    "Check",
+    "Fabric",
+    "FabricError",
+    "Node",
+    "Port",
+    "State",
+    "Wiring",
+    "check",
+    "clear_stale",
+    "fabrics",
+    "wire",
+]
 
 _HOMES = {
     "Check": ("_check", "Check"),
@@ -30,6 +43,7 @@ _HOMES = {
     "State": ("_state", "State"),
     "Wiring": ("_wiring", "Wiring"),
     "check": ("_check", "check"),
+    "clear_stale": ("_fabric", "clear_stale"),
     "fabrics": ("_state", "read_all"),
     "wire": ("_wiring", "wire"),
 }

@@ -24,11 +24,13 @@ _QUEUE_NBYTES = 256 << 20  # as much as senders may have on the way: nothing is 
 _CUT_NBYTES = 1
 _MOST_BPS = (1 << 32) - 1  # of TBF's 32-bit rate; nothing that one machine emulates comes near
 _ON_LINK = 4  # RTNH_F_ONLINK: the gateway is at the other end, whatever its address
-_SETTINGS: dict[str, int | str] = {
-    "ipv6/conf/all/disable_ipv6": 1,  # its own messages would be counted on the links
-    "ipv6/conf/default/disable_ipv6": 1,
+_NEEDED: dict[str, int] = {
     "ipv4/conf/all/rp_filter": 0,  # with several equal ways, the way back may be another
     "ipv4/conf/default/rp_filter": 0,
+}
+_WANTED: dict[str, int | str] = {
+    "ipv6/conf/all/disable_ipv6": 1,  # its own messages would be counted on the links
+    "ipv6/conf/default/disable_ipv6": 1,
     # Addresses, protocol and ports; by these fields (policy 3, since Linux 5.12), since policy 1 trusts the random
     # number that the sender's socket has put on its packets, which real switches never see.
     "ipv4/fib_multipath_hash_fields": 0x37,
@@ -162,21 +164,30 @@ class Networks:
         for index, node in enumerate(self._wiring.nodes):
             for port in node.ports:
                 if port.link == link:
-                    with self._inside(index) as ip:
-                        number = ip.link_lookup(ifname=port.interface)[0]
-                        _shape(ip, "replace", number, port, _CUT_NBYTES if broken else _QUEUE_NBYTES)
+                    try:
+                        with self._inside(index) as ip:
+                            number = ip.link_lookup(ifname=port.interface)[0]
+                            _shape(ip, "replace", number, port, _CUT_NBYTES if broken else _QUEUE_NBYTES)
+                    except NetlinkError as error:
+                        raise FabricError(f"the kernel does not change link {link}: {error}") from error
                     return
         raise FabricError(f"{self._wiring.cluster} has no link {link!r} between its hosts and switches")
 
 
 def _set_up(index: int, node: Node, seed: int) -> None:
-    """The settings of the namespace that we are in; older kernels lack some."""
-    settings = {**_SETTINGS, "ipv4/ip_forward": int(node.forwards)}
+    """The settings of the namespace that we are in; older kernels lack some of those that are only wanted."""
     # Switches with one seed would all decide alike (polarisation); 0 would mean the kernel's own, a random one.
-    settings["ipv4/fib_multipath_hash_seed"] = (seed * 1_000_003 + index * 7919) % ((1 << 32) - 1) + 1
-    for name, value in settings.items():
-        with contextlib.suppress(FileNotFoundError), open(f"/proc/sys/net/{name}", "w") as file:
-            file.write(str(value))
+    own_seed = (seed * 1_000_003 + index * 7919) % ((1 << 32) - 1) + 1
+    for name, value in {**_WANTED, "ipv4/fib_multipath_hash_seed": own_seed}.items():
+        with contextlib.suppress(OSError):
+            _write(name, value)
+    for name, value in {**_NEEDED, "ipv4/ip_forward": int(node.forwards)}.items():
+        _write(name, value)
+
+
+def _write(name: str, value: int | str) -> None:
+    with open(f"/proc/sys/net/{name}", "w") as file:
+        file.write(str(value))
 
 
 def _shape(ip: Any, action: str, number: int, port: Port, limit_nbytes: int) -> None:

@@ -8,6 +8,7 @@ import select
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from types import TracebackType
@@ -155,7 +156,9 @@ class Fabric:
     def run_in_host(
         self, host: str, command: Sequence[str], env: Mapping[str, str] | None = None, **settings: Any
     ) -> "subprocess.Popen[Any]":
-        """Start a command in a host, or beside a switch; it is killed if this process dies, and when the fabric ends.
+        """Start a command in a host, or beside a switch; it is ended with the fabric.
+
+        If the main thread starts it, it is killed as well when this process dies while the fabric stays.
 
         Args:
             host: where.
@@ -164,7 +167,11 @@ class Fabric:
             settings: as `subprocess.Popen` takes them.
         """
         environment = {**os.environ, **self.environment(host), **(env or {})}
-        return subprocess.Popen(self.command_in(host, command, parent=os.getpid()), env=environment, **settings)
+        # The kernel means the thread that starts it; with another thread than the main one it would end too soon.
+        main = threading.current_thread() is threading.main_thread()
+        return subprocess.Popen(
+            self.command_in(host, command, parent=os.getpid() if main else 0), env=environment, **settings
+        )
 
     def counters(self) -> dict[str, int]:
         """Of every directed link, by its name in the cluster, the bytes that it has carried; Ethernet headers count."""

@@ -13,7 +13,6 @@ import selectors
 import signal
 import socket
 import sys
-from pathlib import Path
 from typing import Any
 
 from ._build import Networks
@@ -131,10 +130,10 @@ def _write_state(order: dict[str, Any], fds: list[int], user: bool) -> None:
         "numbers": [os.fstat(fd).st_ino for fd in fds],
         "wiring": order["wiring"],
     }
-    part = Path(order["file"] + ".part")
-    part.touch(mode=0o600)
-    part.write_text(json.dumps(state))
-    part.rename(order["file"])
+    part = f"{order['file']}.{me}"
+    with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        json.dump(state, file)
+    os.rename(part, order["file"])
 
 
 def _serve(server: socket.socket, networks: Networks, owner: int | None) -> None:
@@ -171,7 +170,7 @@ def _answer(asker: socket.socket, networks: Networks) -> None:
             else:
                 raise FabricError(f"the keeper does not know {what!r}")
             reply = {"answer": answer}
-        except (ValueError, KeyError, TypeError, FabricError) as error:
+        except (ValueError, KeyError, TypeError, OSError, FabricError) as error:
             reply = {"error": str(error)}
         lines.write(json.dumps(reply) + "\n")
         lines.flush()

@@ -4,7 +4,6 @@ The file says which process keeps the fabric (with its start, so that a later pr
 for it), who owns it, and what is wired.
 """
 
-import contextlib
 import json
 import os
 import re
@@ -64,14 +63,15 @@ def directory() -> Path:
 
 
 def path_of(name: str) -> Path:
-    """The file of a fabric of this user.
+    """The file of a fabric.
 
     Raises:
         FabricError: the name cannot be one.
     """
     if not _NAME.fullmatch(name):
         raise FabricError(f"{name!r} cannot be the name of a fabric; take 1 to 40 letters, digits, dots, underscores")
-    return directory() / f"{_PREFIX}{os.getuid()}-{name}.json"
+    # Not by user: whoever runs in a host of a user's own namespaces is user 0 there.
+    return directory() / f"{_PREFIX}{name}.json"
 
 
 def socket_of(file: str) -> str:
@@ -80,16 +80,19 @@ def socket_of(file: str) -> str:
 
 
 def read(file: str | Path) -> State | None:
-    """What a file says; None if it has gone."""
+    """What a file says; None if it has gone, or is another user's."""
     try:
-        value = json.loads(Path(file).read_text())
+        with open(file) as opened:
+            if os.fstat(opened.fileno()).st_uid != os.getuid():
+                return None
+            value = json.load(opened)
         wiring = Wiring.from_json(value.pop("wiring"))
         return State(
             **{**value, "namespaces": tuple(value["namespaces"]), "numbers": tuple(value["numbers"])},
             file=str(file),
             wiring=wiring,
         )
-    except FileNotFoundError:
+    except (FileNotFoundError, PermissionError):
         return None
     except (ValueError, KeyError, TypeError) as error:
         raise FabricError(f"{file} is not a fabric's file ({error}); remove it") from None
@@ -98,10 +101,9 @@ def read(file: str | Path) -> State | None:
 def read_all() -> list[State]:
     """The fabrics of this user, also those whose keeper has gone, by name."""
     found = []
-    for path in sorted(directory().glob(f"{_PREFIX}{os.getuid()}-*.json")):
-        with contextlib.suppress(OSError):
-            if path.stat().st_uid == os.getuid() and (state := read(path)) is not None:
-                found.append(state)
+    for path in sorted(directory().glob(f"{_PREFIX}*.json")):
+        if (state := read(path)) is not None:
+            found.append(state)
     return found
 
 
