@@ -31,6 +31,7 @@ def main() -> None:
     parser.add_argument("--sizes", default="1KiB,16KiB,64KiB,256KiB,1MiB")
     parser.add_argument("--systems", default=",".join(SYSTEMS))
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--ranks-per-host", type=int, default=1, help="with more, nothing is predicted")
     parser.add_argument("--overhead-us", type=float, help="the constant; fitted to this run if not given")
     parser.add_argument("--out", help="write the numbers as JSON into this file")
     parser.add_argument("--read", nargs="*", help="measure nothing; show what these files hold")
@@ -43,6 +44,11 @@ def main() -> None:
         rows = [row for file in asked.read for row in json.loads(Path(file).read_text())["rows"]]
     else:
         rows = measure(cluster, asked)
+    if asked.ranks_per_host > 1:
+        for row in rows:
+            median, best, most = row["median_s"] * 1e3, row["best_s"] * 1e3, row["most_carried"]
+            print(f"| {row['nbytes']} | {row['system']} | {median:.2f} | {best:.2f} | {most} |")
+        return
     for row in rows:
         predict(row, cluster)
     show(rows, fit(rows) if asked.overhead_us is None else asked.overhead_us * 1e-6)
@@ -59,7 +65,8 @@ def measure(cluster: Any, asked: argparse.Namespace) -> list[dict[str, Any]]:
     with Fabric(cluster) as fabric, tempfile.TemporaryDirectory() as directory:
         print(check(fabric).describe(), flush=True)
         spec = {"sizes": sizes, "systems": asked.systems.split(","), "rounds": asked.rounds, "directory": directory}
-        command = ["-m", "hocket", "run", "--fabric", fabric.name, "-n", str(len(fabric.hosts)), __file__]
+        command = ["-m", "hocket", "run", "--fabric", fabric.name, "-n"]
+        command += [str(len(fabric.hosts) * asked.ranks_per_host), __file__]
         subprocess.run([sys.executable, *command, "--rank", json.dumps(spec)], check=True)
         rows: list[dict[str, Any]] = json.loads(Path(directory, "rows.json").read_text())
         return rows
@@ -97,7 +104,7 @@ def work(spec: dict[str, Any]) -> None:
                     dist.all_reduce(data, group=group)
                     samples[system].append(time.perf_counter() - begin_s)
                     if rank == 0 and round_ == 0:
-                        time.sleep(0.005)
+                        time.sleep(0.01)  # the last host may still be sending to another one
                         after = fabric.counters()
                         carried[system] = {link: after[link] - before[link] for link in after}
         for system, own in samples.items():
