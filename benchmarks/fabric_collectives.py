@@ -10,6 +10,7 @@ most, one after the other. Bytes are counted by the fabric's links.
 """
 
 import argparse
+import dataclasses
 import json
 import os
 import statistics
@@ -66,6 +67,7 @@ def measure(cluster: Any, asked: argparse.Namespace) -> list[dict[str, Any]]:
         print(check(fabric).describe(), flush=True)
         spec = {"sizes": sizes, "systems": asked.systems.split(","), "rounds": asked.rounds, "directory": directory}
         command = ["-m", "hocket", "run", "--fabric", fabric.name, "-n"]
+        command[3:3] = ["--aggregate"] if "aggregator" in spec["systems"] else []
         command += [str(len(fabric.hosts) * asked.ranks_per_host), __file__]
         subprocess.run([sys.executable, *command, "--rank", json.dumps(spec)], check=True)
         rows: list[dict[str, Any]] = json.loads(Path(directory, "rows.json").read_text())
@@ -81,8 +83,13 @@ def work(spec: dict[str, Any]) -> None:
     from hocket.fabric import Fabric
 
     torch.set_num_threads(1)
+    aggregator = os.environ.pop("HOCKET_AGGREGATOR", None)
     dist.init_process_group("hocket")
-    gloo = dist.new_group(backend="gloo")
+    groups = {"gloo": dist.new_group(backend="gloo")}
+    gloo = groups["gloo"]
+    if aggregator is not None:
+        os.environ["HOCKET_AGGREGATOR"] = aggregator
+        groups["aggregator"] = dist.new_group(backend="hocket")
     fabric = Fabric.attach(os.environ["HOCKET_FABRIC"])
     rank = dist.get_rank()
     rows = []
@@ -92,8 +99,8 @@ def work(spec: dict[str, Any]) -> None:
         carried: dict[str, dict[str, int]] = {}
         for round_ in range(spec["rounds"]):
             for system in spec["systems"]:
-                comm.choose(None if system == "gloo" else f"all_reduce * {system}")
-                group = gloo if system == "gloo" else dist.group.WORLD
+                comm.choose(None if system in groups else f"all_reduce * {system}")
+                group = groups.get(system, dist.group.WORLD)
                 if nbytes <= 1 << 20 or round_ == 0:
                     dist.all_reduce(data, group=group)
                 for _ in range(6 if nbytes <= 1 << 16 else 3 if nbytes <= 1 << 20 else 1):
@@ -142,6 +149,11 @@ def built(system: str, cluster: Any, nbytes: int) -> Any:
     from hocket.algorithms import get
     from hocket.schedule import Collective
 
+    if system == "aggregator":
+        from hocket.algorithms import cluster_tree
+
+        parents, names = cluster_tree(cluster)
+        return get("aggregation_tree").build(Collective("all_reduce", cluster.world), parents=parents, switches=names)
     name = "ring" if system == "gloo" else system
     schedule = get(name).build(Collective("all_reduce", cluster.world)).merged()
     largest = max(int((step.stop - step.start).max()) for step in schedule.steps if len(step))
@@ -153,15 +165,21 @@ def predict(row: dict[str, Any], cluster: Any) -> None:
     """From the described links alone; and how many messages the busiest rank sends."""
     from hocket.simulate import Settings, simulate_schedule
 
+    if row["system"] == "aggregator":
+        from hocket.cluster import Reduction
+
+        nodes = [node for node, kind in enumerate(cluster.kinds) if kind == "switch"]
+        reduction = Reduction(streaming=True, efficiency=1.0)
+        cluster = dataclasses.replace(cluster, reductions=dict.fromkeys(nodes, reduction))
     schedule = built(row["system"], cluster, row["nbytes"])
     timing = simulate_schedule(schedule, cluster, row["nbytes"], settings=Settings(bandwidth_factor=FRAMING))
     row["simulated_s"] = timing.seconds
     row["most_predicted"] = float(timing.link_nbytes.max())
-    sends = [0] * cluster.world
+    sends = [0] * schedule.endpoints
     for step in schedule.steps:
         for source in step.source.tolist():
             sends[source] += step.repeat
-    row["sends"] = max(sends)
+    row["sends"] = max(sends[: cluster.world])
 
 
 def fit(rows: list[dict[str, Any]]) -> float:

@@ -17,13 +17,15 @@ def main() -> None:
     """Enter, and become the command."""
     user, network, parent, *command = sys.argv[1:]
     libc = ctypes.CDLL(None, use_errno=True)
-    for path in (user, network):
+    for kind, path in (("user", user), ("net", network)):
         if path == "-":
             continue
         try:
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
             raise SystemExit(f"the fabric is not there any more: {error}") from None
+        if os.fstat(fd).st_ino == os.stat(f"/proc/self/ns/{kind}").st_ino:
+            continue  # we are there; the kernel lets nobody enter his own user namespace
         if libc.setns(fd, 0):
             raise SystemExit(f"cannot enter {path}: {os.strerror(ctypes.get_errno())}")
     if parent != "0":

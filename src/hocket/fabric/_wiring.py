@@ -5,7 +5,7 @@ and their links none ("unnumbered" in routers' words): a route names the port an
 """
 
 import heapq
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -95,6 +95,29 @@ class Wiring:
                 return index
         known = ", ".join(node.name for node in self.nodes[:8])
         raise FabricError(f"{self.cluster} has no host or switch {name!r}; its {len(self.nodes)} nodes begin {known}")
+
+    def hops(self, source: int, goal: int) -> int:
+        """How many links lead from a node to another, by the first of equal ways.
+
+        Raises:
+            FabricError: none do.
+        """
+        count = 0
+        while source != goal:
+            node = self.nodes[source]
+            ports = dict(node.routes).get(goal)
+            if ports is None:
+                raise FabricError(f"{self.cluster}: no way leads from {node.name} to {self.nodes[goal].name}")
+            source, count = node.ports[ports[0]].peer, count + 1
+        return count
+
+    def central_switch(self, hosts: Iterable[str]) -> str | None:
+        """The switch from which the farthest of these hosts is nearest, the first of several; None without switches."""
+        goals = sorted({self.index(host) for host in hosts})
+        switches = [index for index, node in enumerate(self.nodes) if node.kind == "switch"]
+        if not switches:
+            return None
+        return self.nodes[min(switches, key=lambda at: max(self.hops(at, goal) for goal in goals))].name
 
     def as_json(self) -> dict[str, Any]:
         """The same as plain values."""

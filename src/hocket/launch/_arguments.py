@@ -173,11 +173,6 @@ def _complete(flags: argparse.Namespace, target: str, arguments: tuple[str, ...]
             "--aggregate is for one host; for several start `hocket aggregator` on one of them, and give its address "
             "to all with -x HOCKET_AGGREGATOR=HOST:PORT -x HOCKET_AGGREGATOR_TOKEN_FILE=FILE"
         )
-    if flags.aggregate and flags.fabric is not None:
-        raise ArgumentError(
-            "--aggregate starts an aggregator outside of the fabric, where its hosts do not reach it; start one inside "
-            "with `hocket fabric exec`, and give its address with -x HOCKET_AGGREGATOR=HOST:PORT"
-        )
     nproc = _nproc(str(flags.nproc_per_node))
     flags.nproc_per_node = str(nproc)
     arguments_ = LaunchArguments(

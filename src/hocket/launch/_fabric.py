@@ -52,6 +52,10 @@ class Placement:
             "GROUP_WORLD_SIZE": str(len(order)),
         }
 
+    def aggregator(self) -> tuple[Fabric, str]:
+        """Where an aggregator serves all ranks best."""
+        return self.fabric, self.fabric.wiring.central_switch(self.hosts) or self.hosts[0]
+
     def close(self) -> None:
         """Take the fabric down if it was made for this run."""
         if self.fabric.owner == os.getpid():

@@ -104,7 +104,7 @@ def run(arguments: LaunchArguments, stdout: BinaryIO | None = None, stderr: Bina
         try:
             ours.say_threads()
             if arguments.aggregate:
-                arguments.environment.update(start_aggregator(job))
+                arguments.environment.update(start_aggregator(job, arguments.placement))
             run_ranks(arguments, rank_command(arguments, job.directory), job.directory, ours)
         except Interrupted as interruption:
             outcome, code = "interrupted", 128 + interruption.number
