@@ -44,13 +44,15 @@ def test_ranks_run_in_their_hosts_and_reduce_over_the_links(temporary: Path, tmp
     script = tmp_path / "script.py"
     script.write_text(f"""
 import json, os, torch, torch.distributed as dist
+def sent():
+    return int(next(line for line in open("/proc/net/dev") if "eth0" in line).split()[9])
 dist.init_process_group("hocket")
-before = {{name: os.environ.get(name) for name in {NAMES!r}}}
+place = {{name: os.environ.get(name) for name in {NAMES!r}}}
 numbers = torch.full((50_000,), float(dist.get_rank() + 1))
+before = sent()
 dist.all_reduce(numbers)
-sent = next(line for line in open("/proc/net/dev") if "eth0" in line).split()[9]
 told = "HOCKET_NETWORK_NAMESPACE" in os.environ
-print(json.dumps(before | {{"sum": float(numbers[-1]), "sent": int(sent), "hidden": told}}))
+print(json.dumps(place | {{"sum": float(numbers[-1]), "sent": sent() - before, "hidden": told}}))
 dist.destroy_process_group()
 """)
     done = hocket("run", "--fabric", SPEC, "-n", "4", str(script))
@@ -127,4 +129,27 @@ def test_a_dry_run_says_which_host_each_rank_would_get(tmp_path: Path) -> None:
     script.write_text("")
     done = hocket("run", "--dry-run", "--json", "--fabric", SPEC, "-n", "4", str(script))
     assert json.loads(done.stdout)["emulated_hosts"] == ["host0", "host0", "host1", "host1"]
+    assert fabrics() == []
+
+
+def test_an_aggregator_runs_beside_the_switch_and_each_host_sends_its_numbers_once(
+    temporary: Path, tmp_path: Path
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("""
+import os, torch, torch.distributed as dist
+def sent():
+    return int(next(line for line in open("/proc/net/dev") if "eth0" in line).split()[9])
+dist.init_process_group("hocket")
+numbers = torch.full((500_000,), float(dist.get_rank() + 1))
+before = sent()
+dist.all_reduce(numbers)
+print(os.environ["HOCKET_AGGREGATOR"].partition(":")[0], float(numbers[-1]), sent() - before)
+dist.destroy_process_group()
+""")
+    done = hocket("run", "--fabric", "star:hosts=4,bandwidth=200Mbit/s", "--aggregate", "-n", "4", str(script))
+    assert done.returncode == 0, done.stderr
+    said = [line.partition("] ")[2].split() for line in done.stdout.splitlines()]
+    assert [one[:2] for one in said] == [["10.128.0.4", "10.0"]] * 4
+    assert max(int(one[2]) for one in said) < 2_600_000  # of 2 MB; a ring would send 3 MB
     assert fabrics() == []

@@ -111,3 +111,11 @@ def test_plain_values_and_back() -> None:
     assert Wiring.from_json(wiring.as_json()) == wiring
     with pytest.raises(FabricError, match="no host or switch 'z'"):
         wiring.index("z")
+
+
+def test_the_central_switch_is_nearest_to_the_farthest_of_those_asked_for() -> None:
+    wiring = wire(cluster.load("leafspine:leaves=3,ports=2,spines=2"))
+    assert wiring.central_switch(wiring.hosts) == "spine0"
+    assert wiring.central_switch(["host2", "host3"]) == "leaf1"
+    assert wiring.hops(wiring.index("host0"), wiring.index("host5")) == 4
+    assert wire(cluster.load("torus:dims=3")).central_switch(["host0"]) is None
