@@ -4,7 +4,7 @@ from fractions import Fraction
 
 import pytest
 
-from hocket.schedule import KINDS, Collective, Wire, lower_bounds, needs
+from hocket.schedule import KINDS, Collective, Schedule, Step, Wire, lower_bounds, needs
 
 from .brute_force import halving_doubling, ring
 
@@ -18,6 +18,15 @@ def test_ring_and_halving_doubling_move_as_little_as_can_be():
     assert needs(ring(64)).steps == 126
     assert needs(halving_doubling(64)).steps == 12
     assert lower_bounds(Collective("all_reduce", 64)).steps == 6
+
+
+def test_a_step_with_several_messages_a_rank_is_as_many_rounds():
+    everyone = [(a, b) for a in range(5) for b in range(5) if a != b]
+    shot = Schedule(
+        "shot", Collective("all_reduce", 5), 1, (Step.of(*zip(*everyone, strict=True), reduce=True),)
+    )  # fmt: skip
+    assert shot.step_count == 1
+    assert needs(shot).steps == 4 >= lower_bounds(shot.collective).steps
 
 
 def test_a_switch_that_reduces_halves_the_bandwidth_bound():

@@ -145,7 +145,7 @@ def verify(
             word = "as the closed form says" if closed["agrees"] else "NOT what the closed form says"
             typer.echo(f"{closed['steps']} steps, {closed['sent']:.6g} S sent by the busiest rank: {word}")
         typer.echo(
-            f"distance from the bounds: {needs.steps} steps (at least {bound.steps}), "
+            f"distance from the bounds: {needs.steps} rounds of messages (at least {bound.steps}), "
             f"{float(needs.moved):.6g} S through the busiest port (at least {float(bound.moved):.6g})"
         )
         _show_links(loads)

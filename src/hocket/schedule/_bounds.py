@@ -33,7 +33,8 @@ class Bounds:
     """Lower bounds, or what a schedule needs of the same three things.
 
     Attributes:
-        steps: rounds of messages, in units of alpha.
+        steps: rounds in which a port sends one message and receives one, in units of alpha. A step of a schedule in
+            which a rank has several messages is as many rounds.
         moved: the most bytes that cross one port in one direction, in units of S.
         reduced: the most bytes combined by one rank, in units of S.
     """
@@ -54,9 +55,9 @@ class Bounds:
 def lower_bounds(collective: Collective, *, in_network: bool = False) -> Bounds:
     """What any algorithm over one full-duplex port a rank needs.
 
-    The latency is ceil(log2 p) rounds for everything in which data of one rank reaches all, or of all reaches one; an
-    all_to_all, a gather or a scatter can be one round if a port may send several messages at once, and the bound says
-    so. Sources: Patarasu and Yuan (JPDC 2009) and Chan et al. (2007) for bandwidth; nccl-tests, PERFORMANCE.md.
+    The latency is ceil(log2 p) rounds of one message a port for everything in which data of one rank reaches all, or of
+    all reaches one. Sources: Patarasu and Yuan (JPDC 2009) and Chan et al. (2007) for bandwidth; nccl-tests,
+    PERFORMANCE.md.
 
     Args:
         collective: kind and world; the root makes no difference.
@@ -84,13 +85,24 @@ def lower_bounds(collective: Collective, *, in_network: bool = False) -> Bounds:
         case "barrier":
             return Bounds(2 if in_network else rounds, zero, zero)
         case _:
-            return Bounds(1, share, zero)
+            return Bounds(rounds, share, zero)
 
 
 def needs(schedule: Schedule) -> Bounds:
-    """What a schedule needs of the same three things: its steps, its busiest port and its busiest rank."""
+    """What a schedule needs of the same three things: its rounds, its busiest port and its busiest rank."""
     moved = max((max(sent, got) for sent, got in _ranks(schedule)), default=Fraction(0))
-    return Bounds(schedule.step_count, moved, max(_reduced(schedule), default=Fraction(0)))
+    return Bounds(_rounds(schedule), moved, max(_reduced(schedule), default=Fraction(0)))
+
+
+def _rounds(schedule: Schedule) -> int:
+    """For each step the most messages that one rank sends or receives, at least one."""
+    total = 0
+    for step in schedule.steps:
+        pairs = np.unique(step.source.astype(np.int64) * schedule.endpoints + step.destination)
+        ends = np.concatenate([pairs // schedule.endpoints, pairs % schedule.endpoints + schedule.endpoints])
+        messages = np.bincount(ends, minlength=2 * schedule.endpoints).reshape(2, -1)[:, : schedule.world]
+        total += step.repeat * max(1, int(messages.max()))
+    return total
 
 
 def _ranks(schedule: Schedule) -> list[tuple[Fraction, Fraction]]:
