@@ -28,4 +28,6 @@ def test_distribute_gives_the_same_numbers_on_one_worker_and_on_two() -> None:
     assert len(losses) == 5
     assert losses[-1] < 0.5 * losses[0]
     assert right > 340
-    assert numbers(together.replace("[0] ", "")) == pytest.approx([*losses, right], abs=0.002)
+    *losses_together, right_together = numbers(together.replace("[0] ", ""))
+    assert losses_together == pytest.approx(losses, abs=0.002)
+    assert right_together == pytest.approx(right, abs=1)

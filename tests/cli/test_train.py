@@ -180,7 +180,7 @@ def test_ctrl_c_writes_what_is_known(tmp_path: Path) -> None:
     assert "Traceback" not in output
     result = json.loads((run / "result.json").read_text())
     assert result["status"] == "interrupted"
-    assert result["training"]["steps"] == lines_of(run / "metrics.jsonl")[-1]["step"] < 3000
+    assert result["training"]["steps"] == lines_of(run / "metrics.jsonl")[-1]["step"] < 2400
     assert_no_worker_left(run, within_s=0)
 
 

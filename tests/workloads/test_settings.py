@@ -58,7 +58,7 @@ def test_bad_input_is_refused_with_option_value_and_remedy(name: str, options: d
 
 
 def test_the_largest_patch_is_accepted() -> None:
-    assert settings_from_options("edsr", {"workers": 1, "patch": 426}).steps == 3000
+    assert settings_from_options("edsr", {"workers": 1, "patch": 426}).steps == 2400
 
 
 def test_the_bundled_workloads_are_known() -> None:
