@@ -55,6 +55,8 @@ from ._protocol import (
 _LEAST_SEGMENT_NBYTES: Final = 8 << 10
 _USUAL_SEGMENT_NBYTES: Final = 512 << 10
 _SEGMENTS: Final = 64
+_IN_FLIGHT: Final = 4
+"""So many pieces fit into a window at least: one is on its way, one is reduced, one comes back."""
 _FAREWELL_S: Final = 0.5
 _AHEAD_NBYTES: Final = 1 << 20
 """So much is queued for the socket at a time; what is behind it can still be sorted fairly among groups."""
@@ -355,7 +357,8 @@ class AggregationGroup:
             assert welcome is not None
             self._sequence += 1
             work = AggregationWork(self, kind, self._sequence, send, receive, root, timeout_s)
-            piece = segment or segment_nbytes(work.block_nbytes, welcome.segment_nbytes)
+            most = min(welcome.segment_nbytes, max(SEGMENT_GRAIN, welcome.window_nbytes // _IN_FLIGHT))
+            piece = segment or segment_nbytes(work.block_nbytes, most)
             work.segment_nbytes = piece
             deadline_ms = max(1, min(int(timeout_s * 1000 * _SERVER_SHARE), (1 << 32) - 1))
             if self._sequence == 1:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Protocol
 
 from ._group import Group, Member
@@ -56,12 +56,19 @@ class Connection(Link):
         tokens: known ones, by their keys.
         limits: see Limits.
         registry: of groups.
+        changed: see Link.
     """
 
     def __init__(
-        self, sock: socket.socket, peer: str, tokens: Mapping[bytes, bytes], limits: Limits, registry: Registry
+        self,
+        sock: socket.socket,
+        peer: str,
+        tokens: Mapping[bytes, bytes],
+        limits: Limits,
+        registry: Registry,
+        changed: Callable[[Link], None],
     ) -> None:
-        super().__init__(sock, frozenset({FrameType.HELLO}), limits.segment_nbytes)
+        super().__init__(sock, frozenset({FrameType.HELLO}), limits.segment_nbytes, changed)
         self.peer = peer
         self.began_s = time.monotonic()
         self.known = False

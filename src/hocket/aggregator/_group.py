@@ -57,6 +57,9 @@ class Owner(Protocol):
     def operation_over(self, group: Group, operation: Operation) -> None:
         """An operation has been served."""
 
+    def credits_due(self, group: Group) -> None:
+        """`Group.send_credits` has something to send."""
+
 
 class Member:
     """A child of this aggregator in one group: a client, or an aggregator that speaks for several."""
@@ -201,6 +204,7 @@ class Group:
         """A member may send more; it is told in the next round of the loop."""
         member.held_nbytes -= nbytes
         member.to_credit_nbytes += nbytes
+        self._owner.credits_due(self)
 
     def send_credits(self) -> None:
         """Tells members what `credit` has noted."""

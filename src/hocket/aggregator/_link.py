@@ -39,9 +39,16 @@ class Link:
         sock: non-blocking.
         expected: the types of frames that may come first.
         segment_nbytes: the longest payload.
+        changed: called when the queue of what is to be sent is empty no more.
     """
 
-    def __init__(self, sock: socket.socket, expected: frozenset[FrameType], segment_nbytes: int) -> None:
+    def __init__(
+        self,
+        sock: socket.socket,
+        expected: frozenset[FrameType],
+        segment_nbytes: int,
+        changed: Callable[[Link], None] | None = None,
+    ) -> None:
         self.sock = sock
         self.decoder = Decoder(expected, segment_nbytes)
         self.received_nbytes = 0
@@ -49,6 +56,7 @@ class Link:
         self.heard_s = time.monotonic()
         self.moved_s = self.heard_s
         """When the queue was last empty or became shorter."""
+        self.changed = changed
         self._out: deque[tuple[memoryview, Release | None]] = deque()
         self._control_nbytes = 0
 
@@ -71,6 +79,8 @@ class Link:
     def _queue(self, view: memoryview, release: Release | None) -> None:
         if not self._out:
             self.moved_s = time.monotonic()
+            if self.changed is not None:
+                self.changed(self)
         self._out.append((view, release))
 
     def flush(self) -> None:

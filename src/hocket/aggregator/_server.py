@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from ._connection import Connection
 from ._group import Group, Member
 from ._handshake import key_of
-from ._link import prepare
+from ._link import Link, prepare
 from ._operation import Operation
 from ._pool import Pool
 from ._protocol import NOBODY, Fail, FailCode, Join, ProtocolError, Refuse
@@ -84,13 +84,14 @@ class Aggregator:
         self._stats = Stats()
         self._began_s = time.monotonic()
         self._pool = Pool()
-        self._links: set[Connection | Upstream] = set()
-        self._changed: set[Connection | Upstream] = set()
+        self._links: set[Link] = set()
+        self._changed: set[Link] = set()
+        self._indebted: set[Group] = set()  # with credits to send
         self._forming: dict[tuple[bytes, bytes], Group] = {}
         self._groups: dict[Group, tuple[bytes, bytes]] = {}
         self._reserved_nbytes = 0
         self._stopping = False
-        self._interest: dict[Connection | Upstream, int] = {}
+        self._interest: dict[Link, int] = {}
         family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         self._listener = socket.create_server(address, family=family, backlog=256)
         self._listener.setblocking(False)
@@ -164,12 +165,16 @@ class Aggregator:
                 sock.close()
                 continue
             prepare(sock, self.limits.stall_s)
-            self._add(Connection(sock, address, self._tokens, self.limits, self))
+            self._add(Connection(sock, address, self._tokens, self.limits, self, self._note))
 
     def _add(self, link: Connection | Upstream) -> None:
         self._links.add(link)
         self._interest[link] = selectors.EVENT_READ
         self._selector.register(link.sock, selectors.EVENT_READ, link)
+        self._changed.add(link)
+
+    def _note(self, link: Link) -> None:
+        """There is something to send, or another reason to look at a link at the end of this round."""
         self._changed.add(link)
 
     def _serve(self, link: Connection | Upstream, mask: int) -> None:
@@ -194,24 +199,35 @@ class Aggregator:
             self._stats.connections += 1
 
     def _flush(self) -> None:
-        """Sends credits and what is queued, and watches for writing only where a socket is full."""
-        for group in self._groups:
-            group.send_credits()
-        changed, self._changed = self._changed, set()
-        for link in [link for link in self._links if link.waiting or link in changed]:
-            try:
-                link.flush()
-            except OSError as error:
-                self._drop(link, str(error))
-                continue
-            if isinstance(link, Upstream) and link.over and not link.waiting:
-                self._remove(link)
-                link.close()
-                continue
-            interest = selectors.EVENT_WRITE if link.waiting else 0
-            if not (isinstance(link, Upstream) and link.paused):
-                interest |= selectors.EVENT_READ
-            self._watch(link, interest)
+        """Sends credits and what is queued, and watches for writing only where a socket is full.
+
+        What a socket has taken makes new credits, and may let a paused link read again: so it goes round until no more
+        comes of it, for nobody else would wake the loop for these.
+        """
+        while self._changed or self._indebted:
+            indebted, self._indebted = self._indebted, set()
+            for group in indebted:
+                group.send_credits()
+            changed, self._changed = self._changed, set()
+            for link in changed:
+                if link in self._links:
+                    assert isinstance(link, Connection | Upstream)
+                    self._flush_one(link)
+
+    def _flush_one(self, link: Connection | Upstream) -> None:
+        try:
+            link.flush()
+        except OSError as error:
+            self._drop(link, str(error))
+            return
+        if isinstance(link, Upstream) and link.over and not link.waiting:
+            self._remove(link)
+            link.close()
+            return
+        interest = selectors.EVENT_WRITE if link.waiting else 0
+        if not (isinstance(link, Upstream) and link.paused):
+            interest |= selectors.EVENT_READ
+        self._watch(link, interest)
 
     def _watch(self, link: Connection | Upstream, interest: int) -> None:
         before = self._interest[link]
@@ -317,7 +333,7 @@ class Aggregator:
             self._stats.groups += 1
             label = f"{self._name} ({self.address[0]}:{self.address[1]})".encode()[:200]
             try:
-                link = Upstream(group, name, self._parent, token, label, self._changed.add)
+                link = Upstream(group, name, self._parent, token, label, self._note)
             except OSError as error:
                 group.fail(FailCode.PARENT_LOST, None, f"the parent aggregator cannot be reached: {error}")
                 return
@@ -336,6 +352,10 @@ class Aggregator:
         if code is not None and code != FailCode.CLOSING:
             self._stats.groups_failed += 1
 
+    def credits_due(self, group: Group) -> None:
+        """See Owner."""
+        self._indebted.add(group)
+
     def operation_over(self, group: Group, operation: Operation) -> None:
         """See Owner."""
         kind = operation.request.kind.name.lower()
@@ -345,7 +365,7 @@ class Aggregator:
 
     def _check(self, now_s: float) -> None:
         limits = self.limits
-        for link in list(self._links):
+        for link in [link for link in self._links if isinstance(link, Connection | Upstream)]:
             if isinstance(link, Connection) and not link.known and now_s - link.began_s > limits.hello_s:
                 self._drop(link, f"it has not proved itself within {limits.hello_s:g} s", refused=True)
             elif link.waiting and now_s - link.moved_s > limits.stall_s:
@@ -358,7 +378,7 @@ class Aggregator:
     def _close(self) -> None:
         for group in list(self._groups):
             group.fail(FailCode.CLOSING, None, "the aggregator is closing")
-        for link in list(self._links):
+        for link in [link for link in self._links if isinstance(link, Connection | Upstream)]:
             with contextlib.suppress(OSError):
                 link.flush()
             self._remove(link)

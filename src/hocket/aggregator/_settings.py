@@ -29,7 +29,7 @@ class Limits:
     members: int = 1024
     operations: int = 64
     nbytes: int = 1 << 30
-    window_nbytes: int = 2 << 20
+    window_nbytes: int = 1 << 20
     segment_nbytes: int = MOST_SEGMENT_NBYTES
     hello_s: float = 5.0
     join_s: float = 60.0

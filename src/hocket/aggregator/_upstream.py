@@ -53,7 +53,7 @@ class Upstream(Link):
         address: of the parent.
         token: proves this aggregator to it, and the parent to us.
         label: names this aggregator there.
-        changed: called when there is something to send, or when reading may go on.
+        changed: see Link; also called when reading may go on, or when the end has come.
     """
 
     def __init__(
@@ -63,12 +63,12 @@ class Upstream(Link):
         address: tuple[str, int],
         token: bytes,
         label: bytes,
-        changed: Callable[[Upstream], None],
+        changed: Callable[[Link], None],
     ) -> None:
         family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         sock = socket.socket(family, socket.SOCK_STREAM)
         sock.setblocking(False)
-        super().__init__(sock, frozenset({FrameType.CHALLENGE, FrameType.REFUSE}), MOST_SEGMENT_NBYTES)
+        super().__init__(sock, frozenset({FrameType.CHALLENGE, FrameType.REFUSE}), MOST_SEGMENT_NBYTES, changed)
         code = sock.connect_ex(address)
         if code not in (0, errno.EINPROGRESS):
             sock.close()
@@ -97,13 +97,11 @@ class Upstream(Link):
     def open(self, request: Open) -> None:
         """See Parent."""
         self.send(request._replace(group=_HANDLE))
-        self._changed(self)
 
     def send_up(self, sequence: int, offset: int, payload: Array, release: Release) -> None:
         """See Parent."""
         self._blocked.append((sequence, offset, payload, release))
         self._send_allowed()
-        self._changed(self)
 
     def _send_allowed(self) -> None:
         while self._blocked and self._blocked[0][2].nbytes <= self._credit_nbytes:
@@ -114,7 +112,6 @@ class Upstream(Link):
     def acknowledge(self, sequence: int) -> None:
         """See Parent."""
         self.send(Ack(_HANDLE, sequence))
-        self._changed(self)
 
     def consumed(self, nbytes: int) -> None:
         """See Parent."""

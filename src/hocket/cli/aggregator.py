@@ -27,7 +27,7 @@ def aggregator(
     max_members: Annotated[int | None, typer.Option(help="Members of a group at this aggregator.")] = None,
     max_operations: Annotated[int | None, typer.Option(help="Operations at once in one group.")] = None,
     max_bytes: Annotated[str | None, typer.Option(help="Memory for what is under way: 1GiB.")] = None,
-    window: Annotated[str | None, typer.Option(help="What one member may have under way in one group: 2MiB.")] = None,
+    window: Annotated[str | None, typer.Option(help="What one member may have under way in one group: 1MiB.")] = None,
     stall: Annotated[float | None, typer.Option(help="Seconds until a client that reads nothing is dropped.")] = None,
     address_file: Annotated[Path | None, typer.Option(help="Write the address into this file once it listens.")] = None,
     name: Annotated[str, typer.Option(help="How errors call this aggregator.")] = "aggregator",
