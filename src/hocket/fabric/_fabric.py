@@ -261,7 +261,11 @@ def _start_keeper(order: Mapping[str, Any]) -> "subprocess.Popen[str]":
         if not select.select([keeper.stdout], [], [], _UP_DEADLINE_S)[0]:
             keeper.kill()
             keeper.wait()
-            raise FabricError(f"the fabric was not up after {_UP_DEADLINE_S:.0f} s")
+            count = len(order["wiring"]["nodes"])
+            raise FabricError(
+                f"the fabric was not up after {_UP_DEADLINE_S:.0f} s; its {count} hosts and switches may be too many for "
+                "this machine: describe a smaller cluster"
+            )
         said = json.loads(keeper.stdout.readline() or "{}")
         if not said.get("up"):
             keeper.wait()
