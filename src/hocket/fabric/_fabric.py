@@ -263,8 +263,8 @@ def _start_keeper(order: Mapping[str, Any]) -> "subprocess.Popen[str]":
             keeper.wait()
             count = len(order["wiring"]["nodes"])
             raise FabricError(
-                f"the fabric was not up after {_UP_DEADLINE_S:.0f} s; its {count} hosts and switches may be too many for "
-                "this machine: describe a smaller cluster"
+                f"the fabric was not up after {_UP_DEADLINE_S:.0f} s; its {count} hosts and switches may be too many "
+                "for this machine: describe a smaller cluster"
             )
         said = json.loads(keeper.stdout.readline() or "{}")
         if not said.get("up"):
