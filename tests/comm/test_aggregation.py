@@ -1,5 +1,6 @@
 """The process group with an aggregator: the same results, whatever happens to the aggregator meanwhile."""
 
+import json
 import os
 import signal
 import subprocess
@@ -183,6 +184,44 @@ def test_leaves_with_a_parent_serve_their_ranks_in_any_order(tmp_path, order):
         assert '"all_reduce": 4' in two.stop()
 
 
+def _long_and_short():
+    me, n = dist.get_rank(), dist.get_world_size()
+    for numel in (10, 100_003, 10, 20):
+        data = torch.full((numel,), float(me))
+        dist.all_reduce(data)
+        assert (data == sum(range(n))).all()
+        sent = torch.arange(numel) + me
+        dist.broadcast(sent, 1)
+        assert torch.equal(sent, torch.arange(numel) + 1)
+    return _stats().served
+
+
+def test_two_aggregators_share_long_messages_and_take_turns_with_short_ones(tmp_path):
+    with _started(tmp_path / "one") as one, _started(tmp_path / "two") as two:
+        environment = one.environment(HOCKET_AGGREGATOR=f"{one.address},{two.address}")
+        assert run([0, 1, 2], _long_and_short, env=environment) == [8] * 3
+        counts = [json.loads(process.stop())["operations"] for process in (one, two)]
+    assert sum(count["all_reduce"] for count in counts) == 5
+    assert sum(count["broadcast"] for count in counts) == 5
+    assert [sum(count.values()) for count in counts] == [5, 5]
+
+
+def test_one_of_two_aggregators_that_dies_changes_no_result(tmp_path):
+    with _started(tmp_path / "one") as one, _started(tmp_path / "two") as two:
+
+        def disturb(mark):
+            _wait_for(mark, 10)
+            two.kill()
+            two.start()
+
+        one.environment, plain = (
+            lambda: {**plain(), "HOCKET_AGGREGATOR": f"{one.address},{two.address}"},
+            one.environment,
+        )
+        stats = _disturbed(tmp_path, one, disturb, steps=150, numel=100_000, pause_s=0.02)
+    assert all(one.failures >= 1 and one.returns >= 1 for one in stats), stats
+
+
 def test_seats_of_ranks_at_leaves():
     assert seat(["a"] * 3, 1) == Seat((0, 1, 2), 1, (Level(3, 1, 1, 1),))
     turned = [seat(["a", "b", "a"], r) for r in range(3)]
@@ -307,12 +346,12 @@ def _training(steps, numel, pause_s, mark):
     return sums, _stats()
 
 
-def _disturbed(tmp_path, aggregator, disturb, steps, numel=20_000, pause_s=0.0):
+def _disturbed(tmp_path, aggregator, disturb, steps, numel=20_000, pause_s=0.0, **variables):
     """Trains while something happens to the aggregator; every step's state must be what it is without."""
     mark = tmp_path / "step"
     thread = Thread(target=disturb, args=(mark,), daemon=True)
     thread.start()
-    got = run([0, 1, 2], _training, steps, numel, pause_s, str(mark), env=aggregator.environment())
+    got = run([0, 1, 2], _training, steps, numel, pause_s, str(mark), env=aggregator.environment(**variables))
     thread.join(30)
     for (sums, stats), want in zip(got, _expected(steps, numel, 3), strict=True):
         assert sums == want, stats
@@ -374,7 +413,7 @@ def _cut_off(victim, moment):
     results = []
     for step in range(40):
         if step == moment and dist.get_rank() == victim:
-            transport._session._client._link.sock.shutdown(2)
+            transport._session.group.clients[0]._link.sock.shutdown(2)
         data = torch.full((5000,), float(dist.get_rank() + step))
         dist.all_reduce(data)
         results.append(float(data[-1]))

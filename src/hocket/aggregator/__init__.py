@@ -10,6 +10,7 @@ from ._client import AggregationWork as AggregationWork
 from ._client import AggregatorLostError as AggregatorLostError
 from ._client import GroupFailedError as GroupFailedError
 from ._client import segment_nbytes as segment_nbytes
+from ._client import wait_for_all as wait_for_all
 from ._handshake import TokenError as TokenError
 from ._handshake import read_tokens as read_tokens
 from ._protocol import ElementType as ElementType
@@ -42,4 +43,5 @@ __all__ = [
     "parse_address",
     "read_tokens",
     "segment_nbytes",
+    "wait_for_all",
 ]

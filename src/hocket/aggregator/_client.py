@@ -57,6 +57,7 @@ _USUAL_SEGMENT_NBYTES: Final = 512 << 10
 _SEGMENTS: Final = 64
 _IN_FLIGHT: Final = 4
 """So many pieces fit into a window at least: one is on its way, one is reduced, one comes back."""
+_LOOK_S: Final = 0.05
 _FAREWELL_S: Final = 0.5
 _AHEAD_NBYTES: Final = 1 << 20
 """So much is queued for the socket at a time; what is behind it can still be sorted fairly among groups."""
@@ -188,11 +189,7 @@ class AggregationClient:
             AggregatorLostError: the connection is gone.
         """
         with self._lock:
-            now_s = time.monotonic()
-            try:
-                self._step(now_s, now_s, "to look")
-            except TimeoutError:
-                return
+            self._step(time.monotonic(), 0.0)
 
     @property
     def nbytes(self) -> tuple[int, int]:
@@ -210,15 +207,33 @@ class AggregationClient:
         """
         began_s = time.monotonic()
         while not finished():
-            if not self._lock.acquire(timeout=max(0.0, deadline_s - time.monotonic())):
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0 or not self._lock.acquire(timeout=left_s):
                 raise TimeoutError(f"{self._where}: no time left {what}")
             try:
                 if not finished():
-                    self._step(began_s, deadline_s, what)
+                    self._step(began_s, left_s)
             finally:
                 self._lock.release()
 
-    def _step(self, began_s: float, deadline_s: float, what: str) -> None:
+    def advance(self, began_s: float, waiting: select.poll) -> bool:
+        """Moves what can be moved now; if that is nothing, registers in `waiting` what must be waited for."""
+        with self._lock:
+            if self._step(began_s, 0.0):
+                return True
+            waiting.register(self._link.sock, self._interest)
+            return False
+
+    def _step(self, began_s: float, wait_s: float) -> bool:
+        """Sends and receives what it can, and waits up to `wait_s` for that.
+
+        Args:
+            began_s: when somebody began to wait: silence before that is nobody's fault.
+            wait_s: 0 to look only.
+
+        Returns:
+            Whether anything came, or may be sent now.
+        """
         if self._error is not None:
             raise self._error
         try:
@@ -227,23 +242,23 @@ class AggregationClient:
             if interest != self._interest:
                 self._poll.modify(self._link.sock, interest)
                 self._interest = interest
+            if self._poll.poll(1000 * min(wait_s, self._stall_s / 4)):
+                for frame in self._link.receive(self._place):
+                    self._handle_frame(frame)
+                return True
             now_s = time.monotonic()
             quiet_s = now_s - max(self._link.heard_s, began_s)
             if quiet_s > self._stall_s:
                 raise TimeoutError(f"it has not answered for {quiet_s:.1f} s")
-            left_s = deadline_s - now_s
-            if self._poll.poll(1000 * max(0.0, min(left_s, self._stall_s / 4))):
-                for frame in self._link.receive(self._place):
-                    self._handle_frame(frame)
-            elif left_s > 0 and now_s - max(self._pinged_s, self._link.heard_s) > self._stall_s / 4:
+            if quiet_s > self._stall_s / 4 and now_s - self._pinged_s > self._stall_s / 4:
                 self._pinged_s = now_s
                 self._link.send(Ping(0))
+                self._link.flush()
+            return False
         except (OSError, EOFError, ProtocolError) as error:
             self._error = AggregatorLostError(f"{self._where} is lost: {error or type(error).__name__}")
             self._link.sock.close()
             raise self._error from None
-        if time.monotonic() >= deadline_s:
-            raise TimeoutError(f"{self._where}: no time left {what}")
 
     def _pump(self) -> None:
         """Queues as much as windows allow, in turns among groups, and sends what the socket takes."""
@@ -391,6 +406,11 @@ class AggregationGroup:
             assert self.failure is not None
             raise self.failure
 
+    @property
+    def client(self) -> AggregationClient:
+        """The connection."""
+        return self._client
+
     # --- called by the client while it drives -------------------------------------------------------------------------
 
     def feed(self, link: Link) -> int:
@@ -534,5 +554,30 @@ class AggregationWork:
         """
         self._group.wait_for(self)
 
+    @property
+    def group(self) -> AggregationGroup:
+        """Whose work it is."""
+        return self._group
+
     def __str__(self) -> str:
         return f"{self.kind.name.lower()} {self.sequence} of {self.nbytes} bytes"
+
+
+def wait_for_all(works: Sequence[AggregationWork]) -> None:
+    """Blocks until works at several aggregators are over; all connections move at once.
+
+    Raises:
+        AggregationError: of the first that fails.
+    """
+    clients = list(dict.fromkeys(work.group.client for work in works))
+    began_s = time.monotonic()
+    while unfinished := [work for work in works if not work.over]:
+        for work in unfinished:
+            if work.group.failure is not None:
+                raise work.group.failure
+            if time.monotonic() >= work.deadline_s:
+                raise GroupFailedError(f"no time left for {work}", FailCode.TIMEOUT, None, work.sequence)
+        waiting = select.poll()
+        moved = [client.advance(began_s, waiting) for client in clients]
+        if not any(moved):
+            waiting.poll(1000 * _LOOK_S)

@@ -25,6 +25,7 @@ log = logging.getLogger("hocket.aggregator")
 
 _TICK_S = 0.1
 _PARENT_S = 10.0
+_BREATH_S = 0.01
 
 
 @dataclass(slots=True)
@@ -154,8 +155,9 @@ class Aggregator:
                 sock, peer = self._listener.accept()
             except (BlockingIOError, InterruptedError):
                 return
-            except OSError as error:  # the process has no descriptors left, say
+            except OSError as error:  # the process has no descriptors left, say: those that it has are served on
                 log.warning("a connection could not be accepted: %s", error)
+                time.sleep(_BREATH_S)
                 return
             address = f"{peer[0]}:{peer[1]}"
             clients = [link for link in self._links if isinstance(link, Connection)]

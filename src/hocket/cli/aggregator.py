@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import resource
 import signal
 import sys
 from dataclasses import asdict
@@ -63,6 +64,7 @@ def aggregator(
         bad_input("aggregator", error)
     except OSError as error:
         bad_input("aggregator", f"it cannot listen at {listen}: {error.strerror}; is the port taken?")
+    _allow_connections(server.limits.connections)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: server.stop())
     address = ":".join(map(str, server.address))
@@ -74,6 +76,15 @@ def aggregator(
         print_json(asdict(server.stats()))
     else:
         typer.echo(_summary(server.stats()))
+
+
+def _allow_connections(count: int) -> None:
+    """Each is a file descriptor, and the usual limit is low."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 2 * count + 64  # with as many to a parent
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
 
 
 def _write_at_once(path: Path, text: str) -> None:

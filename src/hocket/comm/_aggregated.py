@@ -415,7 +415,7 @@ def beside_aggregator(
     if len(ranks) == 1:
         return hosts
     settings = AggregationSettings.from_environment()
-    mine = "" if settings is None else f"{settings.address[0]}:{settings.address[1]}"
+    mine = "" if settings is None else str(settings)
     keys = [f"hocket/aggregation/{r}" for r in ranks]
     store.set(f"hocket/aggregation/{rank}", f"{secrets.token_hex(8)} {mine}")
     store.wait(keys, timeout)

@@ -18,7 +18,6 @@ from hocket.aggregator import (
     AddressError,
     AggregationClient,
     AggregationError,
-    AggregationGroup,
     AggregatorLostError,
     ElementType,
     Operator,
@@ -30,6 +29,7 @@ from hocket.aggregator import (
 from ._errors import CommError
 from ._reduce import Reducer
 from ._seat import Seat
+from ._shards import Shards
 
 log = logging.getLogger("hocket.comm")
 
@@ -88,14 +88,17 @@ class AggregationSettings:
     """Where this process's aggregator is.
 
     Attributes:
-        address: host and port.
+        addresses: host and port; several aggregators share long messages.
         token: the job's.
         stall_s: seconds of silence after which it counts as lost.
     """
 
-    address: tuple[str, int]
+    addresses: tuple[tuple[str, int], ...]
     token: bytes
     stall_s: float = 5.0
+
+    def __str__(self) -> str:
+        return ",".join(f"{host}:{port}" for host, port in self.addresses)
 
     @classmethod
     def from_environment(cls) -> AggregationSettings | None:
@@ -116,7 +119,7 @@ class AggregationSettings:
             stall_s = float(os.environ.get(STALL_VARIABLE, "5"))
             if not stall_s > 0:
                 raise ValueError(f"{STALL_VARIABLE} is {stall_s}; give seconds above 0")
-            return cls(parse_address(address), read_tokens(token_file)[0], stall_s)
+            return cls(tuple(map(parse_address, address.split(","))), read_tokens(token_file)[0], stall_s)
         except (AddressError, TokenError, ValueError) as error:
             raise CommError(f"the aggregator of {ADDRESS_VARIABLE} cannot be used: {error}") from None
 
@@ -139,37 +142,33 @@ class Session:
         self._name = name
         self._label = label
         self._lock = threading.Lock()
-        self._group: AggregationGroup | None = None
-        self._client: AggregationClient | None = None
+        self._shards: Shards | None = None
         self._thread: threading.Thread | None = None
         self._closing = threading.Event()
         self._wanted = threading.Event()
 
     @property
-    def group(self) -> AggregationGroup:
+    def group(self) -> Shards:
         """The group.
 
         Raises:
             AggregatorLostError: it is lost.
         """
-        group = self._group
-        if group is None:
+        shards = self._shards
+        if shards is None:
             raise AggregatorLostError("this rank has lost its place at the aggregator")
-        return group
+        return shards
 
     @property
     def ready(self) -> int:
         """The number of this incarnation of the group, the same on all ranks that are in it; 0 while it is lost."""
-        client, group = self._client, self._group
-        if client is None or group is None:
+        shards = self._shards
+        if shards is None:
             return 0
-        try:
-            client.look()
-        except AggregationError:
-            pass
-        else:
-            if group.failure is None:
-                return group.generation
+        with contextlib.suppress(AggregationError):
+            shards.look()
+            if shards.generation:
+                return shards.generation
         self.lose()
         return 0
 
@@ -183,38 +182,42 @@ class Session:
 
     def lose(self) -> None:
         """Gives up this incarnation, which tells the other members, and begins to try again."""
-        client = self._forget()
-        if client is not None:
-            client.close()
+        self._forget()
         self._try_again()
 
     def close(self) -> None:
         """Leaves for good."""
         self._closing.set()
         self._wanted.set()
-        client = self._forget()
-        if client is not None:
-            client.close()
+        self._forget()
 
-    def _forget(self) -> AggregationClient | None:
+    def _forget(self) -> None:
         with self._lock:
-            client, self._client, self._group = self._client, None, None
-        return client
+            shards, self._shards = self._shards, None
+        if shards is not None:
+            shards.close()
 
     def _come_in(self, timeout_s: float) -> None:
-        settings = self._settings
-        client = AggregationClient(
-            settings.address, settings.token, timeout_s=min(timeout_s, settings.stall_s), stall_s=settings.stall_s
-        )
-        seat = self.seat
-        group = client.join(self._name, len(seat.order), seat.position, levels=seat.levels, label=self._label)
+        settings, seat = self._settings, self.seat
+        clients: list[AggregationClient] = []
         try:
-            group.wait(timeout_s)
+            for address in settings.addresses:
+                client = AggregationClient(
+                    address, settings.token, timeout_s=min(timeout_s, settings.stall_s), stall_s=settings.stall_s
+                )
+                clients.append(client)
+            groups = [
+                client.join(self._name, len(seat.order), seat.position, levels=seat.levels, label=self._label)
+                for client in clients
+            ]
+            for group in groups:
+                group.wait(timeout_s)
         except AggregationError:
-            client.close()
+            for client in clients:
+                client.close()
             raise
         with self._lock:
-            self._client, self._group = client, group
+            self._shards = Shards(clients, groups)
         if self._closing.is_set():
             self.close()
 
