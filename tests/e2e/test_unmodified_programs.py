@@ -13,9 +13,15 @@ PROGRAMS = Path(__file__).parents[2] / "examples" / "torch"
 RANKS = {"ddp": 2, "fsdp2": 2, "tensor_parallel": 2, "pipeline": 2, "dcp_checkpoint": 2, "device_mesh": 4}
 
 
-def _numbers(program, backend):
+# Gloo's worker threads may outlive the interpreter and abort the process after its last line (pytorch/pytorch#190489):
+# seen in 1 of 10 runs of dcp_checkpoint on a busy machine, with hocket not even loaded. Ours never may.
+GLOO_ABORT = "terminate called without an active exception"
+MOST_GLOO_RUNS = 5
+
+
+def _run(program, backend):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS[program]}"]
-    result = subprocess.run(
+    return subprocess.run(
         [*command, str(PROGRAMS / f"{program}.py"), "--backend", backend],
         capture_output=True,
         text=True,
@@ -23,6 +29,13 @@ def _numbers(program, backend):
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         check=False,
     )
+
+
+def _numbers(program, backend):
+    for _ in range(MOST_GLOO_RUNS if backend == "gloo" else 1):
+        result = _run(program, backend)
+        if result.returncode == 0 or GLOO_ABORT not in result.stderr:
+            break
     assert result.returncode == 0, result.stderr[-3000:]
     return json.loads(result.stdout.strip().splitlines()[-1])
 
