@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from hocket import fabric as fabric
     from hocket import launch as launch
     from hocket import parallel as parallel
+    from hocket import planner as planner
     from hocket import profile as profile
     from hocket import schedule as schedule
     from hocket import simulate as simulate
@@ -27,10 +28,12 @@ if TYPE_CHECKING:
     from hocket.parallel import distribute as distribute
     from hocket.parallel import shard as shard
     from hocket.parallel import total as total
+    from hocket.planner import Plan as Plan
 
 __version__ = "0.1.0.dev0"
 
 __all__ = [
+    "Plan",
     "__version__",
     "aggregator",
     "algorithms",
@@ -41,6 +44,7 @@ __all__ = [
     "fabric",
     "launch",
     "parallel",
+    "planner",
     "profile",
     "schedule",
     "shard",
@@ -60,6 +64,7 @@ _ROOMS = frozenset(
         "fabric",
         "launch",
         "parallel",
+        "planner",
         "profile",
         "schedule",
         "simulate",
@@ -69,6 +74,7 @@ _ROOMS = frozenset(
     }
 )
 _HOMES = {
+    "Plan": "hocket.planner",
     "average": "hocket.parallel",
     "distribute": "hocket.parallel",
     "shard": "hocket.parallel",

@@ -1,0 +1,103 @@
+"""The rules that a plan must keep: what cannot be combined, and what does not fit the world or the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from ._findings import PlanFinding
+
+if TYPE_CHECKING:
+    from ._plan import Plan
+
+
+def broken_rules(plan: Plan, world_size: int | None, batch: int | None) -> list[PlanFinding]:
+    """The rules that `plan` breaks in a world of `world_size` ranks with global batches of `batch` samples."""
+    found = list(_counts(plan))
+    if found:  # the rules below divide by the counts
+        return found
+    found += [*_pipeline(plan), *_other(plan)]
+    if world_size is not None:
+        found += _world(plan, world_size)
+    if batch is not None:
+        found += _batch(plan, world_size, batch)
+    return found
+
+
+def _counts(plan: Plan) -> Iterator[PlanFinding]:
+    names = ("tensor_parallel_degree", "pipeline_parallel_degree", "stages_per_rank", "micro_batches", "accumulate")
+    for name in names:
+        if getattr(plan, name) < 1:
+            yield PlanFinding(name, f"must be 1 or more, not {getattr(plan, name)}", "1 is the plain form")
+    if plan.data_parallel_degree < 1 and plan.data_parallel_degree != -1:
+        rule = f"must be 1 or more, or -1 for the rest of the world, not {plan.data_parallel_degree}"
+        yield PlanFinding("data_parallel_degree", rule, "leave it out to get the rest")
+    if plan.batch_norm_group < 0:
+        rule = f"must be a number of workers, or 0 for all, not {plan.batch_norm_group}"
+        yield PlanFinding("batch_norm_group", rule, "leave it out to get all")
+
+
+def _pipeline(plan: Plan) -> Iterator[PlanFinding]:
+    schedule, stages = plan.pipeline_schedule, plan.stages_per_rank
+    if plan.pipeline_parallel_degree == 1:
+        if plan.micro_batches > 1:
+            rule = f"micro-batches belong to a pipeline, and this plan has none ({plan.micro_batches} wanted)"
+            yield PlanFinding("micro_batches", rule, f"say accumulate = {plan.micro_batches} instead")
+        if stages > 1 or plan.split:
+            rule = "stages belong to a pipeline, and this plan has none"
+            yield PlanFinding("stages_per_rank" if stages > 1 else "split", rule, "set pipeline_parallel_degree, too")
+        return
+    if plan.accumulate > 1:
+        rule = "a pipeline accumulates over its micro-batches already"
+        remedy = f"say accumulate = 1 and micro_batches = {plan.accumulate * plan.micro_batches}"
+        yield PlanFinding("accumulate", rule, remedy)
+    if stages > 1 and schedule in ("gpipe", "1f1b"):
+        rule = f"{schedule!r} has one stage on each rank, not {stages}"
+        yield PlanFinding("stages_per_rank", rule, 'say pipeline_schedule = "interleaved", or stages_per_rank = 1')
+    if stages == 1 and schedule == "interleaved":
+        rule = "an interleaved schedule has several stages on each rank"
+        yield PlanFinding("stages_per_rank", rule, 'say stages_per_rank = 2, or pipeline_schedule = "1f1b"')
+    wanted = plan.pipeline_parallel_degree * stages - 1
+    if plan.split and len(plan.split) != wanted:
+        rule = f"{wanted + 1} stages begin at {wanted} modules after the first, and {len(plan.split)} are named"
+        yield PlanFinding("split", rule, "name that many, or none to balance the stages by measurement")
+
+
+def _other(plan: Plan) -> Iterator[PlanFinding]:
+    if plan.sequence_parallel and plan.tensor_parallel_degree == 1:
+        rule = "the sequence is divided among the workers that share tensors, and there are none"
+        yield PlanFinding("sequence_parallel", rule, "set tensor_parallel_degree, or leave sequence_parallel out")
+    if plan.batch_norm_group and not plan.sync_batch_norm:
+        rule = "is the size of the groups in which batch norm is synchronised, and it is not"
+        yield PlanFinding("batch_norm_group", rule, "say sync_batch_norm = true, or leave it out")
+    if plan.compression != "none":
+        rule = f"gradients can be sent as they are only, not as {plan.compression!r}"
+        yield PlanFinding("compression", rule, 'say compression = "none"')
+
+
+def _world(plan: Plan, world_size: int) -> Iterator[PlanFinding]:
+    tensor, pipeline, data = plan.tensor_parallel_degree, plan.pipeline_parallel_degree, plan.data_parallel_degree
+    if world_size % (tensor * pipeline):
+        rule = f"{tensor} tensor x {pipeline} pipeline does not divide {world_size} workers"
+        near = tensor * pipeline * max(1, world_size // (tensor * pipeline))
+        yield PlanFinding("tensor_parallel_degree", rule, f"use {near} workers, or degrees whose product divides them")
+        return
+    rest = world_size // (tensor * pipeline)
+    if data not in (-1, rest):
+        rule = f"{data} data x {tensor} tensor x {pipeline} pipeline is {data * tensor * pipeline} workers"
+        rule += f", and there are {world_size}"
+        yield PlanFinding("data_parallel_degree", rule, f"say {rest}, or -1 for the rest of the world")
+    if plan.batch_norm_group and rest % plan.batch_norm_group:
+        rule = f"groups of {plan.batch_norm_group} do not divide {rest} data-parallel workers"
+        yield PlanFinding("batch_norm_group", rule, f"choose a divisor of {rest}, or 0 for all")
+
+
+def _batch(plan: Plan, world_size: int | None, batch: int) -> Iterator[PlanFinding]:
+    data = plan.data_parallel_degree
+    if data == -1:
+        data = 1 if world_size is None else world_size // (plan.tensor_parallel_degree * plan.pipeline_parallel_degree)
+    for name in ("micro_batches", "accumulate"):
+        parts = getattr(plan, name)
+        if parts > 1 and batch < parts * max(1, data):
+            rule = f"a batch of {batch} samples cannot be cut into {parts} parts on each of {data} workers"
+            yield PlanFinding(name, rule, f"use batches of {parts * data} samples or more, or fewer parts")
