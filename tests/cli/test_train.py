@@ -102,7 +102,7 @@ def test_json_is_the_only_thing_on_stdout(tmp_path: Path) -> None:
     done = hocket("train", "edsr", "-n", "1", "--steps", "2", *_SMALL, "--json", cwd=tmp_path)
     result = json.loads(done.stdout)
     assert result["status"] == "finished"
-    assert result["training"]["images"] == 8
+    assert result["training"]["samples"] == 8
     assert [row["photograph"] for row in result["quality"]["rows"]] == ["astronaut", "chelsea", "coffee"]
     assert "scaling" not in result  # there is nothing to compare one worker with
     assert re.fullmatch(r"runs/edsr-\d{8}-\d{6}", result["run"])
@@ -119,7 +119,7 @@ def test_resnet50_gives_its_throughput_the_same_way(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert result["placement"]["parameters"] == 25_557_032
-    assert result["training"]["images_per_s"] > 0
+    assert result["training"]["samples_per_s"] > 0
     assert result["scaling"]["workers"] == 2
     assert "quality" not in result
 
@@ -127,7 +127,7 @@ def test_resnet50_gives_its_throughput_the_same_way(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("alexnet",), "there is no workload 'alexnet'; there are edsr, resnet50"),
+        (("alexnet",), "there is no workload 'alexnet'; there are edsr, resnet50, resnet101, "),
         (("edsr", "-n", "0"), "-n 0: there must be at least one worker"),
         (("edsr", "-n", "4", "--batch-size", "3"), "--batch-size 3 is smaller than -n 4"),
         (("edsr", "--scale", "5"), "--scale 5: EDSR magnifies by 2, 3, 4"),

@@ -9,12 +9,15 @@ from hocket.workloads import Follower, RunDirectory, conclude, report
 from hocket.workloads._progress import clock
 
 
+CONFIG = {"workload": "edsr", "unit": {"samples": "images", "name": "images", "per_sample": 1}}
+
+
 def new_run(path: Path, steps: int = 20) -> RunDirectory:
-    return RunDirectory.create(path / "run", {"workload": "edsr", "settings": {"steps": steps, "workers": 2}})
+    return RunDirectory.create(path / "run", CONFIG | {"settings": {"steps": steps, "workers": 2}})
 
 
 def metric(run: RunDirectory, step: int, **other: Any) -> None:
-    values = {"loss": 0.0123, "images": step * 16, "elapsed_s": step * 0.1, "images_per_s": 160.0, "left_s": 61.4}
+    values = {"loss": 0.0123, "samples": step * 16, "elapsed_s": step * 0.1, "samples_per_s": 160.0, "left_s": 61.4}
     run.metric(step=step, **{**values, **other})
 
 
@@ -87,13 +90,13 @@ PLACEMENT = {
     "bucket_bytes": 121_987,
 }
 SCALING = {
-    "images_per_worker": 8,
+    "samples_per_worker": 8,
     "workers": 2,
     "efficiency": 0.951,
     "efficiency_lowest": 0.94,
     "efficiency_highest": 0.96,
-    "images_per_s": 160.0,
-    "one_images_per_s": 84.1,
+    "samples_per_s": 160.0,
+    "one_samples_per_s": 84.1,
     "idle_core_share": 0.004,
     "rounds": 3,
     "steps_per_block": 10,
@@ -118,7 +121,7 @@ def test_what_was_not_held_fair_is_said(tmp_path: Path) -> None:
 def test_everything_that_is_known_is_reported(tmp_path: Path) -> None:
     run = new_run(tmp_path)
     run.event("started", **PLACEMENT)
-    run.event("trained", steps=20, images=320, training_s=2.0, images_per_s=160.0, loss=0.1)
+    run.event("trained", steps=20, samples=320, training_s=2.0, samples_per_s=160.0, loss=0.1)
     run.event(
         "evaluated",
         title="PSNR",

@@ -64,8 +64,8 @@ def test_the_tail_gives_each_line_once_and_whole(tmp_path: Path) -> None:
 
 def test_the_result_is_what_the_files_say(run: RunDirectory) -> None:
     run.event("started", workers=2, threads=1)
-    run.metric(step=1, images=16, elapsed_s=1.0, images_per_s=16.0, loss=0.5)
-    run.metric(step=3, images=48, elapsed_s=2.0, images_per_s=32.0, loss=0.4)
+    run.metric(step=1, samples=16, elapsed_s=1.0, samples_per_s=16.0, loss=0.5)
+    run.metric(step=3, samples=48, elapsed_s=2.0, samples_per_s=32.0, loss=0.4)
     interrupted = conclude(run, "interrupted")
     assert interrupted == run.result()
     assert interrupted["status"] == "interrupted"
@@ -73,10 +73,10 @@ def test_the_result_is_what_the_files_say(run: RunDirectory) -> None:
     assert interrupted["training"]["steps"] == 3
     assert "quality" not in interrupted
 
-    run.event("trained", steps=9, images=144)
+    run.event("trained", steps=9, samples=144)
     run.event("evaluated", rows=[])
     finished = conclude(run, "finished")
-    assert finished["training"] == {"steps": 9, "images": 144}
+    assert finished["training"] == {"steps": 9, "samples": 144}
     assert finished["quality"] == {"rows": []}
     assert [file.name for file in run.path.iterdir() if file.name.startswith(".")] == []
 

@@ -26,14 +26,14 @@ def test_epochs_are_another_way_to_say_steps() -> None:
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("alexnet", {}, "there is no workload 'alexnet'; there are edsr, resnet50"),
+        ("alexnet", {}, "there is no workload 'alexnet'; there are edsr, resnet50, resnet101, language_model"),
         ("edsr", {"workers": 0}, "-n 0: there must be at least one worker"),
         ("edsr", {"workers": 4, "batch_size": 3}, "--batch-size 3 is smaller than -n 4.*use --batch-size 4 or more"),
         ("edsr", {"batch_size": 0}, "--batch-size 0"),
         ("edsr", {"batch_size": 0, "epochs": 1}, "--batch-size 0"),
         ("edsr", {"batch_size": 1601, "epochs": 1}, "--batch-size 1601: an epoch has only 1600 images"),
         ("edsr", {"scale": 5}, "--scale 5: EDSR magnifies by 2, 3, 4"),
-        ("edsr", {"size": "huge"}, "--size huge: not one of full, baseline, demo"),
+        ("edsr", {"size": "huge"}, "--size huge: not one of full, baseline, demo, tiny"),
         ("edsr", {"patch": 5000}, r"--patch 5000 is larger than a photograph: china.jpg leaves at most --patch 426"),
         ("edsr", {"patch": 428}, r"--patch 428 is larger than a photograph"),
         ("edsr", {"patch": 31}, "--patch 31 is not a multiple of --scale 2; use for instance --patch 32"),
@@ -62,4 +62,4 @@ def test_the_largest_patch_is_accepted() -> None:
 
 
 def test_the_bundled_workloads_are_known() -> None:
-    assert names() == ("edsr", "resnet50")
+    assert names() == ("edsr", "resnet50", "resnet101", "language_model", "translation", "recommender")

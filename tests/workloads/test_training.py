@@ -61,7 +61,7 @@ def test_the_metrics_tell_the_whole_run(tmp_path: Path) -> None:
     lines = run.metrics()
     assert lines[0]["step"] == 1
     assert lines[-1]["step"] == 5
-    assert lines[-1]["images"] == summary["images"] == 30
+    assert lines[-1]["samples"] == summary["samples"] == 30
     assert lines[-1]["loss"] == summary["loss"]
     assert lines[-1]["left_s"] == 0.0
     assert all(0.0 < line["loss"] < 0.2 for line in lines)
@@ -154,7 +154,7 @@ def _measure() -> tuple[dict[str, Any], int]:
 def test_scaling_is_measured_alike_on_every_worker() -> None:
     (first, steps_alone), (second, none_alone) = run_ranks(_measure, 2)
     assert first == second
-    assert first["efficiency"] == pytest.approx(first["images_per_s"] / (2 * first["one_images_per_s"]))
+    assert first["efficiency"] == pytest.approx(first["samples_per_s"] / (2 * first["one_samples_per_s"]))
     assert first["efficiency_lowest"] <= first["efficiency_highest"]
     assert first["steps_per_block"] == 2
     assert steps_alone == 1 + first["rounds"] * first["steps_per_block"]

@@ -19,8 +19,10 @@ from hocket.workloads import (
     RunDirectory,
     Settings,
     SettingsError,
+    Unit,
     check_device,
     conclude,
+    names,
     report,
     settings_from_options,
 )
@@ -31,18 +33,24 @@ _FAILED = 1
 
 
 def train(
-    name: Annotated[str, typer.Argument(help="edsr or resnet50.")],
+    name: Annotated[str, typer.Argument(help=f"One of {', '.join(names())}.")],
     workers: Annotated[int, typer.Option("-n", "--workers", help="Processes that train together.")] = 1,
     steps: Annotated[int | None, typer.Option(help="Optimizer steps.")] = None,
     epochs: Annotated[int | None, typer.Option(help="Epochs, as another way to say --steps.")] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Images in a step, over all workers.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Samples in a step, over all workers.")] = None,
     lr: Annotated[float | None, typer.Option(help="Highest learning rate.")] = None,
     seed: Annotated[int | None, typer.Option(help="Chooses initial weights and data.")] = None,
-    size: Annotated[str | None, typer.Option(help="edsr: demo, baseline or full.")] = None,
+    size: Annotated[
+        str | None, typer.Option(help="How large a model: full, demo or tiny; edsr: also baseline.")
+    ] = None,
     scale: Annotated[int | None, typer.Option(help="edsr: magnification, 2, 3 or 4.")] = None,
     patch: Annotated[int | None, typer.Option(help="edsr: side of a training patch in pixels.")] = None,
-    image_size: Annotated[int | None, typer.Option(help="resnet50: side of the images in pixels.")] = None,
-    synthetic: Annotated[bool, typer.Option("--synthetic", help="resnet50: train on made-up images.")] = False,
+    image_size: Annotated[int | None, typer.Option(help="resnet50, resnet101: side of the images in pixels.")] = None,
+    synthetic: Annotated[
+        bool, typer.Option("--synthetic", help="resnet50, recommender: train on made-up data.")
+    ] = False,
+    data: Annotated[Path | None, typer.Option(help="recommender: a recbole wheel, which has MovieLens-100K.")] = None,
+    language: Annotated[str | None, typer.Option(help="translation: french or german.")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu or cuda; auto takes a GPU if there is one.")] = None,
     autocast: Annotated[bool, typer.Option("--autocast", help="Forward pass in bfloat16.")] = False,
     out: Annotated[Path | None, typer.Option(help="Run directory [default: runs/NAME-TIME].")] = None,
@@ -65,6 +73,8 @@ def train(
         "patch": patch,
         "image_size": image_size,
         "synthetic": synthetic or None,
+        "data": None if data is None else str(data.absolute()),
+        "language": language,
         "device": device,
         "autocast": autocast or None,
     }
@@ -96,6 +106,7 @@ def _make_directory(settings: Settings, out: Path | None) -> RunDirectory:
     config = {
         "workload": values.pop("workload"),
         "settings": values,
+        "unit": dataclasses.asdict(Unit.of(settings)),
         "command": sys.argv,
         "started": now.isoformat(timespec="seconds"),
         "hocket": hocket.__version__,

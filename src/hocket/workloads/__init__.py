@@ -5,26 +5,32 @@ Importing this package does not import torch. The models are ordinary modules in
 """
 
 from hocket.workloads._device import check_device as check_device
+from hocket.workloads._example import Example as Example
+from hocket.workloads._example import example as example
 from hocket.workloads._progress import Follower as Follower
 from hocket.workloads._report import report as report
 from hocket.workloads._result import conclude as conclude
 from hocket.workloads._run import RunDirectory as RunDirectory
 from hocket.workloads._settings import Settings as Settings
 from hocket.workloads._settings import SettingsError as SettingsError
+from hocket.workloads._unit import Unit as Unit
 from hocket.workloads._workload import Workload as Workload
 from hocket.workloads._workload import build as build
 from hocket.workloads._workload import names as names
 from hocket.workloads._workload import settings_from_options as settings_from_options
 
 __all__ = [
+    "Example",
     "Follower",
     "RunDirectory",
     "Settings",
     "SettingsError",
+    "Unit",
     "Workload",
     "build",
     "check_device",
     "conclude",
+    "example",
     "names",
     "report",
     "settings_from_options",

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from hocket.workloads._run import EVENTS, METRICS, RunDirectory, Tail
+from hocket.workloads._unit import Unit
 
 _LOOK_EVERY_S = 0.2
 _PLAIN_LINE_EVERY_S = 5.0
@@ -31,7 +32,9 @@ class Follower:
 
     def __init__(self, run: RunDirectory, console: Console) -> None:
         self._console = console
-        self._steps = run.config["settings"]["steps"]
+        config = run.config
+        self._steps = config["settings"]["steps"]
+        self._unit = Unit.from_config(config)
         self._metrics, self._events = Tail(run.path / METRICS), Tail(run.path / EVENTS)
         self._bar = _bar(console) if console.is_terminal else None
         self._task = self._bar.add_task("training", total=self._steps, facts="") if self._bar else None
@@ -66,7 +69,7 @@ class Follower:
 
     def _show_metrics(self, records: Iterable[dict[str, Any]]) -> None:
         for record in records:
-            facts = describe(record, self._steps)
+            facts = describe(record, self._steps, self._unit)
             if self._bar is not None and self._task is not None:
                 self._bar.update(self._task, completed=record["step"], facts=facts)
             elif time.monotonic() >= self._line_due_s or record["step"] == self._steps:
@@ -74,12 +77,12 @@ class Follower:
                 self._console.print(facts, highlight=False, soft_wrap=True)
 
 
-def describe(record: dict[str, Any], steps: int) -> str:
+def describe(record: dict[str, Any], steps: int, unit: Unit) -> str:
     """One line of metrics for people."""
     loss = "nan" if record["loss"] is None else f"{record['loss']:.4f}"
     return (
-        f"step {record['step']}/{steps}  loss {loss}  {record['images_per_s']:,.3g} images/s  "
-        f"{clock(record['left_s'])} left"
+        f"step {record['step']}/{steps}  loss {loss}  "
+        f"{_three_digits(record['samples_per_s'] * unit.per_sample)} {unit.name}/s  {clock(record['left_s'])} left"
     )
 
 
@@ -88,6 +91,10 @@ def clock(seconds: float) -> str:
     minutes, whole_seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{whole_seconds:02}" if hours else f"{minutes}:{whole_seconds:02}"
+
+
+def _three_digits(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _bar(console: Console) -> Progress:

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from hocket.workloads._progress import clock
+from hocket.workloads._unit import Unit
 
 # Narrow: the widest table has to fit a terminal of 80 columns.
 _TABLE: dict[str, Any] = {
@@ -28,14 +29,15 @@ def report(result: dict[str, Any], console: Console) -> None:
     if "quality" in result:
         _quality(result["quality"], console)
         say(result["quality"]["summary"] + ".")
+    unit = Unit.from_config(result["config"])
     if "training" in result:
         training = result["training"]
         say(
-            f"Throughput: {_number(training['images_per_s'])} images/s ({training['images']:,} images in "
-            f"{training['steps']:,} steps, {clock(training['training_s'])})."
+            f"Throughput: {_number(training['samples_per_s'] * unit.per_sample)} {unit.name}/s "
+            f"({training['samples']:,} {unit.samples} in {training['steps']:,} steps, {clock(training['training_s'])})."
         )
     if "scaling" in result:
-        _scaling(result["scaling"], result["placement"], say)
+        _scaling(result["scaling"], result["placement"], unit, say)
     if "communication" in result:
         _communication(result["communication"], console, say)
     if result["status"] == "interrupted":
@@ -72,8 +74,9 @@ def _quality(quality: dict[str, Any], console: Console) -> None:
         table.add_column(label, justify="right" if number else "left")
     for row in quality["rows"]:
         table.add_row(*(_cell(row[key]) for key in keys))
-    table.add_section()
-    table.add_row("mean", *(_cell(quality["mean"][key]) for key in keys[1:]))
+    if "mean" in quality:
+        table.add_section()
+        table.add_row("mean", *(_cell(quality["mean"][key]) for key in keys[1:]))
     console.print(table)
 
 
@@ -81,12 +84,13 @@ def _cell(value: Any) -> str:
     return f"{value:.2f}" if isinstance(value, float) else str(value)
 
 
-def _scaling(scaling: dict[str, Any], placement: dict[str, Any], say: _Printer) -> None:
+def _scaling(scaling: dict[str, Any], placement: dict[str, Any], unit: Unit, say: _Printer) -> None:
     workers = scaling["workers"]
+    rate, rate_alone = (scaling[key] * unit.per_sample for key in ("samples_per_s", "one_samples_per_s"))
     say(
         f"Scaling efficiency: {scaling['efficiency']:.1%} ({scaling['efficiency_lowest']:.1%} to "
         f"{scaling['efficiency_highest']:.1%} in {scaling['rounds']} rounds): {workers} workers "
-        f"{_number(scaling['images_per_s'])} images/s, one alone {_number(scaling['one_images_per_s'])}."
+        f"{_number(rate)} {unit.name}/s, one alone {_number(rate_alone)}."
     )
     held = (
         f"The one had {placement['cores']}, as each of the {workers}"
@@ -96,8 +100,8 @@ def _scaling(scaling: dict[str, Any], placement: dict[str, Any], say: _Printer) 
     )
     steps = scaling["steps_per_block"]
     say(
-        f"  {held}; and {scaling['images_per_worker']} images a step, the same share of the batch. Blocks of {steps} "
-        f"step{'s' * (steps > 1)} of one and of all took turns; meanwhile the waiting used at most "
+        f"  {held}; and {scaling['samples_per_worker']} {unit.samples} a step, the same share of the batch. "
+        f"Blocks of {steps} step{'s' * (steps > 1)} of one and of all took turns; meanwhile the waiting used at most "
         f"{scaling['idle_core_share']:.1%} of a core."
     )
     if 0 < placement["gpus"] < workers:

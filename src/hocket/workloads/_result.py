@@ -35,9 +35,9 @@ def conclude(run: RunDirectory, status: str, error: str | None = None) -> dict[s
         last = metrics[-1]
         result["training"] = {
             "steps": last["step"],
-            "images": last["images"],
+            "samples": last["samples"],
             "training_s": last["elapsed_s"],
-            "images_per_s": last["images_per_s"],
+            "samples_per_s": last["samples_per_s"],
             "loss": last["loss"],
         }
     for event in run.events():

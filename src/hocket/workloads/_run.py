@@ -1,7 +1,7 @@
 """The run directory: everything that is known of a run, readable at any moment.
 
     config.json     what was asked for
-    metrics.jsonl   one line every few steps: loss, images per second
+    metrics.jsonl   one line every few steps: loss, samples per second
     events.jsonl    one line for every turn of the run, with what was found out by then, and for every collective of
                     the training as the first worker saw it
     picture.png     if the workload draws one

@@ -1,6 +1,6 @@
 """How much faster n workers are than one, measured fairly.
 
-Weak scaling: a worker has the same cores and the same number of images per step whether it is alone or one of n. The
+Weak scaling: a worker has the same cores and the same number of samples per step whether it is alone or one of n. The
 blocks of n and of one alternate, so that a change in the machine's speed meets both; while one worker runs alone the
 others wait in a barrier, and how much of a core they use there is measured and reported.
 """
@@ -23,7 +23,7 @@ _SLOW_STEP_S = 5.0  # one round has to do when a step takes longer
 
 
 def measure(together: Trainee, alone: Trainee | None, *, step_s: float, budget_s: float) -> dict[str, Any]:
-    """Images per second of n workers together and of one alone. Every worker calls it; all get the same answer.
+    """Samples per second of n workers together and of one alone. Every worker calls it; all get the same answer.
 
     Args:
         together: Trains with all workers.
@@ -32,8 +32,8 @@ def measure(together: Trainee, alone: Trainee | None, *, step_s: float, budget_s
         budget_s: About how long the whole may take, unless single steps take longer; the same on every worker.
 
     Returns:
-        JSON values: "efficiency" (images/s of n over n times images/s of one: medians), its lowest and highest round,
-        "images_per_s", "one_images_per_s", "idle_core_share" (largest share of a core that a waiting worker used),
+        JSON values: "efficiency" (samples/s of n over n times samples/s of one: medians), its lowest and highest round,
+        "samples_per_s", "one_samples_per_s", "idle_core_share" (largest share of a core that a waiting worker used),
         "rounds" and "steps_per_block".
     """
     world = dist.get_world_size()
@@ -45,19 +45,19 @@ def measure(together: Trainee, alone: Trainee | None, *, step_s: float, budget_s
     for _ in range(rounds):
         dist.barrier()
         begin_s = time.perf_counter()
-        images = sum(together.step()[0] for _ in range(steps))
+        samples = sum(together.step()[0] for _ in range(steps))
         together.synchronise()
-        mine = torch.tensor([float(images), time.perf_counter() - begin_s], dtype=torch.float64)
-        images_of_all, seconds_of_all = hocket.total(mine).tolist()
-        rates.append(images_of_all / (seconds_of_all / world))
+        mine = torch.tensor([float(samples), time.perf_counter() - begin_s], dtype=torch.float64)
+        samples_of_all, seconds_of_all = hocket.total(mine).tolist()
+        rates.append(samples_of_all / (seconds_of_all / world))
 
         dist.barrier()
         begin_s, begin_cpu_s = time.perf_counter(), time.process_time()
         rate = 0.0
         if alone is not None:
-            images = sum(alone.step()[0] for _ in range(steps))
+            samples = sum(alone.step()[0] for _ in range(steps))
             alone.synchronise()
-            rate = images / (time.perf_counter() - begin_s)
+            rate = samples / (time.perf_counter() - begin_s)
         dist.barrier()
         busy_share = (time.process_time() - begin_cpu_s) / (time.perf_counter() - begin_s)
         shares = torch.zeros(world, dtype=torch.float64)
@@ -66,14 +66,14 @@ def measure(together: Trainee, alone: Trainee | None, *, step_s: float, budget_s
         rates_alone.append(first)
         busy.append(max(others))
     rounds_of = [n / (world * one) for n, one in zip(rates, rates_alone, strict=True)]
-    images_per_s, one_images_per_s = statistics.median(rates), statistics.median(rates_alone)
+    samples_per_s, one_samples_per_s = statistics.median(rates), statistics.median(rates_alone)
     return {
         "workers": world,
-        "efficiency": images_per_s / (world * one_images_per_s),
+        "efficiency": samples_per_s / (world * one_samples_per_s),
         "efficiency_lowest": min(rounds_of),
         "efficiency_highest": max(rounds_of),
-        "images_per_s": images_per_s,
-        "one_images_per_s": one_images_per_s,
+        "samples_per_s": samples_per_s,
+        "one_samples_per_s": one_samples_per_s,
         "idle_core_share": max(busy),
         "rounds": rounds,
         "steps_per_block": steps,

@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 DEVICES = ("auto", "cpu", "cuda")
 
@@ -20,10 +20,12 @@ class Settings:
     """What every workload can be told.
 
     Attributes:
+        samples: What the samples are called, in the plural.
+        unit: What is counted in throughputs: the samples, or parts of them.
         workload: Its name.
         workers: Processes that train together.
         steps: Optimizer steps.
-        batch_size: Images in one step over all workers.
+        batch_size: Samples in one step over all workers.
         lr: Highest learning rate.
         seed: Chooses the initial weights and the data.
         device: "auto" takes a GPU when there is one, else the CPU.
@@ -32,6 +34,9 @@ class Settings:
     Raises:
         SettingsError: If a value is out of its range.
     """
+
+    samples: ClassVar[str] = "images"
+    unit: ClassVar[str] = "images"
 
     workload: str
     workers: int
@@ -46,14 +51,16 @@ class Settings:
         if self.workers < 1:
             raise SettingsError(f"-n {self.workers}: there must be at least one worker")
         if self.batch_size < 1:
-            raise SettingsError(f"--batch-size {self.batch_size}: there must be at least one image in a batch")
+            raise SettingsError(f"--batch-size {self.batch_size}: there must be at least one sample in a batch")
         if self.batch_size < self.workers:
             raise SettingsError(
                 f"--batch-size {self.batch_size} is smaller than -n {self.workers}: the batch is shared among all "
-                f"workers, and each needs at least one image; use --batch-size {self.workers} or more"
+                f"workers, and each needs at least one sample; use --batch-size {self.workers} or more"
             )
-        if self.batch_size > self.images_per_epoch():
-            raise SettingsError(f"--batch-size {self.batch_size}: an epoch has only {self.images_per_epoch()} images")
+        if self.batch_size > self.samples_per_epoch():
+            raise SettingsError(
+                f"--batch-size {self.batch_size}: an epoch has only {self.samples_per_epoch()} {self.samples}"
+            )
         if self.steps < 1:
             raise SettingsError(f"--steps {self.steps}: there must be at least one step")
         if not (math.isfinite(self.lr) and self.lr > 0.0):
@@ -89,7 +96,7 @@ class Settings:
             if epochs < 1:
                 raise SettingsError(f"--epochs {epochs}: there must be at least one epoch")
             # A batch that is too small or too large is refused with the other values.
-            options["steps"] = epochs * max(1, cls.images_per_epoch() // max(1, options["batch_size"]))
+            options["steps"] = epochs * max(1, cls.samples_per_epoch() // max(1, options["batch_size"]))
         return cls(**options)
 
     @classmethod
@@ -97,9 +104,14 @@ class Settings:
         """Values for what was not given; they may depend on what was."""
         raise NotImplementedError
 
+    @property
+    def units_per_sample(self) -> int:
+        """How many of `unit` one sample has."""
+        return 1
+
     @classmethod
-    def images_per_epoch(cls) -> int:
-        """Images in one epoch; what is left of them after whole batches is not used."""
+    def samples_per_epoch(cls) -> int:
+        """Samples in one epoch; what is left of them after whole batches is not used."""
         raise NotImplementedError
 
 

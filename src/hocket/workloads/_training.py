@@ -59,14 +59,15 @@ class Trainee:
         self._batches = self._epochs(loader, dataset)
 
     def step(self) -> tuple[int, Tensor]:
-        """One step; returns this worker's images and the mean loss over them."""
+        """One step; returns how many samples this worker had, and the mean loss over them."""
         batch = next(self._batches)
         self.learning_rate = self._workload.learning_rate(self.steps)
         for group in self._optimizer.param_groups:
             group["lr"] = self.learning_rate
         self._optimizer.zero_grad()
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self._autocast):
-            loss = self._workload.loss(self._model, batch)
+            output = self._model(*batch[:-1])
+        loss = self._workload.loss_fn(output, batch[-1])
         loss.backward()  # type: ignore[no-untyped-call]
         self._optimizer.step()
         self.steps += 1
@@ -86,34 +87,34 @@ class Trainee:
 
 
 class _Meter:
-    """Counts images and loss of all workers between two lines of the metrics."""
+    """Counts samples and loss of all workers between two lines of the metrics."""
 
     def __init__(self, device: torch.device) -> None:
         self._world = dist.get_world_size() if dist.is_initialized() else 1
         self._device = device
-        self._images = 0
+        self._samples = 0
         self._loss_sum = torch.zeros((), dtype=torch.float64)
         self._since_s = time.perf_counter()
 
-    def add(self, images: int, loss: Tensor) -> None:
+    def add(self, samples: int, loss: Tensor) -> None:
         """Count a step of this worker; the device is not waited for."""
-        self._images += images
-        self._loss_sum = self._loss_sum.to(loss.device) + loss.to(torch.float64) * images
+        self._samples += samples
+        self._loss_sum = self._loss_sum.to(loss.device) + loss.to(torch.float64) * samples
 
     def read(self) -> tuple[float, int, float]:
-        """Mean loss, images and seconds since the last reading, over all workers; all of them get the same answer."""
+        """Mean loss, samples and seconds since the last reading, over all workers; all of them get the same answer."""
         loss_sum = float(self._loss_sum)  # waits for the device
         now_s = time.perf_counter()
-        mine = torch.tensor([loss_sum, float(self._images), now_s - self._since_s], dtype=torch.float64)
-        loss_of_all, images_of_all, seconds_of_all = hocket.total(mine).tolist()
-        self._images, self._loss_sum, self._since_s = 0, torch.zeros_like(self._loss_sum), now_s
-        return loss_of_all / images_of_all, int(images_of_all), seconds_of_all / self._world
+        mine = torch.tensor([loss_sum, float(self._samples), now_s - self._since_s], dtype=torch.float64)
+        loss_of_all, samples_of_all, seconds_of_all = hocket.total(mine).tolist()
+        self._samples, self._loss_sum, self._since_s = 0, torch.zeros_like(self._loss_sum), now_s
+        return loss_of_all / samples_of_all, int(samples_of_all), seconds_of_all / self._world
 
 
 def train(trainee: Trainee, steps: int, run: RunDirectory | None) -> dict[str, Any]:
     """Make ``steps`` steps and write the metrics on the way. Every worker calls it.
 
-    A line of the metrics covers all images of all workers since the line before. The first step is a line of its own,
+    A line of the metrics covers all samples of all workers since the line before. The first step is a line of its own,
     and is left out of the throughput: it sets up kernels, buffers and the optimizer's state.
 
     Args:
@@ -122,34 +123,34 @@ def train(trainee: Trainee, steps: int, run: RunDirectory | None) -> dict[str, A
         run: Where to write; given to one worker only.
 
     Returns:
-        JSON values: "steps", "images", "training_s", "images_per_s", "step_s", "loss" (of the last line). All
+        JSON values: "steps", "samples", "training_s", "samples_per_s", "step_s", "loss" (of the last line). All
         workers get the same.
 
     Raises:
         Diverged: If the loss is not finite.
     """
     meter = _Meter(trainee.device)
-    images = warm_images = 0
+    samples = warm_samples = 0
     elapsed_s = warm_s = loss = 0.0
     next_line = 1
     for step in range(1, steps + 1):
         meter.add(*trainee.step())
         if step < next_line:
             continue
-        loss, line_images, line_s = meter.read()
-        images, elapsed_s = images + line_images, elapsed_s + line_s
+        loss, line_samples, line_s = meter.read()
+        samples, elapsed_s = samples + line_samples, elapsed_s + line_s
         if step > 1:
-            warm_images, warm_s = warm_images + line_images, warm_s + line_s
+            warm_samples, warm_s = warm_samples + line_samples, warm_s + line_s
         step_s = warm_s / (step - 1) if step > 1 else elapsed_s
-        images_per_s = line_images / line_s
+        samples_per_s = line_samples / line_s
         if run is not None:
             run.metric(
                 step=step,
                 epoch=trainee.epoch,
                 loss=loss,
-                images=images,
+                samples=samples,
                 elapsed_s=elapsed_s,
-                images_per_s=images_per_s,
+                samples_per_s=samples_per_s,
                 left_s=(steps - step) * step_s,
                 lr=trainee.learning_rate,
             )
@@ -162,9 +163,9 @@ def train(trainee: Trainee, steps: int, run: RunDirectory | None) -> dict[str, A
         next_line = steps if step + 2 * interval > steps else step + interval
     return {
         "steps": steps,
-        "images": images,
+        "samples": samples,
         "training_s": elapsed_s,
-        "images_per_s": warm_images / warm_s if warm_s else images / elapsed_s,
+        "samples_per_s": warm_samples / warm_s if warm_s else samples / elapsed_s,
         "step_s": step_s,
         "loss": loss,
     }

@@ -103,7 +103,7 @@ def _stages(config: dict[str, Any], cores: Cores, recorder: Recorder, writer: Ru
             alone = _alone(workload, module, share, device=device, autocast=settings.autocast)
         scaling = _scaling.measure(trainee, alone, step_s=training["step_s"], budget_s=training["training_s"])
         if writer is not None:
-            writer.event("scaled", images_per_worker=math.ceil(settings.batch_size / world), **scaling)
+            writer.event("scaled", samples_per_worker=math.ceil(settings.batch_size / world), **scaling)
 
 
 def _alone(workload: Workload, trained: nn.Module, batch_size: int, *, device: torch.device, autocast: bool) -> Trainee:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch.utils.data import Dataset
 
 Batch = tuple["Tensor", ...]
-"""What a step gets: tensors whose dimension 0 counts images."""
+"""What a step gets: the model's inputs, and last the target; dimension 0 counts samples."""
 
 
 class Workload(Protocol):
@@ -46,8 +46,13 @@ class Workload(Protocol):
     def start_epoch(self, dataset: Dataset[Batch], epoch: int) -> None:
         """Make ``dataset`` give epoch ``epoch``."""
 
-    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Mean loss over the images of a batch that lies on the model's device; a scalar."""
+    def loss_fn(self, output: Tensor, target: Tensor) -> Tensor:
+        """Mean loss over the samples of a batch; a scalar.
+
+        Args:
+            output: What the model makes of all parts of a batch but the last; perhaps in bfloat16.
+            target: The last part.
+        """
 
     def evaluate(self, model: nn.Module, picture: Path | None) -> dict[str, Any]:
         """Judge the trained model, if there is a way; every worker calls it and gets the same answer.
@@ -58,7 +63,7 @@ class Workload(Protocol):
 
         Returns:
             JSON values that make a table: "title", "columns" (key to heading), "rows" (by key; the first column is
-            text, the others numbers), "mean" (one more row), and "summary", one sentence.
+            text, the others numbers), "mean" (one more row, where a mean makes sense), and "summary", one sentence.
         """
 
 
@@ -66,6 +71,10 @@ _HOMES: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
         "edsr": ("hocket.workloads.edsr", "Edsr"),
         "resnet50": ("hocket.workloads.resnet50", "ResNet50"),
+        "resnet101": ("hocket.workloads.resnet101", "ResNet101"),
+        "language_model": ("hocket.workloads.language_model", "LanguageModel"),
+        "translation": ("hocket.workloads.translation", "Translation"),
+        "recommender": ("hocket.workloads.recommender", "Recommender"),
     }
 )
 

@@ -66,8 +66,6 @@ class EDSR(nn.Module):
                 raise ValueError(f"EDSR: size {size!r} is not one of {', '.join(SIZES)}")
             size = SIZES[size]
         self.scale = scale
-        # A constant: no parameter, and no buffer either, since buffers are sent from worker to worker in training.
-        self._rgb_mean = torch.tensor(RGB_MEAN, device="cpu").view(1, 3, 1, 1)
         self.head = _convolution(3, size.features)
         self.body = nn.Sequential(
             *(ResidualBlock(size.features, size.residual_scale) for _ in range(size.blocks)),
@@ -78,7 +76,8 @@ class EDSR(nn.Module):
 
     def forward(self, image: Tensor) -> Tensor:
         """Magnify a batch of images."""
-        self._rgb_mean = mean = self._rgb_mean.to(image.device)
+        # A constant: no parameter, and no buffer either, since buffers are sent from worker to worker in training.
+        mean = image.new_tensor(RGB_MEAN).view(1, 3, 1, 1)
         features = self.head(image - mean)
         features = features + self.body(features)
         magnified: Tensor = self.tail(self.upsampler(features))

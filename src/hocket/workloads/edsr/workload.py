@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 import hocket
+from hocket.workloads._schedule import warm_up_and_cosine
 from hocket.workloads._workload import Batch
 from hocket.workloads.edsr import photographs
 from hocket.workloads.edsr.data import HeldOut, Patches, to_pixels, to_tensor
@@ -23,7 +23,6 @@ from hocket.workloads.edsr.settings import EdsrSettings
 
 WARM_UP_STEPS = 100
 _CROP_SIDE = 96  # pixels of the original shown in the picture
-_LAST_LR = 0.01  # of the highest learning rate, at the last step
 
 
 class EdsrWorkload:
@@ -46,9 +45,7 @@ class EdsrWorkload:
 
     def learning_rate(self, step: int) -> float:
         """Linear warm-up, then half a cosine."""
-        warm_up = min(1.0, (step + 1) / WARM_UP_STEPS)
-        cosine = 0.5 * (1.0 + math.cos(math.pi * min(1.0, step / self.settings.steps)))
-        return self.settings.lr * warm_up * (_LAST_LR + (1.0 - _LAST_LR) * cosine)
+        return self.settings.lr * warm_up_and_cosine(step, steps=self.settings.steps, warm_up_steps=WARM_UP_STEPS)
 
     def dataset(self) -> Dataset[Batch]:
         """Random patches of the training photographs."""
@@ -59,11 +56,9 @@ class EdsrWorkload:
         """Every epoch cuts other patches."""
         cast(Patches, dataset).set_epoch(epoch)
 
-    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+    def loss_fn(self, output: Tensor, target: Tensor) -> Tensor:
         """Mean absolute difference of colours in [0, 1]."""
-        low, high = batch
-        magnified: Tensor = model(low)
-        return F.l1_loss(magnified.float(), high)
+        return F.l1_loss(output.float(), target)
 
     @torch.no_grad()
     def evaluate(self, model: nn.Module, picture: Path | None) -> dict[str, Any]:

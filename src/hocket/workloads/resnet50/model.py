@@ -9,8 +9,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-# Bottlenecks in each of the four stages, and the width of their 3x3 convolutions.
-STAGES = ((3, 64), (4, 128), (6, 256), (3, 512))
+# Bottlenecks in each of the four stages; channels of their 3x3 convolutions in the first; and what their last
+# convolution multiplies these by.
+DEPTHS = (3, 4, 6, 3)
+WIDTH = 64
 EXPANSION = 4
 
 
@@ -36,23 +38,29 @@ class Bottleneck(nn.Module):
         return torch.relu(self.expand(self.middle(self.reduce(x))) + self.shortcut(x))
 
 
-class ResNet50(nn.Module):
-    """(N, 3, H, W) images to (N, classes) scores; 25,557,032 parameters for 1,000 classes."""
+class ResNet(nn.Module):
+    """(N, 3, H, W) images to (N, classes) scores, by four stages of bottlenecks.
 
-    def __init__(self, classes: int = 1000) -> None:
+    Args:
+        depths: Bottlenecks in each stage.
+        classes: How many scores an image gets.
+        width: Channels of the 3x3 convolutions in the first stage; each stage has twice as many as the one before.
+    """
+
+    def __init__(self, depths: tuple[int, int, int, int], *, classes: int = 1000, width: int = WIDTH) -> None:
         super().__init__()
         self.stem = nn.Sequential(
-            _convolution(3, 64, 7, stride=2),
-            nn.BatchNorm2d(64),
+            _convolution(3, width, 7, stride=2),
+            nn.BatchNorm2d(width),
             nn.ReLU(inplace=True),
             nn.MaxPool2d(kernel_size=3, stride=2, padding=1),
         )
         blocks: list[nn.Module] = []
-        inputs = 64
-        for stage, (depth, width) in enumerate(STAGES):
+        inputs = width
+        for stage, depth in enumerate(depths):
             for index in range(depth):
-                blocks.append(Bottleneck(inputs, width, stride=2 if stage > 0 and index == 0 else 1))
-                inputs = width * EXPANSION
+                blocks.append(Bottleneck(inputs, width << stage, stride=2 if stage > 0 and index == 0 else 1))
+                inputs = (width << stage) * EXPANSION
         self.blocks = nn.Sequential(*blocks)
         self.classifier = nn.Linear(inputs, classes)
         for module in self.modules():
@@ -64,3 +72,10 @@ class ResNet50(nn.Module):
         features: Tensor = self.blocks(self.stem(images))
         scores: Tensor = self.classifier(features.mean(dim=(2, 3)))
         return scores
+
+
+class ResNet50(ResNet):
+    """(N, 3, H, W) images to (N, classes) scores; 25,557,032 parameters for 1,000 classes."""
+
+    def __init__(self, classes: int = 1000, *, width: int = WIDTH) -> None:
+        super().__init__(DEPTHS, classes=classes, width=width)

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from hocket.workloads._settings import Settings, SettingsError
 
 IMAGES_PER_EPOCH = 1_281_167  # as in ImageNet
+
+# Channels of the first stage: ResNet-50 itself, and one as deep and narrow, for tests.
+WIDTHS: Mapping[str, int] = MappingProxyType({"full": 64, "tiny": 4})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,15 +20,19 @@ class ResNet50Settings(Settings):
     """`Settings`, and what ResNet-50 can be told beside.
 
     Attributes:
+        size: One of `WIDTHS`.
         image_size: Side of the images in pixels.
         synthetic: Train on made-up images, to measure throughput; the only data there is so far.
     """
 
+    size: str
     image_size: int
     synthetic: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.size not in WIDTHS:
+            raise SettingsError(f"--size {self.size}: not one of {', '.join(WIDTHS)}")
         if not self.synthetic:
             raise SettingsError("resnet50 comes without photographs; give --synthetic to measure it on made-up images")
         if self.image_size < 32:
@@ -41,9 +49,16 @@ class ResNet50Settings(Settings):
     def defaults(cls, options: Mapping[str, Any]) -> dict[str, Any]:
         """Learning rate 0.1 per 256 images (Goyal et al. 2017, arXiv:1706.02677); enough steps to see a throughput."""
         batch_size = options.get("batch_size", 16)
-        return {"image_size": 224, "steps": 20, "batch_size": batch_size, "lr": 0.1 * max(1, batch_size) / 256}
+        size = options.get("size", "full")
+        return {
+            "size": size,
+            "image_size": 64 if size == "tiny" else 224,
+            "steps": 20,
+            "batch_size": batch_size,
+            "lr": 0.1 * max(1, batch_size) / 256,
+        }
 
     @classmethod
-    def images_per_epoch(cls) -> int:
+    def samples_per_epoch(cls) -> int:
         """Images in one epoch."""
         return IMAGES_PER_EPOCH

@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 from hocket.workloads._workload import Batch
 from hocket.workloads.resnet50.data import SyntheticImages
 from hocket.workloads.resnet50.model import ResNet50
-from hocket.workloads.resnet50.settings import IMAGES_PER_EPOCH, ResNet50Settings
+from hocket.workloads.resnet50.settings import IMAGES_PER_EPOCH, WIDTHS, ResNet50Settings
 
 
 class ResNet50Workload:
@@ -25,8 +25,8 @@ class ResNet50Workload:
         self.settings = settings
 
     def model(self) -> ResNet50:
-        """ResNet-50 for 1,000 classes."""
-        return ResNet50()
+        """ResNet-50 for 1,000 classes, or the narrow one."""
+        return ResNet50(width=WIDTHS[self.settings.size])
 
     def optimizer(self, model: nn.Module) -> torch.optim.SGD:
         """Momentum 0.9 and weight decay 1e-4, as in He et al. 2015."""
@@ -45,11 +45,9 @@ class ResNet50Workload:
     def start_epoch(self, dataset: Dataset[Batch], epoch: int) -> None:
         """Every epoch is the same."""
 
-    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+    def loss_fn(self, output: Tensor, target: Tensor) -> Tensor:
         """Cross entropy."""
-        images, labels = batch
-        scores: Tensor = model(images)
-        return F.cross_entropy(scores.float(), labels)
+        return F.cross_entropy(output.float(), target)
 
     def evaluate(self, model: nn.Module, picture: Path | None) -> dict[str, Any]:
         """Noise cannot be classified."""

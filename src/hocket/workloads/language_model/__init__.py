@@ -1,0 +1,1 @@
+"""A small GPT on the reference texts of Python. Read `model`."""

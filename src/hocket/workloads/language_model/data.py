@@ -1,0 +1,105 @@
+"""The text, and excerpts of it.
+
+The text is what Python's own ``help()`` says about its topics: the language reference, some 460 kB of English and
+Python, which comes with the interpreter (another release has another edition of it).
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from hocket.workloads.language_model.settings import EXCERPTS_PER_EPOCH
+
+Text = npt.NDArray[np.uint8]
+
+_HELD_OUT_EVERY = 10  # topics, in the order of their names
+
+
+@dataclass(frozen=True, slots=True)
+class Texts:
+    """Bytes to learn from, and bytes of other topics to judge by."""
+
+    training: Text
+    held_out: Text
+
+
+def load() -> Texts:
+    """The topics in the order of their names; every tenth one is held out.
+
+    Raises:
+        FileNotFoundError: This Python came without them.
+    """
+    try:
+        topics: dict[str, str] = importlib.import_module("pydoc_data.topics").topics
+    except ModuleNotFoundError as error:
+        raise FileNotFoundError(
+            "the text of language_model is pydoc_data.topics of Python's standard library, and this Python lacks it; "
+            "install the whole standard library, or use another Python"
+        ) from error
+    parts: tuple[list[str], list[str]] = ([], [])
+    for number, name in enumerate(sorted(topics)):
+        parts[number % _HELD_OUT_EVERY == _HELD_OUT_EVERY - 1].append(topics[name])
+    training, held_out = (np.frombuffer("\n\n".join(part).encode(), dtype=np.uint8) for part in parts)
+    return Texts(training, held_out)
+
+
+class Excerpts(Dataset[tuple[Tensor, Tensor]]):
+    """Excerpts from random places: item ``index`` is (bytes, the byte after each of them), int64, (context,) each.
+
+    An excerpt is a function of (seed, epoch, index) alone, so that it does not matter which worker draws it.
+
+    Args:
+        text: Where to cut.
+        context: Bytes in an excerpt.
+        seed: Chooses the places.
+        length: Excerpts in one epoch.
+
+    Raises:
+        ValueError: The text is not longer than an excerpt.
+    """
+
+    def __init__(self, text: Text, context: int, *, seed: int = 0, length: int = EXCERPTS_PER_EPOCH) -> None:
+        if len(text) <= context:
+            raise ValueError(f"Excerpts: a text of {len(text)} bytes has no excerpt of {context} and a byte after it")
+        self._text, self._context, self._seed, self._length = text, context, seed, length
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose which epoch's excerpts the items are."""
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        if not 0 <= index < self._length:
+            raise IndexError(f"Excerpts: index {index} is not in 0..{self._length - 1}")
+        random = np.random.default_rng((self._seed, self.epoch, index))
+        return _cut(self._text, int(random.integers(len(self._text) - self._context)), self._context)
+
+
+class Pages(Dataset[tuple[Tensor, Tensor]]):
+    """A text from its beginning in excerpts that do not overlap, as `Excerpts` gives them; a short rest is left out."""
+
+    def __init__(self, text: Text, context: int) -> None:
+        self._text, self._context = text, context
+
+    def __len__(self) -> int:
+        return (len(self._text) - 1) // self._context
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        if not 0 <= index < len(self):
+            raise IndexError(f"Pages: index {index} is not in 0..{len(self) - 1}")
+        return _cut(self._text, index * self._context, self._context)
+
+
+def _cut(text: Text, start: int, context: int) -> tuple[Tensor, Tensor]:
+    excerpt = torch.from_numpy(text[start : start + context + 1].astype(np.int64))
+    return excerpt[:-1], excerpt[1:]

@@ -1,0 +1,103 @@
+"""What a run of the language model can be told."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, ClassVar
+
+from hocket.workloads._settings import Settings, SettingsError
+
+EXCERPTS_PER_EPOCH = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How deep and how wide a GPT is.
+
+    Attributes:
+        layers: Blocks.
+        heads: Attention heads in each.
+        width: Channels.
+        context: Bytes that are looked at together.
+    """
+
+    layers: int
+    heads: int
+    width: int
+    context: int
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How a size is trained unless told otherwise.
+
+    Attributes:
+        batch_size: Excerpts in a step.
+        steps: Optimizer steps.
+        lr: Highest learning rate of Adam.
+    """
+
+    batch_size: int
+    steps: int
+    lr: float
+
+
+# "full" has the shape of GPT-2's smallest model, with bytes for tokens; "demo" learns within two minutes on two CPU
+# cores; "tiny" is for tests.
+SIZES: Mapping[str, Size] = MappingProxyType(
+    {
+        "full": Size(layers=12, heads=12, width=768, context=1024),
+        "demo": Size(layers=4, heads=4, width=128, context=96),
+        "tiny": Size(layers=2, heads=4, width=16, context=12),
+    }
+)
+RECIPES: Mapping[str, Recipe] = MappingProxyType(
+    {
+        "full": Recipe(batch_size=64, steps=20_000, lr=6e-4),
+        "demo": Recipe(batch_size=32, steps=1_200, lr=3e-3),
+        "tiny": Recipe(batch_size=8, steps=100, lr=3e-3),
+    }
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LanguageModelSettings(Settings):
+    """`Settings`, and what the language model can be told beside.
+
+    Attributes:
+        size: One of `SIZES`.
+    """
+
+    samples: ClassVar[str] = "excerpts"
+    unit: ClassVar[str] = "bytes"
+
+    size: str
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_size(self.size)
+
+    @property
+    def units_per_sample(self) -> int:
+        """Bytes that are predicted in an excerpt."""
+        return SIZES[self.size].context
+
+    @classmethod
+    def defaults(cls, options: Mapping[str, Any]) -> dict[str, Any]:
+        """The size's own values."""
+        size = options.get("size", "demo")
+        _check_size(size)
+        recipe = RECIPES[size]
+        return {"size": size, "batch_size": recipe.batch_size, "steps": recipe.steps, "lr": recipe.lr}
+
+    @classmethod
+    def samples_per_epoch(cls) -> int:
+        """Excerpts in one epoch."""
+        return EXCERPTS_PER_EPOCH
+
+
+def _check_size(size: str) -> None:
+    if size not in SIZES:
+        raise SettingsError(f"--size {size}: not one of {', '.join(SIZES)}")

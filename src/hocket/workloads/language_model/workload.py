@@ -1,0 +1,90 @@
+"""How the language model is trained and judged."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+import hocket
+from hocket.workloads._schedule import warm_up_and_cosine
+from hocket.workloads._workload import Batch
+from hocket.workloads.language_model import baselines, data
+from hocket.workloads.language_model.model import GPT
+from hocket.workloads.language_model.settings import SIZES, LanguageModelSettings
+
+WARM_UP_STEPS = 100
+_PAGES_PER_BATCH = 64
+
+
+class LanguageModelWorkload:
+    """Cross entropy of the next byte and Adam; the learning rate rises for a hundred steps and falls along a cosine."""
+
+    evaluates = True
+
+    def __init__(self, settings: LanguageModelSettings) -> None:
+        self.settings = settings
+        self._texts = data.load()
+
+    def model(self) -> GPT:
+        """A GPT of the chosen size."""
+        return GPT(self.settings.size)
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Adam:
+        """Adam with GPT-3's constants (arXiv:2005.14165, appendix B)."""
+        return torch.optim.Adam(model.parameters(), lr=self.settings.lr, betas=(0.9, 0.95), eps=1e-8)
+
+    def learning_rate(self, step: int) -> float:
+        """Linear warm-up, then half a cosine."""
+        return self.settings.lr * warm_up_and_cosine(step, steps=self.settings.steps, warm_up_steps=WARM_UP_STEPS)
+
+    def dataset(self) -> Dataset[Batch]:
+        """Excerpts from random places of the training text."""
+        context = SIZES[self.settings.size].context
+        return cast(Dataset[Batch], data.Excerpts(self._texts.training, context, seed=self.settings.seed))
+
+    def start_epoch(self, dataset: Dataset[Batch], epoch: int) -> None:
+        """Every epoch cuts elsewhere."""
+        cast(data.Excerpts, dataset).set_epoch(epoch)
+
+    def loss_fn(self, output: Tensor, target: Tensor) -> Tensor:
+        """Cross entropy in nats per byte: all samples have as many, so that it is a mean over samples too."""
+        return F.cross_entropy(output.float().flatten(0, 1), target.flatten())
+
+    @torch.no_grad()
+    def evaluate(self, model: nn.Module, picture: Path | None) -> dict[str, Any]:
+        """Perplexity on topics that were held out, beside those of counting; the pages shared out among the workers."""
+        device = next(model.parameters()).device
+        model.eval()
+        pages = data.Pages(self._texts.held_out, SIZES[self.settings.size].context)
+        sums = torch.zeros(2, dtype=torch.float64)
+        for tokens, following in hocket.shard(DataLoader(pages, batch_size=_PAGES_PER_BATCH)):
+            scores = model(tokens.to(device)).float().flatten(0, 1)
+            nats = F.cross_entropy(scores, following.to(device).flatten(), reduction="sum")
+            sums += torch.tensor([float(nats), following.numel()], dtype=torch.float64)
+        nats_sum, count = hocket.total(sums).tolist()
+        model.train()
+        texts = self._texts
+        rows = [
+            _row("unigram counts", baselines.unigram_nats(texts.training, texts.held_out)),
+            _row("bigram counts", baselines.bigram_nats(texts.training, texts.held_out)),
+            _row("GPT", nats_sum / count),
+        ]
+        return {
+            "title": f"Predicting the next byte of {len(texts.held_out):,} held-out bytes",
+            "columns": {"predictor": "predictor", "perplexity": "perplexity", "bits_per_byte": "bits/byte"},
+            "rows": rows,
+            "summary": (
+                f"The GPT's perplexity is {rows[2]['perplexity']:.2f} per byte on topics it has never seen, "
+                f"the bigram's {rows[1]['perplexity']:.2f}"
+            ),
+        }
+
+
+def _row(predictor: str, nats: float) -> dict[str, Any]:
+    return {"predictor": predictor, "perplexity": math.exp(nats), "bits_per_byte": nats / math.log(2.0)}

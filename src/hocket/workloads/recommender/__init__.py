@@ -1,0 +1,1 @@
+"""A recommender with embedding tables on MovieLens-100K. Read `model`."""

@@ -1,0 +1,107 @@
+"""What a run of the recommender can be told."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, ClassVar
+
+from hocket.workloads._settings import Settings, SettingsError
+
+RATINGS = 100_000
+HELD_OUT = RATINGS // 10
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """A size, and how it is trained unless told otherwise.
+
+    Attributes:
+        width: Numbers in a row of each table.
+        hidden: Width of the layers between.
+        batch_size: Ratings in a step.
+        steps: Optimizer steps.
+        lr: Highest learning rate of Adam.
+    """
+
+    width: int
+    hidden: int
+    batch_size: int
+    steps: int
+    lr: float
+
+
+# "demo" is trained within two minutes on two CPU cores; "full" has tables as wide as DLRM's for Criteo's data; "tiny"
+# is for tests.
+SIZES: Mapping[str, Recipe] = MappingProxyType(
+    {
+        "full": Recipe(width=64, hidden=512, batch_size=1024, steps=700, lr=5e-4),
+        "demo": Recipe(width=16, hidden=64, batch_size=256, steps=1400, lr=2e-3),
+        "tiny": Recipe(width=4, hidden=8, batch_size=8, steps=100, lr=2e-3),
+    }
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecommenderSettings(Settings):
+    """`Settings`, and what the recommender can be told beside.
+
+    Attributes:
+        size: One of `SIZES`.
+        data: Path of a recbole wheel, which has MovieLens-100K; empty for made-up ratings.
+        synthetic: Train on made-up ratings.
+    """
+
+    samples: ClassVar[str] = "ratings"
+    unit: ClassVar[str] = "ratings"
+
+    size: str
+    data: str
+    synthetic: bool
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_size(self.size)
+        if self.synthetic and self.data:
+            raise SettingsError(f"--synthetic and --data {self.data} name two sets of ratings; give one")
+        if not self.synthetic and not Path(self.data).is_file():
+            raise SettingsError(f"--data {self.data}: there is no such file; fetch a wheel with {FETCH}")
+
+    @classmethod
+    def defaults(cls, options: Mapping[str, Any]) -> dict[str, Any]:
+        """The size's own values; the wheel in the cache directory if there is one, else made-up ratings."""
+        size = options.get("size", "demo")
+        _check_size(size)
+        recipe = SIZES[size]
+        data = options.get("data", "" if options.get("synthetic") else _cached_wheel())
+        return {
+            "size": size,
+            "data": data,
+            "synthetic": not data,
+            "batch_size": recipe.batch_size,
+            "steps": recipe.steps,
+            "lr": recipe.lr,
+        }
+
+    @classmethod
+    def samples_per_epoch(cls) -> int:
+        """Ratings in one epoch."""
+        return RATINGS - HELD_OUT
+
+
+FETCH = "pip download --no-deps -d ~/.cache/hocket recbole"
+
+
+def _cached_wheel() -> str:
+    """The newest recbole wheel in the user's cache directory; empty if there is none."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hocket"
+    wheels = sorted(cache.glob("recbole-*.whl"), key=lambda wheel: wheel.stat().st_mtime)
+    return str(wheels[-1]) if wheels else ""
+
+
+def _check_size(size: str) -> None:
+    if size not in SIZES:
+        raise SettingsError(f"--size {size}: not one of {', '.join(SIZES)}")

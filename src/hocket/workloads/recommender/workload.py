@@ -1,0 +1,90 @@
+"""How the recommender is trained and judged."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+import hocket
+from hocket.workloads._schedule import warm_up_and_cosine
+from hocket.workloads._workload import Batch
+from hocket.workloads.recommender import metrics, ratings
+from hocket.workloads.recommender.data import Shuffled
+from hocket.workloads.recommender.model import Recommender
+from hocket.workloads.recommender.settings import RecommenderSettings
+
+WARM_UP_STEPS = 50
+_RATINGS_PER_BATCH = 1000
+
+
+class RecommenderWorkload:
+    """Binary cross entropy and Adam; the learning rate rises over fifty steps and falls along a cosine."""
+
+    evaluates = True
+
+    def __init__(self, settings: RecommenderSettings) -> None:
+        self.settings = settings
+        found = ratings.synthetic() if settings.synthetic else ratings.movielens(Path(settings.data))
+        self._training, self._held_out = ratings.split(found)
+
+    def model(self) -> Recommender:
+        """A recommender of the chosen size."""
+        return Recommender(self.settings.size, tables=tuple(ratings.TABLES.values()), genres=ratings.GENRES)
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Adam:
+        """Adam with torch's constants."""
+        return torch.optim.Adam(model.parameters(), lr=self.settings.lr)
+
+    def learning_rate(self, step: int) -> float:
+        """Linear warm-up, then half a cosine."""
+        return self.settings.lr * warm_up_and_cosine(step, steps=self.settings.steps, warm_up_steps=WARM_UP_STEPS)
+
+    def dataset(self) -> Dataset[Batch]:
+        """The training ratings in random order."""
+        return cast(Dataset[Batch], Shuffled(self._training, seed=self.settings.seed))
+
+    def start_epoch(self, dataset: Dataset[Batch], epoch: int) -> None:
+        """Every epoch has its own order."""
+        cast(Shuffled, dataset).set_epoch(epoch)
+
+    def loss_fn(self, output: Tensor, target: Tensor) -> Tensor:
+        """Binary cross entropy of whether the film is liked, the mean over the ratings."""
+        return F.binary_cross_entropy_with_logits(output.float(), target)
+
+    @torch.no_grad()
+    def evaluate(self, model: nn.Module, picture: Path | None) -> dict[str, Any]:
+        """How well held-out ratings are ranked, beside means; the ratings shared out among the workers."""
+        device = next(model.parameters()).device
+        model.eval()
+        training, held_out = self._training, self._held_out
+        columns = (held_out.numbers, held_out.ids, held_out.genres)
+        numbered = TensorDataset(torch.arange(len(held_out)), *map(torch.from_numpy, columns))
+        table = torch.zeros(len(held_out), dtype=torch.float64)
+        for index, *inputs in hocket.shard(DataLoader(numbered, batch_size=_RATINGS_PER_BATCH)):
+            table[index] = model(*(part.to(device) for part in inputs)).double().cpu()
+        scores = hocket.total(table).numpy()
+        model.train()
+        liked = held_out.liked > 0.5
+        rows = [
+            {"ranked_by": "mean of the film", "auc": metrics.auc(metrics.film_means(training, held_out), liked)},
+            {
+                "ranked_by": "means of film and person",
+                "auc": metrics.auc(metrics.film_and_person_means(training, held_out), liked),
+            },
+            {"ranked_by": "DLRM", "auc": metrics.auc(scores, liked)},
+        ]
+        name = "made-up ratings" if self.settings.synthetic else "ratings of MovieLens-100K"
+        return {
+            "title": f"Ranking {len(held_out):,} held-out {name}, {ratings.LIKED} stars or more against fewer",
+            "columns": {"ranked_by": "ranked by", "auc": "area under the curve"},
+            "rows": rows,
+            "summary": (
+                f"The area under the curve is {rows[2]['auc']:.4f} on held-out {name}; means of film and person give "
+                f"{rows[1]['auc']:.4f}"
+            ),
+        }

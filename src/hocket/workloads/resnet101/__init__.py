@@ -1,0 +1,1 @@
+"""ResNet-101 that names all digits in an image. Read `model`."""

@@ -1,0 +1,92 @@
+"""Images with several handwritten digits each, composed of scikit-learn's; the labels are which digits occur."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from hocket.workloads.resnet101.settings import IMAGES_PER_EPOCH
+
+LABELS = 10
+_MOST_DIGITS = 3
+_HELD_OUT_EVERY = 5
+_DIGIT_SIDE = 8  # pixels
+_CELLS = 2  # an image is a grid of 2 by 2 places
+
+Floats = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Digits:
+    """Handwritten digits: images (n, 8, 8) in [0, 1], and which digit each is (n,)."""
+
+    images: Floats
+    values: npt.NDArray[np.int64]
+
+
+def load() -> tuple[Digits, Digits]:
+    """The 1,797 digits that come with scikit-learn: those to train with, and every fifth, held out.
+
+    Raises:
+        FileNotFoundError: scikit-learn is not installed.
+    """
+    try:
+        from sklearn.datasets import load_digits
+    except ModuleNotFoundError as error:
+        raise FileNotFoundError(
+            "the digits of resnet101: scikit-learn is not installed; pip install 'hocket[workloads]'"
+        ) from error
+    found: Any = load_digits()
+    images, values = (found.images / 16.0).astype(np.float32), found.target.astype(np.int64)
+    held_out = np.arange(len(images)) % _HELD_OUT_EVERY == _HELD_OUT_EVERY - 1
+    return Digits(images[~held_out], values[~held_out]), Digits(images[held_out], values[held_out])
+
+
+class Compositions(Dataset[tuple[Tensor, Tensor]]):
+    """Item ``index`` is an image (3, side, side) and its labels (10,): float32, 1 for a digit that occurs, else 0.
+
+    One to three digits in random colours stand in different quarters of an image with some noise. An image is a
+    function of (seed, epoch, index) alone, so that it does not matter which worker draws it.
+
+    Args:
+        digits: What to compose.
+        side: Pixels.
+        seed: Chooses the sequence.
+        length: Images in one epoch.
+    """
+
+    def __init__(self, digits: Digits, side: int, *, seed: int = 0, length: int = IMAGES_PER_EPOCH) -> None:
+        self._digits, self._side, self._seed, self._length = digits, side, seed, length
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose which epoch's images the items are."""
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        if not 0 <= index < self._length:
+            raise IndexError(f"Compositions: index {index} is not in 0..{self._length - 1}")
+        random = np.random.default_rng((self._seed, self.epoch, index))
+        image = random.normal(scale=0.1, size=(3, self._side, self._side)).astype(np.float32)
+        labels = torch.zeros(LABELS)
+        cell = self._side // _CELLS
+        factor = cell // _DIGIT_SIDE
+        room = cell - factor * _DIGIT_SIDE + 1
+        places = random.permutation(_CELLS**2)[: random.integers(1, _MOST_DIGITS + 1)]
+        for place in places:
+            which = int(random.integers(len(self._digits.images)))
+            digit = np.kron(self._digits.images[which], np.ones((factor, factor), dtype=np.float32))
+            top, left = (cell * int(corner) + int(random.integers(room)) for corner in divmod(place, _CELLS))
+            colour = random.uniform(0.5, 1.0, size=(3, 1, 1)).astype(np.float32)
+            image[:, top : top + len(digit), left : left + len(digit)] += colour * digit
+            labels[self._digits.values[which]] = 1.0
+        return torch.from_numpy(image), labels

@@ -1,0 +1,96 @@
+"""What a run of ResNet-101 can be told."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from hocket.workloads._settings import Settings, SettingsError
+
+IMAGES_PER_EPOCH = 8192
+SMALLEST_IMAGE = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """A size, and how it is trained unless told otherwise.
+
+    Attributes:
+        depths: Bottlenecks in each of the four stages.
+        width: Channels of the 3x3 convolutions in the first stage.
+        image_size: Side of the images in pixels.
+        batch_size: Images in a step.
+        steps: Optimizer steps.
+        lr: Highest learning rate of SGD with momentum.
+    """
+
+    depths: tuple[int, int, int, int]
+    width: int
+    image_size: int
+    batch_size: int
+    steps: int
+    lr: float
+
+
+# "full" is ResNet-101 (He et al. 2015, table 1); "demo" is as deep and a quarter as wide, so that two CPU cores see it
+# learn within three minutes; "tiny" is for tests.
+SIZES: Mapping[str, Recipe] = MappingProxyType(
+    {
+        "full": Recipe((3, 4, 23, 3), width=64, image_size=224, batch_size=32, steps=10_000, lr=0.0125),
+        "demo": Recipe((3, 4, 23, 3), width=16, image_size=48, batch_size=32, steps=500, lr=0.05),
+        "tiny": Recipe((1, 1, 2, 1), width=4, image_size=32, batch_size=8, steps=100, lr=0.05),
+    }
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResNet101Settings(Settings):
+    """`Settings`, and what ResNet-101 can be told beside.
+
+    Attributes:
+        size: One of `SIZES`.
+        image_size: Side of the images in pixels.
+    """
+
+    size: str
+    image_size: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_size(self.size)
+        if self.image_size < SMALLEST_IMAGE:
+            raise SettingsError(
+                f"--image-size {self.image_size}: the digits need {SMALLEST_IMAGE} pixels or more; enlarge it"
+            )
+        if self.batch_size // self.workers < 2 and self.image_size == SMALLEST_IMAGE:
+            raise SettingsError(
+                f"--image-size {self.image_size} leaves one pixel per image at the end, and one image per worker "
+                f"(--batch-size {self.batch_size}, -n {self.workers}) is too little for batch normalisation; enlarge "
+                "one of them"
+            )
+
+    @classmethod
+    def defaults(cls, options: Mapping[str, Any]) -> dict[str, Any]:
+        """The size's own values."""
+        size = options.get("size", "demo")
+        _check_size(size)
+        recipe = SIZES[size]
+        return {
+            "size": size,
+            "image_size": recipe.image_size,
+            "batch_size": recipe.batch_size,
+            "steps": recipe.steps,
+            "lr": recipe.lr,
+        }
+
+    @classmethod
+    def samples_per_epoch(cls) -> int:
+        """Images in one epoch."""
+        return IMAGES_PER_EPOCH
+
+
+def _check_size(size: str) -> None:
+    if size not in SIZES:
+        raise SettingsError(f"--size {size}: not one of {', '.join(SIZES)}")

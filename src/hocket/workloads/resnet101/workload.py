@@ -1,0 +1,106 @@
+"""How ResNet-101 is trained on composed images, and judged."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+import hocket
+from hocket.workloads._schedule import warm_up_and_cosine
+from hocket.workloads._workload import Batch
+from hocket.workloads.resnet101 import data
+from hocket.workloads.resnet101.metrics import average_precision
+from hocket.workloads.resnet101.model import ResNet101
+from hocket.workloads.resnet101.settings import ResNet101Settings
+
+WARM_UP_STEPS = 50
+HELD_OUT = 500
+_HELD_OUT_SEED = 1_000_003  # not the training's: other compositions, of other digits
+_IMAGES_PER_BATCH = 100
+
+
+class ResNet101Workload:
+    """Binary cross entropy of each label; SGD with momentum, whose learning rate rises and falls along a cosine."""
+
+    evaluates = True
+
+    def __init__(self, settings: ResNet101Settings) -> None:
+        self.settings = settings
+        self._training, self._held_out = data.load()
+
+    def model(self) -> ResNet101:
+        """ResNet-101 of the chosen size, one score for each digit."""
+        return ResNet101(data.LABELS, size=self.settings.size)
+
+    def optimizer(self, model: nn.Module) -> torch.optim.SGD:
+        """Momentum 0.9 and weight decay 1e-4, as in He et al. 2015."""
+        return torch.optim.SGD(model.parameters(), lr=self.settings.lr, momentum=0.9, weight_decay=1e-4)
+
+    def learning_rate(self, step: int) -> float:
+        """Linear warm-up, then half a cosine."""
+        return self.settings.lr * warm_up_and_cosine(step, steps=self.settings.steps, warm_up_steps=WARM_UP_STEPS)
+
+    def dataset(self) -> Dataset[Batch]:
+        """Compositions of the training digits."""
+        return cast(
+            Dataset[Batch], data.Compositions(self._training, self.settings.image_size, seed=self.settings.seed)
+        )
+
+    def start_epoch(self, dataset: Dataset[Batch], epoch: int) -> None:
+        """Every epoch composes other images."""
+        cast(data.Compositions, dataset).set_epoch(epoch)
+
+    def loss_fn(self, output: Tensor, target: Tensor) -> Tensor:
+        """Binary cross entropy, the mean over labels and images."""
+        return F.binary_cross_entropy_with_logits(output.float(), target)
+
+    @torch.no_grad()
+    def evaluate(self, model: nn.Module, picture: Path | None) -> dict[str, Any]:
+        """Average precision of each label on images of held-out digits, shared out among the workers."""
+        device = next(model.parameters()).device
+        model.eval()
+        images = data.Compositions(self._held_out, self.settings.image_size, seed=_HELD_OUT_SEED, length=HELD_OUT)
+        table = torch.zeros((HELD_OUT, 2, data.LABELS), dtype=torch.float64)
+        numbered = DataLoader(_Numbered(images), batch_size=_IMAGES_PER_BATCH)
+        for index, pixels, labels in hocket.shard(numbered):
+            table[index, 0] = model(pixels.to(device)).double().cpu()
+            table[index, 1] = labels.double()
+        scores, occurs = hocket.total(table).numpy().transpose(1, 0, 2)
+        model.train()
+        rows: list[dict[str, Any]] = [
+            {
+                "digit": str(digit),
+                "chance_percent": 100.0 * float(occurs[:, digit].mean()),
+                "precision_percent": 100.0 * average_precision(scores[:, digit], occurs[:, digit] > 0.5),
+            }
+            for digit in range(data.LABELS)
+        ]
+        mean = {key: sum(row[key] for row in rows) / len(rows) for key in ("chance_percent", "precision_percent")}
+        return {
+            "title": f"Average precision, {HELD_OUT} images composed of digits that were held out",
+            "columns": {"digit": "digit", "chance_percent": "chance (%)", "precision_percent": "ResNet-101 (%)"},
+            "rows": rows,
+            "mean": mean,
+            "summary": (
+                f"The mean average precision is {mean['precision_percent']:.1f}%; ranking by chance gives "
+                f"{mean['chance_percent']:.1f}%"
+            ),
+        }
+
+
+class _Numbered(Dataset[tuple[int, Tensor, Tensor]]):
+    """Items with their index in front."""
+
+    def __init__(self, images: data.Compositions) -> None:
+        self._images = images
+
+    def __len__(self) -> int:
+        return len(self._images)
+
+    def __getitem__(self, index: int) -> tuple[int, Tensor, Tensor]:
+        return index, *self._images[index]

@@ -1,0 +1,107 @@
+"""What a run of the translation can be told."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, ClassVar
+
+from hocket.workloads._settings import Settings, SettingsError
+
+LANGUAGES = ("french", "german")
+PAIRS_PER_EPOCH = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How deep and how wide a Transformer is.
+
+    Attributes:
+        layers: Of the encoder, and of the decoder.
+        heads: Attention heads in each.
+        width: Channels.
+    """
+
+    layers: int
+    heads: int
+    width: int
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How a size is trained unless told otherwise.
+
+    Attributes:
+        batch_size: Pairs in a step.
+        steps: Optimizer steps.
+        lr: Highest learning rate of Adam.
+    """
+
+    batch_size: int
+    steps: int
+    lr: float
+
+
+# "full" is the paper's base model (its table 3); "demo" learns within two minutes on two CPU cores; "tiny" is for
+# tests.
+SIZES: Mapping[str, Size] = MappingProxyType(
+    {
+        "full": Size(layers=6, heads=8, width=512),
+        "demo": Size(layers=2, heads=4, width=64),
+        "tiny": Size(layers=2, heads=4, width=16),
+    }
+)
+RECIPES: Mapping[str, Recipe] = MappingProxyType(
+    {
+        "full": Recipe(batch_size=256, steps=5_000, lr=5e-4),
+        "demo": Recipe(batch_size=64, steps=1_500, lr=3e-3),
+        "tiny": Recipe(batch_size=8, steps=100, lr=3e-3),
+    }
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TranslationSettings(Settings):
+    """`Settings`, and what the translation can be told beside.
+
+    Attributes:
+        size: One of `SIZES`.
+        language: One of `LANGUAGES`: into which English is translated.
+    """
+
+    samples: ClassVar[str] = "pairs"
+    unit: ClassVar[str] = "pairs"
+
+    size: str
+    language: str
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_size(self.size)
+        if self.language not in LANGUAGES:
+            raise SettingsError(f"--language {self.language}: not one of {', '.join(LANGUAGES)}")
+
+    @classmethod
+    def defaults(cls, options: Mapping[str, Any]) -> dict[str, Any]:
+        """The size's own values; into French."""
+        size = options.get("size", "demo")
+        _check_size(size)
+        recipe = RECIPES[size]
+        return {
+            "size": size,
+            "language": "french",
+            "batch_size": recipe.batch_size,
+            "steps": recipe.steps,
+            "lr": recipe.lr,
+        }
+
+    @classmethod
+    def samples_per_epoch(cls) -> int:
+        """Pairs in one epoch."""
+        return PAIRS_PER_EPOCH
+
+
+def _check_size(size: str) -> None:
+    if size not in SIZES:
+        raise SettingsError(f"--size {size}: not one of {', '.join(SIZES)}")
