@@ -127,7 +127,7 @@ def synthetic(seed: int = 0) -> Ratings:
     occupation, sex = random.integers(OCCUPATIONS, size=PEOPLE), random.integers(SEXES, size=PEOPLE)
     region = random.integers(REGIONS, size=PEOPLE)
     genres = np.where(
-        random.uniform(size=(FILMS, MOST_GENRES)) < 0.3, random.integers(1, GENRES, (FILMS, MOST_GENRES)), 0
+        random.uniform(size=(FILMS, MOST_GENRES)) < 0.3, random.integers(1, GENRES + 1, (FILMS, MOST_GENRES)), 0
     )
     return Ratings(
         np.stack([age[person], year[film]], axis=1).astype(np.float32),

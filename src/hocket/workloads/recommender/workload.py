@@ -34,7 +34,7 @@ class RecommenderWorkload:
 
     def model(self) -> Recommender:
         """A recommender of the chosen size."""
-        return Recommender(self.settings.size, tables=tuple(ratings.TABLES.values()), genres=ratings.GENRES)
+        return Recommender(self.settings.size, tables=tuple(ratings.TABLES.values()), genres=ratings.GENRES + 1)
 
     def optimizer(self, model: nn.Module) -> torch.optim.Adam:
         """Adam with torch's constants."""
