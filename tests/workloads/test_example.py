@@ -18,7 +18,7 @@ def test_it_learns_can_be_traced_and_is_the_same_every_time(name: str) -> None:
     assert all(torch.equal(value, weights[key]) for key, value in again.model.state_dict().items())
 
     optimizer, losses = found.optimizer(found.model), []
-    for _ in range(30):
+    for _ in range(60):
         optimizer.zero_grad()
         loss = found.loss_fn(found.model(*batch[:-1]), batch[-1])
         loss.backward()

@@ -8,7 +8,6 @@ from rich.console import Console
 from hocket.workloads import Follower, RunDirectory, conclude, report
 from hocket.workloads._progress import clock
 
-
 CONFIG = {"workload": "edsr", "unit": {"samples": "images", "name": "images", "per_sample": 1}}
 
 

@@ -60,7 +60,7 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType(
         "full": Recipe(patch=48, steps=20_000, lr=1e-4),
         "baseline": Recipe(patch=48, steps=20_000, lr=1e-4),
         "demo": Recipe(patch=16, steps=2_400, lr=2e-3),
-        "tiny": Recipe(patch=6, steps=100, lr=2e-3),
+        "tiny": Recipe(patch=6, steps=100, lr=5e-4),
     }
 )
 

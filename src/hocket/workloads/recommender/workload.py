@@ -70,21 +70,21 @@ class RecommenderWorkload:
         scores = hocket.total(table).numpy()
         model.train()
         liked = held_out.liked > 0.5
-        rows = [
-            {"ranked_by": "mean of the film", "auc": metrics.auc(metrics.film_means(training, held_out), liked)},
-            {
-                "ranked_by": "means of film and person",
-                "auc": metrics.auc(metrics.film_and_person_means(training, held_out), liked),
-            },
-            {"ranked_by": "DLRM", "auc": metrics.auc(scores, liked)},
+        ranked_by = {
+            "mean of the film": metrics.film_means(training, held_out),
+            "means of film and person": metrics.film_and_person_means(training, held_out),
+            "DLRM": scores,
+        }
+        rows: list[dict[str, Any]] = [
+            {"ranked_by": name, "auc_percent": 100.0 * metrics.auc(ranks, liked)} for name, ranks in ranked_by.items()
         ]
         name = "made-up ratings" if self.settings.synthetic else "ratings of MovieLens-100K"
         return {
-            "title": f"Ranking {len(held_out):,} held-out {name}, {ratings.LIKED} stars or more against fewer",
-            "columns": {"ranked_by": "ranked by", "auc": "area under the curve"},
+            "title": f"Ranking {len(held_out):,} held-out {name}: {ratings.LIKED} stars or more before fewer",
+            "columns": {"ranked_by": "ranked by", "auc_percent": "area under the curve (%)"},
             "rows": rows,
             "summary": (
-                f"The area under the curve is {rows[2]['auc']:.4f} on held-out {name}; means of film and person give "
-                f"{rows[1]['auc']:.4f}"
+                f"The area under the curve is {rows[2]['auc_percent']:.2f}% on held-out {name}; means of film and "
+                f"person give {rows[1]['auc_percent']:.2f}%"
             ),
         }

@@ -55,7 +55,7 @@ SIZES: Mapping[str, Size] = MappingProxyType(
 RECIPES: Mapping[str, Recipe] = MappingProxyType(
     {
         "full": Recipe(batch_size=256, steps=5_000, lr=5e-4),
-        "demo": Recipe(batch_size=64, steps=1_500, lr=3e-3),
+        "demo": Recipe(batch_size=64, steps=500, lr=3e-3),
         "tiny": Recipe(batch_size=8, steps=100, lr=3e-3),
     }
 )
