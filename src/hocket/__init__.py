@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from hocket import testing as testing
     from hocket import timeline as timeline
     from hocket import workloads as workloads
+    from hocket.parallel import Trainer as Trainer
     from hocket.parallel import average as average
     from hocket.parallel import distribute as distribute
     from hocket.parallel import shard as shard
@@ -34,6 +35,7 @@ __version__ = "0.1.0.dev0"
 
 __all__ = [
     "Plan",
+    "Trainer",
     "__version__",
     "aggregator",
     "algorithms",
@@ -75,6 +77,7 @@ _ROOMS = frozenset(
 )
 _HOMES = {
     "Plan": "hocket.planner",
+    "Trainer": "hocket.parallel",
     "average": "hocket.parallel",
     "distribute": "hocket.parallel",
     "shard": "hocket.parallel",

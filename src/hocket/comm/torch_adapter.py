@@ -40,6 +40,11 @@ ProcessGroupBase: Any = _any.ProcessGroup
 """c10d's process group; torch declares overloads for it that no single implementation can match."""
 
 
+# Since torch 2.13 these names stand for what was all_gather_into_tensor and reduce_scatter_tensor.
+all_gather_single: Any = _public.all_gather_single
+reduce_scatter_single: Any = _public.reduce_scatter_single
+
+
 def process_group_gloo(store: Any, rank: int, size: int, timeout: Any) -> Any:
     """A bare Gloo backend."""
     engine = _any.ProcessGroupGloo(store, rank, size, timeout=timeout)

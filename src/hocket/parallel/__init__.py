@@ -5,13 +5,17 @@ from ._distribute import distribute as distribute
 from ._distribute import shard as shard
 from ._loader import DistributedLoader as DistributedLoader
 from ._loader import ShardedLoader as ShardedLoader
+from ._memory import StateBytes as StateBytes
 from ._totals import average as average
 from ._totals import total as total
+from ._trainer import Trainer as Trainer
 
 __all__ = [
     "DataParallel",
     "DistributedLoader",
     "ShardedLoader",
+    "StateBytes",
+    "Trainer",
     "average",
     "distribute",
     "shard",

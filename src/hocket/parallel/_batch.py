@@ -8,6 +8,8 @@ themselves tell which batch is meant.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -46,6 +48,7 @@ listeners: weakref.WeakSet[Any] = weakref.WeakSet()  # of Listener
 
 _open: dict[int, Note] = {}  # by loader, the one that yielded last at the end
 _last: Note | None = None
+_counting: bool | None = None
 
 
 def enter(owner: object, share: Share | None, batch: Any) -> None:
@@ -97,3 +100,22 @@ def current(inputs: Any = None) -> Note | None:
                 if storage is not None and storage.data_ptr() in pointers:
                     return note
     return _last
+
+
+@contextmanager
+def counting(samples: int) -> Iterator[None]:
+    """A block in which `samples` of what goes through the model count; none if it is there only to keep step."""
+    global _counting
+    before, _counting = _counting, samples > 0
+    try:
+        yield
+    finally:
+        _counting = before
+
+
+def counts() -> bool:
+    """Whether what goes through the model now counts in statistics over ranks."""
+    if _counting is not None:
+        return _counting
+    note = current()
+    return note is None or note.share is None or note.share.samples > 0

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from hocket import comm
 
 _ALIGNMENT_NBYTES = 64
+
+
+class Slot(NamedTuple):
+    """Where a gradient lies in the flat memory, and how it is laid out there."""
+
+    offset: int
+    numel: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
 
 
 class Bucket:
@@ -22,28 +31,64 @@ class Bucket:
         members: numbers of the parameters.
         parameters: the parameters, of one element type and device.
         extra: elements to add at the end for the reducer's own use.
+        parts: how many equal parts the memory must have.
+        attached: whether to have memory from the beginning.
     """
 
-    def __init__(self, members: Sequence[int], parameters: Sequence[torch.Tensor], extra: int) -> None:
+    def __init__(
+        self,
+        members: Sequence[int],
+        parameters: Sequence[torch.Tensor],
+        extra: int,
+        *,
+        parts: int = 1,
+        attached: bool = True,
+    ) -> None:
         self.members = list(members)
         self.pending = len(self.members)
         self.work: Any = None
-        dtype, device = parameters[0].dtype, parameters[0].device
-        step = max(1, _ALIGNMENT_NBYTES // dtype.itemsize)
+        self.dtype, self.device = parameters[0].dtype, parameters[0].device
+        step = max(1, _ALIGNMENT_NBYTES // self.dtype.itemsize)
         offsets, end = [], 0
         for parameter in parameters:
             offsets.append(end)
             end += -(-parameter.numel() // step) * step
-        numel = end + extra
-        if device.type == "cpu":
-            self.flat = comm.empty(numel, dtype=dtype)
+        self._end = end
+        self._views: list[torch.Tensor]
+        self.numel = end + extra if parts == 1 else -(-(end + extra) // (parts * step)) * parts * step
+        self.places = [Slot(offset, p.numel(), *_strides(p)) for offset, p in zip(offsets, parameters, strict=True)]
+        if attached:
+            self.attach(self.memory().zero_())  # the gaps take part in the reduction
         else:
-            self.flat = torch.empty(numel, dtype=dtype, device=device)
-        self.flat.zero_()  # the gaps take part in the reduction
-        self.tail = self.flat[end:]
-        self._places = [(offset, p.numel(), *_strides(p)) for offset, p in zip(offsets, parameters, strict=True)]
+            self.detach()
+
+    def memory(self) -> torch.Tensor:
+        """Flat memory as a bucket needs it, of any contents."""
+        if self.device.type == "cpu":
+            return comm.empty(self.numel, dtype=self.dtype)
+        return torch.empty(self.numel, dtype=self.dtype, device=self.device)
+
+    @property
+    def attached(self) -> bool:
+        """Whether it has memory."""
+        return bool(self._views)
+
+    def attach(self, flat: torch.Tensor) -> None:
+        """Makes `flat` the memory of the bucket."""
+        self.flat = flat
+        self.tail = flat[self._end :]
         self._views = [self._make_view(slot) for slot in range(len(self.members))]
         self._holders = self._count_holders(0)
+
+    def detach(self) -> None:
+        """Takes the memory away."""
+        self.flat = self.tail = torch.empty(0)
+        self._views = []
+
+    def cut(self, flat: torch.Tensor, slot: int) -> torch.Tensor:
+        """What lies in `slot` of any flat memory of the bucket's layout, in the parameter's shape and strides."""
+        offset, numel, shape, strides = self.places[slot]
+        return flat[offset : offset + numel].as_strided(shape, strides)
 
     def view(self, slot: int) -> torch.Tensor:
         """The gradient in `slot`: the same tensor object at each call."""
@@ -62,8 +107,7 @@ class Bucket:
         return self._views[slot]
 
     def _make_view(self, slot: int) -> torch.Tensor:
-        offset, numel, shape, strides = self._places[slot]
-        return self.flat[offset : offset + numel].as_strided(shape, strides)
+        return self.cut(self.flat, slot)
 
     def _count_holders(self, slot: int) -> int:
         return sys.getrefcount(self._views[slot])

@@ -74,7 +74,7 @@ def distribute(
         raise TypeError(f"the model must be a torch.nn.Module, not {type(model).__name__}")
     world = _world.join(group)
     if world.size > 1:
-        _take_own_gpu(model)
+        take_own_gpu(model)
     distributed = DataParallel(
         model,
         world,
@@ -109,7 +109,8 @@ def _joined(group: Any) -> Any:
     return world.group
 
 
-def _take_own_gpu(model: torch.nn.Module) -> None:
+def take_own_gpu(model: torch.nn.Module) -> None:
+    """Moves a model that is on a GPU to this rank's own."""
     devices = {p.device for p in model.parameters()}
     if len(devices) == 1 and next(iter(devices)).type == "cuda":
         own = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())

@@ -16,6 +16,7 @@ from ._data_parallel import send_stale_buffers
 from ._rng import States, Stream, mix
 from ._samples import RankSampler, SeededDataset, each
 from ._shares import Share
+from ._world import World
 
 
 class SharedLoader:
@@ -25,13 +26,20 @@ class SharedLoader:
         loader: a torch DataLoader or any iterable of batches, the same on every rank.
         group: the ranks that share each batch; None for torch's default group.
         seed_samples: whether each sample is loaded with the global random generators seeded by its place.
+        among: the ranks that divide each batch, if not all of the group do: others get the same parts as one of them.
     """
 
     _keep_step = True
 
-    def __init__(self, loader: Iterable[Any], *, group: Any = None, seed_samples: bool = True) -> None:
+    def __init__(
+        self, loader: Iterable[Any], *, group: Any = None, seed_samples: bool = True, among: World | None = None
+    ) -> None:
         self.loader = loader
         self.world = _world.current(group)
+        self._among = among or self.world
+        self._begun = 0  # batches of this iteration that have been asked for
+        self._skip = 0  # batches to leave out at the beginning of the next iteration
+        self._given: Any = None  # random state to begin with, other than rank 0's
         self._seed_samples = seed_samples
         self._by_index = _loads_by_index(loader)
         self._upcoming = 0  # the epoch that the next iteration is to be
@@ -77,31 +85,63 @@ class SharedLoader:
             yield from self._cut_parts(self._stream, agree)
             return
         self._sampler.epoch = epoch
+        self._sampler.skip = self._begun = self._take_skip()
         self._sampler.shares = shares = deque[Share]()
         with self._stream:
-            self._worker_generator.manual_seed(mix(self._draw_worker_seed(epoch), self.world.rank))
+            self._worker_generator.manual_seed(mix(self._draw_worker_seed(epoch), self._among.rank))
         for part in self._inner:
+            self._begun += 1
             yield shares.popleft(), part
+        self._begun = 0
 
     def _cut_parts(self, stream: Stream, agree: Any) -> Iterator[tuple[Share, Any]]:
         cutter = Cutter(_expected_size(self.loader))
+        skip, self._begun = self._take_skip(), 0
         for batch in each(self.loader, stream, agree):
-            if self.world.size == 1:
+            self._begun += 1
+            if self._begun <= skip:
+                continue
+            if self._among.size == 1:
                 yield Share(0, 1, 1, 1), batch
                 continue
-            share = Share.of(cutter.size(batch), self.world.size, self.world.rank)
+            share = Share.of(cutter.size(batch), self._among.size, self._among.rank)
             if share.samples:
                 yield share, cutter.cut(batch, share.begin, share.end)
             elif self._keep_step and share.total:
                 yield share, cutter.cut(batch, 0, 1)
+        self._begun = 0
+
+    # --- where it stands --------------------------------------------------------------------------------------------
+
+    def position(self) -> dict[str, Any]:
+        """Where the sequence of batches stands, for `resume`: what the latest iteration has yielded counts as used."""
+        initial = None if self._stream is None else (self._seed, self._initial, self._initial_generators)
+        try:
+            over = self._begun >= len(self)
+        except TypeError:
+            over = False
+        if over or not self._begun:
+            return {"epoch": self._upcoming, "batch": 0, "initial": initial}
+        return {"epoch": self._position - 1, "batch": self._begun, "initial": initial}
+
+    def resume(self, position: dict[str, Any]) -> None:
+        """Makes the next iteration go on where `position` was taken, with any number of ranks."""
+        self._given, self._stream = position["initial"], None
+        self._position, self._begun = 0, 0
+        self.set_epoch(position["epoch"])
+        self._skip = position["batch"]
+
+    def _take_skip(self) -> int:
+        skip, self._skip = self._skip, 0
+        return skip
 
     # --- the same sequence on every rank ----------------------------------------------------------------------------
 
     def _start(self) -> Any:
         """Takes over rank 0's random state; a collective operation, once in the life of a loader."""
         generators = self._generators()
-        mine = (torch.initial_seed(), States.now(), [g.get_state() for g in generators])
-        seed, self._initial, self._initial_generators = self.world.from_root(mine)
+        mine: Any = self._given or (torch.initial_seed(), States.now(), [g.get_state() for g in generators])
+        self._seed, self._initial, self._initial_generators = self.world.from_root(mine)
         for generator, state in zip(generators, self._initial_generators, strict=True):
             generator.set_state(state)
         self._stream = Stream(self._initial)
@@ -110,12 +150,12 @@ class SharedLoader:
             self._sampler = RankSampler(
                 loader.batch_sampler,
                 self._stream,
-                self.world.size,
-                self.world.rank,
+                self._among.size,
+                self._among.rank,
                 keep_step=self._keep_step,
                 agree=self._agree,
             )
-            dataset = SeededDataset(loader.dataset, seed if self._seed_samples else None)
+            dataset = SeededDataset(loader.dataset, self._seed if self._seed_samples else None)
             self._worker_generator = torch.Generator()
             self._inner = _inner_loader(loader, dataset, self._sampler, self._worker_generator)
         return self._agree
@@ -238,7 +278,7 @@ class ShardedLoader(SharedLoader):
         if type(batches) is not BatchSampler or not self._by_index:
             return super().__len__()
         whole, rest = divmod(len(batches.sampler), batches.batch_size)  # type: ignore[arg-type]
-        rank = self.world.rank
+        rank = self._among.rank
         return whole * (batches.batch_size > rank) + (rest > rank and not batches.drop_last)
 
 

@@ -101,6 +101,14 @@ class Reducer:
         if self._order_observed:
             self._adopt_order()
 
+    def reduce_all(self) -> None:
+        """Averages the gradients that have added up so far, after the back-propagations that made them."""
+        with self._lock:
+            self._forward_synchronises = None
+            self._rewind()
+            self._reduce_rest()
+            self._rewind()
+
     def set_weight(self, weight: float) -> None:
         """Makes this rank's gradients count `weight` times in the average from the next back-propagation on."""
         if weight == self.weight:
@@ -134,8 +142,7 @@ class Reducer:
         self.buckets.clear()
         self._slots: dict[int, tuple[Bucket, int]] = {}
         for members in plans:
-            extra = len(self._parameters) if members is plans[-1] else 0
-            bucket = Bucket(members, [self._parameters[i] for i in members], extra)
+            bucket = self._make_bucket(members, members is plans[-1])
             self.buckets.append(bucket)
             self._slots.update({i: (bucket, slot) for slot, i in enumerate(members)})
         for i in active:
@@ -144,6 +151,10 @@ class Reducer:
                 self._hooks[i] = parameter.register_post_accumulate_grad_hook(Ready(self, i))  # type: ignore[no-untyped-call]
         self._hang_weights()
         self._rewind()
+
+    def _make_bucket(self, members: list[int], last: bool) -> Bucket:
+        extra = len(self._parameters) if last else 0
+        return Bucket(members, [self._parameters[i] for i in members], extra)
 
     def _hang_weights(self) -> None:
         for handle in self._weight_hooks:
@@ -229,6 +240,7 @@ class Reducer:
         bucket, slot = self._slots[number]
         gradient = parameter.grad
         assert gradient is not None
+        self._open(bucket)
         if gradient is bucket.view(slot):
             return
         if gradient.layout is not torch.strided:
@@ -240,22 +252,27 @@ class Reducer:
         view.copy_(gradient.detach() if gradient.requires_grad else gradient)
         parameter.grad = view
 
+    def _open(self, bucket: Bucket) -> None:
+        """A gradient is about to go into `bucket`."""
+
     def _launch(self) -> None:
         """Posts the reductions of the buckets that are complete and whose turn it is."""
         while self._next < len(self.buckets) and self.buckets[self._next].pending == 0:
             bucket = self.buckets[self._next]
-            if self._next == len(self.buckets) - 1:
+            last = self._next == len(self.buckets) - 1
+            if last:
                 self._mark_used(bucket.tail)
-            operator = dist.ReduceOp.AVG
-            if bucket.flat.dtype is torch.float16:  # a sum may be beyond its range where the average is not
-                bucket.flat.div_(self._world.size)
-                operator = dist.ReduceOp.SUM
             with comm.label(f"bucket {self._next}"):
-                # Nothing is left to hide the last one behind: it may run on this thread.
-                last = self._next == len(self.buckets) - 1
-                work = dist.all_reduce(bucket.flat, op=operator, group=self._world.group, async_op=not last)
-                bucket.work = work or Over()
+                bucket.work = self._post(bucket, last) or Over()
             self._next += 1
+
+    def _post(self, bucket: Bucket, last: bool) -> Any:
+        operator = dist.ReduceOp.AVG
+        if bucket.flat.dtype is torch.float16:  # a sum may be beyond its range where the average is not
+            bucket.flat.div_(self._world.size)
+            operator = dist.ReduceOp.SUM
+        # Nothing is left to hide the last one behind: it may run on this thread.
+        return dist.all_reduce(bucket.flat, op=operator, group=self._world.group, async_op=not last)
 
     def _mark_used(self, tail: torch.Tensor) -> None:
         tail.fill_(1)
@@ -279,6 +296,7 @@ class Reducer:
             if self._arrived[i]:
                 continue
             if self._parameters[i].grad is None:
+                self._open(bucket)
                 bucket.writable(slot).zero_()
                 self._absent.append(i)
             else:  # from an earlier back-propagation
@@ -287,6 +305,10 @@ class Reducer:
         self._launch()
         for bucket in self.buckets:
             bucket.work.wait()
+        self._settle()
+
+    def _settle(self) -> None:
+        """All buckets are reduced: parameters that other ranks used have a gradient here too."""
         if self._absent:
             used = self.buckets[-1].tail.tolist()
             for i in self._absent:

@@ -106,6 +106,7 @@ class RankSampler:
     ) -> None:
         self.epoch = 0
         self.shares: deque[Share] = deque()
+        self.skip = 0  # batches to leave out at the beginning
         self._batches = batches
         self._stream = stream
         self._world = world
@@ -114,13 +115,16 @@ class RankSampler:
         self._agree: Callable[[Any], None] | None = agree
 
     def __iter__(self) -> Iterator[list[Key]]:
-        return self._run(self.epoch, self.shares)
+        return self._run(self.epoch, self.shares, self.skip)
 
-    def _run(self, epoch: int, shares: deque[Share]) -> Iterator[list[Key]]:
+    def _run(self, epoch: int, shares: deque[Share], skip: int) -> Iterator[list[Key]]:
         agree, self._agree = self._agree, None
         place = 0
-        for batch in each(self._batches, self._stream, agree):
+        for number, batch in enumerate(each(self._batches, self._stream, agree)):
             indices = list(batch)
+            if number < skip:
+                place += len(indices)
+                continue
             share = Share.of(len(indices), self._world, self._rank)
             begin, end = share.begin, share.end
             if begin == end and self._keep_step and indices:

@@ -1,0 +1,86 @@
+"""Each rank holds a part of every parameter, and a whole block only while it is computed: torch's FSDP2 underneath."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+
+from ._blocks import blocks
+from ._owned import Owned
+from ._pieces import Place
+from ._world import World
+
+
+class FullySharded:
+    """Parameters, gradients and optimizer state divided among data-parallel ranks (stage 3 of ZeRO).
+
+    Each block of a module is gathered before it is computed, in the forward and in the backward pass, and its gradients
+    are reduce-scattered after. What belongs to no block is held like one more.
+
+    Args:
+        modules: what this rank computes, with the model's name for each of their parameters.
+        places: where each parameter lies in the model's own, by the model's names.
+        world: the ranks.
+    """
+
+    def __init__(
+        self,
+        modules: list[tuple[torch.nn.Module, Mapping[str, str]]],
+        places: Mapping[str, Place],
+        world: World,
+    ) -> None:
+        self.owned: list[Owned] = []
+        self._sharded: list[tuple[torch.nn.Parameter, Owned]] = []
+        for module, names in modules:
+            before = {name: p for name, p in module.named_parameters() if p.requires_grad}
+            if not before:
+                continue
+            for parameter in before.values():
+                if not parameter.is_contiguous():  # a matter of speed only, and FSDP2 takes no others
+                    parameter.data = parameter.detach().contiguous()
+            device = next(iter(before.values())).device.type
+            mesh = DeviceMesh.from_group(world.group, device)
+            for _, block in blocks(module):
+                fully_shard(block, mesh=mesh)
+            fully_shard(module, mesh=mesh)
+            after = dict(module.named_parameters())
+            for name, original in before.items():
+                self._take(original, after[name], places[names[name]], world)
+
+    def _take(self, original: torch.nn.Parameter, sharded: Any, place: Place, world: World) -> None:
+        local = sharded.detach().to_local()
+        if local.numel() == 0:
+            return
+        # FSDP2 cuts the first axis as torch.chunk does.
+        each = -(-original.shape[0] // world.size)
+        offsets = (place.offsets[0] + world.rank * each, *place.offsets[1:])
+        item = Owned(torch.nn.Parameter(local), original, Place(place.name, place.shape, offsets), 1)
+        self.owned.append(item)
+        self._sharded.append((sharded, item))
+
+    @contextmanager
+    def passing(self, last: bool) -> Iterator[None]:
+        """See Form. The gradients of every pass are reduced."""
+        yield
+
+    def reduce(self) -> None:
+        """See Form. They have been reduced already."""
+
+    def collect(self) -> None:
+        """See Form."""
+        for sharded, item in self._sharded:
+            gradient: Any = sharded.grad
+            item.leaf.grad = None if gradient is None else gradient.to_local()
+
+    def publish(self) -> None:
+        """See Form. The next forward pass gathers them."""
+
+    def forget(self) -> None:
+        """See Form."""
+        for sharded, item in self._sharded:
+            sharded.grad = item.leaf.grad = None

@@ -1,0 +1,86 @@
+"""How many bytes of a model's state this rank holds, counted and as the formulas say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class StateBytes:
+    """Bytes of a model's state on one rank.
+
+    Attributes:
+        weights: of parameters and buffers.
+        gradients: of gradients between back-propagation and update.
+        optimizer: of the optimizer's state.
+    """
+
+    weights: float
+    gradients: float
+    optimizer: float
+
+    @property
+    def total(self) -> float:
+        """All of them."""
+        return self.weights + self.gradients + self.optimizer
+
+    def to_json(self) -> dict[str, float]:
+        """The fields and the total as JSON values."""
+        return {**asdict(self), "total": self.total}
+
+
+def predicted(parameters: int, data: int, shard: str, *, optimizer_nbytes: int = 8) -> StateBytes:
+    """What each of `data` ranks holds of float32 parameters (Rajbhandari et al. 2020, with 4 bytes where they have 2).
+
+    With N ranks and 8 bytes of optimizer state an element (Adam): 16P for none, 8P + 8P/N for "optimizer",
+    4P + 12P/N for "gradients", 16P/N for "parameters".
+
+    Args:
+        parameters: how many elements this rank would hold alone.
+        data: data-parallel ranks, N.
+        shard: as in a plan.
+        optimizer_nbytes: of state for each element.
+    """
+    divided = {"none": 0, "optimizer": 1, "gradients": 2, "parameters": 3}[shard]
+    return StateBytes(
+        weights=4 * parameters / (data if divided >= 3 else 1),
+        gradients=4 * parameters / (data if divided >= 2 else 1),
+        optimizer=optimizer_nbytes * parameters / (data if divided >= 1 else 1),
+    )
+
+
+def nbytes(tensors: Iterable[Any]) -> int:
+    """Bytes of what the tensors hold here, each element once though several views show it."""
+    spans: dict[tuple[int, int], int] = {}
+    for tensor in tensors:
+        local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+        if local.is_sparse:
+            local = local.coalesce().values()
+        if local.numel() and local.untyped_storage().nbytes():
+            spans[local.data_ptr(), local.numel()] = local.numel() * local.element_size()
+    covered, end = 0, 0
+    for (begin, _), size in sorted(spans.items()):
+        covered += max(0, begin + size - max(begin, end))
+        end = max(end, begin + size)
+    return covered
+
+
+def counted(weights: Iterable[Any], gradients: Iterable[Any], optimizer: Any) -> StateBytes:
+    """The bytes that these tensors, and those of the optimizer's state, hold on this rank."""
+    state = [value for entry in optimizer.state.values() for value in entry.values() if isinstance(value, torch.Tensor)]
+    return StateBytes(nbytes(weights), nbytes(gradients), nbytes(state))
+
+
+def state_nbytes(optimizer: Any) -> int:
+    """Bytes of state that an optimizer of torch keeps for each float32 element."""
+    kind = type(optimizer).__name__
+    if kind in ("Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adadelta", "Rprop"):
+        extra = any(group.get("amsgrad") for group in optimizer.param_groups)
+        return 12 if extra else 8
+    if kind == "SGD":
+        return 4 if any(group.get("momentum") for group in optimizer.param_groups) else 0
+    return 4

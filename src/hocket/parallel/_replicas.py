@@ -1,0 +1,89 @@
+"""The plain form: every data-parallel rank holds everything, and gradients are averaged."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Protocol
+
+import torch
+
+from ._owned import Owned
+from ._pieces import Place
+from ._reducer import Reducer
+from ._world import World
+
+
+class Form(Protocol):
+    """How parameters, gradients and optimizer state are held by data-parallel ranks.
+
+    Attributes:
+        owned: what this rank's optimizer updates.
+    """
+
+    owned: list[Owned]
+
+    def passing(self, last: bool) -> AbstractContextManager[None]:
+        """A block for a forward and a backward pass of a part of the batch; `last` of the parts of this step."""
+
+    def reduce(self) -> None:
+        """Averages gradients that have added up in passes none of which was the last; a collective operation."""
+
+    def collect(self) -> None:
+        """Makes the averaged gradients those of what this rank owns, after the last pass."""
+
+    def publish(self) -> None:
+        """Gives all ranks the weights that were updated; a collective operation."""
+
+    def forget(self) -> None:
+        """Drops all gradients."""
+
+
+class Replicas:
+    """Every rank holds all parameters of its modules, and the average of their gradients.
+
+    Args:
+        parameters: by the model's names.
+        places: where each lies in the model's own parameter.
+        world: the data-parallel ranks.
+        bucket_bytes: see `DataParallel`.
+    """
+
+    def __init__(
+        self,
+        parameters: Mapping[str, torch.nn.Parameter],
+        places: Mapping[str, Place],
+        world: World,
+        bucket_bytes: int | None,
+    ) -> None:
+        self.owned = [Owned(p, p, places[name], world.size) for name, p in parameters.items()]
+        self._reducer: Reducer | None = None
+        if world.size > 1 and parameters:
+            self._reducer = Reducer(list(parameters), list(parameters.values()), world, bucket_bytes, None)
+
+    @contextmanager
+    def passing(self, last: bool) -> Iterator[None]:
+        """See Form."""
+        reducer = self._reducer
+        if reducer is None:
+            yield
+            return
+        with nullcontext() if last else reducer.no_sync():
+            reducer.prepare()
+            yield
+
+    def reduce(self) -> None:
+        """See Form."""
+        if self._reducer is not None:
+            self._reducer.reduce_all()
+
+    def collect(self) -> None:
+        """See Form."""
+
+    def publish(self) -> None:
+        """See Form."""
+
+    def forget(self) -> None:
+        """See Form."""
+        for item in self.owned:
+            item.leaf.grad = None

@@ -1,0 +1,71 @@
+"""The trainer's plans give the losses of one process."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+import torch
+
+import hocket
+from hocket.planner import Plan, PlanError
+from hocket.testing import run_ranks
+
+from . import programs, trainer_programs
+
+SHARDS = ("none", "optimizer", "gradients", "parameters")
+
+
+@functools.cache
+def one_process(model: str, optimizer: str, plan: Plan) -> Any:
+    return trainer_programs.train(model, optimizer, plan)
+
+
+def cases(clip_norm: float | None = None) -> list[tuple[str, str, Plan]]:
+    """Every model, optimizer and form at least once with each other, in a third of the runs."""
+    grid = [(m, o, s) for m in programs.MODELS for o in programs.OPTIMIZERS for s in SHARDS]
+    return [(m, o, Plan(shard=s, clip_norm=clip_norm)) for m, o, s in grid[::3] + grid[1::6]]
+
+
+def check(found: list[list[Any]], wanted: list[tuple[str, str, Plan]], tolerance: float = 1e-12) -> None:
+    for i, (model, optimizer, plan) in enumerate(wanted):
+        losses, metric, norm = one_process(model, optimizer, plan)
+        assert len(losses) == 24
+        for rank in found:
+            assert rank[i][0] == pytest.approx(losses, rel=tolerance), (model, optimizer, plan)
+            assert rank[i][1] == pytest.approx(metric, rel=tolerance)
+            assert rank[i][2] == (None if norm is None else pytest.approx(norm, rel=1e-9))
+
+
+def test_one_process_trains_as_a_program_without_hocket() -> None:
+    for model, optimizer in [("mlp", "sgd"), ("words", "adam")]:
+        losses, _ = programs.plain(model, optimizer, torch.float64)
+        assert one_process(model, optimizer, Plan())[0] == pytest.approx(losses, rel=1e-14)
+
+
+@pytest.mark.parametrize("n", [2, 3])
+def test_sharded_forms_lose_what_one_process_loses_with_gradients_clipped(n: int) -> None:
+    wanted = cases(clip_norm=0.5)
+    check(run_ranks(trainer_programs.train_all, n, wanted, timeout_s=110), wanted)
+
+
+def test_accumulation_and_recomputation_change_nothing_but_memory() -> None:
+    wanted = [("mlp", "adam", Plan(shard=s, accumulate=3, recompute=True, bucket_bytes=300)) for s in SHARDS]
+    check(run_ranks(trainer_programs.train_all, 4, wanted, timeout_s=110), wanted)
+
+
+def test_a_plan_that_does_not_fit_is_refused_with_the_remedy() -> None:
+    model, _, loss_fn = programs.setting("mlp", torch.float32)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(PlanError, match="say 1, or -1 for the rest of the world"):
+        hocket.Trainer(model, loss_fn, optimizer, Plan(data_parallel_degree=2))
+    with pytest.raises(PlanError, match="needs a planner"):
+        hocket.Trainer(model, loss_fn, optimizer, "auto")
+
+
+def test_an_optimizer_that_needs_whole_parameters_is_refused_where_they_are_divided() -> None:
+    model, _, loss_fn = programs.setting("mlp", torch.float32)
+    optimizer = torch.optim.LBFGS(model.parameters())
+    with pytest.raises(ValueError, match="LBFGS is not known to work so. Use one of ASGD, Adadelta"):
+        hocket.Trainer(model, loss_fn, optimizer, Plan(shard="optimizer"))
