@@ -1,0 +1,13 @@
+"""Pipeline parallelism: an ordinary model, cut into stages that different ranks run at the same time."""
+
+from ._balance import balance as balance
+from ._measure import Times as Times
+from ._measure import measure as measure
+from ._pipeline import Pipeline as Pipeline
+from ._run import Span as Span
+from ._schedule import SCHEDULES as SCHEDULES
+from ._split import split as split
+from ._stage import Stage as Stage
+from ._trace import SplitError as SplitError
+
+__all__ = ["SCHEDULES", "Pipeline", "Span", "SplitError", "Stage", "Times", "balance", "measure", "split"]

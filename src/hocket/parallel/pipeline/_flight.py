@@ -1,0 +1,122 @@
+"""One micro-batch in one stage: its forward, and its backward whole or in two halves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from . import _values, torch_adapter
+from ._stage import Stage
+
+Tensor = torch.Tensor
+
+
+class Flight:
+    """A micro-batch between its forward and its backward in one stage.
+
+    Args:
+        stage: the stage.
+        taken: the values of `stage.takes`; their tensors are leaves of the autograd graph.
+    """
+
+    def __init__(self, stage: Stage, taken: Sequence[Any]) -> None:
+        self._stage = stage
+        self._taken = dict(zip(stage.takes, taken, strict=True))
+        self._made: dict[str, Any] = {}
+        self._roots: list[Tensor] = []
+        self._root_gradients: list[Tensor] = []
+        self._passed: dict[str, list[Tensor | None]] = {}
+        self._rest: Any = None
+        self.loss: Tensor | None = None
+
+    def forward(self, run: Callable[..., Any], inputs: tuple[Any, ...], *, split_backward: bool) -> Any:
+        """Runs the stage: the values of `stage.gives`, or the model's output.
+
+        Args:
+            run: the stage's module, or what runs it with recomputation.
+            inputs: the model's.
+            split_backward: whether the backward will come in two halves.
+        """
+        stage = self._stage
+        used = [self._taken[name] for name in stage.uses]
+        output = run(*(inputs[i] for i in stage.inputs), *used)
+        if stage.last:
+            return output
+        if split_backward:  # torch's split backward detaches what it starts from in place, which views do not allow
+            output = tuple(_values.filled(_values.described(o), map(_own, _values.tensors_of(o))) for o in output)
+        self._made = dict(zip(stage.makes, output, strict=True))
+        return [self._taken[name] if name in self._taken else self._made[name] for name in stage.gives]
+
+    def expects(self) -> list[Tensor]:
+        """Those tensors of `stage.gives` that have a gradient, in order."""
+        values = [self._taken[n] if n in self._taken else self._made[n] for n in self._stage.gives]
+        return [tensor for tensor in _values.tensors_of(values) if tensor.requires_grad]
+
+    def arrived(self, gradients: Sequence[Tensor]) -> None:
+        """Takes the gradients of those tensors of `stage.gives` that have one, in order."""
+        source = iter(gradients)
+        for name in self._stage.gives:
+            passes = name in self._taken
+            for tensor in _values.tensors_of(self._taken[name] if passes else self._made[name]):
+                gradient = next(source) if tensor.requires_grad else None
+                if passes:
+                    self._passed.setdefault(name, []).append(gradient)
+                elif gradient is not None:
+                    self._roots.append(tensor)
+                    self._root_gradients.append(gradient)
+
+    def start_from_loss(self) -> None:
+        """Makes the loss what the backward starts from."""
+        assert self.loss is not None
+        self.start_from([self.loss], [torch.ones_like(self.loss)])
+
+    def start_from(self, roots: list[Tensor], gradients: list[Tensor]) -> None:
+        """Makes tensors of the model's output what the backward starts from."""
+        self._roots, self._root_gradients = roots, gradients
+
+    def backward(self) -> list[Tensor]:
+        """Accumulates the parameters' gradients; the gradients of those tensors of `stage.takes` that have one."""
+        if self._roots:
+            torch.autograd.backward(self._roots, self._root_gradients)
+        return self._gradients_of_taken()
+
+    def backward_of_inputs(self) -> list[Tensor]:
+        """The first half of `backward`: all of what it returns, and as little as can be of what it accumulates."""
+        wanted = [t for t in self._leaves() if t.requires_grad]
+        if self._roots and wanted:
+            _, self._rest = torch_adapter.backward_of_inputs(self._roots, self._root_gradients, wanted, self._trained())
+            self._roots = []
+        return self._gradients_of_taken()
+
+    def backward_of_weights(self) -> None:
+        """The second half of `backward`."""
+        if self._rest is not None:
+            torch_adapter.backward_of_weights(self._trained(), self._rest)
+        elif self._roots:
+            torch.autograd.backward(self._roots, self._root_gradients)
+        self._rest, self._roots = None, []
+
+    def _trained(self) -> list[torch.nn.Parameter]:
+        return [parameter for parameter in self._stage.module.parameters() if parameter.requires_grad]
+
+    def _leaves(self) -> list[Tensor]:
+        return [tensor for name in self._stage.takes for tensor in _values.tensors_of(self._taken[name])]
+
+    def _gradients_of_taken(self) -> list[Tensor]:
+        """Of every tensor that takes part in the graph: what came back through this stage, and past it."""
+        found = []
+        for name in self._stage.takes:
+            tensors = _values.tensors_of(self._taken[name])
+            passed = self._passed.get(name) or [None] * len(tensors)
+            for tensor, beside in zip(tensors, passed, strict=True):
+                if tensor.requires_grad:
+                    parts = [part for part in (tensor.grad, beside) if part is not None]
+                    found.append(torch.zeros_like(tensor) if not parts else sum(parts[1:], parts[0]))
+                    tensor.grad = None
+        return found
+
+
+def _own(tensor: Tensor) -> Tensor:
+    return tensor.clone() if tensor.requires_grad and (tensor.is_leaf or tensor._is_view()) else tensor

@@ -1,0 +1,145 @@
+"""How long each step of a model takes on this device, forward and backward."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from . import _values
+from ._trace import Traced, attribute, computed, trace, undisturbed
+
+Tensor = torch.Tensor
+
+
+@dataclass(frozen=True)
+class Times:
+    """Of the steps of a traced model.
+
+    Attributes:
+        names: of the steps.
+        modules: path of the module that each step is in or is.
+        forward_s: seconds of each.
+        backward_s: likewise.
+    """
+
+    names: tuple[str, ...]
+    modules: tuple[str, ...]
+    forward_s: tuple[float, ...]
+    backward_s: tuple[float, ...]
+
+    @property
+    def total_s(self) -> tuple[float, ...]:
+        """Forward and backward of each step."""
+        return tuple(f + b for f, b in zip(self.forward_s, self.backward_s, strict=True))
+
+    def of_modules(self) -> dict[str, float]:
+        """Seconds of each module, with those inside it; "" is all of the model."""
+        sums: dict[str, float] = {}
+        for path, seconds in zip(self.modules, self.total_s, strict=True):
+            parts = path.split(".") if path else []
+            for depth in range(len(parts) + 1):
+                name = ".".join(parts[:depth])
+                sums[name] = sums.get(name, 0.0) + seconds
+        return sums
+
+
+def measure(model: torch.nn.Module, sample: Sequence[Any], *, repeats: int = 5) -> Times:
+    """Times each step of a model on a sample: the medians of some runs after one to warm up.
+
+    Args:
+        model: the user's; parameters, buffers, gradients and random numbers are as before afterwards.
+        sample: positional inputs.
+        repeats: how many runs count.
+
+    Raises:
+        SplitError: the model's forward cannot be traced.
+    """
+    return measured(trace(model, sample), sample, repeats=repeats)
+
+
+def measured(traced: Traced, sample: Sequence[Any], *, repeats: int = 5) -> Times:
+    """Like `measure`, of a model that has been traced already."""
+    runs = []
+    with undisturbed(traced.model), torch.enable_grad():
+        for _ in range(repeats + 1):
+            runs.append(_run(traced, sample))
+            for parameter in traced.model.parameters():
+                parameter.grad = None
+    columns = list(zip(*runs[1:], strict=True))
+    return Times(
+        tuple(node.name for node in traced.steps),
+        tuple(node.meta["path"] for node in traced.steps),
+        tuple(statistics.median(f for f, _ in column) for column in columns),
+        tuple(statistics.median(b for _, b in column) for column in columns),
+    )
+
+
+def _run(traced: Traced, sample: Sequence[Any]) -> list[tuple[float, float]]:
+    """Seconds of each step, forward and backward, of one run."""
+    clock = _clock(traced.model)
+    values: dict[fx.Node, Any] = {}
+    users = {node: len(node.users) for node in traced.graph.nodes}
+    times = []
+    for node in traced.graph.nodes:
+        if node.op == "placeholder":
+            values[node] = sample[node.meta["index"]]
+        elif node.op == "get_attr":
+            values[node] = attribute(traced.model, str(node.target))
+        elif node.op.startswith("call_"):
+            values[node], seconds = _step(traced, node, values, clock)
+            times.append(seconds)
+            for source in node.all_input_nodes:
+                users[source] -= 1
+                if not users[source]:
+                    del values[source]
+    return times
+
+
+def _step(
+    traced: Traced, node: fx.Node, values: dict[fx.Node, Any], clock: Callable[[], float]
+) -> tuple[Any, tuple[float, float]]:
+    def given(source: fx.Node) -> Any:
+        value = values[source]
+        # a copy, as a step may change it in place, which leaves of the graph do not allow
+        return _values.filled(_values.described(value), [_grown(t, source) for t in _values.tensors_of(value)])
+
+    fresh = {source: given(source) for source in node.all_input_nodes}
+    begin_s = clock()
+    value = computed(node, traced.model, lambda source: fresh[source])
+    middle_s = clock()
+    roots = [t for t in _values.tensors_of(value) if t.requires_grad and t.grad_fn is not None]
+    if roots:
+        ones = [torch.ones_like(root) for root in roots]
+        middle_2_s = clock()
+        torch.autograd.backward(roots, ones)
+        backward_s = clock() - middle_2_s
+    else:
+        backward_s = 0.0
+    return value, (middle_s - begin_s, backward_s)
+
+
+def _grown(tensor: Tensor, source: fx.Node) -> Tensor:
+    """The tensor as it comes out of a step with a gradient; parameters as they are."""
+    if source.op == "get_attr":
+        return tensor
+    if not tensor.requires_grad:
+        return tensor.detach().clone()
+    return tensor.detach().requires_grad_().clone()
+
+
+def _clock(model: torch.nn.Module) -> Callable[[], float]:
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    if device.type != "cuda":
+        return time.perf_counter
+
+    def synchronised() -> float:
+        torch.cuda.synchronize(device)
+        return time.perf_counter()
+
+    return synchronised

@@ -1,0 +1,249 @@
+"""A model cut into stages, trained by the ranks of a pipeline together."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from .. import _trees
+from .._world import World
+from . import _micro, _schedule, _values
+from ._micro import Micro
+from ._recompute import runner
+from ._run import Run, Span
+from ._stage import Stage
+from ._tied import Tied
+from ._wire import Wire
+
+Tensor = torch.Tensor
+
+
+class Pipeline:
+    """Runs the stages of this rank, in step with the other ranks of the pipeline. Weights are never stale.
+
+    A step is that of one process up to rounding, with two exceptions that lie in micro-batches: batch norm normalises
+    each micro-batch by itself (of which a warning tells), and dropout draws other masks.
+
+    Args:
+        stages: those of this rank: every `world.size`-th of `split`'s, from `world.rank` on.
+        world: the ranks of the pipeline.
+        schedule: "gpipe", "1f1b", "interleaved" or "zero_bubble"; "1f1b" with several stages on a rank is interleaved.
+        micro_batches: into how many a batch is cut. A batch of fewer samples makes fewer.
+        loss_fn: called with the model's output and the target of a micro-batch.
+        loss_reduction: "mean" if `loss_fn` is a mean over samples, "sum" if it is a sum.
+        recompute: activations that are not kept but computed again in the backward: "none", "stage" or "layer".
+        fixed_shapes: whether shapes that cross a cut follow from those of the batch. If not, pass False, which costs a
+            small message for each micro-batch and cut.
+        on_last_backward: called with each stage before its last backward of a step.
+        on_gradients: called with each stage when its gradients are complete: after its last backward, or at the end of
+            the step for stages with tied weights.
+
+    Attributes:
+        stages: this rank's.
+        schedule: its name.
+        micro_batches: into how many a batch is cut.
+        spans: when this rank computed in the last step.
+
+    Raises:
+        ValueError: an unknown schedule or number of micro-batches, or these are not this rank's stages.
+    """
+
+    def __init__(
+        self,
+        stages: Iterable[Stage],
+        world: World,
+        schedule: str = "1f1b",
+        micro_batches: int = 1,
+        loss_fn: Callable[[Any, Any], Tensor] | None = None,
+        *,
+        loss_reduction: str = "mean",
+        recompute: str = "none",
+        fixed_shapes: bool = True,
+        on_last_backward: Callable[[Stage], None] | None = None,
+        on_gradients: Callable[[Stage], None] | None = None,
+    ) -> None:
+        self.stages = tuple(stages)
+        self.schedule = schedule
+        self.micro_batches = micro_batches
+        self.spans: list[Span] = []
+        self._world = world
+        self._loss_fn = loss_fn
+        self._summed = loss_reduction == "sum"
+        self._before = on_last_backward or _nothing
+        self._after = on_gradients or _nothing
+        if loss_reduction not in ("mean", "sum"):
+            raise ValueError(f"loss_reduction = {loss_reduction!r} is not known; choose mean or sum")
+        self._check_stages()
+        _check_schedule(schedule, world.size, len(self.stages), micro_batches)
+        self._count = self.stages[0].count
+        self._by_index = {stage.index: stage for stage in self.stages}
+        self._runners = {stage.index: runner(stage, recompute) for stage in self.stages}
+        self._wire = Wire(world, fixed_shapes=fixed_shapes)
+        self._tied = Tied(self.stages, world, self._wire)
+        self._tied.make_equal()
+        self._device = next((p.device for s in self.stages for p in s.module.parameters()), world.device)
+        _warn_of_batch_norm(self.stages, micro_batches)
+
+    @property
+    def holds_last(self) -> bool:
+        """Whether this rank computes the model's output and the loss."""
+        return any(stage.last for stage in self.stages)
+
+    @property
+    def tied(self) -> list[torch.nn.Parameter]:
+        """This rank's parameters that other ranks of the pipeline hold too."""
+        return self._tied.parameters
+
+    def step(self, inputs: Sequence[Any], target: Any, weight: float = 1.0) -> Tensor:
+        """Forward and backward of a batch: accumulates gradients, and updates nothing.
+
+        Args:
+            inputs: the model's positional inputs, the same on every rank.
+            target: for the loss, the same on every rank.
+            weight: what the loss is multiplied with before the backward (share of this batch in a larger one).
+
+        Returns:
+            The loss of the batch, times `weight`, on every rank.
+        """
+        micros = _micro.cut(tuple(inputs), target, self.micro_batches)
+        actions = _schedule.for_batch(self.schedule, self._world.size, len(self.stages), len(micros))
+        held_back: list[Stage] = []
+        tied = {id(parameter) for parameter in self.tied}
+
+        def final(stage: Stage) -> None:
+            if any(id(parameter) in tied for parameter in stage.module.parameters()):
+                held_back.append(stage)
+            else:
+                self._after(stage)
+
+        with torch.enable_grad():
+            run = self._run(micros, lambda output, micro: self._loss(output, micro, weight), final)
+            run.perform(actions[self._world.rank])
+        self.spans = run.spans
+        self._tied.sum_gradients()
+        for stage in held_back:
+            self._after(stage)
+        return self._on_every_rank(run.losses)
+
+    @torch.no_grad()
+    def evaluate(self, inputs: Sequence[Any], target: Any) -> Tensor:
+        """The loss of a batch on every rank, without a backward."""
+        micros = _micro.cut(tuple(inputs), target, self.micro_batches)
+        run = self._run(micros, lambda output, micro: self._loss(output, micro, 1.0), _nothing)
+        run.perform(self._forwards(len(micros)))
+        return self._on_every_rank(run.losses)
+
+    @torch.no_grad()
+    def forward(self, inputs: Sequence[Any], *, everywhere: bool = False) -> Any:
+        """The model's output for a batch, without gradients.
+
+        Args:
+            inputs: the model's positional inputs, the same on every rank.
+            everywhere: whether every rank wants it; else it is None on ranks that do not hold the last stage.
+        """
+        micros = _micro.cut(tuple(inputs), None, self.micro_batches)
+        run = self._run(micros, None, _nothing)
+        run.perform(self._forwards(len(micros)))
+        output = _joined([run.outputs[i] for i in range(len(micros))], micros) if self.holds_last else None
+        if not everywhere or self._world.size == 1:
+            return output
+        last = (self._count - 1) % self._world.size
+        if self._world.rank == last:
+            for peer in range(self._world.size):
+                if peer != last:
+                    self._wire.send_values(peer, (self._count, "output", _marks(micros)), output)
+            self._wire.drain()
+            return output
+        output, works = self._wire.receive_values(last, (self._count, "output", _marks(micros)), self._device)
+        self._wire.wait(works)
+        return output
+
+    def _run(self, micros: list[Micro], loss_of: Any, final: Callable[[Stage], None]) -> Run:
+        return Run(
+            self._by_index,
+            self._runners,
+            self._world.size,
+            self._wire,
+            micros,
+            self._device,
+            loss_of,
+            final,
+            self._before,
+        )
+
+    def _forwards(self, count: int) -> tuple[_schedule.Action, ...]:
+        return _schedule.forwards(self._world.size, len(self.stages), count)[self._world.rank]
+
+    def _loss(self, output: Any, micro: Micro, weight: float) -> Tensor:
+        if self._loss_fn is None:
+            raise ValueError("Pipeline was made without loss_fn; only forward() can be used")
+        return self._loss_fn(output, micro.target) * (weight if self._summed else weight * micro.share)
+
+    def _on_every_rank(self, losses: list[Tensor]) -> Tensor:
+        if self.holds_last:
+            total = torch.stack(losses).sum().to(self._world.device, torch.float64)
+        else:
+            total = torch.empty((), dtype=torch.float64, device=self._world.device)
+        if self._world.size > 1:
+            last = (self._count - 1) % self._world.size
+            dist.broadcast(total, group=self._world.group, group_src=last)
+        return total
+
+    def _check_stages(self) -> None:
+        rank, size = self._world.rank, self._world.size
+        have = [stage.index for stage in self.stages]
+        count = self.stages[0].count if self.stages else 0
+        if not have or count % size or have != list(range(rank, count, size)):
+            raise ValueError(
+                f"rank {rank} of a pipeline of {size} was given the stages {have} of {count}; it runs every {size}th, "
+                f"from stage {rank} on, and the number of stages must be a multiple of the ranks: "
+                "stages = split(model, ranks * stages_per_rank, sample)[rank::ranks]"
+            )
+
+
+def _check_schedule(schedule: str, ranks: int, per_rank: int, micro_batches: int) -> None:
+    if schedule not in _schedule.SCHEDULES:
+        known = ", ".join(_schedule.SCHEDULES)
+        raise ValueError(f"pipeline_schedule = {schedule!r} is not known; choose one of {known}")
+    if not _schedule.admitted(schedule, ranks, per_rank, micro_batches):
+        possible = [k for k in range(1, 2 * micro_batches + ranks) if _schedule.admitted(schedule, ranks, per_rank, k)]
+        near = min(possible, key=lambda k: (abs(k - micro_batches), -k))
+        raise ValueError(
+            f"micro_batches = {micro_batches} cannot be run by the schedule {schedule!r} on {ranks} ranks x {per_rank} "
+            f"stages; take {near}, or the schedule 'gpipe', which takes any number"
+        )
+
+
+def _warn_of_batch_norm(stages: Sequence[Stage], micro_batches: int) -> None:
+    if micro_batches < 2:
+        return
+    for stage in stages:
+        for name, module in stage.module.named_modules():
+            if isinstance(module, torch.nn.modules.batchnorm._BatchNorm) and module.training:
+                warnings.warn(
+                    f"batch norm ({name}) in a pipeline of {micro_batches} micro-batches normalises each of them by "
+                    "itself, so the losses differ from those of one process. For equal losses use micro_batches = 1, "
+                    "layer or group norm, or freeze it with .eval()",
+                    stacklevel=3,
+                )
+                return
+
+
+def _joined(outputs: list[Any], micros: list[Micro]) -> Any:
+    """One output of those of the micro-batches: tensors joined along the samples, all else as in the first."""
+    parts = [_values.tensors_of(output) for output in outputs]
+    whole = [torch.cat(column) if column[0].dim() else torch.stack(column) for column in zip(*parts, strict=True)]
+    source = iter(whole)
+    return _trees.mapped(outputs[0], lambda _: next(source))
+
+
+def _marks(micros: list[Micro]) -> tuple[bytes, ...]:
+    return tuple(micro.key for micro in micros)
+
+
+def _nothing(_: Stage) -> None:
+    pass

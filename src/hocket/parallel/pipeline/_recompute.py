@@ -1,0 +1,73 @@
+"""Activation checkpointing: a stage keeps what it was given and computes the rest again in the backward.
+
+Chen et al. 2016, Training Deep Nets with Sublinear Memory Cost; torch.utils.checkpoint does the work.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from ._stage import Stage
+
+HOW: Final = ("none", "stage", "layer")
+
+
+def runner(stage: Stage, how: str) -> Callable[..., Any]:
+    """What to call instead of the stage's module.
+
+    Args:
+        stage: the stage.
+        how: "none", "stage" (all of the stage is computed again) or "layer" (each layer by itself: less memory at the
+            height of the backward, more kept meanwhile).
+
+    Raises:
+        ValueError: `how` is something else.
+    """
+    if how not in HOW:
+        raise ValueError(f"recompute = {how!r} is not known; choose one of {', '.join(HOW)}")
+    if how == "none":
+        return stage.module
+    if how == "layer":
+        return lambda *args: _layer_by_layer(stage, args)
+    return lambda *args: _checkpointed(stage.module, args)
+
+
+def _layer_by_layer(stage: Stage, args: tuple[Any, ...]) -> Any:
+    inputs = dict(zip(stage.inputs, args, strict=False))
+    values = dict(zip(stage.uses, args[len(stage.inputs) :], strict=True))
+    made: Any = None
+    for segment in stage.segments:
+        segment.module.training = stage.module.training
+        used = [*(inputs[i] for i in segment.inputs), *(values[name] for name in segment.uses)]
+        made = _checkpointed(segment.module, tuple(used))
+        values.update(zip(segment.makes, made, strict=False))
+    return made if stage.last else tuple(values[name] for name in stage.makes)
+
+
+def _checkpointed(module: torch.nn.Module, args: tuple[Any, ...]) -> Any:
+    if not torch.is_grad_enabled():
+        return module(*args)
+    return checkpoint(
+        module, *args, use_reentrant=False, context_fn=lambda: (contextlib.nullcontext(), _BuffersKept(module))
+    )
+
+
+class _BuffersKept:
+    """Batch norm's running statistics count a micro-batch once, however often it is computed."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self._module = module
+        self._before: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def __enter__(self) -> None:
+        norms = [m for m in self._module.modules() if isinstance(m, torch.nn.modules.batchnorm._NormBase)]
+        self._before = [(b, b.detach().clone()) for norm in norms for b in norm.buffers()]
+
+    def __exit__(self, *_: object) -> None:
+        for buffer, value in self._before:
+            buffer.data.copy_(value)  # through .data: autograd need not know, the values are those it has seen

@@ -1,0 +1,197 @@
+"""Carries out a rank's actions of one step: forwards, backwards and the messages between them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from . import _values
+from ._flight import Flight
+from ._micro import Micro
+from ._schedule import Action
+from ._stage import Stage
+from ._wire import Key, Wire
+
+Tensor = torch.Tensor
+
+
+class Span(NamedTuple):
+    """When this rank computed.
+
+    Attributes:
+        action: what.
+        begin_s: on `time.perf_counter`.
+        end_s: likewise.
+    """
+
+    action: Action
+    begin_s: float
+    end_s: float
+
+
+class Run:
+    """One step of one rank.
+
+    Args:
+        stages: this rank's, by index.
+        runners: what runs each of them, by index.
+        ranks: in the pipeline; stage s is on rank s % ranks.
+        wire: to the other ranks.
+        micros: the micro-batches.
+        device: where tensors are received.
+        loss_of: loss of a micro-batch, weighed with its share; None in an evaluation without loss.
+        final: called with each stage when the gradients of its parameters are complete.
+        last_backward: called with each stage before its last backward.
+    """
+
+    def __init__(
+        self,
+        stages: dict[int, Stage],
+        runners: dict[int, Callable[..., Any]],
+        ranks: int,
+        wire: Wire,
+        micros: Sequence[Micro],
+        device: torch.device,
+        loss_of: Callable[[Any, Micro], Tensor] | None,
+        final: Callable[[Stage], None],
+        last_backward: Callable[[Stage], None],
+    ) -> None:
+        self._stages = stages
+        self._runners = runners
+        self._ranks = ranks
+        self._wire = wire
+        self._micros = micros
+        self._device = device
+        self._loss_of = loss_of
+        self._final = final
+        self._last_backward = last_backward
+        self._flights: dict[tuple[int, int], Flight] = {}
+        self._taken: dict[tuple[int, int], tuple[Sequence[Any], list[Any]]] = {}  # values, and what to wait for
+        self._gradients: dict[tuple[int, int], tuple[list[Tensor], list[Any]]] = {}
+        self._to_send: dict[tuple[int, int], Any] = {}
+        self._left = dict.fromkeys(stages, len(micros))
+        self.losses: list[Tensor] = []
+        self.outputs: dict[int, Any] = {}
+        self.spans: list[Span] = []
+
+    def perform(self, actions: Sequence[Action]) -> None:
+        """Carries out `actions` in order and waits until all that was sent is on its way."""
+        self._halved = {(a.stage, a.micro) for a in actions if a.kind == "I"}
+        doing = {
+            "F": self._forward,
+            "B": self._backward,
+            "I": self._backward_of_inputs,
+            "W": self._backward_of_weights,
+            "SEND_F": self._send_forward,
+            "RECV_F": self._receive_forward,
+            "SEND_B": self._send_backward,
+            "RECV_B": self._receive_backward,
+        }
+        for action in actions:
+            doing[action.kind](action)
+        self._wire.drain()
+
+    # --- computing ----------------------------------------------------------------------------------------------------
+
+    def _forward(self, action: Action) -> None:
+        stage, micro = self._stages[action.stage], self._micros[action.micro]
+        place = (action.stage, action.micro)
+        taken, works = self._taken.pop(place, ([], []))
+        self._wire.wait(works)
+        begin_s = time.perf_counter()
+        flight = Flight(stage, taken)
+        run = self._runners[action.stage]
+        stage.module.training = stage.model.training
+        output = flight.forward(run, micro.inputs, split_backward=place in self._halved)
+        if stage.last and self._loss_of is not None:
+            flight.loss = self._loss_of(output, micro)
+            self.losses.append(flight.loss.detach())
+        elif stage.last:
+            self.outputs[action.micro] = output
+        if torch.is_grad_enabled():
+            self._flights[place] = flight
+        self.spans.append(Span(action, begin_s, time.perf_counter()))
+        if not stage.last:
+            if stage.index + 1 in self._stages:
+                self._taken[action.stage + 1, action.micro] = (_values.leaves(output), [])
+            else:
+                self._to_send[place] = output
+
+    def _backward(self, action: Action) -> None:
+        flight = self._begin_backward(action)
+        self._about_to_end(action)
+        begin_s = time.perf_counter()
+        found = flight.backward()
+        self._spent(action, begin_s)
+        self._hand_back(action, found)
+        del self._flights[action.stage, action.micro]
+        self._ended(action)
+
+    def _backward_of_inputs(self, action: Action) -> None:
+        flight = self._begin_backward(action)
+        begin_s = time.perf_counter()
+        found = flight.backward_of_inputs()
+        self._spent(action, begin_s)
+        self._hand_back(action, found)
+
+    def _backward_of_weights(self, action: Action) -> None:
+        flight = self._flights.pop((action.stage, action.micro))
+        self._about_to_end(action)
+        begin_s = time.perf_counter()
+        flight.backward_of_weights()
+        self._spent(action, begin_s)
+        self._ended(action)
+
+    def _begin_backward(self, action: Action) -> Flight:
+        flight = self._flights[action.stage, action.micro]
+        if self._stages[action.stage].last:
+            flight.start_from_loss()
+        else:
+            gradients, works = self._gradients.pop((action.stage, action.micro))
+            self._wire.wait(works)
+            flight.arrived(gradients)
+        return flight
+
+    def _hand_back(self, action: Action, found: list[Tensor]) -> None:
+        if action.stage - 1 in self._stages:
+            self._gradients[action.stage - 1, action.micro] = (found, [])
+        elif action.stage:
+            self._to_send[action.stage, action.micro] = found
+
+    def _spent(self, action: Action, begin_s: float) -> None:
+        self.spans.append(Span(action, begin_s, time.perf_counter()))
+
+    def _about_to_end(self, action: Action) -> None:
+        if self._left[action.stage] == 1:
+            self._last_backward(self._stages[action.stage])
+
+    def _ended(self, action: Action) -> None:
+        self._left[action.stage] -= 1
+        if not self._left[action.stage]:
+            self._final(self._stages[action.stage])
+
+    # --- messages -----------------------------------------------------------------------------------------------------
+
+    def _key(self, stage: int, micro: int) -> Key:
+        return (stage, torch.is_grad_enabled(), self._micros[micro].key)
+
+    def _send_forward(self, action: Action) -> None:
+        values = self._to_send.pop((action.stage, action.micro))
+        after = action.stage + 1
+        self._wire.send_values(after % self._ranks, self._key(after, action.micro), values)
+
+    def _receive_forward(self, action: Action) -> None:
+        peer, key = (action.stage - 1) % self._ranks, self._key(action.stage, action.micro)
+        self._taken[action.stage, action.micro] = self._wire.receive_values(peer, key, self._device)
+
+    def _send_backward(self, action: Action) -> None:
+        self._wire.send((action.stage - 1) % self._ranks, self._to_send.pop((action.stage, action.micro)))
+
+    def _receive_backward(self, action: Action) -> None:
+        flight = self._flights[action.stage, action.micro]
+        buffers = [torch.empty_like(t, memory_format=torch.contiguous_format) for t in flight.expects()]
+        works = self._wire.receive((action.stage + 1) % self._ranks, buffers)
+        self._gradients[action.stage, action.micro] = (buffers, works)

@@ -1,0 +1,75 @@
+"""What crosses a cut: structures of tensors and plain values, taken apart into a description and flat tensors."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+from .. import _trees
+
+Tensor = torch.Tensor
+
+
+def tensors_of(values: Any) -> list[Tensor]:
+    """The tensors in a structure, in order."""
+    return _trees.tensors_in(values)
+
+
+def described(values: Any) -> Any:
+    """The structure with meta tensors (shape, type, whether a gradient flows back) instead of tensors."""
+    return _trees.mapped(values, _meta)
+
+
+def _meta(tensor: Tensor) -> Tensor:
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta", requires_grad=tensor.requires_grad)
+
+
+def filled(description: Any, tensors: Iterable[Tensor]) -> Any:
+    """The structure of `description` with these tensors in it."""
+    source = iter(tensors)
+    return _trees.mapped(description, lambda _: next(source))
+
+
+def empty_for(description: Any, device: torch.device) -> list[Tensor]:
+    """Tensors to receive into; leaves of the autograd graph where a gradient flows back."""
+    return [
+        torch.empty(meta.shape, dtype=meta.dtype, device=device, requires_grad=meta.requires_grad)
+        for meta in tensors_of(description)
+    ]
+
+
+def leaves(values: Any) -> Any:
+    """The structure with its tensors cut off from the graph that made them, ready to collect gradients themselves."""
+    return _trees.mapped(values, lambda tensor: tensor.detach().requires_grad_(tensor.requires_grad))
+
+
+def fingerprint(values: Any) -> bytes:
+    """Equal for structures that differ in the numbers inside tensors at most."""
+    return pickle.dumps(_trees.mapped(values, _shape))
+
+
+def _shape(tensor: Tensor) -> Any:
+    return _Shape(tuple(tensor.shape), str(tensor.dtype), tensor.requires_grad)
+
+
+class _Shape(tuple[Any, ...]):
+    """Shape, type and whether a gradient flows; told apart from a user's tuple by its type."""
+
+    def __new__(cls, *parts: Any) -> _Shape:
+        return super().__new__(cls, parts)
+
+    def __reduce__(self) -> Any:
+        return (_Shape, tuple(self))
+
+
+def nbytes(values: Any) -> int:
+    """Bytes of the tensors in a structure."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors_of(values))
+
+
+def dense(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """The tensors as they are sent: outside the graph, contiguous."""
+    return [tensor.detach().contiguous() for tensor in tensors]

@@ -1,0 +1,114 @@
+"""Compares the stages of a model with the model, one after the other in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from . import _values
+from ._flight import Flight
+from ._stage import Stage
+from ._trace import SplitError, undisturbed
+
+Tensor = torch.Tensor
+
+
+def compare(model: torch.nn.Module, stages: Sequence[Stage], sample: Sequence[Any]) -> None:
+    """Runs model and stages on the sample, training and evaluating, and compares outputs and gradients.
+
+    Raises:
+        SplitError: they differ.
+    """
+    inputs = tuple(sample)
+    for training in (model.training, not model.training):
+        modes = [(module, module.training) for module in model.modules()]
+        if training is not model.training:
+            model.train(training)
+        try:
+            ours = _results(model, lambda: chained(stages, inputs), backward=model.training)
+            theirs = _results(model, lambda: (model(*inputs), None), backward=model.training)
+        except SplitError:
+            raise
+        except Exception as error:
+            raise SplitError(
+                f"the stages of {type(model).__name__} do not run where the model does: {type(error).__name__}: "
+                f"{error}. Split elsewhere with split= (names of modules that begin a stage)"
+            ) from error
+        finally:
+            for module, mode in modes:
+                module.training = mode
+        _compare(model, ours, theirs, training)
+
+
+def chained(stages: Sequence[Stage], inputs: tuple[Any, ...]) -> tuple[Any, Callable[[list[Tensor]], None]]:
+    """The model's output from its stages one after the other, and what runs their backwards from its gradients."""
+    flights = []
+    output: Any = []
+    for stage in stages:
+        stage.module.training = stage.model.training
+        flight = Flight(stage, _values.leaves(output))
+        output = flight.forward(stage.module, inputs, split_backward=False)
+        flights.append(flight)
+
+    def backward(gradients: list[Tensor]) -> None:
+        flights[-1].start_from([t for t in _values.tensors_of(output) if t.requires_grad], gradients)
+        found = flights[-1].backward()
+        for flight in reversed(flights[:-1]):
+            flight.arrived(found)
+            found = flight.backward()
+
+    return output, backward
+
+
+def _results(model: torch.nn.Module, run: Callable[[], Any], *, backward: bool) -> dict[str, Tensor]:
+    found: dict[str, Tensor] = {}
+    with undisturbed(model), torch.set_grad_enabled(backward):
+        torch.manual_seed(0)
+        output, back = run()
+        tensors = _values.tensors_of(output)
+        found.update({f"output {i}": tensor.detach().clone() for i, tensor in enumerate(tensors)})
+        roots = [tensor for tensor in tensors if tensor.requires_grad]
+        if backward and roots:
+            gradients = [
+                torch.linspace(-1, 1, root.numel(), dtype=root.dtype).reshape(root.shape).to(root.device)
+                for root in roots
+            ]
+            if back is None:
+                torch.autograd.backward(roots, gradients)
+            else:
+                back(gradients)
+            for name, parameter in model.named_parameters():
+                if parameter.grad is not None:
+                    found[f"gradient of {name}"] = parameter.grad
+        found.update({f"buffer {name}": buffer.detach().clone() for name, buffer in model.named_buffers()})
+    return found
+
+
+def _compare(model: torch.nn.Module, ours: dict[str, Tensor], theirs: dict[str, Tensor], training: bool) -> None:
+    for name in [*theirs, *(n for n in ours if n not in theirs)]:
+        mine, expected = ours.get(name), theirs.get(name)
+        if mine is None or expected is None:
+            zero = expected if mine is None else mine
+            if zero is not None and not zero.any():
+                continue  # nothing flowed back, and nothing is what a cut passes on as zeros
+            difference = "is missing"
+        elif mine.shape != expected.shape or mine.dtype != expected.dtype:
+            difference = f"is {tuple(mine.shape)} {mine.dtype} and not {tuple(expected.shape)} {expected.dtype}"
+        elif torch.allclose(mine.double(), expected.double(), rtol=1e-3, atol=_tolerance(expected), equal_nan=True):
+            continue
+        else:
+            difference = f"differs by up to {float((mine.double() - expected.double()).abs().max()):.3g}"
+        raise SplitError(
+            f"{name} of the stages of {type(model).__name__} {difference}, {'training' if training else 'evaluating'} "
+            "on the sample: its forward does something that following it once cannot see (a branch on isinstance, a "
+            "value changed in place across a cut, state of its own). Keep that code in one submodule inside one stage, "
+            "with split= (names of modules that begin a stage)"
+        )
+
+
+def _tolerance(expected: Tensor) -> float:
+    scale = float(expected.double().abs().max()) if expected.numel() else 0.0
+    fine = expected.dtype in (torch.float32, torch.float64)
+    return max(scale, 1e-30) * (1e-4 if fine else 2e-2)

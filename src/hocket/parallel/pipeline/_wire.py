@@ -1,0 +1,104 @@
+"""Messages between stages on different ranks, over the pipeline's process group.
+
+The first time that micro-batches of some shapes pass a cut, the sender describes what it sends; from then on the
+receiver knows and can post its receives before the sender has computed. Both sides know from the batch, which every
+rank has, whether it is the first time. Messages between two ranks go in the order of the schedule on both sides. Every
+wait has the deadline of the process group, and ends in its error if the peer has died.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Sequence
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+
+from .._world import World
+from . import _values
+
+Tensor = torch.Tensor
+Key = tuple[Any, ...]
+
+_TAG: Final = 0x5049  # "PI": apart from a user's own sends and receives
+
+
+class Wire:
+    """This rank's messages to and from the other ranks of a pipeline.
+
+    Args:
+        world: the ranks of the pipeline.
+        fixed_shapes: whether shapes that cross a cut follow from the shapes of the batch. If not, every message is
+            described anew, which costs one more small message each.
+    """
+
+    def __init__(self, world: World, *, fixed_shapes: bool = True) -> None:
+        self._world = world
+        self._fixed = fixed_shapes
+        self._sent: dict[Key, bytes] = {}
+        self._known: dict[Key, Any] = {}
+        self._under_way: list[tuple[Any, Tensor]] = []
+
+    def send(self, peer: int, tensors: Sequence[Tensor]) -> None:
+        """Starts sending tensors to a rank of the pipeline."""
+        self._under_way = [(work, tensor) for work, tensor in self._under_way if not work.is_completed()]
+        for tensor in _values.dense(tensors):
+            work = dist.isend(tensor, group=self._world.group, group_dst=peer, tag=_TAG)
+            if work is not None:
+                self._under_way.append((work, tensor))
+
+    def receive(self, peer: int, buffers: Sequence[Tensor]) -> list[Any]:
+        """Starts receiving into `buffers`; wait for what is returned with `wait`."""
+        group = self._world.group
+        return [dist.irecv(buffer.detach(), group=group, group_src=peer, tag=_TAG) for buffer in buffers]
+
+    def send_values(self, peer: int, key: Key, values: Any) -> None:
+        """Sends a structure, with its description if the receiver cannot know it.
+
+        Raises:
+            ValueError: its shapes are not those that went with `key` before.
+        """
+        mark = _values.fingerprint(values)
+        before = self._sent.get(key)
+        if before is None or not self._fixed:
+            self._sent[key] = mark
+            self._send_object(peer, _values.described(values))
+        elif before != mark:
+            raise ValueError(
+                f"what stage {key[0] - 1} sends to stage {key[0]} has other shapes, types or plain values than for an "
+                "earlier micro-batch of the same shapes, so the receiver cannot know them. Pass fixed_shapes=False to "
+                "have every message described, or split elsewhere with split="
+            )
+        self.send(peer, _values.tensors_of(values))
+
+    def receive_values(self, peer: int, key: Key, device: torch.device) -> tuple[Any, list[Any]]:
+        """Starts receiving a structure: the structure, and what to `wait` for before it is used."""
+        description = self._known.get(key) if self._fixed else None
+        if description is None:
+            description = self._known[key] = self._receive_object(peer)
+        buffers = _values.empty_for(description, device)
+        return _values.filled(description, buffers), self.receive(peer, buffers)
+
+    @staticmethod
+    def wait(works: Sequence[Any]) -> None:
+        """Waits until messages have arrived, or raises what the process group does at a deadline or a death."""
+        for work in works:
+            work.wait()
+
+    def drain(self) -> None:
+        """Waits until all that was sent is on its way."""
+        for work, _ in self._under_way:
+            work.wait()
+        self._under_way = []
+
+    def _send_object(self, peer: int, value: Any) -> None:
+        raw = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8).to(self._world.device)
+        self.send(peer, [torch.tensor([raw.numel()], dtype=torch.int64, device=self._world.device), raw])
+
+    def _receive_object(self, peer: int) -> Any:
+        length = torch.empty(1, dtype=torch.int64, device=self._world.device)
+        self.wait(self.receive(peer, [length]))
+        raw = torch.empty(int(length), dtype=torch.uint8, device=self._world.device)
+        self.wait(self.receive(peer, [raw]))
+        return pickle.loads(raw.cpu().numpy().tobytes())
