@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from hocket import simulate as simulate
     from hocket import testing as testing
     from hocket import timeline as timeline
+    from hocket import workload as workload
     from hocket import workloads as workloads
     from hocket.parallel import Trainer as Trainer
     from hocket.parallel import average as average
@@ -54,6 +55,7 @@ __all__ = [
     "testing",
     "timeline",
     "total",
+    "workload",
     "workloads",
 ]
 
@@ -72,6 +74,7 @@ _ROOMS = frozenset(
         "simulate",
         "testing",
         "timeline",
+        "workload",
         "workloads",
     }
 )

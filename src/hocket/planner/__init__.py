@@ -1,7 +1,36 @@
-"""Plans: every decision about how a model is trained on many workers, as one value that can be read and compared."""
+"""Plans: every decision about how a model is trained on many workers, as one value; and what a plan costs.
 
+Read `_plan.py` (the value), `_memory.py` and `_time.py` (what it needs), `_search.py` (which is best).
+"""
+
+from ._constants import Constants as Constants
 from ._findings import PlanError as PlanError
 from ._findings import PlanFinding as PlanFinding
+from ._memory import Memory as Memory
+from ._memory import memory_of as memory_of
+from ._network import Cost as Cost
+from ._network import Network as Network
 from ._plan import Plan as Plan
+from ._profile import Profile as Profile
+from ._stages import balanced_cuts as balanced_cuts
+from ._stages import in_flight as in_flight
+from ._time import Prediction as Prediction
+from ._time import StepParts as StepParts
+from ._time import predict as predict
 
-__all__ = ["Plan", "PlanError", "PlanFinding"]
+__all__ = [
+    "Constants",
+    "Cost",
+    "Memory",
+    "Network",
+    "Plan",
+    "PlanError",
+    "PlanFinding",
+    "Prediction",
+    "Profile",
+    "StepParts",
+    "balanced_cuts",
+    "in_flight",
+    "memory_of",
+    "predict",
+]

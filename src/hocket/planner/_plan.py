@@ -19,6 +19,7 @@ Shard = Literal["none", "optimizer", "gradients", "parameters"]
 PipelineSchedule = Literal["gpipe", "1f1b", "interleaved", "zero_bubble"]
 Embeddings = Literal["replicated", "table", "row", "hybrid"]
 Precision = Literal["float32", "bfloat16"]
+RecomputePart = Literal["layers", "attention"]
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,8 @@ class Plan:
         sync_batch_norm: whether batch norm's statistics are those of several workers' samples together.
         batch_norm_group: of how many neighbouring data-parallel workers; 0 for all.
         recompute: whether activations are computed again in back-propagation instead of kept.
+        recompute_part: of what: of whole layers, or of the core of attention only (scores, softmax, dropout), whose
+            activations are large and cheap (Korthikanti et al. 2022).
         precision: of matrix products; parameters and optimizer state are float32 in any case.
         clip_norm: the global norm to which gradients are clipped; None for no clipping.
         bucket_bytes: most bytes of gradients that are reduced together; None to choose by the size of the model.
@@ -73,6 +76,7 @@ class Plan:
     sync_batch_norm: bool = False
     batch_norm_group: int = 0
     recompute: bool = False
+    recompute_part: RecomputePart = "layers"
     precision: Precision = "float32"
     clip_norm: float | None = None
     bucket_bytes: int | None = None
@@ -203,6 +207,7 @@ _WORDS: dict[str, tuple[str, ...]] = {
     "pipeline_schedule": get_args(PipelineSchedule),
     "embeddings": get_args(Embeddings),
     "precision": get_args(Precision),
+    "recompute_part": get_args(RecomputePart),
 }
 _OPTIONAL: dict[str, Any] = {"clip_norm": (int, float), "bucket_bytes": (int,)}
 

@@ -1,0 +1,76 @@
+"""The physical constants of the time model: what they mean, and values that were fitted once.
+
+The defaults are those of DGX A100 servers: `matmul_share` and `memory_share` fitted on four published iterations
+(`benchmarks/predictions/language_models.py`; 1.7B and 18.4B of Narayanan et al., SC'21, and both 22B of Korthikanti et
+al. 2022), `inside_share` from nccl-tests on 8 A100 (235 of 300 GB/s), `network_share` from the vendor's 192 GB/s of
+busbw over eight NICs, which is all that the catalogue's buses carry. The others are assumed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from dataclasses import dataclass
+
+from ._findings import PlanError
+
+__all__ = ["Constants", "slowest_of"]
+
+
+@dataclass(frozen=True)
+class Constants:
+    """What a machine reaches of its nominal rates, and what every operation costs besides. Each can be fitted.
+
+    Attributes:
+        matmul_share: Of the device's nominal FLOP/s, what large products reach.
+        memory_share: Of the device's nominal memory bandwidth, what kernels that only read and write reach.
+        kernel_s: What launching a kernel adds to its time.
+        inside_share: Of the links inside a host, what a collective reaches.
+        network_share: Of the links between hosts, what a collective reaches.
+        collective_s: What starting a collective costs, besides the latencies of its steps.
+        jitter: Standard deviation of the time that one rank's computation of a step takes, as a part of it. All wait
+            for the slowest, whose expected time grows with their number.
+        overlap: Whether gradients are reduced while back-propagation goes on (else after it).
+        in_network: Whether switches that can reduce are made to do so.
+    """
+
+    matmul_share: float = 0.72
+    memory_share: float = 0.79
+    kernel_s: float = 4e-6
+    inside_share: float = 0.78
+    network_share: float = 1.0
+    collective_s: float = 10e-6
+    jitter: float = 0.0
+    overlap: bool = True
+    in_network: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("matmul_share", "memory_share", "inside_share", "network_share"):
+            if not 0 < getattr(self, name) <= 1:
+                raise PlanError(f"constant {name}: {getattr(self, name)} is no share; give more than 0 and at most 1")
+        for name in ("kernel_s", "collective_s", "jitter"):
+            if getattr(self, name) < 0:
+                raise PlanError(f"constant {name}: {getattr(self, name)} must be 0 or more")
+
+    def table(self) -> list[tuple[str, str]]:
+        """Every constant with its value."""
+        rows = []
+        for one in dataclasses.fields(self):
+            value = getattr(self, one.name)
+            if one.name.endswith("_s"):
+                rows.append((one.name, f"{value * 1e6:.3g} us"))
+            elif isinstance(value, bool):
+                rows.append((one.name, "yes" if value else "no"))
+            else:
+                rows.append((one.name, f"{value:.1%}"))
+        return rows
+
+
+def slowest_of(count: int) -> float:
+    """The expected greatest of `count` standard normal values (Blom 1958); 0 for one.
+
+    It says by how many standard deviations the slowest of `count` ranks is behind the mean one.
+    """
+    if count <= 1:
+        return 0.0
+    return statistics.NormalDist().inv_cdf((count - 0.375) / (count + 0.25))

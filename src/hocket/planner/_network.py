@@ -1,0 +1,228 @@
+"""A cluster as closed forms see it: ranks in hosts, a wire inside and a wire between, and what collectives take.
+
+The costs are those of the algorithms' own closed forms (`hocket.algorithms`), of which the fastest is taken.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import numpy as np
+
+from hocket.algorithms import candidates, get
+from hocket.cluster import Cluster, ClusterError
+from hocket.schedule import Collective, ScheduleError
+
+from ._constants import Constants
+
+__all__ = ["Cost", "Network"]
+
+_ALGORITHMS = (
+    "ring",
+    "halving_doubling",
+    "double_tree",
+    "recursive_doubling",
+    "binomial",
+    "pairwise",
+    "bruck",
+    "chain",
+)
+# Up to this many ranks the closed forms, which grow with ranks in the making, are asked; the ring beyond.
+_MANY = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What a collective takes.
+
+    Attributes:
+        seconds: All of it.
+        algorithm: Which.
+        link: Where it spends most of its time: "inside hosts", "between hosts", "latency inside hosts" or "latency".
+    """
+
+    seconds: float
+    algorithm: str = ""
+    link: str = ""
+
+
+NOTHING = Cost(0.0)
+
+
+@dataclass(frozen=True)
+class Network:
+    """The wires of a cluster. Made by `Network.of`.
+
+    Attributes:
+        name: Of the cluster.
+        world: Ranks that there are.
+        local: Ranks on each host.
+        inside_Bps: The least that two neighbours in a host reach.
+        inside_s: Their latency.
+        host_Bps: What all ports of a host carry together.
+        rank_Bps: What one rank reaches to another host alone.
+        between_s: Latency from host to host.
+        flops: Of a device, 0 if unknown.
+        memory_Bps: Of a device, 0 if unknown.
+        memory_nbytes: Of a device, 0 if unknown.
+        reduces: Whether switches reduce: streaming share of the link, 0 if they do not.
+    """
+
+    name: str
+    world: int
+    local: int
+    inside_Bps: float
+    inside_s: float
+    host_Bps: float
+    rank_Bps: float
+    between_s: float
+    flops: float
+    memory_Bps: float
+    memory_nbytes: int
+    reduces: float
+
+    @classmethod
+    def of(cls, cluster: Cluster) -> Network:
+        """Look at a cluster: its first two hosts stand for all.
+
+        Raises:
+            ClusterError: if its hosts hold different numbers of ranks, or no path joins two ranks.
+        """
+        local = cluster.ranks_per_host()
+        nodes = cluster.ranks[: 2 * local]
+        first = int(nodes[0])
+        inside_Bps, inside_s, between_s, rank_Bps, host_Bps = float("inf"), 0.0, 0.0, float("inf"), float("inf")
+        if local > 1:
+            ring = nodes[:local]
+            routes = cluster.routes(ring, np.roll(ring, -1))
+            inside_Bps = min(float(cluster.capacity_Bps[routes[i]].min()) for i in range(local))
+            inside_s = max(float(cluster.latency_s[routes[i]].sum()) for i in range(local))
+        if len(nodes) > local:
+            route = cluster.routes(nodes[:1], nodes[local : local + 1])[0]
+            rank_Bps = float(cluster.capacity_Bps[route].min())
+            between_s = float(cluster.latency_s[route].sum())
+            here = cluster.hosts == cluster.hosts[first]
+            leaving = here[cluster.link_tail] & ~here[cluster.link_head]
+            host_Bps = float(cluster.capacity_Bps[leaving].sum())
+            if local > 1:
+                # No more leaves a host than its ranks bring to its ports.
+                far = [cluster.routes(nodes[i : i + 1], nodes[local + i : local + i + 1])[0] for i in range(local)]
+                host_Bps = min(host_Bps, sum(float(cluster.capacity_Bps[one].min()) for one in far))
+        streaming = [one.efficiency for one in cluster.reductions.values() if one.streaming]
+        outside = [n for n in cluster.reductions if cluster.hosts[n] < 0]
+        return cls(
+            cluster.name,
+            cluster.world,
+            local,
+            inside_Bps,
+            inside_s,
+            host_Bps,
+            rank_Bps,
+            between_s,
+            float(cluster.flops[first]),
+            float(cluster.memory_Bps[first]),
+            int(cluster.memory_nbytes[first]),
+            max(streaming, default=0.0) if outside else 0.0,
+        )
+
+    def members(self, size: int, stride: int) -> tuple[int, int, int]:
+        """Of a group of every `stride`-th rank: members on each host, hosts, and such groups that share a host."""
+        local = max(1, min(size, self.local // stride)) if stride < self.local else 1
+        while size % local:
+            local -= 1
+        return local, size // local, max(1, self.local // local)
+
+    def wires(self, size: int, stride: int, constants: Constants) -> tuple[float, float, int, int]:
+        """Bytes per second inside, bytes per second of the whole group between hosts, members on a host, and hosts.
+
+        All groups of the same shape talk at once, and share what leaves a host.
+        """
+        local, hosts, groups = self.members(size, stride)
+        inside = self.inside_Bps * constants.inside_share
+        between = min(self.host_Bps / groups, self.rank_Bps * local) * constants.network_share
+        return inside, between, local, hosts
+
+    def collective(self, kind: str, nbytes: float, size: int, stride: int, constants: Constants) -> Cost:
+        """The time of a collective over a vector of `nbytes`, by the best closed form.
+
+        Args:
+            kind: Of `hocket.schedule.KINDS`.
+            nbytes: S, of the vector.
+            size: Members of the group.
+            stride: How many ranks are from each member to the next.
+            constants: Shares of the links that are reached.
+        """
+        if size <= 1 or nbytes <= 0:
+            return NOTHING
+        inside, between, local, hosts = self.wires(size, stride, constants)
+        best = Cost(float("inf"))
+        for name, steps, steps_in, wire, wire_in in _forms(kind, size, local):
+            if hosts == 1:
+                rate_in = rate_out = inside
+                late_in = late_out = self.inside_s
+            elif wire_in or steps_in:  # two levels: each member has its share of what leaves the host
+                rate_in, rate_out, late_in, late_out = inside, between / local, self.inside_s, self.between_s
+            else:  # one level: the ring enters and leaves each host by all of its ports; all others cross at once
+                rate_out = min(inside if local > 1 else between, between if name == "ring" else between / local)
+                rate_in, late_in, late_out = rate_out, self.between_s, self.between_s
+            parts = {
+                "inside hosts": wire_in * nbytes / rate_in,
+                "between hosts" if hosts > 1 else "inside hosts ": (wire - wire_in) * nbytes / rate_out,
+                "latency inside hosts": steps_in * late_in,
+                "latency": (steps - steps_in) * late_out,
+            }
+            seconds = sum(parts.values()) + constants.collective_s
+            if seconds < best.seconds:
+                best = Cost(seconds, name, max(parts, key=lambda part: parts[part]).strip())
+        if constants.in_network and self.reduces and kind == "all_reduce" and hosts > 1:
+            best = min(best, self._in_network(nbytes, local, inside, between, constants), key=lambda one: one.seconds)
+        return best
+
+    def _in_network(self, nbytes: float, local: int, inside: float, between: float, constants: Constants) -> Cost:
+        """Reduce-scatter in each host, one tree per member with its share, all-gather in each host."""
+        near = 2 * (local - 1) / local * nbytes / inside + 2 * (local - 1) * self.inside_s if local > 1 else 0.0
+        far = nbytes / (between * self.reduces) + 2 * self.between_s
+        link = "between hosts" if far > near else "inside hosts"
+        return Cost(near + far + constants.collective_s, "aggregation_tree", link)
+
+    def message(self, nbytes: float, stride: int, sharers: int, constants: Constants) -> float:
+        """Seconds of a message to the rank `stride` further on, of `sharers` ranks of the host that send at once."""
+        if nbytes <= 0:
+            return 0.0
+        if stride < self.local:
+            return self.inside_s + nbytes / (self.inside_Bps * constants.inside_share)
+        rate = min(self.host_Bps / max(1, min(sharers, self.local)), self.rank_Bps) * constants.network_share
+        return self.between_s + nbytes / rate
+
+
+@functools.lru_cache(maxsize=4096)
+def _forms(kind: str, size: int, local: int) -> tuple[tuple[str, float, float, float, float], ...]:
+    """Name, steps, steps inside hosts, wire, wire inside hosts of the algorithms that serve a group."""
+    collective = Collective(kind, size)
+    found = []
+    names = [one.name for one in candidates(collective) if one.name in _ALGORITHMS] if size <= _MANY else ["ring"]
+    for name in names:
+        form = get(name).form(collective)
+        found.append((name, float(form.steps), 0.0, float(form.wire), 0.0))
+    if 1 < local < size:
+        try:
+            form = get("rails").form(collective, local=local)
+        except ScheduleError:
+            return tuple(found)
+        found.append(("rails", float(form.steps), float(form.steps_inside), float(form.wire), float(form.wire_inside)))
+    return tuple(found)
+
+
+def network_of(cluster: Cluster | Network) -> Network:
+    """The wires of a cluster, made once for each."""
+    if isinstance(cluster, Network):
+        return cluster
+    made: Network | None = getattr(cluster, "_hocket_network", None)
+    if made is None:
+        made = Network.of(cluster)
+        object.__setattr__(cluster, "_hocket_network", made)
+    return made
+
+
+__all__ += ["ClusterError", "network_of"]

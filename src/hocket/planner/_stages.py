@@ -1,0 +1,103 @@
+"""Which layers stand in which stage of a pipeline, and how many micro-batches a stage holds at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hocket.workload import Workload
+
+from ._findings import PlanError, PlanFinding
+from ._plan import Plan
+
+__all__ = ["balanced_cuts", "in_flight", "stage_cuts"]
+
+
+def stage_cuts(plan: Plan, workload: Workload, costs: Sequence[float]) -> list[int]:
+    """The layers with which the second and later stages begin: the plan's own, or those that balance `costs`.
+
+    Raises:
+        PlanError: there are fewer layers than stages, or the plan names a module that is no layer.
+    """
+    stages = plan.pipeline_parallel_degree * plan.stages_per_rank
+    if stages == 1:
+        return []
+    if plan.split:
+        names = {layer.name: index for index, layer in enumerate(workload.layers)}
+        unknown = [name for name in plan.split if name not in names]
+        if unknown:
+            rule = f"{workload.name} has no layer {unknown[0]!r}"
+            raise PlanError("the plan cannot be timed:", [PlanFinding("split", rule, f"it has {', '.join(names)}")])
+        return [names[name] for name in plan.split]
+    if stages > len(workload.layers):
+        rule = f"{stages} stages need as many layers, and {workload.name} has {len(workload.layers)}"
+        remedy = f"use {len(workload.layers)} stages or fewer"
+        raise PlanError("the plan cannot be timed:", [PlanFinding("pipeline_parallel_degree", rule, remedy)])
+    return balanced_cuts(costs, stages)
+
+
+def balanced_cuts(costs: Sequence[float], parts: int) -> list[int]:
+    """Cuts of a chain into parts so that the most costly part is the least possible; every part has a layer.
+
+    The bound is found by bisection; then parts are filled towards the mean as far as the bound lets them, so that the
+    first ones are not full and the last one empty.
+
+    Args:
+        costs: of each layer, 0 or more.
+        parts: how many, at most as many as layers.
+
+    Returns:
+        Index of the first layer of the second and later parts.
+    """
+    count = len(costs)
+    low, high = max(max(costs), sum(costs) / parts), sum(costs)
+    for _ in range(60):
+        middle = (low + high) / 2
+        if _needed(costs, middle) <= parts:
+            high = middle
+        else:
+            low = middle
+    bound = high * (1 + 1e-9)
+    cuts: list[int] = []
+    start, rest = 0, sum(costs)
+    for part in range(parts - 1):
+        left = parts - part
+        fair = rest / left
+        end, held = start, 0.0
+        while end < count - (left - 1):
+            more = held + costs[end]
+            # Stop where going on passes the bound, or is farther from the mean than stopping, if the rest then fits.
+            if end > start and (
+                more > bound or (more - fair > fair - held and _needed(costs[end:], bound) <= left - 1)
+            ):
+                break
+            held, end = more, end + 1
+        cuts.append(end)
+        rest -= held
+        start = end
+    return cuts
+
+
+def _needed(costs: Sequence[float], bound: float) -> int:
+    parts, held = 1, 0.0
+    for cost in costs:
+        if held + cost > bound and held:
+            parts, held = parts + 1, 0.0
+        held += cost
+    return parts
+
+
+def in_flight(plan: Plan, rank: int) -> float:
+    """Micro-batches whose activations a rank of the pipeline holds at most, in units of all of its layers.
+
+    GPipe keeps all; 1F1B as many as there are ranks from here on; an interleaved schedule with v stages a rank has
+    2 (p - rank - 1) + (v - 1) p + 1 parts of 1/v under way (Narayanan et al., SC'21; Korthikanti et al. 2022, section
+    4.2.3), which is 1 + (p - 1) / (p v) times 1F1B's on the first. Zero bubble (its first form) keeps as many as 1F1B.
+    """
+    p, m, v = plan.pipeline_parallel_degree, plan.micro_batches, plan.stages_per_rank
+    if p == 1:
+        return 1.0
+    if plan.pipeline_schedule == "gpipe":
+        return float(m)
+    if plan.pipeline_schedule == "interleaved":
+        return min(2 * (p - rank - 1) + (v - 1) * p + 1, m * v) / v
+    return float(min(m, (p - rank) if v == 1 else p))

@@ -1,0 +1,307 @@
+"""The time of a plan's step in closed form: computation, what is exchanged, what waits, and for what.
+
+For small worlds `step_graph` makes the same step as tasks for the simulator; a test holds both together.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hocket.cluster import Cluster
+from hocket.workload import Workload
+
+from ._constants import Constants, slowest_of
+from ._findings import PlanError, PlanFinding
+from ._memory import Memory, memory_of
+from ._network import NOTHING, Cost, Network, network_of
+from ._plan import Plan
+from ._profile import LayerTimes, Profile
+from ._stages import stage_cuts
+
+__all__ = ["Prediction", "StepParts", "predict"]
+
+_BUCKET_NBYTES = 25 * 2**20
+# Of the optimizer's state every byte is read and written; gradients are zeroed, accumulated, checked and read.
+_GRADIENT_PASSES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class StepParts:
+    """Where a step's time goes on the rank that computes longest; the parts sum to the step.
+
+    Attributes:
+        compute: Forward and backward passes.
+        recompute: Forward passes that are done again.
+        tensor: Exchanges between the workers that share tensors.
+        messages: Between stages of the pipeline.
+        bubble: Waiting for the pipeline to fill and to drain.
+        gather: Collecting sharded parameters, as far as nothing hides it.
+        gradients: Reducing gradients, as far as nothing hides it.
+        optimizer: The update of the parameters.
+        straggle: Waiting for the slowest rank.
+    """
+
+    compute: float = 0.0
+    recompute: float = 0.0
+    tensor: float = 0.0
+    messages: float = 0.0
+    bubble: float = 0.0
+    gather: float = 0.0
+    gradients: float = 0.0
+    optimizer: float = 0.0
+    straggle: float = 0.0
+
+    @property
+    def total(self) -> float:
+        """The step."""
+        return sum(seconds for _, seconds in self.rows())
+
+    @property
+    def exposed(self) -> float:
+        """Communication that nothing hides."""
+        return self.tensor + self.messages + self.gather + self.gradients
+
+    def rows(self) -> list[tuple[str, float]]:
+        """Names with their seconds."""
+        return [(name, getattr(self, name)) for name in self.__slots__]
+
+    @property
+    def blame(self) -> str:
+        """The largest part that one device alone would not have."""
+        extra = ("tensor", "messages", "bubble", "gather", "gradients", "straggle", "recompute")
+        return max(extra, key=lambda name: getattr(self, name))
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a plan does on a cluster.
+
+    Attributes:
+        plan: With all degrees filled in.
+        workload: Its name.
+        cluster: Its name.
+        workers: How many.
+        batch: Samples of a global batch.
+        parts: Of the step.
+        memory: Of the worker that needs most.
+        memory_limit: Of a worker, 0 if unknown.
+        cuts: Layers with which the later stages of the pipeline begin.
+        gradient_cost: One reduction of all gradients of the busiest worker, hidden or not.
+        flops: Of one sample's forward and backward pass.
+    """
+
+    plan: Plan
+    workload: str
+    cluster: str
+    workers: int
+    batch: int
+    parts: StepParts
+    memory: Memory
+    memory_limit: int
+    cuts: tuple[int, ...]
+    gradient_cost: Cost
+    flops: float
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of a step."""
+        return self.parts.total
+
+    @property
+    def throughput(self) -> float:
+        """Samples per second, of all workers."""
+        return self.batch / self.step_s
+
+    @property
+    def fits(self) -> bool:
+        """Whether every worker has the memory."""
+        return not self.memory_limit or self.memory.total <= self.memory_limit
+
+    @property
+    def flops_per_worker(self) -> float:
+        """FLOP/s of each worker that forward and backward passes make, without what is computed again."""
+        return self.throughput * self.flops / self.workers
+
+
+def predict(
+    plan: Plan,
+    workload: Workload,
+    cluster: Cluster | Network,
+    *,
+    workers: int,
+    batch: int,
+    constants: Constants | None = None,
+    profile: Profile | None = None,
+    memory_limit: int | None = None,
+) -> Prediction:
+    """Time and memory of a plan.
+
+    Args:
+        plan: Any that `workers` can carry out.
+        workload: What is trained.
+        cluster: Where; the first `workers` ranks of it.
+        workers: How many.
+        batch: Samples of a global batch.
+        constants: What is reached of the nominal rates; a table of assumptions if not given.
+        profile: Of the workload on this cluster, if it was made already.
+        memory_limit: Bytes of each worker; the cluster's own if not given.
+
+    Raises:
+        PlanError: the plan breaks a rule, or cannot be timed.
+    """
+    network = network_of(cluster)
+    constants = constants or Constants()
+    if workers > network.world:
+        rule = f"{network.name} has places for {network.world} workers, and {workers} are wanted"
+        raise PlanError("there are not so many:", [PlanFinding("workers", rule, "take a larger cluster, or fewer")])
+    plan = plan.resolve(workers)
+    found = plan.findings(workers, batch=batch)
+    if found:
+        raise PlanError(f"the plan cannot be carried out by {workers} workers with batches of {batch}:", found)
+    profile = profile or Profile(workload, network, constants)
+    parts_of = plan.micro_batches * plan.accumulate
+    micro = math.ceil(batch / (plan.data_parallel_degree * parts_of))
+    times = profile.times(plan, micro)
+    cuts = stage_cuts(plan, workload, times.total.tolist())
+    parts, cost = _step(plan, profile, times, cuts, micro, workers)
+    limit = network.memory_nbytes if memory_limit is None else memory_limit
+    memory = memory_of(plan, workload, batch=batch, cuts=cuts)
+    flops = 3 * workload.flops / workload.batch
+    return Prediction(plan, workload.name, network.name, workers, batch, parts, memory, limit, tuple(cuts), cost, flops)
+
+
+def _step(
+    plan: Plan, profile: Profile, times: LayerTimes, cuts: Sequence[int], micro: int, workers: int
+) -> tuple[StepParts, Cost]:
+    p, v = plan.pipeline_parallel_degree, plan.stages_per_rank
+    m = plan.micro_batches * plan.accumulate
+    edges = [0, *cuts, len(times.forward)]
+    own = [np.concatenate([np.arange(edges[c], edges[c + 1]) for c in range(rank, p * v, p)]) for rank in range(p)]
+    messages = _messages(plan, profile, edges, micro)
+    each = np.array([float(times.total[layers].sum()) for layers in own]) + messages
+    worst = int(each.argmax())
+    layers = own[worst]
+    # The pipeline fills and drains once; its other ranks' times for one micro-batch are what the worst one waits.
+    bubble = float(each.sum() - each[worst])
+    if plan.pipeline_schedule == "interleaved":
+        bubble /= v
+    elif plan.pipeline_schedule == "zero_bubble":
+        bubble /= 3  # ZB-H1: the weights' gradients, a third of the work, fill the rest (Qi et al. 2023, table 1)
+    compute = m * float((times.forward + times.backward)[layers].sum())
+    recompute = m * float(times.again[layers].sum())
+    gradients, gather, cost = _exchange(plan, profile, times, layers, m)
+    parts = StepParts(
+        compute=compute,
+        recompute=recompute,
+        tensor=m * float((times.tensor_forward + times.tensor_backward)[layers].sum()),
+        messages=m * float(messages[worst]),
+        bubble=bubble,
+        gather=gather,
+        gradients=gradients,
+        optimizer=_optimizer(plan, profile, layers),
+        straggle=profile.constants.jitter * slowest_of(workers) * (compute + recompute),
+    )
+    return parts, cost
+
+
+def _messages(plan: Plan, profile: Profile, edges: Sequence[int], micro: int) -> np.ndarray:
+    """Of every rank of the pipeline the time of its messages for one micro-batch: one each way behind every stage."""
+    p, v, t = plan.pipeline_parallel_degree, plan.stages_per_rank, plan.tensor_parallel_degree
+    spent = np.zeros(p)
+    if p == 1:
+        return spent
+    network, constants = profile.network, profile.constants
+    stride = plan.data_parallel_degree * t
+    for stage in range(p * v - 1):
+        nbytes = float(profile.output_bytes[edges[stage + 1] - 1]) * micro / profile.workload.batch
+        # Each of the ranks that share tensors sends its part; those who get them collect the whole.
+        seconds = network.message(nbytes / t, stride, network.local, constants)
+        if t > 1 and not plan.sequence_parallel:
+            seconds += network.collective("all_gather", nbytes, t, 1, constants).seconds
+        spent[stage % p] += seconds
+        spent[(stage + 1) % p] += seconds
+    return spent
+
+
+def _exchange(plan: Plan, profile: Profile, times: LayerTimes, layers: np.ndarray, m: int) -> tuple[float, float, Cost]:
+    """Exposed seconds of reducing gradients and of gathering parameters, and one whole reduction."""
+    data, tensor = plan.data_parallel_degree, plan.tensor_parallel_degree
+    if data == 1:
+        return 0.0, 0.0, NOTHING
+    network, constants = profile.network, profile.constants
+    degrees = np.array([tensor if profile.divides(kind, tensor) else 1 for kind in profile.kinds])[profile.index]
+    gradients = (profile.gradient_bytes / degrees)[layers]
+    parameters = (profile.parameter_bytes / degrees)[layers]
+    kind = "all_reduce" if plan.shard == "none" else "reduce_scatter"
+
+    def cost(kind: str, nbytes: float) -> Cost:
+        return network.collective(kind, nbytes, data, tensor, constants)
+
+    whole = cost(kind, float(gradients.sum()))
+    bucket = float(plan.bucket_bytes or _BUCKET_NBYTES)
+    backward = (times.backward + times.again + times.tensor_backward)[layers]
+    if constants.overlap:
+        exposed = _exposed(gradients, backward, bucket, lambda nbytes: cost(kind, nbytes).seconds)
+    else:
+        exposed = cost(kind, float(gradients.sum())).seconds
+    gather = 0.0
+    if plan.shard in ("gradients", "parameters"):
+        exposed *= m  # what is sharded cannot be added up at home
+    if plan.shard in ("optimizer", "gradients"):
+        gather = cost("all_gather", float(parameters.sum())).seconds
+    if plan.shard == "parameters":
+        each = np.array([cost("all_gather", float(nbytes)).seconds for nbytes in parameters])
+        forward = (times.forward + times.tensor_forward)[layers]
+        if constants.overlap:  # the next layer's parameters come while this one is computed
+            gather = m * (_prefetched(each, forward) + _prefetched(each[::-1], backward[::-1]))
+        else:
+            gather = m * 2 * float(each.sum())
+    return exposed, gather, whole
+
+
+def _prefetched(gathers: np.ndarray, computes: np.ndarray) -> float:
+    """What stays exposed of gathers, each of which begins when the one before is done and the layer before begins."""
+    now = done = 0.0
+    begun = 0.0
+    for gather, compute in zip(gathers.tolist(), computes.tolist(), strict=True):
+        done = max(done, begun) + gather
+        begun = max(now, done)
+        now = begun + compute
+    return now - float(computes.sum())
+
+
+def _exposed(gradients: np.ndarray, backward: np.ndarray, bucket: float, seconds: object) -> float:
+    """How long after back-propagation the last bucket is reduced; buckets fill from the last layer on."""
+    assert callable(seconds)
+    now = done = held = 0.0
+    for nbytes, compute in zip(gradients[::-1].tolist(), backward[::-1].tolist(), strict=True):
+        now += compute
+        held += nbytes
+        if held >= bucket:
+            count = max(1, round(held / bucket))
+            done = max(done, now) + count * seconds(held / count)
+            held = 0.0
+    if held:
+        done = max(done, now) + seconds(held)
+    return max(0.0, done - now)
+
+
+def _optimizer(plan: Plan, profile: Profile, layers: np.ndarray) -> float:
+    """The update reads and writes its state, and reads gradients; each rank does the part that it holds."""
+    tensor, data = plan.tensor_parallel_degree, plan.data_parallel_degree
+    sharded = data if plan.shard != "none" else 1
+    degrees = np.array([tensor if profile.divides(kind, tensor) else 1 for kind in profile.kinds])[profile.index]
+    workload = profile.workload
+    share = (profile.parameter_bytes / degrees)[layers] / sharded
+    if workload.optimizer_s:
+        return workload.optimizer_s * float(share.sum()) / max(1, workload.parameter_bytes)
+    if not profile.network.memory_Bps:
+        return 0.0
+    state = (profile.optimizer_bytes / degrees)[layers] / sharded
+    gradients = (profile.gradient_bytes / degrees)[layers] / (sharded if plan.shard != "optimizer" else 1)
+    moved = float((2 * state + _GRADIENT_PASSES * gradients + share).sum())
+    return moved / (profile.network.memory_Bps * profile.constants.memory_share)

@@ -1,0 +1,152 @@
+"""Workloads of transformer language models from their shape alone, in the notation of Megatron-LM.
+
+FLOPs: Narayanan et al., SC'21 (arXiv:2104.04473). Activations: Korthikanti et al. 2022 (arXiv:2205.05198), section 4,
+whose sum of a layer is s b h (34 + 5 a s / h) bytes at 16 bits. What each operation reads and writes is counted for
+kernels fused as in those papers: bias with GeLU, bias with dropout and residual, scale with mask and softmax.
+"""
+
+from __future__ import annotations
+
+from ._workload import Layer, Operation, Workload, WorkloadError
+
+__all__ = ["SHAPES", "named_transformer", "transformer"]
+
+# Hidden size, layers, heads. The 1.7B to 1T of Narayanan et al., table 1; 22B, 175B and "1008B" of Korthikanti et al.,
+# table 3; 7B: the usual shape of that size.
+SHAPES: dict[str, tuple[int, int, int]] = {
+    "1.7b": (2304, 24, 24),
+    "3.6b": (3072, 30, 32),
+    "7b": (4096, 32, 32),
+    "7.5b": (4096, 36, 32),
+    "18.4b": (6144, 40, 48),
+    "22b": (6144, 48, 64),
+    "39.1b": (8192, 48, 64),
+    "76.1b": (10240, 60, 80),
+    "145.6b": (12288, 80, 96),
+    "175b": (12288, 96, 96),
+    "310.1b": (16384, 96, 128),
+    "529.6b": (20480, 105, 128),
+    "1008b": (25600, 128, 160),
+}
+
+
+def named_transformer(name: str, *, batch: int = 1) -> Workload:
+    """One of `SHAPES`, written "gpt-22b" or "22b".
+
+    Raises:
+        WorkloadError: there is none of this name.
+    """
+    key = name.lower().removeprefix("gpt-").removeprefix("lm-")
+    if key not in SHAPES:
+        known = ", ".join(f"gpt-{one}" for one in SHAPES)
+        raise WorkloadError(f"there is no transformer {name!r}; there are {known}")
+    hidden, layers, heads = SHAPES[key]
+    return transformer(hidden, layers, heads, name=f"gpt-{key}", batch=batch)
+
+
+def transformer(
+    hidden: int,
+    layers: int,
+    heads: int,
+    *,
+    vocabulary: int = 51200,
+    sequence: int = 2048,
+    batch: int = 1,
+    name: str = "",
+    gradient_nbytes: int = 4,
+    optimizer_nbytes: int = 12,
+    parameter_nbytes: int = 2,
+) -> Workload:
+    """A decoder-only transformer with learnt positions and an output matrix that is the embedding's.
+
+    Args:
+        hidden: h, channels between the layers.
+        layers: How many.
+        heads: a, attention heads of each.
+        vocabulary: V.
+        sequence: s, tokens of a sample.
+        batch: b, samples that activations and FLOPs are given for.
+        name: Of the workload.
+        gradient_nbytes: Of a parameter's gradient: 4 where gradients are accumulated in full precision (Megatron-LM),
+            2 as in the accounting of ZeRO.
+        optimizer_nbytes: Of a parameter's optimizer state: Adam's two moments and the parameter in full precision.
+        parameter_nbytes: Of a parameter.
+
+    Raises:
+        WorkloadError: the heads do not divide the hidden size.
+    """
+    if min(hidden, layers, heads, vocabulary, sequence) < 1:
+        raise WorkloadError(
+            f"a transformer of {hidden} channels, {layers} layers, {heads} heads; give 1 or more of each"
+        )
+    if hidden % heads:
+        raise WorkloadError(f"{heads} heads do not divide a hidden size of {hidden}; choose a divisor")
+    tokens = batch * sequence
+    wide = float(tokens * hidden)  # s b h
+    square = float(heads * batch) * sequence**2  # a s^2 b
+
+    def layer(label: str, kind: str, count: int, operations: tuple[Operation, ...], reductions: int) -> Layer:
+        return Layer(
+            label,
+            kind,
+            count,
+            count * parameter_nbytes,
+            count * gradient_nbytes,
+            count * optimizer_nbytes,
+            2 * wide,
+            operations,
+            tensor_limit=heads,
+            reductions=reductions,
+            reduced_bytes=2 * wide if reductions else 0.0,
+        )
+
+    block = _block(float(tokens), hidden, wide, square, sequence)
+    count = 12 * hidden**2 + 13 * hidden
+    embedding = (Operation("embed", moved_bytes=5 * wide, saved_bytes=wide, part="shared", calls=2),)
+    logits = float(tokens) * vocabulary
+    head = (
+        Operation("final norm", moved_bytes=4 * wide, saved_bytes=2 * wide),
+        Operation("logits", 2 * logits * hidden, 2 * (wide + logits + hidden * vocabulary), 2 * wide, "divided"),
+        Operation("loss", moved_bytes=12 * logits, saved_bytes=4 * logits, part="divided", calls=4),
+    )
+    return Workload(
+        name or f"transformer-h{hidden}-l{layers}-a{heads}",
+        batch,
+        (
+            layer("embedding", "embedding", (vocabulary + sequence) * hidden, embedding, 1),
+            *(layer(f"block{index}", "transformer", count, block, 2) for index in range(layers)),
+            layer("head", "head", 2 * hidden, head, 1),
+        ),
+        precision="bfloat16",
+        source="analytic",
+        unit="sequence",
+    )
+
+
+def _block(tokens: float, hidden: int, wide: float, square: float, sequence: int) -> tuple[Operation, ...]:
+    """The operations of one layer; saved bytes sum to s b h (34 + 5 a s / h), FLOPs to 24 s b h^2 (1 + s / (6 h))."""
+
+    def product(name: str, inputs: int, outputs: int, saved: float, part: str = "divided") -> Operation:
+        flops = 2 * tokens * inputs * outputs
+        moved = 2 * (tokens * (inputs + outputs) + inputs * outputs)
+        return Operation(name, flops, moved, saved, "divided" if part == "divided" else "shared")
+
+    scores = 2 * tokens * sequence * hidden  # FLOPs of one of the two products with s x s matrices
+    return (
+        Operation("attention norm", moved_bytes=4 * wide, saved_bytes=2 * wide),
+        # The input that all three projections share is saved once per rank; it is the part that is not divided.
+        Operation("projection input", saved_bytes=2 * wide, calls=0),
+        product("query, key, value", hidden, 3 * hidden, 4 * wide),  # saved: Q and K; V is of the second product
+        Operation("scores", scores, 4 * wide + 2 * square, 0.0, "core"),
+        Operation("softmax", moved_bytes=4 * square, saved_bytes=2 * square, part="core"),
+        Operation("attention dropout", moved_bytes=5 * square, saved_bytes=3 * square, part="core"),
+        Operation("values", scores, 4 * wide + 2 * square, 2 * wide, "divided"),
+        product("attention output", hidden, hidden, 2 * wide),
+        Operation("attention residual", moved_bytes=7 * wide, saved_bytes=wide),
+        Operation("feed-forward norm", moved_bytes=4 * wide, saved_bytes=2 * wide),
+        Operation("feed-forward input", saved_bytes=2 * wide, calls=0),
+        product("feed-forward in", hidden, 4 * hidden, 0.0),
+        Operation("gelu", moved_bytes=16 * wide, saved_bytes=8 * wide, part="divided"),
+        product("feed-forward out", 4 * hidden, hidden, 8 * wide),
+        Operation("feed-forward residual", moved_bytes=7 * wide, saved_bytes=wide),
+    )

@@ -1,0 +1,197 @@
+"""`Workload`: what one training step of a model asks for, layer by layer, on one device."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+__all__ = ["PARTS", "Layer", "Operation", "Workload", "WorkloadError"]
+
+Part = Literal["shared", "divided", "core"]
+PARTS: tuple[str, ...] = get_args(Part)
+
+
+class WorkloadError(ValueError):
+    """A workload cannot be read or made; the message says where and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One kernel, or several that belong together, of a layer's forward pass over the whole batch.
+
+    Attributes:
+        name: What it is called.
+        flops: Floating-point operations.
+        moved_bytes: What it reads and writes in the device's memory, at the least.
+        saved_bytes: What it leaves in memory for the backward pass.
+        part: What tensor parallelism makes of it: "divided" among the group; "shared", every rank does all of it unless
+            the sequence is divided; "core", divided, and done again in the backward pass by selective recomputation,
+            which then keeps nothing of it.
+        calls: Kernels that it launches.
+    """
+
+    name: str
+    flops: float = 0.0
+    moved_bytes: float = 0.0
+    saved_bytes: float = 0.0
+    part: Part = "shared"
+    calls: int = 1
+
+    def __post_init__(self) -> None:
+        if self.part not in PARTS:
+            raise WorkloadError(f"operation {self.name!r}: part {self.part!r} is not one of {', '.join(PARTS)}")
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """A part of the model that is not cut by a pipeline; behind each there may be a cut.
+
+    Attributes:
+        name: Of the module.
+        kind: What it is, as "Conv2d" or "transformer".
+        parameters: How many.
+        parameter_bytes: Of the parameters as they are computed with.
+        gradient_bytes: Of their gradients.
+        optimizer_bytes: Of the optimizer's state, with the parameters in full precision if those are kept beside.
+        output_bytes: What passes the cut behind the layer in the forward pass, for the whole batch; as much comes back.
+        operations: Of its forward pass.
+        forward_s: Measured time of its forward pass over the batch; 0 if not measured.
+        backward_s: Measured time of its backward pass; 0 if not measured.
+        fixed_share: Part of the measured times that does not shrink with the batch.
+        tensor_limit: Among how many ranks it can be divided at most; degrees that divide this number can be used.
+        reductions: All-reduces of its output that dividing it takes in each of the forward and backward passes.
+        reduced_bytes: What each of them reduces, for the whole batch.
+    """
+
+    name: str
+    kind: str
+    parameters: int = 0
+    parameter_bytes: int = 0
+    gradient_bytes: int = 0
+    optimizer_bytes: int = 0
+    output_bytes: float = 0.0
+    operations: tuple[Operation, ...] = ()
+    forward_s: float = 0.0
+    backward_s: float = 0.0
+    fixed_share: float = 0.0
+    tensor_limit: int = 1
+    reductions: int = 0
+    reduced_bytes: float = 0.0
+
+    @property
+    def flops(self) -> float:
+        """Floating-point operations of the forward pass over the batch."""
+        return sum(one.flops for one in self.operations)
+
+    @property
+    def saved_bytes(self) -> float:
+        """Activations that the backward pass needs, for the whole batch."""
+        return sum(one.saved_bytes for one in self.operations)
+
+    @property
+    def state_bytes(self) -> int:
+        """Parameters, gradients and optimizer state together."""
+        return self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One training step on one device: a chain of layers.
+
+    Attributes:
+        name: Of the model.
+        batch: Samples that activations, FLOPs and times refer to; they grow in proportion to it.
+        layers: In the order of the forward pass.
+        precision: Element type of the computation, as "float32" or "bfloat16".
+        source: Where the numbers are from: "analytic", "captured on cpu", ...
+        unit: What a sample is, as "image" or "sequence".
+        optimizer_s: Measured time of the optimizer's step; 0 if not measured.
+    """
+
+    name: str
+    batch: int
+    layers: tuple[Layer, ...]
+    precision: str = "float32"
+    source: str = ""
+    unit: str = "sample"
+    optimizer_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.batch < 1:
+            raise WorkloadError(f"workload {self.name!r}: a batch of {self.batch} samples; give 1 or more")
+        names = [layer.name for layer in self.layers]
+        if len(set(names)) != len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise WorkloadError(f"workload {self.name!r}: two layers are called {twice!r}; give each its own name")
+
+    @property
+    def parameters(self) -> int:
+        """How many parameters all layers have."""
+        return sum(layer.parameters for layer in self.layers)
+
+    @property
+    def parameter_bytes(self) -> int:
+        """Bytes of all parameters as they are computed with."""
+        return sum(layer.parameter_bytes for layer in self.layers)
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Bytes of all gradients."""
+        return sum(layer.gradient_bytes for layer in self.layers)
+
+    @property
+    def optimizer_bytes(self) -> int:
+        """Bytes of the optimizer's state."""
+        return sum(layer.optimizer_bytes for layer in self.layers)
+
+    @property
+    def saved_bytes(self) -> float:
+        """Activations that a backward pass over `batch` samples needs."""
+        return sum(layer.saved_bytes for layer in self.layers)
+
+    @property
+    def flops(self) -> float:
+        """Floating-point operations of a forward pass over `batch` samples."""
+        return sum(layer.flops for layer in self.layers)
+
+    @property
+    def measured(self) -> bool:
+        """Whether layers have measured times."""
+        return any(layer.forward_s > 0 for layer in self.layers)
+
+    @property
+    def forward_s(self) -> float:
+        """Measured time of the forward pass over `batch` samples; 0 if not measured."""
+        return sum(layer.forward_s for layer in self.layers)
+
+    @property
+    def backward_s(self) -> float:
+        """Measured time of the backward pass; 0 if not measured."""
+        return sum(layer.backward_s for layer in self.layers)
+
+    def stages(self, cuts: Sequence[int]) -> tuple[tuple[Layer, ...], ...]:
+        """The layers between cuts.
+
+        Args:
+            cuts: Indices of the layers with which the second and later parts begin, ascending.
+        """
+        edges = [0, *cuts, len(self.layers)]
+        return tuple(self.layers[a:b] for a, b in zip(edges, edges[1:], strict=False))
+
+    def with_times(self, forward_s: float, backward_s: float) -> Workload:
+        """The same with these times for the whole, dealt to the layers by their FLOPs (evenly if none has any)."""
+        total = self.flops
+        count = max(1, len(self.layers))
+        shares = [layer.flops / total if total else 1 / count for layer in self.layers]
+        layers = tuple(
+            dataclasses.replace(layer, forward_s=forward_s * share, backward_s=backward_s * share)
+            for layer, share in zip(self.layers, shares, strict=True)
+        )
+        return dataclasses.replace(self, layers=layers)
+
+    def __str__(self) -> str:
+        from ._text import to_text
+
+        return to_text(self)

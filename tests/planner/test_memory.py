@@ -1,0 +1,97 @@
+"""Memory of a plan, against the published accounting."""
+
+from __future__ import annotations
+
+import pytest
+
+from hocket.planner import Plan, PlanError, balanced_cuts, in_flight, memory_of
+from hocket.workload import Layer, Operation, Workload, named_transformer
+
+
+def zero(billions: float) -> Workload:
+    """A model of ZeRO's accounting: 2 bytes a parameter, 2 a gradient, 12 of optimizer state."""
+    count = round(billions * 1e9)
+    return Workload("zero", 1, (Layer("all", "x", count, 2 * count, 2 * count, 12 * count),))
+
+
+# Rajbhandari et al. 2020, figure 1 and table 1, in GB: billions, workers, then none, optimizer, gradients, parameters.
+@pytest.mark.parametrize(
+    ("billions", "workers", "expected"),
+    [
+        (7.5, 4, (120, 52.5, 41.25, 30.0)),
+        (7.5, 16, (120, 35.625, 21.5625, 7.5)),
+        (7.5, 64, (120, 31.40625, 16.640625, 1.875)),
+        (7.5, 1024, (120, 30.087890625, 15.1025390625, 0.1171875)),
+        (128, 1024, (2048, 513.5, 257.75, 2.0)),
+        (1000, 1024, (16000, 4011.71875, 2013.671875, 15.625)),
+    ],
+)
+def test_zero_s_model_state_is_exact(billions: float, workers: int, expected: tuple[float, ...]) -> None:
+    stages = ("none", "optimizer", "gradients", "parameters")
+    for stage, gigabytes in zip(stages, expected, strict=True):
+        plan = Plan(shard=stage).resolve(workers)
+        assert memory_of(plan, zero(billions), batch=workers).state == pytest.approx(gigabytes * 1e9, rel=1e-9)
+
+
+def test_tensor_parallelism_divides_what_can_be_divided() -> None:
+    layers = (
+        Layer("a", "x", 10, 40, 40, 80, tensor_limit=4),
+        Layer("b", "x", 10, 40, 40, 80),
+    )
+    memory = memory_of(Plan(tensor_parallel_degree=4).resolve(4), Workload("w", 1, layers), batch=1)
+    assert (memory.parameters, memory.gradients, memory.optimizer) == (50, 50, 100)
+
+
+def test_stages_hold_their_own_layers_and_the_micro_batches_under_way() -> None:
+    layers = tuple(Layer(f"l{i}", "x", 1, 4, 4, 8, 10.0, (Operation("o", 1.0, saved_bytes=100.0),)) for i in range(8))
+    workload = Workload("w", 1, layers)
+    for schedule, first, last in (("gpipe", 8, 8), ("1f1b", 4, 1), ("zero_bubble", 4, 1)):
+        plan = Plan(pipeline_parallel_degree=4, micro_batches=8, pipeline_schedule=schedule).resolve(4)
+        each = [memory_of(plan, workload, batch=8, rank=rank) for rank in range(4)]
+        assert [one.parameters for one in each] == [8, 8, 8, 8]
+        assert (each[0].activations, each[3].activations) == (200 * first, 200 * last)
+        assert memory_of(plan, workload, batch=8) == each[0]
+
+
+@pytest.mark.parametrize(("pipeline", "stages"), [(4, 2), (8, 3), (35, 3)])
+def test_interleaving_holds_what_korthikanti_et_al_say(pipeline: int, stages: int) -> None:
+    plan = Plan(
+        pipeline_parallel_degree=pipeline,
+        stages_per_rank=stages,
+        pipeline_schedule="interleaved",
+        micro_batches=8 * pipeline,
+    )
+    # Their section 4.2.3: L (1 + (p - 1) / (p m)) layers; in units of one rank's layers, times p.
+    assert in_flight(plan, 0) == pytest.approx(pipeline * (1 + (pipeline - 1) / (pipeline * stages)))
+
+
+def test_recomputation_keeps_less_and_needs_room_for_one_layer() -> None:
+    workload = named_transformer("gpt-7b")
+    plain, full = (memory_of(Plan(recompute=again).resolve(1), workload, batch=1) for again in (False, True))
+    assert full.activations < plain.activations / 10
+    assert full.working > plain.working
+    assert full.state == plain.state
+
+
+def test_more_stages_than_layers_are_refused() -> None:
+    workload = Workload("w", 1, (Layer("a", "x"),))
+    with pytest.raises(PlanError, match="2 stages need as many layers, and w has 1"):
+        memory_of(Plan(pipeline_parallel_degree=2).resolve(2), workload, batch=1)
+
+
+@pytest.mark.parametrize(
+    ("costs", "parts", "cuts"),
+    [
+        ([0.01, *[1.0] * 96, 0.35], 8, [13, 25, 37, 49, 61, 73, 85]),
+        ([5, 1, 1, 1, 1, 1], 3, [1, 4]),
+        ([1, 1], 2, [1]),
+        ([0, 0, 0, 1], 3, [1, 2]),
+    ],
+)
+def test_stages_are_balanced(costs: list[float], parts: int, cuts: list[int]) -> None:
+    found = balanced_cuts(costs, parts)
+    edges = [0, *found, len(costs)]
+    best = [0, *cuts, len(costs)]
+    heaviest = [max(sum(costs[a:b]) for a, b in zip(e, e[1:], strict=False)) for e in (edges, best)]
+    assert heaviest[0] == pytest.approx(heaviest[1])
+    assert all(a < b for a, b in zip(edges, edges[1:], strict=False))
