@@ -58,6 +58,8 @@ _SEGMENTS: Final = 64
 _IN_FLIGHT: Final = 4
 """So many pieces fit into a window at least: one is on its way, one is reduced, one comes back."""
 _LOOK_S: Final = 0.05
+_AWAIT_S: Final = 0.02
+"""While the kernel wakes this process for many bytes only, it looks itself so often: for a failure, which is few."""
 _FAREWELL_S: Final = 0.5
 _AHEAD_NBYTES: Final = 1 << 20
 """So much is queued for the socket at a time; what is behind it can still be sorted fairly among groups."""
@@ -242,10 +244,16 @@ class AggregationClient:
             if interest != self._interest:
                 self._poll.modify(self._link.sock, interest)
                 self._interest = interest
-            if self._poll.poll(1000 * min(wait_s, self._stall_s / 4)):
+            awaited_nbytes = self._awaited_nbytes()
+            self._link.await_nbytes(awaited_nbytes)
+            most_s = _AWAIT_S if awaited_nbytes > 1 else self._stall_s / 4
+            events = self._poll.poll(1000 * min(wait_s, most_s))
+            if events or awaited_nbytes > 1:
+                before = self._link.received_nbytes
                 for frame in self._link.receive(self._place):
                     self._handle_frame(frame)
-                return True
+                if events or self._link.received_nbytes != before:
+                    return True
             now_s = time.monotonic()
             quiet_s = now_s - max(self._link.heard_s, began_s)
             if quiet_s > self._stall_s:
@@ -259,6 +267,12 @@ class AggregationClient:
             self._error = AggregatorLostError(f"{self._where} is lost: {error or type(error).__name__}")
             self._link.sock.close()
             raise self._error from None
+
+    def _awaited_nbytes(self) -> int:
+        """For how many bytes at least it is worth to wake: those that come in any case."""
+        if self._link.waiting or len(self._groups) > 1:
+            return 1
+        return max([self._link.decoder.missing_nbytes, *(group.awaited_nbytes for group in self._groups.values())])
 
     def _pump(self) -> None:
         """Queues as much as windows allow, in turns among groups, and sends what the socket takes."""
@@ -412,6 +426,12 @@ class AggregationGroup:
         return self._client
 
     # --- called by the client while it drives -------------------------------------------------------------------------
+
+    @property
+    def awaited_nbytes(self) -> int:
+        """What comes of the oldest operation without a further word from this member."""
+        work = next(iter(self._under_way.values()), None)
+        return work.sent_nbytes - work.arrived_nbytes if work is not None and work.kind == Kind.ALL_REDUCE else 1
 
     def feed(self, link: Link) -> int:
         """Queues what may be sent now, at most _AHEAD_NBYTES; returns how many bytes that was."""

@@ -42,6 +42,11 @@ class Decoder:
             self._begin, self._end = 0, rest
         return [self._payload, self._stage[self._end :]] if self._payload else [self._stage[self._end :]]
 
+    @property
+    def missing_nbytes(self) -> int:
+        """What the payload that has begun still lacks."""
+        return len(self._payload)
+
     def filled(self, nbytes: int) -> None:
         """Says that so many bytes have been put into `buffers()`."""
         direct = min(nbytes, len(self._payload))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from ._link import Link, Release
 from ._operation import Operation
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from ._settings import Limits
 
 log = logging.getLogger("hocket.aggregator")
+
+_CREDITS: Final = 8
 
 
 class Parent(Protocol):
@@ -72,6 +74,8 @@ class Member:
         self.label = label
         self.held_nbytes = 0
         self.to_credit_nbytes = 0
+        self.longest_nbytes = 0
+        """Of the segments of all operations that it has begun."""
         self.sequence = 0
         self.gone = False
 
@@ -148,6 +152,9 @@ class Group:
         if request.sequence != member.sequence + 1:
             raise ProtocolError(f"operation {request.sequence} after {member.sequence}")
         member.sequence += 1
+        member.longest_nbytes = max(member.longest_nbytes, request.segment_nbytes)
+        if member.to_credit_nbytes:
+            self._owner.credits_due(self)
         gone = next((other for other in self.members.values() if other.gone), None)
         if gone is not None:
             self.fail(FailCode.MEMBER_LOST, gone, f"{gone.label} has left the group", request.sequence)
@@ -207,11 +214,21 @@ class Group:
         self._owner.credits_due(self)
 
     def send_credits(self) -> None:
-        """Tells members what `credit` has noted."""
+        """Tells members what `credit` has noted, once it is an eighth of a window, or a member might wait for it.
+
+        Every credit is a packet that wakes a process: with short operations there would be as many as results.
+        """
+        window_nbytes = self._limits.window_nbytes
         for member in self.members.values():
-            if member.to_credit_nbytes and not member.gone:
-                member.link.send(Credit(member.handle, member.to_credit_nbytes))
+            to_credit = member.to_credit_nbytes
+            if not to_credit or (
+                to_credit < window_nbytes // _CREDITS
+                and window_nbytes - member.held_nbytes - to_credit >= member.longest_nbytes
+            ):
+                continue
             member.to_credit_nbytes = 0
+            if not member.gone:
+                member.link.send(Credit(member.handle, to_credit))
 
     # --- how it ends --------------------------------------------------------------------------------------------------
 

@@ -14,6 +14,8 @@ from ._pool import Array
 from ._protocol import Frame, FrameType, ProtocolError, data_head, encode
 
 _AT_ONCE: Final = 32
+_MOST_AWAITED_NBYTES: Final = 32 << 10
+"""More would make the kernel clamp the window that it offers the peer to what is awaited."""
 _MOST_CONTROL_NBYTES: Final = 1 << 18
 """Replies may wait for a peer that does not read; more than this shows that it asks without reading."""
 
@@ -59,6 +61,7 @@ class Link:
         self.changed = changed
         self._out: deque[tuple[memoryview, Release | None]] = deque()
         self._control_nbytes = 0
+        self._awaited_nbytes = 1
 
     @property
     def waiting(self) -> bool:
@@ -107,6 +110,17 @@ class Link:
                 view, release = out[0]
                 out[0] = view[sent:], release
         self._control_nbytes = 0
+
+    def await_nbytes(self, nbytes: int) -> None:
+        """Lets the kernel wake this process only for so many bytes, or an end: on a slow link every packet is an event.
+
+        Set it after an event of this connection, before the next wait; bytes must be known to come.
+        """
+        nbytes = max(1, min(nbytes, _MOST_AWAITED_NBYTES))
+        if nbytes != self._awaited_nbytes:
+            self._awaited_nbytes = nbytes
+            with contextlib.suppress(OSError):  # where it is not to be had, there are more events
+                self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, nbytes)
 
     def receive(self, place: Place) -> Iterator[Frame]:
         """Takes what the socket has, once, and gives the frames that are complete.

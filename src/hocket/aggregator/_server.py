@@ -197,6 +197,7 @@ class Aggregator:
         known = isinstance(link, Connection) and not link.known
         for frame in link.receive(link.place):
             link.handle(frame)
+        link.await_nbytes(link.decoder.missing_nbytes)
         if known and isinstance(link, Connection) and link.known:
             self._stats.connections += 1
 

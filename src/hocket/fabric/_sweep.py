@@ -25,12 +25,16 @@ _MARK = b"HOCKET_FABRIC="
 def end_processes(numbers: set[int], grace_s: float, wanted: Callable[[int], bool] = lambda pid: True) -> None:
     """Send SIGTERM to all that runs in these network namespaces, and after `grace_s` seconds SIGKILL."""
     begin_s = time.monotonic()
+    killing_s: float | None = None
     sent: set[tuple[int, int]] = set()
     while pids := [pid for pid in in_network(numbers) if pid != os.getpid() and wanted(pid)]:
-        waited_s = time.monotonic() - begin_s
-        if waited_s > grace_s + _KILL_DEADLINE_S:
-            return
-        number = signal.SIGTERM if waited_s < grace_s else signal.SIGKILL
+        now_s = time.monotonic()
+        number = signal.SIGTERM if now_s - begin_s < grace_s else signal.SIGKILL
+        if number == signal.SIGKILL:
+            # Counted from the first SIGKILL, not from the start: this process may have been stopped meanwhile.
+            killing_s = killing_s or now_s
+            if now_s - killing_s > _KILL_DEADLINE_S:
+                return
         for pid in pids:
             if (pid, number) not in sent:
                 sent.add((pid, number))
