@@ -2,6 +2,9 @@
 
 import torch
 import torch.distributed
+import torch.distributed.checkpoint
+import torch.distributed.fsdp
+import torch.distributed.pipelining  # seconds of imports that every rank of a test would pay anew
 
 import hocket.comm
 
