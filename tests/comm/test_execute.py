@@ -22,6 +22,7 @@ from hocket.comm import (
     EnginePoints,
     Part,
     PeerDiedError,
+    _scheduled,
     blocks_after,
     blocks_before,
     open_mailbox,
@@ -273,3 +274,18 @@ print("right", flush=True)
     ]
     done = subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=90)
     assert done.stdout.count("right") == 3, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "cut"),
+    [
+        ("double_tree", "all_reduce", True),
+        ("chain", "broadcast", True),
+        ("binomial", "broadcast", False),  # its root sends all the time
+        ("ring", "all_reduce", False),
+        ("halving_doubling", "all_reduce", False),
+        ("direct", "all_reduce", False),
+    ],
+)
+def test_messages_are_cut_where_ranks_would_wait_and_not_where_links_are_busy(name, kind, cut):
+    assert _scheduled._leaves_idle(name, (), kind, 8, 0) is cut

@@ -233,6 +233,22 @@ def test_overhead_is_added_to_every_message() -> None:
     assert slow == pytest.approx(plain + 4 * 3e-6, rel=1e-12)
 
 
+def test_pieces_are_sent_on_while_others_come() -> None:
+    star, chain = cluster.load("star:hosts=4"), algorithms.get("chain")(Collective("broadcast", 4))
+    for pieces in (1, 2, 8):
+        timing = simulate_schedule(chain, star, 8e6, settings=Settings(pieces=pieces))
+        assert timing.seconds == pytest.approx(3 * ALPHA_S + 8e6 * (1 + 2 / pieces) * BETA, rel=1e-9)
+
+
+def test_pieces_of_one_step_get_into_the_way_of_the_next_where_all_links_are_busy() -> None:
+    star = cluster.load("star:hosts=8")
+    whole, cut = (
+        simulate_schedule(halving_doubling(8), star, 8e6, settings=Settings(pieces=pieces)) for pieces in (1, 4)
+    )
+    assert cut.seconds > 1.2 * whole.seconds
+    assert cut.link_nbytes == pytest.approx(whole.link_nbytes)
+
+
 def test_protocols_go_by_size() -> None:
     star, schedule = cluster.load("star:hosts=2"), algorithms.get("recursive_doubling")(Collective("all_reduce", 2))
     protocols = Settings(protocols=(Protocol(1000, 1e-6, 0.5), Protocol(1e6, 5e-6)))

@@ -106,6 +106,8 @@ def lower(
     Raises:
         SimulationError: if the schedule does not fit the cluster, or is too large.
     """
+    if settings.pieces > 1:
+        schedule = schedule.merged().split(settings.pieces)
     nodes = place(schedule, cluster, ranks)
     if schedule.endpoints * schedule.chunks > _CELLS:
         raise SimulationError(
@@ -166,10 +168,15 @@ class _Lowering:
         return self._finish()
 
     def _merge(self, step: Step, row: int) -> _Merged:
-        """The messages of a step: rows between the same endpoints, and of the same stream where switches reduce."""
+        """The messages of a step: rows between the same endpoints, and of the same stream where switches reduce.
+
+        Pieces of messages stay what they are: rows of their own.
+        """
         source, destination = step.source.astype(np.int64), step.destination.astype(np.int64)
         length = (step.stop - step.start).astype(np.int64)
         key = source * self._schedule.endpoints + destination
+        if self._wires.settings.pieces > 1 and self._fused is None:
+            key = np.arange(len(step))
         member = np.full(len(step), -1, dtype=np.int64)
         if self._fused is not None:
             member = self._fused.task_of_row[row : row + len(step)]

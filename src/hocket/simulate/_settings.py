@@ -35,6 +35,8 @@ class Settings:
             and losses that max-min fairness does not know. A linear model of ours, not from a paper: fit it to
             measurements of the network that is meant.
         reduce_s_per_byte: gamma, what a rank needs to reduce what has arrived; one message after the other.
+        pieces: In how many every message is cut; a piece is sent on while the next one comes, and those between the
+            same ends follow each other. `hocket.comm` cuts long messages so where it pays.
         lockstep: All transfers of a step wait for all of the step before, as if there were a barrier.
         latency_factor: What the latency of every path is multiplied by.
         bandwidth_factor: What the capacity of every link is multiplied by.
@@ -50,6 +52,7 @@ class Settings:
     protocols: tuple[Protocol, ...] = ()
     congestion: float = 0.0
     reduce_s_per_byte: float = 0.0
+    pieces: int = 1
     lockstep: bool = False
     latency_factor: float = 1.0
     bandwidth_factor: float = 1.0
@@ -73,6 +76,8 @@ class Settings:
         ):
             if getattr(self, name) < 0:
                 raise SimulationError(f"settings.{name}: {getattr(self, name)} must be 0 or more")
+        if self.pieces < 1:
+            raise SimulationError(f"settings.pieces: {self.pieces} must be 1 or more")
         sizes = [protocol.up_to_nbytes for protocol in self.protocols]
         if sizes != sorted(sizes):
             raise SimulationError("settings.protocols: give them by size, the smallest first")
