@@ -1,6 +1,6 @@
 """The text, and excerpts of it.
 
-The text is what Python's own ``help()`` says about its topics: the language reference, some 460 kB of English and
+The text is what Python's own ``help()`` says about its topics: the language reference, some 300 kB of English and
 Python, which comes with the interpreter (another release has another edition of it).
 """
 
@@ -19,19 +19,22 @@ from hocket.workloads.language_model.settings import EXCERPTS_PER_EPOCH
 
 Text = npt.NDArray[np.uint8]
 
-_HELD_OUT_EVERY = 10  # topics, in the order of their names
+_SECTION = 20  # paragraphs
+_HELD_OUT_EVERY = 10  # sections
 
 
 @dataclass(frozen=True, slots=True)
 class Texts:
-    """Bytes to learn from, and bytes of other topics to judge by."""
+    """Bytes to learn from, and bytes of other paragraphs to judge by."""
 
     training: Text
     held_out: Text
 
 
 def load() -> Texts:
-    """The topics in the order of their names; every tenth one is held out.
+    """The topics in the order of their names; of every 200 paragraphs 20 are held out.
+
+    Topics repeat each other: a paragraph counts where it first occurs, so that none is both learnt and judged by.
 
     Raises:
         FileNotFoundError: This Python came without them.
@@ -43,9 +46,12 @@ def load() -> Texts:
             "the text of language_model is pydoc_data.topics of Python's standard library, and this Python lacks it; "
             "install the whole standard library, or use another Python"
         ) from error
+    paragraphs = dict.fromkeys(
+        paragraph.strip("\n") for name in sorted(topics) for paragraph in topics[name].split("\n\n")
+    )
     parts: tuple[list[str], list[str]] = ([], [])
-    for number, name in enumerate(sorted(topics)):
-        parts[number % _HELD_OUT_EVERY == _HELD_OUT_EVERY - 1].append(topics[name])
+    for number, paragraph in enumerate(paragraphs):
+        parts[number // _SECTION % _HELD_OUT_EVERY == _HELD_OUT_EVERY - 1].append(paragraph)
     training, held_out = (np.frombuffer("\n\n".join(part).encode(), dtype=np.uint8) for part in parts)
     return Texts(training, held_out)
 

@@ -56,7 +56,7 @@ SIZES: Mapping[str, Size] = MappingProxyType(
 RECIPES: Mapping[str, Recipe] = MappingProxyType(
     {
         "full": Recipe(batch_size=64, steps=20_000, lr=6e-4),
-        "demo": Recipe(batch_size=32, steps=1_200, lr=3e-3),
+        "demo": Recipe(batch_size=32, steps=500, lr=3e-3),
         "tiny": Recipe(batch_size=8, steps=100, lr=3e-3),
     }
 )

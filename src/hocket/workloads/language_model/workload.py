@@ -58,7 +58,7 @@ class LanguageModelWorkload:
 
     @torch.no_grad()
     def evaluate(self, model: nn.Module, picture: Path | None) -> dict[str, Any]:
-        """Perplexity on topics that were held out, beside those of counting; the pages shared out among the workers."""
+        """Perplexity on held-out paragraphs, beside those of counting; the pages shared out among the workers."""
         device = next(model.parameters()).device
         model.eval()
         pages = data.Pages(self._texts.held_out, SIZES[self.settings.size].context)
@@ -80,7 +80,7 @@ class LanguageModelWorkload:
             "columns": {"predictor": "predictor", "perplexity": "perplexity", "bits_per_byte": "bits/byte"},
             "rows": rows,
             "summary": (
-                f"The GPT's perplexity is {rows[2]['perplexity']:.2f} per byte on topics it has never seen, "
+                f"The GPT's perplexity is {rows[2]['perplexity']:.2f} per byte on paragraphs it has never seen, "
                 f"the bigram's {rows[1]['perplexity']:.2f}"
             ),
         }
