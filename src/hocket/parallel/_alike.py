@@ -11,6 +11,7 @@ import torch.distributed as dist
 from hocket import comm
 from hocket.comm import torch_adapter
 
+from ._apart import is_apart
 from ._world import World
 
 _PIECE_NBYTES = 32 * 2**20
@@ -86,6 +87,7 @@ def check_model(module: torch.nn.Module, world: World) -> None:
         (name, tuple(t.shape), str(t.dtype), kind)
         for kind, named in (("parameter", module.named_parameters()), ("buffer", module.named_buffers()))
         for name, t in named
+        if not is_apart(t)
     ]
     models = world.from_all(mine)
     for rank, model in enumerate(models):

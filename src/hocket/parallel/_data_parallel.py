@@ -6,7 +6,7 @@ import copy
 import gc
 import itertools
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
 
@@ -16,6 +16,7 @@ from hocket.comm import torch_adapter
 
 from . import _batch
 from ._alike import Parcel, check_model, send_once
+from ._apart import is_apart, keepers
 from ._reducer import Reducer
 from ._scale import scale_gradients
 from ._trees import tensors_in
@@ -81,9 +82,12 @@ class DataParallel(torch.nn.Module):
         self.module = module
         if world.size > 1:
             check_model(module, world)
-            names = [name for name, _ in module.named_parameters()]
-            send_once([*module.parameters(), *module.buffers()], world)
-            self._reducer = Reducer(names, list(module.parameters()), world, bucket_bytes, first_bucket_bytes)
+            alike = {name: parameter for name, parameter in module.named_parameters() if not is_apart(parameter)}
+            send_once([*alike.values(), *module.buffers()], world)
+            reducer = Reducer(list(alike), list(alike.values()), world, bucket_bytes, first_bucket_bytes)
+            self._reducer = reducer
+            for keeper in keepers(module):
+                keeper.weigh_by(_weight_of(weakref.ref(reducer)))
         _living.add(self)
         _batch.listeners.add(self)
 
@@ -258,6 +262,16 @@ def send_stale_buffers(world: World) -> None:
 
 def _is_distributed(module: torch.nn.Module) -> bool:
     return any(model.module is module for model in _living)
+
+
+def _weight_of(reference: weakref.ref[Reducer]) -> Callable[[], float]:
+    """Asks a reducer, while there is one, for the weight of this rank's gradients."""
+
+    def weight() -> float:
+        reducer = reference()
+        return 1.0 if reducer is None else reducer.weight
+
+    return weight
 
 
 def _itself(module: torch.nn.Module) -> torch.nn.Module:

@@ -1,0 +1,102 @@
+"""Which tables are divided, and how: plain numbers in, plain decisions out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+How = Literal["table", "row", "hybrid"]
+
+REPLICATE_BELOW_NBYTES = 16 * 2**10
+"""A table smaller than this is cheaper to average than to look up elsewhere: one message against four."""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table as the model has it.
+
+    Attributes:
+        name: of its weight, in the model.
+        rows: how many.
+        nbytes: of all of them.
+        sparse: whether its gradients are sparse.
+    """
+
+    name: str
+    rows: int
+    nbytes: int
+    sparse: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What becomes of one table.
+
+    Attributes:
+        name: of its weight, in the model.
+        form: "table": one rank has all rows; "row": every rank has some; "replicated": every rank has all.
+        bounds: for each rank its first row, and at the end the number of rows; empty where it is replicated.
+        reason: for people.
+    """
+
+    name: str
+    form: Literal["table", "row", "replicated"]
+    bounds: tuple[int, ...]
+    reason: str
+
+    def range(self, rank: int) -> tuple[int, int]:
+        """The rows of a rank: the first, and one past the last."""
+        return self.bounds[rank], self.bounds[rank + 1]
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.form}, {self.reason}"
+
+
+def decide(
+    tables: Sequence[Table], world: int, how: How, replicate_below: int = REPLICATE_BELOW_NBYTES
+) -> list[Decision]:
+    """Divides tables so that every rank has about as many bytes.
+
+    "row" gives each rank as many rows of every table, up to one. "table" gives whole tables, the largest first, to the
+    rank that has the least so far, which is at most a third worse than the best (Graham 1969,
+    doi:10.1137/0117039). "hybrid" keeps small tables everywhere, divides by row what is larger than a rank's fair
+    share, and gives out the others whole.
+
+    Args:
+        tables: of the model, in its order.
+        world: ranks.
+        how: the form.
+        replicate_below: bytes; for "hybrid" only.
+    """
+    small = {t.name for t in tables if how == "hybrid" and t.nbytes < replicate_below and not t.sparse}
+    rest = [t for t in tables if t.name not in small]
+    fair = sum(t.nbytes for t in rest) / world
+    by_row = {t.name for t in rest if how == "row" or (how == "hybrid" and t.nbytes > fair)}
+    load = [0] * world
+    for table in rest:
+        if table.name in by_row:
+            for rank, rows in enumerate(_differences(_even(table.rows, world))):
+                load[rank] += rows * table.nbytes // max(1, table.rows)
+    found = {}
+    for table in sorted(rest, key=lambda t: -t.nbytes):
+        if table.name in by_row:
+            reason = "asked for" if how == "row" else f"{table.nbytes} bytes are more than a rank's share of {fair:.0f}"
+            found[table.name] = Decision(table.name, "row", _even(table.rows, world), reason)
+        else:
+            owner = min(range(world), key=load.__getitem__)
+            load[owner] += table.nbytes
+            bounds = (0,) * (owner + 1) + (table.rows,) * (world - owner)
+            found[table.name] = Decision(table.name, "table", bounds, f"all of it on rank {owner}")
+    reason = f"less than {replicate_below} bytes"
+    return [found.get(t.name) or Decision(t.name, "replicated", (), f"{t.nbytes} bytes, {reason}") for t in tables]
+
+
+def _even(rows: int, world: int) -> tuple[int, ...]:
+    """Bounds of parts that differ by one row at most, the larger ones first."""
+    each, extra = divmod(rows, world)
+    return tuple(rank * each + min(rank, extra) for rank in range(world + 1))
+
+
+def _differences(bounds: Sequence[int]) -> list[int]:
+    return [end - begin for begin, end in zip(bounds, bounds[1:], strict=False)]

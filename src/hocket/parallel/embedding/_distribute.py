@@ -1,0 +1,167 @@
+"""Divides the embedding tables of a model, in place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import get_args
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from .._alike import send_once
+from .._apart import set_apart
+from .._world import World
+from ._decide import REPLICATE_BELOW_NBYTES, Decision, How, Table, decide
+from ._exchange import Collective, Exchange
+from ._modules import DIVIDED, Divisible, become_divided
+
+
+@dataclass(slots=True)
+class EmbeddingParallel:
+    """What became of a model's embedding tables.
+
+    Attributes:
+        decisions: one for each table that could be divided.
+        refused: names of the weights of tables that could not, with the reason; they stay as they are.
+        pieces: for each parameter that is divided, by the model's name: the full shape, and where this rank's part
+            begins in it. The part itself is the parameter, which may be empty.
+        world: the ranks.
+    """
+
+    decisions: list[Decision]
+    refused: dict[str, str]
+    pieces: dict[str, tuple[tuple[int, ...], tuple[int, ...]]]
+    world: World
+    _parameters: dict[str, nn.Parameter] = field(default_factory=dict)
+    _exchanges: dict[str, Exchange] = field(default_factory=dict)
+
+    @property
+    def parameters(self) -> Mapping[str, nn.Parameter]:
+        """The divided parameters by the model's names: no data-parallel average is to touch them."""
+        return self._parameters
+
+    def weigh_by(self, weight: Callable[[], float]) -> None:
+        """Has this rank's gradients count `weight()` times in the average over ranks, asked in each backward pass.
+
+        Not needed where the loss is weighted itself, as `Trainer` does.
+        """
+        for exchange in self._exchanges.values():
+            exchange.weight = weight
+
+    def collectives(self, ids: Mapping[str, int]) -> list[Collective]:
+        """What a forward and a backward pass communicate.
+
+        Args:
+            ids: for each divided table that is looked up once, how many rows all ranks together look up in it; padding
+                of an EmbeddingBag does not count.
+        """
+        total: dict[tuple[str, str], tuple[int, int]] = {}
+        for name, count in ids.items():
+            weight = self._parameters[name]
+            width, size = weight.shape[1], weight.element_size()
+            for one in self._exchanges[name].expected(count, width, size, trained=weight.requires_grad):
+                before = total.get((one.phase, one.kind), (0, 0))
+                total[one.phase, one.kind] = before[0] + one.count, before[1] + one.nbytes
+        return [Collective(*key, *sums) for key, sums in total.items()]
+
+    def whole(self, name: str) -> Tensor:
+        """All rows of a divided parameter, on every rank; a collective operation."""
+        shape, offsets = self.pieces[name]
+        part = self._parameters[name].detach()
+        full = part.new_zeros(shape)
+        full[offsets[0] : offsets[0] + len(part)] = part
+        dist.all_reduce(full, group=self.world.group)
+        return full
+
+    def __str__(self) -> str:
+        kept = [f"{name}: left as it is, {reason}" for name, reason in self.refused.items()]
+        return "\n".join([*map(str, self.decisions), *kept])
+
+
+def distribute_embeddings(
+    model: nn.Module, world: World, how: How, *, replicate_below: int = REPLICATE_BELOW_NBYTES
+) -> EmbeddingParallel:
+    """Divides embedding tables over data-parallel ranks, in place; a collective operation.
+
+    Every `torch.nn.Embedding` and `EmbeddingBag` takes the same arguments and gives the same results as before. Its
+    weight stays the same Parameter and gets this rank's rows for data, so that an optimizer made of it before stays
+    valid; its gradient is the data-parallel average, sparse if it was. All ranks must call the model equally often,
+    each with any number of rows to look up.
+
+    A weight that the model uses otherwise than by calling its module (as `F.linear(x, self.tokens.weight)`) cannot be
+    seen here: leave it out, or tie it to a module's weight, which is seen and refused.
+
+    Args:
+        model: built alike on every rank; rank 0's weights count.
+        world: the ranks that share each batch.
+        how: "table": each table on one rank; "row": some rows of each table on every rank; "hybrid": by size.
+        replicate_below: for "hybrid": a table of fewer bytes stays on every rank, unless its gradients are sparse.
+
+    Raises:
+        ValueError: there is no such form.
+    """
+    if how not in get_args(How):
+        raise ValueError(f"embeddings can be divided by {', '.join(map(repr, get_args(How)))}, not {how!r}")
+    if world.size == 1:
+        return EmbeddingParallel([], {}, {}, world)
+    found, refused = _survey(model)
+    tables = [_table(name, module) for name, module in found.items()]
+    decisions = decide(tables, world.size, how, replicate_below)
+    result = EmbeddingParallel(decisions, refused, {}, world)
+    for decision in decisions:
+        if decision.form != "replicated":
+            _divide(found[decision.name], decision, result)
+    return result
+
+
+def _survey(model: nn.Module) -> tuple[dict[str, Divisible], dict[str, str]]:
+    """Tables that can be divided, and reasons against the others, by the names of their weights."""
+    users: dict[int, list[str]] = {}
+    for prefix, module in model.named_modules():
+        for own, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+            users.setdefault(id(parameter), []).append(f"{prefix}.{own}".lstrip("."))
+    found: dict[str, Divisible] = {}
+    refused: dict[str, str] = {}
+    for prefix, module in model.named_modules():
+        if not isinstance(module, nn.Embedding | nn.EmbeddingBag):
+            continue
+        name = f"{prefix}.weight".lstrip(".")
+        weight = module.weight
+        others = [user for user in users.get(id(weight), []) if user != name]
+        if type(module) in DIVIDED.values():
+            refused[name] = "it is divided already"
+        elif type(module) not in DIVIDED:
+            refused[name] = f"{type(module).__name__} may look rows up in a way of its own"
+        elif type(weight) is not nn.Parameter:
+            refused[name] = f"its weight is no plain parameter but a {type(weight).__name__}"
+        elif others:
+            refused[name] = f"its weight is also that of {', '.join(others)}, which needs all rows"
+        elif module.max_norm is not None:
+            refused[name] = "max_norm changes rows when they are looked up, and several ranks would at once"
+        else:
+            found[name] = module
+    return found, refused
+
+
+def _table(name: str, module: Divisible) -> Table:
+    weight = module.weight
+    return Table(name, weight.shape[0], weight.numel() * weight.element_size(), module.sparse)
+
+
+def _divide(module: Divisible, decision: Decision, result: EmbeddingParallel) -> None:
+    weight, world = module.weight, result.world
+    assert isinstance(weight, nn.Parameter)
+    send_once([weight], world)
+    begin, end = decision.range(world.rank)
+    shape = tuple(weight.shape)
+    with torch.no_grad():
+        weight.data = weight.data[begin:end].clone()  # its own memory: the other rows' is freed
+    weight.grad = None
+    exchange = Exchange(decision, world)
+    become_divided(module, exchange)
+    set_apart(weight, result)
+    result.pieces[decision.name] = (shape, (begin,) + (0,) * (len(shape) - 1))
+    result._parameters[decision.name] = weight
+    result._exchanges[decision.name] = exchange

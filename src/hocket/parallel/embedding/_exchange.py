@@ -1,0 +1,170 @@
+"""Looking up rows that lie on other ranks: numbers of rows go there, rows come back, and gradients go there again.
+
+The layout of Naumov et al. 2019 (arXiv:1906.00091, section 4): tables divided, everything else data-parallel, and an
+all-to-all between them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from hocket import comm
+
+from .._world import World
+from ._decide import Decision
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """Operations of one kind in one pass, as all ranks together send them.
+
+    Attributes:
+        phase: "forward" or "backward".
+        kind: as `hocket.profile` names it.
+        count: how many; the same on every rank.
+        nbytes: bytes that all ranks together put in, what they send to themselves included.
+    """
+
+    phase: str
+    kind: str
+    count: int
+    nbytes: int
+
+    def __str__(self) -> str:
+        return f"{self.phase}: {self.count} {self.kind} of {self.nbytes} bytes in all"
+
+
+@dataclass(frozen=True, slots=True)
+class _Route:
+    """How the rows of one look-up travel.
+
+    Attributes:
+        asked: how many rows this rank wants of each.
+        owed: how many rows each wants of this one.
+        order: for each row in the order of their owners, where it stands among those looked up; None for as they are.
+    """
+
+    asked: list[int]
+    owed: list[int]
+    order: Tensor | None
+
+
+class Exchange:
+    """Look-ups in one table; all ranks must make them in the same order.
+
+    Args:
+        decision: where its rows are.
+        world: the ranks.
+    """
+
+    def __init__(self, decision: Decision, world: World) -> None:
+        self.decision = decision
+        self.begin, self.end = decision.range(world.rank)
+        self.weight: Callable[[], float] = _one
+        self._world = world
+        self._bounds = torch.tensor(decision.bounds[1:])
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Exchange:
+        return self  # copies of a model look up in the same group
+
+    def look_up(self, ids: Tensor, table: Callable[[Tensor], Tensor]) -> Tensor:
+        """Rows of the whole table; a collective operation.
+
+        Args:
+            ids: of the rows, (n,), int32 or int64; any n, also none.
+            table: gives rows (m, width) of this rank's part for their numbers (m,) in it.
+
+        Returns:
+            (n, width), through which gradients flow to the ranks that have the rows: there the gradient is the average
+            over ranks, weighted by `weight`, as data-parallel gradients are.
+
+        Raises:
+            IndexError: a number is not one of a row.
+        """
+        self._check(ids)
+        ids = ids.to(torch.int64)
+        self._bounds = self._bounds.to(ids.device)
+        owners = torch.searchsorted(self._bounds, ids, right=True)
+        order = torch.argsort(owners, stable=True) if self.decision.form == "row" else None
+        counts = torch.bincount(owners, minlength=self._world.size)
+        owed = torch.empty_like(counts)
+        with comm.label("rows wanted"):
+            dist.all_to_all_single(owed, counts, group=self._world.group)
+        route = _Route(counts.tolist(), owed.tolist(), order)
+        wanted = ids.new_empty(sum(route.owed))
+        with comm.label("numbers of rows"):
+            self._all_to_all(wanted, ids if order is None else ids[order], route.owed, route.asked)
+        rows: Tensor = _Rows.apply(table(wanted - self.begin), self, route)  # type: ignore[no-untyped-call]
+        return rows
+
+    def expected(self, ids: int, width: int, element_size: int, *, trained: bool) -> Iterator[Collective]:
+        """What one look-up communicates.
+
+        Args:
+            ids: numbers of rows that all ranks together look up.
+            width: of a row.
+            element_size: bytes of an element.
+            trained: whether gradients travel back.
+        """
+        size = self._world.size
+        yield Collective("forward", "all_to_all", 3, 8 * size * size + 8 * ids + ids * width * element_size)
+        if trained:
+            yield Collective("backward", "all_to_all", 1, ids * width * element_size)
+
+    def _check(self, ids: Tensor) -> None:
+        if not ids.numel():
+            return
+        low, high = (int(end) for end in torch.aminmax(ids))
+        rows = self.decision.bounds[-1]
+        if low < 0 or high >= rows:
+            wrong = low if low < 0 else high
+            raise IndexError(f"{self.decision.name}: row {wrong} was looked up, and there are rows 0 to {rows - 1}")
+
+    def _all_to_all(self, output: Tensor, tensor: Tensor, received: list[int], sent: list[int]) -> None:
+        dist.all_to_all_single(output, tensor.contiguous(), received, sent, group=self._world.group)
+
+    def send(self, rows: Tensor, route: _Route) -> Tensor:
+        """This rank's rows to those who want them; what it wanted itself, in the order of its look-up."""
+        got = rows.new_empty((sum(route.asked), rows.shape[1]))
+        with comm.label("rows"):
+            self._all_to_all(got, rows, route.asked, route.owed)
+        if route.order is None:
+            return got
+        placed = torch.empty_like(got)
+        placed[route.order] = got
+        return placed
+
+    def give_back(self, gradient: Tensor, route: _Route) -> Tensor:
+        """Gradients of rows looked up here to those who have them; those of this rank's rows, from all."""
+        if route.order is not None:
+            gradient = gradient[route.order]
+        weight = self.weight()
+        # What weighs nothing must not be heard of even if it is infinite.
+        gradient = gradient * (weight / self._world.size) if weight else torch.zeros_like(gradient)
+        back = gradient.new_empty((sum(route.owed), gradient.shape[1]))
+        with comm.label("gradients of rows"):
+            self._all_to_all(back, gradient, route.owed, route.asked)
+        return back
+
+
+class _Rows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, exchange: Exchange, route: _Route) -> Tensor:
+        ctx.exchange, ctx.route = exchange, route
+        return exchange.send(rows, route)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.exchange.give_back(gradient, ctx.route), None, None
+
+
+def _one() -> float:
+    return 1.0
