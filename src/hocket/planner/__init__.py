@@ -6,12 +6,16 @@ Read `_plan.py` (the value), `_memory.py` and `_time.py` (what it needs), `_sear
 from ._constants import Constants as Constants
 from ._findings import PlanError as PlanError
 from ._findings import PlanFinding as PlanFinding
+from ._graph import pipeline_order as pipeline_order
+from ._graph import step_graph as step_graph
 from ._memory import Memory as Memory
 from ._memory import memory_of as memory_of
 from ._network import Cost as Cost
 from ._network import Network as Network
 from ._plan import Plan as Plan
 from ._profile import Profile as Profile
+from ._scaling import ScalingFit as ScalingFit
+from ._scaling import fit_scaling as fit_scaling
 from ._stages import balanced_cuts as balanced_cuts
 from ._stages import in_flight as in_flight
 from ._time import Prediction as Prediction
@@ -28,9 +32,13 @@ __all__ = [
     "PlanFinding",
     "Prediction",
     "Profile",
+    "ScalingFit",
     "StepParts",
     "balanced_cuts",
+    "fit_scaling",
     "in_flight",
     "memory_of",
+    "pipeline_order",
     "predict",
+    "step_graph",
 ]

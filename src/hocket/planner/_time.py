@@ -202,7 +202,7 @@ def _step(
         bubble=bubble,
         gather=gather,
         gradients=gradients,
-        optimizer=_optimizer(plan, profile, layers),
+        optimizer=optimizer_s(plan, profile, layers),
         straggle=profile.constants.jitter * slowest_of(workers) * (compute + recompute),
     )
     return parts, cost
@@ -290,7 +290,7 @@ def _exposed(gradients: np.ndarray, backward: np.ndarray, bucket: float, seconds
     return max(0.0, done - now)
 
 
-def _optimizer(plan: Plan, profile: Profile, layers: np.ndarray) -> float:
+def optimizer_s(plan: Plan, profile: Profile, layers: np.ndarray) -> float:
     """The update reads and writes its state, and reads gradients; each rank does the part that it holds."""
     tensor, data = plan.tensor_parallel_degree, plan.data_parallel_degree
     sharded = data if plan.shard != "none" else 1

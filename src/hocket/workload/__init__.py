@@ -1,4 +1,9 @@
-"""Workloads: what one training step of a model asks for. Values and analytic models; no torch is imported here."""
+"""Workloads: what one training step of a model asks for; captured from a module, or analytic.
+
+`capture` alone needs torch, which is loaded when it is first asked for.
+"""
+
+from typing import TYPE_CHECKING, Any
 
 from ._text import parse as parse
 from ._text import to_text as to_text
@@ -11,6 +16,9 @@ from ._workload import Operation as Operation
 from ._workload import Workload as Workload
 from ._workload import WorkloadError as WorkloadError
 
+if TYPE_CHECKING:
+    from ._capture import capture as capture
+
 __all__ = [
     "PARTS",
     "SHAPES",
@@ -18,8 +26,19 @@ __all__ = [
     "Operation",
     "Workload",
     "WorkloadError",
+    "capture",
     "named_transformer",
     "parse",
     "to_text",
     "transformer",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Load `capture`, and torch with it, when it is first asked for."""
+    if name == "capture":
+        from ._capture import capture
+
+        globals()[name] = capture
+        return capture
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,105 @@
+"""A few physical constants of a measured scaling curve, and what they say of other numbers of workers.
+
+A step of n workers with g of them on each of k hosts takes, per sample of each worker,
+
+    c (1 + s E(n))  +  i 2 (g - 1)/g  +  w 2 (k - 1)/k
+
+c: the computation. s: the standard deviation of a rank's computation, as a part of it; E(n): by how many of them the
+slowest of n is behind (`slowest_of`). i and w: what passing all gradients once through a host, and once through its
+ports, adds to the step, as an all-reduce does 2 (n - 1)/n times; what computation hides is not in them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ._constants import slowest_of
+from ._findings import PlanError
+
+__all__ = ["ScalingFit", "fit_scaling"]
+
+
+@dataclass(frozen=True)
+class ScalingFit:
+    """What was fitted; seconds are per sample of one worker.
+
+    Attributes:
+        local: Workers on each host.
+        sample_s: c.
+        jitter: s.
+        inside_s: i.
+        between_s: w.
+    """
+
+    local: int
+    sample_s: float
+    jitter: float
+    inside_s: float
+    between_s: float
+
+    def parts(self, workers: int) -> dict[str, float]:
+        """Seconds per sample of each worker, by what takes them."""
+        near = min(workers, self.local)
+        hosts = max(1.0, workers / self.local)
+        return {
+            "compute": self.sample_s,
+            "straggle": self.sample_s * self.jitter * slowest_of(workers),
+            "inside hosts": self.inside_s * 2 * (near - 1) / near,
+            "between hosts": self.between_s * 2 * (hosts - 1) / hosts,
+        }
+
+    def throughput(self, workers: int) -> float:
+        """Samples per second of all."""
+        return workers / sum(self.parts(workers).values())
+
+    def efficiency(self, workers: int) -> float:
+        """Throughput by that of so many single workers."""
+        return self.throughput(workers) / (workers * self.throughput(1))
+
+    def table(self) -> list[tuple[str, str]]:
+        """The constants with their values."""
+        return [
+            ("computation, ms per sample", f"{self.sample_s * 1e3:.2f}"),
+            ("jitter, of the computation", f"{self.jitter:.1%}"),
+            ("inside hosts, ms per sample", f"{self.inside_s * 1e3:.2f}"),
+            ("between hosts, ms per sample", f"{self.between_s * 1e3:.2f}"),
+        ]
+
+
+def fit_scaling(
+    columns: Mapping[str, Mapping[int, float]], local: int, *, rounding: float = 0.0
+) -> dict[str, ScalingFit]:
+    """Fit curves that were measured with the same devices: one c for all, three constants for each.
+
+    Args:
+        columns: By name, throughput by workers.
+        local: Workers on each host.
+        rounding: Half a unit of the last digit of what was published; points count by what it leaves uncertain.
+
+    Raises:
+        PlanError: there are fewer points than constants.
+    """
+    from scipy.optimize import least_squares
+
+    names = list(columns)
+    points = [(number, n, rate) for number, name in enumerate(names) for n, rate in columns[name].items()]
+    if len(points) < 1 + 2 * len(names):
+        rule = f"{len(points)} measured points do not determine a computation and three constants a column"
+        raise PlanError(f"nothing can be fitted: {rule}; measure at least four numbers of workers, one of them 1")
+    guess = max(n / rate for _, n, rate in points if n == min(n for _, n, _ in points))
+
+    def made(values: list[float], number: int) -> ScalingFit:
+        jitter, inside, between = values[1 + 3 * number : 4 + 3 * number]
+        return ScalingFit(local, values[0] * guess, jitter, inside * guess, between * guess)
+
+    def residuals(values: list[float]) -> list[float]:
+        found = []
+        for number, n, rate in points:
+            error = rate / made(values, number).throughput(n) - 1
+            found.append(error / (0.005 + rounding / rate))
+        return found
+
+    start = [1.0, *([0.03, 0.02, 0.05] * len(names))]
+    best = least_squares(residuals, start, bounds=(0.0, 5.0))
+    return {name: made(best.x.tolist(), number) for number, name in enumerate(names)}
