@@ -23,7 +23,9 @@ def errors() -> dict[tuple[str, int], float]:
     """Of every published number the error of the prediction."""
     found = fits()
     return {
-        (name, n): found[name].throughput(n) / rate - 1 for name, column in PUBLISHED.items() for n, rate in column.items()
+        (name, n): found[name].throughput(n) / rate - 1
+        for name, column in PUBLISHED.items()
+        for n, rate in column.items()
     }
 
 

@@ -125,7 +125,13 @@ def report() -> str:
         sweep, found = fit({size: points[size] for size in fitted}), errors(points, fitted)
         median, worst = judged(found, fitted)
         rows = [
-            [_size(size), f"{time:.1f}", f"{sweep.microseconds(size):.1f}", f"{found[size]:+.1%}", "*" * (size in fitted)]
+            [
+                _size(size),
+                f"{time:.1f}",
+                f"{sweep.microseconds(size):.1f}",
+                f"{found[size]:+.1%}",
+                "*" * (size in fitted),
+            ]
             for size, time in points.items()
         ]
         parts.append(table([name, "measured us", "predicted us", "error", "fitted"], rows) + "\n\n" + _said(sweep))

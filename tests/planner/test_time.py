@@ -169,7 +169,9 @@ def test_a_split_that_names_no_layer_is_refused() -> None:
 
 
 def test_switches_that_reduce_spare_half_of_the_traffic_of_many() -> None:
-    where = Network.of(cluster.load("leafspine:leaves=8,ports=8,latency=0s,reduction.streaming=true,reduction.efficiency=1.0"))
+    where = Network.of(
+        cluster.load("leafspine:leaves=8,ports=8,latency=0s,reduction.streaming=true,reduction.efficiency=1.0")
+    )
     ring, tree = (
         where.collective("all_reduce", 1e9, 64, 1, dataclasses.replace(PLAIN, in_network=there))
         for there in (False, True)

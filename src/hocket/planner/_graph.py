@@ -175,5 +175,3 @@ def _default_pick(wire: Wire) -> Pick:
         return made[key]
 
     return pick
-
-

@@ -8,27 +8,21 @@ timed, and a model of any size can be captured. Ops between layers belong to the
 from __future__ import annotations
 
 import copy
-import time
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
-from statistics import median
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
-from torch.utils.flop_counter import flop_registry
 
+from ._timing import Timing, optimizer_time, time_of
+from ._trace import Trace, trace_of
+from ._units import Loss, Unit, samples, units_of
 from ._workload import Layer, Operation, Workload, WorkloadError
 
 __all__ = ["capture"]
 
 _STATE_NBYTES = {"sgd": 0, "momentum": 4, "adam": 8}
-Loss = Callable[[nn.Module, Any], Tensor]
 
 
 def capture(
@@ -66,19 +60,21 @@ def capture(
     if optimizer not in _STATE_NBYTES:
         raise WorkloadError(f"capture: optimizer {optimizer!r} is not one of {', '.join(_STATE_NBYTES)}")
     place = torch.device(device) if device is not None else _device_of(model)
-    here = model if place == _device_of(model) else copy.deepcopy(model).to(place)
+    here = model if place == _device_of(model) else _copied(model, place)
     batch = _moved(sample, place)
     run = loss or _sum_of_outputs
-    units = _units(here)
+    units = units_of(here)
     kept = [(parameter, parameter.grad) for parameter in here.parameters()]
     buffers = {key: value.clone() for key, value in here.named_buffers()} if place.type != "meta" else {}
     modes = [(module, module.training) for module in here.modules()]
     try:
         here.train()
-        trace = _trace(here, units, batch, run)
-        timing = None
+        here.zero_grad(set_to_none=True)  # a backward pass would add to the user's own
+        trace = trace_of(here, units, batch, run)
+        timing, optimizer_s = None, 0.0
         if place.type != "meta":
-            timing = _time(here, units, batch, run, repeats)
+            timing = time_of(here, units, batch, run, repeats)
+            optimizer_s = optimizer_time(here, optimizer)
     finally:
         for parameter, gradient in kept:
             parameter.grad = gradient
@@ -88,186 +84,18 @@ def capture(
             for key, value in here.named_buffers():
                 if key in buffers:
                     value.copy_(buffers[key])
-    size = _samples(batch)
+    size = samples(batch)
     layers = _layers(here, units, trace, timing, _STATE_NBYTES[optimizer], tensor or {})
     precision = str(next((p.dtype for p in here.parameters()), torch.float32)).removeprefix("torch.")
     source = "captured on the meta device" if place.type == "meta" else f"captured on {place.type}"
-    return Workload(name or type(model).__name__, size, layers, precision, source, unit)
-
-
-@dataclass
-class _Unit:
-    name: str
-    module: nn.Module
-
-
-@dataclass
-class _Trace:
-    """What one forward pass did, by index of the unit."""
-
-    order: list[int] = field(default_factory=list)
-    flops: defaultdict[int, float] = field(default_factory=lambda: defaultdict(float))
-    moved: defaultdict[int, float] = field(default_factory=lambda: defaultdict(float))
-    calls: defaultdict[int, int] = field(default_factory=lambda: defaultdict(int))
-    saved: defaultdict[int, float] = field(default_factory=lambda: defaultdict(float))
-    # Of every storage that was made: bytes, and the places in `order` of its maker and of its last reader.
-    lives: dict[int, tuple[int, int, int]] = field(default_factory=dict)
-
-
-@dataclass
-class _Timing:
-    forward_s: dict[int, float]
-    backward_s: dict[int, float]
-    fixed_share: float
-
-
-def _units(model: nn.Module) -> list[_Unit]:
-    """The parts at which a chain can be cut."""
-    found: list[_Unit] = []
-
-    def visit(module: nn.Module, name: str) -> None:
-        for key, child in module.named_children():
-            inner = f"{name}.{key}" if name else key
-            if isinstance(child, nn.Sequential | nn.ModuleList) and len(child):
-                visit(child, inner)
-            else:
-                found.append(_Unit(inner, child))
-
-    visit(model, "")
-    return found or [_Unit("model", model)]
-
-
-class _Watch(TorchDispatchMode):
-    """Counts FLOPs and bytes of every operation, and follows who reads what."""
-
-    def __init__(self, trace: _Trace, at: list[int], ignored: set[int]) -> None:
-        super().__init__()
-        self.trace, self.at, self.ignored = trace, at, ignored
-        self._alive: list[Tensor] = []  # a storage's key is its own only while it lives
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        trace, unit = self.trace, self.at[-1]
-        given = [one for one in tree_flatten((args, kwargs or {}))[0] if isinstance(one, Tensor)]
-        made = [one for one in tree_flatten(out)[0] if isinstance(one, Tensor)]
-        keys = {_key(one) for one in given}
-        step = max(0, len(trace.order) - 1)
-        for key in keys:
-            if key in trace.lives:
-                nbytes, first, last = trace.lives[key]
-                trace.lives[key] = (nbytes, first, max(last, step))
-        fresh = [one for one in made if _key(one) not in keys]
-        for one in fresh:
-            self._alive.append(one)
-            if _key(one) not in self.ignored:
-                trace.lives[_key(one)] = (one.untyped_storage().nbytes(), step, step)
-        in_place = bool(made) and func.overloadpacket.__name__.endswith("_")
-        if fresh or in_place:  # a view moves nothing
-            trace.moved[unit] += sum(one.numel() * one.element_size() for one in (*given, *made))
-            trace.calls[unit] += 1
-        if func.overloadpacket in flop_registry:
-            trace.flops[unit] += flop_registry[func.overloadpacket](*args, **(kwargs or {}), out_val=out)
-        return out
-
-
-def _trace(model: nn.Module, units: list[_Unit], batch: Any, run: Loss) -> _Trace:
-    trace, at = _Trace(), [0]
-    ignored = {_key(one) for one in (*model.parameters(), *model.buffers())}
-    for one in tree_flatten(batch)[0]:
-        if isinstance(one, Tensor):
-            ignored.add(_key(one))
-    seen: set[int] = set(ignored)
-    packed: list[Tensor] = []
-
-    def pack(saved: Tensor) -> Tensor:
-        key = _key(saved)
-        if key not in seen:
-            seen.add(key)
-            packed.append(saved)
-            trace.saved[at[-1]] += saved.untyped_storage().nbytes()
-        return saved
-
-    def enter(index: int) -> None:
-        trace.order.append(index)
-        at[-1] = index
-
-    with ExitStack() as stack:
-        for index, unit in enumerate(units):
-            stack.enter_context(_hooked(unit.module.register_forward_pre_hook(lambda *_, i=index: enter(i))))
-        stack.enter_context(torch.autograd.graph.saved_tensors_hooks(pack, lambda saved: saved))
-        stack.enter_context(_Watch(trace, at, ignored))
-        result = run(model, batch)
-    if not isinstance(result, Tensor) or not result.requires_grad:
-        raise WorkloadError(f"capture: the loss of {type(model).__name__} has no gradient; give `loss`")
-    return trace
-
-
-def _time(model: nn.Module, units: list[_Unit], batch: Any, run: Loss, repeats: int) -> _Timing:
-    """Medians over the repeats; and how much of the time half a batch takes too."""
-    _timed_step(model, units, batch, run)
-    rounds = [_timed_step(model, units, batch, run) for _ in range(max(1, repeats))]
-    forward = {i: median(one[0].get(i, 0.0) for one in rounds) for i in range(len(units))}
-    backward = {i: median(one[1].get(i, 0.0) for one in rounds) for i in range(len(units))}
-    whole, size = sum(forward.values()) + sum(backward.values()), _samples(batch)
-    fixed = 0.0
-    if size >= 2 and whole:
-        half = tree_map(lambda one: one[: size // 2] if _counts(one, size) else one, batch)
-        halves = [_timed_step(model, units, half, run) for _ in range(max(1, repeats))]
-        part = median(sum(one[0].values()) + sum(one[1].values()) for one in halves)
-        # t = fixed + size x slope, of two sizes.
-        slope = (whole - part) / (size - size // 2)
-        fixed = min(1.0, max(0.0, 1 - slope * size / whole))
-    return _Timing(forward, backward, fixed)
-
-
-def _timed_step(
-    model: nn.Module, units: list[_Unit], batch: Any, run: Loss
-) -> tuple[dict[int, float], dict[int, float]]:
-    """Seconds of each unit forward, and backward: from when its output's gradient is there to the next one's."""
-    cuda = any(one.is_cuda for one in tree_flatten(batch)[0] if isinstance(one, Tensor))
-
-    def now() -> float:
-        if cuda:
-            torch.cuda.synchronize()
-        return time.perf_counter()
-
-    begun: list[tuple[int, float]] = []
-    arrived: list[tuple[int, float]] = []
-
-    def left(index: int, output: Any) -> None:
-        for one in tree_flatten(output)[0]:
-            if isinstance(one, Tensor) and one.requires_grad:
-                one.register_hook(lambda _, i=index: arrived.append((i, now())))
-
-    with ExitStack() as stack:
-        for index, unit in enumerate(units):
-            module = unit.module
-            stack.enter_context(_hooked(module.register_forward_pre_hook(lambda *_, i=index: begun.append((i, now())))))
-            stack.enter_context(_hooked(module.register_forward_hook(lambda _m, _a, out, i=index: left(i, out))))
-        start = now()
-        result = run(model, batch)
-        middle = now()
-        result.backward()  # type: ignore[no-untyped-call]
-        end = now()
-    model.zero_grad(set_to_none=True)
-    forward: defaultdict[int, float] = defaultdict(float)
-    backward: defaultdict[int, float] = defaultdict(float)
-    if begun:
-        begun[0] = (begun[0][0], start)  # what comes before the first layer is the first layer's
-    for (index, at), (_, until) in zip(begun, [*begun[1:], (0, middle)], strict=True):
-        forward[index] += until - at
-    if arrived:
-        arrived[0] = (arrived[0][0], middle)
-    for (index, at), (_, until) in zip(arrived, [*arrived[1:], (0, end)], strict=True):
-        backward[index] += until - at
-    return dict(forward), dict(backward)
+    return Workload(name or type(model).__name__, size, layers, precision, source, unit, optimizer_s)
 
 
 def _layers(
     model: nn.Module,
-    units: list[_Unit],
-    trace: _Trace,
-    timing: _Timing | None,
+    units: list[Unit],
+    trace: Trace,
+    timing: Timing | None,
     state_nbytes: int,
     tensor: Mapping[str, int],
 ) -> tuple[Layer, ...]:
@@ -319,37 +147,26 @@ def _layers(
     return tuple(layers)
 
 
-def _key(one: Tensor) -> int:
-    key: int = StorageWeakRef(one.untyped_storage()).cdata
-    return key
-
-
-@contextmanager
-def _hooked(handle: Any) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        handle.remove()
-
-
 def _device_of(model: nn.Module) -> torch.device:
     first = next(model.parameters(), None)
     return first.device if first is not None else torch.device("cpu")
 
 
+def _copied(model: nn.Module, place: torch.device) -> nn.Module:
+    """A copy on another device; parameters that modules share stay shared, which `nn.Module.to` does not see to."""
+    moved = copy.deepcopy(model).to(place)
+    first: dict[int, nn.Parameter] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        home, _, key = name.rpartition(".")
+        owner = moved.get_submodule(home)
+        if id(parameter) in first:
+            setattr(owner, key, first[id(parameter)])
+        first[id(parameter)] = getattr(owner, key)
+    return moved
+
+
 def _moved(value: Any, place: torch.device) -> Any:
     return tree_map(lambda one: one.to(place) if isinstance(one, Tensor) else one, value)
-
-
-def _counts(one: Any, size: int) -> bool:
-    return isinstance(one, Tensor) and one.dim() > 0 and one.shape[0] == size
-
-
-def _samples(batch: Any) -> int:
-    for one in tree_flatten(batch)[0]:
-        if isinstance(one, Tensor) and one.dim():
-            return int(one.shape[0])
-    raise WorkloadError("capture: the sample holds no tensor with a dimension that counts samples")
 
 
 def _sum_of_outputs(model: nn.Module, batch: Any) -> Tensor:

@@ -1,0 +1,114 @@
+"""How long each unit takes, forward and backward, by hooks; and how much of that half a batch takes too."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from contextlib import ExitStack
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_map
+
+from ._units import Loss, Unit, hooked, samples
+
+__all__ = ["Timing", "optimizer_time", "time_of"]
+
+
+@dataclass
+class Timing:
+    forward_s: dict[int, float]
+    backward_s: dict[int, float]
+    fixed_share: float
+
+
+def time_of(model: nn.Module, units: list[Unit], batch: Any, run: Loss, repeats: int) -> Timing:
+    """Medians over the repeats; and how much of the time half a batch takes too."""
+    _timed_step(model, units, batch, run)
+    rounds = [_timed_step(model, units, batch, run) for _ in range(max(1, repeats))]
+    forward = {i: median(one[0].get(i, 0.0) for one in rounds) for i in range(len(units))}
+    backward = {i: median(one[1].get(i, 0.0) for one in rounds) for i in range(len(units))}
+    whole, size = sum(forward.values()) + sum(backward.values()), samples(batch)
+    fixed = 0.0
+    if size >= 2 and whole:
+        half = tree_map(lambda one: one[: size // 2] if _counts(one, size) else one, batch)
+        halves = [_timed_step(model, units, half, run) for _ in range(max(1, repeats))]
+        part = median(sum(one[0].values()) + sum(one[1].values()) for one in halves)
+        # t = fixed + size x slope, of two sizes.
+        slope = (whole - part) / (size - size // 2)
+        fixed = min(1.0, max(0.0, 1 - slope * size / whole))
+    return Timing(forward, backward, fixed)
+
+
+def _timed_step(
+    model: nn.Module, units: list[Unit], batch: Any, run: Loss
+) -> tuple[dict[int, float], dict[int, float]]:
+    """Seconds of each unit forward, and backward: from when its output's gradient is there to the next one's."""
+    cuda = any(one.is_cuda for one in tree_flatten(batch)[0] if isinstance(one, Tensor))
+
+    def now() -> float:
+        if cuda:
+            torch.cuda.synchronize()
+        return time.perf_counter()
+
+    begun: list[tuple[int, float]] = []
+    arrived: list[tuple[int, float]] = []
+
+    def left(index: int, output: Any) -> None:
+        for one in tree_flatten(output)[0]:
+            if isinstance(one, Tensor) and one.requires_grad:
+                one.register_hook(  # type: ignore[no-untyped-call]
+                    lambda _, i=index: arrived.append((i, now()))
+                )
+
+    with ExitStack() as stack:
+        for index, unit in enumerate(units):
+            module = unit.module
+            stack.enter_context(hooked(module.register_forward_pre_hook(lambda *_, i=index: begun.append((i, now())))))
+            stack.enter_context(hooked(module.register_forward_hook(lambda _m, _a, out, i=index: left(i, out))))
+        start = now()
+        result = run(model, batch)
+        middle = now()
+        result.backward()  # type: ignore[no-untyped-call]
+        end = now()
+    model.zero_grad(set_to_none=True)
+    forward: defaultdict[int, float] = defaultdict(float)
+    backward: defaultdict[int, float] = defaultdict(float)
+    if begun:
+        begun[0] = (begun[0][0], start)  # what comes before the first layer is the first layer's
+    for (index, at), (_, until) in zip(begun, [*begun[1:], (0, middle)], strict=True):
+        forward[index] += until - at
+    if arrived:
+        arrived[0] = (arrived[0][0], middle)
+    for (index, at), (_, until) in zip(arrived, [*arrived[1:], (0, end)], strict=True):
+        backward[index] += until - at
+    return dict(forward), dict(backward)
+
+
+def _counts(one: Any, size: int) -> bool:
+    return isinstance(one, Tensor) and one.dim() > 0 and one.shape[0] == size
+
+
+def optimizer_time(model: nn.Module, optimizer: str) -> float:
+    """Seconds of a second step of torch's optimizer on copies of the parameters, with gradients of zeros."""
+    copies = [nn.Parameter(one.detach().clone()) for one in model.parameters() if one.requires_grad]
+    if not copies:
+        return 0.0
+    for one in copies:
+        one.grad = torch.zeros_like(one)
+    made: torch.optim.Optimizer
+    if optimizer == "adam":
+        made = torch.optim.Adam(copies)
+    else:
+        made = torch.optim.SGD(copies, lr=0.1, momentum=0.9 if optimizer == "momentum" else 0.0)
+    made.step()  # the first one makes the state
+    if copies[0].is_cuda:
+        torch.cuda.synchronize()
+    start = time.perf_counter()
+    made.step()
+    if copies[0].is_cuda:
+        torch.cuda.synchronize()
+    return time.perf_counter() - start

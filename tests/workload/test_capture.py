@@ -1,0 +1,127 @@
+"""Capture of real modules, on the CPU and on the meta device."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from hocket.workload import Workload, WorkloadError, capture, parse
+
+
+class Mixed(nn.Module):
+    """A chain with a skip over two of its layers, a layer that runs twice, and a parameter of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(8))
+        self.first = nn.Linear(8, 8)
+        self.body = nn.Sequential(nn.Linear(8, 16), nn.ReLU(inplace=True), nn.Linear(16, 8))
+        self.norm = nn.BatchNorm1d(8)
+        self.last = nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        skipped = self.first(x) * self.scale
+        out: Tensor = self.last(self.norm(self.body(skipped) + skipped))
+        return out
+
+
+def chain() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(10, 20), nn.Tanh(), nn.Linear(20, 30), nn.Tanh(), nn.Linear(30, 5))
+
+
+@pytest.fixture(scope="module")
+def captured() -> Workload:
+    torch.manual_seed(0)
+    return capture(chain(), torch.rand(16, 10), optimizer="adam", unit="row")
+
+
+def test_layers_are_those_that_can_be_cut_and_hold_all_parameters(captured: Workload) -> None:
+    assert [layer.kind for layer in captured.layers] == ["Linear", "Tanh", "Linear", "Tanh", "Linear"]
+    assert [layer.parameters for layer in captured.layers] == [220, 0, 630, 0, 155]
+    assert captured.parameter_bytes == captured.gradient_bytes == 4 * 1005
+    assert captured.optimizer_bytes == 8 * 1005
+    assert (captured.batch, captured.unit, captured.precision) == (16, "row", "float32")
+
+
+def test_flops_outputs_and_saved_activations_are_exact(captured: Workload) -> None:
+    assert [layer.flops for layer in captured.layers] == [2 * 16 * 10 * 20, 0, 2 * 16 * 20 * 30, 0, 2 * 16 * 30 * 5]
+    # The cut behind a layer carries its output; tanh keeps its output, which the next layer then need not keep again.
+    assert [layer.output_bytes for layer in captured.layers[:4]] == [16 * 20 * 4, 16 * 20 * 4, 16 * 30 * 4, 16 * 30 * 4]
+    assert [layer.saved_bytes for layer in captured.layers] == [0, 16 * 20 * 4, 0, 16 * 30 * 4, 0]
+
+
+def test_every_layer_is_timed_both_ways(captured: Workload) -> None:
+    assert captured.measured
+    assert all(layer.forward_s > 0 for layer in captured.layers)
+    assert captured.backward_s > 0
+    assert captured.optimizer_s > 0
+    assert all(0 <= layer.fixed_share <= 1 for layer in captured.layers)
+    assert parse(str(captured)) == captured
+
+
+def test_a_cut_inside_a_skip_carries_the_skipped_tensor_too() -> None:
+    found = {layer.name: layer for layer in capture(Mixed(), torch.rand(4, 8), device="meta").layers}
+    assert list(found) == ["first", "body.0", "body.1", "body.2", "norm", "last"]
+    one = 4 * 8 * 4
+    assert found["first"].output_bytes == one
+    assert found["body.0"].output_bytes == one + 4 * 16 * 4
+    assert found["body.2"].output_bytes == one
+    assert found["first"].parameters == 72 + 8  # with the model's own
+
+
+def test_the_meta_device_gives_the_same_but_for_times() -> None:
+    torch.manual_seed(0)
+    real, meta = (capture(Mixed(), torch.rand(4, 8), device=device) for device in ("cpu", "meta"))
+    assert not meta.measured
+    for one, other in zip(real.layers, meta.layers, strict=True):
+        assert (one.name, one.flops, one.saved_bytes) == (other.name, other.flops, other.saved_bytes)
+        assert (one.output_bytes, one.state_bytes) == (other.output_bytes, other.state_bytes)
+
+
+def test_a_model_far_too_large_is_captured_on_the_meta_device() -> None:
+    with torch.device("meta"):
+        model = nn.Sequential(*(nn.Linear(2**15, 2**15, bias=False) for _ in range(40)))
+    found = capture(model, torch.empty(8, 2**15, device="meta"))
+    assert found.parameters == 40 * 2**30
+    assert found.flops == 40 * 2 * 8 * 2**30
+
+
+def test_capturing_leaves_the_model_as_it_was() -> None:
+    torch.manual_seed(0)
+    model = Mixed().eval()
+    model(torch.rand(4, 8)).sum().backward()
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    gradients = [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+    capture(model, torch.rand(4, 8))
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+    after = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    assert all(torch.equal(a, b) for a, b in zip(gradients, after, strict=True))
+    assert not any(module.training for module in model.modules())
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+def test_shared_parameters_count_once() -> None:
+    model = nn.Sequential(nn.Linear(8, 8, bias=False), nn.ReLU(), nn.Linear(8, 8, bias=False))
+    model[2].weight = model[0].weight
+    assert capture(model, torch.rand(2, 8), device="meta").parameters == 64
+
+
+def test_a_loss_of_one_s_own_takes_the_whole_batch() -> None:
+    def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+    found = capture(chain(), (torch.rand(6, 10), torch.zeros(6, dtype=torch.long)), loss=loss)
+    assert found.batch == 6
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"optimizer": "magic"}, "optimizer 'magic' is not one of sgd, momentum, adam"),
+        ({"loss": lambda model, batch: torch.zeros(())}, "has no gradient; give `loss`"),
+    ],
+)
+def test_what_cannot_be_captured_is_refused(arguments: dict[str, object], said: str) -> None:
+    with pytest.raises(WorkloadError, match=said):
+        capture(chain(), torch.rand(2, 10), **arguments)  # type: ignore[arg-type]
