@@ -13,7 +13,7 @@ import pytest
 from hocket.cluster import load
 from hocket.fabric import fabrics, wire
 from hocket.launch import ArgumentError, launch
-from hocket.launch._fabric import spread
+from hocket.launch._fabric import Sites, sites, spread
 from tests.fabric.conftest import processes_of, until
 
 SPEC = "star:hosts=2,bandwidth=80Mbit/s"
@@ -144,7 +144,7 @@ dist.init_process_group("hocket")
 numbers = torch.full((500_000,), float(dist.get_rank() + 1))
 before = sent()
 dist.all_reduce(numbers)
-print(os.environ["HOCKET_AGGREGATOR"].partition(":")[0], float(numbers[-1]), sent() - before)
+print(f'{os.environ["HOCKET_AGGREGATOR"].partition(":")[0]} {float(numbers[-1])} {sent() - before}')
 dist.destroy_process_group()
 """)
     done = hocket("run", "--fabric", "star:hosts=4,bandwidth=200Mbit/s", "--aggregate", "-n", "4", str(script))
@@ -153,3 +153,44 @@ dist.destroy_process_group()
     assert [one[:2] for one in said] == [["10.128.0.4", "10.0"]] * 4
     assert max(int(one[2]) for one in said) < 2_600_000  # of 2 MB; a ring would send 3 MB
     assert fabrics() == []
+
+
+def test_each_leaf_of_a_tree_of_aggregators_sends_up_what_one_host_sends(temporary: Path, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("""
+import os, time, torch, torch.distributed as dist
+from hocket.fabric import Fabric
+dist.init_process_group("hocket")
+numbers = torch.full((500_000,), float(dist.get_rank() + 1))
+fabric = Fabric.attach(os.environ["HOCKET_FABRIC"])
+before = fabric.counters()
+dist.barrier()
+dist.all_reduce(numbers)
+dist.barrier()
+if dist.get_rank() == 0:
+    time.sleep(0.1)
+    after = fabric.counters()
+    trunks = [after[f"leaf{i}->spine0"] - before[f"leaf{i}->spine0"] for i in range(2)]
+    print(f"{float(numbers[-1])} {trunks[0]} {trunks[1]}")
+dist.barrier()
+dist.destroy_process_group()
+""")
+    spec = "leafspine:leaves=2,ports=2,spines=1,bandwidth=200Mbit/s"
+    done = hocket("run", "--fabric", spec, "--aggregate", "-n", "4", str(script))
+    assert done.returncode == 0, done.stderr
+    total, *trunks = map(float, done.stdout.partition("] ")[2].split())
+    assert total == 10.0
+    assert all(2_000_000 < nbytes < 2_200_000 for nbytes in trunks)  # once each, of 2 MB; a ring would send 3 MB
+
+
+def test_aggregators_stand_at_the_switches_of_the_hosts_or_on_hosts_to_spare() -> None:
+    tree = wire(load("leafspine:leaves=3,ports=2,spines=1"))
+    at = {f"host{index}": f"leaf{index // 2}" for index in range(6)}
+    assert sites(tree, tree.hosts) == Sites(("spine0",), at)
+    assert sites(tree, tree.hosts[:2]) == Sites(("leaf0",))  # one switch has them all
+    assert sites(tree, tree.hosts[::2]) == Sites(("spine0",))  # leaves would pass on what one host sends
+    star = wire(load("star:hosts=3"))
+    assert sites(star, star.hosts) == Sites(("switch0",))
+    ring = wire(load("torus:dims=4x2"))
+    assert sites(ring, ring.hosts[:6]) == Sites(ring.hosts[6:])
+    assert sites(ring, ring.hosts) == Sites(ring.hosts[:1])

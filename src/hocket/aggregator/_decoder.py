@@ -47,6 +47,12 @@ class Decoder:
         """What the payload that has begun still lacks."""
         return len(self._payload)
 
+    @property
+    def begun_nbytes(self) -> int:
+        """What has come of frames that are not complete."""
+        payload_nbytes = 0 if self._data is None else self._data.nbytes - len(self._payload)
+        return payload_nbytes + self._end - self._begin
+
     def filled(self, nbytes: int) -> None:
         """Says that so many bytes have been put into `buffers()`."""
         direct = min(nbytes, len(self._payload))

@@ -119,6 +119,12 @@ class Wiring:
             return None
         return self.nodes[min(switches, key=lambda at: max(self.hops(at, goal) for goal in goals))].name
 
+    def access_switch(self, host: str) -> str | None:
+        """The switch at a host's first port; None if there is none."""
+        ports = self.nodes[self.index(host)].ports
+        peer = self.nodes[ports[0].peer] if ports else None
+        return peer.name if peer is not None and peer.kind == "switch" else None
+
     def as_json(self) -> dict[str, Any]:
         """The same as plain values."""
         return asdict(self)

@@ -1,10 +1,11 @@
-"""An aggregator beside the ranks of one launch, with a token of its own, ended with the job."""
+"""Aggregators beside the ranks of one launch, with a token of its own, ended with the job."""
 
 import os
 import secrets
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from ._elastic import LaunchError
@@ -14,46 +15,82 @@ from ._sweep import JOB_VARIABLE
 if TYPE_CHECKING:
     from ._fabric import Placement
 
+ADDRESS_VARIABLE = "HOCKET_AGGREGATOR"
 _START_S = 30.0
 
 
-def start_aggregator(job: Job, placement: "Placement | None" = None) -> dict[str, str]:
-    """Start it, and wait until it listens.
+class Aggregators:
+    """What one launch has started.
 
-    In an emulated cluster it runs beside the switch that is nearest to all, or in rank 0's host if there is none.
+    In an emulated cluster they run beside switches, as `hocket.launch._fabric.sites` says: one, or a tree of which
+    every rank has a leaf near it; or on hosts to spare. Else there is one on this host.
 
     Args:
-        job: In whose directory the token lies, and which ends the process.
+        job: In whose directory the token lies, and which ends the processes.
         placement: Where the ranks go in an emulated cluster; None for this host.
 
-    Returns:
-        What the ranks' environment must have for them to use it.
-
     Raises:
-        LaunchError: It did not start.
+        LaunchError: One did not start.
     """
-    token_file = os.path.join(job.directory, "aggregator-token")
-    address_file = os.path.join(job.directory, "aggregator-address")
-    with open(os.open(token_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(secrets.token_hex(32))
-    fabric, place = placement.aggregator() if placement else (None, "")
-    listen = f"{fabric.address(place)}:0" if fabric else "127.0.0.1:0"
-    options = ["--listen", listen, "--token-file", token_file, "--address-file", address_file]
-    command = [sys.executable, "-m", "hocket", "aggregator", *options]
-    process = subprocess.Popen(
-        fabric.command_in(place, command) if fabric else command,
-        env={**os.environ, JOB_VARIABLE: job.name},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,  # Ctrl-C is for the ranks; it is ended after them
-    )
-    job.add_rank(process.pid)
-    deadline_s = time.monotonic() + _START_S
-    while not os.path.exists(address_file):
-        if process.poll() is not None or time.monotonic() > deadline_s:
-            raise LaunchError(f"the aggregator did not start (exit status {process.poll()}); see `hocket aggregator`")
-        time.sleep(0.01)
-    with open(address_file) as file:
-        address = file.read().strip()
-    return {"HOCKET_AGGREGATOR": address, "HOCKET_AGGREGATOR_TOKEN_FILE": token_file}
+
+    def __init__(self, job: Job, placement: "Placement | None" = None) -> None:
+        self._job = job
+        self._placement = placement
+        self._deadline_s = time.monotonic() + _START_S
+        self._token_file = os.path.join(job.directory, "aggregator-token")
+        with open(os.open(self._token_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(secrets.token_hex(32))
+        self._by_host: Mapping[str, str] = {}
+        if placement is None:
+            self._address = self._listening({"aggregator": self._start("aggregator", "127.0.0.1", [])})["aggregator"]
+            return
+        sites = placement.sites()
+        roots = self._listening({place: self._start("root", place, []) for place in sites.roots})
+        self._address = ",".join(roots.values())
+        if sites.leaves:
+            above = ["--parent", self._address]
+            leaves = {place: self._start("leaf", place, above) for place in dict.fromkeys(sites.leaves.values())}
+            addresses = self._listening(leaves)
+            self._by_host = {host: addresses[place] for host, place in sites.leaves.items()}
+
+    def environment(self, host: str | None) -> dict[str, str]:
+        """What a rank's environment must have to use them.
+
+        Args:
+            host: Where the rank is, by its name in the emulated cluster.
+        """
+        address = self._address if host is None else self._by_host.get(host, self._address)
+        return {ADDRESS_VARIABLE: address, "HOCKET_AGGREGATOR_TOKEN_FILE": self._token_file}
+
+    def _start(self, role: str, place: str, more: list[str]) -> tuple[subprocess.Popen[bytes], str]:
+        """Begins one; `place` is a node of the emulated cluster, or an address of this host."""
+        fabric = None if self._placement is None else self._placement.fabric
+        host = place if fabric is None else fabric.address(place)
+        address_file = os.path.join(self._job.directory, f"aggregator-address-{role}-{host}")
+        options = ["--listen", f"{host}:0", "--token-file", self._token_file, "--address-file", address_file]
+        command = [sys.executable, "-m", "hocket", "aggregator", *options, "--name", f"{role} at {place}", *more]
+        process = subprocess.Popen(
+            fabric.command_in(place, command) if fabric else command,
+            env={**os.environ, JOB_VARIABLE: self._job.name},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C is for the ranks; it is ended after them
+        )
+        self._job.add_rank(process.pid)
+        return process, address_file
+
+    def _listening(self, started: Mapping[str, tuple[subprocess.Popen[bytes], str]]) -> dict[str, str]:
+        """The address of each, once it listens."""
+        addresses = {}
+        for place, (process, address_file) in started.items():
+            while not os.path.exists(address_file):
+                if process.poll() is not None or time.monotonic() > self._deadline_s:
+                    status = process.poll()
+                    raise LaunchError(
+                        f"the aggregator at {place} did not start (exit status {status}); see `hocket aggregator`"
+                    )
+                time.sleep(0.01)
+            with open(address_file) as file:
+                addresses[place] = file.read().strip()
+        return addresses

@@ -6,9 +6,9 @@ each rank enters its own host before its program starts.
 
 import os
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NoReturn
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, NoReturn
 
 from hocket.cluster import ClusterError, load
 from hocket.fabric import Fabric, FabricError, Wiring, check, fabrics, wire
@@ -17,9 +17,25 @@ INSIDE_VARIABLE = "HOCKET_RUN_FABRIC"
 NAMESPACE_VARIABLE = "HOCKET_NETWORK_NAMESPACE"
 """By which a rank's worker knows where to go; it takes it out of the program's environment."""
 
+_MOST_SHARDS: Final = 4
+
 
 class PlacementError(ValueError):
     """The fabric that was asked for cannot be used; the message says what to change."""
+
+
+@dataclass(frozen=True)
+class Sites:
+    """Where aggregators stand.
+
+    Attributes:
+        roots: switches or hosts; several share long messages.
+        leaves: of every host with ranks the switch whose aggregator is its own, the child of the root; without a tree
+            empty.
+    """
+
+    roots: tuple[str, ...]
+    leaves: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -52,14 +68,33 @@ class Placement:
             "GROUP_WORLD_SIZE": str(len(order)),
         }
 
-    def aggregator(self) -> tuple[Fabric, str]:
-        """Where an aggregator serves all ranks best."""
-        return self.fabric, self.fabric.wiring.central_switch(self.hosts) or self.hosts[0]
+    def sites(self) -> Sites:
+        """Where aggregators serve these ranks best."""
+        return sites(self.fabric.wiring, self.hosts)
 
     def close(self) -> None:
         """Take the fabric down if it was made for this run."""
         if self.fabric.owner == os.getpid():
             self.fabric.close()
+
+
+def sites(wiring: Wiring, hosts: Sequence[str]) -> Sites:
+    """Where aggregators serve ranks in these hosts best.
+
+    Beside the switch that is nearest to all. If hosts are at several switches, and some switch has more than one of
+    them, then beside each of these too, so that what leaves it is as long as what one host sends. Without switches: on
+    hosts that have no ranks, or else on the first.
+    """
+    used = tuple(dict.fromkeys(hosts))
+    root = wiring.central_switch(used)
+    if root is None:
+        spare = tuple(host for host in wiring.hosts if host not in used)
+        return Sites(spare[:_MOST_SHARDS] or used[:1])
+    leaves = {host: wiring.access_switch(host) for host in used}
+    below = {leaf: list(leaves.values()).count(leaf) for leaf in leaves.values()}
+    if None in below or len(below) == 1 or max(below.values()) == 1:
+        return Sites((root,))
+    return Sites((root,), {host: leaf for host, leaf in leaves.items() if leaf is not None})
 
 
 def spread(wiring: Wiring, ranks: int) -> tuple[str, ...]:

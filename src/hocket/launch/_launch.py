@@ -11,7 +11,7 @@ from string import Template
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from . import _worker
-from ._aggregator import start_aggregator
+from ._aggregator import Aggregators
 from ._arguments import ArgumentError, LaunchArguments, parse
 from ._child import Child
 from ._console import Output, Terminal, outputs
@@ -104,7 +104,7 @@ def run(arguments: LaunchArguments, stdout: BinaryIO | None = None, stderr: Bina
         try:
             ours.say_threads()
             if arguments.aggregate:
-                arguments.environment.update(start_aggregator(job, arguments.placement))
+                ours.aggregators = Aggregators(job, arguments.placement)
             run_ranks(arguments, rank_command(arguments, job.directory), job.directory, ours)
         except Interrupted as interruption:
             outcome, code = "interrupted", 128 + interruption.number
@@ -184,6 +184,7 @@ class _Run(Listener):
     def __init__(self, arguments: LaunchArguments, job: Job, merger: Merger, out: Output, err: Output) -> None:
         self.failures: tuple[RankFailure, ...] = ()
         self.restarts = 0
+        self.aggregators: Aggregators | None = None
         self._arguments = arguments
         self._job = job
         self._merger = merger
@@ -221,8 +222,11 @@ class _Run(Listener):
             environment[JOB_VARIABLE] = self._job.name
             if threads is not None:
                 environment["OMP_NUM_THREADS"] = str(threads)
-            if self._arguments.placement is not None:
-                environment.update(self._arguments.placement.environment(int(environment["RANK"])))
+            placement, rank = self._arguments.placement, int(environment["RANK"])
+            if placement is not None:
+                environment.update(placement.environment(rank))
+            if self.aggregators is not None:
+                environment.update(self.aggregators.environment(None if placement is None else placement.hosts[rank]))
             environment.update(self._arguments.environment)
             self._route_streams(local_rank, environment, destinations)
 
