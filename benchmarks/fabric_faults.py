@@ -3,10 +3,10 @@
     python benchmarks/fabric_faults.py --faults 100 --seed 1
 
 4 hosts at 2 leaf switches under a spine, with an aggregator beside each switch: two leaves and the root. The ranks
-train (a linear model, in float64, whose losses one process can recompute) and in every step also sum integers whose sum
-is known. Faults are drawn at random and come one at a time. Afterwards every rank must go on within the deadline, with no
-wrong sum and the losses of an undisturbed course to nine digits; or, where a host's ranks are killed, every other rank
-must end with an error within the deadline that names a dead rank, and training begins anew.
+train (a linear model, in float64, whose losses one process can recompute), and in every step they also sum integers
+whose sum is known. Faults are drawn at random and come one at a time. Afterwards every rank must go on within the
+deadline, with no wrong sum and the losses of an undisturbed course to nine digits; or, where a host's ranks are killed,
+every other rank must end within it, with an error that names a dead rank, and training begins anew.
 """
 
 import argparse

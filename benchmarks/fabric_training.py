@@ -78,41 +78,48 @@ def work(spec: dict[str, Any]) -> None:
     losses: dict[str, list[float]] = {}
     alone_s: list[float] = []
     for system in SYSTEMS:
-        torch.manual_seed(0)
-        model, batches, criterion = stage(spec["model"], spec["steps"] + 1)
-        data_parallel = torch.nn.parallel.DistributedDataParallel(
-            model, process_group=groups[system], forward_sync_buffers=False
-        )
-        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-        with data_parallel.no_sync():
-            for _ in range(2):
-                alone_s.append(slowest(lambda: criterion(data_parallel(batches[0][0]), batches[0][1]).backward(), gloo))
-        optimizer.zero_grad()
-        times_s[system], losses[system] = [], []
-        for inputs, targets in batches:
-            heard: list[torch.Tensor] = []
-
-            def step() -> None:
-                loss = criterion(data_parallel(inputs), targets)  # noqa: B023 - called at once
-                loss.backward()
-                optimizer.step()  # noqa: B023
-                optimizer.zero_grad()  # noqa: B023
-                heard.append(loss.detach().double())  # noqa: B023
-
-            times_s[system].append(slowest(step, gloo))
-            dist.all_reduce(heard[0], group=gloo)
-            losses[system].append(float(heard[0]) / dist.get_world_size())
+        own_alone_s, times_s[system], losses[system], parameters = train(spec, groups[system], gloo)
+        alone_s += own_alone_s
     if dist.get_rank() == 0:
         told = {
-            "parameters": sum(parameter.numel() for parameter in model.parameters()),
-            "alone_s": statistics.median(alone_s[1::2]),
-            "step_s": {system: statistics.median(times_s[system][1:]) for system in SYSTEMS},
+            "parameters": parameters,
+            "alone_s": statistics.median(alone_s),
+            "step_s": {system: statistics.median(times_s[system]) for system in SYSTEMS},
             "losses": losses,
             "stats": str(next(iter(comm.aggregation_stats().values()))),
         }
         Path(spec["directory"], "told.json").write_text(json.dumps(told))
     dist.barrier(group=gloo)
     dist.destroy_process_group()
+
+
+def train(spec: dict[str, Any], group: Any, gloo: Any) -> tuple[list[float], list[float], list[float], int]:
+    """Seconds of steps without communication, of steps with it, losses, and how many parameters there are."""
+    import torch
+    import torch.distributed as dist
+
+    torch.manual_seed(0)
+    model, batches, criterion = stage(spec["model"], spec["steps"] + 1)
+    data_parallel = torch.nn.parallel.DistributedDataParallel(model, process_group=group, forward_sync_buffers=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    losses: list[float] = []
+
+    def step(number: int, told: bool) -> None:
+        inputs, targets = batches[number]
+        loss = criterion(data_parallel(inputs), targets)
+        loss.backward()
+        if told:
+            optimizer.step()
+            losses.append(float(loss.detach()))
+        optimizer.zero_grad()
+
+    with data_parallel.no_sync():
+        alone_s = [slowest(lambda: step(0, False), gloo) for _ in range(3)][1:]
+    times_s = [slowest(lambda number=number: step(number, True), gloo) for number in range(len(batches))][1:]
+    means = torch.tensor(losses, dtype=torch.float64)
+    dist.all_reduce(means, group=gloo)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    return alone_s, times_s, (means / dist.get_world_size()).tolist(), parameters
 
 
 def slowest(action: Any, group: Any) -> float:
