@@ -4,9 +4,13 @@
 
 Every host has one rank. The same processes hold a hocket group and a Gloo group, which take turns in every round; an
 operation starts at an instant that all ranks agreed on, and its time is that of the slowest. What is predicted is
-`hocket.simulate.simulate_schedule` on the same cluster (Gloo's as a ring, which it is), plainly, and again with one
-constant that is fitted to the run: what a message costs the processors, once for every message of the rank that sends
-most, one after the other. Bytes are counted by the fabric's links.
+`hocket.simulate.simulate_schedule` on the same cluster, plainly, and again with one constant that is fitted to the run:
+what a message costs the processors, once for every message of the rank that sends most, one after the other. Gloo's is
+predicted as a ring, which it is; the aggregator's as a switch that streams, and for every aggregator on the way the
+time of one of the pieces in which it takes and gives. Bytes are counted by the fabric's links.
+
+With several ranks to a host ours are predicted as one rank a host, since a two-level collective sends from each host
+what one rank would; Gloo's as a ring of all ranks.
 """
 
 import argparse
@@ -32,7 +36,7 @@ def main() -> None:
     parser.add_argument("--sizes", default="1KiB,16KiB,64KiB,256KiB,1MiB")
     parser.add_argument("--systems", default=",".join(SYSTEMS))
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--ranks-per-host", type=int, default=1, help="with more, nothing is predicted")
+    parser.add_argument("--ranks-per-host", type=int, default=1, help="with more, for clusters of a builder")
     parser.add_argument("--overhead-us", type=float, help="the constant; fitted to this run if not given")
     parser.add_argument("--out", help="write the numbers as JSON into this file")
     parser.add_argument("--read", nargs="*", help="measure nothing; show what these files hold")
@@ -45,13 +49,9 @@ def main() -> None:
         rows = [row for file in asked.read for row in json.loads(Path(file).read_text())["rows"]]
     else:
         rows = measure(cluster, asked)
-    if asked.ranks_per_host > 1:
-        for row in rows:
-            median, best, most = row["median_s"] * 1e3, row["best_s"] * 1e3, row["most_carried"]
-            print(f"| {row['nbytes']} | {row['system']} | {median:.2f} | {best:.2f} | {most} |")
-        return
+    flat = load(f"{asked.cluster},server.ranks={asked.ranks_per_host}") if asked.ranks_per_host > 1 else cluster
     for row in rows:
-        predict(row, cluster)
+        predict(row, flat if row["system"] == "gloo" else cluster)
     show(rows, fit(rows) if asked.overhead_us is None else asked.overhead_us * 1e-6)
     if asked.out:
         Path(asked.out).write_text(json.dumps({"cluster": asked.cluster, "rows": rows}))
@@ -92,6 +92,8 @@ def work(spec: dict[str, Any]) -> None:
         groups["aggregator"] = dist.new_group(backend="hocket")
     fabric = Fabric.attach(os.environ["HOCKET_FABRIC"])
     rank = dist.get_rank()
+    nodes = fabric.wiring.nodes
+    trunks = [port.link for node in nodes for port in node.ports if node.kind == nodes[port.peer].kind == "switch"]
     rows = []
     for nbytes in spec["sizes"]:
         data = torch.zeros(nbytes // 4)
@@ -126,6 +128,7 @@ def work(spec: dict[str, Any]) -> None:
                     "best_s": times[0],
                     "samples": len(times),
                     "most_carried": max(carried[system].values()) if rank == 0 else 0,
+                    "most_trunk": max((carried[system][link] for link in trunks), default=0) if rank == 0 else 0,
                 }
             )
     if rank == 0:
@@ -147,6 +150,7 @@ def align() -> None:
 def built(system: str, cluster: Any, nbytes: int) -> Any:
     """The schedule, messages cut as the executor cuts them, so that it reduces one while the next is on the wire."""
     from hocket.algorithms import get
+    from hocket.comm._scheduled import MOST_PIECES, PIECE_NBYTES
     from hocket.schedule import Collective
 
     if system == "aggregator":
@@ -157,7 +161,7 @@ def built(system: str, cluster: Any, nbytes: int) -> Any:
     name = "ring" if system == "gloo" else system
     schedule = get(name).build(Collective("all_reduce", cluster.world)).merged()
     largest = max(int((step.stop - step.start).max()) for step in schedule.steps if len(step))
-    pieces = 1 if system == "gloo" else max(1, min(8, nbytes * largest // schedule.chunks >> 20))
+    pieces = 1 if system == "gloo" else max(1, min(MOST_PIECES, nbytes * largest // schedule.chunks // PIECE_NBYTES))
     return schedule.split(pieces)
 
 
@@ -174,6 +178,14 @@ def predict(row: dict[str, Any], cluster: Any) -> None:
     schedule = built(row["system"], cluster, row["nbytes"])
     timing = simulate_schedule(schedule, cluster, row["nbytes"], settings=Settings(bandwidth_factor=FRAMING))
     row["simulated_s"] = timing.seconds
+    if row["system"] == "aggregator":
+        from hocket.aggregator import segment_nbytes
+
+        stages = (
+            1 if schedule.endpoints == cluster.world + 1 else 3
+        )  # the root; or leaf, root, and leaf on the way down
+        piece_nbytes = min(segment_nbytes(row["nbytes"]), row["nbytes"])
+        row["simulated_s"] += stages * piece_nbytes / float(cluster.capacity_Bps.min()) / FRAMING
     row["most_predicted"] = float(timing.link_nbytes.max())
     sends = [0] * schedule.endpoints
     for step in schedule.steps:
@@ -199,7 +211,7 @@ def show(rows: list[dict[str, Any]], overhead_s: float) -> None:
     gloo = {row["nbytes"]: row["median_s"] for row in rows if row["system"] == "gloo"}
     print(f"one constant: {overhead_s * 1e6:.0f} us a message")
     head = ("bytes", "system", "median ms", "best ms", "x Gloo", "simulated ms", "error", "with constant ms", "error")
-    head = (*head, "bytes of busiest link", "of simulated")
+    head = (*head, "bytes of busiest link", "of simulated", "of busiest trunk")
     print(f"| {' | '.join(head)} |\n{'|---' * len(head)}|")
     for row in rows:
         times = gloo.get(row["nbytes"], float("nan")) / row["median_s"]
@@ -208,7 +220,7 @@ def show(rows: list[dict[str, Any]], overhead_s: float) -> None:
             f"| {row['nbytes']} | {row['system']} | {median:.2f} | {best:.2f} | {times:.2f} "
             f"| {plain:.2f} | {wrong(row, 0.0):+.0%} "
             f"| {plain + overhead_s * row['sends'] * 1e3:.2f} | {wrong(row, overhead_s):+.0%} "
-            f"| {row['most_carried']} | {row['most_carried'] / row['most_predicted']:.3f} |"
+            f"| {row['most_carried']} | {row['most_carried'] / row['most_predicted']:.3f} | {row['most_trunk']} |"
         )
     for least in sorted({0, 1 << 16, 1 << 20}):
         ours = [row for row in rows if row["system"] != "gloo" and row["nbytes"] >= least]

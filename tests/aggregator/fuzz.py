@@ -67,6 +67,7 @@ def converse(pieces: list[bytes]) -> None:
             for frame in connection.decoder.frames(connection.place):
                 connection.handle(frame)
             connection.drop_queue()  # as if the socket had taken all
+            server._indebted.clear()
             for group, _ in connection.places.values():
                 group.send_credits()
                 group.check(0.0)
