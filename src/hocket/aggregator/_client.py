@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import select
 import socket
@@ -61,8 +62,9 @@ _LOOK_S: Final = 0.05
 _AWAIT_S: Final = 0.02
 """While the kernel wakes this process for many bytes only, it looks itself so often: for a failure, which is few."""
 _FAREWELL_S: Final = 0.5
-_AHEAD_NBYTES: Final = 1 << 20
-"""So much is queued for the socket at a time; what is behind it can still be sorted fairly among groups."""
+_AHEAD_NBYTES: Final = 128 << 10
+"""So much is given to the socket at a time. Then others may go first: a rank of the same host that has not begun yet, and
+for whose first piece all will wait, say; and what is behind it can still be sorted fairly among groups."""
 _SERVER_SHARE: Final = 0.9
 """Of an operation's time the aggregator gets so much, and so is the first to give up: it knows for whom it waits."""
 
@@ -279,11 +281,13 @@ class AggregationClient:
     def _pump(self) -> None:
         """Queues as much as windows allow, in turns among groups, and sends what the socket takes."""
         link = self._link
-        for _ in range(8):
+        while True:  # until windows are used up, at the latest
             queued = sum(group.feed(link) for group in list(self._groups.values()))
             link.flush()
             if link.waiting or not queued:
                 return
+            if queued >= _AHEAD_NBYTES:
+                os.sched_yield()
 
     def _place(self, data: Data) -> memoryview:
         group = self._groups.get(data.group)
