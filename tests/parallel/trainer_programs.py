@@ -29,3 +29,40 @@ def train(name: str, optimizer_name: str, plan: Plan, dtype: torch.dtype = torch
 
 def train_all(cases: list[tuple[str, str, Plan]]) -> list[Any]:
     return [train(*case) for case in cases]
+
+
+def part_of_a_run(plan: Plan, load: str = "", save: str = "", until: int = 11) -> list[float]:
+    """The losses of a run that may go on from the checkpoint `load`, and may end with the checkpoint `save`.
+
+    With a frozen parameter, two groups of parameters and a schedule; steps are counted over epochs of three batches.
+    """
+    model, data, loss_fn = programs.setting("conv", torch.float64)
+    next(model.parameters()).requires_grad_(False)
+    if load:  # what is loaded must not depend on what was there
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.zero_()
+    groups = [
+        {"params": [p for p in model.parameters() if p.ndim > 1]},
+        {"params": [p for p in model.parameters() if p.ndim == 1], "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=3e-3)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.8)
+    loader = DataLoader(data, batch_size=programs.BATCH, shuffle=True)
+    trainer = hocket.Trainer(model, loss_fn, optimizer, plan, sample=data.tensors[0][:4])
+    if load:
+        schedule.load_state_dict(trainer.load(load))
+    losses = []
+    while trainer.steps < until:
+        for batch in trainer.batches(loader):
+            losses.append(float(trainer.step(batch)))
+            schedule.step()
+            if trainer.steps == until:
+                break
+        if save and trainer.steps == until:
+            trainer.save(save, schedule.state_dict())
+    return losses
+
+
+def parts_of_runs(cases: list[tuple[Plan, str, str, int]]) -> list[list[float]]:
+    return [part_of_a_run(*case) for case in cases]

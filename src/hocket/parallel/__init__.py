@@ -1,5 +1,6 @@
 """Runs training: gradients averaged over ranks, batches shared out, the losses of one device kept."""
 
+from ._checkpoint import CheckpointError as CheckpointError
 from ._data_parallel import DataParallel as DataParallel
 from ._distribute import distribute as distribute
 from ._distribute import shard as shard
@@ -11,6 +12,7 @@ from ._totals import total as total
 from ._trainer import Trainer as Trainer
 
 __all__ = [
+    "CheckpointError",
     "DataParallel",
     "DistributedLoader",
     "ShardedLoader",

@@ -18,7 +18,7 @@ from ._fully_sharded import FullySharded
 from ._memory import StateBytes
 from ._mesh import Mesh
 from ._owned import Owned, check_elementwise, hand_over
-from ._pieces import Place
+from ._pieces import Piece, Place
 from ._recompute import recompute
 from ._replicas import Form, Replicas
 from ._scattered import Scattered
@@ -52,6 +52,15 @@ class Composition:
     def copies(self) -> list[tuple[Owned, int]]:
         """What this rank updates, each with how many ranks of the world update the same."""
         return [(item, item.replicas) for item in self.form.owned]
+
+    def pieces(self) -> list[Piece]:
+        """What this rank holds of the model's parameters and buffers; frozen parts and buffers included."""
+        found = [piece for item in (*self.form.owned, *self.form.frozen) for piece in item.pieces(item.leaf.detach())]
+        kept = self.model.state_dict().keys()
+        for name, buffer in self.model.named_buffers():
+            if name in kept:
+                found += [Piece(name, tuple(buffer.shape), (0,) * buffer.ndim, buffer)]
+        return found
 
     def memory(self) -> StateBytes:
         """See `Trainer.memory`."""
@@ -96,17 +105,18 @@ def compose(model: torch.nn.Module, optimizer: Any, plan: Plan, world: World, sa
     if plan.recompute:
         notes.append(f"computed again in back-propagation: {', '.join(recompute(model)) or 'the model has no blocks'}")
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    places = {name: Place.whole(name, p) for name, p in trained.items()}
+    frozen = {name: p for name, p in model.named_parameters() if not p.requires_grad}
+    places = {name: Place.whole(name, p) for name, p in model.named_parameters()}
     elements = sum(p.numel() for p in trained.values())
     buffers = Buffers([model], mesh.data)
     form: Form
     if plan.shard == "none" or mesh.data.size == 1:
-        form = Replicas(trained, places, mesh.data, plan.bucket_bytes)
+        form = Replicas(trained, frozen, places, mesh.data, plan.bucket_bytes)
     elif plan.shard == "parameters":
-        form = FullySharded([(model, {name: name for name in trained})], places, mesh.data)
+        form = FullySharded([(model, {name: name for name in places})], places, mesh.data)
     else:
         keep = plan.shard == "optimizer"
-        form = Scattered(trained, places, mesh.data, plan.bucket_bytes, keep_gradients=keep)
+        form = Scattered(trained, frozen, places, mesh.data, plan.bucket_bytes, keep_gradients=keep)
     managed = {id(p) for p in trained.values()}
     hand_over(optimizer, form.owned, {p for g in optimizer.param_groups for p in g["params"] if id(p) not in managed})
     return Composition(model, mesh, form, buffers, optimizer, plan, elements, notes)

@@ -35,9 +35,10 @@ class FullySharded:
         world: World,
     ) -> None:
         self.owned: list[Owned] = []
+        self.frozen: list[Owned] = []
         self._sharded: list[tuple[torch.nn.Parameter, Owned]] = []
         for module, names in modules:
-            before = {name: p for name, p in module.named_parameters() if p.requires_grad}
+            before = dict(module.named_parameters())
             if not before:
                 continue
             for parameter in before.values():
@@ -59,7 +60,11 @@ class FullySharded:
         # FSDP2 cuts the first axis as torch.chunk does.
         each = -(-original.shape[0] // world.size)
         offsets = (place.offsets[0] + world.rank * each, *place.offsets[1:])
-        item = Owned(torch.nn.Parameter(local), original, Place(place.name, place.shape, offsets), 1)
+        leaf = torch.nn.Parameter(local, original.requires_grad)
+        item = Owned(leaf, original, Place(place.name, place.shape, offsets), 1)
+        if not original.requires_grad:
+            self.frozen.append(item)
+            return
         self.owned.append(item)
         self._sharded.append((sharded, item))
 

@@ -19,9 +19,11 @@ class Form(Protocol):
 
     Attributes:
         owned: what this rank's optimizer updates.
+        frozen: what it holds of parameters that are not trained.
     """
 
     owned: list[Owned]
+    frozen: list[Owned]
 
     def passing(self, last: bool) -> AbstractContextManager[None]:
         """A block for a forward and a backward pass of a part of the batch; `last` of the parts of this step."""
@@ -44,6 +46,7 @@ class Replicas:
 
     Args:
         parameters: by the model's names.
+        frozen: parameters that are not trained.
         places: where each lies in the model's own parameter.
         world: the data-parallel ranks.
         bucket_bytes: see `DataParallel`.
@@ -52,11 +55,13 @@ class Replicas:
     def __init__(
         self,
         parameters: Mapping[str, torch.nn.Parameter],
+        frozen: Mapping[str, torch.nn.Parameter],
         places: Mapping[str, Place],
         world: World,
         bucket_bytes: int | None,
     ) -> None:
         self.owned = [Owned(p, p, places[name], world.size) for name, p in parameters.items()]
+        self.frozen = [Owned(p, p, places[name], world.size) for name, p in frozen.items()]
         self._reducer: Reducer | None = None
         if world.size > 1 and parameters:
             self._reducer = Reducer(list(parameters), list(parameters.values()), world, bucket_bytes, None)

@@ -32,6 +32,7 @@ class Scattered(Reducer):
 
     Args:
         parameters: by the model's names; all that require a gradient.
+        frozen: parameters that do not.
         places: where each lies in the model's own parameter.
         world: the ranks.
         bucket_bytes: most bytes of a bucket; None to choose by the size of the model.
@@ -41,6 +42,7 @@ class Scattered(Reducer):
     def __init__(
         self,
         parameters: Mapping[str, torch.nn.Parameter],
+        frozen: Mapping[str, torch.nn.Parameter],
         places: Mapping[str, Place],
         world: World,
         bucket_bytes: int | None,
@@ -53,6 +55,7 @@ class Scattered(Reducer):
         self._spare: dict[Any, list[torch.Tensor]] = {}  # memory of buckets, by element type and device
         self._lent: dict[int, torch.Tensor] = {}  # the same, by the bucket that has it
         self.owned: list[Owned] = []
+        self.frozen = [Owned(p, p, places[name], world.size) for name, p in frozen.items()]
         self._owners: list[tuple[int, Owned, torch.Tensor]] = []  # number of the parameter, and where its gradient is
         super().__init__(list(parameters), list(parameters.values()), world, bucket_bytes, None)
         self._seen = None  # the order of the buckets cannot be changed once their parts have owners

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from hocket.planner import Plan, PlanError, PlanFinding
 
-from . import _batch, _world
+from . import _batch, _checkpoint, _world
 from ._clip import clip
 from ._compose import Composition, compose
 from ._loader import DistributedLoader
@@ -189,6 +189,46 @@ class Trainer:
             dist.all_reduce(found, group=self._mesh.data.group)
         total, samples = found.tolist()
         return total if metric is None and self._reduction == "sum" else total / samples if samples else float("nan")
+
+    # --- checkpoints ------------------------------------------------------------------------------------------------
+
+    def save(self, path: str | Path, extra: Any = None) -> None:
+        """Writes a checkpoint that can be loaded under any plan and with any number of ranks; a collective operation.
+
+        It holds weights, buffers, the optimizer's state and settings, random states, the number of steps, and where the
+        loaders of `batches` stand: files of torch's DCP, under the model's own names.
+
+        Args:
+            path: a directory; an older checkpoint there is replaced when the new one is whole.
+            extra: anything picklable to be kept with it (the state of a learning-rate schedule, say); rank 0's counts.
+        """
+        self._composition.buffers.send()
+        positions = [shared.position() for shared in self._loaders]
+        about = {"steps": self.steps, "plan": self.plan.to_json(), "loaders": positions, "extra": extra}
+        composition = self._composition
+        _checkpoint.write(
+            Path(path), composition.pieces(), composition.form.owned, self.optimizer, about, self._mesh.whole
+        )
+
+    def load(self, path: str | Path) -> Any:
+        """Goes on where `save` was called, whatever the plan and the number of ranks were; a collective operation.
+
+        Returns:
+            The `extra` that was saved.
+
+        Raises:
+            CheckpointError: there is no checkpoint, or it is of another model.
+        """
+        composition = self._composition
+        about = _checkpoint.read(
+            Path(path), composition.pieces(), composition.form.owned, self.optimizer, self._mesh.whole
+        )
+        composition.form.publish()
+        self.steps = about["steps"]
+        self._positions = about["loaders"]
+        for shared, position in zip(self._loaders, self._positions, strict=False):
+            shared.resume(position)
+        return about["extra"]
 
     # --- what it says of itself -------------------------------------------------------------------------------------
 

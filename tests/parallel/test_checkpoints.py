@@ -1,0 +1,83 @@
+"""What is saved under one plan goes on under another, with another number of ranks, as if never stopped."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import hocket
+from hocket.parallel import CheckpointError
+from hocket.parallel._pieces import Place, Range, boxes, memory_order
+from hocket.planner import Plan
+from hocket.testing import run_ranks
+
+from .trainer_programs import part_of_a_run, parts_of_runs
+
+SHARDS = ("none", "optimizer", "gradients", "parameters")
+
+
+def test_a_run_goes_on_under_any_other_plan_and_world(tmp_path: Path) -> None:
+    whole = part_of_a_run(Plan())
+    paths = {shard: str(tmp_path / shard) for shard in SHARDS}
+    first = run_ranks(parts_of_runs, 2, [(Plan(shard=s), "", paths[s], 7) for s in SHARDS], timeout_s=110)
+    for losses in first[0]:
+        assert losses == pytest.approx(whole[:7], rel=1e-12)
+    others = dict(zip(SHARDS, (*SHARDS[1:], SHARDS[0]), strict=True))
+    second = run_ranks(parts_of_runs, 4, [(Plan(shard=others[s]), paths[s], "", 11) for s in SHARDS], timeout_s=110)
+    alone = [part_of_a_run(Plan(), paths[s]) for s in SHARDS]
+    for losses in (*second[0], *second[3], *alone):
+        assert losses == pytest.approx(whole[7:], rel=1e-12)
+
+
+def test_a_checkpoint_of_another_model_is_refused_by_name(tmp_path: Path) -> None:
+    def trainer(width: int, bias: bool = True) -> hocket.Trainer:
+        model = nn.Sequential(nn.Linear(3, width, bias=bias))
+        return hocket.Trainer(model, nn.functional.mse_loss, torch.optim.SGD(model.parameters(), lr=0.1))
+
+    with pytest.raises(CheckpointError, match="there is no checkpoint at"):
+        trainer(2).load(tmp_path / "none")
+    trainer(2, bias=False).save(tmp_path / "one")
+    with pytest.raises(CheckpointError, match=r"'0.weight' has the shape \[4, 3\] here and \[2, 3\]"):
+        trainer(4, bias=False).load(tmp_path / "one")
+    with pytest.raises(CheckpointError, match="has no '0.bias'"):
+        trainer(2).load(tmp_path / "one")
+
+
+@given(st.lists(st.integers(1, 4), max_size=4).map(tuple), st.data())
+@settings(deadline=None, max_examples=200)
+def test_boxes_cover_a_range_once_and_are_few(shape: tuple[int, ...], data: st.DataObject) -> None:
+    numel = math.prod(shape)
+    begin = data.draw(st.integers(0, numel))
+    end = data.draw(st.integers(begin, numel))
+    numbers = torch.arange(numel).view(shape)
+    found = []
+    for offsets, sizes, at in boxes(shape, begin, end):
+        box = numbers[tuple(slice(o, o + s) for o, s in zip(offsets, sizes, strict=True))]
+        assert box.flatten().tolist() == list(range(at, at + math.prod(sizes)))
+        found += box.flatten().tolist()
+    assert found == list(range(begin, end))
+    assert len(list(boxes(shape, begin, end))) <= max(1, 2 * len(shape))
+
+
+@given(st.permutations(range(3)), st.integers(0, 24), st.integers(0, 24))
+@settings(deadline=None, max_examples=60)
+def test_a_range_of_memory_finds_its_place_whatever_the_order_of_axes(axes: list[int], a: int, b: int) -> None:
+    begin, end = sorted((a, b))
+    tensor = torch.arange(24).view(2, 3, 4).permute(axes)
+    order = tuple(memory_order(tensor.stride(), tensor.shape))
+    shape = tuple(tensor.shape)
+    place = Range(Place("w", (9, 9, 9), (1, 2, 3)), shape, order, begin, end)
+    seen = []
+    for piece in place.pieces(torch.arange(begin, end)):
+        where = tuple(
+            slice(o - p, o - p + s) for o, p, s in zip(piece.offsets, (1, 2, 3), piece.tensor.shape, strict=True)
+        )
+        assert torch.equal(tensor[where], piece.tensor)
+        seen += piece.tensor.flatten().tolist()
+    assert sorted(seen) == list(range(begin, end))
