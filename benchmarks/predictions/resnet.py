@@ -37,10 +37,8 @@ def resnet() -> Workload:
 
 def hosts(count: int, devices: int) -> Network:
     """`count` hosts at switches that reduce, an HDR NIC each; with several devices, NVLink between them."""
-    if devices == 1:
-        inner = "server=eflops,server.devices=1,server.pcie=24GB/s"
-    else:
-        inner = "server=dgx1,server.pcie=24GB/s"
+    server = "eflops,server.devices=1" if devices == 1 else "dgx1"
+    inner = f"server={server},server.pcie=24GB/s"
     spec = f"star:hosts={count},bandwidth=25GB/s,latency=600ns,reduction.streaming=true,{inner}"
     found = Network.of(cluster.load(spec))
     # NVLink rings of the hybrid cube mesh: six links of 25 GB/s, about 130 GB/s of busbw (published for DGX-1V).

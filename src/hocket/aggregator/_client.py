@@ -63,8 +63,8 @@ _AWAIT_S: Final = 0.02
 """While the kernel wakes this process for many bytes only, it looks itself so often: for a failure, which is few."""
 _FAREWELL_S: Final = 0.5
 _AHEAD_NBYTES: Final = 128 << 10
-"""So much is given to the socket at a time. Then others may go first: a rank of the same host that has not begun yet, and
-for whose first piece all will wait, say; and what is behind it can still be sorted fairly among groups."""
+"""So much is given to the socket at a time. Then others may go first: a rank of the same host that has not begun yet,
+and for whose first piece all will wait, say; and what is behind it can still be sorted fairly among groups."""
 _SERVER_SHARE: Final = 0.9
 """Of an operation's time the aggregator gets so much, and so is the first to give up: it knows for whom it waits."""
 
