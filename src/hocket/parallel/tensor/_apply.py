@@ -1,0 +1,139 @@
+"""Cuts the layers of regions in place, and can put everything back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from .._world import World
+from ._attention import CutMultiheadAttention
+from ._interpret import Interpreted
+from ._layers import CUT_CLASSES, Form, Shared
+from ._record import Recording, Value
+from ._regions import CHANNEL, Region, Role
+from ._split import Split, cut
+
+_TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+
+
+class Applied:
+    """Regions, cut in a model.
+
+    Args:
+        model: the model.
+        regions: what to cut.
+        recording: of the model, for which layers are given the same input.
+        world: the ranks.
+    """
+
+    def __init__(self, model: nn.Module, regions: Iterable[Region], recording: Recording, world: World) -> None:
+        self._world = world
+        self._undo: list[Callable[[], None]] = []
+        self.cuts: dict[int, Split] = {}  # by id of the parameter or buffer
+        regions = list(regions)
+        sharing = _sharing(regions, recording)
+        for region in regions:
+            for module, role in region.roles.items():
+                self._cut_layer(module, role, bool(region.aware), sharing.get(module))
+        for home in dict.fromkeys(region.home for region in regions if region.aware):
+            self._undo.append(Interpreted(model.get_submodule(home), world).remove)
+        for encoder in model.modules():
+            if isinstance(encoder, nn.TransformerEncoder | nn.TransformerEncoderLayer):
+                self._without_fast_path(encoder)
+
+    def undo(self) -> None:
+        """Puts everything back."""
+        while self._undo:
+            self._undo.pop()()
+        self.cuts.clear()
+
+    def _set(self, module: nn.Module, name: str, value: Any) -> None:
+        if name in module.__dict__:
+            old = module.__dict__[name]
+            self._undo.append(lambda: setattr(module, name, old))
+        else:
+            self._undo.append(lambda: delattr(module, name))
+        setattr(module, name, value)
+
+    def _become(self, module: nn.Module, kind: type[nn.Module], form: Form) -> None:
+        old = type(module)
+        self._undo.append(lambda: setattr(module, "__class__", old))
+        self._set(module, "form", form)
+        module.__class__ = kind
+
+    def _cut(self, tensor: torch.Tensor | None, split: Split) -> None:
+        if tensor is None or id(tensor) in self.cuts:
+            return
+        full = tensor.data
+        self._undo.append(lambda: setattr(tensor, "data", full))
+        self.cuts[id(tensor)] = split
+        tensor.data = cut(full, split, self._world.rank, self._world.size).clone()
+
+    def _cut_layer(self, module: Any, role: Role, noted: bool, shared: Shared | None) -> None:
+        world, segments, kind = self._world, role.split.segments, type(module)
+        channel = CHANNEL.get(kind, -1)
+        form = Form(world, role.kind, channel, segments, role.whole, noted=noted and not role.whole)
+        if shared is not None:
+            form.shared = shared
+        if role.kind == "heads":
+            self._cut_heads(module, form, role.whole)
+            return
+        if role.kind == "channels":
+            self._cut_channels(module, segments)
+            return
+        if role.kind not in ("dropout", "summed"):
+            output = role.kind in ("column", "vocabulary")
+            if kind is nn.Embedding:
+                output = role.kind == "vocabulary"
+            self._cut(module.weight, Split(int(output == isinstance(module, _TRANSPOSED)), segments))
+            if role.kind == "column" and kind is not nn.Embedding:
+                self._cut(module.bias, Split(0, segments))
+        self._become(module, CUT_CLASSES[kind], form)
+
+    def _cut_channels(self, module: Any, segments: tuple[int, ...]) -> None:
+        for name in ("weight", "bias", "running_mean", "running_var"):
+            tensor = getattr(module, name, None)
+            if tensor is not None:
+                per_channel = tensor.shape[0] // sum(segments)
+                self._cut(tensor, Split(0, tuple(s * per_channel for s in segments)))
+        for name in ("num_features", "num_groups", "num_channels", "num_parameters", "groups", "in_channels"):
+            if hasattr(module, name):
+                self._set(module, name, getattr(module, name) // self._world.size)
+        if isinstance(module, tuple(CHANNEL)):
+            self._set(module, "out_channels", module.out_channels // self._world.size)
+
+    def _cut_heads(self, module: nn.MultiheadAttention, form: Form, weights_used: bool) -> None:
+        size = module.embed_dim
+        self._cut(module.in_proj_weight, Split(0, (size,) * 3))
+        self._cut(module.in_proj_bias, Split(0, (size,) * 3))
+        for matrix in (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight):
+            self._cut(matrix, Split(0, (size,)))
+        self._cut(module.out_proj.weight, Split(1, (size,)))
+        form.kind = "row"
+        self._set(module, "weights_used", weights_used)
+        self._become(module, CutMultiheadAttention, form)
+
+    def _without_fast_path(self, encoder: Any) -> None:
+        """Torch's fused inference takes weights out of the layers, which are parts now."""
+        if not any(hasattr(module, "form") for module in encoder.modules()):
+            return
+        if isinstance(encoder, nn.TransformerEncoder):
+            self._set(encoder, "use_nested_tensor", False)
+        else:
+            self._set(encoder, "activation_relu_or_gelu", 0)
+
+
+def _sharing(regions: list[Region], recording: Recording) -> dict[nn.Module, Shared]:
+    """What column layers that are given the same tensors have in common."""
+    columns = {m for r in regions for m, role in r.roles.items() if role.kind == "column"}
+    inputs: dict[nn.Module, list[Value]] = {}
+    for call in recording.calls:
+        if call.module in columns and type(call.module) is not nn.Embedding:
+            inputs.setdefault(call.module, []).extend(call.inputs[:1])
+    groups: dict[tuple[int, ...], list[nn.Module]] = {}
+    for module, values in inputs.items():
+        groups.setdefault(tuple(map(id, values)), []).append(module)
+    return {m: shared for group in groups.values() for shared in [Shared(len(group))] for m in group}

@@ -1,0 +1,177 @@
+"""Chooses what to cut of what can be cut, and how the rest is shared out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import nn
+
+from ._record import WEIGHTED, Recording
+from ._regions import CHANNEL, Region, Role, Search, inputs_of, outputs_of
+from ._split import CannotSplit, Split
+
+
+@dataclass(slots=True)
+class Choice:
+    """What was chosen for a model.
+
+    Attributes:
+        regions: to be cut.
+        refused: why layers stay whole, by name.
+    """
+
+    regions: list[Region]
+    refused: dict[str, str]
+
+
+def choose(model: nn.Module, recording: Recording, ranks: int) -> Choice:
+    """Regions that do not share layers, the largest first; then what is left, each layer by itself."""
+    names = {module: name for name, module in model.named_modules()}
+    free, tied, refused = _free(model, names, recording)
+    search = Search(recording, names, free, ranks)
+    unpaired: dict[nn.Module, str] = {}
+    found: list[Region] = []
+    for module in names:
+        if type(module) is nn.MultiheadAttention and module in free:
+            try:
+                found.append(_heads(module, names[module], recording, ranks))
+            except CannotSplit as error:
+                refused[names[module]] = error.reason
+        elif search.may_make_parts(module):
+            try:
+                found.append(search.from_layer(module))
+            except CannotSplit as error:
+                unpaired[module] = error.reason
+    chosen: list[Region] = []
+    taken: set[nn.Module] = set()
+    for region in sorted(found, key=lambda r: -r.parameters):
+        if taken.isdisjoint(region.roles):
+            chosen.append(region)
+            taken.update(region.roles)
+    for pair in tied:
+        try:
+            chosen.append(_tied(*pair, names, recording, ranks))
+        except CannotSplit as error:
+            refused.update(dict.fromkeys((names[m] for m in pair), error.reason))
+    for module in names:
+        if module in free and module not in taken:
+            try:
+                alone = _alone(module, names[module], unpaired.get(module, "its neighbours go together"), ranks)
+            except CannotSplit as error:
+                refused[names[module]] = error.reason
+            else:
+                if alone is not None:
+                    chosen.append(alone)
+    order = {name: i for i, name in enumerate(names.values())}
+    chosen.sort(key=lambda r: order[r.names[0]])
+    return Choice(chosen, refused)
+
+
+def _free(
+    model: nn.Module, names: dict[nn.Module, str], recording: Recording
+) -> tuple[set[nn.Module], list[tuple[nn.Module, nn.Module]], dict[str, str]]:
+    """Layers that may be cut; embeddings with the layer that has the same matrix; why others may not."""
+    users: dict[int, list[nn.Module]] = {}
+    for module in names:
+        for parameter in module.parameters(recurse=False):
+            users.setdefault(id(parameter), []).append(module)
+    inside = {m.out_proj for m in names if isinstance(m, nn.MultiheadAttention)}
+    called = {call.module for call in recording.calls}
+    direct = {v.name for call in recording.calls if call.module is None for v in call.inputs if v.name}
+    free, refused = set(), {}
+    tied: list[tuple[nn.Module, nn.Module]] = []
+    for module, name in names.items():
+        parameters = dict(module.named_parameters(recurse=False))
+        if not parameters or module in inside:
+            continue
+        shared = {id(user): user for p in parameters.values() for user in users[id(p)] if user is not module}
+        if type(module) not in WEIGHTED:
+            refused[name] = f"{type(module).__name__} has parameters of its own, for which no form is known"
+        elif "forward" in module.__dict__:
+            refused[name] = "its forward was replaced"
+        elif module not in called:
+            refused[name] = "the sample did not get there"
+        elif any(f"{name}.{p}" in direct for p in parameters):
+            refused[name] = "its parameters are used outside of it"
+        elif len(shared) == 1:
+            other = next(iter(shared.values()))
+            pair = (module, other) if type(module) is nn.Embedding else (other, module)
+            kinds = type(pair[0]), type(pair[1])
+            if kinds != (nn.Embedding, nn.Linear):
+                refused[name] = f"its parameters are also those of {names[other]}"
+            elif pair not in tied:
+                tied.append(pair)
+        elif shared:
+            refused[name] = "its parameters are those of several other layers"
+        else:
+            free.add(module)
+    return free, tied, refused
+
+
+def _heads(module: nn.MultiheadAttention, name: str, recording: Recording, ranks: int) -> Region:
+    if module.num_heads % ranks:
+        raise CannotSplit(f"{module.num_heads} heads cannot be shared out over {ranks} ranks")
+    if module.bias_k is not None or module.add_zero_attn:
+        raise CannotSplit("attention with a bias for keys, or with a row of zeros, has no form")
+    used = {v for call in recording.calls for v in call.inputs} | set(recording.outputs)
+    weights_used = any(v in used for call in recording.calls if call.module is module for v in call.outputs[1:])
+    reason = "projections by heads, then the projection out"
+    if not weights_used:
+        reason += "; its attention weights, which the model does not use, are not computed"
+    role = Role("heads", Split(0, (module.embed_dim,)), weights_used)
+    return Region({module: role}, [name], name, reason=reason)
+
+
+def _tied(
+    embedding: nn.Module, linear: nn.Module, names: dict[nn.Module, str], recording: Recording, ranks: int
+) -> Region:
+    """An embedding and the output layer with the same matrix: both by words, or both by features."""
+    called = {call.module for call in recording.calls}
+    if embedding not in called or linear not in called:
+        raise CannotSplit("the sample did not get there")
+    _check_embedding(embedding)
+    words, features = embedding.weight.shape  # type: ignore[union-attr,misc]
+    both = [names[embedding], names[linear]]
+    if words % ranks == 0:  # type: ignore[operator]
+        split = Split(0, (int(words),))  # type: ignore[arg-type]
+        roles = {embedding: Role("vocabulary", split), linear: Role("column", split, True)}
+        return Region(roles, both, reason="one matrix, cut by words; logits are gathered")
+    if features % ranks == 0:  # type: ignore[operator]
+        split = Split(0, (int(features),))  # type: ignore[arg-type]
+        roles = {embedding: Role("column", split, True), linear: Role("row", split, True)}
+        return Region(roles, both, reason=f"one matrix, cut by features, since {words} words cannot be shared out")
+    raise CannotSplit(f"neither {words} words nor {features} features can be shared out over {ranks} ranks")
+
+
+def _check_embedding(module: nn.Module) -> None:
+    embedding: nn.Embedding = module  # type: ignore[assignment]
+    if embedding.max_norm is not None:
+        raise CannotSplit("an embedding with max_norm changes its rows as it reads them")
+    if embedding.scale_grad_by_freq or embedding.sparse:
+        raise CannotSplit("an embedding with sparse or frequency-scaled gradients has no tensor-parallel form")
+
+
+def _alone(module: nn.Module, name: str, why: str, ranks: int) -> Region | None:
+    """A layer that pairs with no other."""
+    if type(module) is nn.Embedding:
+        _check_embedding(module)
+        words, features = module.weight.shape
+        if features % ranks == 0:
+            role = Role("column", Split(0, (features,)), True)
+            return Region({module: role}, [name], reason="by features; vectors are gathered")
+        if words % ranks == 0:
+            role = Role("vocabulary", Split(0, (words,)))
+            return Region({module: role}, [name], reason=f"by words, since {features} features cannot be shared out")
+        raise CannotSplit(f"neither {words} words nor {features} features can be shared out over {ranks} ranks")
+    if type(module) not in CHANNEL:
+        return None
+    if getattr(module, "groups", 1) != 1:
+        raise CannotSplit("its groups of channels have no neighbour that makes parts")
+    outputs, inputs = outputs_of(module), inputs_of(module)
+    if outputs % ranks == 0:
+        role = Role("column", Split(0, (outputs,)), True)
+        return Region({module: role}, [name], reason=f"outputs are gathered: {why}")
+    if inputs % ranks == 0:
+        role = Role("row", Split(0, (inputs,)), True)
+        return Region({module: role}, [name], reason=f"inputs are cut, since {outputs} outputs cannot be shared out")
+    raise CannotSplit(f"neither {outputs} outputs nor {inputs} inputs can be shared out over {ranks} ranks")

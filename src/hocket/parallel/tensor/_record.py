@@ -1,0 +1,241 @@
+"""What a model computes, call by call, as seen while it runs on a sample.
+
+Running it resolves what a symbolic trace cannot (checks of sizes, loops, masks made on the way), and shows real shapes.
+Calls of the modules that hold weights are recorded as such; everything else as the torch function that was called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from .._rng import restored
+from .._trees import tensors_in
+
+WEIGHTED: tuple[type[nn.Module], ...] = (
+    nn.Linear,
+    nn.Conv1d,
+    nn.Conv2d,
+    nn.Conv3d,
+    nn.ConvTranspose1d,
+    nn.ConvTranspose2d,
+    nn.ConvTranspose3d,
+    nn.BatchNorm1d,
+    nn.BatchNorm2d,
+    nn.BatchNorm3d,
+    nn.GroupNorm,
+    nn.LayerNorm,
+    nn.RMSNorm,
+    nn.PReLU,
+    nn.Embedding,
+    nn.MultiheadAttention,
+)
+DROPOUTS: tuple[type[nn.Module], ...] = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
+
+
+@dataclass(eq=False, slots=True)
+class Value:
+    """A tensor at one moment; what is changed in place becomes another value.
+
+    Attributes:
+        shape: of the full tensor.
+        element_nbytes: bytes of one element.
+        grad: whether a gradient flows to it.
+        producer: the call that made it; None for inputs, parameters and buffers.
+        name: of the parameter or buffer; empty otherwise.
+    """
+
+    shape: tuple[int, ...]
+    element_nbytes: int
+    grad: bool
+    producer: Call | None = None
+    name: str = ""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the full tensor."""
+        count = self.element_nbytes
+        for size in self.shape:
+            count *= size
+        return count
+
+
+@dataclass(eq=False, slots=True)
+class Call:
+    """One call of a torch function, or of a module that holds weights.
+
+    Attributes:
+        index: its place in the order of calls.
+        name: of the function, without the underscores that in-place and operator forms have; "module" for a module.
+        args, kwargs: what it was given, with values in the places of tensors.
+        outputs: the tensors that it returned (or changed, for an assignment to an index).
+        module: the module that was called, if it was one.
+        path: names of the modules whose forward was running, outermost first; the model itself is "".
+    """
+
+    index: int
+    name: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    outputs: list[Value]
+    module: nn.Module | None
+    path: tuple[str, ...]
+
+    @property
+    def inputs(self) -> list[Value]:
+        """The values among its arguments."""
+        return [v for v in leaves((self.args, self.kwargs)) if isinstance(v, Value)]
+
+
+@dataclass(slots=True)
+class Recording:
+    """All calls of one forward pass, and the values that the model returned."""
+
+    calls: list[Call] = field(default_factory=list)
+    outputs: list[Value] = field(default_factory=list)
+
+
+def mapped(fn: Callable[[Any], Any], tree: Any) -> Any:
+    """The tree of tuples, lists and dicts with `fn` applied to what is none of these."""
+    if isinstance(tree, tuple):
+        items = [mapped(fn, item) for item in tree]
+        return type(tree)(*items) if hasattr(tree, "_fields") else tuple(items)
+    if isinstance(tree, list):
+        return [mapped(fn, item) for item in tree]
+    if isinstance(tree, dict):
+        return {key: mapped(fn, item) for key, item in tree.items()}
+    return fn(tree)
+
+
+def leaves(tree: Any) -> Iterator[Any]:
+    """What is neither a tuple nor a list nor a dict in a tree of these."""
+    if isinstance(tree, tuple | list):
+        for item in tree:
+            yield from leaves(item)
+    elif isinstance(tree, dict):
+        for item in tree.values():
+            yield from leaves(item)
+    else:
+        yield tree
+
+
+def function_name(func: Any) -> str:
+    """One name for all the forms of a torch function: `add` for `torch.add`, `Tensor.add_` and `a + b`."""
+    name: str = getattr(func, "__name__", "") or type(func).__name__
+    if name == "__get__":
+        return f"get_{getattr(func.__self__, '__name__', '')}"
+    name = name.strip("_")
+    if name in _OPERATORS:
+        return _OPERATORS[name]
+    return name
+
+
+_OPERATORS = {
+    **{f"r{n}": n for n in ("add", "sub", "mul", "truediv", "pow", "matmul", "floordiv", "mod", "and", "or", "xor")},
+    **{f"i{n}": n for n in ("add", "sub", "mul", "truediv", "pow", "floordiv", "mod", "and", "or", "xor")},
+    "rsub": "sub",
+}
+
+
+class _Recorder(TorchFunctionMode):
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.recording = Recording()
+        self._names = {id(t): n for n, t in (*model.named_parameters(), *model.named_buffers())}
+        self._values: dict[int, Value] = {}
+        self._kept: list[torch.Tensor] = []  # so that no id is used twice
+        self.path: list[str] = []
+        self.inside_module = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if self.inside_module:
+            return func(*args, **kwargs)
+        before = self.valued((tuple(args), kwargs))
+        result = func(*args, **kwargs)
+        name = function_name(func)
+        self.add(name, before, args[0] if name == "setitem" else result, None)
+        return result
+
+    def valued(self, tree: Any) -> Any:
+        return mapped(lambda leaf: self._value(leaf) if isinstance(leaf, torch.Tensor) else leaf, tree)
+
+    def add(self, name: str, before: Any, result: Any, module: nn.Module | None) -> None:
+        call = Call(len(self.recording.calls), name, before[0], before[1], [], module, tuple(self.path))
+        for leaf in leaves(result):
+            if isinstance(leaf, torch.Tensor):
+                self._values.pop(id(leaf), None)
+                value = self._value(leaf)
+                value.producer, value.name = call, ""
+                call.outputs.append(value)
+        self.recording.calls.append(call)
+
+    def _value(self, tensor: torch.Tensor) -> Value:
+        value = self._values.get(id(tensor))
+        if value is None:
+            name = self._names.get(id(tensor), "")
+            value = Value(tuple(tensor.shape), tensor.element_size(), tensor.requires_grad, None, name)
+            self._values[id(tensor)] = value
+            self._kept.append(tensor)
+        return value
+
+
+def record(model: nn.Module, sample: tuple[Any, ...]) -> Recording:
+    """Runs the model on the sample in training mode and returns what it did.
+
+    Random numbers, buffers and modes are afterwards what they were.
+    """
+    modes = {module: module.training for module in model.modules()}
+    buffers = [(b, b.detach().clone()) for b in model.buffers()]
+    recorder = _Recorder(model)
+    handles = []
+    if not model.training:
+        model.train()
+    try:
+        for name, module in model.named_modules():
+            handles += _listen(recorder, name, module)
+        with restored(), torch.enable_grad(), recorder:
+            result = model(*sample)
+        recorder.recording.outputs = [recorder.valued(tensor) for tensor in tensors_in(result)]
+    finally:
+        for handle in handles:
+            handle.remove()
+        for module, mode in modes.items():
+            module.training = mode
+        with torch.no_grad():
+            for buffer, saved in buffers:
+                buffer.copy_(saved)
+    return recorder.recording
+
+
+def _listen(recorder: _Recorder, name: str, module: nn.Module) -> list[Any]:
+    if type(module) not in WEIGHTED and type(module) not in DROPOUTS:
+        return [
+            module.register_forward_pre_hook(lambda *_: recorder.path.append(name)),
+            module.register_forward_hook(lambda *_: _pop(recorder), always_call=True),
+        ]
+    pending: list[Any] = []
+
+    def before(_: nn.Module, args: Any, kwargs: Any) -> None:
+        pending.append(recorder.valued((tuple(args), dict(kwargs))) if not recorder.inside_module else None)
+        recorder.inside_module += 1
+
+    def after(_: nn.Module, args: Any, kwargs: Any, result: Any) -> None:
+        recorder.inside_module -= 1
+        given = pending.pop()
+        if given is not None:
+            recorder.add("module", given, result, module)
+
+    return [
+        module.register_forward_pre_hook(before, with_kwargs=True),
+        module.register_forward_hook(after, with_kwargs=True, always_call=True),
+    ]
+
+
+def _pop(recorder: _Recorder) -> None:
+    recorder.path.pop()
