@@ -37,7 +37,7 @@ class Applied:
         sharing = _sharing(regions, recording)
         for region in regions:
             for module, role in region.roles.items():
-                self._cut_layer(module, role, bool(region.aware), sharing.get(module))
+                self._cut_layer(module, role, bool(region.aware), sharing.get(module, [Shared(1)]))
         for home in dict.fromkeys(region.home for region in regions if region.aware):
             self._undo.append(Interpreted(model.get_submodule(home), world).remove)
         for encoder in model.modules():
@@ -72,12 +72,10 @@ class Applied:
         self.cuts[id(tensor)] = split
         tensor.data = cut(full, split, self._world.rank, self._world.size).clone()
 
-    def _cut_layer(self, module: Any, role: Role, noted: bool, shared: Shared | None) -> None:
+    def _cut_layer(self, module: Any, role: Role, noted: bool, shared: list[Shared]) -> None:
         world, segments, kind = self._world, role.split.segments, type(module)
         channel = CHANNEL.get(kind, -1)
-        form = Form(world, role.kind, channel, segments, role.whole, noted=noted and not role.whole)
-        if shared is not None:
-            form.shared = shared
+        form = Form(world, role.kind, channel, segments, role.whole, tuple(shared), noted and not role.whole)
         if role.kind == "heads":
             self._cut_heads(module, form, role.whole)
             return
@@ -102,7 +100,7 @@ class Applied:
         for name in ("num_features", "num_groups", "num_channels", "num_parameters", "groups", "in_channels"):
             if hasattr(module, name):
                 self._set(module, name, getattr(module, name) // self._world.size)
-        if isinstance(module, tuple(CHANNEL)):
+        if type(module) in CHANNEL:
             self._set(module, "out_channels", module.out_channels // self._world.size)
 
     def _cut_heads(self, module: nn.MultiheadAttention, form: Form, weights_used: bool) -> None:
@@ -112,7 +110,6 @@ class Applied:
         for matrix in (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight):
             self._cut(matrix, Split(0, (size,)))
         self._cut(module.out_proj.weight, Split(1, (size,)))
-        form.kind = "row"
         self._set(module, "weights_used", weights_used)
         self._become(module, CutMultiheadAttention, form)
 
@@ -126,14 +123,19 @@ class Applied:
             self._set(encoder, "activation_relu_or_gelu", 0)
 
 
-def _sharing(regions: list[Region], recording: Recording) -> dict[nn.Module, Shared]:
-    """What column layers that are given the same tensors have in common."""
-    columns = {m for r in regions for m, role in r.roles.items() if role.kind == "column"}
-    inputs: dict[nn.Module, list[Value]] = {}
+def _sharing(regions: list[Region], recording: Recording) -> dict[nn.Module, list[Shared]]:
+    """What layers that are given the same tensors have in common: for each of their inputs."""
+    makers = {m: role for r in regions for m, role in r.roles.items() if role.kind in ("column", "heads")}
+    inputs: dict[tuple[nn.Module, int], list[Value]] = {}
     for call in recording.calls:
-        if call.module in columns and type(call.module) is not nn.Embedding:
-            inputs.setdefault(call.module, []).extend(call.inputs[:1])
-    groups: dict[tuple[int, ...], list[nn.Module]] = {}
-    for module, values in inputs.items():
-        groups.setdefault(tuple(map(id, values)), []).append(module)
-    return {m: shared for group in groups.values() for shared in [Shared(len(group))] for m in group}
+        if call.module in makers and type(call.module) is not nn.Embedding:
+            for place, value in enumerate(call.inputs[: 3 if makers[call.module].kind == "heads" else 1]):
+                inputs.setdefault((call.module, place), []).append(value)
+    groups: dict[tuple[int, ...], set[nn.Module]] = {}
+    for (module, _), values in inputs.items():
+        groups.setdefault(tuple(map(id, values)), set()).add(module)
+    made = {key: Shared(len(users)) for key, users in groups.items()}
+    found: dict[nn.Module, list[Shared]] = {}
+    for (module, _), values in inputs.items():
+        found.setdefault(module, []).append(made[tuple(map(id, values))])
+    return found

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from ._functions import gather, reduce_from
-from ._layers import Form, Shared
+from ._layers import Form
 from ._numbers import own_numbers
 from ._split import Split, cut
 
@@ -76,8 +76,10 @@ class CutMultiheadAttention(nn.MultiheadAttention):
 
     def _project(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, alike: bool) -> Any:
         """This rank's heads of queries, keys and values."""
-        inputs = list({id(t): t for t in (query, key, value)}.values())
-        copies = {id(t): self._enter(t) for t in inputs}
+        copies: dict[int, torch.Tensor] = {}
+        for place, tensor in enumerate((query, key, value)):
+            if id(tensor) not in copies:
+                copies[id(tensor)] = self.form.enter(tensor, min(place, len(self.form.shared) - 1))
         bias: Any = self.in_proj_bias
         if self._qkv_same_embed_dim and alike:
             return F.linear(copies[id(query)], self.in_proj_weight, bias).chunk(3, -1)
@@ -89,13 +91,6 @@ class CutMultiheadAttention(nn.MultiheadAttention):
         given = (query, key, value)
         return [F.linear(copies[id(t)], m, b) for t, m, b in zip(given, matrices, biases, strict=True)]
 
-    def _enter(self, tensor: torch.Tensor) -> torch.Tensor:
-        form = self.form
-        sequence = None
-        if form.sequence is not None:
-            sequence = Split(form.sequence, (tensor.shape[form.sequence] * form.world.size,))
-        return Shared(1).copy(form.world, tensor, sequence)
-
     def _mask(
         self, attn_mask: torch.Tensor | None, padding: torch.Tensor | None, q: torch.Tensor
     ) -> torch.Tensor | None:
@@ -104,7 +99,7 @@ class CutMultiheadAttention(nn.MultiheadAttention):
         if attn_mask is not None:
             total = _added(attn_mask, q.dtype)
             if total.dim() == 3:
-                total = total.unflatten(0, (-1, self.num_heads))
+                total = total.view(-1, self.num_heads, *total.shape[1:])
                 world = self.form.world
                 total = cut(total, Split(1, (self.num_heads,)), world.rank, world.size)
         if padding is not None:

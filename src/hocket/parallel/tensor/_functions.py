@@ -9,8 +9,8 @@
 | `gather_partial` | all_gather | reduce_scatter |
 | `reduce_scatter` | reduce_scatter | all_gather |
 
-Source: Shoeybi et al., Megatron-LM, 2019 (f and g); Korthikanti et al., Reducing Activation Recomputation, 2022 (their
-sequence-parallel forms).
+Source: Shoeybi et al., Megatron-LM, 2019 (f and g); Korthikanti et al., Reducing Activation Recomputation, 2022
+(their sequence-parallel forms).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def copy_to(world: World, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """
     if world.size == 1 or not (torch.is_grad_enabled() and any(t.requires_grad for t in tensors)):
         return tensors
-    copies: tuple[torch.Tensor, ...] = _Copy.apply(world, *tensors)
+    copies: tuple[torch.Tensor, ...] = _Copy.apply(world, *tensors)  # type: ignore[no-untyped-call]
     return copies
 
 
@@ -39,7 +39,7 @@ def reduce_from(world: World, tensor: torch.Tensor) -> torch.Tensor:
     """The sum over the ranks."""
     if world.size == 1:
         return tensor
-    total: torch.Tensor = _Reduce.apply(world, tensor)
+    total: torch.Tensor = _Reduce.apply(world, tensor)  # type: ignore[no-untyped-call]
     return total
 
 
@@ -47,7 +47,7 @@ def gather(world: World, tensor: torch.Tensor, split: Split) -> torch.Tensor:
     """The full tensor from its parts, for use that is the same on all ranks."""
     if world.size == 1:
         return tensor
-    full: torch.Tensor = _Gather.apply(world, tensor, split, False)
+    full: torch.Tensor = _Gather.apply(world, tensor, split, False)  # type: ignore[no-untyped-call]
     return full
 
 
@@ -55,7 +55,7 @@ def gather_partial(world: World, tensor: torch.Tensor, split: Split) -> torch.Te
     """The full tensor from its parts, for use on parts of something else: gradients are added over the ranks."""
     if world.size == 1:
         return tensor
-    full: torch.Tensor = _Gather.apply(world, tensor, split, True)
+    full: torch.Tensor = _Gather.apply(world, tensor, split, True)  # type: ignore[no-untyped-call]
     return full
 
 
@@ -63,7 +63,7 @@ def scatter(world: World, tensor: torch.Tensor, split: Split) -> torch.Tensor:
     """This rank's part of a tensor that all ranks have."""
     if world.size == 1:
         return tensor
-    part: torch.Tensor = _Scatter.apply(world, tensor, split)
+    part: torch.Tensor = _Scatter.apply(world, tensor, split)  # type: ignore[no-untyped-call]
     return part
 
 
@@ -71,7 +71,7 @@ def reduce_scatter(world: World, tensor: torch.Tensor, split: Split) -> torch.Te
     """This rank's part of the sum over the ranks."""
     if world.size == 1:
         return tensor
-    part: torch.Tensor = _ReduceScatter.apply(world, tensor, split)
+    part: torch.Tensor = _ReduceScatter.apply(world, tensor, split)  # type: ignore[no-untyped-call]
     return part
 
 
@@ -113,7 +113,7 @@ class _Copy(torch.autograd.Function):
             return None, _all_reduced(ctx.world, gradients[0])
         total = torch.cat([g.reshape(-1) for g in gradients])
         dist.all_reduce(total, group=ctx.world.group)
-        parts = total.split([g.numel() for g in gradients])
+        parts = torch.split(total, [g.numel() for g in gradients])
         return None, *(part.view(g.shape) for part, g in zip(parts, gradients, strict=True))
 
 

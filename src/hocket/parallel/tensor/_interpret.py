@@ -1,9 +1,9 @@
 """Runs a user's forward on parts while its code speaks of full sizes.
 
-Where a forward says `q.view(B, T, self.n_head, C // self.n_head)`, this rank has a part of the heads only. Inside such
-modules torch functions are looked at: shapes are told as those of the full tensor, and sizes that are given for it become
-those of the part, by the same rules by which the model was examined. Tensors stay plain ones; how they are cut is noted
-on them in an attribute, by the layers that make them.
+Where a forward says `q.view(B, T, self.n_head, C // self.n_head)`, this rank has a part of the heads only. Inside
+such modules torch functions are looked at: shapes are told as those of the full tensor, and sizes that are given for
+it become those of the part, by the same rules by which the model was examined. Tensors stay plain ones; how they are
+cut is noted on them in an attribute, by the layers that make them.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ ALL_RULES = {**RULES, **SHAPE_RULES}
 _NOTE = "_hocket_split"
 # What layers with weights call for themselves: their weights are parts already.
 _LAYERS = frozenset(
-    """linear conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d batch_norm group_norm layer_norm
-    rms_norm prelu embedding""".split()
+    ["linear", "batch_norm", "group_norm", "layer_norm", "rms_norm", "prelu", "embedding"]
+    + [f"conv{transposed}{n}d" for transposed in ("", "_transpose") for n in (1, 2, 3)]
 )
 
 
@@ -75,7 +75,9 @@ class Interpreter(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if getattr(_local, "paused", 0) or not any(isinstance(x, torch.Tensor) and _NOTE in x.__dict__ for x in leaves((args, kwargs))):
+        if getattr(_local, "paused", 0) or not any(
+            isinstance(x, torch.Tensor) and _NOTE in x.__dict__ for x in leaves((args, kwargs))
+        ):
             return func(*args, **kwargs)
         name = function_name(func)
         if name in _LAYERS:
@@ -146,11 +148,11 @@ class Interpreted:
 
     def _enter(self, *_: Any) -> None:
         self._running.append(Interpreter(self._world))
-        self._running[-1].__enter__()
+        self._running[-1].__enter__()  # type: ignore[no-untyped-call]
 
     def _leave(self, *_: Any) -> None:
         if self._running:
-            self._running.pop().__exit__(None, None, None)
+            self._running.pop().__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Interpreted:
         return self

@@ -1,13 +1,13 @@
 """Layers whose weights are cut. An ordinary layer becomes one in place: it stays the object that the user's code holds.
 
-A layer's class becomes a subclass of what it was, and its parameters keep their identity, with this rank's part for data.
-What a layer does before and after its own computation is its `Form`.
+A layer's class becomes a subclass of what it was, and its parameters keep their identity, with this rank's part for
+data. What a layer does before and after its own computation is its `Form`.
 """
 
 from __future__ import annotations
 
 import weakref
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,8 +22,9 @@ from ._split import Split
 
 
 class Shared:
-    """Makes the copy of an input once for all layers that are given the same tensor, so that its gradient is added up
-    over the ranks once.
+    """Makes the copy of an input once for all layers that are given the same tensor.
+
+    So its gradient is added up over the ranks once.
 
     Args:
         layers: how many layers use it in one forward pass.
@@ -41,7 +42,12 @@ class Shared:
     def copy(self, world: World, tensor: torch.Tensor, sequence: Split | None) -> torch.Tensor:
         """The tensor, for use on parts; gathered first, where every rank has a part of the sequence."""
         key = (torch.is_grad_enabled(), tensor._version, sequence)
-        if self._copy is not None and self._source is not None and self._source[0]() is tensor and self._source[1] == key:
+        if (
+            self._copy is not None
+            and self._source is not None
+            and self._source[0]() is tensor
+            and self._source[1] == key
+        ):
             copy = self._copy
             self._left -= 1
             if self._left == 0:
@@ -54,7 +60,8 @@ class Shared:
         return copy
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Shared:
-        return memo.setdefault(id(self), Shared(self._layers))
+        twin: Shared = memo.setdefault(id(self), Shared(self._layers))
+        return twin
 
     def __getstate__(self) -> Any:
         return {"_layers": self._layers}
@@ -70,11 +77,12 @@ class Form:
 
     Attributes:
         world: the ranks.
-        kind: "column" (a part of the outputs), "row" (a part of the inputs), "vocabulary" (a part of an embedding's rows).
+        kind: "column" (a part of the outputs), "row" (a part of the inputs), "vocabulary" (a part of an embedding's
+            rows), "heads".
         channel: the dim of the layer's input and output, from the end, that is cut: -1 for a linear layer.
         segments: of that dim in the output of a column layer, or in the input of a row layer.
         whole: whether the cut side is whole to others: a column layer gathers, a row layer cuts its input.
-        shared: with the layers that get the same input (column).
+        shared: for each input, with the layers that get the same (column).
         noted: whether to note the cut on the output, for a forward that is interpreted.
         sequence: the dim along which other layers' tensors are cut, in a sequence-parallel region; None outside.
     """
@@ -84,20 +92,20 @@ class Form:
     channel: int
     segments: tuple[int, ...]
     whole: bool
-    shared: Shared = field(default_factory=lambda: Shared(1))
+    shared: tuple[Shared, ...]
     noted: bool = False
     sequence: int | None = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Form:
         return self
 
-    def enter(self, x: torch.Tensor) -> torch.Tensor:
-        """What the layer computes on."""
-        if self.kind == "column":
+    def enter(self, x: torch.Tensor, place: int = 0) -> torch.Tensor:
+        """What the layer computes on, in the place of its input of that number."""
+        if self.kind in ("column", "heads"):
             sequence = None
             if self.sequence is not None:
                 sequence = Split(self.sequence, (x.shape[self.sequence] * self.world.size,))
-            return self.shared.copy(self.world, x, sequence)
+            return self.shared[place].copy(self.world, x, sequence)
         if self.whole:
             return scatter(self.world, x, Split(x.dim() + self.channel, self.segments))
         return x
@@ -136,17 +144,17 @@ class CutLayer(nn.Module):
 
     def forward(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         """The layer's result, from and to what its form says."""
+        layer: Any = self
         with as_it_is():
-            form: Form = self.form
-            bias: Any = self.bias
+            form, bias = self.form, layer.bias
             x = form.enter(x)
             if form.kind == "column" or bias is None:
                 return form.leave(super().forward(x, *args, **kwargs), None)
-            self.bias = None  # it is added once, to the sum
+            layer.bias = None  # it is added once, to the sum
             try:
                 y = super().forward(x, *args, **kwargs)
             finally:
-                self.bias = bias
+                layer.bias = bias
             return form.leave(y, bias)
 
     def extra_repr(self) -> str:
@@ -154,32 +162,19 @@ class CutLayer(nn.Module):
         return f"{super().extra_repr()}, {self.form.kind} parallel over {self.form.world.size}"
 
 
-class CutLinear(CutLayer, nn.Linear):
-    """Linear."""
+def _cut_class(layer: type[nn.Module]) -> type[nn.Module]:
+    return type(
+        f"Cut{layer.__name__}", (CutLayer, layer), {"__module__": __name__, "__doc__": f"{layer.__name__}, cut."}
+    )
 
 
-class CutConv1d(CutLayer, nn.Conv1d):
-    """Conv1d."""
-
-
-class CutConv2d(CutLayer, nn.Conv2d):
-    """Conv2d."""
-
-
-class CutConv3d(CutLayer, nn.Conv3d):
-    """Conv3d."""
-
-
-class CutConvTranspose1d(CutLayer, nn.ConvTranspose1d):
-    """ConvTranspose1d."""
-
-
-class CutConvTranspose2d(CutLayer, nn.ConvTranspose2d):
-    """ConvTranspose2d."""
-
-
-class CutConvTranspose3d(CutLayer, nn.ConvTranspose3d):
-    """ConvTranspose3d."""
+CutLinear = _cut_class(nn.Linear)
+CutConv1d = _cut_class(nn.Conv1d)
+CutConv2d = _cut_class(nn.Conv2d)
+CutConv3d = _cut_class(nn.Conv3d)
+CutConvTranspose1d = _cut_class(nn.ConvTranspose1d)
+CutConvTranspose2d = _cut_class(nn.ConvTranspose2d)
+CutConvTranspose3d = _cut_class(nn.ConvTranspose3d)
 
 
 class CutEmbedding(nn.Embedding):

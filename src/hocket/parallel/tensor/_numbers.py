@@ -15,8 +15,8 @@ from .._world import World
 def own_numbers(world: World, device: torch.device) -> Iterator[None]:
     """In the block torch's default generator for `device` gives numbers that are this rank's alone.
 
-    Their seed is drawn from the common generator of the CPU, once on every rank, so that ranks stay in step, and so that
-    activation checkpointing, which replays that generator, replays these numbers too.
+    Their seed is drawn from the common generator of the CPU, once on every rank, so that ranks stay in step, and so
+    that activation checkpointing, which replays that generator, replays these numbers too.
     """
     seed = mix(int(torch.randint(0, 2**62, (), device="cpu")), world.rank) >> 1
     generator = torch.cuda.default_generators[device.index or 0] if device.type == "cuda" else torch.default_generator

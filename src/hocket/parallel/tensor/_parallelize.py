@@ -133,7 +133,8 @@ def parallelize(
     align(world, device)
     recording = record(model, sample)
     choice = choose(model, recording, world.size)
-    regions, wrong = choice.regions, []
+    regions = choice.regions
+    wrong: list[tuple[Region, str]] = []
     if verify:
         regions, wrong = Verifier(model, sample, recording, world).sort_out(regions)
     refused = dict(choice.refused)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
+import networkx as nx  # type: ignore[import-untyped]
 from torch import nn
 
 from ._record import WEIGHTED, Recording
@@ -24,6 +26,53 @@ class Choice:
     refused: dict[str, str]
 
 
+def disjoint(regions: list[Region]) -> list[Region]:
+    """Regions that share no layers, so that most layers are in one, and then most parameters.
+
+    Where each region overlaps the next only, as in a chain of layers, the choice is the best there is (the independent
+    set of greatest weight in a forest); otherwise the largest come first.
+    """
+    overlaps = nx.Graph()
+    overlaps.add_nodes_from(range(len(regions)))
+    users: dict[nn.Module, list[int]] = {}
+    for i, region in enumerate(regions):
+        for module in region.roles:
+            overlaps.add_edges_from((i, other) for other in users.get(module, ()))
+            users.setdefault(module, []).append(i)
+    weights = [
+        (sum(r.kind in ("column", "row") for r in region.roles.values()), region.parameters) for region in regions
+    ]
+    chosen: list[int] = []
+    for part in nx.connected_components(overlaps):
+        tree = overlaps.subgraph(part)
+        if nx.is_tree(tree):
+            chosen += _independent(tree, weights)
+        else:
+            for i in sorted(part, key=lambda i: weights[i], reverse=True):
+                if not any(overlaps.has_edge(i, other) for other in chosen):
+                    chosen.append(i)
+    return [regions[i] for i in chosen]
+
+
+def _independent(tree: Any, weights: list[tuple[int, int]]) -> list[int]:
+    """The heaviest nodes of a tree of which no two are neighbours."""
+    root = min(tree)
+    parents = {child: parent for parent, child in nx.dfs_edges(tree, root)}
+    without: dict[int, tuple[tuple[int, int], list[int]]] = {}
+    best: dict[int, tuple[tuple[int, int], list[int]]] = {}
+    for node in nx.dfs_postorder_nodes(tree, root):
+        children = [c for c in tree.neighbors(node) if c != parents.get(node)]
+        without[node] = _together([best[c] for c in children])
+        taken = _together([without[c] for c in children] + [(weights[node], [node])])
+        best[node] = max(taken, without[node], key=lambda option: option[0])
+    return best[root][1]
+
+
+def _together(options: list[tuple[tuple[int, int], list[int]]]) -> tuple[tuple[int, int], list[int]]:
+    weight = sum(w for (w, _), _ in options), sum(p for (_, p), _ in options)
+    return weight, [node for _, nodes in options for node in nodes]
+
+
 def choose(model: nn.Module, recording: Recording, ranks: int) -> Choice:
     """Regions that do not share layers, the largest first; then what is left, each layer by itself."""
     names = {module: name for name, module in model.named_modules()}
@@ -42,12 +91,8 @@ def choose(model: nn.Module, recording: Recording, ranks: int) -> Choice:
                 found.append(search.from_layer(module))
             except CannotSplit as error:
                 unpaired[module] = error.reason
-    chosen: list[Region] = []
-    taken: set[nn.Module] = set()
-    for region in sorted(found, key=lambda r: -r.parameters):
-        if taken.isdisjoint(region.roles):
-            chosen.append(region)
-            taken.update(region.roles)
+    chosen = disjoint(found)
+    taken = {module for region in chosen for module in region.roles}
     for pair in tied:
         try:
             chosen.append(_tied(*pair, names, recording, ranks))
@@ -69,7 +114,7 @@ def choose(model: nn.Module, recording: Recording, ranks: int) -> Choice:
 
 def _free(
     model: nn.Module, names: dict[nn.Module, str], recording: Recording
-) -> tuple[set[nn.Module], list[tuple[nn.Module, nn.Module]], dict[str, str]]:
+) -> tuple[set[nn.Module], list[tuple[Any, nn.Module]], dict[str, str]]:
     """Layers that may be cut; embeddings with the layer that has the same matrix; why others may not."""
     users: dict[int, list[nn.Module]] = {}
     for module in names:
@@ -79,7 +124,7 @@ def _free(
     called = {call.module for call in recording.calls}
     direct = {v.name for call in recording.calls if call.module is None for v in call.inputs if v.name}
     free, refused = set(), {}
-    tied: list[tuple[nn.Module, nn.Module]] = []
+    tied: list[tuple[Any, nn.Module]] = []
     for module, name in names.items():
         parameters = dict(module.named_parameters(recurse=False))
         if not parameters or module in inside:
@@ -123,28 +168,27 @@ def _heads(module: nn.MultiheadAttention, name: str, recording: Recording, ranks
 
 
 def _tied(
-    embedding: nn.Module, linear: nn.Module, names: dict[nn.Module, str], recording: Recording, ranks: int
+    embedding: nn.Embedding, linear: nn.Module, names: dict[nn.Module, str], recording: Recording, ranks: int
 ) -> Region:
     """An embedding and the output layer with the same matrix: both by words, or both by features."""
     called = {call.module for call in recording.calls}
     if embedding not in called or linear not in called:
         raise CannotSplit("the sample did not get there")
     _check_embedding(embedding)
-    words, features = embedding.weight.shape  # type: ignore[union-attr,misc]
+    words, features = (int(n) for n in embedding.weight.shape)
     both = [names[embedding], names[linear]]
-    if words % ranks == 0:  # type: ignore[operator]
-        split = Split(0, (int(words),))  # type: ignore[arg-type]
+    if words % ranks == 0:
+        split = Split(0, (words,))
         roles = {embedding: Role("vocabulary", split), linear: Role("column", split, True)}
         return Region(roles, both, reason="one matrix, cut by words; logits are gathered")
-    if features % ranks == 0:  # type: ignore[operator]
-        split = Split(0, (int(features),))  # type: ignore[arg-type]
+    if features % ranks == 0:
+        split = Split(0, (features,))
         roles = {embedding: Role("column", split, True), linear: Role("row", split, True)}
         return Region(roles, both, reason=f"one matrix, cut by features, since {words} words cannot be shared out")
     raise CannotSplit(f"neither {words} words nor {features} features can be shared out over {ranks} ranks")
 
 
-def _check_embedding(module: nn.Module) -> None:
-    embedding: nn.Embedding = module  # type: ignore[assignment]
+def _check_embedding(embedding: nn.Embedding) -> None:
     if embedding.max_norm is not None:
         raise CannotSplit("an embedding with max_norm changes its rows as it reads them")
     if embedding.scale_grad_by_freq or embedding.sparse:

@@ -1,7 +1,8 @@
 """What a model computes, call by call, as seen while it runs on a sample.
 
-Running it resolves what a symbolic trace cannot (checks of sizes, loops, masks made on the way), and shows real shapes.
-Calls of the modules that hold weights are recorded as such; everything else as the torch function that was called.
+Running it resolves what a symbolic trace cannot (checks of sizes, loops, masks made on the way), and shows real
+shapes. Calls of the modules that hold weights are recorded as such; everything else as the torch function that was
+called.
 """
 
 from __future__ import annotations

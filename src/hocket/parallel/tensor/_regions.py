@@ -1,9 +1,10 @@
 """Finds what can be cut together: layers that make parts, layers that use them up, and what lies between.
 
-A layer that makes parts of its outputs (column) is followed through the recorded calls, by the rules of `_rules`, until
-every part has been used up by layers that add up over parts of their inputs (row). Where parts meet a tensor that is
-whole, the layers that made that one are cut as well; where a dim turns out to be several side by side (queries, keys
-and values of one matrix), it is cut in so many segments. Whatever else happens to a part ends the attempt, with a reason.
+A layer that makes parts of its outputs (column) is followed through the recorded calls, by the rules of `_rules`,
+until every part has been used up by layers that add up over parts of their inputs (row). Where parts meet a tensor
+that is whole, the layers that made that one are cut as well; where a dim turns out to be several side by side
+(queries, keys and values of one matrix), it is cut in so many segments. Whatever else happens to a part ends the
+attempt, with a reason.
 """
 
 from __future__ import annotations
@@ -86,7 +87,8 @@ class _Stuck(Exception):
 
 def outputs_of(module: nn.Module) -> int:
     """Number of output features or channels of a linear layer or a convolution."""
-    return int(module.weight.shape[1] * module.groups if isinstance(module, _TRANSPOSED) else module.weight.shape[0])  # type: ignore[union-attr,operator,index,arg-type]
+    layer: Any = module
+    return int(layer.out_features if type(module) is nn.Linear else layer.out_channels)
 
 
 def inputs_of(module: nn.Module) -> int:
@@ -184,9 +186,9 @@ class Search:
                 module = call.module
                 if mine:
                     raise _Stuck(f"{self._names[module]} is given parts and would make parts", (), source)
-                split = Split(len(call.outputs[0].shape) + CHANNEL[type(module)], seeds[module])
-                self._assign(region, module, Role("column", split), call)
-                states[call.outputs[0]], origins[call.outputs[0]] = split, frozenset([module])
+                made = Split(len(call.outputs[0].shape) + CHANNEL[type(module)], seeds[module])
+                self._assign(region, module, Role("column", made))
+                states[call.outputs[0]], origins[call.outputs[0]] = made, frozenset([module])
                 paths.append(call.path)
                 continue
             if not mine:
@@ -219,7 +221,7 @@ class Search:
         region.home = _home(paths)
         return region
 
-    def _assign(self, region: Region, module: nn.Module, role: Role, call: Call) -> None:
+    def _assign(self, region: Region, module: nn.Module, role: Role) -> None:
         known = region.roles.setdefault(module, role)
         if known.kind != role.kind or known.split.segments != role.split.segments:
             raise _Stuck(f"{self._names[module]} is used in two ways", (), frozenset())
@@ -234,38 +236,40 @@ class Search:
         if kind in DROPOUTS:
             if kind in (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d):
                 raise CannotSplit(f"{name} drops whole channels, of which every rank has a part")
-            self._assign(region, module, Role("dropout", split), call)
+            self._assign(region, module, Role("dropout", split))
             return [split]
         if kind in (nn.LayerNorm, nn.RMSNorm):
             if split.dim >= rank - len(module.normalized_shape):
                 raise CannotSplit(f"{name} normalises over the features that are cut")
-            self._assign(region, module, Role("summed", split), call)
+            self._assign(region, module, Role("summed", split))
             region.extra_nbytes += [sum(p.numel() * p.element_size() for p in module.parameters())]
             return [split]
         if module not in self._free:
             raise CannotSplit(f"{name} is given parts, and cannot be cut")
         if kind in CHANNEL and split.dim == rank + CHANNEL[kind]:
             if getattr(module, "groups", 1) == 1:
-                self._assign(region, module, Role("row", split), call)
+                self._assign(region, module, Role("row", split))
                 return [None]
             return [self._grouped(region, call, split)]
         channels = split.dim == 1 and rank > 1
         if kind in _BATCH_NORMS and channels:
-            self._assign(region, module, Role("channels", split), call)
+            self._assign(region, module, Role("channels", split))
             return [split]
         if kind is nn.GroupNorm and channels and len(split.segments) == 1 and module.num_groups % self._ranks == 0:
-            self._assign(region, module, Role("channels", split), call)
+            self._assign(region, module, Role("channels", split))
             return [split]
         if kind is nn.PReLU and channels and module.num_parameters == split.size:
-            self._assign(region, module, Role("channels", split), call)
+            self._assign(region, module, Role("channels", split))
             return [split]
         raise CannotSplit(f"{name} ({kind.__name__}) cannot work on parts along dim {split.dim}")
 
     def _grouped(self, region: Region, call: Call, split: Split) -> Split:
         module: Any = call.module
         if isinstance(module, _TRANSPOSED) or len(split.segments) > 1 or module.groups % self._ranks:
-            raise CannotSplit(f"{self._names[module]} has {module.groups} groups of channels, which cannot be shared out")
-        self._assign(region, module, Role("channels", split), call)
+            raise CannotSplit(
+                f"{self._names[module]} has {module.groups} groups of channels, which cannot be shared out"
+            )
+        self._assign(region, module, Role("channels", split))
         return Split(split.dim, (module.out_channels,))
 
     def _function(self, region: Region, call: Call, states: dict[Value, Split]) -> list[Split | None]:

@@ -1,12 +1,13 @@
 """What becomes of cut tensors in functions that compute: element by element, over other dims, products.
 
-A rule gets a `Site` and returns how the outputs are cut (one Split for all, or one for each). It serves twice: to examine
-a model, and to run it where the user's code speaks of full sizes.
+A rule gets a `Site` and returns how the outputs are cut (one Split for all, or one for each). It serves twice: to
+examine a model, and to run it where the user's code speaks of full sizes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from ._call import NeedsSplit, Operand, Part, Site, cut_operand
 from ._record import mapped
@@ -15,28 +16,42 @@ from ._split import Split
 Outcome = Split | None | Sequence[Split | None]
 Rule = Callable[[Site], Outcome]
 
-ELEMENTWISE = frozenset(
-    """add sub mul truediv div true_divide multiply subtract divide floordiv floor_divide remainder fmod mod neg negative
-    positive pos pow float_power abs absolute sign exp exp2 expm1 log log1p log2 sqrt rsqrt square reciprocal sin cos tan
-    atan atan2 sinh cosh tanh sigmoid logit erf erfc relu relu6 leaky_relu rrelu elu selu celu gelu silu swish mish
-    softplus softsign softshrink hardshrink tanhshrink hardswish hardsigmoid hardtanh threshold logsigmoid clamp clip
-    clamp_min clamp_max maximum minimum fmax fmin lerp addcmul addcdiv where masked_fill eq ne lt le gt ge and or xor
-    invert logical_and logical_or logical_not isnan isinf isfinite nan_to_num round floor ceil trunc frac to type float
-    double half bfloat16 long int bool cpu cuda contiguous clone detach alias type_as requires_grad zeros_like ones_like
-    full_like empty_like heaviside hypot copysign""".split()
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+ELEMENTWISE = _names(
+    """add sub mul truediv div true_divide multiply subtract divide floordiv floor_divide remainder fmod mod neg
+    negative positive pos pow float_power abs absolute sign exp exp2 expm1 log log1p log2 sqrt rsqrt square
+    reciprocal sin cos tan atan atan2 sinh cosh tanh sigmoid logit erf erfc relu relu6 leaky_relu rrelu elu selu
+    celu gelu silu swish mish softplus softsign softshrink hardshrink tanhshrink hardswish hardsigmoid hardtanh
+    threshold logsigmoid clamp clip clamp_min clamp_max maximum minimum fmax fmin lerp addcmul addcdiv where
+    masked_fill eq ne lt le gt ge and or xor invert logical_and logical_or logical_not isnan isinf isfinite
+    nan_to_num round floor ceil trunc frac to type float double half bfloat16 long int bool cpu cuda contiguous
+    clone detach alias type_as requires_grad zeros_like ones_like full_like empty_like heaviside hypot copysign"""
 )
 DROPOUT = frozenset(["dropout", "alpha_dropout", "dropout1d", "dropout2d", "dropout3d", "feature_dropout"])
 # Which of the arguments is the dim, and whether it stays.
-KEEPING = {"softmax": 1, "log_softmax": 1, "softmin": 1, "cumsum": 1, "cumprod": 1, "normalize": 2, "flip": 1, "sort": 1}
-REDUCING = {n: 1 for n in "sum mean amax amin var std logsumexp prod argmax argmin max min all any norm".split()}
+KEEPING = {
+    "softmax": 1,
+    "log_softmax": 1,
+    "softmin": 1,
+    "cumsum": 1,
+    "cumprod": 1,
+    "normalize": 2,
+    "flip": 1,
+    "sort": 1,
+}
+REDUCING = dict.fromkeys(_names("sum mean amax amin var std logsumexp prod argmax argmin max min all any norm"), 1)
 SPATIAL = {
     **{f"{kind}_pool{n}d": n for n in (1, 2, 3) for kind in ("max", "avg", "adaptive_avg", "adaptive_max", "lp")},
     **{f"max_pool{n}d_with_indices": n for n in (1, 2, 3)},
 }
-HARMLESS = frozenset(
+HARMLESS = _names(
     """dim ndimension get_ndim get_dtype get_device get_requires_grad get_is_cuda get_is_cpu get_layout get_is_sparse
     get_is_nested get_is_quantized get_is_meta is_floating_point is_complex is_contiguous element_size get_itemsize
-    get_grad_fn get_is_leaf get_grad get_device is_cuda""".split()
+    get_grad_fn get_is_leaf get_grad"""
 )
 
 
@@ -161,44 +176,34 @@ def matmul(site: Site) -> Outcome:
     left, right = site.args[0], site.argument(1, "other", site.kwargs.get("mat2"))
     if not isinstance(left, Operand) or not isinstance(right, Operand) or min(len(left.shape), len(right.shape)) < 2:
         raise site.impossible("of a vector")
-    places = {"left": left, "right": right}
     rank = max(len(left.shape), len(right.shape))
-    cuts = {}  # per factor: from the end, and the split
-    for which, operand in places.items():
-        if operand.split is not None:
-            cuts[which] = len(operand.shape) - operand.split.dim, operand.split
-    if cuts.get("left", (0,))[0] == 1 or cuts.get("right", (0,))[0] == 2:
+    from_end = {o: len(o.shape) - o.split.dim for o in (left, right) if o.split is not None}
+    if from_end.get(left) == 1 or from_end.get(right) == 2:
         raise site.impossible("adds up along the dim that is cut")
-    inner = [which for which, (from_end, _) in cuts.items() if from_end <= 2]
-    if inner:
-        if len(cuts) > 1:
+    if min(from_end.values()) <= 2:
+        if len(from_end) > 1:
             raise site.impossible("meets parts that are cut differently")
-        from_end, split = cuts[inner[0]]
-        return split.at(rank - from_end)
-    return elementwise(site) if len(left.shape) > 2 and len(right.shape) > 2 else _broadcast(site, rank, cuts)
-
-
-def _broadcast(site: Site, rank: int, cuts: dict[str, tuple[int, Split]]) -> Outcome:
-    from_end, split = next(iter(cuts.values()))
-    return split.at(rank - from_end)
+        (operand, place), *_ = from_end.items()
+        return site.split_of(operand).at(rank - place)
+    return elementwise(site)
 
 
 def einsum(site: Site) -> Outcome:
     """Sums of products, of which a letter of the result may be cut."""
-    equation = site.args[0]
-    operands = list(site.args[1]) if isinstance(site.args[1], list | tuple) else list(site.args[1:])
+    equation: Any = site.args[0]
+    operands: list[Operand] = list(site.args[1]) if isinstance(site.args[1], list | tuple) else list(site.args[1:])
     if not isinstance(equation, str) or "..." in equation or "->" not in equation:
         raise site.impossible("in a form whose dims have no names")
     terms, result = equation.replace(" ", "").split("->")
-    names = terms.split(",")
-    cuts = {n[o.split.dim]: o.split for n, o in zip(names, operands, strict=True) if o.split is not None}
+    pairs = list(zip(terms.split(","), operands, strict=True))
+    cuts: dict[str, Split] = {name[o.split.dim]: o.split for name, o in pairs if o.split is not None}
     if len(cuts) != 1:
         raise site.impossible("meets parts that are cut differently")
     letter, split = next(iter(cuts.items()))
     if letter not in result:
         raise site.impossible("adds up along the dim that is cut")
-    new = []
-    for name, operand in zip(names, operands, strict=True):
+    new: list[Operand | Part] = []
+    for name, operand in pairs:
         if letter in name and operand.split is None:
             site.aware = True
             new.append(cut_operand(operand, split.at(name.index(letter))))
@@ -213,11 +218,11 @@ def einsum(site: Site) -> Outcome:
 def attention(site: Site) -> Outcome:
     """scaled_dot_product_attention, whose heads are cut."""
     names = ("query", "key", "value")
-    given = [site.argument(i, name) for i, name in enumerate(names)]
-    cuts = [o.split for o in given]
+    given: list[Operand] = [site.argument(i, name) for i, name in enumerate(names)]
     for operand in given:
         if operand.split is None:
             raise NeedsSplit(operand)
+    cuts = [site.split_of(operand) for operand in given]
     split = cuts[0]
     if split.dim >= len(given[0].shape) - 2 or any(c.dim != split.dim or len(c.segments) > 1 for c in cuts):
         raise site.impossible("is cut along something else than heads")
@@ -230,7 +235,7 @@ def attention(site: Site) -> Outcome:
             site.set_argument(3, "attn_mask", Part(mask, split.at(len(mask.shape) - from_end)))
     site.random = site.argument(4, "dropout_p", 0.0) > 0
     site.aware = site.aware or site.random
-    return Split(split.dim, split.segments)
+    return split
 
 
 RULES: dict[str, Rule] = {

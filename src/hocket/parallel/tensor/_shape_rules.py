@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ._call import Operand, Site, cut_operand
+from ._call import Operand, Part, Site, cut_operand
 from ._rules import HARMLESS, Outcome, Rule
 from ._split import CannotSplit, Split, reshaped
 
@@ -26,7 +26,7 @@ def _with_sizes(site: Site, sizes: list[int], packed: bool, split: Split, full: 
         sizes[split.dim] = full[split.dim] // site.ranks
         site.aware = True
     if "shape" in site.kwargs or "size" in site.kwargs:
-        site.kwargs = {key: sizes for key in site.kwargs}
+        site.kwargs = dict.fromkeys(site.kwargs, sizes)
     else:
         site.args = [site.args[0], tuple(sizes)] if packed else [site.args[0], *sizes]
     return split
@@ -202,7 +202,7 @@ def getitem(site: Site) -> Outcome:
     """Indices and slices of other dims; slices of the one that is cut only where segments end."""
     operand = site.first()
     split = site.split_of(operand)
-    index = list(site.args[1]) if isinstance(site.args[1], tuple) else [site.args[1]]
+    index: list[Any] = list(site.args[1]) if isinstance(site.args[1], tuple) else [site.args[1]]
     if any(isinstance(i, Operand | list | bool) for i in index):
         raise site.impossible("is given indices in a tensor or list")
     used = sum(i is not None and i is not Ellipsis for i in index)
@@ -243,7 +243,7 @@ def _sliced(site: Site, split: Split, entry: slice, dim: int) -> tuple[Split, sl
 
 def cat(site: Site) -> Outcome:
     """Tensors side by side: along the dim that is cut their segments follow each other."""
-    tensors = list(site.argument(0, "tensors"))
+    tensors: list[Operand] = list(site.argument(0, "tensors"))
     first = next((o for o in tensors if o.split is not None), None)
     if first is None:
         raise site.impossible("has no parts")
@@ -252,19 +252,21 @@ def cat(site: Site) -> Outcome:
     split = first.split
     assert split is not None
     along = site.name != "stack" and dim == split.dim
-    for i, operand in enumerate(tensors):
-        if operand.split is None:
-            tensors[i] = cut_operand(operand, Split(split.dim, (operand.shape[split.dim],)) if along else split)
-            site.aware = True
-        elif operand.split.dim != split.dim or (not along and operand.split.segments != split.segments):
-            raise site.impossible("meets parts that are cut differently")
-    site.set_argument(0, "tensors", tensors)
-    site.aware = any(not isinstance(o, Operand) for o in tensors)
-    if not along:
-        return split.at(split.dim + (site.name == "stack" and dim <= split.dim))
+    parts: list[Operand | Part] = []
     segments: list[int] = []
     for operand in tensors:
+        if operand.split is None:
+            parts.append(cut_operand(operand, Split(split.dim, (operand.shape[split.dim],)) if along else split))
+            segments.append(operand.shape[split.dim])
+            continue
+        if operand.split.dim != split.dim or (not along and operand.split.segments != split.segments):
+            raise site.impossible("meets parts that are cut differently")
+        parts.append(operand)
         segments += operand.split.segments
+    if any(isinstance(part, Part) for part in parts):
+        site.set_argument(0, "tensors", parts)
+    if not along:
+        return split.at(split.dim + (site.name == "stack" and dim <= split.dim))
     return Split(dim, tuple(segments))
 
 

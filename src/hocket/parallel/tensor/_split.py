@@ -72,7 +72,7 @@ def join(parts: Sequence[torch.Tensor], split: Split) -> torch.Tensor:
     if len(split.segments) == 1:
         return torch.cat(list(parts), split.dim)
     local = [segment // ranks for segment in split.segments]
-    pieces = [part.split(local, split.dim) for part in parts]
+    pieces = [torch.split(part, local, split.dim) for part in parts]
     return torch.cat([pieces[r][s] for s in range(len(local)) for r in range(ranks)], split.dim)
 
 

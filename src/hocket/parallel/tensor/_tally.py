@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from torch import nn
 
@@ -10,7 +11,8 @@ from ._record import Call, Recording, Value
 from ._regions import Region, Role
 
 
-class Collective(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Collective:
     """Operations of one kind in one pass.
 
     Attributes:
@@ -51,11 +53,13 @@ def tally(regions: list[Region], recording: Recording) -> list[Collective]:
     for region in regions:
         for nbytes in region.extra_nbytes:
             add("backward", "all_reduce", nbytes)
-    return [Collective(*key, len(sizes), sum(sizes)) for key, sizes in sorted(found.items(), reverse=True)]
+    return [
+        Collective(*key, len(sizes), sum(sizes))
+        for key, sizes in sorted(found.items(), key=lambda item: (item[0][0] == "backward", item[0][1]))
+    ]
 
 
-def _add_layer(call: Call, role: Role, add: object, enter: object) -> None:
-    assert callable(add) and callable(enter)
+def _add_layer(call: Call, role: Role, add: Callable[[str, str, int], None], enter: Callable[[Value], None]) -> None:
     out = call.outputs[0]
     if role.kind == "heads":
         for value in dict.fromkeys(call.inputs[:3]):

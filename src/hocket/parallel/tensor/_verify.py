@@ -1,6 +1,7 @@
 """Compares the model with some regions cut with the model as it was: outputs, gradients and buffers on the sample.
 
-Dropout is off, and weights are moved a little off what they are, so that zeros (new biases, say) cannot hide an error.
+Dropout is off, and weights are moved a little off what they are, so that zeros (new biases, say) cannot hide an
+error.
 """
 
 from __future__ import annotations
@@ -120,7 +121,9 @@ class Verifier:
             if (mine is None) != (full is None):
                 return f"the gradient of {name} is {'missing' if mine is None else 'there'}, unlike the plain model's"
             if mine is not None and full is not None and not _close(mine, self._part(full, splits[name]), scale * 1e-3):
-                return f"the gradient of {name} differs from the plain model's{_by(mine, self._part(full, splits[name]))}"
+                return (
+                    f"the gradient of {name} differs from the plain model's{_by(mine, self._part(full, splits[name]))}"
+                )
         for name, full in expected.buffers.items():
             if not _close(found.buffers[name], self._part(full, splits[name]), 1e-6):
                 return f"the buffer {name} differs from the plain model's"
@@ -171,14 +174,18 @@ def _unchanged(model: nn.Module) -> Iterator[None]:
     modes = {module: module.training for module in model.modules()}
     if not model.training:
         model.train()
-    drops = [(m, m.p) for m in model.modules() if isinstance(m, DROPOUTS)]
+    drops: list[tuple[Any, str, float]] = []
+    for module in model.modules():
+        name = "dropout" if isinstance(module, nn.MultiheadAttention) else "p"
+        if name == "dropout" or type(module) in DROPOUTS:
+            drops.append((module, name, getattr(module, name)))
     try:
-        for module, _ in drops:
-            module.p = 0.0
+        for module, name, _ in drops:
+            setattr(module, name, 0.0)
         yield
     finally:
-        for module, p in drops:
-            module.p = p
+        for module, name, p in drops:
+            setattr(module, name, p)
         for module, mode in modes.items():
             module.training = mode
 
