@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ from hocket.parallel.tensor import TensorParallel, parallelize
 from hocket.profile import Recorder
 
 from ..user_models import CASES, Case
+from .small_models import MODELS
 
 STEPS = 20
 
@@ -95,3 +97,42 @@ def as_double(batch: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
 
 def all_user_models() -> dict[str, dict[str, Any]]:
     return {name: train(name) for name in CASES}
+
+
+def step(
+    make: Callable[[], nn.Module], inputs: Callable[[], tuple[torch.Tensor, ...]], **options: Any
+) -> dict[str, Any]:
+    """One forward and backward pass, plain and tensor-parallel: forms, counts, and what differs."""
+    torch.manual_seed(3)
+    model, sample = make().double(), as_double(inputs())
+    sample = tuple(t.requires_grad_(t.is_floating_point()) for t in sample)
+    plain = copy.deepcopy(model)
+    result = parallelize(model, current(), sample, **options)
+    found: dict[str, Any] = {"forms": {d.name: d.form for d in result.decisions}, "refused": dict(result.refused)}
+    found["text"] = str(result)
+    found["cut"] = sum(result.part(n, p).numel() for n, p in plain.named_parameters())
+    found["parameters"] = sum(p.numel() for p in plain.parameters())
+    outputs = []
+    torch.manual_seed(4)
+    batch = as_double(inputs())  # not the sample
+    for m in (model, plain):
+        mine = [t.clone().requires_grad_(t.is_floating_point()) for t in batch]
+        with Recorder() as recorder:
+            out = m(*mine)
+            out = list(out) if isinstance(out, tuple) else [out]
+            torch.stack([t.sin().sum() for t in out]).sum().backward()
+        if m is model:
+            found["counted"], found["expected"] = counted(recorder), expected(result)
+        outputs.append([*(t.detach() for t in out), *(t.grad for t in mine if t.grad is not None)])
+    found["outputs"] = max(float((a - b).abs().max()) for a, b in zip(*outputs, strict=True))
+    found["gradients"] = difference(result, model, plain, lambda p: p.grad)
+    model.eval(), plain.eval()
+    with torch.no_grad():
+        evaluated = [m(*batch) for m in (model, plain)]
+    a, b = (e[0] if isinstance(e, tuple) else e for e in evaluated)
+    found["evaluation"] = float((a - b).abs().max())
+    return found
+
+
+def all_small_models() -> dict[str, dict[str, Any]]:
+    return {name: step(*pair) for name, pair in MODELS.items()}

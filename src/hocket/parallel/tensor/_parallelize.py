@@ -71,8 +71,8 @@ class TensorParallel:
     collectives: list[Collective] = field(default_factory=list)
 
     def __str__(self) -> str:
-        width = max((len(d.name) for d in self.decisions), default=0)
-        lines = [f"{d.name:{width}}  {d.form:10}  {d.reason}" for d in self.decisions]
+        width = max((len(d.name) for d in self.decisions), default=11)
+        lines = [f"{d.name or '(the model)':{width}}  {d.form:10}  {d.reason}" for d in self.decisions]
         return "\n".join([*lines, *map(str, self.collectives)])
 
     def chunks(self, name: str, tensor: torch.Tensor) -> list[tuple[tuple[int, ...], torch.Tensor]]:
@@ -128,8 +128,8 @@ def parallelize(
     check_model(model, world)
     send_once([*model.parameters(), *model.buffers()], world)
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    sample = with_tensors(tuple(sample), lambda t: t.detach().cpu())
-    sample = with_tensors(world.from_root(sample), lambda t: t.to(device))
+    sample = with_tensors(tuple(sample), lambda t: t.detach().cpu().requires_grad_(t.requires_grad))
+    sample = with_tensors(world.from_root(sample), lambda t: t.detach().to(device).requires_grad_(t.requires_grad))
     align(world, device)
     recording = record(model, sample)
     choice = choose(model, recording, world.size)

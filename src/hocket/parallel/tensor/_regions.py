@@ -127,7 +127,7 @@ class Search:
         """
         waiting: list[dict[nn.Module, tuple[int, ...]]] = [{module: (outputs_of(module),)}]
         tried: list[Any] = []
-        first: str | None = None
+        reason = "no way to cut it was found"
         for _ in range(_ATTEMPTS):
             if not waiting:
                 break
@@ -138,7 +138,7 @@ class Search:
             try:
                 return self._attempt(seeds)
             except _Stuck as stuck:
-                first = first or stuck.reason
+                reason = stuck.reason
                 for segments in stuck.segments:
                     fitting = [m for m in seeds if m in stuck.origins and outputs_of(m) == sum(segments)]
                     if fitting and Split(0, segments).divides(self._ranks):
@@ -149,8 +149,8 @@ class Search:
                         seeds = {**seeds, other: seeds.get(other, (outputs_of(other),))}
                     waiting.insert(0, seeds)
                 except CannotSplit as error:
-                    first = first or error.reason
-        raise CannotSplit(first or "no way to cut it was found")
+                    reason = error.reason
+        raise CannotSplit(reason)
 
     def _makers(self, value: Value) -> list[nn.Module]:
         """The layers that made a tensor, so that it can be made in parts."""
@@ -223,7 +223,8 @@ class Search:
 
     def _assign(self, region: Region, module: nn.Module, role: Role) -> None:
         known = region.roles.setdefault(module, role)
-        if known.kind != role.kind or known.split.segments != role.split.segments:
+        alike = role.kind in ("summed", "dropout") or known.split.segments == role.split.segments
+        if known.kind != role.kind or not alike:
             raise _Stuck(f"{self._names[module]} is used in two ways", (), frozenset())
 
     def _layer(self, region: Region, call: Call, states: dict[Value, Split]) -> list[Split | None]:

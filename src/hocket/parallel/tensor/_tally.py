@@ -65,6 +65,10 @@ def _add_layer(call: Call, role: Role, add: Callable[[str, str, int], None], ent
         for value in dict.fromkeys(call.inputs[:3]):
             enter(value)
         add("forward", "all_reduce", out.nbytes)
+        if role.whole and len(call.outputs) > 1:
+            weights = call.outputs[1]
+            averaged = len(weights.shape) == len(out.shape)
+            add("forward", "all_reduce" if averaged else "all_gather", weights.nbytes)
     elif role.kind == "column":
         if not isinstance(call.module, nn.Embedding):
             enter(call.inputs[0])
