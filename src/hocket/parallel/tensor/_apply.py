@@ -32,12 +32,19 @@ class Applied:
     def __init__(self, model: nn.Module, regions: Iterable[Region], recording: Recording, world: World) -> None:
         self._world = world
         self._undo: list[Callable[[], None]] = []
+        self._forms: dict[nn.Module, Form] = {}
         self.cuts: dict[int, Split] = {}  # by id of the parameter or buffer
         regions = list(regions)
         sharing = _sharing(regions, recording)
         for region in regions:
             for module, role in region.roles.items():
                 self._cut_layer(module, role, bool(region.aware), sharing.get(module, [Shared(1)]))
+        for region in regions:
+            for layer, places in region.gathers.items():
+                self._forms[layer].gathers = places
+            for layer in region.scatters:
+                self._forms[layer].scatters = True
+                self._forms[layer].noted = bool(region.aware)
         for home in dict.fromkeys(region.home for region in regions if region.aware):
             self._undo.append(Interpreted(model.get_submodule(home), world).remove)
         for encoder in model.modules():
@@ -62,6 +69,7 @@ class Applied:
         old = type(module)
         self._undo.append(lambda: setattr(module, "__class__", old))
         self._set(module, "form", form)
+        self._forms[module] = form
         module.__class__ = kind
 
     def _cut(self, tensor: torch.Tensor | None, split: Split) -> None:

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from ._functions import gather, reduce_from
+from ._interpret import as_it_is
 from ._layers import Form
 from ._numbers import own_numbers
 from ._split import Split, cut
@@ -38,6 +39,22 @@ class CutMultiheadAttention(nn.MultiheadAttention):
         is_causal: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """As nn.MultiheadAttention; attention weights are None where the model was seen not to use them."""
+        with as_it_is():
+            return self._attend(
+                query, key, value, key_padding_mask, need_weights, attn_mask, average_attn_weights, is_causal
+            )
+
+    def _attend(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        key_padding_mask: torch.Tensor | None,
+        need_weights: bool,
+        attn_mask: torch.Tensor | None,
+        average_attn_weights: bool,
+        is_causal: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         form, world = self.form, self.form.world
         alike = key is query and value is key
         batched = query.dim() == 3

@@ -135,7 +135,7 @@ class Interpreted:
 
     def __init__(self, module: nn.Module, world: World) -> None:
         self._world = world
-        self._running: list[Interpreter] = []
+        self._running: list[Interpreter | None] = []
         self._handles = [
             module.register_forward_pre_hook(self._enter),
             module.register_forward_hook(self._leave, always_call=True),
@@ -147,12 +147,18 @@ class Interpreted:
             handle.remove()
 
     def _enter(self, *_: Any) -> None:
-        self._running.append(Interpreter(self._world))
-        self._running[-1].__enter__()  # type: ignore[no-untyped-call]
+        # Once is enough: inside another such module functions are looked at already.
+        running = None if getattr(_local, "running", 0) else Interpreter(self._world)
+        self._running.append(running)
+        if running is not None:
+            _local.running = 1
+            running.__enter__()  # type: ignore[no-untyped-call]
 
     def _leave(self, *_: Any) -> None:
-        if self._running:
-            self._running.pop().__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        running = self._running.pop() if self._running else None
+        if running is not None:
+            _local.running = 0
+            running.__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Interpreted:
         return self

@@ -7,6 +7,7 @@ data. What a layer does before and after its own computation is its `Form`.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,9 +17,12 @@ from torch import nn
 
 from .._world import World
 from ._functions import copy_to, gather, gather_partial, reduce_from, reduce_scatter, scatter
-from ._interpret import as_it_is, note
+from ._interpret import as_it_is, note, noted
 from ._numbers import own_numbers
 from ._split import Split
+
+SEQUENCE = -2
+"""The dim that sequence parallelism cuts, from the end: positions, or samples where those come second."""
 
 
 class Shared:
@@ -84,7 +88,8 @@ class Form:
         whole: whether the cut side is whole to others: a column layer gathers, a row layer cuts its input.
         shared: for each input, with the layers that get the same (column).
         noted: whether to note the cut on the output, for a forward that is interpreted.
-        sequence: the dim along which other layers' tensors are cut, in a sequence-parallel region; None outside.
+        gathers: places of inputs that come as parts of the sequence.
+        scatters: whether the output leaves as a part of the sequence.
     """
 
     world: World
@@ -94,7 +99,8 @@ class Form:
     whole: bool
     shared: tuple[Shared, ...]
     noted: bool = False
-    sequence: int | None = None
+    gathers: frozenset[int] = frozenset()
+    scatters: bool = False
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Form:
         return self
@@ -103,8 +109,8 @@ class Form:
         """What the layer computes on, in the place of its input of that number."""
         if self.kind in ("column", "heads"):
             sequence = None
-            if self.sequence is not None:
-                sequence = Split(self.sequence, (x.shape[self.sequence] * self.world.size,))
+            if place in self.gathers:
+                sequence = Split(x.dim() + SEQUENCE, (x.shape[SEQUENCE] * self.world.size,))
             return self.shared[place].copy(self.world, x, sequence)
         if self.whole:
             return scatter(self.world, x, Split(x.dim() + self.channel, self.segments))
@@ -114,27 +120,33 @@ class Form:
         """What the layer returns."""
         if self.kind == "column":
             split = Split(y.dim() + self.channel, self.segments)
-            if self.whole:
-                return gather(self.world, y, split)
-            return note(y, split) if self.noted else y
-        if self.sequence is None:
-            y = reduce_from(self.world, y)
-        else:
-            y = reduce_scatter(self.world, y, self.sequence_split(y))
+            if not self.whole:
+                return note(y, split) if self.noted else y
+            y = gather(self.world, y, split)
+            return self._part(y, scatter) if self.scatters else y
+        if self.scatters:
+            y = self._part(y, reduce_scatter)
             if bias is not None:
+                split = noted(y)
                 (bias,) = copy_to(self.world, bias)
+                return note(y + bias, split)
+            return y
+        y = reduce_from(self.world, y)
         return y if bias is None else y + bias.view(-1, *(1,) * (-1 - self.channel))
 
-    def sequence_split(self, full: torch.Tensor) -> Split:
-        """How a full tensor is cut along the sequence."""
-        assert self.sequence is not None
-        length = full.shape[self.sequence]
+    def _part(
+        self, full: torch.Tensor, operation: Callable[[World, torch.Tensor, Split], torch.Tensor]
+    ) -> torch.Tensor:
+        """This rank's part of the sequence."""
+        length = full.shape[SEQUENCE]
         if length % self.world.size:
             raise ValueError(
                 f"a sequence of length {length} cannot be cut into {self.world.size} equal parts; pad it, or plan "
                 "without sequence_parallel"
             )
-        return Split(self.sequence, (length,))
+        split = Split(full.dim() + SEQUENCE, (length,))
+        y = operation(self.world, full, split)
+        return note(y, split) if self.noted else y
 
 
 class CutLayer(nn.Module):

@@ -17,6 +17,7 @@ from ._numbers import align
 from ._plan import choose
 from ._record import record
 from ._regions import Region
+from ._sequence import sequences
 from ._split import Split, cut
 from ._tally import Collective, tally
 from ._verify import Verifier
@@ -137,6 +138,13 @@ def parallelize(
     wrong: list[tuple[Region, str]] = []
     if verify:
         regions, wrong = Verifier(model, sample, recording, world).sort_out(regions)
+    if sequence:
+        zones, apart = sequences(model, recording, regions, world.size)
+        choice.refused.update(apart)
+        if verify:
+            zones, more = Verifier(model, sample, recording, world).sort_out(zones, regions)
+            wrong += more
+        regions = [*regions, *zones]
     refused = dict(choice.refused)
     for region, difference in wrong:
         refused.update(dict.fromkeys(region.names, f"cut as {region.reason or 'a pair'}, {difference}"))

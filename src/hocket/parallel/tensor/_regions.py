@@ -61,6 +61,8 @@ class Region:
         extra_nbytes: of tensors between the layers whose gradients must be added up, one all_reduce each.
         reason: why the region is cut as it is.
         calls: places in the recording of what happens on parts.
+        gathers: layers of other regions whose inputs in those places are parts of the sequence.
+        scatters: layers of other regions whose outputs are to be parts of the sequence.
     """
 
     roles: dict[nn.Module, Role]
@@ -70,6 +72,8 @@ class Region:
     extra_nbytes: list[int] = field(default_factory=list)
     reason: str = ""
     calls: list[int] = field(default_factory=list)
+    gathers: dict[nn.Module, frozenset[int]] = field(default_factory=dict)
+    scatters: frozenset[nn.Module] = frozenset()
 
     @property
     def parameters(self) -> int:
@@ -77,7 +81,7 @@ class Region:
         return sum(p.numel() for module in self.roles for p in module.parameters())
 
 
-class _Stuck(Exception):
+class Stuck(Exception):
     """An attempt failed; other segments for some layers may do."""
 
     def __init__(self, reason: str, segments: tuple[tuple[int, ...], ...], origins: frozenset[nn.Module]) -> None:
@@ -108,16 +112,16 @@ class Search:
     """
 
     def __init__(self, recording: Recording, names: dict[nn.Module, str], free: set[nn.Module], ranks: int) -> None:
-        self._recording = recording
-        self._names = names
+        self.recording = recording
+        self.names = names
         self._free = free
-        self._ranks = ranks
+        self.ranks = ranks
 
     def may_make_parts(self, module: nn.Module | None) -> bool:
         """Whether a layer may be the beginning of a region."""
         if module is None or module not in self._free or type(module) not in CHANNEL:
             return False
-        return getattr(module, "groups", 1) == 1 and outputs_of(module) % self._ranks == 0
+        return getattr(module, "groups", 1) == 1 and outputs_of(module) % self.ranks == 0
 
     def from_layer(self, module: nn.Module) -> Region:
         """The region that begins with a layer.
@@ -137,11 +141,11 @@ class Search:
             tried.append(seeds)
             try:
                 return self._attempt(seeds)
-            except _Stuck as stuck:
+            except Stuck as stuck:
                 reason = stuck.reason
                 for segments in stuck.segments:
                     fitting = [m for m in seeds if m in stuck.origins and outputs_of(m) == sum(segments)]
-                    if fitting and Split(0, segments).divides(self._ranks):
+                    if fitting and Split(0, segments).divides(self.ranks):
                         waiting.append({**seeds, **dict.fromkeys(fitting, segments)})
             except NeedsSplit as more:
                 try:
@@ -168,7 +172,7 @@ class Search:
                 assert module is not None
                 found[module] = None
             elif module is not None and type(module) not in (*_BATCH_NORMS, *DROPOUTS):
-                raise CannotSplit(f"parts meet what {self._names[module]} makes, which is whole")
+                raise CannotSplit(f"parts meet what {self.names[module]} makes, which is whole")
             else:
                 waiting += at.producer.inputs
         return list(found)
@@ -179,15 +183,15 @@ class Search:
         origins: dict[Value, frozenset[nn.Module]] = {}
         paths: list[tuple[str, ...]] = []
         whole_uses: set[nn.Module] = set()
-        for call in self._recording.calls:
+        for call in self.recording.calls:
             mine = [v for v in call.inputs if v in states]
             source = frozenset[nn.Module]().union(*(origins[v] for v in mine))
             if call.module in seeds:
                 module = call.module
                 if mine:
-                    raise _Stuck(f"{self._names[module]} is given parts and would make parts", (), source)
+                    raise Stuck(f"{self.names[module]} is given parts and would make parts", (), source)
                 made = Split(len(call.outputs[0].shape) + CHANNEL[type(module)], seeds[module])
-                self._assign(region, module, Role("column", made))
+                self.assign(region, module, Role("column", made))
                 states[call.outputs[0]], origins[call.outputs[0]] = made, frozenset([module])
                 paths.append(call.path)
                 continue
@@ -201,35 +205,35 @@ class Search:
                 if call.module is not None:
                     splits = self._layer(region, call, states)
                 else:
-                    splits = self._function(region, call, states)
+                    splits = self.function(region, call, states)
             except CannotSplit as error:
-                raise _Stuck(f"in {call.path[-1] or 'the model'}: {error.reason}", error.segments, source) from None
+                raise Stuck(f"in {call.path[-1] or 'the model'}: {error.reason}", error.segments, source) from None
             for value, split in zip(call.outputs, splits, strict=True):
                 if split is not None:
-                    if not split.divides(self._ranks):
-                        raise _Stuck(f"{call.name} leaves parts of {list(split.segments)}", (), source)
+                    if not split.divides(self.ranks):
+                        raise Stuck(f"{call.name} leaves parts of {list(split.segments)}", (), source)
                     states[value], origins[value] = split, source
-        for value in self._recording.outputs:
+        for value in self.recording.outputs:
             if value in states:
-                raise _Stuck("the model returns what would be parts", (), origins[value])
+                raise Stuck("the model returns what would be parts", (), origins[value])
         for module in region.roles:
             if module in whole_uses:
-                raise _Stuck(f"{self._names[module]} is used on whole tensors too", (), frozenset())
+                raise Stuck(f"{self.names[module]} is used on whole tensors too", (), frozenset())
         if not any(role.kind == "row" for role in region.roles.values()):
-            raise _Stuck("no layer uses up the parts", (), frozenset())
-        region.names = [self._names[m] for m in region.roles]
-        region.home = _home(paths)
+            raise Stuck("no layer uses up the parts", (), frozenset())
+        region.names = [self.names[m] for m in region.roles]
+        region.home = home_of(paths)
         return region
 
-    def _assign(self, region: Region, module: nn.Module, role: Role) -> None:
+    def assign(self, region: Region, module: nn.Module, role: Role) -> None:
         known = region.roles.setdefault(module, role)
         alike = role.kind in ("summed", "dropout") or known.split.segments == role.split.segments
         if known.kind != role.kind or not alike:
-            raise _Stuck(f"{self._names[module]} is used in two ways", (), frozenset())
+            raise Stuck(f"{self.names[module]} is used in two ways", (), frozenset())
 
     def _layer(self, region: Region, call: Call, states: dict[Value, Split]) -> list[Split | None]:
         module: Any = call.module
-        name, kind = self._names[module], type(module)
+        name, kind = self.names[module], type(module)
         given = call.args[0] if call.args else None
         if not isinstance(given, Value) or given not in states or len(call.inputs) > 1:
             raise CannotSplit(f"{name} is given parts in another place than its first argument")
@@ -237,43 +241,43 @@ class Search:
         if kind in DROPOUTS:
             if kind in (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d):
                 raise CannotSplit(f"{name} drops whole channels, of which every rank has a part")
-            self._assign(region, module, Role("dropout", split))
+            self.assign(region, module, Role("dropout", split))
             return [split]
         if kind in (nn.LayerNorm, nn.RMSNorm):
             if split.dim >= rank - len(module.normalized_shape):
                 raise CannotSplit(f"{name} normalises over the features that are cut")
-            self._assign(region, module, Role("summed", split))
+            self.assign(region, module, Role("summed", split))
             region.extra_nbytes += [sum(p.numel() * p.element_size() for p in module.parameters())]
             return [split]
         if module not in self._free:
             raise CannotSplit(f"{name} is given parts, and cannot be cut")
         if kind in CHANNEL and split.dim == rank + CHANNEL[kind]:
             if getattr(module, "groups", 1) == 1:
-                self._assign(region, module, Role("row", split))
+                self.assign(region, module, Role("row", split))
                 return [None]
             return [self._grouped(region, call, split)]
         channels = split.dim == 1 and rank > 1
         if kind in _BATCH_NORMS and channels:
-            self._assign(region, module, Role("channels", split))
+            self.assign(region, module, Role("channels", split))
             return [split]
-        if kind is nn.GroupNorm and channels and len(split.segments) == 1 and module.num_groups % self._ranks == 0:
-            self._assign(region, module, Role("channels", split))
+        if kind is nn.GroupNorm and channels and len(split.segments) == 1 and module.num_groups % self.ranks == 0:
+            self.assign(region, module, Role("channels", split))
             return [split]
         if kind is nn.PReLU and channels and module.num_parameters == split.size:
-            self._assign(region, module, Role("channels", split))
+            self.assign(region, module, Role("channels", split))
             return [split]
         raise CannotSplit(f"{name} ({kind.__name__}) cannot work on parts along dim {split.dim}")
 
     def _grouped(self, region: Region, call: Call, split: Split) -> Split:
         module: Any = call.module
-        if isinstance(module, _TRANSPOSED) or len(split.segments) > 1 or module.groups % self._ranks:
+        if isinstance(module, _TRANSPOSED) or len(split.segments) > 1 or module.groups % self.ranks:
             raise CannotSplit(
-                f"{self._names[module]} has {module.groups} groups of channels, which cannot be shared out"
+                f"{self.names[module]} has {module.groups} groups of channels, which cannot be shared out"
             )
-        self._assign(region, module, Role("channels", split))
+        self.assign(region, module, Role("channels", split))
         return Split(split.dim, (module.out_channels,))
 
-    def _function(self, region: Region, call: Call, states: dict[Value, Split]) -> list[Split | None]:
+    def function(self, region: Region, call: Call, states: dict[Value, Split]) -> list[Split | None]:
         rule = ALL_RULES.get(call.name)
         if rule is None:
             raise CannotSplit(f"{call.name} is not known to work on parts")
@@ -283,7 +287,7 @@ class Search:
                 return leaf
             return Operand(leaf.shape, states.get(leaf), leaf.grad, leaf.producer is not None, leaf)
 
-        site = Site(call.name, list(mapped(operand, call.args)), mapped(operand, call.kwargs), self._ranks)
+        site = Site(call.name, list(mapped(operand, call.args)), mapped(operand, call.kwargs), self.ranks)
         splits = rule(site)
         for leaf in leaves((site.args, site.kwargs)):
             whole = leaf.operand if isinstance(leaf, Part) else leaf
@@ -299,7 +303,7 @@ class Search:
         return list(splits)
 
 
-def _home(paths: list[tuple[str, ...]]) -> str:
+def home_of(paths: list[tuple[str, ...]]) -> str:
     """The innermost module that all paths have in common."""
     common = paths[0]
     for path in paths[1:]:

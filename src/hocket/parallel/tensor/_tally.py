@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
 
@@ -35,46 +35,64 @@ def tally(regions: list[Region], recording: Recording) -> list[Collective]:
     """The operations of a forward and a backward pass on the sample."""
     found: dict[tuple[str, str], list[int]] = {}
     roles: dict[nn.Module | None, Role] = {m: role for region in regions for m, role in region.roles.items()}
+    gathers = {(m, place) for region in regions for m, places in region.gathers.items() for place in places}
+    scatters = {m for region in regions for m in region.scatters}
     entered: set[Value] = set()
 
     def add(phase: str, kind: str, nbytes: int) -> None:
         found.setdefault((phase, kind), []).append(nbytes)
 
-    def enter(value: Value) -> None:
-        """A whole tensor is used on parts: once for all layers that use it."""
-        if value.grad and value not in entered:
-            add("backward", "all_reduce", value.nbytes)
+    def enter(call: Call, place: int) -> None:
+        """A tensor is used on parts of a layer: once for all layers that use it."""
+        value = call.inputs[place]
+        if value in entered:
+            return
         entered.add(value)
+        if (call.module, place) in gathers:
+            add("forward", "all_gather", value.nbytes)
+            add("backward", "reduce_scatter", value.nbytes)
+        elif value.grad:
+            add("backward", "all_reduce", value.nbytes)
+
+    def leave(call: Call) -> None:
+        """Parts are added up."""
+        out = call.outputs[0]
+        if call.module not in scatters:
+            add("forward", "all_reduce", out.nbytes)
+            return
+        add("forward", "reduce_scatter", out.nbytes)
+        add("backward", "all_gather", out.nbytes)
+        layer: Any = call.module
+        bias = layer.out_proj.bias if isinstance(layer, nn.MultiheadAttention) else getattr(layer, "bias", None)
+        if bias is not None:
+            add("backward", "all_reduce", bias.numel() * bias.element_size())
 
     for call in recording.calls:
         role = roles.get(call.module)
-        if role is not None:
-            _add_layer(call, role, add, enter)
+        if role is None:
+            continue
+        out = call.outputs[0]
+        if role.kind == "heads":
+            for place in range(3):
+                enter(call, place)
+            leave(call)
+            if role.whole and len(call.outputs) > 1:
+                weights = call.outputs[1]
+                averaged = len(weights.shape) == len(out.shape)
+                add("forward", "all_reduce" if averaged else "all_gather", weights.nbytes)
+        elif role.kind == "column":
+            if not isinstance(call.module, nn.Embedding):
+                enter(call, 0)
+            if role.whole:
+                add("forward", "all_gather", out.nbytes)
+                if call.module in scatters:
+                    add("backward", "all_gather", out.nbytes)
+        elif role.kind in ("row", "vocabulary"):
+            leave(call)
+            if role.whole and call.inputs[0].grad:
+                add("backward", "all_gather", call.inputs[0].nbytes)
     for region in regions:
         for nbytes in region.extra_nbytes:
             add("backward", "all_reduce", nbytes)
-    return [
-        Collective(*key, len(sizes), sum(sizes))
-        for key, sizes in sorted(found.items(), key=lambda item: (item[0][0] == "backward", item[0][1]))
-    ]
-
-
-def _add_layer(call: Call, role: Role, add: Callable[[str, str, int], None], enter: Callable[[Value], None]) -> None:
-    out = call.outputs[0]
-    if role.kind == "heads":
-        for value in dict.fromkeys(call.inputs[:3]):
-            enter(value)
-        add("forward", "all_reduce", out.nbytes)
-        if role.whole and len(call.outputs) > 1:
-            weights = call.outputs[1]
-            averaged = len(weights.shape) == len(out.shape)
-            add("forward", "all_reduce" if averaged else "all_gather", weights.nbytes)
-    elif role.kind == "column":
-        if not isinstance(call.module, nn.Embedding):
-            enter(call.inputs[0])
-        if role.whole:
-            add("forward", "all_gather", out.nbytes)
-    elif role.kind in ("row", "vocabulary"):
-        add("forward", "all_reduce", out.nbytes)
-        if role.whole and call.inputs[0].grad:
-            add("backward", "all_gather", call.inputs[0].nbytes)
+    order = sorted(found.items(), key=lambda item: (item[0][0] == "backward", item[0][1]))
+    return [Collective(*key, len(sizes), sum(sizes)) for key, sizes in order]

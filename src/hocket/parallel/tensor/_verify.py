@@ -48,11 +48,14 @@ class Verifier:
     def __init__(self, model: nn.Module, sample: tuple[Any, ...], recording: Recording, world: World) -> None:
         self._model, self._sample, self._recording, self._world = model, sample, recording, world
 
-    def sort_out(self, regions: Sequence[Region]) -> tuple[list[Region], list[tuple[Region, str]]]:
-        """The regions that are right, and those that are not, with what went wrong.
+    def sort_out(
+        self, regions: Sequence[Region], base: Sequence[Region] = ()
+    ) -> tuple[list[Region], list[tuple[Region, str]]]:
+        """The regions that are right, and those that are not, with what went wrong; `base` is cut besides.
 
         All ranks come to the same result. Many right regions cost one comparison.
         """
+        self._base = base
         with _unchanged(self._model), _moved(self._model, self._world.device):
             self._expected = self._run()
             return self._halve(list(regions))
@@ -73,7 +76,7 @@ class Verifier:
         return good + more_good, bad + more_bad
 
     def _wrong(self, regions: list[Region]) -> str | None:
-        applied = Applied(self._model, regions, self._recording, self._world)
+        applied = Applied(self._model, [*self._base, *regions], self._recording, self._world)
         try:
             try:
                 found: str | None = self._difference(self._run(), applied)

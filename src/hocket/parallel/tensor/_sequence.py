@@ -1,0 +1,165 @@
+"""Sequence parallelism: what lies between cut layers (norms, dropout, residual sums) works on parts of the sequence.
+
+Where a row layer would add up over the ranks, for all of them to go on with the same tensor, it leaves each a part of the
+positions (reduce_scatter); the next column layers gather them (all_gather). Both together move what the all_reduce moved.
+Source: Korthikanti et al., Reducing Activation Recomputation in Large Transformer Models, 2022.
+"""
+
+from __future__ import annotations
+
+from torch import nn
+
+from ._call import NeedsSplit
+from ._layers import SEQUENCE
+from ._record import DROPOUTS, Call, Recording, Value
+from ._regions import Region, Search, Stuck, home_of
+from ._split import CannotSplit, Split
+
+
+def sequences(
+    model: nn.Module, recording: Recording, regions: list[Region], ranks: int
+) -> tuple[list[Region], dict[str, str]]:
+    """Stretches of the model that can work on parts of the sequence, given what is cut.
+
+    Returns:
+        The stretches, and why others cannot, by the name of the layer with which they begin.
+    """
+    names = {module: name for name, module in model.named_modules()}
+    search = _Search(recording, names, regions, ranks)
+    found: list[Region] = []
+    refused: dict[str, str] = {}
+    for call in recording.calls:
+        module = call.module
+        if module is None or any(module in zone.scatters for zone in found) or not search.may_begin(call):
+            continue
+        try:
+            found.append(search.stretch(module))
+        except CannotSplit as error:
+            refused[f"sequence after {names[module]}"] = error.reason
+    return found, refused
+
+
+class _NeedsMore(Exception):
+    """A layer works on parts of the sequence and on a whole one, which should be cut too.
+
+    Args:
+        value: the whole one.
+    """
+
+    def __init__(self, value: Value) -> None:
+        super().__init__()
+        self.value = value
+
+
+class _Search(Search):
+    """Follows parts of the sequence from the layers that could make them to those that can gather them."""
+
+    def __init__(self, recording: Recording, names: dict[nn.Module, str], regions: list[Region], ranks: int) -> None:
+        super().__init__(recording, names, set(), ranks)
+        self._roles = {m: role for region in regions for m, role in region.roles.items()}
+
+    def may_begin(self, call: Call) -> bool:
+        """Whether a call adds up over the ranks what could stay in parts."""
+        return self.may_scatter(call) and self._roles[call.module].kind in ("row", "heads")  # type: ignore[index]
+
+    def may_scatter(self, call: Call) -> bool:
+        """Whether a call's output is the same on all ranks and could be cut along the sequence."""
+        if call.module is None:
+            return False
+        role = self._roles.get(call.module)
+        if role is None or not (role.kind in ("row", "heads", "vocabulary") or (role.kind == "column" and role.whole)):
+            return False
+        shape = call.outputs[0].shape
+        tokens = isinstance(call.module, nn.Linear | nn.Embedding | nn.MultiheadAttention)
+        return tokens and len(shape) >= 2 and shape[SEQUENCE] % self.ranks == 0
+
+    def stretch(self, module: nn.Module) -> Region:
+        """The stretch that begins with a layer, and with all others that it needs.
+
+        Raises:
+            CannotSplit: there is none; says why.
+        """
+        makers = {module}
+        while True:
+            try:
+                return self._follow(makers)
+            except _NeedsMore as more:
+                makers |= self._sources(more.value)
+            except NeedsSplit as more:
+                makers |= self._sources(more.operand.tensor)
+            except Stuck as stuck:
+                raise CannotSplit(stuck.reason) from None
+
+    def _sources(self, value: Value) -> set[nn.Module]:
+        found: set[nn.Module] = set()
+        waiting, seen = [value], set()
+        while waiting:
+            at = waiting.pop()
+            if at in seen or not at.grad:
+                continue
+            seen.add(at)
+            call = at.producer
+            if call is None:
+                raise CannotSplit(f"parts of the sequence meet {at.name or 'an input of the model'}")
+            if self.may_scatter(call):
+                assert call.module is not None
+                found.add(call.module)
+            elif call.module is not None and type(call.module) not in (nn.LayerNorm, nn.RMSNorm, *DROPOUTS):
+                raise CannotSplit(f"parts of the sequence meet what {self.names[call.module]} makes")
+            else:
+                waiting += call.inputs
+        return found
+
+    def _follow(self, makers: set[nn.Module]) -> Region:
+        zone = Region({}, reason="works on parts of the sequence")
+        states: dict[Value, Split] = {}
+        paths: list[tuple[str, ...]] = []
+        gathers: dict[nn.Module, set[int]] = {}
+        whole_uses: set[tuple[nn.Module, int]] = set()
+        for call in self.recording.calls:
+            module = call.module
+            mine = [v for v in call.inputs if v in states]
+            role = self._roles.get(module) if module is not None else None
+            if module is not None and role is not None and role.kind in ("column", "heads"):
+                for place, value in enumerate(call.inputs[: 3 if role.kind == "heads" else 1]):
+                    if value not in states:
+                        whole_uses.add((module, place))
+                        continue
+                    if states[value].dim != len(value.shape) + SEQUENCE:
+                        raise Stuck(f"{self.names[module]} is given the sequence in another dim", (), frozenset())
+                    gathers.setdefault(module, set()).add(place)
+                    paths.append(call.path)
+            elif mine:
+                paths.append(call.path)
+                zone.calls.append(call.index)
+                try:
+                    splits = (
+                        self._layer(zone, call, states) if module is not None else self.function(zone, call, states)
+                    )
+                except CannotSplit as error:
+                    raise Stuck(f"in {call.path[-1] or 'the model'}: {error.reason}", (), frozenset()) from None
+                states.update({v: s for v, s in zip(call.outputs, splits, strict=True) if s is not None})
+            if module in makers:
+                if not self.may_scatter(call):
+                    raise Stuck(f"{self.names[module]} makes what cannot be cut", (), frozenset())
+                out = call.outputs[0]
+                states[out] = Split(len(out.shape) + SEQUENCE, (out.shape[SEQUENCE],))
+                paths.append(call.path)
+        if any(value in states for value in self.recording.outputs):
+            raise Stuck("the model returns what would be parts of the sequence", (), frozenset())
+        for module, places in gathers.items():
+            if any((module, place) in whole_uses for place in places):
+                raise Stuck(f"{self.names[module]} is used on whole sequences too", (), frozenset())
+        for call in self.recording.calls:
+            if call.module in zone.roles and call.inputs[0] not in states:
+                raise _NeedsMore(call.inputs[0])
+        zone.gathers = {module: frozenset(places) for module, places in gathers.items()}
+        zone.scatters = frozenset(makers)
+        zone.names = [self.names[m] for m in zone.roles]
+        zone.home = home_of(paths)
+        return zone
+
+    def _layer(self, region: Region, call: Call, states: dict[Value, Split]) -> list[Split | None]:
+        if call.module in self._roles:
+            raise CannotSplit(f"{self.names[call.module]} would be given parts of the sequence")
+        return super()._layer(region, call, states)
