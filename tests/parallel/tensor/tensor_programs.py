@@ -8,12 +8,16 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from hocket.parallel._world import current
-from hocket.parallel.tensor import TensorParallel, parallelize
+from hocket.parallel.tensor import TensorParallel, is_leaf, parallelize
+from hocket.parallel.tensor import _functions as functions
+from hocket.parallel.tensor._split import Split, cut
 from hocket.profile import Recorder
 
 from ..user_models import CASES, Case
+from .odd_models import Deceptive, Dropping, Odd
 from .small_models import MODELS
 
 STEPS = 20
@@ -52,7 +56,7 @@ def difference(
     return worst
 
 
-def train(name: str, **options: Any) -> dict[str, Any]:
+def train(name: str, steps: int = STEPS, **options: Any) -> dict[str, Any]:
     """Trains a user's model plainly and tensor-parallel; what differs, and what was decided and communicated."""
     case: Case = CASES[name]
     world = current()
@@ -62,7 +66,7 @@ def train(name: str, **options: Any) -> dict[str, Any]:
     plain = case.model().double()
     plain.load_state_dict(rank_0)
     generator = torch.Generator().manual_seed(1)
-    batches = [as_double(case.batch(4, generator)) for _ in range(STEPS)]
+    batches = [as_double(case.batch(4, generator)) for _ in range(steps)]
     result = parallelize(model, world, batches[0][:-1], **options)
     found: dict[str, Any] = {"forms": {d.name: d.form for d in result.decisions}, "refused": dict(result.refused)}
     found["share"] = sum(p.numel() for p in model.parameters()) / sum(p.numel() for p in plain.parameters())
@@ -136,3 +140,113 @@ def step(
 
 def all_small_models() -> dict[str, dict[str, Any]]:
     return {name: step(*pair) for name, pair in MODELS.items()}
+
+
+def oddities() -> dict[str, Any]:
+    """Models of which something cannot be cut."""
+    tokens = (torch.randn(2, 5, 8), torch.randint(0, 6, (2, 5)))
+    return {
+        "odd": step(Odd, lambda: tokens),
+        "deceptive": step(Deceptive, lambda: (torch.randn(5, 8),)),
+        "trusting": step(Deceptive, lambda: (torch.randn(5, 8),), verify=False),
+    }
+
+
+def dropping() -> dict[str, Any]:
+    """Dropout: which elements were dropped, and what came out, with and without activation checkpointing."""
+    torch.manual_seed(10 + current().rank)  # ranks are not alike before
+    model = Dropping()
+    x = torch.randn(2, 6, 8, generator=torch.Generator().manual_seed(0))
+    result = parallelize(model, current(), (x,))
+    masks: dict[str, Any] = {}
+    model.before.register_forward_hook(lambda m, i, o: masks.__setitem__("before", (o == 0).tolist()))
+    model.inside.register_forward_hook(lambda m, i, o: masks.__setitem__("inside", (o == 0).tolist()))
+    found: dict[str, Any] = {"forms": {d.name: d.form for d in result.decisions}}
+    for recompute in (False, True):
+        torch.manual_seed(7)
+        model.zero_grad()
+        out = checkpoint(model, x, use_reentrant=False) if recompute else model(x)
+        out.square().sum().backward()
+        grads = [p.grad.tolist() for p in model.parameters() if p.grad is not None]
+        found[f"recompute={recompute}"] = {"out": out.tolist(), "grads": grads, "next": torch.rand(3).tolist()}
+    found["masks"] = dict(masks)
+    model.eval()
+    found["evaluation"] = float((model(x) - model(x)).detach().abs().max())
+    return found
+
+
+def gpt_in_sequence() -> dict[str, Any]:
+    """The comparison for one model."""
+    return {"gpt": train("gpt", 3, sequence=True)}
+
+
+def in_sequence() -> dict[str, Any]:
+    """Sequence parallelism: the same comparisons, and a sequence that cannot be cut."""
+    found: dict[str, Any] = {
+        name: train(name, steps, sequence=True) for name, steps in (("gpt", 4), ("seq2seq", 2), ("mixer", 1))
+    }
+    torch.manual_seed(0)
+    model = CASES["gpt"].model()
+    parallelize(model, current(), (torch.zeros(2, 8, dtype=torch.long),), sequence=True)
+    try:
+        model(torch.zeros(2, 7, dtype=torch.long))
+    except ValueError as error:
+        found["odd_length"] = str(error)
+    return found
+
+
+def pieces() -> dict[str, Any]:
+    """A full model put together from the ranks' pieces; copies and pickles of a cut model."""
+    torch.manual_seed(0)
+    model = CASES["gpt"].model()
+    plain = copy.deepcopy(model)
+    names = [id(p) for p in model.parameters()]
+    ids = torch.randint(0, 40, (2, 8))
+    result = parallelize(model, current(), (ids,))
+    mine = [
+        (name, offsets, piece.tolist())
+        for name, p in model.named_parameters()
+        for offsets, piece in result.chunks(name, p.detach())
+    ]
+    twin = copy.deepcopy(model)
+    same = torch.equal(twin(ids), model(ids))
+    return {
+        "mine": mine,
+        "full": {n: p.tolist() for n, p in plain.named_parameters()},
+        "identity": names == [id(p) for p in model.parameters()],
+        "twin": same,
+        "leaves": sorted(n for n, m in model.named_modules() if is_leaf(m)),
+        "keys": list(model.state_dict()) == list(plain.state_dict()),
+        "kinds": all(isinstance(b, type(a)) for a, b in zip(plain.modules(), model.modules(), strict=True)),
+        "shapes": {n: list(c.shape) for n, c in result.pieces.items()},
+    }
+
+
+def borders() -> dict[str, Any]:
+    """Each operation at a border, with its gradient, and what it communicates forward and backward."""
+    world = current()
+    split = Split(1, (6, 2))
+    full = torch.arange(24.0).view(3, 8)
+    part = cut(full, split, world.rank, world.size)
+    found: dict[str, Any] = {}
+    for name, given, operation in [
+        ("copy_to", full, lambda x: functions.copy_to(world, x)[0]),
+        ("reduce_from", full, lambda x: functions.reduce_from(world, x)),
+        ("gather", part, lambda x: functions.gather(world, x, split)),
+        ("gather_partial", part, lambda x: functions.gather_partial(world, x, split)),
+        ("scatter", full, lambda x: functions.scatter(world, x, split)),
+        ("reduce_scatter", full, lambda x: functions.reduce_scatter(world, x, split)),
+    ]:
+        x = given.clone().requires_grad_()
+        with Recorder() as forward:
+            y = operation(x)
+        with Recorder() as backward:
+            (y * (world.rank + 1)).sum().backward()
+        assert x.grad is not None
+        found[name] = {
+            "counted": (counted(forward), counted(backward)),
+            "out": y.tolist(),
+            "grad": x.grad.tolist(),
+        }
+    found["full"], found["part"] = full.tolist(), part.tolist()
+    return found

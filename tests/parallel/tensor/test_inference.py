@@ -66,7 +66,7 @@ def test_a_pair_needs_one_all_reduce_forward_and_one_backward(n: int, name: str)
     count, nbytes = found["counted"]["all_reduce"]
     assert list(found["counted"]) == ["all_reduce"]
     assert count - extra == 2
-    assert nbytes - extra * 64 * 2 == 2 * tokens_nbytes
+    assert nbytes - extra * 8 * 8 == 2 * tokens_nbytes
 
 
 def test_a_layer_that_is_used_twice_is_cut_in_one_way() -> None:

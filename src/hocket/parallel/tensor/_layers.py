@@ -127,9 +127,8 @@ class Form:
         if self.scatters:
             y = self._part(y, reduce_scatter)
             if bias is not None:
-                split = noted(y)
                 (bias,) = copy_to(self.world, bias)
-                return note(y + bias, split)
+                return note(y + bias, noted(y))
             return y
         y = reduce_from(self.world, y)
         return y if bias is None else y + bias.view(-1, *(1,) * (-1 - self.channel))

@@ -14,7 +14,7 @@ from .._world import World
 from ._apply import Applied
 from ._interpret import Interpreted
 from ._numbers import align
-from ._plan import choose
+from ._plan import apart, choose
 from ._record import record
 from ._regions import Region
 from ._sequence import sequences
@@ -136,18 +136,25 @@ def parallelize(
     choice = choose(model, recording, world.size)
     regions = choice.regions
     wrong: list[tuple[Region, str]] = []
+    verifier = Verifier(model, sample, recording, world)
     if verify:
-        regions, wrong = Verifier(model, sample, recording, world).sort_out(regions)
+        regions, wrong = verifier.sort_out(regions)
+        singles = [single for region, why in wrong for single in apart(region, why, world.size)]
+        if singles:
+            singles, _ = verifier.sort_out(singles, regions)
+            regions = [*regions, *singles]
     if sequence:
-        zones, apart = sequences(model, recording, regions, world.size)
-        choice.refused.update(apart)
+        zones, unsuited = sequences(model, recording, regions, world.size)
+        choice.refused.update(unsuited)
         if verify:
-            zones, more = Verifier(model, sample, recording, world).sort_out(zones, regions)
+            zones, more = verifier.sort_out(zones, regions)
             wrong += more
         regions = [*regions, *zones]
     refused = dict(choice.refused)
+    cut_layers = {name for region in regions for name in region.names}
     for region, difference in wrong:
-        refused.update(dict.fromkeys(region.names, f"cut as {region.reason or 'a pair'}, {difference}"))
+        names = [name for name in region.names if name not in cut_layers]
+        refused.update(dict.fromkeys(names, f"cut as {region.reason or 'a pair'}, {difference}"))
     applied = Applied(model, regions, recording, world)
     result = TensorParallel(model, world, _decisions(model, regions, refused), list(refused.items()))
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):

@@ -112,6 +112,20 @@ def choose(model: nn.Module, recording: Recording, ranks: int) -> Choice:
     return Choice(chosen, refused)
 
 
+def apart(region: Region, why: str, ranks: int) -> list[Region]:
+    """The layers of a region that turned out not to go together, each by itself, where it can be cut."""
+    found = []
+    for name, module in zip(region.names, region.roles, strict=True):
+        if len(region.roles) > 1 and type(module) in CHANNEL:
+            try:
+                alone = _alone(module, name, why, ranks)
+            except CannotSplit:
+                continue
+            if alone is not None:
+                found.append(alone)
+    return found
+
+
 def _free(
     model: nn.Module, names: dict[nn.Module, str], recording: Recording
 ) -> tuple[set[nn.Module], list[tuple[Any, nn.Module]], dict[str, str]]:

@@ -183,6 +183,7 @@ class _Recorder(TorchFunctionMode):
             value = Value(tuple(tensor.shape), tensor.element_size(), tensor.requires_grad, None, name)
             self._values[id(tensor)] = value
             self._kept.append(tensor)
+        value.grad = value.grad or tensor.requires_grad  # what an autograd function makes gets its gradient at its end
         return value
 
 

@@ -1,7 +1,8 @@
 """Sequence parallelism: what lies between cut layers (norms, dropout, residual sums) works on parts of the sequence.
 
-Where a row layer would add up over the ranks, for all of them to go on with the same tensor, it leaves each a part of the
-positions (reduce_scatter); the next column layers gather them (all_gather). Both together move what the all_reduce moved.
+Where a row layer would add up over the ranks, for all of them to go on with the same tensor, it leaves each a part of
+the positions (reduce_scatter); the next column layers gather them (all_gather). Both together move what the all_reduce
+moved.
 Source: Korthikanti et al., Reducing Activation Recomputation in Large Transformer Models, 2022.
 """
 
