@@ -22,14 +22,14 @@ def optimizer_of(name: str, parameters: Any) -> torch.optim.Optimizer:
 
 def alone(case: Case) -> tuple[list[float], dict[str, Any]]:
     """Losses and final parameters of one process."""
-    make, batch, loss_fn = MODELS[case["model"]]
+    made = MODELS[case["model"]]
     torch.manual_seed(1)
-    model = make()
+    model = made.made()
     optimizer = optimizer_of(case.get("optimizer", "sgd"), model.parameters())
     losses = []
     for step, samples in enumerate(case["sizes"]):
-        *inputs, target = batch(step, samples)
-        loss = loss_fn(model(*inputs), target)
+        *inputs, target = made.batch_of(step, samples)
+        loss = made.loss_fn(model(*inputs), target)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -39,10 +39,10 @@ def alone(case: Case) -> tuple[list[float], dict[str, Any]]:
 
 def piped(case: Case, world: World) -> tuple[list[float], dict[str, Any]]:
     """Losses and this rank's final parameters, by the model's names."""
-    make, batch, loss_fn = MODELS[case["model"]]
+    made = MODELS[case["model"]]
     torch.manual_seed(1)
-    model = make()
-    *sample, _ = batch(0, 4)
+    model = made.made()
+    *sample, _ = made.batch_of(0, 4)
     per_rank = case.get("per_rank", 1)
     stages = split(model, world.size * per_rank, sample, world=world)[world.rank :: world.size]
     done: list[int] = []
@@ -51,16 +51,16 @@ def piped(case: Case, world: World) -> tuple[list[float], dict[str, Any]]:
         world,
         case.get("schedule", "1f1b"),
         case.get("micro", 4),
-        loss_fn,
+        made.loss_fn,
         recompute=case.get("recompute", "none"),
         on_gradients=lambda stage: done.append(stage.index),
     )
-    parameters = list({id(p): p for stage in stages for p in stage.module.parameters()}.values())
+    parameters = list({id(p): p for stage in stages for p in stage.module.parameters() if p.requires_grad}.values())
     assert parameters, [str(stage) for stage in stages]
     optimizer = optimizer_of(case.get("optimizer", "sgd"), parameters)
     losses = []
     for step, samples in enumerate(case["sizes"]):
-        *inputs, target = batch(step, samples)
+        *inputs, target = made.batch_of(step, samples)
         optimizer.zero_grad()
         losses.append(float(pipeline.step(inputs, target)))
         optimizer.step()

@@ -15,21 +15,28 @@ from . import programs
 EVEN = [16] * 20
 UNEVEN = [16, 10, 7, 3, 1, 16, 5] + [16] * 13
 
-CASES: dict[int, dict[str, programs.Case]] = {
-    n: {
-        f"mlp, {schedule} x {per_rank}, {optimizer}": {
-            "model": "mlp",
-            "schedule": schedule,
-            "per_rank": per_rank,
-            "optimizer": optimizer,
-            "sizes": UNEVEN if optimizer == "sgd" else EVEN,
-        }
-        for schedule in ("gpipe", "1f1b", "interleaved", "zero_bubble")
-        for per_rank in (1, 2)
-        for optimizer in ("sgd", "adam")
-    }
-    for n in (2, 4)
-}
+SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero_bubble")
+
+
+def case(n: int, model: str, schedule: str, per_rank: int, optimizer: str, **more: Any) -> programs.Case:
+    sizes = UNEVEN if optimizer == "sgd" else EVEN
+    return dict(model=model, schedule=schedule, per_rank=per_rank, optimizer=optimizer, sizes=sizes) | more
+
+
+def cases(n: int) -> dict[str, programs.Case]:
+    found = [case(n, "mlp", schedule, per_rank, "sgd") for schedule in SCHEDULES for per_rank in (1, 2)]
+    for i, model in enumerate(["gpt", "seq2seq", "mixer", "recurrent", "frozen", "cnn, frozen norms"]):
+        found.append(case(n, model, SCHEDULES[(i + n) % 4], 1, "adam"))
+        found.append(case(n, model, SCHEDULES[(i + n + 1) % 4], 1, "sgd"))
+    found.append(case(n, "unet, frozen norms", "zero_bubble", 1, "sgd"))
+    found.append(case(n, "unet, frozen norms", "1f1b", 1, "adam"))
+    for model in ("cnn", "unet"):
+        found.append(case(n, model, "gpipe", 1, "sgd", micro=1))
+        found.append(case(n, model, "gpipe", 1, "adam", micro=1))
+    return {", ".join(f"{c[key]}" for key in ("model", "schedule", "per_rank", "optimizer")): c for c in found}
+
+
+CASES = {n: cases(n) for n in (2, 4)}
 
 
 @functools.cache
@@ -43,8 +50,8 @@ def test_losses_and_weights_of_one_process(n: int, name: str) -> None:
     seen = set()
     for rank in results(n):
         ours, weights = rank[name]
-        np.testing.assert_allclose(ours, losses, rtol=2e-5)
+        np.testing.assert_allclose(ours, losses, rtol=1e-9)
         for parameter, value in weights.items():
-            np.testing.assert_allclose(value, parameters[parameter], rtol=1e-3, atol=2e-5, err_msg=parameter)
+            np.testing.assert_allclose(value, parameters[parameter], rtol=1e-6, atol=1e-9, err_msg=parameter)
         seen |= set(weights)
     assert seen == set(parameters)

@@ -2,26 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[np.float64]
 
 
 def balance(
-    times: Sequence[float], n: int, nbytes: Sequence[int] | None = None, *, link_Bps: float = 2e9, link_s: float = 2e-5
+    times: Sequence[float],
+    n: int,
+    nbytes: Sequence[int] | None = None,
+    *,
+    holds: Sequence[bool] | None = None,
+    link_Bps: float = 2e9,
+    link_s: float = 2e-5,
+    slack: float = 0.0,
 ) -> list[int]:
     """The first step of each part but the first, so that the slowest part takes the least time.
 
-    Exact, by dynamic programming over (parts, end): at most n L^2 / 2 comparisons for L steps. Among equally good
-    answers the one with the least bytes across its cuts is taken, then the one with the earliest cuts.
+    Exact, by dynamic programming over (parts, end): some n L^2 / 2 comparisons for L steps, twice: for the least time
+    of the slowest part, then among the cuts that reach it for those that the fewest bytes cross.
 
     Args:
         times: seconds of each step, forward and backward.
         n: parts.
         nbytes: what crosses before each step, going forward; as much comes back. Counted for the parts on both sides.
             None to count times only.
+        holds: which steps hold weights; every part then gets one that does, if there are enough of them.
         link_Bps: bytes a second that a link between two ranks carries.
         link_s: seconds that a message takes besides.
+        slack: by how much of it the least time may be missed for fewer bytes across cuts.
 
     Returns:
         n - 1 rising numbers of steps.
@@ -38,30 +51,55 @@ def balance(
     if nbytes is not None:
         crossing[1:count] = np.asarray(nbytes[1:], dtype=float)
     link = np.zeros(count + 1)
-    link[1:count] = 2 * (crossing[1:count] / link_Bps + link_s) if nbytes is not None else 0.0
+    if nbytes is not None:
+        link[1:count] = 2 * (crossing[1:count] / link_Bps + link_s)
     total = np.concatenate([[0.0], np.cumsum(np.asarray(times, dtype=float))])
-    # best[j]: time of the slowest part, and bytes across cuts, of the best way to have steps [0, j) in p parts
-    best, traffic = total + link, np.zeros(count + 1)
-    best[0] = np.inf
+    weights = np.concatenate([[0], np.cumsum(np.asarray(holds if holds is not None else [True] * count, dtype=int))])
+
+    def cost(begins: npt.NDArray[np.int64], end: int) -> Array:
+        spent: Array = np.maximum(total[end] - total[begins], 0.0) + link[begins] + link[end]
+        spent[weights[begins] == weights[end]] = np.inf
+        return spent
+
+    least, _ = _best(count, n, cost, lambda so_far, spent, _: np.maximum(so_far, spent))
+    if not np.isfinite(least):  # fewer steps with weights than parts, or none between some of them
+        return balance(times, n, nbytes, link_Bps=link_Bps, link_s=link_s, slack=slack)
+    limit = least * (1 + slack) + 1e-12 * total[-1]
+    _, begins = _best(
+        count,
+        n,
+        cost,
+        lambda so_far, spent, begins: np.where(spent <= limit, so_far + crossing[begins], np.inf),
+    )
+    return begins
+
+
+def _best(count: int, n: int, cost: Callable[..., Array], join: Callable[..., Array]) -> tuple[float, list[int]]:
+    """The least value of a way to cut `count` steps into `n` parts, and its cuts.
+
+    Args:
+        count: steps.
+        n: parts.
+        cost: of parts from several begins to one end.
+        join: value of all up to an end, of the value up to each begin, the costs, and the begins.
+    """
+    so_far: Any = np.full(count + 1, np.inf)
+    so_far[0] = 0.0
     came_from = np.zeros((n + 1, count + 1), dtype=int)
-    for part in range(2, n + 1):
-        new_best, new_traffic = np.full(count + 1, np.inf), np.zeros(count + 1)
+    for part in range(1, n + 1):
+        now = np.full(count + 1, np.inf)
         for end in range(part, count + 1):
             begins = np.arange(part - 1, end)
-            slowest = np.maximum(best[begins], total[end] - total[begins] + link[begins] + link[end])
-            moved = traffic[begins] + crossing[begins]
-            least = slowest.min()
-            ties = np.flatnonzero(slowest <= least * (1 + 1e-12))
-            choice = ties[np.argmin(moved[ties])]
-            new_best[end], new_traffic[end] = slowest[choice], moved[choice]
-            came_from[part, end] = begins[choice]
-        best, traffic = new_best, new_traffic
-    cut_at = []
+            values = join(so_far[begins], cost(begins, end), begins)
+            choice = int(np.argmin(values))
+            now[end], came_from[part, end] = values[choice], begins[choice]
+        so_far = now
+    cuts = []
     end = count
     for part in range(n, 1, -1):
         end = int(came_from[part, end])
-        cut_at.append(end)
-    return cut_at[::-1]
+        cuts.append(end)
+    return float(so_far[count]), cuts[::-1]
 
 
 def slowest(

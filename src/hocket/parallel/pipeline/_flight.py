@@ -44,7 +44,9 @@ class Flight:
         output = run(*(inputs[i] for i in stage.inputs), *used)
         if stage.last:
             return output
-        if split_backward:  # torch's split backward detaches what it starts from in place, which views do not allow
+        if (
+            split_backward
+        ):  # torch's detaches what it starts from in place, which leaves, views and saved tensors resent
             output = tuple(_values.filled(_values.described(o), map(_own, _values.tensors_of(o))) for o in output)
         self._made = dict(zip(stage.makes, output, strict=True))
         return [self._taken[name] if name in self._taken else self._made[name] for name in stage.gives]
@@ -119,4 +121,4 @@ class Flight:
 
 
 def _own(tensor: Tensor) -> Tensor:
-    return tensor.clone() if tensor.requires_grad and (tensor.is_leaf or tensor._is_view()) else tensor
+    return tensor.clone() if tensor.requires_grad else tensor

@@ -43,6 +43,19 @@ def cuts(traced: Traced) -> list[Cut]:
     return found
 
 
+def holding(traced: Traced) -> list[bool]:
+    """Which steps use parameters that are trained."""
+    modules = dict(traced.model.named_modules(remove_duplicate=False))
+
+    def holds(node: fx.Node) -> bool:
+        if node.op == "call_module":
+            return any(p.requires_grad for p in modules[str(node.target)].parameters())
+        own = [source.meta["value"] for source in node.all_input_nodes if source.op == "get_attr"]
+        return any(isinstance(value, torch.nn.Parameter) and value.requires_grad for value in own)
+
+    return [holds(node) for node in traced.steps]
+
+
 def build(traced: Traced, begins: Sequence[int]) -> list[Stage]:
     """The stages of a model.
 

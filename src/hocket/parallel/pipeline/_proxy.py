@@ -68,6 +68,10 @@ class Value(fx.Proxy):  # type: ignore[no-any-unimported, misc, unused-ignore]
         return float(self._settled(self._plain(float), float, True))
 
     def __bool__(self) -> bool:
+        return bool(self.tracer.to_bool(self))
+
+    def settled_bool(self) -> bool:
+        """The sample's answer, with a check that it holds for other batches."""
         return bool(self._settled(self._plain(bool), bool, True))
 
     def __contains__(self, item: Any) -> bool:

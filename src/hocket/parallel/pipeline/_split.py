@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import fx
@@ -12,9 +12,12 @@ from .._world import World
 from . import _verify
 from ._balance import balance
 from ._measure import Times, measured
-from ._partition import build, cuts
+from ._partition import build, cuts, holding
 from ._stage import Stage
 from ._trace import SplitError, Traced, trace
+
+_SLACK: Final = 0.03
+"""Times are measured no more precisely than this; within it a cut that fewer bytes cross is better."""
 
 
 def split(
@@ -71,7 +74,8 @@ def _balanced(
         seconds = times.total_s if isinstance(times, Times) else list(times or [0.0] * len(traced.steps))
         if len(seconds) != len(traced.steps):
             raise SplitError(f"{len(seconds)} times were given for the {len(traced.steps)} steps of the model")
-        begins = balance(seconds, n_stages, [cut.nbytes for cut in cuts(traced)])
+        crossing = [cut.nbytes for cut in cuts(traced)]
+        begins = balance(seconds, n_stages, crossing, holds=holding(traced), slack=_SLACK)
     return begins if world is None else world.from_root(begins)
 
 

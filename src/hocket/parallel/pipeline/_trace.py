@@ -125,7 +125,7 @@ class _Tracer(fx.Tracer):
     def trace(self, root: Any, concrete_args: dict[str, Any] | None = None) -> fx.Graph:
         """See torch.fx."""
         self._before = set(vars(root))
-        with self._factories_recorded():
+        with self._factories_recorded(), self._len_recorded(root):
             return super().trace(root, concrete_args)
 
     def forget(self) -> None:
@@ -173,7 +173,7 @@ class _Tracer(fx.Tracer):
         try:
             if self.is_leaf_module(m, path):
                 return self.create_proxy("call_module", path, args, kwargs)
-            with self._training_recorded(m):
+            with self._training_recorded(m), self._len_recorded(m):
                 return forward(*args, **kwargs)
         except Exception:
             self.failed = self.failed or path
@@ -205,8 +205,11 @@ class _Tracer(fx.Tracer):
         return proxy
 
     def to_bool(self, obj: Any) -> bool:
-        """Branches go the sample's way."""
-        return Value.__bool__(obj)
+        """Branches go the sample's way, except those on whether the model trains: both must work."""
+        if obj is self._training and self._path:
+            raise DataDependentError("its forward branches on self.training")
+        settled: bool = obj.settled_bool()
+        return settled
 
     def iter(self, obj: Any) -> Any:
         """Loops are as long as the sample's."""
@@ -241,6 +244,25 @@ class _Tracer(fx.Tracer):
             yield
         finally:
             module.__dict__["training"] = self._switched.pop()[1]
+
+    @contextlib.contextmanager
+    def _len_recorded(self, module: torch.nn.Module) -> Iterator[None]:
+        """`len(batch)` in a forward is a step and not the sample's length; Python itself wants a number from it."""
+        space = getattr(type(module).forward, "__globals__", {"len": len})
+        if "len" in space:  # the user's own, or there already
+            yield
+            return
+
+        def recorded(value: Any) -> Any:
+            if isinstance(value, Value) and isinstance(value.sampled, torch.Tensor) and not self._computing:
+                return self.create_proxy("call_function", len, (value,), {})
+            return len(value)
+
+        space["len"] = recorded
+        try:
+            yield
+        finally:
+            del space["len"]
 
     @contextlib.contextmanager
     def _factories_recorded(self) -> Iterator[None]:
@@ -294,7 +316,15 @@ def attribute(root: torch.nn.Module, path: str) -> Any:
 
 
 def _container(module: torch.nn.Module) -> bool:
-    return isinstance(module, torch.nn.Sequential | torch.nn.ModuleList | torch.nn.ModuleDict)
+    return isinstance(
+        module,
+        torch.nn.Sequential
+        | torch.nn.ModuleList
+        | torch.nn.ModuleDict
+        | torch.nn.Transformer
+        | torch.nn.TransformerEncoder
+        | torch.nn.TransformerDecoder,
+    )
 
 
 __all__ = ["DataDependentError", "SplitError", "Traced", "attribute", "computed", "same", "trace", "undisturbed"]

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from . import _values
+from . import _micro, _values
 from ._flight import Flight
 from ._stage import Stage
 from ._trace import SplitError, undisturbed
@@ -40,6 +40,18 @@ def compare(model: torch.nn.Module, stages: Sequence[Stage], sample: Sequence[An
             for module, mode in modes:
                 module.training = mode
         _compare(model, ours, theirs, training)
+    samples = _micro.samples_of(inputs, None)
+    if samples > 1:  # the last batch of a data set has fewer samples
+        fewer = _micro.cut(inputs, None, 2 if samples > 3 else samples)[-1].inputs
+        modes = [(module, module.training) for module in model.modules()]
+        model.eval()
+        try:
+            ours = _results(model, lambda: chained(stages, fewer), backward=False)
+            theirs = _results(model, lambda: (model(*fewer), None), backward=False)
+        finally:
+            for module, mode in modes:
+                module.training = mode
+        _compare(model, ours, theirs, False)
 
 
 def chained(stages: Sequence[Stage], inputs: tuple[Any, ...]) -> tuple[Any, Callable[[list[Tensor]], None]]:
