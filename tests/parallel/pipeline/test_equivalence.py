@@ -20,7 +20,8 @@ SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero_bubble")
 
 def case(n: int, model: str, schedule: str, per_rank: int, optimizer: str, **more: Any) -> programs.Case:
     sizes = UNEVEN if optimizer == "sgd" else EVEN
-    return dict(model=model, schedule=schedule, per_rank=per_rank, optimizer=optimizer, sizes=sizes) | more
+    plain = {"model": model, "schedule": schedule, "per_rank": per_rank, "optimizer": optimizer, "sizes": sizes}
+    return plain | more
 
 
 def cases(n: int) -> dict[str, programs.Case]:

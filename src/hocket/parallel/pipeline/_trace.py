@@ -120,11 +120,13 @@ class _Tracer(fx.Tracer):
         self._in_memory: dict[int, set[str]] = {}  # names of the steps whose values share memory
         self._before: set[str] = set()
         self._training: Any = None
+        self._mode = True
         self._switched: list[tuple[torch.nn.Module, bool]] = []
 
     def trace(self, root: Any, concrete_args: dict[str, Any] | None = None) -> fx.Graph:
         """See torch.fx."""
         self._before = set(vars(root))
+        self._mode = root.training
         with self._factories_recorded(), self._len_recorded(root):
             return super().trace(root, concrete_args)
 
@@ -141,6 +143,7 @@ class _Tracer(fx.Tracer):
 
     def create_args_for_root(self, root_fn: Any, is_module: bool, concrete_args: Any = None) -> Any:
         """The sample's values, except None: code asks whether an input `is None`; further parameters keep defaults."""
+        self._record_training(self.root)
         args: list[Any] = [self.root]
         for index, value in enumerate(self._sample):
             if value is not None:
@@ -233,17 +236,21 @@ class _Tracer(fx.Tracer):
     @contextlib.contextmanager
     def _training_recorded(self, module: torch.nn.Module) -> Iterator[None]:
         """`self.training` in a forward that is looked into is the stage's at the time, not the tracing's."""
-        if module.training is not self.root.training:
+        if module.training is not self._mode:  # frozen, or being looked into already
             yield
             return
-        if self._training is None:
-            self._training = self.create_proxy("get_attr", "training", (), {})
-        self._switched.append((module, module.training))
-        module.__dict__["training"] = self._training
+        self._record_training(module)
         try:
             yield
         finally:
             module.__dict__["training"] = self._switched.pop()[1]
+
+    def _record_training(self, module: torch.nn.Module) -> None:
+        if self._training is None:
+            self._training = self.create_proxy("get_attr", "training", (), {})
+            self._training.node.meta["value"] = self._mode
+        self._switched.append((module, self._mode))
+        module.__dict__["training"] = self._training
 
     @contextlib.contextmanager
     def _len_recorded(self, module: torch.nn.Module) -> Iterator[None]:

@@ -1,0 +1,211 @@
+"""What splits into which stages, and what is refused with which reason."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from hocket.parallel.pipeline import SplitError, Stage, split
+from hocket.parallel.pipeline._proxy import OtherBranchError
+from hocket.parallel.pipeline._verify import chained
+
+from .models import MODELS
+
+Tensor = torch.Tensor
+
+
+def sample_of(name: str, n: int = 4) -> tuple[Any, ...]:
+    *inputs, _ = MODELS[name].batch(n, torch.Generator().manual_seed(0))
+    return tuple(inputs)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Any:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_stages_hold_the_models_own_parameters_under_its_names(name: str) -> None:
+    model = MODELS[name].make()
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    stages = split(model, 3, sample_of(name))
+    own = dict(model.named_parameters())
+    found: dict[str, Any] = {}
+    for stage in stages:
+        assert isinstance(stage, Stage)
+        for key, parameter in stage.parameters().items():
+            assert parameter is own[key]
+            assert (key in stage.shared) == (key in found or any(key in s.parameters() for s in stages if s != stage))
+            found[key] = parameter
+        buffers = dict(stage.module.named_buffers())
+        assert all(buffers[local] is model.get_buffer(key) for local, key in stage.names.items() if local in buffers)
+    assert set(found) == set(own)
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items()), "the model has changed"
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_one_stage_is_the_model() -> None:
+    (stage,) = split(MODELS["gpt"].make(), 1, sample_of("gpt"))
+    assert stage.first
+    assert stage.last
+    assert not stage.takes
+    assert not stage.shared
+
+
+def test_points_begin_stages() -> None:
+    model = MODELS["unet"].make()
+    stages = split(model, 3, sample_of("unet"), points=("down2", "up2"))
+    assert [stage.layers[0] for stage in stages] == ["inc.conv1", "down2.0", "up2.up"]
+    assert len(stages[1].takes) == 2, "two skip connections"
+    assert len(set(stages[1].takes) & set(stages[1].gives)) == 1, "one of them is passed on"
+    assert "stage 1 of 3: down2.0" in str(stages[1])
+
+
+def test_layers_of_torch_transformers_are_split_and_attention_is_not() -> None:
+    stages = split(MODELS["seq2seq"].make(), 2, sample_of("seq2seq"), points=("transformer.decoder.layers.1",))
+    assert stages[1].layers[0] == "transformer.decoder.layers.1"
+    assert "transformer.encoder.layers.0" in stages[0].layers
+
+
+def test_tied_weights_of_stages_far_apart_are_shared() -> None:
+    stages = split(MODELS["gpt"].make(), 3, sample_of("gpt"))
+    assert [stage.shared for stage in stages] == [("wte.weight",), (), ("wte.weight",)]
+    assert {"wte.weight": "wte.weight"}.items() <= stages[0].names.items()
+    assert stages[2].names["lm_head.weight"] == "wte.weight"
+
+
+@pytest.mark.parametrize("mode", [True, False])
+def test_training_and_evaluating_are_told_apart_after_the_split(mode: bool) -> None:
+    class Dropping(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(6, 6), nn.Linear(6, 6)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.b(F.dropout(self.a(x), 0.5, training=self.training))
+
+    model = Dropping().train(mode)
+    inputs = (torch.randn(4, 6),)
+    stages = split(model, 2, inputs)
+    for training in (True, False):
+        model.train(training)
+        torch.manual_seed(3)
+        ours, _ = chained(stages, inputs)
+        torch.manual_seed(3)
+        torch.testing.assert_close(ours, model(*inputs))
+
+
+def test_options_and_missing_inputs_keep_their_defaults() -> None:
+    class Optional(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(6, 6), nn.Linear(6, 6)
+
+        def forward(self, x: Tensor, mask: Tensor | None = None, twice: bool = False, *, scale: float = 2.0) -> Tensor:
+            y = self.a(x)
+            if mask is not None:
+                y = y * mask
+            return self.b(y) * (scale if twice else 1.0)
+
+    model = Optional()
+    x, mask = torch.randn(4, 6), torch.ones(4, 6)
+    for inputs in ((x,), (x, None), (x, mask), (x, mask, True), (x, None, True)):
+        assert len(split(model, 2, inputs)) == 2
+
+
+def test_other_batch_sizes_pass_a_traced_len_shape_and_arange() -> None:
+    class Sizes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(6, 6), nn.Linear(6, 6)
+
+        def forward(self, x: Tensor) -> Tensor:
+            n, width = x.shape
+            x = self.a(x).view(len(x), width) + torch.arange(n)[:, None] + torch.zeros(n, width)
+            return self.b(x.reshape(x.size(0) * 2, -1).view(n, width))
+
+    model = Sizes()
+    stages = split(model, 2, (torch.randn(8, 6),))
+    for n in (1, 3, 8, 20):
+        x = torch.randn(n, 6)
+        torch.testing.assert_close(chained(stages, (x,))[0], model(x))
+
+
+def test_a_branch_that_another_batch_takes_differently_is_an_error_and_not_a_wrong_result() -> None:
+    class Branch(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(6, 6), nn.Linear(6, 6)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.a(x)
+            if x.size(0) > 10:
+                y = y * 2
+            return self.b(y)
+
+    stages = split(Branch(), 2, (torch.randn(4, 6),))
+    chained(stages, (torch.randn(9, 6),))
+    with pytest.raises(OtherBranchError, match="would take another way"):
+        chained(stages, (torch.randn(11, 6),))
+
+
+class Looping(nn.Module):
+    """Branches on the numbers in a tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.a(x)
+        while y.norm() > 1:
+            y = y / 2
+        return self.b(y)
+
+
+def test_data_dependent_code_stays_whole_in_one_stage() -> None:
+    model = nn.Sequential(nn.Linear(6, 6), Looping(), nn.Linear(6, 6))
+    stages = split(model, 3, (torch.randn(4, 6),))
+    assert [stage.layers for stage in stages] == [("0",), ("1",), ("2",)]
+
+
+def test_data_dependent_code_in_the_model_itself_is_refused_with_the_reason() -> None:
+    with pytest.raises(SplitError, match=r"Looping into stages: DataDependentError .* bool\(\) of a tensor.*submodule"):
+        split(Looping(), 2, (torch.randn(4, 6),))
+
+
+def test_a_branch_on_isinstance_is_caught_by_comparison() -> None:
+    class Typed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(6, 6), nn.Linear(6, 6)
+
+        def forward(self, x: Any) -> Tensor:
+            y = self.a(x)
+            return self.b(y if type(y) is Tensor else y + 1)
+
+    with pytest.raises(SplitError, match=r"output 0 of the stages of Typed differs by up to 1"):
+        split(Typed(), 2, (torch.zeros(4, 6),), points=("b",))
+
+
+@pytest.mark.parametrize(
+    ("n", "points", "message"),
+    [
+        (2, ("nowhere",), r"names 'nowhere', which the model does not use.*It uses, in this order: 0.0, 0.1"),
+        (3, ("2",), r"names 1 modules that begin a stage; 3 stages need 2"),
+        (3, ("3", "2"), r"'2' does not come after the point before it"),
+        (2, ("0",), r"'0' does not come after the point before it, or begins the model"),
+        (0, (), r"into 0 stages"),
+        (99, (), r"has 15 steps, too few for 99 stages"),
+    ],
+)
+def test_impossible_splits_are_refused_with_the_remedy(n: int, points: tuple[str, ...], message: str) -> None:
+    with pytest.raises(SplitError, match=message):
+        split(MODELS["mlp"].make(), n, sample_of("mlp"), points=points)
