@@ -1,10 +1,13 @@
 """Every bundled workload in its small size: what a comparison of ways to train can rely on."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import fx
 
-from hocket.workloads import SettingsError, example, names
+from hocket.testing import run_ranks
+from hocket.workloads import SettingsError, build, example, names, settings_from_options
 
 
 @pytest.mark.parametrize("name", names())
@@ -48,3 +51,26 @@ def test_other_sizes_and_options_are_taken_as_hocket_train_takes_them() -> None:
     assert example("translation", language="german", batch_size=5).batch_size == 5
     with pytest.raises(SettingsError, match="--size huge"):
         example("language_model", "huge")
+
+
+JUDGED = ("resnet101", "language_model", "translation", "recommender")
+
+
+def _judge() -> list[dict[str, Any]]:
+    found = []
+    for name in JUDGED:
+        options = {"synthetic": True} if name == "recommender" else {}
+        workload = build(settings_from_options(name, {"workers": 1, "size": "tiny", **options}))
+        torch.manual_seed(0)
+        found.append(workload.evaluate(workload.model(), None))
+    return found
+
+
+def test_workers_judge_as_one_does_and_beside_something_simple() -> None:
+    alone = _judge()
+    for together in run_ranks(_judge, 2):
+        for name, mine, expected in zip(JUDGED, together, alone, strict=True):
+            assert mine["summary"] == expected["summary"], name
+            assert list(mine["columns"])[0] in mine["rows"][0]
+            for row, other in zip(mine["rows"], expected["rows"], strict=True):
+                assert row == pytest.approx(other, abs=1e-3), name

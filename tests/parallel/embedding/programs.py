@@ -227,6 +227,9 @@ def parts() -> list[dict[str, Any]]:
     form = distribute_embeddings(model, _world.current(), "hybrid", replicate_below=0)
     assert {name: id(parameter) for name, parameter in model.named_parameters()} == before
     assert all(model.get_parameter(name) is parameter for name, parameter in form.parameters.items())
+    full, _ = setting(False)
+    for name, parameter in form.parameters.items():
+        assert torch.equal(form.part(name, full.get_parameter(name)), parameter)
     again = distribute_embeddings(model, _world.current(), "row")
     assert not again.pieces
     assert set(again.refused.values()) == {"it is divided already"}

@@ -66,6 +66,11 @@ class EmbeddingParallel:
                 total[one.phase, one.kind] = before[0] + one.count, before[1] + one.nbytes
         return [Collective(*key, *sums) for key, sums in total.items()]
 
+    def part(self, name: str, full: Tensor) -> Tensor:
+        """This rank's rows of a tensor that has one for each row of a divided parameter: of optimizer state, say."""
+        begin = self.pieces[name][1][0]
+        return full[begin : begin + len(self._parameters[name])]
+
     def whole(self, name: str) -> Tensor:
         """All rows of a divided parameter, on every rank; a collective operation."""
         shape, offsets = self.pieces[name]
