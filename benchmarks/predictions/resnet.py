@@ -37,9 +37,8 @@ def resnet() -> Workload:
 
 def hosts(count: int, devices: int) -> Network:
     """`count` hosts at switches that reduce, an HDR NIC each; with several devices, NVLink between them."""
-    server = "eflops,server.devices=1" if devices == 1 else "dgx1"
-    inner = f"server={server},server.pcie=24GB/s"
-    spec = f"star:hosts={count},bandwidth=25GB/s,latency=600ns,reduction.streaming=true,{inner}"
+    inner = "server=eflops,server.devices=1" if devices == 1 else "server=dgx1"
+    spec = f"star:hosts={count},bandwidth=25GB/s,latency=600ns,reduction.streaming=true,{inner},server.pcie=24GB/s"
     found = Network.of(cluster.load(spec))
     # NVLink rings of the hybrid cube mesh: six links of 25 GB/s, about 130 GB/s of busbw (published for DGX-1V).
     inside = 130e9 if devices > 1 else found.inside_Bps

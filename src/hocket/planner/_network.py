@@ -18,16 +18,7 @@ from ._constants import Constants
 
 __all__ = ["Cost", "Network"]
 
-_ALGORITHMS = (
-    "ring",
-    "halving_doubling",
-    "double_tree",
-    "recursive_doubling",
-    "binomial",
-    "pairwise",
-    "bruck",
-    "chain",
-)
+_ALGORITHMS = ("ring", "halving_doubling", "circulant", "double_tree", "recursive_doubling", "binomial", "pairwise")
 # Up to this many ranks the closed forms, which grow with ranks in the making, are asked; the ring beyond.
 _MANY = 4096
 
