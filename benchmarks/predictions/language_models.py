@@ -5,6 +5,7 @@ python benchmarks/predictions/language_models.py fit      the fit of the two con
 """
 
 import dataclasses
+import functools
 import sys
 from dataclasses import dataclass
 
@@ -85,11 +86,13 @@ HOW = {
 LIMIT = 80e9
 
 
+@functools.cache
 def network() -> Network:
     """Selene, or like it."""
     return Network.of(cluster.load("selene-like"))
 
 
+@functools.cache
 def shape(name: str, gradient_nbytes: int) -> Workload:
     """One of the papers' models; SC'21's runs reduce gradients of 16 bits, the later ones keep them in 32."""
     hidden, layers, heads = SHAPES[name]

@@ -19,8 +19,6 @@ from ._constants import Constants
 __all__ = ["Cost", "Network"]
 
 _ALGORITHMS = ("ring", "halving_doubling", "circulant", "double_tree", "recursive_doubling", "binomial", "pairwise")
-# Up to this many ranks the closed forms, which grow with ranks in the making, are asked; the ring beyond.
-_MANY = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,15 +190,15 @@ def _forms(kind: str, size: int, local: int) -> tuple[tuple[str, float, float, f
     """Name, steps, steps inside hosts, wire, wire inside hosts of the algorithms that serve a group."""
     collective = Collective(kind, size)
     found = []
-    names = [one.name for one in candidates(collective) if one.name in _ALGORITHMS] if size <= _MANY else ["ring"]
+    names = [one.name for one in candidates(collective) if one.name in _ALGORITHMS]
     for name in names:
         form = get(name).form(collective)
         found.append((name, float(form.steps), 0.0, float(form.wire), 0.0))
-    if 1 < local < size:
+    for between in ("halving_doubling", "circulant") if 1 < local < size else ():
         try:
-            form = get("rails").form(collective, local=local)
+            form = get("rails").form(collective, local=local, between=between)
         except ScheduleError:
-            return tuple(found)
+            continue
         found.append(("rails", float(form.steps), float(form.steps_inside), float(form.wire), float(form.wire_inside)))
     return tuple(found)
 
