@@ -102,4 +102,4 @@ class Aggregators:
 def _before_others(pid: int) -> None:
     """A switch does not share its hosts' processors, which a process that stands for it must: so it comes first."""
     with contextlib.suppress(OSError, AttributeError):  # where it may not, times are a little longer
-        os.sched_setscheduler(pid, os.SCHED_RR, os.sched_param(1))
+        os.sched_setscheduler(pid, os.SCHED_RR, os.sched_param(2))
