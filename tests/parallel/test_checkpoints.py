@@ -13,7 +13,7 @@ from torch import nn
 
 import hocket
 from hocket.parallel import CheckpointError
-from hocket.parallel._pieces import Place, Range, boxes, memory_order
+from hocket.parallel._pieces import Place, Range, Segment, boxes, memory_order
 from hocket.planner import Plan
 from hocket.testing import run_ranks
 
@@ -72,12 +72,14 @@ def test_a_range_of_memory_finds_its_place_whatever_the_order_of_axes(axes: list
     tensor = torch.arange(24).view(2, 3, 4).permute(axes)
     order = tuple(memory_order(tensor.stride(), tensor.shape))
     shape = tuple(tensor.shape)
-    place = Range(Place("w", (9, 9, 9), (1, 2, 3)), shape, order, begin, end)
+    # The second axis is divided: this rank has two stretches of it, which lie further behind in the model's.
+    segments = (Segment(0, 1, 4), Segment(1, shape[1], 7)) if shape[1] > 1 else (Segment(0, shape[1], 4),)
+    place = Range(Place("w", (9, 12, 9), 1, segments), shape, order, begin, end)
+    here = {4: 0, **{7 + i: 1 + i for i in range(shape[1])}}  # index of the model's axis, to the rank's
     seen = []
     for piece in place.pieces(torch.arange(begin, end)):
-        where = tuple(
-            slice(o - p, o - p + s) for o, p, s in zip(piece.offsets, (1, 2, 3), piece.tensor.shape, strict=True)
-        )
+        offsets = (piece.offsets[0], here[piece.offsets[1]], piece.offsets[2])
+        where = tuple(slice(o, o + s) for o, s in zip(offsets, piece.tensor.shape, strict=True))
         assert torch.equal(tensor[where], piece.tensor)
         seen += piece.tensor.flatten().tolist()
     assert sorted(seen) == list(range(begin, end))

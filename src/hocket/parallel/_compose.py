@@ -1,28 +1,33 @@
-"""Puts a model together as its plan says: divided, sharded, synchronised, in this order."""
+"""Puts a model together as its plan says: divided, synchronised, and sharded, in this order."""
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from hocket.planner import Plan
+from hocket.planner import Plan, PlanError, PlanFinding
 
 from . import _memory
 from ._alike import align_optimizer, check_model, send_once
 from ._batch_norm import synchronise
 from ._buffers import Buffers
 from ._distribute import take_own_gpu
+from ._divide import divide_layers, divide_tensors, sample_inputs
 from ._fully_sharded import FullySharded
 from ._memory import StateBytes
 from ._mesh import Mesh
 from ._owned import Owned, check_elementwise, hand_over
+from ._passes import LossFn, Passes, Reduction, StagedPasses, WholePasses
 from ._pieces import Piece, Place
+from ._precision import cast_module, in_precision
 from ._recompute import recompute
 from ._replicas import Form, Replicas
 from ._scattered import Scattered
 from ._world import World
+from .pipeline import Pipeline, Stage
 
 
 @dataclass(slots=True)
@@ -30,42 +35,56 @@ class Composition:
     """A model as one rank holds it.
 
     Attributes:
-        model: what this rank computes.
-        mesh: where it stands.
+        model: the user's; where there is a pipeline, other ranks' parts of it are empty.
+        modules: what this rank computes, with the model's name of each of their parameters and buffers.
+        places: where these lie in the model's own.
+        mesh: where this rank stands.
         form: how parameters, gradients and optimizer state are held among data-parallel ranks.
-        buffers: the model's, kept alike.
+        passes: compute losses and gradients.
+        buffers: the modules', kept alike.
         optimizer: works on what this rank owns.
         plan: that all follows.
         elements: of the parameters that this rank would hold if nothing were divided among data-parallel ranks.
+        holders: how many ranks of the pipeline hold each parameter.
         notes: what was decided about the model, as sentences.
     """
 
     model: torch.nn.Module
+    modules: list[tuple[torch.nn.Module, dict[str, str]]]
+    places: dict[str, Place]
     mesh: Mesh
     form: Form
+    passes: Passes
     buffers: Buffers
     optimizer: Any
     plan: Plan
     elements: int
+    holders: dict[str, int]
     notes: list[str] = field(default_factory=list)
 
     def copies(self) -> list[tuple[Owned, int]]:
         """What this rank updates, each with how many ranks of the world update the same."""
-        return [(item, item.replicas) for item in self.form.owned]
+        found = []
+        for item in self.form.owned:
+            sharers = self.mesh.tensor.size if item.where.place.segments is None else 1
+            found.append((item, item.replicas * sharers * self.holders.get(item.name, 1)))
+        return found
 
     def pieces(self) -> list[Piece]:
-        """What this rank holds of the model's parameters and buffers; frozen parts and buffers included."""
+        """What this rank holds of the model's parameters and buffers."""
         found = [piece for item in (*self.form.owned, *self.form.frozen) for piece in item.pieces(item.leaf.detach())]
         kept = self.model.state_dict().keys()
-        for name, buffer in self.model.named_buffers():
-            if name in kept:
-                found += [Piece(name, tuple(buffer.shape), (0,) * buffer.ndim, buffer)]
+        for module, names in self.modules:
+            for name, buffer in module.named_buffers():
+                if names[name] in kept:
+                    found += self.places[names[name]].pieces((0,) * buffer.ndim, buffer)
         return found
 
     def memory(self) -> StateBytes:
         """See `Trainer.memory`."""
-        weights = [*self.model.parameters(), *self.model.buffers()]
-        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
+        parameters = [p for module, _ in self.modules for p in module.parameters()]
+        weights = [*parameters, *(b for module, _ in self.modules for b in module.buffers())]
+        gradients = [p.grad for p in parameters if p.grad is not None]
         gradients += [item.leaf.grad for item in self.form.owned if item.leaf.grad is not None]
         return _memory.counted(weights, gradients, self.optimizer)
 
@@ -75,18 +94,29 @@ class Composition:
         return _memory.predicted(self.elements, self.mesh.data.size, self.plan.shard, optimizer_nbytes=state)
 
 
-def compose(model: torch.nn.Module, optimizer: Any, plan: Plan, world: World, sample: Any) -> Composition:
+def compose(
+    model: torch.nn.Module,
+    loss_fn: LossFn,
+    optimizer: Any,
+    plan: Plan,
+    world: World,
+    *,
+    sample: Any,
+    reduction: Reduction,
+) -> Composition:
     """Makes ranks alike and changes the model as the plan says; a collective operation.
 
     Args:
         model: the user's.
-        optimizer: the user's, of its parameters.
+        loss_fn: of output and target.
+        optimizer: the user's, of the model's parameters.
         plan: resolved.
         world: all ranks.
         sample: inputs of the model, or None.
+        reduction: of the loss.
     """
+    inputs = sample_inputs(sample, plan)
     _check_arguments(model, optimizer, plan)
-    notes: list[str] = []
     if world.size > 1:
         take_own_gpu(model)
         check_model(model, world)
@@ -99,27 +129,71 @@ def compose(model: torch.nn.Module, optimizer: Any, plan: Plan, world: World, sa
     if world.size > 1:
         send_once([*model.parameters(), *model.buffers()], world)
         align_optimizer(optimizer, world)
+    frozen = {id(p) for p in model.parameters() if not p.requires_grad}
+    places, tensor_form = divide_tensors(model, optimizer, plan, mesh, inputs)
+    notes = [] if tensor_form is None else str(tensor_form).splitlines()
+    stages: list[Stage] = []
+    modules = [(model, {name: name for name in places})]
+    if mesh.pipeline.size > 1:
+        stages, about = divide_layers(model, optimizer, plan, mesh, inputs)
+        notes += about
+        modules = [(stage.module, dict(stage.names)) for stage in stages]
     if plan.sync_batch_norm:
-        changed = synchronise(model, mesh.batch_norm)
+        changed = [name for module, _ in modules for name in synchronise(module, mesh.batch_norm)]
         notes.append(f"batch norm over {mesh.batch_norm.size} ranks: {', '.join(changed) or 'the model has none'}")
-    if plan.recompute:
+    if plan.recompute and not stages:
         notes.append(f"computed again in back-propagation: {', '.join(recompute(model)) or 'the model has no blocks'}")
-    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    frozen = {name: p for name, p in model.named_parameters() if not p.requires_grad}
-    places = {name: Place.whole(name, p) for name, p in model.named_parameters()}
+    device = next((p.device.type for p in model.parameters()), "cpu")
+    for module, _ in modules:
+        cast_module(module, plan.precision, device)
+    loss = in_precision(loss_fn, plan.precision, device)
+    pipeline = None
+    if stages:
+        pipeline = Pipeline(
+            stages,
+            mesh.pipeline,
+            plan.pipeline_schedule,
+            plan.micro_batches,
+            loss,
+            loss_reduction=reduction,
+            recompute="stage" if plan.recompute else "none",
+        )
+        _check_tied(pipeline, plan, mesh)
+    parameters = {names[n]: p for module, names in modules for n, p in module.named_parameters()}
+    trained = {name: p for name, p in parameters.items() if id(p) not in frozen}
+    kept = {name: p for name, p in parameters.items() if id(p) in frozen}
     elements = sum(p.numel() for p in trained.values())
-    buffers = Buffers([model], mesh.data)
-    form: Form
-    if plan.shard == "none" or mesh.data.size == 1:
-        form = Replicas(trained, frozen, places, mesh.data, plan.bucket_bytes)
-    elif plan.shard == "parameters":
-        form = FullySharded([(model, {name: name for name in places})], places, mesh.data)
+    buffers = Buffers([module for module, _ in modules], mesh.data)
+    form = _form(plan, mesh, modules, trained, kept, places)
+    whole = {p for group in optimizer.param_groups for p in group["params"] if id(p) in frozen}
+    hand_over(optimizer, form.owned, whole)
+    holders = Counter(name for names in mesh.pipeline.from_all(list(trained)) for name in names)
+    passes: Passes
+    answers = mesh.tensor.rank == 0
+    if pipeline is None:
+        passes = WholePasses(model, loss, reduction, form, buffers, mesh.data, answers=answers)
     else:
-        keep = plan.shard == "optimizer"
-        form = Scattered(trained, frozen, places, mesh.data, plan.bucket_bytes, keep_gradients=keep)
-    managed = {id(p) for p in trained.values()}
-    hand_over(optimizer, form.owned, {p for g in optimizer.param_groups for p in g["params"] if id(p) not in managed})
-    return Composition(model, mesh, form, buffers, optimizer, plan, elements, notes)
+        answers = answers and pipeline.holds_last
+        passes = StagedPasses(pipeline, reduction, form, buffers, mesh.data, answers=answers)
+    return Composition(
+        model, modules, places, mesh, form, passes, buffers, optimizer, plan, elements, dict(holders), notes
+    )
+
+
+def _form(
+    plan: Plan,
+    mesh: Mesh,
+    modules: list[tuple[torch.nn.Module, dict[str, str]]],
+    trained: dict[str, torch.nn.Parameter],
+    frozen: dict[str, torch.nn.Parameter],
+    places: dict[str, Place],
+) -> Form:
+    if plan.shard == "none" or mesh.data.size == 1:
+        return Replicas(trained, frozen, places, mesh.data, plan.bucket_bytes)
+    if plan.shard == "parameters":
+        return FullySharded(modules, places, mesh.data)
+    keep = plan.shard == "optimizer"
+    return Scattered(trained, frozen, places, mesh.data, plan.bucket_bytes, keep_gradients=keep)
 
 
 def _check_arguments(model: Any, optimizer: Any, plan: Plan) -> None:
@@ -132,3 +206,13 @@ def _check_arguments(model: Any, optimizer: Any, plan: Plan) -> None:
     mine = {id(p) for p in model.parameters()}
     if any(id(p) not in mine for group in optimizer.param_groups for p in group["params"]):
         raise ValueError("the optimizer has parameters that the model has not: make it of model.parameters()")
+
+
+def _check_tied(pipeline: Pipeline, plan: Plan, mesh: Mesh) -> None:
+    tied = any(mesh.whole.from_all(bool(pipeline.tied)))
+    if tied and plan.shard == "parameters" and mesh.data.size > 1:
+        rule = (
+            "weights that stages share cannot be sharded themselves, and this model's first and last stage share some"
+        )
+        finding = PlanFinding("shard", rule, 'say shard = "gradients", or untie them')
+        raise PlanError("the plan cannot be carried out for this model:", [finding])

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from torch.distributed.fsdp import fully_shard
 
 from ._blocks import blocks
 from ._owned import Owned
-from ._pieces import Place
+from ._pieces import Box, Place
 from ._world import World
 
 
@@ -30,7 +30,7 @@ class FullySharded:
 
     def __init__(
         self,
-        modules: list[tuple[torch.nn.Module, Mapping[str, str]]],
+        modules: Sequence[tuple[torch.nn.Module, Mapping[str, str]]],
         places: Mapping[str, Place],
         world: World,
     ) -> None:
@@ -59,19 +59,22 @@ class FullySharded:
             return
         # FSDP2 cuts the first axis as torch.chunk does.
         each = -(-original.shape[0] // world.size)
-        offsets = (place.offsets[0] + world.rank * each, *place.offsets[1:])
+        offsets = (world.rank * each, *(0 for _ in original.shape[1:]))
         leaf = torch.nn.Parameter(local, original.requires_grad)
-        item = Owned(leaf, original, Place(place.name, place.shape, offsets), 1)
+        item = Owned(leaf, original, Box(place, offsets), 1)
         if not original.requires_grad:
             self.frozen.append(item)
             return
         self.owned.append(item)
         self._sharded.append((sharded, item))
 
-    @contextmanager
-    def passing(self, last: bool) -> Iterator[None]:
+    def passing(self, last: bool) -> AbstractContextManager[None]:
         """See Form. The gradients of every pass are reduced."""
-        yield
+        return nullcontext()
+
+    def adding(self) -> AbstractContextManager[None]:
+        """See Form. The gradients of every pass are reduced."""
+        return nullcontext()
 
     def reduce(self) -> None:
         """See Form. They have been reduced already."""

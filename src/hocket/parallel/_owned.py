@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ._pieces import Piece, Place, Range
+from ._pieces import Box, Piece, Range
 
 ELEMENTWISE = frozenset(
     {"SGD", "Adam", "AdamW", "Adagrad", "RMSprop", "Adadelta", "Adamax", "NAdam", "RAdam", "ASGD", "Rprop"}
@@ -23,25 +23,23 @@ class Owned:
     Attributes:
         leaf: what stands in the optimizer's groups.
         parameter: the user's parameter that it is, or is a part of.
-        place: where `leaf` lies in the model's parameter; a range of its elements where it is flat.
+        where: `leaf` lies in the model's parameter; a range of its elements where it is flat.
         replicas: how many data-parallel ranks hold the same.
     """
 
     leaf: torch.nn.Parameter
     parameter: torch.nn.Parameter
-    place: Place | Range
+    where: Box | Range
     replicas: int
 
     @property
     def name(self) -> str:
         """The model's name for the parameter."""
-        return self.place.place.name if isinstance(self.place, Range) else self.place.name
+        return self.where.place.name
 
     def pieces(self, values: torch.Tensor) -> list[Piece]:
         """Where `values`, a tensor of the shape of `leaf`, lies in a tensor of the shape of the model's parameter."""
-        if isinstance(self.place, Range):
-            return self.place.pieces(values)
-        return [Piece(self.place.name, self.place.shape, self.place.offsets, values)]
+        return self.where.pieces(values)
 
 
 def check_elementwise(optimizer: Any) -> None:
@@ -89,9 +87,9 @@ def hand_over(optimizer: Any, owned: Sequence[Owned], kept: Collection[torch.nn.
 
 
 def _cut(value: Any, item: Owned) -> Any:
-    if not isinstance(value, torch.Tensor) or value.ndim == 0 or not isinstance(item.place, Range):
+    if not isinstance(value, torch.Tensor) or value.ndim == 0 or not isinstance(item.where, Range):
         return value.clone() if isinstance(value, torch.Tensor) else value
-    where = item.place
+    where = item.where
     if tuple(value.shape) != where.shape:
         return value.clone()
     return value.permute(where.order).reshape(-1)[where.begin : where.end].clone()

@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 
 from ._owned import Owned
-from ._pieces import Place
+from ._pieces import Box, Place
 from ._reducer import Reducer
 from ._world import World
 
@@ -28,8 +28,11 @@ class Form(Protocol):
     def passing(self, last: bool) -> AbstractContextManager[None]:
         """A block for a forward and a backward pass of a part of the batch; `last` of the parts of this step."""
 
+    def adding(self) -> AbstractContextManager[None]:
+        """A block whose passes add up gradients on this rank, for `reduce`."""
+
     def reduce(self) -> None:
-        """Averages gradients that have added up in passes none of which was the last; a collective operation."""
+        """Averages gradients that have added up in passes of `adding`; a collective operation."""
 
     def collect(self) -> None:
         """Makes the averaged gradients those of what this rank owns, after the last pass."""
@@ -60,8 +63,8 @@ class Replicas:
         world: World,
         bucket_bytes: int | None,
     ) -> None:
-        self.owned = [Owned(p, p, places[name], world.size) for name, p in parameters.items()]
-        self.frozen = [Owned(p, p, places[name], world.size) for name, p in frozen.items()]
+        self.owned = [Owned(p, p, Box.all_of(places[name]), world.size) for name, p in parameters.items()]
+        self.frozen = [Owned(p, p, Box.all_of(places[name]), world.size) for name, p in frozen.items()]
         self._reducer: Reducer | None = None
         if world.size > 1 and parameters:
             self._reducer = Reducer(list(parameters), list(parameters.values()), world, bucket_bytes, None)
@@ -76,6 +79,10 @@ class Replicas:
         with nullcontext() if last else reducer.no_sync():
             reducer.prepare()
             yield
+
+    def adding(self) -> AbstractContextManager[None]:
+        """See Form."""
+        return self.passing(last=False)
 
     def reduce(self) -> None:
         """See Form."""

@@ -14,7 +14,7 @@ from hocket.comm import torch_adapter
 
 from ._bucket import Bucket
 from ._owned import Owned
-from ._pieces import Place, Range, memory_order
+from ._pieces import Box, Place, Range, memory_order
 from ._reducer import Reducer
 from ._world import World
 
@@ -55,7 +55,7 @@ class Scattered(Reducer):
         self._spare: dict[Any, list[torch.Tensor]] = {}  # memory of buckets, by element type and device
         self._lent: dict[int, torch.Tensor] = {}  # the same, by the bucket that has it
         self.owned: list[Owned] = []
-        self.frozen = [Owned(p, p, places[name], world.size) for name, p in frozen.items()]
+        self.frozen = [Owned(p, p, Box.all_of(places[name]), world.size) for name, p in frozen.items()]
         self._owners: list[tuple[int, Owned, torch.Tensor]] = []  # number of the parameter, and where its gradient is
         super().__init__(list(parameters), list(parameters.values()), world, bucket_bytes, None)
         self._seen = None  # the order of the buckets cannot be changed once their parts have owners
@@ -184,6 +184,13 @@ class Scattered(Reducer):
     def passing(self, last: bool) -> Iterator[None]:
         """See Form. Where gradients are not kept, those of every pass are reduced."""
         with nullcontext() if last or not self._keep else self.no_sync():
+            self.prepare()
+            yield
+
+    @contextmanager
+    def adding(self) -> Iterator[None]:
+        """See Form."""
+        with self.no_sync():
             self.prepare()
             yield
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,12 +13,12 @@ import torch.distributed as dist
 
 from hocket.planner import Plan, PlanError, PlanFinding
 
-from . import _batch, _checkpoint, _world
+from . import _checkpoint, _world
 from ._clip import clip
 from ._compose import Composition, compose
 from ._loader import DistributedLoader
 from ._memory import StateBytes
-from ._parts import Part, Splitter
+from ._parts import Splitter
 
 PLAN_VARIABLE = "HOCKET_PLAN"
 """Environment variable in which `hocket run --plan` hands over a plan, as JSON; a path is understood too."""
@@ -77,7 +76,9 @@ class Trainer:
         self.grad_norm: float | None = None
         self._loss_fn = loss_fn
         self._reduction: Literal["mean", "sum"] = loss_reduction
-        self._composition: Composition = compose(model, optimizer, self.plan, world, sample)
+        self._composition: Composition = compose(
+            model, loss_fn, optimizer, self.plan, world, sample=sample, reduction=loss_reduction
+        )
         self._mesh = self._composition.mesh
         self._splitter = Splitter(self._mesh.data)
         self._loaders: list[DistributedLoader] = []
@@ -111,53 +112,15 @@ class Trainer:
         """
         form, plan = self._composition.form, self.plan
         form.forget()
-        loss = self._passes(self._splitter.parts(batch, plan.accumulate))
-        form.collect()
+        loss = self._composition.passes.train(self._splitter.parts(batch, plan.accumulate))
         if plan.clip_norm is not None:
-            owned = self._composition.copies()
-            local = all(count == self._mesh.whole.size for _, count in owned)
-            self.grad_norm = clip(owned, plan.clip_norm, self._mesh.whole, local=local)
+            mesh = self._mesh
+            local = mesh.tensor.size == mesh.pipeline.size == 1 and (plan.shard == "none" or mesh.data.size == 1)
+            self.grad_norm = clip(self._composition.copies(), plan.clip_norm, mesh.whole, local=local)
         self.optimizer.step()
         form.publish()
         self.steps += 1
         return loss()
-
-    def _passes(self, parts: list[Part]) -> Callable[[], torch.Tensor]:
-        """Forward and backward passes of all parts; returns what waits for the global loss."""
-        form, data = self._composition.form, self._mesh.data
-        total = torch.zeros((), dtype=torch.float64, device=data.device)
-        work: Any = None
-        for i, part in enumerate(parts):
-            last = i == len(parts) - 1
-            with form.passing(last), _batch.counting(part.samples):
-                self._composition.buffers.send()
-                loss = self._loss(part)
-                weight = part.weight(self._reduction)
-                if part.samples:
-                    total += loss.detach().to(total) * weight
-                if last and data.size > 1:  # on its way during back-propagation
-                    work = dist.all_reduce(total, group=data.group, async_op=True)
-                torch.autograd.backward(loss * (weight * data.size))
-
-        def wait() -> torch.Tensor:
-            if work is not None:
-                work.wait()
-            return total
-
-        return wait
-
-    def _loss(self, part: Part) -> torch.Tensor:
-        with self._precision():
-            loss = self._loss_fn(self.model(*part.inputs), part.target)
-        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
-            raise TypeError(f"loss_fn must give a scalar tensor, not {_describe(loss)}")
-        return loss.reshape(())
-
-    def _precision(self) -> AbstractContextManager[Any]:
-        if self.plan.precision == "float32":
-            return nullcontext()
-        device = next((p.device.type for p in self.model.parameters()), "cpu")
-        return torch.autocast(device, dtype=torch.bfloat16)
 
     # --- evaluation -------------------------------------------------------------------------------------------------
 
@@ -169,26 +132,25 @@ class Trainer:
             loader: batches of inputs and target, as for training.
             metric: gives the mean over samples for an output and a target; None for the loss, as it was reduced.
         """
-        model, training = self.model, self.model.training
-        self._composition.buffers.send()
+        composition, training = self._composition, self.model.training
+        summed = metric is None and self._reduction == "sum"
+        composition.buffers.send()
         found = torch.zeros(2, dtype=torch.float64)
-        model.eval()
+        self.model.eval()
         try:
             for batch in DistributedLoader(loader, among=self._mesh.data):
                 (part,) = self._splitter.parts(batch, 1)
-                with self._precision():
-                    value = (metric or self._loss_fn)(model(*part.inputs), part.target)
-                summed = metric is None and self._reduction == "sum"
-                if part.samples:
+                value = composition.passes.value(part, metric or self._loss_fn)
+                if part.samples and value is not None and composition.passes.answers:
                     found[0] += float(value) * (1 if summed else part.samples)
                     found[1] += part.samples
         finally:
-            model.train(training)
-        found = found.to(self._mesh.data.device)
-        if self._mesh.data.size > 1:
-            dist.all_reduce(found, group=self._mesh.data.group)
+            self.model.train(training)
+        found = found.to(self._mesh.whole.device)
+        if self._mesh.whole.size > 1:
+            dist.all_reduce(found, group=self._mesh.whole.group)
         total, samples = found.tolist()
-        return total if metric is None and self._reduction == "sum" else total / samples if samples else float("nan")
+        return total if summed else total / samples if samples else float("nan")
 
     # --- checkpoints ------------------------------------------------------------------------------------------------
 
@@ -280,7 +242,3 @@ def read_plan(plan: Plan | str | Path | None) -> Plan:
     if given.startswith("{"):
         return Plan.from_json(json.loads(given))
     return Plan.from_toml(Path(given)) if given else Plan()
-
-
-def _describe(value: Any) -> str:
-    return f"one of shape {list(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__

@@ -1,0 +1,90 @@
+"""Divides a model: its layers among ranks that share tensors, then their sequence among the ranks of a pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from hocket.planner import Plan, PlanError, PlanFinding
+
+from ._mesh import Mesh
+from ._pieces import Place, Segment
+from .pipeline import Stage, measure, split
+from .tensor import TensorParallel, parallelize
+
+
+def sample_inputs(sample: Any, plan: Plan) -> tuple[Any, ...]:
+    """The sample as positional inputs.
+
+    Raises:
+        PlanError: the plan needs one, and there is none.
+    """
+    if sample is None and max(plan.tensor_parallel_degree, plan.pipeline_parallel_degree) > 1:
+        rule = "tensor and pipeline parallelism run the model on a sample, to see how it can be divided"
+        remedy = "pass Trainer(..., sample=inputs), the model's inputs for a few samples"
+        raise PlanError("the plan cannot be carried out:", [PlanFinding("sample", rule, remedy)])
+    if sample is None:
+        return ()
+    return tuple(sample) if isinstance(sample, tuple | list) else (sample,)
+
+
+def divide_tensors(
+    model: torch.nn.Module, optimizer: Any, plan: Plan, mesh: Mesh, sample: tuple[Any, ...]
+) -> tuple[dict[str, Place], TensorParallel | None]:
+    """Makes the model tensor-parallel in place, and cuts the state that its optimizer has already.
+
+    Returns:
+        Where this rank's parameters and buffers lie in the model's, by name, and what was decided.
+    """
+    full = {name: tuple(p.shape) for name, p in model.named_parameters()}
+    if mesh.tensor.size == 1:
+        named = [*model.named_parameters(), *model.named_buffers()]
+        return {name: Place.whole(name, tensor) for name, tensor in named}, None
+    form = parallelize(model, mesh.tensor, sample, sequence=plan.sequence_parallel)
+    for name, parameter in model.named_parameters():
+        state = optimizer.state.get(parameter, {}) if name in form.pieces else {}
+        for key, value in state.items():
+            if isinstance(value, torch.Tensor) and value.ndim and tuple(value.shape) == full[name]:
+                state[key] = form.part(name, value).clone()
+    named = [*model.named_parameters(), *model.named_buffers()]
+    return {name: _place(form, name, tensor) for name, tensor in named}, form
+
+
+def _place(form: TensorParallel, name: str, tensor: torch.Tensor) -> Place:
+    cut = form.pieces.get(name)
+    if cut is None:
+        return Place.whole(name, tensor)
+    segments, begin, at = [], 0, 0
+    ranks, rank = form.world.size, form.world.rank
+    for size in cut.segments:
+        part = size // ranks
+        segments.append(Segment(begin, begin + part, at + rank * part))
+        begin, at = begin + part, at + size
+    return Place(name, cut.shape, cut.dim, tuple(segments))
+
+
+def divide_layers(
+    model: torch.nn.Module, optimizer: Any, plan: Plan, mesh: Mesh, sample: Sequence[Any]
+) -> tuple[list[Stage], list[str]]:
+    """Splits the model into the stages of a pipeline, and frees the memory of those that are other ranks'.
+
+    Returns:
+        This rank's stages, and a sentence about each of all stages.
+    """
+    ranks = mesh.pipeline.size
+    times: Any = None
+    if not plan.split:
+        # Who shares tensors must measure together; one measurement must count for all.
+        measured = mesh.tensor.size > 1 or mesh.whole.rank == 0
+        times = mesh.whole.from_root(measure(model, sample).total_s if measured else None)
+    stages = split(model, ranks * plan.stages_per_rank, sample, points=plan.split, times=times)
+    mine = stages[mesh.pipeline.rank :: ranks]
+    kept = {id(t) for stage in mine for t in (*stage.module.parameters(), *stage.module.buffers())}
+    for tensor in (*model.parameters(), *model.buffers()):
+        if id(tensor) not in kept:
+            optimizer.state.pop(tensor, None)
+            tensor.grad = None
+            tensor.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    return mine, [str(stage) for stage in stages]

@@ -1,0 +1,30 @@
+"""Computes in bfloat16 what can be, whoever calls it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+
+R = TypeVar("R")
+
+
+def in_precision(function: Callable[..., R], precision: str, device: str) -> Callable[..., R]:
+    """The function, computed under autocast where `precision` is "bfloat16": forward only, as torch wants it."""
+    if precision == "float32":
+        return function
+
+    @functools.wraps(function)
+    def cast(*args: Any, **kwargs: Any) -> R:
+        with torch.autocast(device, dtype=torch.bfloat16):
+            return function(*args, **kwargs)
+
+    return cast
+
+
+def cast_module(module: torch.nn.Module, precision: str, device: str) -> None:
+    """Has calls of `module` computed in that precision; the module stays the same object."""
+    if precision != "float32":
+        module.forward = in_precision(module.forward, precision, device)
