@@ -1,11 +1,13 @@
 """The command line of `hocket run`."""
 
+import json
 import os
 from pathlib import Path
 
 import pytest
 
 from hocket.launch._arguments import ArgumentError, parse
+from hocket.planner import Plan
 
 
 @pytest.fixture(autouse=True)
@@ -88,3 +90,17 @@ def test_one_host_gets_a_rendezvous_of_its_own_and_several_what_they_ask_for() -
     assert alone.rdzv_id != parse(["-n", "2", "s.py"]).flags.rdzv_id
     several = parse(["--nnodes=2", "--node-rank=1", "--master-addr=127.0.0.1", "--master-port=1234", "s.py"]).flags
     assert (several.rdzv_backend, several.node_rank, several.master_port) == ("static", 1, 1234)
+
+
+def test_a_plan_goes_to_the_ranks_whole(tmp_path: Path) -> None:
+    (tmp_path / "plan.toml").write_text('shard = "gradients"')
+    parsed = parse(["-n", "2", "--plan", "plan.toml", "s.py"])
+    assert Plan.from_json(json.loads(parsed.environment["HOCKET_PLAN"])) == Plan(shard="gradients")
+
+
+def test_a_plan_that_does_not_fit_the_ranks_is_refused_before_they_start(tmp_path: Path) -> None:
+    (tmp_path / "plan.toml").write_text("tensor_parallel_degree = 3")
+    with pytest.raises(ArgumentError, match="does not divide 2 workers; use 3 workers"):
+        parse(["-n", "2", "--plan", "plan.toml", "s.py"])
+    with pytest.raises(ArgumentError, match="cannot read plan 'none.toml'"):
+        parse(["-n", "2", "--plan", "none.toml", "s.py"])

@@ -3,12 +3,14 @@
 import argparse
 import contextlib
 import io
+import json
 import os
 import re
 import socket
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
@@ -104,6 +106,11 @@ def parser() -> argparse.ArgumentParser:
         action="store_true",
         help="start an aggregator on this host; the ranks of one host use it where they do not share memory",
     )
+    group.add_argument(
+        "--plan",
+        metavar="FILE",
+        help="train by the plan in this TOML file: hocket.Trainer and hocket.distribute take it up by themselves",
+    )
     group.add_argument("--dry-run", action="store_true", help="show what would be launched, and launch nothing")
     group.add_argument(
         "--json",
@@ -181,7 +188,7 @@ def _complete(flags: argparse.Namespace, target: str, arguments: tuple[str, ...]
         kind=kind,
         target=target,
         arguments=arguments,
-        environment=_environment(flags.environment),
+        environment={**_environment(flags.environment), **_plan(flags.plan, nproc, str(flags.nnodes))},
         timeout_s=flags.timeout,
         fabric=flags.fabric,
         placement=_placement(flags.fabric, nproc),
@@ -193,6 +200,21 @@ def _complete(flags: argparse.Namespace, target: str, arguments: tuple[str, ...]
         raise ArgumentError("--fabric emulates all hosts on this one; leave out --nnodes")
     _choose_rendezvous(arguments_)
     return arguments_
+
+
+def _plan(path: str | None, nproc: int, nnodes: str) -> dict[str, str]:
+    """The variable that hands the plan to the ranks, as JSON: other hosts need not have the file."""
+    if path is None:
+        return {}
+    from hocket.planner import PLAN_VARIABLE, Plan, PlanError
+
+    try:
+        plan = Plan.from_toml(Path(path))
+        if nnodes.isdigit():
+            plan.resolve(nproc * int(nnodes))
+    except PlanError as error:
+        raise ArgumentError(f"--plan {path}: {error}") from None
+    return {PLAN_VARIABLE: json.dumps(plan.to_json())}
 
 
 def _placement(fabric: str | None, nproc: int) -> "Placement | None":

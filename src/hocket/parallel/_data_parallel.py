@@ -17,6 +17,7 @@ from hocket.comm import torch_adapter
 from . import _batch
 from ._alike import Parcel, check_model, send_once
 from ._apart import is_apart, keepers
+from ._batch_norm import SynchronisedBatchNorm
 from ._reducer import Reducer
 from ._scale import scale_gradients
 from ._trees import tensors_in
@@ -77,6 +78,8 @@ class DataParallel(torch.nn.Module):
         self._world = world
         self._reducer: Reducer | None = None
         self._buffers_differ = broadcast_buffers
+        # Gradients that other ranks' losses send through batch norm have those ranks' weights.
+        self._crosses_ranks = any(isinstance(m, SynchronisedBatchNorm) for m in module.modules())
         self._parcels: list[Parcel] = []
         self._number = next(_serial)
         self.module = module
@@ -152,7 +155,7 @@ class DataParallel(torch.nn.Module):
         What these are given cannot be seen, so that the latest batch must be meant; where other loaders are open with
         batches of another weight, the reducer refuses. Batches to evaluate have no part in it.
         """
-        if self._reducer is None or self._loss_reduction != "mean" or note.share is None:
+        if self._reducer is None or self._loss_reduction != "mean" or note.share is None or self._crosses_ranks:
             return
         if not self._reducer.awaits_backward:
             self._reducer.set_weight(note.weight)
@@ -171,6 +174,8 @@ class DataParallel(torch.nn.Module):
         if self._loss_reduction == "sum":
             return 0.0 if note is not None and note.weight == 0.0 else float(self._world.size)
         weight = 1.0 if note is None else note.weight
+        if self._crosses_ranks:
+            return weight
         if not reducer.awaits_backward:
             reducer.set_weight(weight)
         if weight == reducer.weight:

@@ -8,10 +8,14 @@ from typing import Any, Literal
 
 import torch
 
+from hocket.planner import Plan, PlanError, PlanFinding
+
 from . import _world
 from ._alike import align_optimizer
+from ._batch_norm import synchronise
 from ._data_parallel import DataParallel
 from ._loader import DistributedLoader, ShardedLoader, SharedLoader
+from ._mesh import Mesh
 from ._world import World
 
 
@@ -26,6 +30,7 @@ def distribute(
     group: Any = None,
     broadcast_buffers: bool = True,
     seed_samples: bool = True,
+    sync_batch_norm: bool = False,
 ) -> tuple[DataParallel, Any, DistributedLoader | None]:
     """Makes a model, its optimizer and its loader train on all ranks as they would on one; the loop stays as it is.
 
@@ -53,12 +58,18 @@ def distribute(
         broadcast_buffers: whether the model's buffers are kept as rank 0's.
         seed_samples: whether random augmentation of a sample is seeded by its place in training, so that it depends
             neither on ranks nor on worker processes.
+        sync_batch_norm: whether batch norm's statistics are those of all ranks' samples together, as on one device.
+            Batches that ranks share unequally are then weighted at the outputs of the model's `forward`.
+
+    A plan that `hocket run --plan` has given decides where the arguments say nothing; only plain data parallelism
+    leaves the loop to you, so other plans are refused.
 
     Returns:
         The model (`DataParallel`), the optimizer, and the loader (`DistributedLoader`); None where None was given.
 
     Raises:
         ValueError: ranks hold different models, a sampler divides the data already, or an argument makes no sense.
+        PlanError: the launcher's plan is not plain data parallelism.
 
     Example::
 
@@ -73,6 +84,11 @@ def distribute(
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"the model must be a torch.nn.Module, not {type(model).__name__}")
     world = _world.join(group)
+    plan = _plain_plan()
+    bucket_bytes = plan.bucket_bytes if bucket_bytes is None else bucket_bytes
+    if sync_batch_norm or plan.sync_batch_norm:
+        ranks = 0 if sync_batch_norm else plan.batch_norm_group
+        synchronise(model, _neighbours(world, ranks or world.size))
     if world.size > 1:
         take_own_gpu(model)
     distributed = DataParallel(
@@ -107,6 +123,26 @@ def shard(loader: Iterable[Any], *, group: Any = None) -> ShardedLoader:
 def _joined(group: Any) -> Any:
     world: World = _world.join(group)
     return world.group
+
+
+def _plain_plan() -> Plan:
+    """The launcher's plan, if a loop of the user's own can carry it out."""
+    plan = Plan.from_environment() or Plan()
+    for field in ("shard", "tensor_parallel_degree", "pipeline_parallel_degree", "accumulate", "embeddings"):
+        if getattr(plan, field) != getattr(Plan(), field):
+            rule = f"a loop of the program's own is for plain data parallelism, and this plan is {plan.describe()}"
+            raise PlanError(
+                "the plan cannot be carried out by hocket.distribute:",
+                [PlanFinding(field, rule, "use hocket.Trainer, or run without --plan")],
+            )
+    return plan
+
+
+def _neighbours(world: World, ranks: int) -> World:
+    """The group of this rank and its neighbours, `ranks` of them together."""
+    if ranks == world.size or world.size == 1:
+        return world
+    return Mesh.make(world, pipeline=1, tensor=1, batch_norm=ranks).batch_norm
 
 
 def take_own_gpu(model: torch.nn.Module) -> None:

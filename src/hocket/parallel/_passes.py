@@ -114,6 +114,7 @@ class StagedPasses:
     ) -> None:
         self.answers = answers
         self._pipeline = pipeline
+        self._micro_batches = pipeline.micro_batches
         self._reduction: Reduction = reduction
         self._form = form
         self._buffers = buffers
@@ -123,6 +124,7 @@ class StagedPasses:
         """See Passes."""
         (part,) = parts
         weight = part.weight(self._reduction) * self._data.size
+        self._keep_step(part)
         with self._form.adding(), _batch.counting(part.samples):
             self._buffers.send()
             total = self._pipeline.step(part.inputs, part.target, weight) / self._data.size
@@ -143,8 +145,14 @@ class StagedPasses:
 
     def value(self, part: Part, metric: LossFn) -> torch.Tensor | None:
         """See Passes."""
+        self._keep_step(part)
         output = self._pipeline.forward(part.inputs)
         return metric(output, part.target) if self._pipeline.holds_last else None
+
+    def _keep_step(self, part: Part) -> None:
+        """All data-parallel ranks run as many micro-batches as the one with the fewest samples can."""
+        fewest = max(1, part.total // self._data.size)
+        self._pipeline.micro_batches = min(self._micro_batches, fewest)
 
 
 def scalar(loss: Any) -> torch.Tensor:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -19,9 +17,6 @@ from ._compose import Composition, compose
 from ._loader import DistributedLoader
 from ._memory import StateBytes
 from ._parts import Splitter
-
-PLAN_VARIABLE = "HOCKET_PLAN"
-"""Environment variable in which `hocket run --plan` hands over a plan, as JSON; a path is understood too."""
 
 
 class Trainer:
@@ -238,7 +233,4 @@ def read_plan(plan: Plan | str | Path | None) -> Plan:
         )
     if plan is not None:
         return Plan.from_toml(Path(plan))
-    given = os.environ.get(PLAN_VARIABLE, "")
-    if given.startswith("{"):
-        return Plan.from_json(json.loads(given))
-    return Plan.from_toml(Path(given)) if given else Plan()
+    return Plan.from_environment() or Plan()

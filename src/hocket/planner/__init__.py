@@ -12,6 +12,7 @@ from ._memory import Memory as Memory
 from ._memory import memory_of as memory_of
 from ._network import Cost as Cost
 from ._network import Network as Network
+from ._plan import PLAN_VARIABLE as PLAN_VARIABLE
 from ._plan import Plan as Plan
 from ._profile import Profile as Profile
 from ._scaling import ScalingFit as ScalingFit
@@ -23,6 +24,7 @@ from ._time import StepParts as StepParts
 from ._time import predict as predict
 
 __all__ = [
+    "PLAN_VARIABLE",
     "Constants",
     "Cost",
     "Memory",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,6 +15,9 @@ from hocket.cluster import parse_bytes
 
 from ._findings import PlanError, PlanFinding
 from ._rules import broken_rules
+
+PLAN_VARIABLE = "HOCKET_PLAN"
+"""Environment variable in which `hocket run --plan` hands a plan to its ranks, as JSON; a path is understood too."""
 
 Shard = Literal["none", "optimizer", "gradients", "parameters"]
 PipelineSchedule = Literal["gpipe", "1f1b", "interleaved", "zero_bubble"]
@@ -181,6 +185,18 @@ class Plan:
             PlanError: it is not one.
         """
         return cls._from_values(value, "the plan")
+
+    @classmethod
+    def from_environment(cls) -> Plan | None:
+        """The plan that `hocket run --plan` has given; None where it has not.
+
+        Raises:
+            PlanError: the variable holds no plan.
+        """
+        given = os.environ.get(PLAN_VARIABLE, "")
+        if not given:
+            return None
+        return cls.from_json(json.loads(given)) if given.startswith("{") else cls.from_toml(Path(given))
 
     @classmethod
     def _from_values(cls, values: Mapping[str, Any], name: str) -> Plan:

@@ -1,0 +1,109 @@
+"""Batch norm over ranks is batch norm over the batch, on the Trainer and in a loop of the user's own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import hocket
+from hocket.planner import Plan
+from hocket.testing import run_ranks
+
+BATCH = 8
+
+
+def setting(samples: int) -> tuple[nn.Module, TensorDataset, torch.optim.Optimizer]:
+    torch.manual_seed(3)
+    model = nn.Sequential(
+        nn.Conv2d(2, 4, 3),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(36, 6),
+        nn.BatchNorm1d(6, momentum=None, affine=False),
+        nn.Linear(6, 3),
+    ).double()
+    data = TensorDataset(3 + torch.randn(samples, 2, 5, 5).double(), torch.randint(0, 3, (samples,)))
+    return model, data, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+
+def statistics(model: nn.Module) -> list[list[float]]:
+    return [buffer.double().flatten().tolist() for buffer in model.buffers()]
+
+
+def plain(samples: int, groups: int = 1) -> tuple[list[float], list[list[float]], float]:
+    """One process; with several groups, each has its own statistics."""
+    model, data, optimizer = setting(samples)
+    losses = []
+    for _ in range(2):
+        for x, y in DataLoader(data, batch_size=BATCH, shuffle=True):
+            optimizer.zero_grad()
+            parts = zip(x.chunk(groups), y.chunk(groups), strict=True)
+            loss = sum(F.cross_entropy(model(a), b) * len(a) / len(x) for a, b in parts)
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+    model.eval()
+    return losses, statistics(model), F.cross_entropy(model(data.tensors[0]), data.tensors[1]).item()
+
+
+def by_trainer(samples: int, plan: Plan) -> Any:
+    model, data, optimizer = setting(samples)
+    trainer = hocket.Trainer(model, F.cross_entropy, optimizer, plan)
+    loader = DataLoader(data, batch_size=BATCH, shuffle=True)
+    losses = [float(trainer.step(batch)) for _ in range(2) for batch in trainer.batches(loader)]
+    return losses, statistics(model), trainer.evaluate(DataLoader(data, batch_size=7))
+
+
+def by_loop(samples: int) -> Any:
+    model, data, optimizer = setting(samples)
+    loader: Any = DataLoader(data, batch_size=BATCH, shuffle=True)
+    distributed, optimizer, loader = hocket.distribute(model, optimizer, loader, sync_batch_norm=True)
+    losses = []
+    for _ in range(2):
+        for x, y in loader:
+            optimizer.zero_grad()
+            loss = F.cross_entropy(distributed(x), y)
+            loss.backward()
+            optimizer.step()
+            losses.append(hocket.average(loss).item())
+    return losses, statistics(model)
+
+
+def everything(plans: list[Plan]) -> Any:
+    # 18 samples: the last batch has 2, so that one of three ranks has no sample in it.
+    return [by_trainer(18, plan) for plan in plans], by_loop(18)
+
+
+def test_statistics_and_losses_are_those_of_the_whole_batch_even_if_ranks_have_unequal_parts() -> None:
+    losses, buffers, metric = plain(18)
+    plans = [Plan(sync_batch_norm=True, shard=s) for s in ("none", "gradients", "parameters")]
+    for ranks in run_ranks(everything, 3, plans):
+        trained, looped = ranks
+        for found in trained:
+            assert found[0] == pytest.approx(losses, rel=1e-11)
+            assert found[2] == pytest.approx(metric, rel=1e-11)
+        for _, mine, *_ in (*trained, looped):
+            for here, there in zip(mine, buffers, strict=True):
+                assert here == pytest.approx(there, rel=1e-11)
+        assert looped[0] == pytest.approx(losses, rel=1e-11)
+
+
+def in_groups(plan: Plan) -> Any:
+    return by_trainer(16, plan)
+
+
+def test_statistics_can_be_those_of_small_groups_of_ranks() -> None:
+    losses, _, _ = plain(16, groups=2)
+    for found in run_ranks(in_groups, 4, Plan(sync_batch_norm=True, batch_norm_group=2)):
+        assert found[0] == pytest.approx(losses, rel=1e-11)
+
+
+def test_without_synchronisation_the_losses_are_others() -> None:
+    found = run_ranks(in_groups, 4, Plan())
+    assert found[0][0] != pytest.approx(plain(16)[0], rel=1e-3)
