@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -252,6 +253,7 @@ class Awkward(nn.Module):
         self.tied = nn.Embedding(8, 2)
         self.out = nn.Linear(2, 8, bias=False)
         self.out.weight = self.tied.weight
+        self.frequent = nn.EmbeddingBag(8, 2, scale_grad_by_freq=True)
         self.good = nn.EmbeddingBag(8, 2)
         self.same = self.good
 
@@ -284,7 +286,7 @@ def edges() -> list[bool]:
     world, passed = _world.current(), []
     for sparse in (False, True):
         torch.manual_seed(3)
-        table, bag = nn.Embedding(2, 3, sparse=sparse), nn.EmbeddingBag(5, 3, mode="max", scale_grad_by_freq=False)
+        table, bag = nn.Embedding(2, 3, sparse=sparse), nn.EmbeddingBag(5, 3, mode="max")
         frozen = nn.Embedding(6, 3).requires_grad_(False)
         plain = copy.deepcopy([table, bag, frozen])
         model = nn.ModuleList([table, bag, frozen])
@@ -309,4 +311,10 @@ def edges() -> list[bool]:
         expected = offset(torch.tensor([4, 0, 1]), ends)
         distribute_embeddings(offset, world, "table")
         passed.append(torch.equal(offset(torch.tensor([4, 0, 1]), ends), expected))
+    often = nn.Embedding(4, 2, scale_grad_by_freq=True)
+    distribute_embeddings(often, world, "table")
+    often(torch.tensor([1, 1, 3])).sum().backward()
+    assert often.weight.grad is not None
+    # A row counts once, however often all ranks together look it up; and gradients are averaged over ranks.
+    passed.append(hocket.total(float(often.weight.grad.sum())) == pytest.approx(4 / world.size))
     return passed

@@ -77,6 +77,7 @@ def test_what_cannot_be_divided_is_refused_with_a_reason_and_left_alone() -> Non
     assert {name: reason.split(",")[0] for name, reason in refused.items()} == {
         "own.weight": "Own may look rows up in a way of its own",
         "renormed.weight": "max_norm changes rows when they are looked up",
+        "frequent.weight": "scale_grad_by_freq counts otherwise in a bag than where the rows are",
         "tied.weight": "its weight is also that of out.weight",
     }
     assert messages == [

@@ -145,6 +145,8 @@ def _survey(model: nn.Module) -> tuple[dict[str, Divisible], dict[str, str]]:
             refused[name] = f"its weight is also that of {', '.join(others)}, which needs all rows"
         elif module.max_norm is not None:
             refused[name] = "max_norm changes rows when they are looked up, and several ranks would at once"
+        elif isinstance(module, nn.EmbeddingBag) and module.scale_grad_by_freq:
+            refused[name] = "scale_grad_by_freq counts otherwise in a bag than where the rows are"
         else:
             found[name] = module
     return found, refused

@@ -82,7 +82,7 @@ class DividedEmbeddingBag(nn.EmbeddingBag):
         return input, (ends - offsets[: len(ends)]).to(torch.int64)
 
     def _local(self, ids: Tensor) -> Tensor:
-        return F.embedding(ids, self.weight, scale_grad_by_freq=self.scale_grad_by_freq, sparse=self.sparse)
+        return F.embedding(ids, self.weight, sparse=self.sparse)
 
 
 Divisible = nn.Embedding | nn.EmbeddingBag
