@@ -4,19 +4,31 @@ Read `_plan.py` (the value), `_memory.py` and `_time.py` (what it needs), `_sear
 """
 
 from ._constants import Constants as Constants
+from ._curve import WHAT_IFS as WHAT_IFS
+from ._curve import Curve as Curve
+from ._curve import Point as Point
+from ._curve import curve_of_fit as curve_of_fit
+from ._curve import scaling_curves as scaling_curves
+from ._explain import explain as explain
+from ._explain import plan_rows as plan_rows
+from ._explain import with_reasons as with_reasons
 from ._findings import PlanError as PlanError
 from ._findings import PlanFinding as PlanFinding
 from ._graph import pipeline_order as pipeline_order
 from ._graph import step_graph as step_graph
 from ._memory import Memory as Memory
 from ._memory import memory_of as memory_of
+from ._memory import shown_bytes as shown_bytes
 from ._network import Cost as Cost
 from ._network import Network as Network
 from ._plan import PLAN_VARIABLE as PLAN_VARIABLE
 from ._plan import Plan as Plan
+from ._plot import curves_svg as curves_svg
 from ._profile import Profile as Profile
 from ._scaling import ScalingFit as ScalingFit
 from ._scaling import fit_scaling as fit_scaling
+from ._search import Search as Search
+from ._search import search as search
 from ._stages import balanced_cuts as balanced_cuts
 from ._stages import in_flight as in_flight
 from ._time import Prediction as Prediction
@@ -25,22 +37,34 @@ from ._time import predict as predict
 
 __all__ = [
     "PLAN_VARIABLE",
+    "WHAT_IFS",
     "Constants",
     "Cost",
+    "Curve",
     "Memory",
     "Network",
     "Plan",
     "PlanError",
     "PlanFinding",
+    "Point",
     "Prediction",
     "Profile",
     "ScalingFit",
+    "Search",
     "StepParts",
     "balanced_cuts",
+    "curve_of_fit",
+    "curves_svg",
+    "explain",
     "fit_scaling",
     "in_flight",
     "memory_of",
     "pipeline_order",
+    "plan_rows",
     "predict",
+    "scaling_curves",
+    "search",
+    "shown_bytes",
     "step_graph",
+    "with_reasons",
 ]

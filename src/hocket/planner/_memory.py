@@ -5,15 +5,18 @@ Model state: Rajbhandari et al. 2020 (ZeRO). Activations: Korthikanti et al. 202
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hocket.cluster import format_bytes
+import numpy as np
+from numpy.typing import NDArray
+
 from hocket.workload import Layer, Workload
 
 from ._plan import Plan
 from ._stages import in_flight, stage_cuts
 
-__all__ = ["Memory", "memory_of"]
+__all__ = ["Memory", "memory_of", "saved_bytes", "shown_bytes"]
 
 _BUCKET_NBYTES = 25 * 2**20
 
@@ -54,7 +57,15 @@ class Memory:
         return [(name, getattr(self, name)) for name in names]
 
     def __str__(self) -> str:
-        return ", ".join(f"{name} {format_bytes(int(nbytes))}" for name, nbytes in self.rows() if nbytes >= 1)
+        return ", ".join(f"{name} {shown_bytes(nbytes)}" for name, nbytes in self.rows() if nbytes >= 1)
+
+
+def shown_bytes(nbytes: float) -> str:
+    """Bytes with three digits, as "57.2 GiB"."""
+    for unit, size in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if nbytes >= size:
+            return f"{nbytes / size:.3g} {unit}" if nbytes < 1000 * size else f"{nbytes / size:,.0f} {unit}"
+    return f"{nbytes:.0f} B"
 
 
 def saved_bytes(layer: Layer, plan: Plan, scale: float) -> float:
@@ -65,22 +76,48 @@ def saved_bytes(layer: Layer, plan: Plan, scale: float) -> float:
         plan: Its tensor degree, sequence_parallel and recomputation count.
         scale: Samples of the micro-batch by those that the workload is for.
     """
-    tensor = plan.tensor_parallel_degree
-    degree = tensor if tensor > 1 and layer.tensor_limit > 1 and layer.tensor_limit % tensor == 0 else 1
-    along = degree if plan.sequence_parallel else 1
-    if plan.recompute and plan.recompute_part == "layers":
+    how = plan.recompute_part if plan.recompute else "none"
+    return _saved(layer, plan.tensor_parallel_degree, plan.sequence_parallel, how, scale)
+
+
+def _saved(layer: Layer, tensor: int, sequence: bool, how: str, scale: float) -> float:
+    degree = _degree(layer, tensor)
+    along = degree if sequence else 1
+    if how == "layers":
         # What enters the layer is kept; it is as large as what leaves it.
         return min(layer.output_bytes, layer.saved_bytes) * scale / along
     kept = 0.0
     for one in layer.operations:
-        if one.part == "core" and plan.recompute:
-            continue
-        kept += one.saved_bytes / (along if one.part == "shared" else degree)
+        if one.part != "core" or how == "none":
+            kept += one.saved_bytes / (along if one.part == "shared" else degree)
     return kept * scale
 
 
+def _degree(layer: Layer, tensor: int) -> int:
+    """Among how many a layer is divided: the tensor degree, or 1 if it cannot be."""
+    return tensor if tensor > 1 and layer.tensor_limit > 1 and layer.tensor_limit % tensor == 0 else 1
+
+
+def _columns(workload: Workload, plan: Plan, scale: float) -> NDArray[np.float64]:
+    """Of every layer: parameters, gradients, optimizer, saved, output, and what computing again brings back."""
+    tensor, sequence = plan.tensor_parallel_degree, plan.sequence_parallel
+    how = plan.recompute_part if plan.recompute else "none"
+    made: dict[tuple[float, ...], tuple[float, ...]] = {}
+    rows = []
+    for layer in workload.layers:
+        state = (layer.parameter_bytes, layer.gradient_bytes, layer.optimizer_bytes)
+        key = (id(layer.operations), *state, layer.output_bytes, layer.tensor_limit)  # like layers share operations
+        if key not in made:
+            degree = _degree(layer, tensor)
+            kept = _saved(layer, tensor, sequence, how, scale)
+            back = _saved(layer, tensor, sequence, "none", scale) - kept if how != "none" else 0.0
+            made[key] = (*(nbytes / degree for nbytes in state), kept, layer.output_bytes * scale, back)
+        rows.append(made[key])
+    return np.array(rows, dtype=np.float64).T
+
+
 def memory_of(
-    plan: Plan, workload: Workload, *, batch: int, cuts: list[int] | None = None, rank: int | None = None
+    plan: Plan, workload: Workload, *, batch: int, cuts: Sequence[int] | None = None, rank: int | None = None
 ) -> Memory:
     """The peak of one worker, or of the worker that needs most.
 
@@ -96,38 +133,33 @@ def memory_of(
     """
     if cuts is None:
         cuts = stage_cuts(plan, workload, [layer.flops + 1e-9 for layer in workload.layers])
-    stages = workload.stages(cuts)
-    pipeline = plan.pipeline_parallel_degree
-    if rank is None:
-        each = [memory_of(plan, workload, batch=batch, cuts=cuts, rank=one) for one in range(pipeline)]
-        return max(each, key=lambda one: one.total)
-    tensor, data = plan.tensor_parallel_degree, max(1, plan.data_parallel_degree)
+    pipeline, data = plan.pipeline_parallel_degree, max(1, plan.data_parallel_degree)
     micro = -(-batch // (data * plan.micro_batches * plan.accumulate))
-    scale = micro / workload.batch
-    parameters = gradients = optimizer = saved = largest = output = working = 0.0
-    for own in stages[rank::pipeline]:
-        for layer in own:
-            degree = tensor if tensor > 1 and layer.tensor_limit > 1 and layer.tensor_limit % tensor == 0 else 1
-            parameters += layer.parameter_bytes / degree
-            gradients += layer.gradient_bytes / degree
-            optimizer += layer.optimizer_bytes / degree
-            saved += saved_bytes(layer, plan, scale)
-            largest = max(largest, layer.parameter_bytes / degree)
-            output = max(output, layer.output_bytes * scale)
-            if plan.recompute:
-                kept = Plan(tensor_parallel_degree=tensor, sequence_parallel=plan.sequence_parallel)
-                working = max(working, saved_bytes(layer, kept, scale) - saved_bytes(layer, plan, scale))
-    whole = gradients
-    if plan.shard != "none":
-        optimizer /= data
-    if plan.shard in ("gradients", "parameters"):
-        gradients /= data
-    buffers = 0.0
-    if plan.shard == "parameters":
-        parameters /= data
-        buffers += 2 * largest  # a layer that is computed with, and the next one, gathered
-    if data > 1:
-        buffers += 2 * min(float(plan.bucket_bytes or _BUCKET_NBYTES), whole)
-    if pipeline > 1:
-        buffers += 4 * output  # a message each way that is sent, and one that is received
-    return Memory(parameters, gradients, optimizer, saved * in_flight(plan, rank), working + 2 * output, buffers)
+    columns = _columns(workload, plan, micro / workload.batch)
+    edges = [0, *cuts, len(workload.layers)]
+
+    def of(rank: int) -> Memory:
+        own = np.concatenate(
+            [columns[:, edges[s] : edges[s + 1]] for s in range(rank, len(edges) - 1, pipeline)], axis=1
+        )
+        parameters, gradients, optimizer, saved = own[:4].sum(axis=1).tolist()
+        largest, output, back = own[0].max(), own[4].max(), own[5].max()
+        whole = gradients
+        if plan.shard != "none":
+            optimizer /= data
+        if plan.shard in ("gradients", "parameters"):
+            gradients /= data
+        buffers = 0.0
+        if plan.shard == "parameters":
+            parameters /= data
+            buffers += 2 * largest  # a layer that is computed with, and the next one, gathered
+        if data > 1:
+            buffers += 2 * min(float(plan.bucket_bytes or _BUCKET_NBYTES), whole)
+        if pipeline > 1:
+            buffers += 4 * output  # a message each way that is sent, and one that is received
+        held = saved * in_flight(plan, rank)
+        return Memory(parameters, gradients, optimizer, held, float(back + 2 * output), float(buffers))
+
+    if rank is not None:
+        return of(rank)
+    return max((of(one) for one in range(pipeline)), key=lambda one: one.total)

@@ -137,6 +137,7 @@ def predict(
     constants: Constants | None = None,
     profile: Profile | None = None,
     memory_limit: int | None = None,
+    memory: Memory | None = None,
 ) -> Prediction:
     """Time and memory of a plan.
 
@@ -149,6 +150,7 @@ def predict(
         constants: What is reached of the nominal rates; a table of assumptions if not given.
         profile: Of the workload on this cluster, if it was made already.
         memory_limit: Bytes of each worker; the cluster's own if not given.
+        memory: Of the plan, if it was worked out already.
 
     Raises:
         PlanError: the plan breaks a rule, or cannot be timed.
@@ -169,7 +171,7 @@ def predict(
     cuts = stage_cuts(plan, workload, times.total.tolist())
     parts, cost = _step(plan, profile, times, cuts, micro, workers)
     limit = network.memory_nbytes if memory_limit is None else memory_limit
-    memory = memory_of(plan, workload, batch=batch, cuts=cuts)
+    memory = memory or memory_of(plan, workload, batch=batch, cuts=cuts)
     flops = 3 * workload.flops / workload.batch
     return Prediction(plan, workload.name, network.name, workers, batch, parts, memory, limit, tuple(cuts), cost, flops)
 

@@ -1,0 +1,173 @@
+"""The plans that are worth a thought: every combination of degrees that the workers, the model and the batch admit."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hocket.workload import Workload
+
+from ._findings import PlanError, PlanFinding
+from ._network import Network
+from ._plan import Plan
+
+__all__ = ["Grid", "Layout", "grid_of", "layouts"]
+
+_SHARDS = ("none", "optimizer", "gradients", "parameters")
+_MICRO = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256)
+_STAGES = (1, 2, 3, 4, 6, 8)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Degrees and micro-batches; what is sharded and computed again is left open.
+
+    Attributes:
+        tensor: Degree.
+        pipeline: Degree.
+        data: Degree.
+        stages: Of each rank of the pipeline.
+        parts: Micro-batches of each data-parallel group.
+    """
+
+    tensor: int
+    pipeline: int
+    data: int
+    stages: int
+    parts: int
+
+    def plan(self, **more: Any) -> Plan:
+        """As a plan."""
+        piped = self.pipeline > 1
+        return Plan(
+            data_parallel_degree=self.data,
+            tensor_parallel_degree=self.tensor,
+            pipeline_parallel_degree=self.pipeline,
+            stages_per_rank=self.stages,
+            pipeline_schedule=("interleaved" if self.stages > 1 else more.pop("pipeline_schedule", "1f1b")),
+            micro_batches=self.parts if piped else 1,
+            accumulate=1 if piped else self.parts,
+            **more,
+        )
+
+
+@dataclass(frozen=True)
+class Grid:
+    """What may vary, and what the user has fixed.
+
+    Attributes:
+        workers: How many.
+        batch: Samples of a global batch.
+        fixed: Fields of `Plan` with the only value that they may have.
+        tensor: Degrees.
+        pipeline: Degrees.
+        shards: Stages of sharding, the least first.
+        recomputations: (recompute, recompute_part), the cheapest in time first.
+        sequence: Whether the sequence is divided where tensors are.
+    """
+
+    workers: int
+    batch: int
+    fixed: Mapping[str, Any]
+    tensor: tuple[int, ...]
+    pipeline: tuple[int, ...]
+    shards: tuple[str, ...]
+    recomputations: tuple[tuple[bool, str], ...]
+    sequence: tuple[bool, ...]
+
+
+def grid_of(workload: Workload, network: Network, workers: int, batch: int, fixed: Mapping[str, Any]) -> Grid:
+    """The choices there are.
+
+    Tensors are divided within a host only, unless a degree is fixed.
+
+    Raises:
+        PlanError: nothing can keep what is fixed; the finding names the rule.
+    """
+    known = {one.name for one in dataclasses.fields(Plan)}
+    for name in fixed:
+        if name not in known:
+            raise PlanError("no such constraint:", [PlanFinding(name, "a plan has no such field", "see Plan's fields")])
+    if workers > network.world:
+        rule = f"{network.name} has places for {network.world} workers, and {workers} are wanted"
+        raise PlanError("there are not so many:", [PlanFinding("workers", rule, "take a larger cluster, or fewer")])
+    Plan(**fixed)  # values of a wrong type or word
+    limits = {layer.tensor_limit for layer in workload.layers if layer.tensor_limit > 1}
+    tensor = [
+        t for t in _divisors(workers) if t == 1 or (t <= network.local and any(limit % t == 0 for limit in limits))
+    ]
+    pipeline = [p for p in _divisors(workers) if p <= len(workload.layers)]
+    if (wanted := fixed.get("tensor_parallel_degree")) is not None:
+        if wanted > 1 and not any(limit % wanted == 0 for limit in limits):
+            most = max(limits, default=1)
+            rule = f"no layer of {workload.name} can be divided among {wanted} workers"
+            remedy = f"use a divisor of {most}" if most > 1 else "its layers cannot be divided at all; use 1"
+            raise PlanError("no plan keeps this:", [PlanFinding("tensor_parallel_degree", rule, remedy)])
+        tensor = [t for t in (wanted,) if workers % t == 0]
+    if (wanted := fixed.get("pipeline_parallel_degree")) is not None:
+        if wanted > len(workload.layers):
+            rule = f"{wanted} stages need as many layers, and {workload.name} has {len(workload.layers)}"
+            remedy = f"use {len(workload.layers)} or fewer"
+            raise PlanError("no plan keeps this:", [PlanFinding("pipeline_parallel_degree", rule, remedy)])
+        pipeline = [p for p in (wanted,) if workers % p == 0]
+    for name, found in (("tensor_parallel_degree", tensor), ("pipeline_parallel_degree", pipeline)):
+        if not found:
+            rule = f"{fixed[name]} does not divide {workers} workers"
+            near = [one for one in _divisors(workers) if one <= fixed[name]][-1]
+            raise PlanError("no plan keeps this:", [PlanFinding(name, rule, f"use a divisor, as {near}")])
+    shards = (fixed["shard"],) if "shard" in fixed else _SHARDS
+    core = any(one.part == "core" for layer in workload.layers for one in layer.operations)
+    recomputations: list[tuple[bool, str]] = [(False, "layers"), (True, "layers")]
+    if core:
+        recomputations.insert(1, (True, "attention"))
+    if "recompute" in fixed:
+        recomputations = [one for one in recomputations if one[0] == fixed["recompute"]]
+    if "recompute_part" in fixed:
+        recomputations = [one for one in recomputations if not one[0] or one[1] == fixed["recompute_part"]]
+    apart = core  # layers of which shared operations are known; a captured layer is divided as a whole
+    sequence = (fixed["sequence_parallel"],) if "sequence_parallel" in fixed else ((True,) if apart else (False,))
+    return Grid(workers, batch, fixed, tuple(tensor), tuple(pipeline), shards, tuple(recomputations), sequence)
+
+
+def layouts(grid: Grid, layers: int) -> Iterator[Layout]:
+    """All layouts of a grid, those with few parts first."""
+    fixed = grid.fixed
+    for tensor in grid.tensor:
+        for pipeline in grid.pipeline:
+            if grid.workers % (tensor * pipeline):
+                continue
+            data = grid.workers // (tensor * pipeline)
+            if data > grid.batch or fixed.get("data_parallel_degree", -1) not in (-1, data):
+                continue
+            each = math.ceil(grid.batch / data)
+            for stages in _stages(fixed, pipeline, layers):
+                for parts in _parts(fixed, pipeline, each):
+                    if stages > 1 and parts % pipeline:
+                        continue  # rounds of an interleaved schedule are whole
+                    yield Layout(tensor, pipeline, data, stages, parts)
+
+
+def _stages(fixed: Mapping[str, Any], pipeline: int, layers: int) -> Sequence[int]:
+    if pipeline == 1:
+        return (1,)
+    if "stages_per_rank" in fixed:
+        return (fixed["stages_per_rank"],)
+    schedule = fixed.get("pipeline_schedule")
+    if schedule not in (None, "interleaved"):
+        return (1,)
+    return [one for one in _STAGES if one * pipeline <= layers and (schedule is None or one > 1)]
+
+
+def _parts(fixed: Mapping[str, Any], pipeline: int, each: int) -> Sequence[int]:
+    name = "micro_batches" if pipeline > 1 else "accumulate"
+    if name in fixed:
+        return (fixed[name],) if fixed[name] <= each else ()
+    found = {math.ceil(each / micro) for micro in _MICRO if micro <= each} | {1}
+    return sorted(one for one in found if one <= each)
+
+
+def _divisors(number: int) -> list[int]:
+    return [one for one in range(1, number + 1) if number % one == 0]

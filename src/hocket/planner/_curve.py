@@ -1,0 +1,218 @@
+"""Scaling curves: throughput, efficiency and cost by workers, what another network would do, and where it ends."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from hocket.cluster import Cluster
+from hocket.workload import Workload
+
+from ._constants import Constants
+from ._findings import PlanError, PlanFinding
+from ._network import Network, network_of
+from ._plan import Plan
+from ._scaling import ScalingFit
+from ._time import Prediction, predict
+
+__all__ = ["WHAT_IFS", "Curve", "Point", "curve_of_fit", "scaling_curves"]
+
+_STREAMING = 0.95  # of the link, ISC'20 abstract (facts, algorithms 2.8)
+WHAT_IFS: Mapping[str, str] = {
+    "sharp": "switches reduce at 95% of the link",
+    "bigraph": "a port of the same rate for every device, and no link that two flows share (EFLOPS)",
+    "double-network": "twice the bandwidth between hosts",
+    "fp16": "half the bytes of gradients, activations and memory traffic; arithmetic as it is",
+}
+_ENOUGH = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One number of workers.
+
+    Attributes:
+        workers: How many.
+        throughput: Samples per second of all.
+        efficiency: By that of one worker, times their number.
+        parts: Seconds of a step by what takes them (of a fit: per sample of a worker).
+        blame: The largest part that one worker does not have, with the link if it is one.
+        fits: Whether the memory is enough.
+    """
+
+    workers: int
+    throughput: float
+    efficiency: float
+    parts: Mapping[str, float]
+    blame: str
+    fits: bool = True
+
+    @property
+    def worker_seconds(self) -> float:
+        """Worker-seconds that 1,000 samples cost."""
+        return 1000 * self.workers / self.throughput
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Points by workers.
+
+    Attributes:
+        name: "as it is", or a what-if's name.
+        points: In ascending order.
+    """
+
+    name: str
+    points: tuple[Point, ...]
+
+    @property
+    def stops(self) -> Point | None:
+        """The point from which on more workers bring less than half of what they should; None if there is none."""
+        for one, more in zip(self.points, self.points[1:], strict=False):
+            gained = (more.throughput / one.throughput - 1) / (more.workers / one.workers - 1)
+            if gained < _ENOUGH:
+                return one
+        return None
+
+    def verdict(self) -> str:
+        """Where it stops scaling and what is to blame."""
+        last = self.points[-1]
+        if (end := self.stops) is not None:
+            after = next(one for one in self.points if one.workers > end.workers)
+            return f"{self.name}: stops scaling at {end.workers} workers, because of {after.blame}"
+        if last.efficiency > 0.98:
+            return f"{self.name}: scales up to {last.workers} workers ({last.efficiency:.0%})"
+        return f"{self.name}: scales up to {last.workers} workers at {last.efficiency:.0%}; the most is lost to {last.blame}"
+
+
+def scaling_curves(
+    workload: Workload,
+    cluster: Cluster | Network,
+    workers: Sequence[int],
+    *,
+    batch_per_worker: int,
+    plan: Plan | None = None,
+    what_ifs: Sequence[str] = (),
+    constants: Constants | None = None,
+) -> list[Curve]:
+    """Predict a workload on a cluster as it is, and on what it might be; batches grow with the workers.
+
+    Args:
+        workload: What is trained.
+        cluster: Where.
+        workers: Numbers of them, in any order.
+        batch_per_worker: Samples of each.
+        plan: For all; data parallelism if not given.
+        what_ifs: Of `WHAT_IFS`, each for itself.
+        constants: What is reached of nominal rates.
+
+    Raises:
+        PlanError: a what-if is unknown, or the plan cannot be timed.
+    """
+    network, constants = network_of(cluster), constants or Constants()
+    found = []
+    for name in ("as it is", *what_ifs):
+        case = _changed(name, workload, network, constants)
+        points: list[Point] = []
+        alone = _predicted(*case, 1, batch_per_worker, Plan()).throughput
+        for count in sorted(set(workers)):
+            one = _predicted(*case, count, batch_per_worker, plan or Plan())
+            points.append(_point(one, alone))
+        found.append(Curve(name, tuple(points)))
+    return found
+
+
+def _predicted(
+    workload: Workload, network: Network, constants: Constants, count: int, each: int, plan: Plan
+) -> Prediction:
+    return predict(plan, workload, network, workers=count, batch=each * count, constants=constants)
+
+
+def _point(one: Prediction, alone: float) -> Point:
+    parts = {name: seconds for name, seconds in one.parts.rows() if seconds > 0}
+    blame = one.parts.blame
+    if blame in ("gradients", "gather") and one.gradient_cost.link:
+        blame = f"{blame}: {one.gradient_cost.link} ({one.gradient_cost.algorithm})"
+    efficiency = one.throughput / (one.workers * alone)
+    return Point(one.workers, one.throughput, efficiency, parts, blame, one.fits)
+
+
+def _changed(
+    name: str, workload: Workload, network: Network, constants: Constants
+) -> tuple[Workload, Network, Constants]:
+    if name == "as it is":
+        return workload, network, constants
+    if name == "sharp":
+        return (
+            workload,
+            dataclasses.replace(network, reduces=_STREAMING),
+            dataclasses.replace(constants, in_network=True),
+        )
+    if name == "double-network":
+        return (
+            workload,
+            dataclasses.replace(network, host_Bps=2 * network.host_Bps, rank_Bps=2 * network.rank_Bps),
+            constants,
+        )
+    if name == "bigraph":
+        return workload, dataclasses.replace(network, host_Bps=network.local * network.rank_Bps), constants
+    if name == "fp16":
+        return _halved(workload), network, constants
+    rule = f"there is no what-if {name!r}"
+    raise PlanError("nothing to predict:", [PlanFinding("what-if", rule, f"there are {', '.join(WHAT_IFS)}")])
+
+
+def _halved(workload: Workload) -> Workload:
+    layers = []
+    for layer in workload.layers:
+        operations = tuple(
+            dataclasses.replace(one, moved_bytes=one.moved_bytes / 2, saved_bytes=one.saved_bytes / 2)
+            for one in layer.operations
+        )
+        layers.append(
+            dataclasses.replace(
+                layer,
+                parameter_bytes=layer.parameter_bytes // 2,
+                gradient_bytes=layer.gradient_bytes // 2,
+                optimizer_bytes=layer.optimizer_bytes + layer.parameter_bytes,  # in full precision beside
+                output_bytes=layer.output_bytes / 2,
+                reduced_bytes=layer.reduced_bytes / 2,
+                operations=operations,
+            )
+        )
+    return dataclasses.replace(workload, layers=tuple(layers), precision="bfloat16")
+
+
+def curve_of_fit(name: str, fit: ScalingFit, network: Network, workers: Sequence[int], what_if: str = "") -> Curve:
+    """The curve of a fit; a what-if changes the constants that it is about.
+
+    Args:
+        name: Of the column.
+        fit: Its constants.
+        network: Where it was measured.
+        workers: Numbers of them.
+        what_if: One of `WHAT_IFS`, or "".
+
+    Raises:
+        PlanError: there is no such what-if.
+    """
+    ports = network.host_Bps / network.rank_Bps if network.rank_Bps else 1.0
+    changes: dict[str, Callable[[ScalingFit], ScalingFit]] = {
+        "": lambda one: one,
+        "double-network": lambda one: dataclasses.replace(one, between_s=one.between_s / 2),
+        "bigraph": lambda one: dataclasses.replace(one, between_s=one.between_s * min(1.0, ports / one.local)),
+        "fp16": lambda one: dataclasses.replace(one, between_s=one.between_s / 2, inside_s=one.inside_s / 2),
+        # An all-reduce between hosts passes 2 (k - 1)/k S, a tree S; of many hosts that is half.
+        "sharp": lambda one: dataclasses.replace(one, between_s=one.between_s / 2 / _STREAMING),
+    }
+    if what_if not in changes:
+        rule = f"there is no what-if {what_if!r}"
+        raise PlanError("nothing to predict:", [PlanFinding("what-if", rule, f"there are {', '.join(WHAT_IFS)}")])
+    changed = changes[what_if](fit)
+    points = []
+    for count in sorted(set(workers)):
+        parts = changed.parts(count)
+        blame = max((part for part in parts if part != "compute"), key=lambda part: parts[part])
+        points.append(Point(count, changed.throughput(count), changed.efficiency(count), parts, blame))
+    return Curve(f"{name}, {what_if}" if what_if else name, tuple(points))

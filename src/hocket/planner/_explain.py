@@ -1,0 +1,127 @@
+"""Why a plan: the winner against the runner-up in a paragraph, and all ranked plans in a table."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from ._memory import shown_bytes
+from ._plan import Plan
+from ._search import Search
+from ._time import Prediction
+
+__all__ = ["explain", "plan_rows", "with_reasons"]
+
+_WORDS = {
+    "compute": "computation",
+    "recompute": "computing again",
+    "tensor": "exchanges between workers that share tensors",
+    "messages": "messages between stages",
+    "bubble": "waiting for the pipeline",
+    "gather": "gathering sharded parameters",
+    "gradients": "reducing gradients",
+    "optimizer": "the optimizer",
+    "straggle": "waiting for the slowest",
+}
+
+
+def _s(seconds: float) -> str:
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
+
+
+def explain(found: Search) -> str:
+    """One paragraph: what wins, what it costs, what comes second and why it is slower."""
+    best = found.best
+    limit = f" of {shown_bytes(found.memory_limit)}" if found.memory_limit else ""
+    lines = [
+        f"{best.plan.describe()} on {best.workers} workers of {best.cluster} takes {_s(best.step_s)} a step "
+        f"({best.throughput:.4g} samples/s) and {shown_bytes(best.memory.total)}{limit} on the fullest worker."
+    ]
+    exposed = max(_WORDS.keys() - {"compute", "optimizer"}, key=lambda name: getattr(best.parts, name))
+    worst = getattr(best.parts, exposed)
+    if worst > 0:
+        lines.append(
+            f"What one device alone would not need is {_WORDS[exposed]} above all, {_s(worst)} "
+            f"({worst / best.step_s:.0%} of the step)."
+        )
+    if len(found.ranked) > 1:
+        second = found.ranked[1]
+        lines.append(f"Second is {second.plan.describe()}, {_slower(best, second)}.")
+    if found.too_large:
+        large = found.too_large[0]
+        lines.append(
+            f"{large.plan.describe()} would take {_s(large.step_s)}, but needs {shown_bytes(large.memory.total)}."
+        )
+    lines.append(f"{found.considered} plans were considered, {found.timed} timed.")
+    return " ".join(lines)
+
+
+def _slower(best: Prediction, other: Prediction) -> str:
+    more = other.step_s / best.step_s - 1
+    gains = {name: getattr(other.parts, name) - getattr(best.parts, name) for name in _WORDS}
+    worse = max(gains, key=lambda name: gains[name])
+    better = min(gains, key=lambda name: gains[name])
+    text = f"{more:.1%} slower"
+    if gains[worse] > 0:
+        text += f": {_WORDS[worse]} takes {_s(gains[worse])} more"
+        if gains[better] < -0.02 * best.step_s:
+            text += f", {_WORDS[better]} {_s(-gains[better])} less"
+    return text
+
+
+def plan_rows(found: Search) -> list[dict[str, str]]:
+    """A row a plan, by column: plan, step, exposed communication, idle, memory, why not."""
+    rows = []
+    best = found.best
+    for one in (*found.ranked, *found.too_large):
+        parts = one.parts
+        micro = one.plan.micro_batches * one.plan.accumulate
+        words = one.plan.describe()
+        if micro > 1 and one.plan.pipeline_parallel_degree == 1:
+            words += f", {micro} parts"
+        if one.plan.recompute:
+            words += f", {one.plan.recompute_part} again"
+        if one is best:
+            why = "chosen"
+        elif not one.fits:
+            why = f"needs {shown_bytes(one.memory.total)} of {shown_bytes(found.memory_limit)}"
+        else:
+            why = _slower(best, one)
+        rows.append(
+            {
+                "plan": words,
+                "step": _s(one.step_s),
+                "exposed": _s(parts.exposed),
+                "idle": f"{(parts.bubble + parts.straggle) / one.step_s:.1%}",
+                "memory": shown_bytes(one.memory.total),
+                "why not": why,
+            }
+        )
+    return rows
+
+
+def with_reasons(found: Search) -> Plan:
+    """The winner with what was predicted for it and a reason for each choice, to be written as a file."""
+    best, plan = found.best, found.best.plan
+    parts = best.parts
+    predicted = {"step_s": best.step_s, "samples_per_s": best.throughput, "memory_bytes": best.memory.total}
+    predicted |= {f"{name}_s": seconds for name, seconds in parts.rows() if seconds}
+    limit = shown_bytes(found.memory_limit) if found.memory_limit else "no limit"
+    reasons = {"data_parallel_degree": "what tensors and stages leave of the workers"}
+    if plan.tensor_parallel_degree > 1:
+        reasons["tensor_parallel_degree"] = (
+            f"the fastest of those that fit in {limit}; its exchanges take {parts.tensor / best.step_s:.0%} of the step"
+        )
+    if plan.pipeline_parallel_degree > 1:
+        reasons["pipeline_parallel_degree"] = (
+            f"divides the layers with little traffic; {parts.bubble / best.step_s:.0%} of the step is spent waiting"
+        )
+    if plan.shard != "none":
+        reasons["shard"] = f"of all stages that fit in {limit} the one with the shortest step"
+    if plan.recompute:
+        reasons["recompute"] = f"without it the activations do not fit in {limit}, or larger batches would not"
+    if plan.bucket_bytes:
+        reasons["bucket_bytes"] = f"leaves least exposed: {_s(parts.gradients)} of {_s(best.gradient_cost.seconds)}"
+    if len(found.ranked) > 1:
+        second = found.ranked[1]
+        reasons["plan"] = f"runner-up: {second.plan.describe()}, {_slower(best, second)}"
+    return dataclasses.replace(plan, predicted=predicted, reasons=reasons)

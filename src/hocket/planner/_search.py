@@ -1,0 +1,209 @@
+"""The search: all admissible plans under a memory limit, pruned with bounds, ranked by their predicted step."""
+
+from __future__ import annotations
+
+import dataclasses
+import heapq
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hocket.cluster import Cluster
+from hocket.workload import Workload
+
+from ._admissible import Grid, Layout, grid_of, layouts
+from ._constants import Constants
+from ._findings import PlanError, PlanFinding
+from ._memory import Memory, memory_of, shown_bytes
+from ._network import Network, network_of
+from ._plan import Plan
+from ._profile import Profile
+from ._stages import stage_cuts
+from ._time import Prediction, predict
+
+__all__ = ["Search", "search"]
+
+_BUCKETS = tuple(round(2**20 * size) for size in (1, 2, 4, 8, 16, 25, 50, 100, 200))
+
+
+@dataclass(frozen=True)
+class Search:
+    """What was found.
+
+    Attributes:
+        ranked: The best plans that fit, the fastest first; one for every combination of degrees and sharding.
+        too_large: The fastest plans that would be among them and do not fit, the fastest first.
+        considered: How many plans were thought of.
+        timed: How many of them were timed in full; the others could not be among the best.
+        memory_limit: Of a worker; 0 for none.
+    """
+
+    ranked: tuple[Prediction, ...]
+    too_large: tuple[Prediction, ...]
+    considered: int
+    timed: int
+    memory_limit: int
+
+    @property
+    def best(self) -> Prediction:
+        """The winner."""
+        return self.ranked[0]
+
+
+def search(
+    workload: Workload,
+    cluster: Cluster | Network,
+    *,
+    workers: int,
+    batch: int,
+    constants: Constants | None = None,
+    memory_limit: int | None = None,
+    fixed: Mapping[str, Any] | None = None,
+    keep: int = 8,
+) -> Search:
+    """Find the fastest plans.
+
+    Args:
+        workload: What is trained.
+        cluster: Where.
+        workers: How many.
+        batch: Samples of a global batch.
+        constants: What is reached of nominal rates.
+        memory_limit: Bytes of each worker; the cluster's own if not given, 0 for none.
+        fixed: Fields of the plan that are given, as {"tensor_parallel_degree": 2}.
+        keep: How many to rank.
+
+    Raises:
+        PlanError: no plan keeps the constraints, or none fits; the findings name the rule, or what is missing.
+    """
+    network = network_of(cluster)
+    constants = constants or Constants()
+    grid = grid_of(workload, network, workers, batch, fixed or {})
+    limit = network.memory_nbytes if memory_limit is None else memory_limit
+    hunt = _Hunt(workload, network, constants, grid, limit, keep)
+    # Layouts by their lower bound: the first ones are good, and the bound of one that cannot be ranked ends the hunt.
+    bounds = sorted(((hunt.bound(one), index, one) for index, one in enumerate(layouts(grid, len(workload.layers)))))
+    for bound, _, layout in bounds:
+        if bound >= hunt.worst_kept:
+            break
+        hunt.visit(layout)
+    if not hunt.found:
+        raise PlanError("no plan was found:", [hunt.why_none(bool(bounds))])
+    ranked = sorted(hunt.found.values(), key=lambda one: (one.step_s, one.memory.total))[:keep]
+    ranked = [hunt.with_best_buckets(one) for one in ranked]
+    ranked.sort(key=lambda one: (one.step_s, one.memory.total))
+    large = sorted(hunt.large.values(), key=lambda one: one.step_s)
+    large = [one for one in large if one.step_s < ranked[0].step_s][:3]
+    return Search(tuple(ranked), tuple(large), hunt.considered, hunt.timed, limit)
+
+
+class _Hunt:
+    """The state of one search."""
+
+    def __init__(
+        self, workload: Workload, network: Network, constants: Constants, grid: Grid, limit: int, keep: int
+    ) -> None:
+        self.workload, self.network, self.constants = workload, network, constants
+        self.grid, self.limit, self.keep = grid, limit, keep
+        self.profile = Profile(workload, network, constants)
+        self.found: dict[tuple[Any, ...], Prediction] = {}
+        self.large: dict[tuple[Any, ...], Prediction] = {}
+        self.least: tuple[float, Plan] | None = None
+        self.considered = self.timed = 0
+
+    @property
+    def worst_kept(self) -> float:
+        """The step that a plan must beat to be ranked."""
+        if len(self.found) < self.keep:
+            return float("inf")
+        return heapq.nsmallest(self.keep, (one.step_s for one in self.found.values()))[-1]
+
+    def micro(self, layout: Layout) -> int:
+        """Samples of a micro-batch."""
+        return -(-self.grid.batch // (layout.data * layout.parts))
+
+    def bound(self, layout: Layout) -> float:
+        """A step cannot take less: computation and tensor exchange, evenly over the pipeline, and its bubble."""
+        plan = layout.plan(sequence_parallel=layout.tensor > 1 and self.grid.sequence[-1])
+        each = float(self.profile.times(plan, self.micro(layout)).total.sum()) / layout.pipeline
+        bubble = (layout.pipeline - 1) / layout.stages
+        if self.grid.fixed.get("pipeline_schedule") == "zero_bubble":
+            bubble /= 3
+        return each * (layout.parts + bubble)
+
+    def visit(self, layout: Layout) -> None:
+        """Try what is left open, the cheapest first: what costs more time is tried only if that does not fit."""
+        for sequence in self.grid.sequence if layout.tensor > 1 else (False,):
+            for recompute, part in self.grid.recomputations:
+                if self._shards(layout, sequence, recompute, part):
+                    break
+
+    def _shards(self, layout: Layout, sequence: bool, recompute: bool, part: str) -> bool:
+        """Whether all stages of sharding fit: computing more again gains nothing then."""
+        every, cuts = True, None
+        for shard in self.grid.shards:
+            if layout.data == 1 and shard != self.grid.shards[0]:
+                continue
+            open_fields = {
+                "shard": shard,
+                "sequence_parallel": sequence,
+                "recompute": recompute,
+                "recompute_part": part,
+                "precision": "bfloat16" if self.workload.precision == "bfloat16" else "float32",
+            }
+            taken = ("pipeline_schedule", "clip_norm", "bucket_bytes", "precision", "sync_batch_norm")
+            open_fields |= {name: self.grid.fixed[name] for name in taken if name in self.grid.fixed}
+            plan = layout.plan(**open_fields)
+            self.considered += 1
+            if plan.findings(self.grid.workers, batch=self.grid.batch):
+                continue
+            if cuts is None:
+                cuts = stage_cuts(plan, self.workload, self.profile.times(plan, self.micro(layout)).total.tolist())
+            memory = memory_of(plan, self.workload, batch=self.grid.batch, cuts=cuts)
+            fits = not self.limit or memory.total <= self.limit
+            if self.least is None or memory.total < self.least[0]:
+                self.least = (memory.total, plan)
+            key = (layout.tensor, layout.pipeline, layout.stages, shard)
+            if not fits:
+                every = False
+                if recompute or len(self.large) >= 64:
+                    continue
+            one = self._timed(plan, memory)
+            table = self.found if fits else self.large
+            if key not in table or one.step_s < table[key].step_s:
+                table[key] = one
+        return every
+
+    def _timed(self, plan: Plan, memory: Memory | None = None) -> Prediction:
+        self.timed += 1
+        return predict(
+            plan,
+            self.workload,
+            self.network,
+            workers=self.grid.workers,
+            batch=self.grid.batch,
+            constants=self.constants,
+            profile=self.profile,
+            memory_limit=self.limit,
+            memory=memory,
+        )
+
+    def with_best_buckets(self, one: Prediction) -> Prediction:
+        """The same with the size of bucket that leaves least exposed; it is kept where it gains nothing."""
+        if one.plan.data_parallel_degree == 1 or one.plan.bucket_bytes or not self.constants.overlap:
+            return one
+        tries = [self._timed(dataclasses.replace(one.plan, bucket_bytes=size)) for size in _BUCKETS]
+        best = min((each for each in tries if each.fits or not one.fits), key=lambda each: each.step_s, default=one)
+        return best if best.step_s < one.step_s * (1 - 1e-4) else one
+
+    def why_none(self, any_layout: bool) -> PlanFinding:
+        """What stands in the way, of the plan that comes nearest."""
+        if not any_layout or self.least is None:
+            rule = f"no degrees of {self.grid.workers} workers go with what is fixed and a batch of {self.grid.batch}"
+            return PlanFinding("data_parallel_degree", rule, "fix less, or make the batch larger")
+        nbytes, plan = self.least
+        rule = (
+            f"the plan that needs least, {plan.describe()}, needs {shown_bytes(nbytes)} on a worker, "
+            f"and there are {shown_bytes(self.limit)}"
+        )
+        return PlanFinding("memory", rule, "use more workers, smaller batches, or devices with more memory")

@@ -1,0 +1,192 @@
+"""The search against trying everything, under limits and constraints; and what it says."""
+
+from __future__ import annotations
+
+import itertools
+import time
+
+import pytest
+
+from hocket import cluster
+from hocket.planner import (
+    Constants,
+    Network,
+    Plan,
+    PlanError,
+    explain,
+    plan_rows,
+    predict,
+    search,
+    with_reasons,
+)
+from hocket.workload import Layer, Operation, Workload, named_transformer, transformer
+
+
+@pytest.fixture(scope="module")
+def selene() -> Network:
+    return Network.of(cluster.load("selene-like"))
+
+
+def small() -> Workload:
+    """A transformer that is quick to try everything for."""
+    return transformer(512, 6, 8, vocabulary=1000, sequence=256, name="small")
+
+
+def everything(workload: Workload, where: Network, workers: int, batch: int, limit: int) -> float:
+    """The least step of all plans that fit, by trying them."""
+    best = float("inf")
+    degrees = [one for one in (1, 2, 4, 8) if workers % one == 0]
+    shards = ("none", "optimizer", "gradients", "parameters")
+    again = ({}, {"recompute": True}, {"recompute": True, "recompute_part": "attention"})
+    for t, p in itertools.product(degrees, degrees):
+        if workers % (t * p) or p > len(workload.layers):
+            continue
+        d = workers // (t * p)
+        each = batch // d
+        if not each:
+            continue
+        for parts, shard, how, stages in itertools.product(range(1, each + 1), shards, again, (1, 2, 3, 4)):
+            if each % parts or (stages > 1 and (p == 1 or parts % p or p * stages > len(workload.layers))):
+                continue
+            plan = Plan(
+                tensor_parallel_degree=t,
+                sequence_parallel=t > 1,
+                pipeline_parallel_degree=p,
+                stages_per_rank=stages,
+                pipeline_schedule="interleaved" if stages > 1 else "1f1b",
+                micro_batches=parts if p > 1 else 1,
+                accumulate=1 if p > 1 else parts,
+                shard=shard,
+                precision="bfloat16",
+                **how,
+            )
+            one = predict(plan, workload, where, workers=workers, batch=batch, memory_limit=limit)
+            if one.fits:
+                best = min(best, one.step_s)
+    return best
+
+
+@pytest.mark.parametrize("limit", [0, 900, 300, 120])
+def test_nothing_that_was_left_out_is_faster(selene: Network, limit: int) -> None:
+    workload, megabytes = small(), limit * 10**6
+    found = search(workload, selene, workers=8, batch=16, memory_limit=megabytes)
+    # The search also solves the size of buckets, which trying everything leaves at its default.
+    plain = min(
+        predict(
+            Plan.from_json({**one.plan.to_json(), "bucket_bytes": None}),
+            workload,
+            selene,
+            workers=8,
+            batch=16,
+            memory_limit=megabytes,
+        ).step_s
+        for one in found.ranked
+    )
+    assert plain == pytest.approx(everything(workload, selene, 8, 16, megabytes), rel=1e-9)
+    assert all(one.fits for one in found.ranked)
+    assert [one.step_s for one in found.ranked] == sorted(one.step_s for one in found.ranked)
+
+
+@pytest.mark.parametrize(("name", "batch"), [("gpt-7b", 1024), ("gpt-175b", 1536)])
+def test_1024_workers_are_planned_in_seconds(selene: Network, name: str, batch: int) -> None:
+    begin = time.process_time()
+    found = search(named_transformer(name), selene, workers=1024, batch=batch)
+    assert time.process_time() - begin < 20
+    assert found.best.fits
+    assert len(found.ranked) > 3
+    plan = found.best.plan
+    degrees = plan.data_parallel_degree * plan.tensor_parallel_degree * plan.pipeline_parallel_degree
+    assert degrees == 1024
+    assert plan.resolve(1024) == plan
+
+
+def test_less_memory_never_makes_a_faster_plan(selene: Network) -> None:
+    workload = named_transformer("gpt-7b")
+    steps = [
+        search(workload, selene, workers=64, batch=256, memory_limit=gib * 2**30).best.step_s
+        for gib in (320, 80, 40, 20)
+    ]
+    assert steps == sorted(steps)
+
+
+def test_constraints_are_kept(selene: Network) -> None:
+    fixed = {"tensor_parallel_degree": 2, "pipeline_parallel_degree": 4, "shard": "optimizer", "recompute": True}
+    found = search(named_transformer("gpt-7b"), selene, workers=64, batch=128, fixed=fixed)
+    for one in found.ranked:
+        assert {name: getattr(one.plan, name) for name in fixed} == fixed
+
+
+@pytest.mark.parametrize(
+    ("fixed", "said"),
+    [
+        ({"tensor_parallel_degree": 3}, "tensor_parallel_degree: no layer of gpt-7b can be divided among 3 workers"),
+        (
+            {"pipeline_parallel_degree": 5},
+            "pipeline_parallel_degree: 5 does not divide 64 workers; use a divisor, as 4",
+        ),
+        ({"pipeline_parallel_degree": 64}, "64 stages need as many layers, and gpt-7b has 34"),
+        ({"colour": 1}, "colour: a plan has no such field"),
+        ({"shard": "all"}, "shard: there is no 'all'"),
+        ({"data_parallel_degree": 7}, "no degrees of 64 workers go with what is fixed"),
+    ],
+)
+def test_a_refusal_names_the_rule(selene: Network, fixed: dict[str, object], said: str) -> None:
+    with pytest.raises(PlanError, match=said):
+        search(named_transformer("gpt-7b"), selene, workers=64, batch=128, fixed=fixed)
+
+
+def test_what_fits_nowhere_is_refused_with_what_is_missing(selene: Network) -> None:
+    with pytest.raises(
+        PlanError, match="memory: the plan that needs least, .*, needs .* on a worker, and there are 8 GiB"
+    ):
+        search(named_transformer("gpt-175b"), selene, workers=8, batch=8, memory_limit=8 * 2**30)
+
+
+def test_too_many_workers_are_refused(selene: Network) -> None:
+    with pytest.raises(PlanError, match="selene-like has places for 3072 workers"):
+        search(named_transformer("gpt-7b"), selene, workers=4096, batch=4096)
+
+
+def test_the_explanation_names_winner_runner_up_and_what_is_to_blame(selene: Network) -> None:
+    found = search(named_transformer("gpt-175b"), selene, workers=1024, batch=1536)
+    text = explain(found)
+    assert found.best.plan.describe() in text
+    assert found.ranked[1].plan.describe() in text
+    assert "slower" in text
+    rows = plan_rows(found)
+    assert rows[0]["why not"] == "chosen"
+    assert all("slower" in row["why not"] or "needs" in row["why not"] for row in rows[1:])
+    assert all(set(row) == {"plan", "step", "exposed", "idle", "memory", "why not"} for row in rows)
+
+
+def test_the_chosen_plan_is_a_file_with_reasons(selene: Network) -> None:
+    found = search(named_transformer("gpt-7b"), selene, workers=64, batch=128)
+    plan = with_reasons(found)
+    assert Plan.from_toml(plan.to_toml()) == plan
+    assert plan.predicted["step_s"] == pytest.approx(found.best.step_s)
+    assert "runner-up" in plan.reasons["plan"]
+
+
+def test_captured_layers_that_cannot_be_divided_are_not() -> None:
+    work = (Operation("forward", 1e9, saved_bytes=1e6),)
+    layers = tuple(Layer(f"l{i}", "Conv2d", 10**6, 4 * 10**6, 4 * 10**6, 0, 1e5, work, 1e-3, 2e-3) for i in range(6))
+    workload = Workload("net", 1, layers)
+    where = cluster.load("star:hosts=4,bandwidth=10Gbit/s")
+    found = search(workload, where, workers=4, batch=32, constants=Constants())
+    assert all(one.plan.tensor_parallel_degree == 1 for one in found.ranked)
+    assert found.best.plan.pipeline_parallel_degree == 1
+
+
+def test_buckets_are_solved_from_the_backward_timeline() -> None:
+    # A slow network and much to send: buckets as large as possible wait longest, as small as possible pay latencies.
+    work = (Operation("forward", 1e9, saved_bytes=1e6),)
+    layers = tuple(Layer(f"l{i}", "x", 10**6, 4 * 10**6, 4 * 10**6, 0, 1e5, work, 2e-2, 4e-2) for i in range(40))
+    where = cluster.load("star:hosts=8,bandwidth=1Gbit/s,latency=15us")
+    fixed = {"pipeline_parallel_degree": 1, "shard": "none"}
+    best = search(Workload("net", 1, layers), where, workers=8, batch=8, fixed=fixed).best
+    default = predict(Plan(), Workload("net", 1, layers), where, workers=8, batch=8)
+    assert best.plan.bucket_bytes is not None
+    assert best.step_s < default.step_s
+    for size in (2**20, 200 * 2**20):
+        other = predict(Plan(bucket_bytes=size), Workload("net", 1, layers), where, workers=8, batch=8)
+        assert best.step_s <= other.step_s * (1 + 1e-9)
