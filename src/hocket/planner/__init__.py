@@ -3,6 +3,8 @@
 Read `_plan.py` (the value), `_memory.py` and `_time.py` (what it needs), `_search.py` (which is best).
 """
 
+from ._check import PlanCheck as PlanCheck
+from ._check import check_run as check_run
 from ._constants import Constants as Constants
 from ._curve import WHAT_IFS as WHAT_IFS
 from ._curve import Curve as Curve
@@ -44,6 +46,7 @@ __all__ = [
     "Memory",
     "Network",
     "Plan",
+    "PlanCheck",
     "PlanError",
     "PlanFinding",
     "Point",
@@ -53,6 +56,7 @@ __all__ = [
     "Search",
     "StepParts",
     "balanced_cuts",
+    "check_run",
     "curve_of_fit",
     "curves_svg",
     "explain",

@@ -83,7 +83,8 @@ class Curve:
             return f"{self.name}: stops scaling at {end.workers} workers, because of {after.blame}"
         if last.efficiency > 0.98:
             return f"{self.name}: scales up to {last.workers} workers ({last.efficiency:.0%})"
-        return f"{self.name}: scales up to {last.workers} workers at {last.efficiency:.0%}; the most is lost to {last.blame}"
+        reached = f"scales up to {last.workers} workers at {last.efficiency:.0%}"
+        return f"{self.name}: {reached}; the most is lost to {last.blame}"
 
 
 def scaling_curves(

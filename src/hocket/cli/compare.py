@@ -1,0 +1,97 @@
+"""`hocket compare`: two timelines or plans side by side, predicted or measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ._output import bad_input, print_json
+
+if TYPE_CHECKING:
+    from hocket.planner import Plan
+    from hocket.timeline import Timeline
+
+_TRACES = ("trace.json", "timeline.json")
+
+
+def compare(
+    first: Annotated[Path, typer.Argument(help="A trace (--trace FILE), a run's folder with one, or a plan's .toml.")],
+    second: Annotated[Path, typer.Argument(help="The same; a plan and a trace in either order.")],
+    steps: Annotated[int, typer.Option(min=1, help="Steps that a trace holds, when it is compared with a plan.")] = 1,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """Show two timelines side by side; or a plan's prediction beside what a run's timeline shows."""
+    from hocket.planner import Plan, PlanError, check_run
+    from hocket.timeline import TimelineError
+    from hocket.timeline import compare as side_by_side
+
+    try:
+        one, other = _load(first), _load(second)
+        if isinstance(one, Plan) and isinstance(other, Plan):
+            _plans(one, other, as_json)
+            return
+        if not isinstance(one, Plan) and not isinstance(other, Plan):
+            found = side_by_side(one, other)
+            if as_json:
+                rows = [
+                    {"kind": row.kind, "name": row.name, "first_s": row.first_s, "second_s": row.second_s}
+                    for row in found.rows
+                ]
+                print_json({"first": found.first, "second": found.second, "error": found.error, "rows": rows})
+                return
+            typer.echo(str(found))
+            typer.echo(
+                f"\n{second} takes {abs(found.error):.1%} {'longer' if found.error > 0 else 'less'} than {first}"
+            )
+            return
+        plan, timeline = (one, other) if isinstance(one, Plan) else (other, one)
+        assert isinstance(plan, Plan)
+        assert not isinstance(timeline, Plan)
+        checked = check_run(plan, timeline, steps=steps)
+    except (PlanError, TimelineError) as error:
+        bad_input("compare", error)
+    if as_json:
+        print_json(
+            {
+                "error": checked.error,
+                "parts": [{"part": p, "predicted_s": a, "measured_s": b} for p, a, b in checked.rows],
+                "communication_s": dict(checked.collectives),
+            }
+        )
+        return
+    typer.echo(str(checked))
+    typer.echo(f"\nthe step was predicted {abs(checked.error):.1%} too {'long' if checked.error > 0 else 'short'}")
+
+
+def _load(path: Path) -> Plan | Timeline:
+    from hocket.planner import Plan
+    from hocket.timeline import TimelineError, read_perfetto
+
+    if path.is_dir():
+        found = next((path / name for name in _TRACES if (path / name).is_file()), None)
+        if found is None:
+            raise TimelineError(f"{str(path)!r} holds no {' or '.join(_TRACES)}; name a trace's file")
+        return read_perfetto(found)
+    return Plan.from_toml(path) if path.suffix == ".toml" else read_perfetto(path)
+
+
+def _plans(one: Plan, other: Plan, as_json: bool) -> None:
+    """What two plans decide differently, and what is predicted of both."""
+    values = [plan.to_json() for plan in (one, other)]
+    differing = {
+        name: [values[0][name], values[1][name]]
+        for name in values[0]
+        if name not in ("predicted", "reasons") and values[0][name] != values[1][name]
+    }
+    names = [name for name in one.predicted if name in other.predicted]
+    if as_json:
+        both = {name: [one.predicted[name], other.predicted[name]] for name in names}
+        print_json({"differing": differing, "predicted": both})
+        return
+    typer.echo(f"{one.describe()}\n{other.describe()}\n")
+    for name, (left, right) in differing.items():
+        typer.echo(f"{name:28} {left!s:>20} {right!s:>20}")
+    for name in names:
+        typer.echo(f"{name:28} {one.predicted[name]:>20.6g} {other.predicted[name]:>20.6g}")

@@ -1,0 +1,152 @@
+"""`hocket plan`: the fastest plan for a model on so many workers, why it is, and what comes second."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ._output import bad_input, print_json
+from ._target import TARGET_HELP, resolve_target
+
+if TYPE_CHECKING:
+    from hocket.planner import Prediction, Search
+
+_Target = Annotated[str, typer.Argument(help=f"What is trained: {TARGET_HELP}")]
+
+
+def plan(
+    target: _Target,
+    workers: Annotated[int, typer.Option("-n", "--workers", min=1, help="How many workers.")],
+    cluster: Annotated[str, typer.Option(help="A name, a spec (star:hosts=8) or a .toml file.")] = "laptop",
+    batch: Annotated[
+        int | None, typer.Option(min=1, help="Samples of a global batch; one a worker if not given.")
+    ] = None,
+    memory: Annotated[
+        str | None, typer.Option(help="Of each worker, as 40GiB; the cluster's own if not given.")
+    ] = None,
+    tensor: Annotated[int | None, typer.Option(min=1, help="Fix the tensor-parallel degree.")] = None,
+    pipeline: Annotated[int | None, typer.Option(min=1, help="Fix the pipeline's degree.")] = None,
+    data: Annotated[int | None, typer.Option(min=1, help="Fix the data-parallel degree.")] = None,
+    shard: Annotated[str | None, typer.Option(help="Fix it: none, optimizer, gradients, parameters.")] = None,
+    recompute: Annotated[bool | None, typer.Option("--recompute/--no-recompute", help="Fix recomputation.")] = None,
+    micro_batches: Annotated[int | None, typer.Option(min=1, help="Fix the pipeline's micro-batches.")] = None,
+    given: Annotated[Path | None, typer.Option("--plan", help="Judge this plan's file instead of searching.")] = None,
+    device: Annotated[
+        str | None, typer.Option(help="Where a model is captured: cpu, cuda, or meta for no times.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option("-o", "--out", help="Write the plan into this file.")] = None,
+    workload_out: Annotated[Path | None, typer.Option(help="Write the workload's text into this file.")] = None,
+    keep: Annotated[int, typer.Option(min=1, help="How many plans to rank.")] = 8,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """Choose how to train a model on many workers: the fastest plan that fits, why, and what comes second."""
+    from hocket.cluster import ClusterError, load, parse_bytes
+    from hocket.planner import Plan, PlanError, explain, plan_rows, predict, search, with_reasons
+    from hocket.workload import WorkloadError
+
+    from ._target import TargetError
+
+    wanted = {
+        "tensor_parallel_degree": tensor,
+        "pipeline_parallel_degree": pipeline,
+        "data_parallel_degree": data,
+        "shard": shard,
+        "recompute": recompute,
+        "micro_batches": micro_batches,
+    }
+    fixed: dict[str, Any] = {name: value for name, value in wanted.items() if value is not None}
+    try:
+        where = load(cluster)
+        workload = resolve_target(target, device=device)
+        limit = parse_bytes(memory) if memory else None
+        size = batch or workers
+        if workload_out is not None:
+            workload_out.write_text(str(workload), encoding="utf-8")
+        if given is not None:
+            one = predict(Plan.from_toml(given), workload, where, workers=workers, batch=size, memory_limit=limit)
+            _judge(one, as_json)
+            return
+        found = search(workload, where, workers=workers, batch=size, memory_limit=limit, fixed=fixed, keep=keep)
+        chosen = with_reasons(found)
+        if out is not None:
+            out.write_text(chosen.to_toml(), encoding="utf-8")
+    except (ClusterError, PlanError, WorkloadError, TargetError, ValueError) as error:
+        bad_input("plan", error)
+    except OSError as error:
+        bad_input("plan", f"{error.filename!r} cannot be written: {error.strerror}")
+    if as_json:
+        print_json(_as_json(found, chosen.to_json()))
+        return
+    typer.echo(explain(found) + "\n")
+    _table(plan_rows(found))
+    typer.echo("")
+    _parts(found.best)
+    if out is not None:
+        typer.echo(f"\nwrote {out}; `hocket run --plan {out}` or Trainer(plan={str(out)!r}) carries it out")
+    else:
+        typer.echo("\n" + chosen.to_toml().rstrip())
+
+
+def _judge(one: Prediction, as_json: bool) -> None:
+    from hocket.planner import shown_bytes
+
+    if as_json:
+        print_json(_row(one))
+        return
+    typer.echo(f"{one.plan.describe()} on {one.workers} workers of {one.cluster}, batch {one.batch}")
+    _parts(one)
+    if not one.fits:
+        typer.echo(f"it does not fit: a worker has {shown_bytes(one.memory_limit)}")
+        raise SystemExit(1)
+
+
+def _parts(one: Prediction) -> None:
+    from hocket.planner import shown_bytes
+
+    for name, seconds in one.parts.rows():
+        if seconds:
+            typer.echo(f"  {name:12} {seconds * 1e3:12.3f} ms {seconds / one.step_s:7.1%}")
+    typer.echo(f"  {'step':12} {one.step_s * 1e3:12.3f} ms   {one.throughput:.4g} samples/s")
+    kinds = ", ".join(f"{kind} {shown_bytes(nbytes)}" for kind, nbytes in one.memory.rows() if nbytes)
+    typer.echo(f"  memory of the fullest worker: {kinds}")
+
+
+def _table(rows: list[dict[str, str]]) -> None:
+    columns = list(rows[0])
+    widths = [max(len(column), *(len(row[column]) for row in rows)) for column in columns]
+    typer.echo("  ".join(f"{column:{width}}" for column, width in zip(columns, widths, strict=True)).rstrip())
+    for row in rows:
+        cells = (f"{row[column]:{width}}" for column, width in zip(columns, widths, strict=True))
+        typer.echo("  ".join(cells).rstrip())
+
+
+def _row(one: Prediction) -> dict[str, Any]:
+    return {
+        "plan": one.plan.to_json(),
+        "describe": one.plan.describe(),
+        "step_s": one.step_s,
+        "samples_per_s": one.throughput,
+        "parts_s": dict(one.parts.rows()),
+        "memory_bytes": dict(one.memory.rows()),
+        "fits": one.fits,
+    }
+
+
+def _as_json(found: Search, chosen: dict[str, Any]) -> dict[str, Any]:
+    from hocket.planner import explain
+
+    return {
+        "workload": found.best.workload,
+        "cluster": found.best.cluster,
+        "workers": found.best.workers,
+        "batch": found.best.batch,
+        "memory_limit": found.memory_limit,
+        "considered": found.considered,
+        "timed": found.timed,
+        "chosen": chosen,
+        "explanation": explain(found),
+        "ranked": [_row(one) for one in found.ranked],
+        "too_large": [_row(one) for one in found.too_large],
+    }

@@ -1,0 +1,156 @@
+"""`hocket predict`: throughput, efficiency and cost by workers, what-ifs, and where it stops scaling."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ._output import bad_input, print_json
+from ._target import TARGET_HELP, resolve_target
+
+if TYPE_CHECKING:
+    from hocket.planner import Curve, ScalingFit
+
+
+def predict(
+    target: Annotated[str, typer.Argument(help=f"What is trained: {TARGET_HELP}")],
+    cluster: Annotated[str, typer.Option(help="A name, a spec (star:hosts=8) or a .toml file.")],
+    workers: Annotated[str, typer.Option(help="Numbers of workers: 1,2,4,8.")] = "1,2,4,8",
+    what_if: Annotated[str, typer.Option(help="sharp, bigraph, double-network, fp16; several with commas.")] = "",
+    batch: Annotated[
+        int | None, typer.Option(min=1, help="Samples of each worker; the workload's own if not given.")
+    ] = None,
+    plan: Annotated[Path | None, typer.Option(help="A plan's file; data parallelism if not given.")] = None,
+    measured: Annotated[Path | None, typer.Option(help="A CSV of workers and throughput, to be fitted.")] = None,
+    rounding: Annotated[float, typer.Option(min=0, help="Half a unit of the last digit of what was measured.")] = 0.0,
+    fit_up_to: Annotated[
+        int | None, typer.Option(help="Fit only measurements of so many workers, judge the rest.")
+    ] = None,
+    price: Annotated[float | None, typer.Option(min=0, help="Of a worker's hour, for the cost.")] = None,
+    device: Annotated[
+        str | None, typer.Option(help="Where a model is captured: cpu, cuda, or meta for no times.")
+    ] = None,
+    svg: Annotated[Path | None, typer.Option(help="Write a plot into this file.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """Predict throughput, efficiency and cost by workers, and what another network would do."""
+    from hocket.cluster import ClusterError, load
+    from hocket.planner import Network, Plan, PlanError, curve_of_fit, curves_svg, fit_scaling, scaling_curves
+    from hocket.workload import WorkloadError
+
+    from ._target import TargetError
+
+    fits: dict[str, ScalingFit] = {}
+    columns: dict[str, dict[int, float]] = {}
+    unit = "samples"
+    try:
+        counts = _numbers(workers)
+        what_ifs = [word for word in what_if.split(",") if word]
+        where = load(cluster)
+        if measured is not None:
+            columns = _read(measured)
+            known = {
+                name: {n: rate for n, rate in column.items() if fit_up_to is None or n <= fit_up_to}
+                for name, column in columns.items()
+            }
+            network = Network.of(where)
+            fits = fit_scaling(known, network.local, rounding=rounding)
+            curves = [
+                curve_of_fit(name, fit, network, counts, changed)
+                for name, fit in fits.items()
+                for changed in ("", *what_ifs)
+            ]
+        else:
+            workload = resolve_target(target, device=device)
+            unit = f"{workload.unit}s"
+            given = Plan.from_toml(plan) if plan else None
+            each = batch or workload.batch
+            curves = scaling_curves(workload, where, counts, batch_per_worker=each, plan=given, what_ifs=what_ifs)
+        if svg is not None:
+            svg.write_text(curves_svg(curves, title=f"{target} on {where.name}", unit=unit), encoding="utf-8")
+    except (ClusterError, PlanError, WorkloadError, TargetError, ValueError) as error:
+        bad_input("predict", error)
+    except OSError as error:
+        bad_input("predict", f"{error.filename!r}: {error.strerror}")
+    if as_json:
+        print_json({"target": target, "cluster": where.name, "fits": {n: vars(f) for n, f in fits.items()}}
+                   | {"curves": [_curve(one, columns) for one in curves]})  # fmt: skip
+        return
+    for name, fit in fits.items():
+        typer.echo(f"{name}, fitted: " + "; ".join(f"{label} {value}" for label, value in fit.table()))
+    for one in curves:
+        typer.echo("")
+        _show(one, columns.get(one.name, {}), unit, price)
+    typer.echo("")
+    for one in curves:
+        typer.echo(one.verdict())
+    if svg is not None:
+        typer.echo(f"wrote {svg}")
+
+
+def _numbers(text: str) -> list[int]:
+    try:
+        found = [int(word) for word in text.split(",")]
+    except ValueError:
+        raise ValueError(f"--workers: {text!r} are no numbers; write 1,2,4") from None
+    if min(found) < 1:
+        raise ValueError(f"--workers: {min(found)} is too few; give 1 or more")
+    return found
+
+
+def _read(path: Path) -> dict[str, dict[int, float]]:
+    """Columns of a CSV whose first column is the number of workers; cells may be empty."""
+    import csv
+
+    with path.open(newline="", encoding="utf-8") as file:
+        rows = [row for row in csv.reader(file) if row and not row[0].startswith("#")]
+    if len(rows) < 2 or len(rows[0]) < 2:
+        raise ValueError(f"{path}: wants a line of names (workers,images_per_s) and lines of numbers")
+    columns: dict[str, dict[int, float]] = {name.strip(): {} for name in rows[0][1:]}
+    for number, row in enumerate(rows[1:], 2):
+        for name, cell in zip(columns, row[1:], strict=False):
+            try:
+                if cell.strip():
+                    columns[name][int(row[0])] = float(cell)
+            except ValueError:
+                raise ValueError(f"{path}, line {number}: {','.join(row)!r} are no numbers") from None
+    return columns
+
+
+def _show(curve: Curve, said: dict[int, float], unit: str, price: float | None) -> None:
+    typer.echo(curve.name)
+    cost = "cost per 1,000" if price is not None else "worker-s per 1,000"
+    head = f"{'workers':>9} {unit + '/s':>14} {'efficiency':>11} {cost:>19}"
+    typer.echo(head + ("  measured" if said else "") + "  lost to")
+    for point in curve.points:
+        spent = point.worker_seconds * (price / 3600 if price is not None else 1)
+        row = f"{point.workers:>9} {point.throughput:>14,.4g} {point.efficiency:>11.1%} {spent:>19,.4g}"
+        if said:
+            rate = said.get(point.workers)
+            row += f"  {rate:g} ({point.throughput / rate - 1:+.1%})" if rate else "  -"
+        blame = point.blame if point.efficiency < 0.9999 else "-"
+        typer.echo(row + f"  {blame}" + ("" if point.fits else "; does not fit in memory"))
+
+
+def _curve(curve: Curve, columns: dict[str, dict[int, float]]) -> dict[str, Any]:
+    end = curve.stops
+    return {
+        "name": curve.name,
+        "stops_at": end.workers if end else None,
+        "verdict": curve.verdict(),
+        "measured": columns.get(curve.name, {}),
+        "points": [
+            {
+                "workers": point.workers,
+                "samples_per_s": point.throughput,
+                "efficiency": point.efficiency,
+                "worker_s_per_1000": point.worker_seconds,
+                "parts_s": dict(point.parts),
+                "blame": point.blame,
+                "fits": point.fits,
+            }
+            for point in curve.points
+        ],
+    }

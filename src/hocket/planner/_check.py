@@ -1,0 +1,85 @@
+"""A run against its plan: predicted and measured per part, with the error of each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hocket.timeline import Timeline
+
+from ._findings import PlanError, PlanFinding
+from ._plan import Plan
+
+__all__ = ["PlanCheck", "check_run"]
+
+# What a plan file says of each part that a timeline can show; see `with_reasons`.
+_PARTS: dict[str, tuple[str, ...]] = {
+    "step": ("step_s",),
+    "computation": ("compute_s", "recompute_s", "optimizer_s"),
+    "exposed communication": ("tensor_s", "messages_s", "gather_s", "gradients_s"),
+    "idle": ("bubble_s", "straggle_s"),
+}
+
+
+@dataclass(frozen=True)
+class PlanCheck:
+    """Seconds of a step, means over ranks.
+
+    Attributes:
+        rows: Part, predicted and measured; the whole step first. What was not predicted has nan.
+        collectives: Name and measured seconds of each kind of communication, the longest first.
+    """
+
+    rows: tuple[tuple[str, float, float], ...]
+    collectives: tuple[tuple[str, float], ...]
+
+    @property
+    def error(self) -> float:
+        """Of the step: predicted by measured, less 1."""
+        _, predicted, measured = self.rows[0]
+        return predicted / measured - 1
+
+    def __str__(self) -> str:
+        lines = [f"{'':24} {'predicted':>12} {'measured':>12} {'error':>8}"]
+        for part, predicted, measured in self.rows:
+            # An error of a part that hardly exists says nothing; it is given by the step then.
+            error = f"{predicted / measured - 1:+.1%}" if measured > 0.01 * self.rows[0][2] else ""
+            lines.append(f"{part:24} {predicted * 1e3:9.3f} ms {measured * 1e3:9.3f} ms {error:>8}")
+        lines += [f"  {name[:22]:22} {'':>12} {seconds * 1e3:9.3f} ms" for name, seconds in self.collectives]
+        return "\n".join(lines)
+
+
+def check_run(plan: Plan, timeline: Timeline, *, steps: int = 1) -> PlanCheck:
+    """Compare what a plan predicts of a step with what a timeline shows of some.
+
+    Args:
+        plan: With `predicted`, as `with_reasons` writes it.
+        timeline: Of `steps` steps; spans of kind "compute" and of kinds of communication.
+        steps: How many the timeline holds.
+
+    Raises:
+        PlanError: the plan predicts nothing, or the timeline is empty.
+    """
+    if "step_s" not in plan.predicted:
+        rule = "the plan says nothing of how long a step takes"
+        raise PlanError(
+            "nothing can be compared:", [PlanFinding("predicted", rule, "make it with `hocket plan -o FILE`")]
+        )
+    ranks = timeline.ranks
+    if not ranks or steps < 1:
+        raise PlanError(f"nothing can be compared: {timeline.name} holds {len(timeline.spans)} spans of {steps} steps")
+    each = len(ranks) * steps
+    kinds = {span.kind for span in timeline.spans} - {"compute"}
+    step = timeline.seconds / steps
+    compute = sum(timeline.busy_s(rank, "compute") for rank in ranks) / each
+    busy = sum(timeline.busy_s(rank) for rank in ranks) / each
+    measured = {"step": step, "computation": compute, "exposed communication": busy - compute, "idle": step - busy}
+    rows = tuple(
+        (part, sum(float(plan.predicted.get(name, 0.0)) for name in names), measured[part])
+        for part, names in _PARTS.items()
+    )
+    by_name: dict[str, float] = {}
+    for span in timeline.spans:
+        if span.kind in kinds:
+            by_name[span.name] = by_name.get(span.name, 0.0) + span.seconds / each
+    longest = sorted(by_name.items(), key=lambda pair: (-pair[1], pair[0]))[:8]
+    return PlanCheck(rows, tuple(longest))

@@ -1,0 +1,190 @@
+"""`hocket plan`, `hocket predict` and `hocket compare`, as a user calls them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hocket.cli import main
+from hocket.planner import Plan
+
+Captured = pytest.CaptureFixture[str]
+
+
+def run(*words: str) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    code = ended.value.code
+    return code if isinstance(code, int) else 0
+
+
+def run_json(capsys: Captured, *words: str) -> dict[str, object]:
+    assert run(*words, "--json") == 0
+    found: dict[str, object] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def test_a_plan_is_chosen_explained_and_written(capsys: Captured, tmp_path: Path) -> None:
+    file = tmp_path / "plan.toml"
+    assert run("plan", "gpt-7b", "-n", "16", "--cluster", "selene-like", "--batch", "64", "-o", str(file)) == 0
+    said = capsys.readouterr().out
+    plan = Plan.from_toml(file)
+    assert plan.describe() in said
+    assert "Second is" in said
+    assert "why not" in said
+    assert plan.reasons
+    assert plan.predicted["step_s"] > 0
+    assert run("plan", "gpt-7b", "-n", "16", "--cluster", "selene-like", "--batch", "64", "--plan", str(file)) == 0
+    assert plan.describe() in capsys.readouterr().out
+
+
+def test_hand_constraints_hold_and_json_holds_all(capsys: Captured) -> None:
+    found = run_json(
+        capsys,
+        "plan",
+        "gpt-1.7b",
+        "-n",
+        "8",
+        "--cluster",
+        "selene-like",
+        "--batch",
+        "32",
+        "--tensor",
+        "2",
+        "--shard",
+        "none",
+    )
+    chosen = found["chosen"]
+    assert isinstance(chosen, dict)
+    assert (chosen["tensor_parallel_degree"], chosen["shard"]) == (2, "none")
+    assert {"ranked", "explanation", "considered"} <= found.keys()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["gpt-7b", "-n", "8", "--cluster", "selene-like", "--tensor", "5"], "can be divided among 5 workers"),
+        (["gpt-7b", "-n", "8", "--cluster", "selene-like", "--memory", "1GiB"], "memory: the plan that needs least"),
+        (["gpt-9b", "-n", "8"], "there is no transformer 'gpt-9b'"),
+        (["nothing", "-n", "8"], "there is no workload 'nothing'"),
+        (["missing.py:build", "-n", "8"], "there is no file 'missing.py'"),
+        (["transformer:hidden=64", "-n", "2"], "transformer: layers is missing"),
+        (["transformer:hidden=many", "-n", "2"], "'hidden=many'; write hidden=4096"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_the_rule(capsys: Captured, words: list[str], said: str) -> None:
+    assert run("plan", *words) == 2
+    assert said in capsys.readouterr().err
+
+
+SCRIPT = """
+import torch
+from torch import nn
+
+
+def build():
+    model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(4)))
+    return model, (torch.rand(8, 64), torch.rand(8, 64)), loss
+
+
+def loss(model, sample):
+    return nn.functional.mse_loss(model(sample[0]), sample[1])
+
+
+def wrong():
+    return nn.Linear(2, 2)
+"""
+
+
+def test_a_script_s_model_is_measured_and_planned(capsys: Captured, tmp_path: Path) -> None:
+    script, text = tmp_path / "train.py", tmp_path / "model.workload"
+    script.write_text(SCRIPT)
+    found = run_json(
+        capsys,
+        "plan",
+        f"{script}:build",
+        "-n",
+        "4",
+        "--cluster",
+        "closet",
+        "--batch",
+        "32",
+        "--workload-out",
+        str(text),
+    )
+    assert found["workload"] == "train"
+    assert "forward_s" in text.read_text()
+    again = run_json(capsys, "plan", str(text), "-n", "4", "--cluster", "closet", "--batch", "32")
+    assert again["chosen"] == found["chosen"]
+    assert run("plan", f"{script}:wrong", "-n", "4") == 2
+    assert "must return (model, sample)" in capsys.readouterr().err
+
+
+def test_what_does_not_fit_is_judged_so(capsys: Captured, tmp_path: Path) -> None:
+    file = tmp_path / "plan.toml"
+    file.write_text("data_parallel_degree = 8\n")
+    words = ["plan", "gpt-175b", "-n", "8", "--cluster", "selene-like", "--plan", str(file)]
+    assert run(*words) == 1
+    assert "it does not fit" in capsys.readouterr().out
+
+
+def test_curves_with_what_ifs_cost_and_a_plot(capsys: Captured, tmp_path: Path) -> None:
+    picture = tmp_path / "curve.svg"
+    words = ["predict", "gpt-1.7b", "--cluster", "selene-like", "--workers", "1,8,64", "--batch", "4"]
+    assert run(*words, "--what-if", "sharp,bigraph,double-network,fp16", "--price", "2", "--svg", str(picture)) == 0
+    said = capsys.readouterr().out
+    for name in ("as it is", "sharp", "bigraph", "double-network", "fp16"):
+        assert f"{name}: " in said
+    assert "cost per 1,000" in said
+    assert picture.read_text().startswith("<svg")
+    found = run_json(capsys, *words)
+    assert [point["workers"] for point in found["curves"][0]["points"]] == [1, 8, 64]  # type: ignore[index]
+
+
+def test_where_it_stops_scaling_is_named_with_the_link(capsys: Captured) -> None:
+    words = ["predict", "transformer:hidden=1024,layers=4,heads=8,sequence=16", "--workers", "1,2,4,8", "--batch", "1"]
+    found = run_json(capsys, *words, "--cluster", "star:hosts=8,bandwidth=100Mbit/s,server.flops=10TFLOP/s")
+    curve = found["curves"][0]  # type: ignore[index]
+    assert curve["stops_at"] == 1
+    assert "between hosts" in curve["verdict"]
+
+
+def test_measured_points_are_fitted_and_the_rest_judged(capsys: Captured, tmp_path: Path) -> None:
+    table = Path(__file__).parents[2] / "benchmarks" / "predictions" / "edsr.csv"
+    words = ["predict", "edsr", "--cluster", "lassen", "--workers", "32,64,512", "--measured", str(table)]
+    found = run_json(capsys, *words, "--fit-up-to", "16", "--rounding", "0.5", "--what-if", "double-network")
+    assert set(found["fits"]) == {"NCCL", "MPI", "MPI-Opt"}  # type: ignore[call-overload]
+    by_name = {curve["name"]: curve for curve in found["curves"]}  # type: ignore[attr-defined]
+    for name in ("NCCL", "MPI", "MPI-Opt"):
+        plain, twice = by_name[name], by_name[f"{name}, double-network"]
+        for point in plain["points"][:2]:
+            measured = plain["measured"][str(point["workers"])]
+            assert point["samples_per_s"] == pytest.approx(measured, rel=0.06)
+        assert twice["points"][2]["samples_per_s"] > plain["points"][2]["samples_per_s"]
+    bad = tmp_path / "bad.csv"
+    bad.write_text("workers,rate\n1,fast\n")
+    assert run(*words[:-1], str(bad)) == 2
+    assert "line 2: '1,fast' are no numbers" in capsys.readouterr().err
+
+
+def test_two_traces_a_plan_and_a_trace_and_two_plans_compare(capsys: Captured, tmp_path: Path) -> None:
+    one, other, plan = tmp_path / "one.json", tmp_path / "other.json", tmp_path / "plan.toml"
+    assert run("simulate", "step", "--cluster", "closet", "--trace", str(one)) == 0
+    assert run("simulate", "step", "--cluster", "closet", "--slowest", "1.5", "--trace", str(other)) == 0
+    capsys.readouterr()
+    assert run("compare", str(one), str(other)) == 0
+    said = capsys.readouterr().out
+    assert "bucket 0" in said
+    assert "longer than" in said
+    # 30 ms forward, 60 ms backward, and four buckets of 25 MB around a ring of 1 Gbit/s, a little of which is hidden.
+    plan.write_text("[predicted]\nstep_s = 1.45\ncompute_s = 0.09\ngradients_s = 1.36\n")
+    found = run_json(capsys, "compare", str(plan), str(one))
+    parts = {row["part"]: row for row in found["parts"]}  # type: ignore[attr-defined]
+    assert parts["computation"]["measured_s"] == pytest.approx(0.09)
+    assert parts["step"]["measured_s"] == pytest.approx(parts["step"]["predicted_s"], rel=0.01)
+    assert abs(found["error"]) < 0.01  # type: ignore[arg-type]
+    assert run("compare", str(plan), str(plan)) == 0
+    assert run("compare", str(tmp_path), str(one)) == 2
+    assert "holds no trace.json or timeline.json" in capsys.readouterr().err

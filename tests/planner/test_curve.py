@@ -1,0 +1,118 @@
+"""Scaling curves, their verdicts and pictures; runs checked against plans."""
+
+from __future__ import annotations
+
+from xml.etree import ElementTree
+
+import pytest
+
+from hocket import cluster
+from hocket.planner import (
+    WHAT_IFS,
+    Constants,
+    Network,
+    Plan,
+    PlanError,
+    ScalingFit,
+    check_run,
+    curve_of_fit,
+    curves_svg,
+    scaling_curves,
+    search,
+    step_graph,
+    with_reasons,
+)
+from hocket.simulate import simulate_step
+from hocket.timeline import Timeline
+from hocket.workload import Layer, Operation, Workload
+
+PLAIN = Constants(network_share=1.0, inside_share=1.0, collective_s=0.0)
+
+
+def chain(nbytes: int = 10_000_000) -> Workload:
+    work = (Operation("forward", 1e9, moved_bytes=1e6, saved_bytes=1e6),)
+    layers = tuple(
+        Layer(f"l{i}", "Linear", nbytes // 4, nbytes, nbytes, nbytes, 1e5, work, 2e-3, 4e-3) for i in range(4)
+    )
+    return Workload("chain", 1, layers)
+
+
+def test_what_ifs_help_as_much_as_they_should() -> None:
+    where = cluster.load("star:hosts=64,bandwidth=1Gbit/s,latency=0s")
+    curves = scaling_curves(chain(), where, [64], batch_per_worker=1, what_ifs=list(WHAT_IFS), constants=PLAIN)
+    exposed = {one.name: one.points[0].parts["gradients"] for one in curves}
+    transfer = 2 * 63 / 64 * 40e6 / 125e6
+    hidden = transfer - exposed["as it is"]
+    assert exposed["double-network"] == pytest.approx(transfer / 2 - hidden, rel=0.02)
+    assert exposed["fp16"] == pytest.approx(transfer / 2 - hidden, rel=0.02)
+    assert exposed["sharp"] == pytest.approx(40e6 / 125e6 / 0.95 - hidden, rel=0.02)
+    assert exposed["bigraph"] == exposed["as it is"]  # a host has one device and one port
+
+
+def test_efficiency_falls_and_the_verdict_says_where_and_why() -> None:
+    where = cluster.load("star:hosts=64,bandwidth=1Gbit/s,latency=1us")
+    (curve,) = scaling_curves(chain(), where, [8, 1, 2, 64], batch_per_worker=1, constants=PLAIN)
+    assert [point.workers for point in curve.points] == [1, 2, 8, 64]
+    assert curve.points[0].efficiency == pytest.approx(1.0)
+    efficiencies = [point.efficiency for point in curve.points]
+    assert efficiencies == sorted(efficiencies, reverse=True)
+    assert curve.stops is not None
+    assert curve.verdict().startswith(f"as it is: stops scaling at {curve.stops.workers} workers")
+    assert "gradients: between hosts" in curve.verdict()
+
+
+def test_cost_is_workers_by_throughput() -> None:
+    (curve,) = scaling_curves(chain(), cluster.load("closet"), [4], batch_per_worker=1)
+    point = curve.points[0]
+    assert point.worker_seconds == pytest.approx(4 * 1000 / point.throughput)
+
+
+def test_a_what_if_of_a_fit_changes_its_constant_only() -> None:
+    fit = ScalingFit(4, 0.1, 0.05, 0.01, 0.04)
+    network = Network.of(cluster.load("lassen"))
+    plain, twice, tree, spread = (
+        curve_of_fit("x", fit, network, [64], name).points[0].parts
+        for name in ("", "double-network", "sharp", "bigraph")
+    )
+    assert twice["between hosts"] == pytest.approx(plain["between hosts"] / 2)
+    assert tree["between hosts"] == pytest.approx(plain["between hosts"] / 1.9)
+    assert spread["between hosts"] == pytest.approx(plain["between hosts"] / 2)  # two ports for four devices
+    assert {twice[part] == plain[part] for part in ("compute", "straggle", "inside hosts")} == {True}
+
+
+def test_an_unknown_what_if_is_refused() -> None:
+    with pytest.raises(PlanError, match="there is no what-if 'magic'; there are sharp"):
+        scaling_curves(chain(), cluster.load("closet"), [2], batch_per_worker=1, what_ifs=["magic"])
+    with pytest.raises(PlanError, match="there is no what-if 'magic'"):
+        curve_of_fit("x", ScalingFit(4, 1, 0, 0, 0), Network.of(cluster.load("lassen")), [2], "magic")
+
+
+def test_the_picture_is_svg_with_a_line_for_every_curve() -> None:
+    curves = scaling_curves(chain(), cluster.load("closet"), [1, 2, 8], batch_per_worker=1, what_ifs=["sharp"])
+    drawn = ElementTree.fromstring(curves_svg(curves, title="a < b", unit="images"))
+    texts = [node.text for node in drawn.iter("{http://www.w3.org/2000/svg}text")]
+    assert {"a < b", "images per second", "as it is", "sharp", "8"} <= set(texts)
+    assert len(list(drawn.iter("{http://www.w3.org/2000/svg}circle"))) == 6
+
+
+def test_a_run_is_checked_against_its_plan() -> None:
+    where = cluster.load("star:hosts=4,bandwidth=1Gbit/s,latency=1us")
+    fixed = {"pipeline_parallel_degree": 1, "shard": "none", "bucket_bytes": 10_000_000}
+    plan = with_reasons(search(chain(), where, workers=4, batch=4, constants=PLAIN, fixed=fixed))
+    graph = step_graph(plan, chain(), where, workers=4, batch=4, constants=PLAIN)
+    # A simulated run stands for a measured one: both are timelines.
+    checked = check_run(plan, simulate_step(graph, where).timeline)
+    rows = {part: (predicted, measured) for part, predicted, measured in checked.rows}
+    assert list(rows) == ["step", "computation", "exposed communication", "idle"]
+    for part in ("step", "computation", "exposed communication"):
+        assert rows[part][0] == pytest.approx(rows[part][1], rel=0.02)
+    assert abs(checked.error) < 0.02
+    assert checked.collectives[0][0].startswith("gradients")
+    assert "predicted" in str(checked)
+
+
+def test_a_plan_without_prediction_and_an_empty_run_are_refused() -> None:
+    with pytest.raises(PlanError, match="predicted: the plan says nothing of how long a step takes"):
+        check_run(Plan(), Timeline("run"))
+    with pytest.raises(PlanError, match="run holds 0 spans"):
+        check_run(Plan(predicted={"step_s": 1.0}), Timeline("run"))
