@@ -73,7 +73,7 @@ def work(spec: dict[str, object]) -> None:
         for round_ in range(spec["rounds"] + 1):
             for system, groups in systems.items():
                 data = [torch.ones(nbytes // 4) for _ in range(GROUPS * EACH)]
-                align()
+                align(systems["gloo"][0])
                 begin_s = time.perf_counter()
                 works = [
                     dist.all_reduce(one, group=groups[number % GROUPS], async_op=True)

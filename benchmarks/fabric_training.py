@@ -127,7 +127,7 @@ def slowest(action: Any, group: Any) -> float:
     import torch
     import torch.distributed as dist
 
-    align()
+    align(group)
     begin_s = time.perf_counter()
     action()
     took_s = torch.tensor([time.perf_counter() - begin_s], dtype=torch.float64)
