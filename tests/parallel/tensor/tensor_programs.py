@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from hocket.parallel._world import current
+from hocket.parallel.pipeline import split
 from hocket.parallel.tensor import TensorParallel, is_leaf, parallelize
 from hocket.parallel.tensor import _functions as functions
 from hocket.parallel.tensor._split import Split, cut
@@ -249,4 +250,23 @@ def borders() -> dict[str, Any]:
             "grad": x.grad.tolist(),
         }
     found["full"], found["part"] = full.tolist(), part.tolist()
+    return found
+
+
+def staged(sequence: bool) -> dict[str, Any]:
+    """A tensor-parallel model that is split into stages for a pipeline, against the plain one."""
+    found = {}
+    for name in ("gpt", "cnn"):
+        case = CASES[name]
+        torch.manual_seed(0)
+        model = case.model().double()
+        plain = copy.deepcopy(model)
+        *inputs, _ = as_double(case.batch(2, torch.Generator().manual_seed(0)))
+        parallelize(model, current(), tuple(inputs), sequence=sequence)
+        stages = split(model, 2, inputs)
+        values: Any = tuple(inputs)
+        for stage in stages:
+            values = stage.module(*values)
+            values = values if isinstance(values, tuple) else (values,)
+        found[name] = float((values[0] - plain(*inputs)).detach().abs().max())
     return found

@@ -16,6 +16,7 @@ import torch
 from torch import fx
 
 from .. import _trees
+from ..tensor import is_leaf
 from ._proxy import DataDependentError, Value, same
 
 _FACTORIES: Final = (
@@ -162,7 +163,7 @@ class _Tracer(fx.Tracer):
         """Whether a module is one step."""
         home = type(m).__module__
         ours = home.startswith("hocket.parallel") or (home.startswith("torch.nn") and not _container(m))
-        return ours or module_qualified_name in self._whole
+        return ours or is_leaf(m) or module_qualified_name in self._whole
 
     def call_module(self, m: torch.nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Notes a call of a submodule, or looks into it."""

@@ -45,8 +45,12 @@ class Applied:
             for layer in region.scatters:
                 self._forms[layer].scatters = True
                 self._forms[layer].noted = bool(region.aware)
-        for home in dict.fromkeys(region.home for region in regions if region.aware):
-            self._undo.append(Interpreted(model.get_submodule(home), world).remove)
+        homes: dict[str, dict[int, Split]] = {}
+        for region in regions:
+            for home, given in region.homes.items():
+                homes.setdefault(home, {}).update(given)
+        for home, given in homes.items():
+            self._undo.append(Interpreted(model.get_submodule(home), world, given).remove)
         for encoder in model.modules():
             if isinstance(encoder, nn.TransformerEncoder | nn.TransformerEncoderLayer):
                 self._without_fast_path(encoder)

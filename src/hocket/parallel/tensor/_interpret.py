@@ -131,13 +131,15 @@ class Interpreted:
     Args:
         module: whose.
         world: the ranks that share what is cut.
+        given: how arguments are cut, by their places among all.
     """
 
-    def __init__(self, module: nn.Module, world: World) -> None:
+    def __init__(self, module: nn.Module, world: World, given: dict[int, Split]) -> None:
         self._world = world
+        self._given = given
         self._running: list[Interpreter | None] = []
         self._handles = [
-            module.register_forward_pre_hook(self._enter),
+            module.register_forward_pre_hook(self._enter, with_kwargs=True),
             module.register_forward_hook(self._leave, always_call=True),
         ]
 
@@ -146,7 +148,14 @@ class Interpreted:
         for handle in self._handles:
             handle.remove()
 
-    def _enter(self, *_: Any) -> None:
+    def _enter(self, _: nn.Module, args: Any, kwargs: Any) -> None:
+        if self._given:
+            for place, leaf in enumerate(leaves((args, kwargs))):
+                split = self._given.get(place)
+                if split is not None and isinstance(leaf, torch.Tensor) and noted(leaf) is None:
+                    # The size may be another than the sample's: a sequence's, say.
+                    alone = len(split.segments) == 1
+                    note(leaf, Split(split.dim, (leaf.shape[split.dim] * self._world.size,)) if alone else split)
         # Once is enough: inside another such module functions are looked at already.
         running = None if getattr(_local, "running", 0) else Interpreter(self._world)
         self._running.append(running)

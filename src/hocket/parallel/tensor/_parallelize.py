@@ -179,6 +179,6 @@ def _decisions(model: nn.Module, regions: list[Region], refused: dict[str, str])
         for name, role in zip(region.names, region.roles.values(), strict=True):
             reason = region.reason or f"together: {members}"
             if region.aware:
-                reason += f"; {region.home or 'the model'} is interpreted for {region.aware}"
+                reason += f"; interpreted for {region.aware}"
             forms[name] = (role.kind, reason)
     return [Decision(n, *forms[n]) for n, _ in model.named_modules() if n in forms]

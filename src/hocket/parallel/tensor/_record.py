@@ -95,10 +95,17 @@ class Call:
 
 @dataclass(slots=True)
 class Recording:
-    """All calls of one forward pass, and the values that the model returned."""
+    """What happened in one forward pass.
+
+    Attributes:
+        calls: in order.
+        outputs: the values that the model returned.
+        entries: by name of a module that is looked into, its arguments each time that it was called.
+    """
 
     calls: list[Call] = field(default_factory=list)
     outputs: list[Value] = field(default_factory=list)
+    entries: dict[str, list[Any]] = field(default_factory=dict)
 
 
 def mapped(fn: Callable[[Any], Any], tree: Any) -> Any:
@@ -217,8 +224,14 @@ def record(model: nn.Module, sample: tuple[Any, ...]) -> Recording:
 
 def _listen(recorder: _Recorder, name: str, module: nn.Module) -> list[Any]:
     if type(module) not in WEIGHTED and type(module) not in DROPOUTS:
+
+        def enter(_: nn.Module, args: Any, kwargs: Any) -> None:
+            recorder.path.append(name)
+            if not recorder.inside_module:
+                recorder.recording.entries.setdefault(name, []).append(recorder.valued((tuple(args), dict(kwargs))))
+
         return [
-            module.register_forward_pre_hook(lambda *_: recorder.path.append(name)),
+            module.register_forward_pre_hook(enter, with_kwargs=True),
             module.register_forward_hook(lambda *_: _pop(recorder), always_call=True),
         ]
     pending: list[Any] = []

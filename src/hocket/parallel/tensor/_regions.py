@@ -56,8 +56,9 @@ class Region:
     Attributes:
         roles: by layer.
         names: of the layers, in the order of their first call.
-        home: name of the innermost module in whose forward everything between the layers happens.
-        aware: why that forward must be interpreted; empty where it comes out right by itself.
+        aware: why some forward must be interpreted; empty where it comes out right by itself.
+        homes: modules whose forward must be interpreted, by name; for each which of its arguments (counted through all,
+            nested ones too) are parts, and how they are cut.
         extra_nbytes: of tensors between the layers whose gradients must be added up, one all_reduce each.
         reason: why the region is cut as it is.
         calls: places in the recording of what happens on parts.
@@ -67,8 +68,8 @@ class Region:
 
     roles: dict[nn.Module, Role]
     names: list[str] = field(default_factory=list)
-    home: str = ""
     aware: str = ""
+    homes: dict[str, dict[int, Split]] = field(default_factory=dict)
     extra_nbytes: list[int] = field(default_factory=list)
     reason: str = ""
     calls: list[int] = field(default_factory=list)
@@ -222,8 +223,31 @@ class Search:
         if not any(role.kind == "row" for role in region.roles.values()):
             raise Stuck("no layer uses up the parts", (), frozenset())
         region.names = [self.names[m] for m in region.roles]
-        region.home = home_of(paths)
+        region.homes = self.homes(region, states, paths)
         return region
+
+    def homes(
+        self, region: Region, states: dict[Value, Split], paths: list[tuple[str, ...]]
+    ) -> dict[str, dict[int, Split]]:
+        """Where functions must be looked at: in the modules that need it, or else in the one that has all of them."""
+        found: dict[str, dict[int, Split]] = {}
+        outer = [h for h in region.homes if not any(_within(self.recording, h, other) for other in region.homes)]
+        for home in outer:
+            given: dict[int, Split] = {}
+            for entry in self.recording.entries.get(home, []):
+                for place, leaf in enumerate(leaves(entry)):
+                    if isinstance(leaf, Value) and leaf in states:
+                        given[place] = states[leaf]
+            entries = self.recording.entries.get(home, [])
+            known = {leaf for entry in entries for leaf in leaves(entry) if isinstance(leaf, Value)}
+            for call in self.recording.calls:
+                inside = home in call.path
+                for value in call.inputs if inside else ():
+                    made_inside = value.producer is not None and home in value.producer.path
+                    if value in states and not made_inside and value not in known:
+                        return {_common(paths): {}}
+            found[home] = given
+        return found
 
     def assign(self, region: Region, module: nn.Module, role: Role) -> None:
         known = region.roles.setdefault(module, role)
@@ -294,8 +318,9 @@ class Search:
             if isinstance(whole, Operand) and whole.split is None and whole.grad:
                 site.aware = True
                 region.extra_nbytes.append(whole.tensor.nbytes)
-        if site.aware and not region.aware:
-            region.aware = f"{call.name} in {call.path[-1] or 'the model'}"
+        if site.aware:
+            region.homes.setdefault(call.path[-1], {})
+            region.aware = region.aware or f"{call.name} in {call.path[-1] or 'the model'}"
         if site.answer is not NO_ANSWER:
             return [None] * len(call.outputs)
         if splits is None or isinstance(splits, Split):
@@ -303,10 +328,16 @@ class Search:
         return list(splits)
 
 
-def home_of(paths: list[tuple[str, ...]]) -> str:
+def _common(paths: list[tuple[str, ...]]) -> str:
     """The innermost module that all paths have in common."""
     common = paths[0]
     for path in paths[1:]:
         same = [a == b for a, b in zip(common, path, strict=False)]
         common = common[: same.index(False) if False in same else len(same)]
     return common[-1]
+
+
+def _within(recording: Recording, inner: str, outer: str) -> bool:
+    """Whether a module's forward runs inside that of another."""
+    paths = [call.path for call in recording.calls if inner in call.path]
+    return inner != outer and all(outer in path[: path.index(inner)] for path in paths)

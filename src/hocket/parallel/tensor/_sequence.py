@@ -13,7 +13,7 @@ from torch import nn
 from ._call import NeedsSplit
 from ._layers import SEQUENCE
 from ._record import DROPOUTS, Call, Recording, Value
-from ._regions import Region, Search, Stuck, home_of
+from ._regions import Region, Search, Stuck
 from ._split import CannotSplit, Split
 
 
@@ -157,7 +157,7 @@ class _Search(Search):
         zone.gathers = {module: frozenset(places) for module, places in gathers.items()}
         zone.scatters = frozenset(makers)
         zone.names = [self.names[m] for m in zone.roles]
-        zone.home = home_of(paths)
+        zone.homes = self.homes(zone, states, paths)
         return zone
 
     def _layer(self, region: Region, call: Call, states: dict[Value, Split]) -> list[Split | None]:
