@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from hocket.parallel._recompute import recompute
 from hocket.parallel._world import current
 from hocket.parallel.pipeline import split
 from hocket.parallel.tensor import TensorParallel, is_leaf, parallelize
@@ -19,7 +20,7 @@ from hocket.profile import Recorder
 
 from ..user_models import CASES, Case
 from .odd_models import Deceptive, Dropping, Odd
-from .small_models import MODELS
+from .small_models import MODELS, FusedViT, GatedMLP, SeparateHeads
 
 STEPS = 20
 
@@ -163,13 +164,13 @@ def dropping() -> dict[str, Any]:
     model.before.register_forward_hook(lambda m, i, o: masks.__setitem__("before", (o == 0).tolist()))
     model.inside.register_forward_hook(lambda m, i, o: masks.__setitem__("inside", (o == 0).tolist()))
     found: dict[str, Any] = {"forms": {d.name: d.form for d in result.decisions}}
-    for recompute in (False, True):
+    for again in (False, True):
         torch.manual_seed(7)
         model.zero_grad()
-        out = checkpoint(model, x, use_reentrant=False) if recompute else model(x)
+        out = checkpoint(model, x, use_reentrant=False) if again else model(x)
         out.square().sum().backward()
         grads = [p.grad.tolist() for p in model.parameters() if p.grad is not None]
-        found[f"recompute={recompute}"] = {"out": out.tolist(), "grads": grads, "next": torch.rand(3).tolist()}
+        found[f"recompute={again}"] = {"out": out.tolist(), "grads": grads, "next": torch.rand(3).tolist()}
     found["masks"] = dict(masks)
     model.eval()
     found["evaluation"] = float((model(x) - model(x)).detach().abs().max())
@@ -209,10 +210,17 @@ def pieces() -> dict[str, Any]:
         for name, p in model.named_parameters()
         for offsets, piece in result.chunks(name, p.detach())
     ]
+    boxes = [
+        (name, offsets, piece.tolist())
+        for name, p in model.named_parameters()
+        for begin, rows in ((0, p.detach()[:7]), (7, p.detach()[7:]))  # boxes that end where no segment does
+        for offsets, piece in result.chunks(name, rows, (begin, *(0,) * (p.dim() - 1)))
+    ]
     twin = copy.deepcopy(model)
     same = torch.equal(twin(ids), model(ids))
     return {
         "mine": mine,
+        "boxes": boxes,
         "full": {n: p.tolist() for n, p in plain.named_parameters()},
         "identity": names == [id(p) for p in model.parameters()],
         "twin": same,
@@ -270,3 +278,16 @@ def staged(sequence: bool) -> dict[str, Any]:
             values = values if isinstance(values, tuple) else (values,)
         found[name] = float((values[0] - plain(*inputs)).detach().abs().max())
     return found
+
+
+def recomputed() -> dict[str, float]:
+    """Blocks that are cut, and whose forward is interpreted, computed again in back-propagation."""
+    torch.manual_seed(0)
+    model = nn.Sequential(SeparateHeads(), GatedMLP(), FusedViT()).double()
+    plain = copy.deepcopy(model)
+    x = torch.randn(2, 6, 16, dtype=torch.float64)
+    result = parallelize(model, current(), (x,))
+    blocks = recompute(model)
+    for m in (model, plain):
+        m(x).square().sum().backward()
+    return {"blocks": len(blocks), "gradients": difference(result, model, plain, lambda p: p.grad)}

@@ -15,7 +15,7 @@ from .small_models import MODELS
 
 @functools.cache
 def stepped(n: int) -> list[dict[str, dict[str, Any]]]:
-    return run_ranks(programs.all_small_models, n, timeout_s=150)
+    return run_ranks(programs.all_small_models, n, timeout_s=240)
 
 
 @pytest.mark.parametrize("name", MODELS)

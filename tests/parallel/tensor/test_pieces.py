@@ -6,6 +6,7 @@ import functools
 from typing import Any
 
 import numpy as np
+import pytest
 
 from hocket.testing import run_ranks
 
@@ -17,11 +18,12 @@ def ranks() -> list[dict[str, Any]]:
     return run_ranks(programs.pieces, 2, timeout_s=120)
 
 
-def test_the_pieces_of_all_ranks_make_the_full_model() -> None:
+@pytest.mark.parametrize("kind", ["mine", "boxes"])
+def test_the_pieces_of_all_ranks_make_the_full_model(kind: str) -> None:
     full = {name: np.array(value) for name, value in ranks()[0]["full"].items()}
     made = {name: np.full_like(value, np.nan) for name, value in full.items()}
     for rank in ranks():
-        for name, offsets, piece in rank["mine"]:
+        for name, offsets, piece in rank[kind]:
             values = np.array(piece)
             made[name][tuple(slice(o, o + s) for o, s in zip(offsets, values.shape, strict=True))] = values
     for name, value in full.items():

@@ -1,4 +1,4 @@
-"""Tensor-parallel models can be split into the stages of a pipeline."""
+"""Tensor-parallel models can be split into the stages of a pipeline, and their blocks computed again."""
 
 from __future__ import annotations
 
@@ -7,6 +7,12 @@ import pytest
 from hocket.testing import run_ranks
 
 from . import tensor_programs as programs
+
+
+def test_blocks_of_a_cut_model_can_be_computed_again_in_back_propagation() -> None:
+    for rank in run_ranks(programs.recomputed, 2, timeout_s=60):
+        assert rank["blocks"] == 3
+        assert rank["gradients"] < 1e-12
 
 
 @pytest.mark.parametrize("sequence", [False, True])

@@ -15,7 +15,7 @@ from . import tensor_programs as programs
 
 @functools.cache
 def trained(n: int) -> list[dict[str, dict[str, Any]]]:
-    return run_ranks(programs.all_user_models, n, timeout_s=150)
+    return run_ranks(programs.all_user_models, n, timeout_s=240)
 
 
 @pytest.mark.parametrize("name", CASES)

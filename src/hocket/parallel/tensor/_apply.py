@@ -10,7 +10,7 @@ from torch import nn
 
 from .._world import World
 from ._attention import CutMultiheadAttention
-from ._interpret import Interpreted
+from ._interpret import Interpretation, interpret
 from ._layers import CUT_CLASSES, Form, Shared
 from ._record import Recording, Value
 from ._regions import CHANNEL, Region, Role
@@ -50,7 +50,7 @@ class Applied:
             for home, given in region.homes.items():
                 homes.setdefault(home, {}).update(given)
         for home, given in homes.items():
-            self._undo.append(Interpreted(model.get_submodule(home), world, given).remove)
+            self._undo.append(interpret(model.get_submodule(home), Interpretation(world, given)))
         for encoder in model.modules():
             if isinstance(encoder, nn.TransformerEncoder | nn.TransformerEncoderLayer):
                 self._without_fast_path(encoder)

@@ -8,8 +8,9 @@ cut is noted on them in an attribute, by the layers that make them.
 
 from __future__ import annotations
 
+import functools
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -125,49 +126,75 @@ class Interpreter(TorchFunctionMode):
         return leaf.tensor
 
 
-class Interpreted:
-    """Has a module's forward interpreted, by hooks on it.
+class Interpretation:
+    """How the forward of one module is interpreted.
 
     Args:
-        module: whose.
         world: the ranks that share what is cut.
         given: how arguments are cut, by their places among all.
     """
 
-    def __init__(self, module: nn.Module, world: World, given: dict[int, Split]) -> None:
+    def __init__(self, world: World, given: dict[int, Split]) -> None:
         self._world = world
         self._given = given
-        self._running: list[Interpreter | None] = []
-        self._handles = [
-            module.register_forward_pre_hook(self._enter, with_kwargs=True),
-            module.register_forward_hook(self._leave, always_call=True),
-        ]
 
-    def remove(self) -> None:
-        """Has it run as it is."""
-        for handle in self._handles:
-            handle.remove()
+    @contextmanager
+    def running(self, args: Any, kwargs: Any) -> Iterator[None]:
+        """In the block torch functions are looked at; `args` and `kwargs` are what the forward is given."""
+        for place, leaf in enumerate(leaves((args, kwargs)) if self._given else ()):
+            split = self._given.get(place)
+            if split is not None and isinstance(leaf, torch.Tensor) and noted(leaf) is None:
+                # The size may be another than the sample's: a sequence's, say.
+                alone = len(split.segments) == 1
+                note(leaf, Split(split.dim, (leaf.shape[split.dim] * self._world.size,)) if alone else split)
+        if getattr(_local, "running", False):  # once is enough
+            yield
+            return
+        _local.running = True
+        try:
+            with Interpreter(self._world):
+                yield
+        finally:
+            _local.running = False
 
-    def _enter(self, _: nn.Module, args: Any, kwargs: Any) -> None:
-        if self._given:
-            for place, leaf in enumerate(leaves((args, kwargs))):
-                split = self._given.get(place)
-                if split is not None and isinstance(leaf, torch.Tensor) and noted(leaf) is None:
-                    # The size may be another than the sample's: a sequence's, say.
-                    alone = len(split.segments) == 1
-                    note(leaf, Split(split.dim, (leaf.shape[split.dim] * self._world.size,)) if alone else split)
-        # Once is enough: inside another such module functions are looked at already.
-        running = None if getattr(_local, "running", 0) else Interpreter(self._world)
-        self._running.append(running)
-        if running is not None:
-            _local.running = 1
-            running.__enter__()  # type: ignore[no-untyped-call]
-
-    def _leave(self, *_: Any) -> None:
-        running = self._running.pop() if self._running else None
-        if running is not None:
-            _local.running = 0
-            running.__exit__(None, None, None)  # type: ignore[no-untyped-call]
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Interpreted:
+    def __deepcopy__(self, memo: dict[int, Any]) -> Interpretation:
         return self
+
+
+class InterpretedModule(nn.Module):
+    """Has the forward of a user's module interpreted; stands before the module's own class."""
+
+    interpretation: Interpretation
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's own."""
+        with self.interpretation.running(args, kwargs):
+            return super().forward(*args, **kwargs)
+
+
+def interpret(module: Any, interpretation: Interpretation) -> Callable[[], None]:
+    """Has a module's forward interpreted, wherever it is called from; returns what puts it back."""
+    old = type(module)
+    module.interpretation = interpretation
+    replaced = module.__dict__.get("forward")
+    if replaced is None:
+        # It stays an instance of its class, and whoever copies it copies this too.
+        module.__class__ = type(
+            old.__name__, (InterpretedModule, old), {"__module__": __name__, "__doc__": old.__doc__}
+        )
+    else:
+
+        @functools.wraps(replaced)
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            with interpretation.running(args, kwargs):
+                return replaced(*args, **kwargs)
+
+        module.__dict__["forward"] = forward
+
+    def undo() -> None:
+        module.__class__ = old
+        del module.interpretation
+        if replaced is not None:
+            module.__dict__["forward"] = replaced
+
+    return undo

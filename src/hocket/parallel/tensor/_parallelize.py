@@ -12,7 +12,6 @@ from .._alike import check_model, send_once
 from .._trees import mapped as with_tensors
 from .._world import World
 from ._apply import Applied
-from ._interpret import Interpreted
 from ._numbers import align
 from ._plan import apart, choose
 from ._record import record
@@ -76,19 +75,30 @@ class TensorParallel:
         lines = [f"{d.name or '(the model)':{width}}  {d.form:10}  {d.reason}" for d in self.decisions]
         return "\n".join([*lines, *map(str, self.collectives)])
 
-    def chunks(self, name: str, tensor: torch.Tensor) -> list[tuple[tuple[int, ...], torch.Tensor]]:
-        """The rectangular pieces of a tensor that is cut as parameter `name` is (itself, a gradient, optimizer state).
+    def chunks(
+        self, name: str, tensor: torch.Tensor, offsets: tuple[int, ...] | None = None
+    ) -> list[tuple[tuple[int, ...], torch.Tensor]]:
+        """The boxes in the full tensor that a box of this rank's part is: several, where the part has segments.
+
+        Args:
+            name: of the parameter; `tensor` may also be a gradient or optimizer state that is cut alike.
+            tensor: a box of this rank's part, or all of it.
+            offsets: where the box begins in this rank's part; None where it is all of it.
 
         Returns:
-            For each piece, where it begins in the full tensor, and a view of `tensor` that is the piece.
+            For each box, where it begins in the full tensor, and a view of `tensor` that is the box.
         """
+        offsets = offsets or (0,) * tensor.dim()
         piece = self.pieces.get(name)
         if piece is None:
-            return [((0,) * tensor.dim(), tensor)]
-        found, at = [], 0
-        for begin, end in Split(piece.dim, piece.segments).ranges(self.world.rank, self.world.size):
-            offsets = tuple(begin if d == piece.dim else 0 for d in range(len(piece.shape)))
-            found.append((offsets, tensor.narrow(piece.dim, at, end - begin)))
+            return [(offsets, tensor)]
+        found, at, dim = [], 0, piece.dim
+        mine = offsets[dim], offsets[dim] + tensor.shape[dim]
+        for begin, end in Split(dim, piece.segments).ranges(self.world.rank, self.world.size):
+            low, high = max(mine[0], at), min(mine[1], at + end - begin)
+            if low < high:
+                where = (*offsets[:dim], begin + low - at, *offsets[dim + 1 :])
+                found.append((where, tensor.narrow(dim, low - mine[0], high - low)))
             at += end - begin
         return found
 
@@ -168,8 +178,7 @@ def parallelize(
 
 def is_leaf(module: nn.Module) -> bool:
     """Whether a graph of the model must take the module as one: it is cut, or its forward is interpreted."""
-    hooks = getattr(module, "_forward_pre_hooks", {}).values()
-    return hasattr(module, "form") or any(isinstance(getattr(h, "__self__", None), Interpreted) for h in hooks)
+    return hasattr(module, "form") or hasattr(module, "interpretation")
 
 
 def _decisions(model: nn.Module, regions: list[Region], refused: dict[str, str]) -> list[Decision]:
