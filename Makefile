@@ -6,13 +6,17 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 INPUTS := pyproject.toml constraints.txt
 
-.PHONY: demo test lint lint-rules lint-form lint-types lint-arrows format clean
+.PHONY: demo test test-long lint lint-rules lint-form lint-types lint-arrows format clean
 
 demo: $(VENV)/.installed-demo
 	$(BIN)/hocket train edsr -n 2
 
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m 'not long' $(PYTEST_ARGS)
+
+# What takes minutes and seldom breaks by itself: torch's own suite of tests, whole matrices of plans. CI runs it too.
+test-long: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -m long $(PYTEST_ARGS)
 
 lint: lint-rules lint-form lint-types lint-arrows
 

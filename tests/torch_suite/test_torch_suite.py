@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.long
 HERE = Path(__file__).parent
 PASSES_ON_GLOO = [name for name in (HERE / "passes_on_gloo.txt").read_text().split("\n") if name.startswith("test_")]
 REFUSED = dict(
