@@ -15,6 +15,7 @@ from typing import Any
 from torch import nn
 
 from ._call import NO_ANSWER, NeedsSplit, Operand, Part, Site
+from ._homes import homes
 from ._interpret import ALL_RULES
 from ._record import DROPOUTS, Call, Recording, Value, leaves, mapped
 from ._split import CannotSplit, Split
@@ -223,31 +224,8 @@ class Search:
         if not any(role.kind == "row" for role in region.roles.values()):
             raise Stuck("no layer uses up the parts", (), frozenset())
         region.names = [self.names[m] for m in region.roles]
-        region.homes = self.homes(region, states, paths)
+        region.homes = homes(self.recording, region.homes, states, paths)
         return region
-
-    def homes(
-        self, region: Region, states: dict[Value, Split], paths: list[tuple[str, ...]]
-    ) -> dict[str, dict[int, Split]]:
-        """Where functions must be looked at: in the modules that need it, or else in the one that has all of them."""
-        found: dict[str, dict[int, Split]] = {}
-        outer = [h for h in region.homes if not any(_within(self.recording, h, other) for other in region.homes)]
-        for home in outer:
-            given: dict[int, Split] = {}
-            for entry in self.recording.entries.get(home, []):
-                for place, leaf in enumerate(leaves(entry)):
-                    if isinstance(leaf, Value) and leaf in states:
-                        given[place] = states[leaf]
-            entries = self.recording.entries.get(home, [])
-            known = {leaf for entry in entries for leaf in leaves(entry) if isinstance(leaf, Value)}
-            for call in self.recording.calls:
-                inside = home in call.path
-                for value in call.inputs if inside else ():
-                    made_inside = value.producer is not None and home in value.producer.path
-                    if value in states and not made_inside and value not in known:
-                        return {_common(paths): {}}
-            found[home] = given
-        return found
 
     def assign(self, region: Region, module: nn.Module, role: Role) -> None:
         known = region.roles.setdefault(module, role)
@@ -326,18 +304,3 @@ class Search:
         if splits is None or isinstance(splits, Split):
             return [splits] * len(call.outputs)
         return list(splits)
-
-
-def _common(paths: list[tuple[str, ...]]) -> str:
-    """The innermost module that all paths have in common."""
-    common = paths[0]
-    for path in paths[1:]:
-        same = [a == b for a, b in zip(common, path, strict=False)]
-        common = common[: same.index(False) if False in same else len(same)]
-    return common[-1]
-
-
-def _within(recording: Recording, inner: str, outer: str) -> bool:
-    """Whether a module's forward runs inside that of another."""
-    paths = [call.path for call in recording.calls if inner in call.path]
-    return inner != outer and all(outer in path[: path.index(inner)] for path in paths)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from torch import nn
 
 from ._call import NeedsSplit
+from ._homes import homes
 from ._layers import SEQUENCE
 from ._record import DROPOUTS, Call, Recording, Value
 from ._regions import Region, Search, Stuck
@@ -157,7 +158,7 @@ class _Search(Search):
         zone.gathers = {module: frozenset(places) for module, places in gathers.items()}
         zone.scatters = frozenset(makers)
         zone.names = [self.names[m] for m in zone.roles]
-        zone.homes = self.homes(zone, states, paths)
+        zone.homes = homes(self.recording, zone.homes, states, paths)
         return zone
 
     def _layer(self, region: Region, call: Call, states: dict[Value, Split]) -> list[Split | None]:
