@@ -1,6 +1,8 @@
 """Pipeline parallelism: an ordinary model, cut into stages that different ranks run at the same time."""
 
 from ._balance import balance as balance
+from ._idle import bubble as bubble
+from ._idle import idle_shares as idle_shares
 from ._measure import Times as Times
 from ._measure import measure as measure
 from ._pipeline import Pipeline as Pipeline
@@ -10,4 +12,16 @@ from ._split import split as split
 from ._stage import Stage as Stage
 from ._trace import SplitError as SplitError
 
-__all__ = ["SCHEDULES", "Pipeline", "Span", "SplitError", "Stage", "Times", "balance", "measure", "split"]
+__all__ = [
+    "SCHEDULES",
+    "Pipeline",
+    "Span",
+    "SplitError",
+    "Stage",
+    "Times",
+    "balance",
+    "bubble",
+    "idle_shares",
+    "measure",
+    "split",
+]

@@ -120,6 +120,7 @@ class Pipeline:
             else:
                 self._after(stage)
 
+        self._tied.set_aside()
         with torch.enable_grad():
             run = self._run(micros, lambda output, micro: self._loss(output, micro, weight), final)
             run.perform(actions[self._world.rank])
@@ -209,7 +210,10 @@ def _check_schedule(schedule: str, ranks: int, per_rank: int, micro_batches: int
     if schedule not in _schedule.SCHEDULES:
         known = ", ".join(_schedule.SCHEDULES)
         raise ValueError(f"pipeline_schedule = {schedule!r} is not known; choose one of {known}")
-    if not _schedule.admitted(schedule, ranks, per_rank, micro_batches):
+    if micro_batches < 1:
+        raise ValueError(f"micro_batches = {micro_batches}: a batch is cut into 1 or more")
+    short = schedule == "1f1b" and micro_batches < ranks  # GPipe's order is the same then
+    if not short and not _schedule.admitted(schedule, ranks, per_rank, micro_batches):
         possible = [k for k in range(1, 2 * micro_batches + ranks) if _schedule.admitted(schedule, ranks, per_rank, k)]
         near = min(possible, key=lambda k: (abs(k - micro_batches), -k))
         raise ValueError(

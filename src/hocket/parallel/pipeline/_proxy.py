@@ -6,6 +6,7 @@ into the graph that a later batch gives the same answer; what depends on the num
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator
 from typing import Any
 
@@ -73,6 +74,9 @@ class Value(fx.Proxy):  # type: ignore[no-any-unimported, misc, unused-ignore]
     def settled_bool(self) -> bool:
         """The sample's answer, with a check that it holds for other batches."""
         return bool(self._settled(self._plain(bool), bool, True))
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self.tracer.create_proxy("call_function", operator.setitem, (self, key, value), {})
 
     def __contains__(self, item: Any) -> bool:
         return item in self.sampled

@@ -27,6 +27,7 @@ class Tied:
         self._rank = world.rank
         self._wire = wire
         self._mine: dict[str, torch.nn.Parameter] = {}
+        self._before: dict[str, torch.Tensor | None] = {}
         for stage in stages:
             parameters = stage.parameters()
             self._mine.update({name: parameters[name] for name in stage.shared if name in parameters})
@@ -54,8 +55,14 @@ class Tied:
                 self._mine[name].data.copy_(received)
         self._wire.drain()
 
+    def set_aside(self) -> None:
+        """Puts away what earlier steps have accumulated, which is summed over the holders already."""
+        self._before = {name: self._mine[name].grad for name in self._holders if name in self._mine}
+        for name in self._before:
+            self._mine[name].grad = None
+
     def sum_gradients(self) -> None:
-        """Adds up the gradients; all holders must call it, after their last backward."""
+        """Adds up the gradients of this step; all holders must call it, after their last backward."""
         for name, (first, *others) in self._holders.items():
             if self._rank != first and self._rank not in others:
                 continue
@@ -75,3 +82,8 @@ class Tied:
                 self._wire.wait(self._wire.receive(first, [whole]))
                 parameter.grad.copy_(whole)
         self._wire.drain()
+        for name, before in self._before.items():
+            if before is not None:
+                now = self._mine[name].grad
+                self._mine[name].grad = before if now is None else before.add_(now)
+        self._before = {}
