@@ -128,7 +128,7 @@ class _Tracer(fx.Tracer):
         """See torch.fx."""
         self._before = set(vars(root))
         self._mode = root.training
-        with self._factories_recorded(), self._len_recorded(root):
+        with self._factories_recorded(), self._functions_recorded(), self._len_recorded(root):
             return super().trace(root, concrete_args)
 
     def forget(self) -> None:
@@ -293,6 +293,28 @@ class _Tracer(fx.Tracer):
         finally:
             for name, original in originals.items():
                 setattr(torch, name, original)
+
+    @contextlib.contextmanager
+    def _functions_recorded(self) -> Iterator[None]:
+        """A user's torch.autograd.Function is one step: looked into, it would lose its backward."""
+        original = torch.autograd.Function.__dict__["apply"]
+
+        def recorded(function: Any, *args: Any, **kwargs: Any) -> Any:
+            apply = original.__get__(None, function)
+            if self._computing:
+                return apply(*args, **kwargs)
+
+            def applied(*args: Any, **kwargs: Any) -> Any:
+                return apply(*args, **kwargs)
+
+            applied.__name__ = applied.__qualname__ = function.__name__
+            return self.create_proxy("call_function", applied, args, kwargs)
+
+        torch.autograd.Function.apply = classmethod(recorded)  # type: ignore[assignment, method-assign]
+        try:
+            yield
+        finally:
+            torch.autograd.Function.apply = original  # type: ignore[method-assign]
 
 
 def _tensors(node: fx.Node) -> list[torch.Tensor]:
