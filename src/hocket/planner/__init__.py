@@ -30,6 +30,7 @@ from ._profile import Profile as Profile
 from ._scaling import ScalingFit as ScalingFit
 from ._scaling import fit_scaling as fit_scaling
 from ._search import Search as Search
+from ._search import admissible_plans as admissible_plans
 from ._search import search as search
 from ._stages import balanced_cuts as balanced_cuts
 from ._stages import in_flight as in_flight
@@ -55,6 +56,7 @@ __all__ = [
     "ScalingFit",
     "Search",
     "StepParts",
+    "admissible_plans",
     "balanced_cuts",
     "check_run",
     "curve_of_fit",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import heapq
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +22,7 @@ from ._profile import Profile
 from ._stages import stage_cuts
 from ._time import Prediction, predict
 
-__all__ = ["Search", "search"]
+__all__ = ["Search", "admissible_plans", "search"]
 
 _BUCKETS = tuple(round(2**20 * size) for size in (1, 2, 4, 8, 16, 25, 50, 100, 200))
 
@@ -48,6 +49,38 @@ class Search:
     def best(self) -> Prediction:
         """The winner."""
         return self.ranked[0]
+
+
+def admissible_plans(
+    workload: Workload,
+    cluster: Cluster | Network,
+    *,
+    workers: int,
+    batch: int,
+    fixed: Mapping[str, Any] | None = None,
+) -> list[Plan]:
+    """Every plan that the search considers, for measuring them all where that can be done.
+
+    Args:
+        workload: What is trained.
+        cluster: Where.
+        workers: How many.
+        batch: Samples of a global batch.
+        fixed: As for `search`.
+
+    Raises:
+        PlanError: no plan keeps the constraints.
+    """
+    grid = grid_of(workload, network_of(cluster), workers, batch, fixed or {})
+    found = []
+    for layout in layouts(grid, len(workload.layers)):
+        shards = grid.shards if layout.data > 1 else grid.shards[:1]
+        for shard, (again, part) in itertools.product(shards, grid.recomputations):
+            sequence = layout.tensor > 1 and grid.sequence[-1]
+            plan = layout.plan(shard=shard, recompute=again, recompute_part=part, sequence_parallel=sequence)
+            if not plan.findings(workers, batch=batch):
+                found.append(plan)
+    return found
 
 
 def search(
