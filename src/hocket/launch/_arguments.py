@@ -210,8 +210,9 @@ def _plan(path: str | None, nproc: int, nnodes: str) -> dict[str, str]:
 
     try:
         plan = Plan.from_toml(Path(path))
-        if nnodes.isdigit():
-            plan.resolve(nproc * int(nnodes))
+        fewest, _, most = nnodes.partition(":")
+        if fewest == (most or fewest):
+            plan.resolve(nproc * int(fewest))
     except PlanError as error:
         raise ArgumentError(f"--plan {path}: {error}") from None
     return {PLAN_VARIABLE: json.dumps(plan.to_json())}

@@ -15,7 +15,7 @@ from ._alike import align_optimizer, check_model, send_once
 from ._batch_norm import synchronise
 from ._buffers import Buffers
 from ._distribute import take_own_gpu
-from ._divide import divide_layers, divide_tensors, sample_inputs
+from ._divide import divide_embeddings, divide_layers, divide_tensors, sample_inputs
 from ._fully_sharded import FullySharded
 from ._memory import StateBytes
 from ._mesh import Mesh
@@ -28,6 +28,7 @@ from ._replicas import Form, Replicas
 from ._scattered import Scattered
 from ._world import World
 from .pipeline import Pipeline, Stage
+from .pipeline._schedule import admitted
 
 
 @dataclass(slots=True)
@@ -45,6 +46,8 @@ class Composition:
         optimizer: works on what this rank owns.
         plan: that all follows.
         elements: of the parameters that this rank would hold if nothing were divided among data-parallel ranks.
+        apart: how many of elements that are divided among data-parallel ranks whatever the form.
+        cut: names of the parameters that are divided among ranks that share tensors.
         holders: how many ranks of the pipeline hold each parameter.
         notes: what was decided about the model, as sentences.
     """
@@ -59,6 +62,8 @@ class Composition:
     optimizer: Any
     plan: Plan
     elements: int
+    apart: int
+    cut: frozenset[str]
     holders: dict[str, int]
     notes: list[str] = field(default_factory=list)
 
@@ -66,7 +71,7 @@ class Composition:
         """What this rank updates, each with how many ranks of the world update the same."""
         found = []
         for item in self.form.owned:
-            sharers = self.mesh.tensor.size if item.where.place.segments is None else 1
+            sharers = 1 if item.name in self.cut else self.mesh.tensor.size
             found.append((item, item.replicas * sharers * self.holders.get(item.name, 1)))
         return found
 
@@ -91,7 +96,8 @@ class Composition:
     def predicted_memory(self) -> StateBytes:
         """What the formulas say for a model in float32."""
         state = _memory.state_nbytes(self.optimizer)
-        return _memory.predicted(self.elements, self.mesh.data.size, self.plan.shard, optimizer_nbytes=state)
+        divided = _memory.predicted(self.elements, self.mesh.data.size, self.plan.shard, optimizer_nbytes=state)
+        return divided + _memory.predicted(self.apart, 1, "none", optimizer_nbytes=state)
 
 
 def compose(
@@ -143,6 +149,10 @@ def compose(
         notes.append(f"batch norm over {mesh.batch_norm.size} ranks: {', '.join(changed) or 'the model has none'}")
     if plan.recompute and not stages:
         notes.append(f"computed again in back-propagation: {', '.join(recompute(model)) or 'the model has no blocks'}")
+    shared = {name for stage in stages for name in stage.shared}
+    apart, about = divide_embeddings(modules, optimizer, plan, mesh, places, shared)
+    notes += about
+    apart_ids = {id(item.leaf) for item in apart}
     device = next((p.device.type for p in model.parameters()), "cpu")
     for module, _ in modules:
         cast_module(module, plan.precision, device)
@@ -159,12 +169,16 @@ def compose(
             recompute="stage" if plan.recompute else "none",
         )
         _check_tied(pipeline, plan, mesh)
-    parameters = {names[n]: p for module, names in modules for n, p in module.named_parameters()}
+    parameters = {
+        names[n]: p for module, names in modules for n, p in module.named_parameters() if id(p) not in apart_ids
+    }
     trained = {name: p for name, p in parameters.items() if id(p) not in frozen}
     kept = {name: p for name, p in parameters.items() if id(p) in frozen}
     elements = sum(p.numel() for p in trained.values())
     buffers = Buffers([module for module, _ in modules], mesh.data)
     form = _form(plan, mesh, modules, trained, kept, places)
+    form.owned += [item for item in apart if id(item.leaf) not in frozen]
+    form.frozen += [item for item in apart if id(item.leaf) in frozen]
     whole = {p for group in optimizer.param_groups for p in group["params"] if id(p) in frozen}
     hand_over(optimizer, form.owned, whole)
     holders = Counter(name for names in mesh.pipeline.from_all(list(trained)) for name in names)
@@ -176,7 +190,20 @@ def compose(
         answers = answers and pipeline.holds_last
         passes = StagedPasses(pipeline, reduction, form, buffers, mesh.data, answers=answers)
     return Composition(
-        model, modules, places, mesh, form, passes, buffers, optimizer, plan, elements, dict(holders), notes
+        model=model,
+        modules=modules,
+        places=places,
+        mesh=mesh,
+        form=form,
+        passes=passes,
+        buffers=buffers,
+        optimizer=optimizer,
+        plan=plan,
+        elements=elements,
+        apart=sum(item.leaf.numel() for item in apart),
+        cut=frozenset() if tensor_form is None else frozenset(tensor_form.pieces),
+        holders=dict(holders),
+        notes=notes,
     )
 
 
@@ -203,6 +230,19 @@ def _check_arguments(model: Any, optimizer: Any, plan: Plan) -> None:
         raise TypeError(f"the optimizer must be a torch.optim.Optimizer, not {type(optimizer).__name__}")
     if plan.shard != "none" or plan.tensor_parallel_degree > 1:
         check_elementwise(optimizer)
+    elif plan.embeddings != "replicated":
+        check_elementwise(optimizer, rows=True)
+    if plan.recompute and plan.recompute_part != "layers":
+        rule = f"the Trainer computes whole layers again, not {plan.recompute_part!r} alone"
+        remedy = 'say recompute_part = "layers"'
+        raise PlanError("the plan cannot be carried out:", [PlanFinding("recompute_part", rule, remedy)])
+    schedule = plan.pipeline_schedule, plan.pipeline_parallel_degree, plan.stages_per_rank
+    if plan.pipeline_parallel_degree > 1 and not admitted(*schedule, plan.micro_batches):
+        possible = [k for k in range(1, 4 * schedule[1] + plan.micro_batches) if admitted(*schedule, k)]
+        near = min(possible, key=lambda k: (abs(k - plan.micro_batches), -k))
+        rule = f"{schedule[0]!r} on {schedule[1]} ranks cannot run {plan.micro_batches} micro-batches"
+        remedy = f'take {near}, or pipeline_schedule = "gpipe", which takes any number'
+        raise PlanError("the plan cannot be carried out:", [PlanFinding("micro_batches", rule, remedy)])
     mine = {id(p) for p in model.parameters()}
     if any(id(p) not in mine for group in optimizer.param_groups for p in group["params"]):
         raise ValueError("the optimizer has parameters that the model has not: make it of model.parameters()")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -10,7 +10,9 @@ import torch
 from hocket.planner import Plan, PlanError, PlanFinding
 
 from ._mesh import Mesh
-from ._pieces import Place, Segment
+from ._owned import Owned
+from ._pieces import Box, Place, Segment
+from .embedding import distribute_embeddings
 from .pipeline import Stage, measure, split
 from .tensor import TensorParallel, parallelize
 
@@ -63,6 +65,58 @@ def _place(form: TensorParallel, name: str, tensor: torch.Tensor) -> Place:
         segments.append(Segment(begin, begin + part, at + rank * part))
         begin, at = begin + part, at + size
     return Place(name, cut.shape, cut.dim, tuple(segments))
+
+
+def divide_embeddings(
+    modules: Sequence[tuple[torch.nn.Module, dict[str, str]]],
+    optimizer: Any,
+    plan: Plan,
+    mesh: Mesh,
+    places: dict[str, Place],
+    shared: Collection[str],
+) -> tuple[list[Owned], list[str]]:
+    """Divides the embedding tables of `modules` among data-parallel ranks, and the state that the optimizer has.
+
+    Args:
+        modules: what this rank computes, with the model's names.
+        optimizer: the optimizer.
+        plan: says how.
+        mesh: the ranks.
+        places: of parameters in the model's; those of divided tables are changed.
+        shared: the model's names of weights that several stages of a pipeline hold.
+
+    Returns:
+        What this rank has of the tables, and a sentence about each.
+
+    Raises:
+        PlanError: a table's weight is used on several stages.
+    """
+    owned: list[Owned] = []
+    notes: list[str] = []
+    if plan.embeddings == "replicated" or mesh.data.size == 1:
+        return owned, notes
+    tables = {names[n] for module, names in modules for n in _tables(module)}
+    if any(mesh.whole.from_all(bool(tables.intersection(shared)))):
+        rule = "a table whose weight another stage of the pipeline uses too cannot be divided"
+        found = PlanFinding("embeddings", rule, 'say embeddings = "replicated", or untie the weights')
+        raise PlanError("the plan cannot be carried out for this model:", [found])
+    for module, names in modules:
+        form = distribute_embeddings(module, mesh.data, plan.embeddings)
+        notes += str(form).splitlines()
+        for local, (shape, offsets) in form.pieces.items():
+            parameter = form.parameters[local]
+            for key, value in (state := optimizer.state.get(parameter, {})).items():
+                if isinstance(value, torch.Tensor) and tuple(value.shape) == shape:
+                    state[key] = form.part(local, value).clone()
+            segment = Segment(0, parameter.shape[0], offsets[0])
+            places[names[local]] = place = Place(names[local], shape, 0, (segment,))
+            owned.append(Owned(parameter, parameter, Box.all_of(place), 1))
+    return owned, notes
+
+
+def _tables(module: torch.nn.Module) -> list[str]:
+    kinds = (torch.nn.Embedding, torch.nn.EmbeddingBag)
+    return [f"{name}.weight".lstrip(".") for name, inner in module.named_modules() if isinstance(inner, kinds)]
 
 
 def divide_layers(

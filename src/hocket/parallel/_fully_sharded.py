@@ -10,6 +10,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 
+from ._apart import is_apart
 from ._blocks import blocks
 from ._owned import Owned
 from ._pieces import Box, Place
@@ -38,7 +39,8 @@ class FullySharded:
         self.frozen: list[Owned] = []
         self._sharded: list[tuple[torch.nn.Parameter, Owned]] = []
         for module, names in modules:
-            before = dict(module.named_parameters())
+            apart = {p for p in module.parameters() if is_apart(p)}
+            before = {name: p for name, p in module.named_parameters() if p not in apart}
             if not before:
                 continue
             for parameter in before.values():
@@ -47,11 +49,12 @@ class FullySharded:
             device = next(iter(before.values())).device.type
             mesh = DeviceMesh.from_group(world.group, device)
             for _, block in blocks(module):
-                fully_shard(block, mesh=mesh)
-            fully_shard(module, mesh=mesh)
+                fully_shard(block, mesh=mesh, ignored_params=apart)
+            fully_shard(module, mesh=mesh, ignored_params=apart)
             after = dict(module.named_parameters())
             for name, original in before.items():
                 self._take(original, after[name], places[names[name]], world)
+                original.data = original.new_empty(0)  # optimizers and programs may hold on to it
 
     def _take(self, original: torch.nn.Parameter, sharded: Any, place: Place, world: World) -> None:
         local = sharded.detach().to_local()
@@ -90,5 +93,7 @@ class FullySharded:
 
     def forget(self) -> None:
         """See Form."""
-        for sharded, item in self._sharded:
-            sharded.grad = item.leaf.grad = None
+        for sharded, _ in self._sharded:
+            sharded.grad = None
+        for item in self.owned:
+            item.leaf.grad = None

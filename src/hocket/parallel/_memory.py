@@ -23,6 +23,11 @@ class StateBytes:
     gradients: float
     optimizer: float
 
+    def __add__(self, other: StateBytes) -> StateBytes:
+        return StateBytes(
+            self.weights + other.weights, self.gradients + other.gradients, self.optimizer + other.optimizer
+        )
+
     @property
     def total(self) -> float:
         """All of them."""

@@ -42,13 +42,19 @@ class Owned:
         return self.where.pieces(values)
 
 
-def check_elementwise(optimizer: Any) -> None:
+def check_elementwise(optimizer: Any, *, rows: bool = False) -> None:
     """Raises ValueError if an update may need more of a parameter than one rank has.
 
     An optimizer of one's own that works element by element says so by an attribute `elementwise = True`.
+
+    Args:
+        optimizer: the optimizer.
+        rows: whether a rank has whole rows, at least.
     """
     kind = type(optimizer)
-    known = kind.__module__.startswith("torch.optim") and kind.__name__ in ELEMENTWISE
+    known = kind.__module__.startswith("torch.optim") and (
+        kind.__name__ in ELEMENTWISE or (rows and kind.__name__ == "SparseAdam")
+    )
     if not known and not getattr(optimizer, "elementwise", False):
         raise ValueError(
             f"a rank that holds a part of a parameter can update it only if each element's update needs nothing but "
@@ -87,9 +93,14 @@ def hand_over(optimizer: Any, owned: Sequence[Owned], kept: Collection[torch.nn.
 
 
 def _cut(value: Any, item: Owned) -> Any:
-    if not isinstance(value, torch.Tensor) or value.ndim == 0 or not isinstance(item.where, Range):
-        return value.clone() if isinstance(value, torch.Tensor) else value
+    if not isinstance(value, torch.Tensor):
+        return value
     where = item.where
+    if isinstance(where, Box):
+        if value.ndim != len(where.offsets) or value.shape == item.leaf.shape:
+            return value.clone()
+        box = tuple(slice(at, at + size) for at, size in zip(where.offsets, item.leaf.shape, strict=True))
+        return value[box].clone()
     if tuple(value.shape) != where.shape:
         return value.clone()
     return value.permute(where.order).reshape(-1)[where.begin : where.end].clone()

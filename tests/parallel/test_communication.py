@@ -1,0 +1,84 @@
+"""What one step of each form communicates: counts and bytes as the formulas say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+import hocket
+from hocket.planner import Plan
+from hocket.profile import Recorder
+from hocket.testing import run_ranks
+
+WIDTH, LAYERS = 64, 4
+GRADIENT_NBYTES = LAYERS * (WIDTH * WIDTH + WIDTH) * 4
+BUCKETS = LAYERS  # of a layer each
+LOSS = ("all_reduce", 8)
+MARKS = ("all_reduce", 4 * 2 * LAYERS)  # which parameters were used, by all ranks together
+
+
+def one_step(plan: Plan) -> list[tuple[str, int]]:
+    """Kinds and bytes of the operations of the third step."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)))
+    optimizer = torch.optim.Adam(model.parameters())
+    trainer = hocket.Trainer(model, nn.functional.mse_loss, optimizer, plan)
+    batch = torch.ones(8, WIDTH), torch.ones(8, WIDTH)
+    for _ in range(2):
+        trainer.step(batch)
+    with Recorder() as recorder:
+        trainer.step(batch)
+    return [(event["kind"], event["nbytes"]) for event in recorder.events()[1:]]
+
+
+def all_forms() -> dict[str, list[tuple[str, int]]]:
+    layer = (WIDTH * WIDTH + WIDTH) * 4
+    return {
+        shard: one_step(Plan(shard=shard, bucket_bytes=layer))  # type: ignore[arg-type]
+        for shard in ("none", "optimizer", "gradients", "parameters")
+    }
+
+
+def volume(events: list[tuple[str, int]], kind: str) -> tuple[int, int]:
+    """How many operations of a kind, and their bytes in all."""
+    sizes = [nbytes for found, nbytes in events if found == kind]
+    return len(sizes), sum(sizes)
+
+
+def test_counts_and_bytes_of_a_step_are_those_of_the_formulas() -> None:
+    for found in run_ranks(all_forms, 4):
+        data = found["none"]
+        assert data.count(LOSS) == 1
+        marks = 4 * 2 * LAYERS  # at the end of the last bucket
+        assert volume([e for e in data if e != LOSS], "all_reduce") == (BUCKETS, GRADIENT_NBYTES + marks)
+        assert len(data) == BUCKETS + 1
+
+        for shard in ("optimizer", "gradients"):
+            events = found[shard]
+            assert volume(events, "reduce_scatter") == (BUCKETS, GRADIENT_NBYTES)
+            assert volume(events, "all_gather") == (BUCKETS, GRADIENT_NBYTES)
+            assert sorted(e for e in events if e[0] == "all_reduce") == sorted([LOSS, MARKS])
+            assert len(events) == 2 * BUCKETS + 2
+
+        events = found["parameters"]
+        # Gathered for the forward and again for the backward pass, but for the last layer, which is still there.
+        assert volume(events, "reduce_scatter") == (LAYERS, GRADIENT_NBYTES)
+        count, nbytes = volume(events, "all_gather")
+        assert (count, nbytes) == (2 * LAYERS, 2 * GRADIENT_NBYTES)
+        assert volume(events, "all_reduce") == (1, 8)
+
+
+def on_the_wire(events: list[tuple[str, int]], n: int) -> float:
+    """Bytes that a rank sends, by the bandwidth-optimal algorithms."""
+    factors = {"all_reduce": 2 * (n - 1) / n, "reduce_scatter": (n - 1) / n, "all_gather": (n - 1) / n}
+    return sum(factors[kind] * nbytes for kind, nbytes in events if nbytes > 100)
+
+
+def test_sharded_states_cost_no_more_than_data_parallelism_and_sharded_parameters_half_as_much_again() -> None:
+    found: Any = run_ranks(all_forms, 2)[0]
+    sent = {shard: on_the_wire(events, 2) for shard, events in found.items()}
+    assert abs(sent["optimizer"] / sent["none"] - 1) < 0.01
+    assert abs(sent["gradients"] / sent["none"] - 1) < 0.01
+    assert abs(sent["parameters"] / sent["none"] - 1.5) < 0.01
