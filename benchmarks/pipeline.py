@@ -182,7 +182,8 @@ def main() -> None:
         return
     rows = run_ranks(beside_torch, asked.ranks, asked, timeout_s=580)[0]
     print(
-        "| schedule | micro-batches | bytes across | hocket ms | hocket on gloo ms | torch on gloo ms | torch / hocket |"
+        "| schedule | micro-batches | bytes across | hocket ms | hocket on gloo ms "
+        "| torch on gloo ms | torch / hocket |"
     )
     print("|---|---|---|---|---|---|---|")
     for schedule, micro, nbytes, times in rows:

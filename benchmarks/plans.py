@@ -32,7 +32,9 @@ from hocket.planner import Constants, Network, Plan, PlanError, admissible_plans
 from hocket.workload import Workload, capture
 
 # Measured devices and links need no shares; posting a collective is in the measured latency.
-CONSTANTS = Constants(matmul_share=1.0, memory_share=1.0, kernel_s=0.0, inside_share=1.0, network_share=1.0, collective_s=0.0)
+CONSTANTS = Constants(
+    matmul_share=1.0, memory_share=1.0, kernel_s=0.0, inside_share=1.0, network_share=1.0, collective_s=0.0
+)
 SIZES = (1 << 12, 1 << 24)
 BATCH = 32
 
@@ -213,7 +215,9 @@ def main() -> None:
     if given.rank:
         rank_main(given.rank[0], given.steps, Path(given.rank[1]))
         return
-    print("| model | ranks | plans | refused | planner's pick | behind the best | best measured | median error | worst |")
+    print(
+        "| model | ranks | plans | refused | planner's pick | behind the best | best measured | median error | worst |"
+    )
     print("|---|---|---|---|---|---|---|---|---|")
     folder = given.out or Path(tempfile.mkdtemp(prefix="plans"))
     folder.mkdir(parents=True, exist_ok=True)
