@@ -181,11 +181,8 @@ def main() -> None:
             print(f"| {schedule} | {per_rank} | {micro} | {said} | {share:.1%} | {apart} | {step_s * 1e3:.1f} |")
         return
     rows = run_ranks(beside_torch, asked.ranks, asked, timeout_s=580)[0]
-    print(
-        "| schedule | micro-batches | bytes across | hocket ms | hocket on gloo ms "
-        "| torch on gloo ms | torch / hocket |"
-    )
-    print("|---|---|---|---|---|---|---|")
+    head = ("schedule", "micro-batches", "bytes across", "hocket ms", "hocket on gloo ms", "torch on gloo ms", "ratio")
+    print(f"| {' | '.join(head)} |\n{'|---' * len(head)}|")
     for schedule, micro, nbytes, times in rows:
         medians = {name: statistics.median(spent) for name, spent in times.items()}
         cells = " | ".join(f"{medians[name] * 1e3:.2f}" for name in ("hocket", "hocket on gloo", "torch"))

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from hocket.parallel._world import current
-from hocket.parallel.pipeline import Pipeline, Stage, split
+from hocket.parallel.pipeline import Pipeline, Stage, idle_shares, split
 from hocket.parallel.pipeline._trace import trace
 
 from .models import MODELS
@@ -182,6 +182,47 @@ def data_dependent_shape() -> str:
     *inputs, target = MODELS["mlp"].batch_of(7, 16)
     pipe.step(inputs, target)
     return "no error"
+
+
+class Wait(torch.autograd.Function):
+    """Leaves the core to others for a time, twice as long backward: two stages on one core compute side by side."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        time.sleep(0.02)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        time.sleep(0.04)
+        return gradients[0]
+
+
+class Waiting(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return Wait.apply(x + self.bias)
+
+
+def idle() -> dict[tuple[str, int], float]:
+    """Mean idle share of the ranks by schedule and micro-batches, the least of three steps."""
+    world = current()
+    model = nn.Sequential(*[Waiting() for _ in range(world.size)])
+    points = [str(i) for i in range(1, world.size)]
+    mine = split(model, world.size, (torch.randn(2, 8),), points=points, verify=False)[world.rank :: world.size]
+    found = {}
+    for schedule, micro in (("gpipe", 2), ("1f1b", 6)):
+        pipeline = Pipeline(mine, world, schedule, micro, F.mse_loss)
+        inputs, target = (torch.randn(2 * micro, 8),), torch.zeros(2 * micro, 8)
+        shares = []
+        for _ in range(3):
+            pipeline.step(inputs, target)
+            shares.append(sum(idle_shares(world.from_all(pipeline.spans))) / world.size)
+        found[schedule, micro] = min(shares)
+    return found
 
 
 def peer_dies() -> tuple[str, float]:

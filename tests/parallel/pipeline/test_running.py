@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hocket.parallel.pipeline import bubble
 from hocket.testing import RankError, run_ranks
 
 from . import run_programs
@@ -112,6 +113,12 @@ def test_refusals_name_value_and_remedy(words: tuple[str, ...]) -> None:
 
 def test_stages_of_another_rank_are_refused() -> None:
     assert "was given the stages [0, 1] of 2" in facts()[1]["wrong stages"]
+
+
+def test_idle_share_of_balanced_stages_is_the_formulas_within_five_points() -> None:
+    shares = run_ranks(run_programs.idle, 3)[0]
+    for (schedule, micro), share in shares.items():
+        assert share == pytest.approx(bubble(3, micro), abs=0.05), schedule
 
 
 def test_a_dead_peer_ends_the_step_in_an_error_that_names_it() -> None:
