@@ -212,8 +212,7 @@ def _check_schedule(schedule: str, ranks: int, per_rank: int, micro_batches: int
         raise ValueError(f"pipeline_schedule = {schedule!r} is not known; choose one of {known}")
     if micro_batches < 1:
         raise ValueError(f"micro_batches = {micro_batches}: a batch is cut into 1 or more")
-    short = schedule == "1f1b" and micro_batches < ranks  # GPipe's order is the same then
-    if not short and not _schedule.admitted(schedule, ranks, per_rank, micro_batches):
+    if not _schedule.admitted(schedule, ranks, per_rank, micro_batches):
         possible = [k for k in range(1, 2 * micro_batches + ranks) if _schedule.admitted(schedule, ranks, per_rank, k)]
         near = min(possible, key=lambda k: (abs(k - micro_batches), -k))
         raise ValueError(

@@ -53,8 +53,11 @@ def ordered(schedule: str, ranks: int, per_rank: int, micro_batches: int) -> lis
     stand_ins: list[Any] = [_StageStandIn(ranks, stages) for _ in range(per_rank)]
     order: Any
     if schedule == "1f1b" and per_rank == 1:
+        # with fewer micro-batches than ranks 1F1B is all warm-up, which is GPipe, and torch's own refuses
+        schedule = "1f1b" if micro_batches >= ranks else "gpipe"
+    if schedule == "1f1b" and per_rank == 1:
         order = _one_f_one_b(stand_ins[0], ranks, micro_batches)
-    elif schedule == "gpipe":  # GPipe with several stages on a rank is breadth-first; with one it is GPipe
+    elif schedule == "gpipe":  # with several stages on a rank it is breadth-first; with one it is GPipe
         order = ScheduleLoopedBFS(stand_ins, micro_batches).pipeline_order
     elif schedule == "zero_bubble":
         order = ScheduleInterleavedZeroBubble(stand_ins, micro_batches).pipeline_order
@@ -72,8 +75,6 @@ def ordered(schedule: str, ranks: int, per_rank: int, micro_batches: int) -> lis
 
 def _one_f_one_b(stand_in: Any, ranks: int, micro_batches: int) -> dict[int, list[Any]]:
     """As torch orders it; in torch 2.13 the last rank's forwards are numbered from 1, so they are numbered anew."""
-    if micro_batches < ranks:
-        raise ValueError(f"1f1b needs at least as many micro-batches as stages ({ranks}), got {micro_batches}")
     theirs: Any = Schedule1F1B(stand_in, micro_batches)._get_pipeline_order()
     order: dict[int, list[Any]] = {}
     for rank in range(ranks):
