@@ -104,3 +104,4 @@ def test_a_plan_that_does_not_fit_the_ranks_is_refused_before_they_start(tmp_pat
         parse(["-n", "2", "--plan", "plan.toml", "s.py"])
     with pytest.raises(ArgumentError, match="cannot read plan 'none.toml'"):
         parse(["-n", "2", "--plan", "none.toml", "s.py"])
+    assert parse(["-n", "2", "--plan", "auto", "s.py"]).environment["HOCKET_PLAN"] == "auto"

@@ -60,8 +60,20 @@ def test_a_plan_that_does_not_fit_is_refused_with_the_remedy() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(PlanError, match="say 1, or -1 for the rest of the world"):
         hocket.Trainer(model, loss_fn, optimizer, Plan(data_parallel_degree=2))
-    with pytest.raises(PlanError, match="needs a planner"):
-        hocket.Trainer(model, loss_fn, optimizer, "auto")
+    assert hocket.Trainer(model, loss_fn, optimizer, "auto").plan == Plan(data_parallel_degree=1)
+
+
+def test_a_plan_found_by_measurement_trains_as_one_process_and_says_why() -> None:
+    found = run_ranks(trainer_programs.train_by_measurement, 2, timeout_s=110)
+    losses, _, _ = one_process("mlp", "adam", Plan())
+    for each, plan, refused in found:
+        assert each == pytest.approx(losses, rel=1e-12)
+        assert plan == found[0][1]
+        assert plan["data_parallel_degree"] == 2
+        assert plan["predicted"]["step_s"] > 0
+        assert plan["reasons"]
+        assert "pass Trainer(..., sample=inputs)" in refused[0]
+        assert "the sample has 1 of the global batch's samples, and there are 2 workers" in refused[1]
 
 
 def test_an_optimizer_that_needs_whole_parameters_is_refused_where_they_are_divided() -> None:

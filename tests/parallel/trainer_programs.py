@@ -8,7 +8,7 @@ import torch
 from torch.utils.data import DataLoader
 
 import hocket
-from hocket.planner import Plan
+from hocket.planner import Plan, PlanError
 
 from . import programs
 
@@ -29,6 +29,23 @@ def train(name: str, optimizer_name: str, plan: Plan, dtype: torch.dtype = torch
 
 def train_all(cases: list[tuple[str, str, Plan]]) -> list[Any]:
     return [train(*case) for case in cases]
+
+
+def train_by_measurement() -> Any:
+    """The losses of a run by a plan that was measured, the plan, and what is said where there is too little."""
+    model, data, loss_fn = programs.setting("mlp", torch.float64)
+    optimizer = programs.OPTIMIZERS["adam"](model.parameters())
+    inputs = data.tensors[0]
+    refused = []
+    for sample in (None, inputs[:1]):
+        try:
+            hocket.Trainer(model, loss_fn, optimizer, "auto", sample=sample)
+        except PlanError as error:
+            refused.append(str(error))
+    trainer = hocket.Trainer(model, loss_fn, optimizer, "auto", sample=inputs[: programs.BATCH])
+    loader = DataLoader(data, batch_size=programs.BATCH, shuffle=True)
+    losses = [float(trainer.step(batch)) for _ in range(programs.EPOCHS) for batch in trainer.batches(loader)]
+    return losses, trainer.plan.to_json(), refused
 
 
 def part_of_a_run(plan: Plan, load: str = "", save: str = "", until: int = 11) -> list[float]:

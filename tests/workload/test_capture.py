@@ -17,7 +17,7 @@ class Mixed(nn.Module):
         self.scale = nn.Parameter(torch.ones(8))
         self.first = nn.Linear(8, 8)
         self.body = nn.Sequential(nn.Linear(8, 16), nn.ReLU(inplace=True), nn.Linear(16, 8))
-        self.norm = nn.BatchNorm1d(8)
+        self.norm = nn.Sequential(nn.BatchNorm1d(8), nn.Dropout(0.1))
         self.last = nn.Linear(8, 4)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -62,7 +62,7 @@ def test_every_layer_is_timed_both_ways(captured: Workload) -> None:
 
 def test_a_cut_inside_a_skip_carries_the_skipped_tensor_too() -> None:
     found = {layer.name: layer for layer in capture(Mixed(), torch.rand(4, 8), device="meta").layers}
-    assert list(found) == ["first", "body.0", "body.1", "body.2", "norm", "last"]
+    assert list(found) == ["first", "body.0", "body.1", "body.2", "norm.0", "norm.1", "last"]
     one = 4 * 8 * 4
     assert found["first"].output_bytes == one
     assert found["body.0"].output_bytes == one + 4 * 16 * 4
@@ -93,7 +93,9 @@ def test_capturing_leaves_the_model_as_it_was() -> None:
     model(torch.rand(4, 8)).sum().backward()
     before = {key: value.clone() for key, value in model.state_dict().items()}
     gradients = [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
-    capture(model, torch.rand(4, 8))
+    state = torch.get_rng_state()
+    capture(model, torch.ones(4, 8))
+    assert torch.equal(torch.get_rng_state(), state)
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
     after = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
     assert all(torch.equal(a, b) for a, b in zip(gradients, after, strict=True))

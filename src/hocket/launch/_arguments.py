@@ -109,7 +109,8 @@ def parser() -> argparse.ArgumentParser:
     group.add_argument(
         "--plan",
         metavar="FILE",
-        help="train by the plan in this TOML file: hocket.Trainer and hocket.distribute take it up by themselves",
+        help="train by the plan in this TOML file: hocket.Trainer and hocket.distribute take it up by themselves; "
+        '"auto": hocket.Trainer measures, and takes what the planner finds',
     )
     group.add_argument("--dry-run", action="store_true", help="show what would be launched, and launch nothing")
     group.add_argument(
@@ -208,6 +209,8 @@ def _plan(path: str | None, nproc: int, nnodes: str) -> dict[str, str]:
         return {}
     from hocket.planner import PLAN_VARIABLE, Plan, PlanError
 
+    if path == "auto":
+        return {PLAN_VARIABLE: "auto"}
     try:
         plan = Plan.from_toml(Path(path))
         fewest, _, most = nnodes.partition(":")

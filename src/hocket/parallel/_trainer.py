@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -9,9 +10,10 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 
-from hocket.planner import Plan, PlanError, PlanFinding
+from hocket.planner import PLAN_VARIABLE, Plan
 
 from . import _checkpoint, _world
+from ._auto import auto_plan
 from ._clip import clip
 from ._compose import Composition, compose
 from ._loader import DistributedLoader
@@ -34,9 +36,10 @@ class Trainer:
         optimizer: a torch optimizer of the model's parameters. It keeps its identity, settings and groups; where the
             plan divides parameters among ranks, the groups hold this rank's parts.
         plan: how to train: a `Plan`, or the path of one; None for the one that `hocket run --plan` has given, or plain
-            data parallelism over all ranks.
+            data parallelism over all ranks. "auto" measures the model and the network, and takes the plan that is
+            predicted to be the fastest of those that fit (`hocket.planner.search`).
         sample: inputs of the model (a tuple, or one tensor), by which plans with tensor or pipeline parallelism trace
-            and check it.
+            and check it; for "auto" those of a global batch.
         loss_reduction: whether the loss is a "mean" over the samples of the batch or a "sum".
 
     Raises:
@@ -63,8 +66,9 @@ class Trainer:
     ) -> None:
         if loss_reduction not in ("mean", "sum"):
             raise ValueError(f'loss_reduction must be "mean" or "sum", not {loss_reduction!r}')
-        chosen = read_plan(plan)
         world = _world.join()
+        automatic = plan == "auto" or (plan is None and os.environ.get(PLAN_VARIABLE) == "auto")
+        chosen = auto_plan(model, optimizer, sample, world) if automatic else read_plan(plan)
         self.plan = chosen.resolve(world.size)
         self.optimizer = optimizer
         self.steps = 0
@@ -226,11 +230,6 @@ def read_plan(plan: Plan | str | Path | None) -> Plan:
     """
     if isinstance(plan, Plan):
         return plan
-    if plan == "auto":
-        remedy = "give a Plan, or the path of one"
-        raise PlanError(
-            "no plan was found:", [PlanFinding("plan", '"auto" needs a planner, which is not here', remedy)]
-        )
     if plan is not None:
         return Plan.from_toml(Path(plan))
     return Plan.from_environment() or Plan()

@@ -27,6 +27,8 @@ class Constants:
         kernel_s: What launching a kernel adds to its time.
         inside_share: Of the links inside a host, what a collective reaches.
         network_share: Of the links between hosts, what a collective reaches.
+        gather_share: Of what an all-reduce reaches of the links, what reduce-scatters and all-gathers of sharded values
+            do, whose layouts are copied on the way.
         collective_s: What starting a collective costs, besides the latencies of its steps.
         jitter: Standard deviation of the time that one rank's computation of a step takes, as a part of it. All wait
             for the slowest, whose expected time grows with their number.
@@ -39,13 +41,14 @@ class Constants:
     kernel_s: float = 4e-6
     inside_share: float = 0.78
     network_share: float = 1.0
+    gather_share: float = 1.0
     collective_s: float = 10e-6
     jitter: float = 0.0
     overlap: bool = True
     in_network: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("matmul_share", "memory_share", "inside_share", "network_share"):
+        for name in ("matmul_share", "memory_share", "inside_share", "network_share", "gather_share"):
             if not 0 < getattr(self, name) <= 1:
                 raise PlanError(f"constant {name}: {getattr(self, name)} is no share; give more than 0 and at most 1")
         for name in ("kernel_s", "collective_s", "jitter"):

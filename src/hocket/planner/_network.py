@@ -145,6 +145,8 @@ class Network:
         if size <= 1 or nbytes <= 0:
             return NOTHING
         inside, between, local, hosts = self.wires(size, stride, constants)
+        if kind in ("all_gather", "reduce_scatter"):
+            inside, between = inside * constants.gather_share, between * constants.gather_share
         best = Cost(float("inf"))
         for name, steps, steps_in, wire, wire_in in _forms(kind, size, local):
             if hosts == 1:

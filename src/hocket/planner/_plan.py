@@ -188,13 +188,13 @@ class Plan:
 
     @classmethod
     def from_environment(cls) -> Plan | None:
-        """The plan that `hocket run --plan` has given; None where it has not.
+        """The plan that `hocket run --plan` has given; None where it has not, or has said "auto".
 
         Raises:
             PlanError: the variable holds no plan.
         """
         given = os.environ.get(PLAN_VARIABLE, "")
-        if not given:
+        if given in ("", "auto"):
             return None
         return cls.from_json(json.loads(given)) if given.startswith("{") else cls.from_toml(Path(given))
 

@@ -70,11 +70,12 @@ def capture(
     try:
         here.train()
         here.zero_grad(set_to_none=True)  # a backward pass would add to the user's own
-        trace = trace_of(here, units, batch, run)
         timing, optimizer_s = None, 0.0
-        if place.type != "meta":
-            timing = time_of(here, units, batch, run, repeats)
-            optimizer_s = optimizer_time(here, optimizer)
+        with torch.random.fork_rng():  # dropout draws numbers that the user's training must not miss
+            trace = trace_of(here, units, batch, run)
+            if place.type != "meta":
+                timing = time_of(here, units, batch, run, repeats)
+                optimizer_s = optimizer_time(here, optimizer)
     finally:
         for parameter, gradient in kept:
             parameter.grad = gradient
