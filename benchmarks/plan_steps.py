@@ -46,7 +46,11 @@ def adam(model: nn.Module) -> torch.optim.Optimizer:
 def by_plan(model: nn.Module, plan: Plan, sample: torch.Tensor) -> Step:
     """A step by Hocket; a rank takes its part of the batch by itself."""
     trainer = hocket.Trainer(model, nn.functional.mse_loss, adam(model), plan, sample=sample)
-    return lambda x, y: float(trainer.step((x, y))) and None
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> None:
+        trainer.step((x, y)).item()
+
+    return step
 
 
 def by_loop(model: nn.Module, optimizer: Any, rank: int, size: int) -> Step:
@@ -146,9 +150,8 @@ def report(times: dict[str, list[float]]) -> str:
         ours, theirs = times[name], times[peer]
         low, _, high = statistics.quantiles([a / b for a, b in zip(ours, theirs, strict=True)], n=4)
         median, other = statistics.median(ours), statistics.median(theirs)
-        lines.append(
-            f"| {name} | {1e3 * median:.1f} | {peer} | {1e3 * other:.1f} | {median / other:.2f} | {low:.2f} - {high:.2f} |"
-        )
+        cells = [name, f"{1e3 * median:.1f}", peer, f"{1e3 * other:.1f}", f"{median / other:.2f}"]
+        lines.append(f"| {' | '.join(cells)} | {low:.2f} - {high:.2f} |")
     return "\n".join(lines)
 
 

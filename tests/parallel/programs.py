@@ -52,6 +52,24 @@ def words() -> tuple[nn.Module, TensorDataset, Callable[..., torch.Tensor]]:
     return Words(), data, F.cross_entropy
 
 
+class Tables(nn.Module):
+    """Tables of embeddings below a small network; the first weight is one of the network's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(12, 3)
+        self.words = nn.Embedding(37, 8)
+        self.bag = nn.EmbeddingBag(11, 4, mode="sum")
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        return self.out(torch.cat([self.words(words).mean(1), self.bag(words % 11)], 1))
+
+
+def tables() -> tuple[nn.Module, TensorDataset, Callable[..., torch.Tensor]]:
+    data = TensorDataset(torch.randint(0, 37, (SAMPLES, 5)), torch.randint(0, 3, (SAMPLES,)))
+    return Tables(), data, F.cross_entropy
+
+
 MODELS = {"mlp": mlp, "conv": conv, "words": words}
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, weight_decay=1e-3),
@@ -59,9 +77,12 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 }
 
 
+OTHERS = {"tables": tables}
+
+
 def setting(name: str, dtype: torch.dtype) -> tuple[nn.Module, TensorDataset, Callable[..., torch.Tensor]]:
     torch.manual_seed(7)
-    model, data, loss_fn = MODELS[name]()
+    model, data, loss_fn = {**MODELS, **OTHERS}[name]()
     tensors = [t.to(dtype) if t.is_floating_point() else t for t in data.tensors]
     return model.to(dtype), TensorDataset(*tensors), loss_fn
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -33,6 +34,25 @@ def test_a_run_goes_on_under_any_other_plan_and_world(tmp_path: Path) -> None:
     alone = [part_of_a_run(Plan(), paths[s]) for s in SHARDS]
     for losses in (*second[0], *second[3], *alone):
         assert losses == pytest.approx(whole[7:], rel=1e-12)
+
+
+def test_divided_tensors_layers_and_tables_go_on_where_they_were_not_divided_and_back(tmp_path: Path) -> None:
+    # Saved under one plan, loaded under the next: on two ranks, then on four, then on one.
+    tensor, pipeline = Plan(tensor_parallel_degree=2), Plan(pipeline_parallel_degree=2, micro_batches=2)
+    tables = Plan(embeddings="row", shard="gradients")
+    first: list[tuple[str, Plan]] = [("conv", tensor), ("conv", pipeline), ("tables", tables)]
+    second = [pipeline, Plan(tensor_parallel_degree=2, shard="optimizer"), Plan(embeddings="table")]
+    whole = {name: part_of_a_run(Plan(), name=name) for name in ("conv", "tables")}
+    paths = [(str(tmp_path / f"{i}a"), str(tmp_path / f"{i}b")) for i in range(3)]
+    cases: list[tuple[Any, ...]] = [(plan, "", paths[i][0], 5, name) for i, (name, plan) in enumerate(first)]
+    for i, losses in enumerate(run_ranks(parts_of_runs, 2, cases, timeout_s=110)[1]):
+        assert losses == pytest.approx(whole[first[i][0]][:5], rel=1e-12), first[i]
+    cases = [(plan, *paths[i], 9, first[i][0]) for i, plan in enumerate(second)]
+    for i, losses in enumerate(run_ranks(parts_of_runs, 4, cases, timeout_s=110)[2]):
+        assert losses == pytest.approx(whole[first[i][0]][5:9], rel=1e-12), (first[i], second[i])
+    for i, (name, plan) in enumerate(first):
+        losses = part_of_a_run(Plan(), paths[i][1], name=name)
+        assert losses == pytest.approx(whole[name][9:], rel=1e-12), (plan, second[i])
 
 
 def test_a_checkpoint_of_another_model_is_refused_by_name(tmp_path: Path) -> None:

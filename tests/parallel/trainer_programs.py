@@ -48,12 +48,12 @@ def train_by_measurement() -> Any:
     return losses, trainer.plan.to_json(), refused
 
 
-def part_of_a_run(plan: Plan, load: str = "", save: str = "", until: int = 11) -> list[float]:
+def part_of_a_run(plan: Plan, load: str = "", save: str = "", until: int = 11, name: str = "conv") -> list[float]:
     """The losses of a run that may go on from the checkpoint `load`, and may end with the checkpoint `save`.
 
     With a frozen parameter, two groups of parameters and a schedule; steps are counted over epochs of three batches.
     """
-    model, data, loss_fn = programs.setting("conv", torch.float64)
+    model, data, loss_fn = programs.setting(name, torch.float64)
     next(model.parameters()).requires_grad_(False)
     if load:  # what is loaded must not depend on what was there
         with torch.no_grad():
@@ -81,5 +81,5 @@ def part_of_a_run(plan: Plan, load: str = "", save: str = "", until: int = 11) -
     return losses
 
 
-def parts_of_runs(cases: list[tuple[Plan, str, str, int]]) -> list[list[float]]:
+def parts_of_runs(cases: list[tuple[Any, ...]]) -> list[list[float]]:
     return [part_of_a_run(*case) for case in cases]
