@@ -14,12 +14,14 @@ runs.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -106,8 +108,6 @@ def captured(name: str, world: int) -> Workload:
     seconds = torch.tensor([found.forward_s, found.backward_s])
     mine = seconds.clone()
     dist.all_reduce(seconds)
-    import dataclasses
-
     scale = (seconds / world / mine).tolist()
     layers = tuple(
         dataclasses.replace(one, forward_s=one.forward_s * scale[0], backward_s=one.backward_s * scale[1])
@@ -116,23 +116,35 @@ def captured(name: str, world: int) -> Workload:
     return dataclasses.replace(found, layers=layers)
 
 
-def network(world: int, memory_nbytes: int) -> Network:
-    """What two all-reduces say: T = 2 (n - 1) alpha + 2 (n - 1)/n S beta, as of a ring."""
-    took = []
-    for nbytes in SIZES:
-        data, each = torch.ones(nbytes // 4), []
-        for _ in range(12):
-            dist.barrier()
-            begin = time.perf_counter()
-            dist.all_reduce(data)
-            each.append(time.perf_counter() - begin)
-            data.fill_(1.0)
-        took.append(statistics.median(each[2:]))
-    slope = (took[1] - took[0]) / (SIZES[1] - SIZES[0])
+def network(world: int) -> tuple[Network, Constants]:
+    """What all-reduces of two sizes and an all-gather say: T = 2 (n - 1) alpha + 2 (n - 1)/n S beta, as of a ring."""
+    small, large = (timed(nbytes, dist.all_reduce) for nbytes in SIZES)
+    slope = (large - small) / (SIZES[1] - SIZES[0])
     rate = 2 * (world - 1) / world / slope
-    latency = max(1e-6, (took[0] - SIZES[0] * slope) / (2 * (world - 1)))
-    # Every rank is a host of its own here: one level is all that two sizes can tell.
-    return Network("measured", world, 1, rate, latency, rate, rate, latency, 0.0, 0.0, memory_nbytes, 0.0)
+    latency = max(1e-6, (small - SIZES[0] * slope) / (2 * (world - 1)))
+
+    def gather(data: Tensor) -> None:
+        part = data[: len(data) // world].clone()
+        dist.all_gather_into_tensor(data[: len(part) * world], part)
+
+    wire = (world - 1) * latency + (world - 1) / world * SIZES[1] / rate
+    share = max(0.01, min(1.0, wire / timed(SIZES[1], gather)))
+    # Every rank is a host of its own here: one level is all that these sizes can tell.
+    made = Network("measured", world, 1, rate, latency, rate, rate, latency, 0.0, 0.0, 0, 0.0)
+    return made, dataclasses.replace(CONSTANTS, gather_share=share)
+
+
+def timed(nbytes: int, work: Callable[[Tensor], Any]) -> float:
+    """The median of some rounds, the same on every rank."""
+    data, each = torch.zeros(nbytes // 4), []
+    for _ in range(12):
+        dist.barrier()
+        begin = time.perf_counter()
+        work(data)
+        each.append(time.perf_counter() - begin)
+    found = torch.tensor(statistics.median(each[2:]))
+    dist.broadcast(found, 0)
+    return float(found)
 
 
 def measured(name: str, plan: Plan, steps: int) -> float:
@@ -154,14 +166,16 @@ def measured(name: str, plan: Plan, steps: int) -> float:
     return float(slowest.median())
 
 
-def rank_main(name: str, steps: int, out: Path) -> None:
+def rank_main(name: str, steps: int, out: Path, again: bool) -> None:
     """Everything of one model in one world; rank 0 writes it down."""
     dist.init_process_group("hocket")
     rank, world = dist.get_rank(), dist.get_world_size()
     given: list[Any] = [None]
-    workload, where = captured(name, world), network(world, 0)
+    workload = captured(name, world)
+    where, constants = network(world)
     if rank == 0:
-        plans = admissible_plans(workload, where, workers=world, batch=BATCH)
+        fixed = {} if again else {"recompute": False}
+        plans = admissible_plans(workload, where, workers=world, batch=BATCH, fixed=fixed)
         given = [[plan.to_json() for plan in plans]]
     dist.broadcast_object_list(given)
     rows = []
@@ -172,7 +186,7 @@ def rank_main(name: str, steps: int, out: Path) -> None:
         except (PlanError, NotImplementedError, ValueError) as error:  # the same on every rank
             rows.append({"plan": document, "refused": str(error)})
             continue
-        found = predict(plan, workload, where, workers=world, batch=BATCH, constants=CONSTANTS)
+        found = predict(plan, workload, where, workers=world, batch=BATCH, constants=constants)
         parts = dict(found.parts.rows())
         rows.append({"plan": document, "measured_s": seconds, "predicted_s": found.step_s, "parts": parts})
     if rank == 0:
@@ -209,11 +223,12 @@ def main() -> None:
     parser.add_argument("--models", default=",".join(models()))
     parser.add_argument("--fabric", default="")
     parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--recompute", action="store_true", help="plans that compute again, too")
     parser.add_argument("--out", type=Path, help="a folder for what was measured, as JSON")
     parser.add_argument("--rank", nargs=2, metavar=("MODEL", "FILE"), help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.rank:
-        rank_main(given.rank[0], given.steps, Path(given.rank[1]))
+        rank_main(given.rank[0], given.steps, Path(given.rank[1]), given.recompute)
         return
     print(
         "| model | ranks | plans | refused | planner's pick | behind the best | best measured | median error | worst |"
@@ -227,7 +242,15 @@ def main() -> None:
             file = folder / f"{name.replace(' ', '-')}-{world}.json"
             words = [sys.executable, "-m", "hocket", "run", "-n", str(world), "--timeout", "1800"]
             words += ["--fabric", given.fabric] if given.fabric else []
-            words += [__file__, "--steps", str(given.steps), "--rank", name, str(file)]
+            words += [
+                __file__,
+                *(["--recompute"] if given.recompute else []),
+                "--steps",
+                str(given.steps),
+                "--rank",
+                name,
+                str(file),
+            ]
             subprocess.run(words, check=True, stdout=sys.stderr)
             one = judged(json.loads(file.read_text()))
             found.append(one)

@@ -122,6 +122,14 @@ def test_a_script_s_model_is_measured_and_planned(capsys: Captured, tmp_path: Pa
     assert "must return (model, sample)" in capsys.readouterr().err
 
 
+def test_a_bundled_workload_is_captured_without_being_run(capsys: Captured, tmp_path: Path) -> None:
+    text = tmp_path / "model.workload"
+    words = ["plan", "language_model", "-n", "4", "--cluster", "closet", "--batch", "16", "--workload-out", str(text)]
+    assert run_json(capsys, *words)["workload"] == "language_model"
+    assert "captured on the meta device" in text.read_text()
+    assert "forward_s" not in text.read_text()
+
+
 def test_what_does_not_fit_is_judged_so(capsys: Captured, tmp_path: Path) -> None:
     file = tmp_path / "plan.toml"
     file.write_text("data_parallel_degree = 8\n")

@@ -46,6 +46,8 @@ def everything(workload: Workload, where: Network, workers: int, batch: int, lim
         if not each:
             continue
         for parts, shard, how, stages in itertools.product(range(1, each + 1), shards, again, (1, 2, 3, 4)):
+            if p > 1 and parts < p:
+                continue
             if each % parts or (stages > 1 and (p == 1 or parts % p or p * stages > len(workload.layers))):
                 continue
             plan = Plan(

@@ -118,7 +118,7 @@ def _bundled(name: str, batch: int | None, device: str, optimizer: str) -> Workl
 
     from hocket.workloads import build, settings_from_options
 
-    made = build(settings_from_options(name, {}))
+    made = build(settings_from_options(name, {"workers": 1}))
     dataset: Any = made.dataset()
     sample = default_collate([dataset[index] for index in range(batch or 4)])
 

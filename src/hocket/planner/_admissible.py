@@ -145,8 +145,8 @@ def layouts(grid: Grid, layers: int) -> Iterator[Layout]:
             each = math.ceil(grid.batch / data)
             for stages in _stages(fixed, pipeline, layers):
                 for parts in _parts(fixed, pipeline, each):
-                    if stages > 1 and parts % pipeline:
-                        continue  # rounds of an interleaved schedule are whole
+                    if pipeline > 1 and (parts < pipeline or (stages > 1 and parts % pipeline)):
+                        continue  # 1F1B wants a micro-batch for every stage, and an interleaved schedule whole rounds
                     yield Layout(tensor, pipeline, data, stages, parts)
 
 

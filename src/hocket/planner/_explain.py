@@ -105,20 +105,20 @@ def with_reasons(found: Search) -> Plan:
     parts = best.parts
     predicted = {"step_s": best.step_s, "samples_per_s": best.throughput, "memory_bytes": best.memory.total}
     predicted |= {f"{name}_s": seconds for name, seconds in parts.rows() if seconds}
-    limit = shown_bytes(found.memory_limit) if found.memory_limit else "no limit"
+    within = f" of those that fit in {shown_bytes(found.memory_limit)}" if found.memory_limit else ""
     reasons = {"data_parallel_degree": "what tensors and stages leave of the workers"}
     if plan.tensor_parallel_degree > 1:
         reasons["tensor_parallel_degree"] = (
-            f"the fastest of those that fit in {limit}; its exchanges take {parts.tensor / best.step_s:.0%} of the step"
+            f"the fastest{within}; its exchanges take {parts.tensor / best.step_s:.0%} of the step"
         )
     if plan.pipeline_parallel_degree > 1:
         reasons["pipeline_parallel_degree"] = (
             f"divides the layers with little traffic; {parts.bubble / best.step_s:.0%} of the step is spent waiting"
         )
     if plan.shard != "none":
-        reasons["shard"] = f"of all stages that fit in {limit} the one with the shortest step"
+        reasons["shard"] = f"the stage with the shortest step{within}"
     if plan.recompute:
-        reasons["recompute"] = f"without it the activations do not fit in {limit}, or larger batches would not"
+        reasons["recompute"] = "without it the activations do not fit, or only smaller micro-batches do"
     if plan.bucket_bytes:
         reasons["bucket_bytes"] = f"leaves least exposed: {_s(parts.gradients)} of {_s(best.gradient_cost.seconds)}"
     if len(found.ranked) > 1:
