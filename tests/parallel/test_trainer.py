@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 from typing import Any
 
 import pytest
@@ -55,6 +56,25 @@ def test_accumulation_and_recomputation_change_nothing_but_memory() -> None:
     check(run_ranks(trainer_programs.train_all, 4, wanted, timeout_s=110), wanted)
 
 
+def in_bfloat16(plans: list[Plan]) -> list[Any]:
+    return [trainer_programs.train("mlp", "adam", plan, torch.float32) for plan in plans]
+
+
+def test_bfloat16_loses_what_one_process_loses_in_bfloat16() -> None:
+    plain, exact = (in_bfloat16([Plan(precision=p)])[0][0] for p in ("bfloat16", "float32"))  # type: ignore[arg-type]
+    assert plain != exact
+    assert plain == pytest.approx(exact, rel=2e-2)
+    plans = [
+        Plan(precision="bfloat16", shard="gradients"),
+        Plan(precision="bfloat16", shard="parameters", recompute=True),
+        Plan(precision="bfloat16", pipeline_parallel_degree=2, micro_batches=2),
+        Plan(precision="bfloat16", tensor_parallel_degree=2),
+    ]
+    for rank in run_ranks(in_bfloat16, 2, plans, timeout_s=110):
+        for plan, (losses, _, _) in zip(plans, rank, strict=True):
+            assert losses == pytest.approx(plain, rel=1e-2), plan
+
+
 def test_a_plan_that_does_not_fit_is_refused_with_the_remedy() -> None:
     model, _, loss_fn = programs.setting("mlp", torch.float32)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -81,3 +101,21 @@ def test_an_optimizer_that_needs_whole_parameters_is_refused_where_they_are_divi
     optimizer = torch.optim.LBFGS(model.parameters())
     with pytest.raises(ValueError, match="LBFGS is not known to work so. Use one of ASGD, Adadelta"):
         hocket.Trainer(model, loss_fn, optimizer, Plan(shard="optimizer"))
+
+
+def test_the_launcher_s_plan_is_taken_up_or_refused_by_a_loop_of_one_s_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, _, loss_fn = programs.setting("mlp", torch.float32)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    monkeypatch.setenv("HOCKET_PLAN", json.dumps(Plan(shard="gradients", clip_norm=2.0).to_json()))
+    assert hocket.Trainer(model, loss_fn, optimizer).plan.clip_norm == 2.0
+    with pytest.raises(PlanError, match="shard: a loop of the program's own is for plain data parallelism"):
+        hocket.distribute(model, optimizer)
+
+
+def test_batches_and_losses_of_a_wrong_kind_are_named() -> None:
+    model, data, _ = programs.setting("mlp", torch.float32)
+    trainer = hocket.Trainer(model, lambda output, _: output, torch.optim.SGD(model.parameters(), lr=0.1))
+    with pytest.raises(TypeError, match="a scalar tensor, not one of shape .4, 3."):
+        trainer.step(tuple(t[:4] for t in data.tensors))
+    with pytest.raises(TypeError, match="a batch is a tuple or list of the model's inputs and then the target, not Te"):
+        trainer.step(data.tensors[0])
