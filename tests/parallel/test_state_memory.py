@@ -57,7 +57,7 @@ def test_bytes_of_state_are_those_of_the_formulas() -> None:
 
 
 def limited(plan: Plan, spare_nbytes: int) -> list[float] | str:
-    """The losses of a model of 96 MiB, in a process that can allocate `spare_nbytes` more than it has."""
+    """The losses of a model of 64 MiB, in a process that can allocate `spare_nbytes` more than it has."""
     torch.manual_seed(0)
     if spare_nbytes:
         lines = Path("/proc/self/status").read_text().splitlines()
@@ -65,18 +65,18 @@ def limited(plan: Plan, spare_nbytes: int) -> list[float] | str:
         limit = used_kib * 1024 + spare_nbytes
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
     try:
-        model = nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(24)))
+        model = nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(16)))
         optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
         trainer = hocket.Trainer(model, nn.functional.mse_loss, optimizer, plan)
         x = torch.randn(4, 1024)
-        return [float(trainer.step((x, -x))) for _ in range(3)]
+        return [float(trainer.step((x, -x))) for _ in range(2)]
     except (RuntimeError, MemoryError) as error:
         return str(error)
 
 
 def test_a_model_whose_state_is_beyond_the_limit_of_a_process_trains_on_four() -> None:
-    # 16 bytes a parameter are 384 MiB, and Adam needs 96 MiB more for a moment.
-    spare = 384 * MIB
+    # 16 bytes a parameter are 256 MiB, and Adam needs 64 MiB more for a moment.
+    spare = 256 * MIB
     (alone,) = run_ranks(limited, 1, Plan(), spare)
     assert isinstance(alone, str)
     assert "allocate" in alone
