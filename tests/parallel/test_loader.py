@@ -56,7 +56,7 @@ class Alike(World):
 
 def as_rank(kind: type[Any], loader: Any, rank: int, world: int) -> Any:
     made = kind(loader)
-    made.world = Alike(rank, world, None)
+    made.world = made._among = Alike(rank, world, None)
     return made
 
 
