@@ -20,6 +20,7 @@ def numbers(text: str) -> list[float]:
     return [float(number) for number in re.findall(r"(?:loss |^)([\d.]+)(?: of 397 right)?$", text, re.MULTILINE)]
 
 
+@pytest.mark.long
 def test_distribute_gives_the_same_numbers_on_one_worker_and_on_two() -> None:
     script = str(EXAMPLES / "distribute.py")
     alone = output(sys.executable, script)

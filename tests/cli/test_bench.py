@@ -47,6 +47,7 @@ def test_bad_input_is_one_error_and_exit_code_2(arguments, text):
     assert text in result.output
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("collective", COLLECTIVES)
 def test_every_collective_is_measured_beside_gloo(collective, tmp_path):
     out, markdown = tmp_path / "out.json", tmp_path / "results.md"

@@ -57,7 +57,7 @@ def _check(*arguments):
     return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
 
 
-@pytest.mark.parametrize(("n", "flags"), [(3, ["--sum"]), (4, ["--adam"])])
+@pytest.mark.parametrize(("n", "flags"), [(3, ["--sum"]), pytest.param(4, ["--adam"], marks=pytest.mark.long)])
 def test_a_data_set_that_does_not_divide_learns_the_same(script, n, flags):
     result = _check(script, "-n", n, "--steps", 18, "--json", "--", *flags)
     assert result.returncode == 0, result.stdout + result.stderr
@@ -68,6 +68,7 @@ def test_a_data_set_that_does_not_divide_learns_the_same(script, n, flags):
     assert found["one"][-1] < found["one"][0]
 
 
+@pytest.mark.long
 def test_dropout_is_found_and_named(script):
     result = _check(script, "-n", 2, "--", "--dropout", "0.5", "--epochs", "1")
     assert result.returncode == 1
@@ -75,6 +76,7 @@ def test_dropout_is_found_and_named(script):
     assert "The model drops values at random ('2')" in result.stdout
 
 
+@pytest.mark.long
 def test_a_script_without_distribute_is_told_so(script):
     result = _check(script, "-n", 2, "--", "--no-hocket", "--epochs", "1")
     assert result.returncode == 1
@@ -84,6 +86,7 @@ def test_a_script_without_distribute_is_told_so(script):
     assert "made no call to hocket.distribute" in result.stdout
 
 
+@pytest.mark.long
 def test_a_failing_script_shows_its_traceback(script):
     result = _check(script, "-n", 2, "--steps", 2, "--", "--broken")
     assert result.returncode == 2
@@ -121,6 +124,7 @@ for x in loader:
 """
 
 
+@pytest.mark.long
 def test_a_run_does_not_find_what_the_other_wrote(tmp_path):
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "numbers.txt").write_text("\n".join(map(str, range(8))))

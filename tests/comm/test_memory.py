@@ -42,6 +42,7 @@ def test_freed_memory_is_used_again():
     assert comm.empty(1000).data_ptr() == address
 
 
+@pytest.mark.long
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.one_of(st.integers(1, 5000), st.integers(-5, -1)), min_size=1, max_size=60))
 def test_live_allocations_never_overlap_and_all_memory_comes_back(steps):

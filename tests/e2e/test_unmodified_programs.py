@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.long
+
 PROGRAMS = Path(__file__).parents[2] / "examples" / "torch"
 # Gloo adds the ranks' parts in another order than hocket (that of ranks) only where there are more than two.
 RANKS = {"ddp": 2, "fsdp2": 2, "tensor_parallel": 2, "pipeline": 2, "dcp_checkpoint": 2, "device_mesh": 4}

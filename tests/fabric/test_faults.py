@@ -4,6 +4,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.long
+
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "fabric_faults.py"
 KINDS = ("kill_leaf", "stall_aggregator", "flap_link", "garbage_client", "deaf_client", "kill_host")
 

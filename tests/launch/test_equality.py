@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.long
+
 # What a program can see of how it was started, less what the process numbers and the launchers' variables are.
 LOOK = """
 import sys

@@ -285,6 +285,7 @@ def output_of(command: list[str], **env: str) -> list[str]:
     return [line.rpartition("] ")[2] for line in done.stdout.splitlines()]
 
 
+@pytest.mark.long
 def test_one_script_runs_alone_under_hocket_and_under_torchrun(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
