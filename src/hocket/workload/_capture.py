@@ -49,7 +49,7 @@ def capture(
         name: Of the workload; the class of the model if not given.
         device: Where to run: "meta" to run nothing; the model's own if not given.
         optimizer: "sgd", "momentum" or "adam": how much state it has per parameter.
-        repeats: Timed steps, of which the medians are taken; after one that warms up.
+        repeats: Timed steps at the least, of which the medians are taken; up to four times as many if they are short.
         tensor: By name of a layer, among how many workers it can be divided; others are not divided.
         unit: What a sample is called.
 
@@ -139,7 +139,7 @@ def _layers(
                 (work,),
                 forward_s=timing.forward_s[index] if timing else 0.0,
                 backward_s=timing.backward_s[index] if timing else 0.0,
-                fixed_share=round(timing.fixed_share, 6) if timing else 0.0,
+                fixed_share=round(timing.fixed_share[index], 6) if timing else 0.0,
                 tensor_limit=limit,
                 reductions=1 if limit > 1 else 0,
                 reduced_bytes=float(crossing) if limit > 1 else 0.0,

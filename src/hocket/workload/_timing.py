@@ -1,4 +1,4 @@
-"""How long each unit takes, forward and backward, by hooks; and how much of that half a batch takes too."""
+"""How long each unit takes, forward and backward, by hooks; and how much of that a small batch takes too."""
 
 from __future__ import annotations
 
@@ -17,30 +17,62 @@ from ._units import Loss, Unit, hooked, samples
 
 __all__ = ["Timing", "optimizer_time", "time_of"]
 
+_SMALLER = 8  # how many times the small batch is smaller, whose time says what does not shrink
+_ENOUGH_S = 0.5
+_OPTIMIZER_STEPS = 7
+
 
 @dataclass
 class Timing:
+    """Seconds of each unit, by its index, and the part of them that a small batch takes too."""
+
     forward_s: dict[int, float]
     backward_s: dict[int, float]
-    fixed_share: float
+    fixed_share: dict[int, float]
 
 
 def time_of(model: nn.Module, units: list[Unit], batch: Any, run: Loss, repeats: int) -> Timing:
-    """Medians over the repeats; and how much of the time half a batch takes too."""
-    _timed_step(model, units, batch, run)
-    rounds = [_timed_step(model, units, batch, run) for _ in range(max(1, repeats))]
-    forward = {i: median(one[0].get(i, 0.0) for one in rounds) for i in range(len(units))}
-    backward = {i: median(one[1].get(i, 0.0) for one in rounds) for i in range(len(units))}
-    whole, size = sum(forward.values()) + sum(backward.values()), samples(batch)
-    fixed = 0.0
-    if size >= 2 and whole:
-        half = tree_map(lambda one: one[: size // 2] if _counts(one, size) else one, batch)
-        halves = [_timed_step(model, units, half, run) for _ in range(max(1, repeats))]
-        part = median(sum(one[0].values()) + sum(one[1].values()) for one in halves)
-        # t = fixed + size x slope, of two sizes.
-        slope = (whole - part) / (size - size // 2)
-        fixed = min(1.0, max(0.0, 1 - slope * size / whole))
+    """Medians over the repeats, of more of them where steps are short; and how much of the time does not shrink.
+
+    Gradients are added to those that are there, as in training, where they lie in buckets.
+    """
+    for one in model.parameters():
+        if one.requires_grad:
+            one.grad = torch.zeros_like(one)
+    try:
+        forward, backward = _medians(model, units, batch, run, repeats)
+        size = samples(batch)
+        small = max(2, size // _SMALLER)  # batch norm wants two samples
+        fixed = dict.fromkeys(forward, 0.0)
+        if small < size:
+            part = tree_map(lambda one: one[:small] if _counts(one, size) else one, batch)
+            less = _medians(model, units, part, run, repeats)
+            fixed = {i: _fixed(forward[i] + backward[i], less[0][i] + less[1][i], small / size) for i in forward}
+    finally:
+        model.zero_grad(set_to_none=True)
     return Timing(forward, backward, fixed)
+
+
+def _medians(
+    model: nn.Module, units: list[Unit], batch: Any, run: Loss, repeats: int
+) -> tuple[dict[int, float], dict[int, float]]:
+    begun = time.perf_counter()
+    _timed_step(model, units, batch, run)  # warms up
+    rounds = [_timed_step(model, units, batch, run)]
+    enough = time.perf_counter() + min(_ENOUGH_S, 4 * repeats * (time.perf_counter() - begun))
+    while len(rounds) < repeats or (len(rounds) < 4 * repeats and time.perf_counter() < enough):
+        rounds.append(_timed_step(model, units, batch, run))
+    return (
+        {i: median(one[0].get(i, 0.0) for one in rounds) for i in range(len(units))},
+        {i: median(one[1].get(i, 0.0) for one in rounds) for i in range(len(units))},
+    )
+
+
+def _fixed(whole: float, part: float, share: float) -> float:
+    """Of t = fixed + batch x slope, known for a batch and for `share` of it, fixed / t of the batch."""
+    if not whole:
+        return 0.0
+    return min(1.0, max(0.0, (part / whole - share) / (1 - share)))
 
 
 def _timed_step(
@@ -74,7 +106,6 @@ def _timed_step(
         middle = now()
         result.backward()  # type: ignore[no-untyped-call]
         end = now()
-    model.zero_grad(set_to_none=True)
     forward: defaultdict[int, float] = defaultdict(float)
     backward: defaultdict[int, float] = defaultdict(float)
     if begun:
@@ -93,7 +124,7 @@ def _counts(one: Any, size: int) -> bool:
 
 
 def optimizer_time(model: nn.Module, optimizer: str) -> float:
-    """Seconds of a second step of torch's optimizer on copies of the parameters, with gradients of zeros."""
+    """Seconds of a step of torch's optimizer on copies of the parameters, with gradients of zeros."""
     copies = [nn.Parameter(one.detach().clone()) for one in model.parameters() if one.requires_grad]
     if not copies:
         return 0.0
@@ -105,10 +136,13 @@ def optimizer_time(model: nn.Module, optimizer: str) -> float:
     else:
         made = torch.optim.SGD(copies, lr=0.1, momentum=0.9 if optimizer == "momentum" else 0.0)
     made.step()  # the first one makes the state
-    if copies[0].is_cuda:
-        torch.cuda.synchronize()
-    start = time.perf_counter()
-    made.step()
-    if copies[0].is_cuda:
-        torch.cuda.synchronize()
-    return time.perf_counter() - start
+    rounds = []
+    for _ in range(_OPTIMIZER_STEPS):
+        if copies[0].is_cuda:
+            torch.cuda.synchronize()
+        start = time.perf_counter()
+        made.step()
+        if copies[0].is_cuda:
+            torch.cuda.synchronize()
+        rounds.append(time.perf_counter() - start)
+    return median(rounds)
