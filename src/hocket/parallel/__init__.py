@@ -1,5 +1,7 @@
 """Runs training: gradients averaged over ranks, batches shared out, the losses of one device kept."""
 
+from ._calibrate import Calibration as Calibration
+from ._calibrate import calibrate as calibrate
 from ._checkpoint import CheckpointError as CheckpointError
 from ._data_parallel import DataParallel as DataParallel
 from ._distribute import distribute as distribute
@@ -12,6 +14,7 @@ from ._totals import total as total
 from ._trainer import Trainer as Trainer
 
 __all__ = [
+    "Calibration",
     "CheckpointError",
     "DataParallel",
     "DistributedLoader",
@@ -19,6 +22,7 @@ __all__ = [
     "StateBytes",
     "Trainer",
     "average",
+    "calibrate",
     "distribute",
     "shard",
     "total",

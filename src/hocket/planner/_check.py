@@ -14,7 +14,7 @@ __all__ = ["PlanCheck", "check_run"]
 # What a plan file says of each part that a timeline can show; see `with_reasons`.
 _PARTS: dict[str, tuple[str, ...]] = {
     "step": ("step_s",),
-    "computation": ("compute_s", "recompute_s", "optimizer_s"),
+    "computation": ("compute_s", "recompute_s", "optimizer_s", "crowding_s", "overhead_s"),
     "exposed communication": ("tensor_s", "messages_s", "gather_s", "gradients_s"),
     "idle": ("bubble_s", "straggle_s"),
 }

@@ -56,6 +56,7 @@ class Network:
         memory_Bps: Of a device, 0 if unknown.
         memory_nbytes: Of a device, 0 if unknown.
         reduces: Whether switches reduce: streaming share of the link, 0 if they do not.
+        at_once: How many ranks can compute at full speed at once, if they share processors; 0 for all.
     """
 
     name: str
@@ -70,6 +71,7 @@ class Network:
     memory_Bps: float
     memory_nbytes: int
     reduces: float
+    at_once: float = 0.0
 
     @classmethod
     def of(cls, cluster: Cluster) -> Network:
@@ -114,6 +116,10 @@ class Network:
             int(cluster.memory_nbytes[first]),
             max(streaming, default=0.0) if outside else 0.0,
         )
+
+    def crowding(self, ranks: int) -> float:
+        """How many times longer computation takes while so many ranks compute."""
+        return max(1.0, ranks / self.at_once) if self.at_once else 1.0
 
     def members(self, size: int, stride: int) -> tuple[int, int, int]:
         """Of a group of every `stride`-th rank: members on each host, hosts, and such groups that share a host."""

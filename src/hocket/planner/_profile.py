@@ -46,6 +46,12 @@ class LayerTimes:
         """Both passes with everything."""
         return self.forward + self.backward + self.again + self.tensor_forward + self.tensor_backward
 
+    def slowed(self, times: float) -> LayerTimes:
+        """Computation takes so many times as long; exchanges do not."""
+        return dataclasses.replace(
+            self, forward=self.forward * times, backward=self.backward * times, again=self.again * times
+        )
+
 
 class Profile:
     """The layers of a workload on the devices of a network.

@@ -5,6 +5,7 @@ For small worlds `step_graph` makes the same step as tasks for the simulator; a 
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -43,6 +44,8 @@ class StepParts:
         gradients: Reducing gradients, as far as nothing hides it.
         optimizer: The update of the parameters.
         straggle: Waiting for the slowest rank.
+        crowding: Waiting for processors on which other ranks compute, as far as pipelines are not to blame anyway.
+        overhead: What no formula sees: the loop of a step, of a stage, of a block.
     """
 
     compute: float = 0.0
@@ -54,6 +57,8 @@ class StepParts:
     gradients: float = 0.0
     optimizer: float = 0.0
     straggle: float = 0.0
+    crowding: float = 0.0
+    overhead: float = 0.0
 
     @property
     def total(self) -> float:
@@ -72,7 +77,7 @@ class StepParts:
     @property
     def blame(self) -> str:
         """The largest part that one device alone would not have."""
-        extra = ("tensor", "messages", "bubble", "gather", "gradients", "straggle", "recompute")
+        extra = ("tensor", "messages", "bubble", "gather", "gradients", "straggle", "recompute", "crowding", "overhead")
         return max(extra, key=lambda name: getattr(self, name))
 
 
@@ -183,8 +188,10 @@ def _step(
     m = plan.micro_batches * plan.accumulate
     edges = [0, *cuts, len(times.forward)]
     own = [np.concatenate([np.arange(edges[c], edges[c + 1]) for c in range(rank, p * v, p)]) for rank in range(p)]
+    constants, crowd = profile.constants, profile.network.crowding(workers)
     messages = _messages(plan, profile, edges, micro)
-    each = np.array([float(times.total[layers].sum()) for layers in own]) + messages
+    handling = v * constants.stage_s if p > 1 else 0.0
+    each = np.array([float(times.total[layers].sum()) for layers in own]) + messages + handling
     worst = int(each.argmax())
     layers = own[worst]
     # The pipeline fills and drains once; its other ranks' times for one micro-batch are what the worst one waits.
@@ -195,7 +202,13 @@ def _step(
         bubble /= 3  # ZB-H1: the weights' gradients, a third of the work, fill the rest (Qi et al. 2023, table 1)
     compute = m * float((times.forward + times.backward)[layers].sum())
     recompute = m * float(times.again[layers].sum())
-    gradients, gather, cost = _exchange(plan, profile, times, layers, m)
+    gradients, gather, cost = _exchange(plan, profile, times.slowed(crowd), layers, m)
+    handling *= m
+    if plan.shard == "parameters":
+        handling += m * constants.block_s * crowd * int((profile.parameter_bytes[layers] > 0).sum())
+    # All ranks' work is more than the processors do while the worst rank works and waits.
+    lasts = m * float(each[worst]) + bubble
+    crowding = max(0.0, m * float(each.sum()) / p * crowd - lasts)
     parts = StepParts(
         compute=compute,
         recompute=recompute,
@@ -204,8 +217,10 @@ def _step(
         bubble=bubble,
         gather=gather,
         gradients=gradients,
-        optimizer=optimizer_s(plan, profile, layers),
+        optimizer=optimizer_s(plan, profile, layers) * crowd,
         straggle=profile.constants.jitter * slowest_of(workers) * (compute + recompute),
+        crowding=crowding,
+        overhead=handling + constants.step_s,
     )
     return parts, cost
 
@@ -256,12 +271,14 @@ def _exchange(plan: Plan, profile: Profile, times: LayerTimes, layers: np.ndarra
     if plan.shard in ("optimizer", "gradients"):
         gather = cost("all_gather", float(parameters.sum())).seconds
     if plan.shard == "parameters":
+        constants = dataclasses.replace(constants, gather_share=constants.gather_share * constants.fetch_share)
         each = np.array([cost("all_gather", float(nbytes)).seconds for nbytes in parameters])
         forward = (times.forward + times.tensor_forward)[layers]
-        if constants.overlap:  # the next layer's parameters come while this one is computed
+        if constants.overlap and constants.prefetch:  # the next layer's parameters come while this one is computed
             gather = m * (_prefetched(each, forward) + _prefetched(each[::-1], backward[::-1]))
         else:
             gather = m * 2 * float(each.sum())
+            exposed = m * sum(cost(kind, float(nbytes)).seconds for nbytes in gradients)
     return exposed, gather, whole
 
 
