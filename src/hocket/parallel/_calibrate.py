@@ -27,6 +27,7 @@ _ROUNDS = 8
 _LONG_S = 0.5  # of a collective: larger ones are not measured then
 _WIDTHS = (8, 256)  # of small models by which overhead is seen: 8 x 8 and 256 x 256 weights a layer
 _BLOCKS = 6
+_SEVERAL = 4  # layers in a block whose many tensors count
 _STEPS = 8
 # What is measured needs no shares of nominal rates; starting a collective is in the measured latency.
 _MEASURED = Constants(
@@ -132,7 +133,7 @@ def _memory(device: torch.device, ranks: int) -> int:
 
 
 def _timed(work: Callable[[torch.Tensor], Any], nbytes: int, device: torch.device, world: World) -> float:
-    """The median of some rounds, the mean over ranks; ranks begin each together."""
+    """Of some rounds, the mean over ranks; ranks begin each together."""
     data, each = torch.zeros(nbytes // 4, device=device), []
     for _ in range(_ROUNDS):
         dist.barrier(group=world.group)
@@ -142,12 +143,32 @@ def _timed(work: Callable[[torch.Tensor], Any], nbytes: int, device: torch.devic
         each.append(time.perf_counter() - begin)
         if world.from_root(sum(each)) > _LONG_S:
             break
-    return statistics.mean(world.from_all(statistics.median(each[min(2, len(each) - 1) :])))
+    return statistics.mean(world.from_all(_usual(each)))
+
+
+def _usual(each: list[float]) -> float:
+    """The lower quartile, without the first two: whatever disturbs a measurement makes it longer."""
+    rest = sorted(each[min(2, len(each) - 1) :])
+    return rest[len(rest) // 4]
 
 
 def _settled(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+class _Chain(torch.nn.Module):
+    """A block of some small layers; without a list, whose elements would be blocks themselves."""
+
+    def __init__(self, layers: int, width: int) -> None:
+        super().__init__()
+        for number in range(layers):
+            self.add_module(str(number), torch.nn.Linear(width, width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.children():
+            x = layer(x)
+        return x
 
 
 def _overheads(constants: Constants, network: Network, device: torch.device, world: World) -> Constants:
@@ -158,36 +179,42 @@ def _overheads(constants: Constants, network: Network, device: torch.device, wor
     """
     crowd = network.crowding(world.size)
     thin, wide = _WIDTHS
-    plain = {width: _step(Plan(), width, device, world) for width in _WIDTHS}
-    sharded = {width: _step(Plan(shard="parameters"), width, device, world) for width in _WIDTHS}
-    extra = {width: max(0.0, sharded[width] - plain[width]) / _BLOCKS for width in _WIDTHS}
+    plain = _step(Plan(), 1, thin, device, world)
+
+    def extra(layers: int, width: int) -> float:
+        """What a block of so many layers costs more when it is sharded."""
+        whole = plain if (layers, width) == (1, thin) else _step(Plan(), layers, width, device, world)
+        return max(0.0, _step(Plan(shard="parameters"), layers, width, device, world) - whole) / _BLOCKS
+
+    one, several, large = extra(1, thin), extra(_SEVERAL, thin), extra(1, wide)
+    tensor_s = max(0.0, several - one) / (2 * _SEVERAL - 2)
     nbytes = 4.0 * wide * wide
     wire = 2 * network.collective("all_gather", nbytes, world.size, 1, constants).seconds
     wire += network.collective("reduce_scatter", nbytes, world.size, 1, constants).seconds
-    fetch = min(1.0, max(0.02, wire / max(1e-9, extra[wide] - extra[thin])))
     stages = next((p for p in (2, 3) if world.size % p == 0), min(world.size, _BLOCKS))
     stage_s = 0.0
     if world.size % stages == 0:
         few, many = (
-            _step(Plan(pipeline_parallel_degree=stages, micro_batches=m), thin, device, world) for m in (4, 16)
+            _step(Plan(pipeline_parallel_degree=stages, micro_batches=m), 1, thin, device, world) for m in (4, 16)
         )
         stage_s = max(0.0, many - few) / 12 / crowd
     return dataclasses.replace(
         constants,
-        fetch_share=fetch,
+        fetch_share=min(1.0, max(0.02, wire / max(1e-9, large - one))),
         prefetch=device.type == "cuda",
-        step_s=plain[thin],
+        step_s=plain,
         stage_s=stage_s,
-        block_s=extra[thin] / crowd,
+        block_s=max(0.0, one - 2 * tensor_s) / crowd,
+        tensor_s=tensor_s / crowd,
     )
 
 
-def _step(plan: Plan, width: int, device: torch.device, world: World) -> float:
-    """Seconds of a step of a chain of small layers, the slowest rank's median."""
+def _step(plan: Plan, layers: int, width: int, device: torch.device, world: World) -> float:
+    """Seconds of a step of a chain of blocks of small layers, on the slowest rank."""
     from ._trainer import Trainer  # which makes automatic plans by what is measured here
 
     with torch.random.fork_rng():
-        model = torch.nn.Sequential(*(torch.nn.Linear(width, width) for _ in range(_BLOCKS))).to(device)
+        model = torch.nn.Sequential(*(_Chain(layers, width) for _ in range(_BLOCKS))).to(device)
         batch = torch.zeros(16 * world.size, width, device=device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     trainer = Trainer(model, torch.nn.functional.mse_loss, optimizer, plan, sample=batch[:2])
@@ -200,4 +227,4 @@ def _step(plan: Plan, width: int, device: torch.device, world: World) -> float:
         each.append(time.perf_counter() - begin)
         if world.from_root(sum(each)) > 4 * _LONG_S:
             break
-    return max(world.from_all(statistics.median(each[min(2, len(each) - 1) :])))
+    return max(world.from_all(_usual(each)))

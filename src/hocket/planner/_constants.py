@@ -30,13 +30,14 @@ class Constants:
         gather_share: Of what an all-reduce reaches of the links, what reduce-scatters and all-gathers of sharded values
             do, whose layouts are copied on the way.
         fetch_share: Of that, what the gathers and reduce-scatters of sharded parameters do, block by block.
-        prefetch: Whether a block's sharded parameters are fetched, and its gradients reduced, while another is computed.
+        prefetch: Whether a block's parameters are fetched, and its gradients reduced, while another is computed.
         collective_s: What starting a collective costs, besides the latencies of its steps.
         jitter: Standard deviation of the time that one rank's computation of a step takes, as a part of it. All wait
             for the slowest, whose expected time grows with their number.
         step_s: What every step costs besides: its loop, the loss of all ranks, the first and the last collective.
         stage_s: What a stage of a pipeline costs for each micro-batch besides its computation and its messages.
-        block_s: What a block with sharded parameters costs for each pass besides what is fetched.
+        block_s: What a block with sharded parameters costs for each pass besides what is fetched,
+        tensor_s: and each of its tensors.
         overlap: Whether gradients are reduced while back-propagation goes on (else after it).
         in_network: Whether switches that can reduce are made to do so.
     """
@@ -54,6 +55,7 @@ class Constants:
     step_s: float = 0.0
     stage_s: float = 0.0
     block_s: float = 0.0
+    tensor_s: float = 0.0
     overlap: bool = True
     in_network: bool = False
 
@@ -61,7 +63,7 @@ class Constants:
         for name in ("matmul_share", "memory_share", "inside_share", "network_share", "gather_share", "fetch_share"):
             if not 0 < getattr(self, name) <= 1:
                 raise PlanError(f"constant {name}: {getattr(self, name)} is no share; give more than 0 and at most 1")
-        for name in ("kernel_s", "collective_s", "jitter", "step_s", "stage_s", "block_s"):
+        for name in ("kernel_s", "collective_s", "jitter", "step_s", "stage_s", "block_s", "tensor_s"):
             if getattr(self, name) < 0:
                 raise PlanError(f"constant {name}: {getattr(self, name)} must be 0 or more")
 

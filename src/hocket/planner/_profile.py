@@ -80,6 +80,7 @@ class Profile:
         self.parameter_bytes = self._column("parameter_bytes")
         self.optimizer_bytes = self._column("optimizer_bytes")
         self.output_bytes = self._column("output_bytes")
+        self.tensors = self._column("tensors")
 
     def _column(self, name: str) -> Floats:
         return np.array([float(getattr(kind, name)) for kind in self.kinds])[self.index]

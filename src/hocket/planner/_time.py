@@ -205,7 +205,8 @@ def _step(
     gradients, gather, cost = _exchange(plan, profile, times.slowed(crowd), layers, m)
     handling *= m
     if plan.shard == "parameters":
-        handling += m * constants.block_s * crowd * int((profile.parameter_bytes[layers] > 0).sum())
+        held = constants.block_s * float((profile.parameter_bytes[layers] > 0).sum())
+        handling += m * crowd * (held + constants.tensor_s * float(profile.tensors[layers].sum()))
     # All ranks' work is more than the processors do while the worst rank works and waits.
     lasts = m * float(each[worst]) + bubble
     crowding = max(0.0, m * float(each.sum()) / p * crowd - lasts)

@@ -49,7 +49,7 @@ def capture(
         name: Of the workload; the class of the model if not given.
         device: Where to run: "meta" to run nothing; the model's own if not given.
         optimizer: "sgd", "momentum" or "adam": how much state it has per parameter.
-        repeats: Timed steps at the least, of which the medians are taken; up to four times as many if they are short.
+        repeats: Timed steps at the least, up to four times as many if they are short; the lower quartile counts.
         tensor: By name of a layer, among how many workers it can be divided; others are not divided.
         unit: What a sample is called.
 
@@ -143,6 +143,7 @@ def _layers(
                 tensor_limit=limit,
                 reductions=1 if limit > 1 else 0,
                 reduced_bytes=float(crossing) if limit > 1 else 0.0,
+                tensors=len(fresh),
             )
         )
     return tuple(layers)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
+from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from statistics import median
+from statistics import median, quantiles
 from typing import Any
 
 import torch
@@ -32,7 +33,7 @@ class Timing:
 
 
 def time_of(model: nn.Module, units: list[Unit], batch: Any, run: Loss, repeats: int) -> Timing:
-    """Medians over the repeats, of more of them where steps are short; and how much of the time does not shrink.
+    """Times of a step that nothing disturbs, and how much of them does not shrink with the batch.
 
     Gradients are added to those that are there, as in training, where they lie in buckets.
     """
@@ -40,20 +41,26 @@ def time_of(model: nn.Module, units: list[Unit], batch: Any, run: Loss, repeats:
         if one.requires_grad:
             one.grad = torch.zeros_like(one)
     try:
-        forward, backward = _medians(model, units, batch, run, repeats)
+        forward, backward = _usual_steps(model, units, batch, run, repeats)
         size = samples(batch)
         small = max(2, size // _SMALLER)  # batch norm wants two samples
         fixed = dict.fromkeys(forward, 0.0)
         if small < size:
             part = tree_map(lambda one: one[:small] if _counts(one, size) else one, batch)
-            less = _medians(model, units, part, run, repeats)
+            less = _usual_steps(model, units, part, run, repeats)
             fixed = {i: _fixed(forward[i] + backward[i], less[0][i] + less[1][i], small / size) for i in forward}
     finally:
         model.zero_grad(set_to_none=True)
     return Timing(forward, backward, fixed)
 
 
-def _medians(
+def usual(seconds: Iterable[float]) -> float:
+    """The lower quartile: whatever disturbs a measurement makes it longer."""
+    found = list(seconds)
+    return quantiles(found, n=4, method="inclusive")[0] if len(found) > 1 else found[0]
+
+
+def _usual_steps(
     model: nn.Module, units: list[Unit], batch: Any, run: Loss, repeats: int
 ) -> tuple[dict[int, float], dict[int, float]]:
     begun = time.perf_counter()
@@ -62,10 +69,13 @@ def _medians(
     enough = time.perf_counter() + min(_ENOUGH_S, 4 * repeats * (time.perf_counter() - begun))
     while len(rounds) < repeats or (len(rounds) < 4 * repeats and time.perf_counter() < enough):
         rounds.append(_timed_step(model, units, batch, run))
-    return (
-        {i: median(one[0].get(i, 0.0) for one in rounds) for i in range(len(units))},
-        {i: median(one[1].get(i, 0.0) for one in rounds) for i in range(len(units))},
-    )
+    # The whole is the lower quartile of the steps, and shares of it are medians: quartiles of parts would sum to less.
+    whole = usual(sum(one[0].values()) + sum(one[1].values()) for one in rounds)
+    found = [{i: median(one[way].get(i, 0.0) for one in rounds) for i in range(len(units))} for way in (0, 1)]
+    total = sum(found[0].values()) + sum(found[1].values())
+    scale = whole / total if total else 1.0
+    forward, backward = ({i: seconds * scale for i, seconds in each.items()} for each in found)
+    return forward, backward
 
 
 def _fixed(whole: float, part: float, share: float) -> float:
@@ -145,4 +155,4 @@ def optimizer_time(model: nn.Module, optimizer: str) -> float:
         if copies[0].is_cuda:
             torch.cuda.synchronize()
         rounds.append(time.perf_counter() - start)
-    return median(rounds)
+    return usual(rounds)

@@ -63,6 +63,7 @@ class Layer:
         tensor_limit: Among how many ranks it can be divided at most; degrees that divide this number can be used.
         reductions: All-reduces of its output that dividing it takes in each of the forward and backward passes.
         reduced_bytes: What each of them reduces, for the whole batch.
+        tensors: How many its parameters are, counted one by one; 0 if unknown.
     """
 
     name: str
@@ -79,6 +80,7 @@ class Layer:
     tensor_limit: int = 1
     reductions: int = 0
     reduced_bytes: float = 0.0
+    tensors: int = 0
 
     @property
     def flops(self) -> float:
