@@ -25,6 +25,7 @@ from ._memory import zeros as zeros
 from ._mpi import MpiPoints as MpiPoints
 from ._observe import Observer as Observer
 from ._observe import Operation as Operation
+from ._observe import announce_message as announce_message
 from ._observe import label as label
 from ._observe import observe as observe
 from ._points import EnginePoints as EnginePoints
@@ -53,6 +54,7 @@ __all__ = [
     "RegistrationStats",
     "ScheduledTransport",
     "aggregation_stats",
+    "announce_message",
     "blocks_after",
     "blocks_before",
     "choose",

@@ -107,3 +107,28 @@ def announce_waited(op: Operation, begin_s: float, end_s: float) -> None:
     """Tells all observers that the user's thread was blocked on `op`."""
     for observer in observers:
         observer.operation_waited(op, begin_s, end_s)
+
+
+def announce_message(kind: str, nbytes: int, world: int, begin_s: float, end_s: float) -> None:
+    """Tells all observers that the user's thread was blocked on a message between two ranks, from begin to end.
+
+    Messages are the handles of their callers, who alone know when they wait; sequences of them have no number.
+    """
+    if observers:
+        op = Operation(
+            group="messages",
+            seq=0,
+            kind=kind,
+            nbytes=nbytes,
+            dtype="",
+            world=world,
+            path="message",
+            asynchronous=True,
+            posted_s=begin_s,
+            started_s=begin_s,
+            published_s=begin_s,
+            arrived_s=begin_s,
+            finished_s=end_s,
+        )
+        announce_finished(op)
+        announce_waited(op, begin_s, end_s)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -11,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from hocket.planner import PLAN_VARIABLE, Plan
+from hocket.timeline import Timeline
 
 from . import _checkpoint, _world
 from ._auto import auto_plan
@@ -19,6 +21,7 @@ from ._compose import Composition, compose
 from ._loader import DistributedLoader
 from ._memory import StateBytes
 from ._parts import Splitter
+from ._step_log import StepLog
 
 
 class Trainer:
@@ -80,6 +83,7 @@ class Trainer:
         )
         self._mesh = self._composition.mesh
         self._splitter = Splitter(self._mesh.data)
+        self._log = StepLog()
         self._loaders: list[DistributedLoader] = []
         self._positions: list[dict[str, Any]] = []
 
@@ -109,7 +113,7 @@ class Trainer:
         Raises:
             TypeError: the batch is no tuple or list, or the loss no scalar.
         """
-        form, plan = self._composition.form, self.plan
+        form, plan, begun_s = self._composition.form, self.plan, time.perf_counter()
         form.forget()
         loss = self._composition.passes.train(self._splitter.parts(batch, plan.accumulate))
         if plan.clip_norm is not None:
@@ -119,7 +123,9 @@ class Trainer:
         self.optimizer.step()
         form.publish()
         self.steps += 1
-        return loss()
+        found = loss()
+        self._log.add(begun_s, time.perf_counter())
+        return found
 
     # --- evaluation -------------------------------------------------------------------------------------------------
 
@@ -198,7 +204,11 @@ class Trainer:
         return self._composition.memory()
 
     def report(self) -> dict[str, Any]:
-        """The plan, this rank's place in it, its memory, and what was decided about the model; JSON values."""
+        """The plan, this rank's place in it, its memory, and what was decided about the model; JSON values.
+
+        After some steps of a plan that predicts its time (an automatic one, or one of `hocket plan -o`), "prediction"
+        has the seconds of a step's parts as predicted and as this rank measured them, and the error of the whole.
+        """
         mesh, expected = self._mesh, self._composition.predicted_memory()
         return {
             "plan": self.plan.describe(),
@@ -209,7 +219,16 @@ class Trainer:
             "memory_predicted": expected.to_json(),
             "notes": list(self._composition.notes),
             "steps": self.steps,
+            **self._log.checked(self.plan, mesh.whole.rank),
         }
+
+    def timeline(self) -> Timeline:
+        """The last steps (50 at most, not the first two) of all ranks; a collective operation.
+
+        `hocket.timeline.write_perfetto` makes of it what Perfetto and `hocket compare` open. Computation is the time in
+        which a rank did not wait for communication.
+        """
+        return self._log.timeline(self._mesh.whole)
 
     def _shared(self, loader: Iterable[Any]) -> DistributedLoader:
         for shared in self._loaders:

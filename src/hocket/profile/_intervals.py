@@ -39,3 +39,19 @@ def intersection(first: list[Interval], second: list[Interval]) -> list[Interval
         else:
             j += 1
     return common
+
+
+def difference(whole: Interval, holes: Iterable[Interval]) -> list[Interval]:
+    """What is left of one interval outside of some others."""
+    left, at = [], whole[0]
+    for begin, end in union(holes):
+        if end <= at:
+            continue
+        if begin >= whole[1]:
+            break
+        if begin > at:
+            left.append((at, begin))
+        at = max(at, end)
+    if at < whole[1]:
+        left.append((at, whole[1]))
+    return left

@@ -77,6 +77,7 @@ class Recorder:
         self._sums: dict[tuple[str, str], _Sum] = {}
         self._paths: dict[str, int] = {}
         self._events: deque[Operation] = deque(maxlen=_EVENTS_KEPT)
+        self._waits: deque[Interval] = deque(maxlen=_EVENTS_KEPT)
         self._communication_s = 0.0
         self._exposed_s = 0.0
         self._counted_until_s = float("-inf")
@@ -164,6 +165,16 @@ class Recorder:
         self._fold()
         return dict(self._paths)
 
+    def operations(self) -> list[Operation]:
+        """The last 100,000 operations, in the order in which they finished."""
+        self._fold()
+        return list(self._events)
+
+    def waits(self) -> list[Interval]:
+        """When the user's thread was blocked on an operation, the last 100,000 times: begin and end in perf_counter."""
+        self._fold()
+        return list(self._waits)
+
     def events(self) -> list[dict[str, Any]]:
         """The last 100,000 operations as JSON values, in the order in which they finished, after one with the clocks.
 
@@ -184,6 +195,7 @@ class Recorder:
                 self._add(op)
             for op, begin_s, end_s in waited:
                 self._sum(op).exposed_s += end_s - begin_s
+                self._waits.append((begin_s, end_s))
             self._count_time([(op.started_s, op.finished_s) for op in finished], [w[1:] for w in waited])
 
     def _add(self, op: Operation) -> None:

@@ -5,6 +5,7 @@
     events.jsonl    one line for every turn of the run, with what was found out by then, and for every collective of
                     the training as the first worker saw it
     picture.png     if the workload draws one
+    trace.json      the last steps of the first worker, for Perfetto and `hocket compare`
     result.json     the summary, written once at the end
 
 Lines are handed to the kernel as soon as they are made, so that a killed process loses at most the line it was
@@ -22,11 +23,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-CONFIG, METRICS, EVENTS, PICTURE, RESULT = (
+CONFIG, METRICS, EVENTS, PICTURE, TRACE, RESULT = (
     "config.json",
     "metrics.jsonl",
     "events.jsonl",
     "picture.png",
+    "trace.json",
     "result.json",
 )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import deque
 from collections.abc import Iterator
 from typing import Any, cast
 
@@ -18,6 +19,7 @@ from hocket.workloads._workload import Batch, Workload
 
 _LINE_S = 0.5  # a line of metrics about this often
 _MOST_STEPS_PER_LINE = 100
+_STEPS_OF_TRACE = 50
 
 
 class Diverged(RuntimeError):
@@ -35,6 +37,9 @@ class Trainee:
         dataset: The training data.
         device: Where to compute.
         autocast: Whether the forward pass may use bfloat16.
+
+    Attributes:
+        times: When each of the last 50 steps began and ended, in perf_counter seconds.
     """
 
     def __init__(
@@ -51,6 +56,7 @@ class Trainee:
         self.epoch = 0
         self.steps = 0
         self.learning_rate = 0.0
+        self.times: deque[tuple[float, float]] = deque(maxlen=_STEPS_OF_TRACE)
         self.device = device
         self._workload = workload
         self._model = model
@@ -60,6 +66,7 @@ class Trainee:
 
     def step(self) -> tuple[int, Tensor]:
         """One step; returns how many samples this worker had, and the mean loss over them."""
+        begin_s = time.perf_counter()
         batch = next(self._batches)
         self.learning_rate = self._workload.learning_rate(self.steps)
         for group in self._optimizer.param_groups:
@@ -71,6 +78,7 @@ class Trainee:
         loss.backward()  # type: ignore[no-untyped-call]
         self._optimizer.step()
         self.steps += 1
+        self.times.append((begin_s, time.perf_counter()))
         return len(batch[0]), loss.detach()
 
     def synchronise(self) -> None:

@@ -14,12 +14,13 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import hocket
-from hocket.profile import Recorder
+from hocket.profile import Recorder, timeline_of
+from hocket.timeline import write_perfetto
 from hocket.workloads import _scaling
 from hocket.workloads._cores import Cores
 from hocket.workloads._device import device_of_worker
 from hocket.workloads._result import conclude
-from hocket.workloads._run import RunDirectory
+from hocket.workloads._run import TRACE, RunDirectory
 from hocket.workloads._training import Trainee, train
 from hocket.workloads._workload import Workload, build, settings_from_options
 
@@ -88,6 +89,7 @@ def _stages(config: dict[str, Any], cores: Cores, recorder: Recorder, writer: Ru
     if writer is not None:
         writer.event("trained", **training)
         _write_communication(recorder, writer)
+        _write_trace(recorder, trainee, writer)
     if workload.evaluates:
         if writer is not None:
             writer.event("evaluating")
@@ -136,6 +138,12 @@ def _placement(module: nn.Module, device: torch.device, cores: Cores, world: int
         "torch": torch.__version__,
         "hocket": hocket.__version__,
     }
+
+
+def _write_trace(recorder: Recorder, trainee: Trainee, writer: RunDirectory) -> None:
+    """Write the last steps of this worker as `hocket compare` and Perfetto read them."""
+    timeline = timeline_of(recorder, list(trainee.times), rank=dist.get_rank() if dist.is_initialized() else 0)
+    write_perfetto(timeline, writer.path / TRACE)
 
 
 def _write_communication(recorder: Recorder, writer: RunDirectory) -> None:

@@ -9,11 +9,14 @@ wait has the deadline of the process group, and ends in its error if the peer ha
 from __future__ import annotations
 
 import pickle
+import time
 from collections.abc import Sequence
 from typing import Any, Final
 
 import torch
 import torch.distributed as dist
+
+from hocket import comm
 
 from .._world import World
 from . import _values
@@ -80,11 +83,14 @@ class Wire:
         buffers = _values.empty_for(description, device)
         return _values.filled(description, buffers), self.receive(peer, buffers)
 
-    @staticmethod
-    def wait(works: Sequence[Any]) -> None:
+    def wait(self, works: Sequence[Any]) -> None:
         """Waits until messages have arrived, or raises what the process group does at a deadline or a death."""
+        if not works:
+            return
+        begin_s = time.perf_counter()
         for work in works:
             work.wait()
+        comm.announce_message("recv", 0, self._world.size, begin_s, time.perf_counter())
 
     def drain(self) -> None:
         """Waits until all that was sent is on its way."""

@@ -1,0 +1,50 @@
+"""When each step of a run began and ended, and what was communicated meanwhile: against what its plan predicted."""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from typing import Any
+
+from hocket.planner import Plan, check_run
+from hocket.profile import Recorder, timeline_of
+from hocket.timeline import Timeline
+
+from ._world import World
+
+_KEPT = 50
+_WARM_UP = 2
+
+
+class StepLog:
+    """Listens to this process's operations for as long as it lives. Not a synchronisation anywhere."""
+
+    def __init__(self) -> None:
+        recorder = Recorder()
+        recorder.start()
+        weakref.finalize(self, recorder.stop)
+        self._recorder = recorder
+        self._seen = 0
+        self._steps: deque[tuple[float, float]] = deque(maxlen=_KEPT)
+
+    def add(self, begin_s: float, end_s: float) -> None:
+        """A step was made; times are of perf_counter."""
+        self._seen += 1
+        if self._seen > _WARM_UP:  # the first ones set up kernels, buffers and the optimizer's state
+            self._steps.append((begin_s, end_s))
+
+    def timeline(self, world: World) -> Timeline:
+        """Of all ranks, each with its first step at zero; a collective operation."""
+        parts = world.from_all(self._own(world.rank))
+        return Timeline("run", tuple(span for part in parts for span in part.spans))
+
+    def checked(self, plan: Plan, rank: int) -> dict[str, Any]:
+        """Under "prediction" this rank's part of a step beside the plan's, where there is something to compare."""
+        if "step_s" not in plan.predicted or not self._steps:
+            return {}
+        found = check_run(plan, self._own(rank), steps=len(self._steps))
+        parts = [{"part": name, "predicted_s": a, "measured_s": b} for name, a, b in found.rows]
+        return {"prediction": {"error": found.error, "parts": parts, "communication_s": dict(found.collectives)}}
+
+    def _own(self, rank: int) -> Timeline:
+        return timeline_of(self._recorder, list(self._steps), rank=rank)
