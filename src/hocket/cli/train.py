@@ -58,7 +58,8 @@ def train(
 ) -> None:
     """Train a bundled workload on several workers, and say how well and how fast.
 
-    The run directory holds config.json, metrics.jsonl, events.jsonl, result.json and picture.png, readable at any time.
+    The run directory holds config.json, metrics.jsonl, events.jsonl, trace.json, result.json and picture.png, readable
+    at any time.
 
     Exit codes: 0 finished, 1 a worker failed, 2 bad input, 130 interrupted (143 by SIGTERM).
     """

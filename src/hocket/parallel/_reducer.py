@@ -101,6 +101,11 @@ class Reducer:
         if self._order_observed:
             self._adopt_order()
 
+    def resize(self, bucket_bytes: int) -> None:
+        """Makes buckets of at most so many bytes, from the next forward pass on."""
+        self._wanted_sizes = (bucket_bytes, None)
+        self._kinds.clear()
+
     def reduce_all(self) -> None:
         """Averages the gradients that have added up so far, after the back-propagations that made them."""
         with self._lock:

@@ -69,6 +69,11 @@ class Replicas:
         if world.size > 1 and parameters:
             self._reducer = Reducer(list(parameters), list(parameters.values()), world, bucket_bytes, None)
 
+    def resize(self, bucket_bytes: int) -> None:
+        """Makes the buckets of gradients so large, from the next step on."""
+        if self._reducer is not None:
+            self._reducer.resize(bucket_bytes)
+
     @contextmanager
     def passing(self, last: bool) -> Iterator[None]:
         """See Form."""

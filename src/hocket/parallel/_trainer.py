@@ -16,11 +16,14 @@ from hocket.timeline import Timeline
 
 from . import _checkpoint, _world
 from ._auto import auto_plan
+from ._bucket_trial import BucketTrial
 from ._clip import clip
 from ._compose import Composition, compose
+from ._layout import BucketSizes
 from ._loader import DistributedLoader
 from ._memory import StateBytes
 from ._parts import Splitter
+from ._replicas import Replicas
 from ._step_log import StepLog
 
 
@@ -84,6 +87,7 @@ class Trainer:
         self._mesh = self._composition.mesh
         self._splitter = Splitter(self._mesh.data)
         self._log = StepLog()
+        self._trial = self._bucket_trial() if automatic else None
         self._loaders: list[DistributedLoader] = []
         self._positions: list[dict[str, Any]] = []
 
@@ -124,7 +128,10 @@ class Trainer:
         form.publish()
         self.steps += 1
         found = loss()
-        self._log.add(begun_s, time.perf_counter())
+        ended_s = time.perf_counter()
+        self._log.add(begun_s, ended_s)
+        if self._trial is not None:
+            self._trial.step(ended_s - begun_s)
         return found
 
     # --- evaluation -------------------------------------------------------------------------------------------------
@@ -220,6 +227,7 @@ class Trainer:
             "notes": list(self._composition.notes),
             "steps": self.steps,
             **self._log.checked(self.plan, mesh.whole.rank),
+            **({} if self._trial is None else {"buckets": self._trial.to_json()}),
         }
 
     def timeline(self) -> Timeline:
@@ -229,6 +237,15 @@ class Trainer:
         which a rank did not wait for communication.
         """
         return self._log.timeline(self._mesh.whole)
+
+    def _bucket_trial(self) -> BucketTrial | None:
+        """A trial of bucket sizes, where gradients are averaged in buckets."""
+        form = self._composition.form
+        if not isinstance(form, Replicas) or self._mesh.data.size == 1 or self._mesh.pipeline.size > 1:
+            return None
+        total = sum(item.leaf.numel() * item.leaf.element_size() for item in form.owned)
+        default = BucketSizes.choose(total, None, None).most
+        return BucketTrial(self.plan.bucket_bytes, default, total, form.resize, self._mesh.whole)
 
     def _shared(self, loader: Iterable[Any]) -> DistributedLoader:
         for shared in self._loaders:

@@ -40,9 +40,8 @@ def timeline_of(recorder: Recorder, steps: Sequence[Interval], *, rank: int = 0,
         if op.started_s >= zero and op.finished_s <= end and op.path != "message"
     ]
     waits = [(begin, until) for begin, until in recorder.waits() if begin >= zero and until <= end]
-    for number, (begin, until) in enumerate(steps):
+    for begin, until in steps:
         spans += [
-            Span(rank, "compute", f"step {number}", a - zero, b - zero, "compute")
-            for a, b in difference((begin, until), waits)
+            Span(rank, "compute", "step", a - zero, b - zero, "compute") for a, b in difference((begin, until), waits)
         ]
     return Timeline(name, tuple(spans))
