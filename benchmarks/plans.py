@@ -34,7 +34,6 @@ from hocket.parallel import calibrate
 from hocket.planner import Plan, PlanError, admissible_plans, predict
 from hocket.workloads import Example, example
 
-ROUNDS = 2  # over all plans
 # Size and samples of a global batch: steps of 50 ms to 400 ms on one core.
 WORKLOADS = {
     "edsr": ("demo", 64),
@@ -80,7 +79,7 @@ def measured(name: str, plan: Plan, steps: int) -> list[float]:
     return slowest.tolist()  # type: ignore[no-any-return]
 
 
-def rank_main(name: str, steps: int, out: Path) -> None:
+def rank_main(name: str, steps: int, rounds: int, out: Path) -> None:
     """Everything of one workload in one world; rank 0 writes it down."""
     dist.init_process_group("hocket")
     rank, world = dist.get_rank(), dist.get_world_size()
@@ -93,7 +92,7 @@ def rank_main(name: str, steps: int, out: Path) -> None:
         given = [[plan.to_json() for plan in plans if is_measured(plan)]]
     dist.broadcast_object_list(given)
     rows: dict[int, dict[str, Any]] = {}
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         for number, document in enumerate(given[0]):
             plan = Plan.from_json(document)
             try:
@@ -105,7 +104,7 @@ def rank_main(name: str, steps: int, out: Path) -> None:
             known = {"predicted_s": one.step_s, "parts": dict(one.parts.rows()), "steps_s": []}
             row = rows.setdefault(number, {"plan": document, **known})
             row["steps_s"] += seconds
-            row["measured_s"] = statistics.quantiles(row["steps_s"], n=4)[0]
+            row["measured_s"] = statistics.quantiles(row["steps_s"], n=4, method="inclusive")[0]
             if rank == 0:
                 shown = f"{row['measured_s'] * 1e3:.1f} ms, predicted {one.step_s * 1e3:.1f}"
                 print(f"{plan.describe()}: {shown}", flush=True)
@@ -145,12 +144,13 @@ def main() -> None:
     parser.add_argument("--workloads", default=",".join(WORKLOADS))
     parser.add_argument("--fabric", default="")
     parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=2, help="over all plans")
     parser.add_argument("--out", type=Path, help="a folder for what was measured, as JSON")
     parser.add_argument("--read", type=Path, help="measure nothing; judge the files of this folder")
     parser.add_argument("--rank", nargs=2, metavar=("WORKLOAD", "FILE"), help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.rank:
-        rank_main(given.rank[0], given.steps, Path(given.rank[1]))
+        rank_main(given.rank[0], given.steps, given.rounds, Path(given.rank[1]))
         return
     if given.read:
         show([json.loads(file.read_text()) for file in sorted(given.read.glob("*.json"))])
@@ -163,7 +163,16 @@ def main() -> None:
             files.append(folder / f"{'fabric' if given.fabric else 'local'}-{world}-{name}.json")
             words = [sys.executable, "-m", "hocket", "run", "-n", str(world), "--timeout", "3000"]
             words += ["--fabric", given.fabric] if given.fabric else []
-            words += [__file__, "--steps", str(given.steps), "--rank", name, str(files[-1])]
+            words += [
+                __file__,
+                "--steps",
+                str(given.steps),
+                "--rounds",
+                str(given.rounds),
+                "--rank",
+                name,
+                str(files[-1]),
+            ]
             subprocess.run(words, check=True, stdout=sys.stderr)
     show([json.loads(file.read_text()) for file in files])
 

@@ -3,6 +3,8 @@
 Read `_plan.py` (the value), `_memory.py` and `_time.py` (what it needs), `_search.py` (which is best).
 """
 
+from ._balance import CUT_SLACK as CUT_SLACK
+from ._balance import balance as balance
 from ._check import PlanCheck as PlanCheck
 from ._check import check_run as check_run
 from ._constants import Constants as Constants
@@ -39,6 +41,7 @@ from ._time import StepParts as StepParts
 from ._time import predict as predict
 
 __all__ = [
+    "CUT_SLACK",
     "PLAN_VARIABLE",
     "WHAT_IFS",
     "Constants",
@@ -57,6 +60,7 @@ __all__ = [
     "Search",
     "StepParts",
     "admissible_plans",
+    "balance",
     "balanced_cuts",
     "check_run",
     "curve_of_fit",

@@ -191,7 +191,9 @@ class _Hunt:
             if plan.findings(self.grid.workers, batch=self.grid.batch):
                 continue
             if cuts is None:
-                cuts = stage_cuts(plan, self.workload, self.profile.times(plan, self.micro(layout)).total.tolist())
+                micro = self.micro(layout)
+                costs = self.profile.times(plan, micro).total.tolist()
+                cuts = stage_cuts(plan, self.workload, costs, micro / self.workload.batch)
             memory = memory_of(plan, self.workload, batch=self.grid.batch, cuts=cuts)
             fits = not self.limit or memory.total <= self.limit
             if self.least is None or memory.total < self.least[0]:

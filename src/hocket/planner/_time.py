@@ -173,7 +173,7 @@ def predict(
     parts_of = plan.micro_batches * plan.accumulate
     micro = math.ceil(batch / (plan.data_parallel_degree * parts_of))
     times = profile.times(plan, micro)
-    cuts = stage_cuts(plan, workload, times.total.tolist())
+    cuts = stage_cuts(plan, workload, times.total.tolist(), micro / workload.batch)
     parts, cost = _step(plan, profile, times, cuts, micro, workers)
     limit = network.memory_nbytes if memory_limit is None else memory_limit
     memory = memory or memory_of(plan, workload, batch=batch, cuts=cuts)

@@ -1,6 +1,7 @@
 """Pipeline parallelism: an ordinary model, cut into stages that different ranks run at the same time."""
 
-from ._balance import balance as balance
+from hocket.planner import balance as balance
+
 from ._idle import bubble as bubble
 from ._idle import idle_shares as idle_shares
 from ._measure import Times as Times

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import fx
 
+from hocket.planner import CUT_SLACK, balance
+
 from .._world import World
 from . import _verify
-from ._balance import balance
 from ._measure import Times, measured
 from ._partition import build, cuts, holding
 from ._stage import Stage
 from ._trace import SplitError, Traced, trace
-
-_SLACK: Final = 0.03
-"""Times are measured no more precisely than this; within it a cut that fewer bytes cross is better."""
 
 
 def split(
@@ -75,7 +73,7 @@ def _balanced(
         if len(seconds) != len(traced.steps):
             raise SplitError(f"{len(seconds)} times were given for the {len(traced.steps)} steps of the model")
         crossing = [cut.nbytes for cut in cuts(traced)]
-        begins = balance(seconds, n_stages, crossing, holds=holding(traced), slack=_SLACK)
+        begins = balance(seconds, n_stages, crossing, holds=holding(traced), slack=CUT_SLACK)
     return begins if world is None else world.from_root(begins)
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from hocket.parallel.pipeline import balance, measure, split
-from hocket.parallel.pipeline._balance import slowest
+from hocket.planner._balance import slowest
 
 LINK = {"link_Bps": 1e6, "link_s": 1e-4}
 
