@@ -23,6 +23,7 @@ plans = st.builds(
     tensor_parallel_degree=st.integers(1, 9),
     sequence_parallel=st.booleans(),
     pipeline_schedule=st.sampled_from(["gpipe", "1f1b", "interleaved", "zero_bubble"]),
+    spatial_parallel_degree=st.integers(1, 9),
     split=st.lists(names, max_size=3).map(tuple),
     clip_norm=st.none() | st.floats(1e-9, 1e9),
     bucket_bytes=st.none() | st.integers(1, 2**40),
@@ -76,6 +77,7 @@ def test_what_cannot_be_read_is_named_with_the_remedy(text: str, message: str) -
 
 def test_degrees_are_filled_in_for_the_world() -> None:
     assert Plan(tensor_parallel_degree=2).resolve(8).data_parallel_degree == 4
+    assert Plan(spatial_parallel_degree=2).resolve(8).data_parallel_degree == 4
     assert Plan().resolve(1).data_parallel_degree == 1
     assert Plan(data_parallel_degree=2, pipeline_parallel_degree=2).resolve(4).data_parallel_degree == 2
 
@@ -100,6 +102,14 @@ def test_degrees_are_filled_in_for_the_world() -> None:
         ({"batch_norm_group": -1, "sync_batch_norm": True}, None, None, "batch_norm_group"),
         ({"compression": "powersgd"}, 4, None, "compression"),
         ({"accumulate": 4}, 4, 15, "accumulate"),
+        ({"spatial_parallel_degree": 0}, 4, None, "spatial_parallel_degree"),
+        ({"spatial_parallel_degree": 3}, 4, None, "spatial_parallel_degree"),
+        ({"spatial_parallel_degree": 2, "data_parallel_degree": 4}, 4, None, "data_parallel_degree"),
+        ({"spatial_parallel_degree": 2, "tensor_parallel_degree": 2}, 4, None, "tensor_parallel_degree"),
+        ({"spatial_parallel_degree": 2, "pipeline_parallel_degree": 2}, 4, None, "pipeline_parallel_degree"),
+        ({"spatial_parallel_degree": 2, "shard": "parameters"}, 4, None, "shard"),
+        ({"spatial_parallel_degree": 2, "embeddings": "row"}, 4, None, "embeddings"),
+        ({"spatial_parallel_degree": 2, "recompute": True}, 4, None, "recompute"),
         ({"pipeline_parallel_degree": 2, "micro_batches": 4}, 4, 7, "micro_batches"),
     ],
 )

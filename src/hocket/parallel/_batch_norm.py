@@ -74,6 +74,28 @@ class _Normalise(torch.autograd.Function):
         return inward, of_weight.to(weight.dtype), of_bias.to(weight.dtype), None, None, None
 
 
+def normalise(
+    x: torch.Tensor, weight: Any, bias: Any, eps: float, world: World, counts: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Normalises over the samples of all ranks of a group; a collective operation.
+
+    Args:
+        x: (samples, channels, ...); any part may be other ranks', or none this rank's.
+        weight: of each channel, or None.
+        bias: of each channel, or None.
+        eps: added to the variance.
+        world: the ranks.
+        counts: whether this rank's samples count in the statistics.
+
+    Returns:
+        What x becomes, and of each channel mean and (biased) variance, and of how many values they are.
+    """
+    function: Any = _Normalise
+    made: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+    made = function.apply(x, weight, bias, eps, world, counts)
+    return made
+
+
 class SynchronisedBatchNorm(_BatchNorm):
     """Batch norm over the samples of all ranks of a group; made of the user's module by `synchronise`.
 
@@ -92,10 +114,7 @@ class SynchronisedBatchNorm(_BatchNorm):
         self._check_input_dim(input)
         if not self.training:
             return super().forward(input)
-        function: Any = _Normalise
-        out, mean, variance, total = function.apply(
-            input, self.weight, self.bias, self.eps, self.world, _batch.counts()
-        )
+        out, mean, variance, total = normalise(input, self.weight, self.bias, self.eps, self.world, _batch.counts())
         # Activation checkpointing comes here a second time, in back-propagation.
         if self.track_running_stats and not torch_adapter.in_backward():
             self._track(mean, variance, total)

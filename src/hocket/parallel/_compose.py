@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,6 +30,8 @@ from ._scattered import Scattered
 from ._world import World
 from .pipeline import Pipeline, Stage
 from .pipeline._schedule import admitted
+from .spatial import SpatialParallel
+from .spatial import parallelize as divide_samples
 
 
 @dataclass(slots=True)
@@ -49,6 +52,7 @@ class Composition:
         apart: how many of elements that are divided among data-parallel ranks whatever the form.
         cut: names of the parameters that are divided among ranks that share tensors.
         holders: how many ranks of the pipeline hold each parameter.
+        spatial: how samples are divided; None where they are not.
         notes: what was decided about the model, as sentences.
     """
 
@@ -65,6 +69,7 @@ class Composition:
     apart: int
     cut: frozenset[str]
     holders: dict[str, int]
+    spatial: SpatialParallel | None = None
     notes: list[str] = field(default_factory=list)
 
     def copies(self) -> list[tuple[Owned, int]]:
@@ -96,7 +101,7 @@ class Composition:
     def predicted_memory(self) -> StateBytes:
         """What the formulas say for a model in float32."""
         state = _memory.state_nbytes(self.optimizer)
-        divided = _memory.predicted(self.elements, self.mesh.data.size, self.plan.shard, optimizer_nbytes=state)
+        divided = _memory.predicted(self.elements, self.mesh.replicas.size, self.plan.shard, optimizer_nbytes=state)
         return divided + _memory.predicted(self.apart, 1, "none", optimizer_nbytes=state)
 
 
@@ -131,6 +136,7 @@ def compose(
         pipeline=plan.pipeline_parallel_degree,
         tensor=plan.tensor_parallel_degree,
         batch_norm=(plan.batch_norm_group or plan.data_parallel_degree) if plan.sync_batch_norm else 1,
+        spatial=plan.spatial_parallel_degree,
     )
     if world.size > 1:
         send_once([*model.parameters(), *model.buffers()], world)
@@ -144,7 +150,11 @@ def compose(
         stages, about = divide_layers(model, optimizer, plan, mesh, inputs)
         notes += about
         modules = [(stage.module, dict(stage.names)) for stage in stages]
-    if plan.sync_batch_norm:
+    spatial = None
+    if mesh.spatial.size > 1:
+        spatial = divide_samples(model, mesh.spatial, statistics=mesh.statistics, samples=mesh.batch_norm)
+        notes.append(f"each sample divided among {mesh.spatial.size} ranks along the first of its spatial dims")
+    elif plan.sync_batch_norm:
         changed = [name for module, _ in modules for name in synchronise(module, mesh.batch_norm)]
         notes.append(f"batch norm over {mesh.batch_norm.size} ranks: {', '.join(changed) or 'the model has none'}")
     if plan.recompute and not stages:
@@ -185,7 +195,9 @@ def compose(
     passes: Passes
     answers = mesh.tensor.rank == 0
     if pipeline is None:
-        passes = WholePasses(model, loss, reduction, form, buffers, mesh.data, answers=answers)
+        running = nullcontext if spatial is None else spatial.running
+        answers = answers and mesh.spatial.rank == 0
+        passes = WholePasses(model, loss, reduction, form, buffers, mesh.data, answers=answers, running=running)
     else:
         answers = answers and pipeline.holds_last
         passes = StagedPasses(pipeline, reduction, form, buffers, mesh.data, answers=answers)
@@ -203,6 +215,7 @@ def compose(
         apart=sum(item.leaf.numel() for item in apart),
         cut=frozenset() if tensor_form is None else frozenset(tensor_form.pieces),
         holders=dict(holders),
+        spatial=spatial,
         notes=notes,
     )
 
@@ -215,12 +228,12 @@ def _form(
     frozen: dict[str, torch.nn.Parameter],
     places: dict[str, Place],
 ) -> Form:
-    if plan.shard == "none" or mesh.data.size == 1:
-        return Replicas(trained, frozen, places, mesh.data, plan.bucket_bytes)
+    if plan.shard == "none" or mesh.replicas.size == 1:
+        return Replicas(trained, frozen, places, mesh.replicas, plan.bucket_bytes)
     if plan.shard == "parameters":
-        return FullySharded(modules, places, mesh.data)
+        return FullySharded(modules, places, mesh.replicas)
     keep = plan.shard == "optimizer"
-    return Scattered(trained, frozen, places, mesh.data, plan.bucket_bytes, keep_gradients=keep)
+    return Scattered(trained, frozen, places, mesh.replicas, plan.bucket_bytes, keep_gradients=keep)
 
 
 def _check_arguments(model: Any, optimizer: Any, plan: Plan) -> None:

@@ -1,4 +1,4 @@
-"""The ranks as a mesh: stages of the pipeline, parts of the data, and sharers of tensors, each axis with its groups."""
+"""The ranks as a mesh: stages of the pipeline, parts of the data, sharers of tensors or samples, and their groups."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ._world import World
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
-    """This rank's place on each axis; rank = (p * data.size + d) * tensor.size + t.
+    """This rank's place on each axis; rank = ((p * data.size + d) * tensor.size + t) * spatial.size + s.
 
     Attributes:
         whole: all ranks.
@@ -20,6 +20,9 @@ class Mesh:
         data: the ranks that hold the same for other data.
         tensor: the ranks that hold the other parts of the same tensors for the same data.
         batch_norm: the ranks of `data` that share the statistics of batch norm.
+        spatial: the ranks that hold the other slabs of the same samples.
+        replicas: the ranks that hold the same parameters: those of `data` and of `spatial` together.
+        statistics: the ranks of `batch_norm` and of `spatial` together.
     """
 
     whole: World
@@ -27,31 +30,50 @@ class Mesh:
     data: World
     tensor: World
     batch_norm: World
+    spatial: World
+    replicas: World
+    statistics: World
 
     @classmethod
-    def make(cls, whole: World, *, pipeline: int, tensor: int, batch_norm: int = 1) -> Mesh:
+    def make(cls, whole: World, *, pipeline: int, tensor: int, batch_norm: int = 1, spatial: int = 1) -> Mesh:
         """Makes the groups; a collective operation over `whole`.
 
         Args:
             whole: all ranks.
             pipeline: the pipeline's degree.
-            tensor: the tensor degree; the product of both divides the world.
+            tensor: the tensor degree.
             batch_norm: how many neighbours on the data axis share the statistics of batch norm.
+            spatial: the spatial degree; the product of the degrees divides the world.
         """
-        data = whole.size // (pipeline * tensor)
-        places = [divmod(rank, tensor) for rank in range(whole.size)]  # (p * data + d, t)
-        axes = [
-            [(pd % data, t) for pd, t in places],  # who share a pipeline
-            [(pd // data, t) for pd, t in places],
-            [(pd, 0) for pd, _ in places],
-            [(pd // data, pd % data // batch_norm * tensor + t) for pd, t in places],
+        data = whole.size // (pipeline * tensor * spatial)
+        places = []
+        for rank in range(whole.size):
+            others, s = divmod(rank, spatial)
+            others, t = divmod(others, tensor)
+            places.append((*divmod(others, data), t, s))
+        axes: list[list[tuple[int, ...]]] = [
+            [(d, t, s) for _, d, t, s in places],  # who share a pipeline
+            [(p, t, s) for p, _, t, s in places],
+            [(p, d, s) for p, d, _, s in places],
+            [(p, d // batch_norm, t, s) for p, d, t, s in places],
+            [(p, d, t) for p, d, t, _ in places],
+            [(p, t) for p, _, t, _ in places],
+            [(p, d // batch_norm, t) for p, d, t, _ in places],
         ]
-        return cls(whole, *(_world(whole, keys) for keys in axes))
+        if spatial == 1:  # these are others, and need no groups of their own
+            pipes, data_axis, tensors, norms = (_world(whole, keys) for keys in axes[:4])
+            return cls(whole, pipes, data_axis, tensors, norms, World(0, 1, None), data_axis, norms)
+        # Halos must not wait for the reductions of gradients that go on beside them: slabs have a group of their own.
+        apart = [_world(whole, keys, own=keys is axes[4]) for keys in axes]
+        return cls(whole, *apart)
 
 
-def _world(whole: World, keys: list[tuple[int, int]]) -> World:
-    """The group of the ranks that have this rank's key; every rank takes part in making every group."""
-    if len(set(keys)) == 1:
+def _world(whole: World, keys: list[tuple[int, ...]], *, own: bool = False) -> World:
+    """The group of the ranks that have this rank's key; every rank takes part in making every group.
+
+    All ranks need none, unless it shall be their `own`.
+    """
+    if len(set(keys)) == 1 and not own:
         return whole
     mine = World(0, 1, None)
     for key in sorted(set(keys)):

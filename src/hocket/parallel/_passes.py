@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal, Protocol
 
 import torch
@@ -46,6 +47,7 @@ class WholePasses:
         buffers: of the model.
         data: the data-parallel ranks.
         answers: see Passes.
+        running: makes a block in which the model and functions of its output are to be called.
     """
 
     def __init__(
@@ -58,8 +60,10 @@ class WholePasses:
         data: World,
         *,
         answers: bool,
+        running: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         self.answers = answers
+        self._running = running
         self._model = model
         self._loss_fn = loss_fn
         self._reduction: Reduction = reduction
@@ -76,7 +80,8 @@ class WholePasses:
             last = i == len(parts) - 1
             with self._form.passing(last), _batch.counting(part.samples):
                 self._buffers.send()
-                loss = scalar(self._loss_fn(self._model(*part.inputs), part.target))
+                with self._running():
+                    loss = scalar(self._loss_fn(self._model(*part.inputs), part.target))
                 weight = part.weight(self._reduction)
                 if part.samples:
                     total += loss.detach().to(total) * weight
@@ -94,7 +99,8 @@ class WholePasses:
 
     def value(self, part: Part, metric: LossFn) -> torch.Tensor | None:
         """See Passes."""
-        return metric(self._model(*part.inputs), part.target)
+        with self._running():
+            return metric(self._model(*part.inputs), part.target)
 
 
 class StagedPasses:

@@ -122,7 +122,7 @@ class Trainer:
         loss = self._composition.passes.train(self._splitter.parts(batch, plan.accumulate))
         if plan.clip_norm is not None:
             mesh = self._mesh
-            local = mesh.tensor.size == mesh.pipeline.size == 1 and (plan.shard == "none" or mesh.data.size == 1)
+            local = mesh.tensor.size == mesh.pipeline.size == 1 and (plan.shard == "none" or mesh.replicas.size == 1)
             self.grad_norm = clip(self._composition.copies(), plan.clip_norm, mesh.whole, local=local)
         self.optimizer.step()
         form.publish()
@@ -221,10 +221,15 @@ class Trainer:
             "plan": self.plan.describe(),
             "rank": mesh.whole.rank,
             "world": mesh.whole.size,
-            "place": {"pipeline": mesh.pipeline.rank, "data": mesh.data.rank, "tensor": mesh.tensor.rank},
+            "place": {
+                "pipeline": mesh.pipeline.rank,
+                "data": mesh.data.rank,
+                "tensor": mesh.tensor.rank,
+                "spatial": mesh.spatial.rank,
+            },
             "memory": self.memory().to_json(),
             "memory_predicted": expected.to_json(),
-            "notes": list(self._composition.notes),
+            "notes": [*self._composition.notes, *str(self._composition.spatial or "").splitlines()],
             "steps": self.steps,
             **self._log.checked(self.plan, mesh.whole.rank),
             **({} if self._trial is None else {"buckets": self._trial.to_json()}),

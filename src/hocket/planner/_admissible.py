@@ -10,7 +10,7 @@ from typing import Any
 
 from hocket.workload import Workload
 
-from ._findings import PlanError, PlanFinding
+from ._findings import UNPREDICTED, PlanError, PlanFinding
 from ._network import Network
 from ._plan import Plan
 
@@ -94,7 +94,9 @@ def grid_of(workload: Workload, network: Network, workers: int, batch: int, fixe
     if workers > network.world:
         rule = f"{network.name} has places for {network.world} workers, and {workers} are wanted"
         raise PlanError("there are not so many:", [PlanFinding("workers", rule, "take a larger cluster, or fewer")])
-    Plan(**fixed)  # values of a wrong type or word
+    given = Plan(**fixed)  # raises for values of a wrong type or word
+    if given.spatial_parallel_degree > 1:
+        raise PlanError("no plan keeps this:", [UNPREDICTED])
     limits = {layer.tensor_limit for layer in workload.layers if layer.tensor_limit > 1}
     tensor = [
         t for t in _divisors(workers) if t == 1 or (t <= network.local and any(limit % t == 0 for limit in limits))

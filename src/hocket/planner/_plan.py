@@ -30,8 +30,9 @@ RecomputePart = Literal["layers", "attention"]
 class Plan:
     """Every decision about how a model is trained on many workers. Frozen; a small TOML file, made to be compared.
 
-    The three degrees multiply to the number of workers. Ranks are numbered by stage of the pipeline first, then by part
-    of the data, and ranks that share tensors are neighbours: rank = (p * data + d) * tensor + t.
+    The four degrees multiply to the number of workers. Ranks are numbered by stage of the pipeline first, then by part
+    of the data, and ranks that share tensors, or samples, are neighbours:
+    rank = ((p * data + d) * tensor + t) * spatial + s.
 
     Attributes:
         data_parallel_degree: among how many groups of workers each batch is divided; -1 for the rest of the world.
@@ -44,6 +45,7 @@ class Plan:
         stages_per_rank: stages that each worker holds; more than one for "interleaved".
         micro_batches: parts into which the pipeline cuts each worker's part of the batch.
         split: names of modules with which a stage begins, in order; none to balance the stages by measurement.
+        spatial_parallel_degree: among how many workers each sample is divided, along the first of its spatial dims.
         accumulate: parts in which a worker computes its part of the batch one after the other, to save memory.
         embeddings: how embedding tables are divided among the data-parallel groups: not at all, whole tables, every
             table by rows, or either by size.
@@ -75,6 +77,7 @@ class Plan:
     stages_per_rank: int = 1
     micro_batches: int = 1
     split: tuple[str, ...] = ()
+    spatial_parallel_degree: int = 1
     accumulate: int = 1
     embeddings: Embeddings = "replicated"
     sync_batch_norm: bool = False
@@ -106,7 +109,8 @@ class Plan:
         found = self.findings(world_size)
         if found:
             raise PlanError(f"the plan cannot be carried out by {world_size} workers:", found)
-        rest = world_size // (self.tensor_parallel_degree * self.pipeline_parallel_degree)
+        shares = self.tensor_parallel_degree * self.spatial_parallel_degree
+        rest = world_size // (shares * self.pipeline_parallel_degree)
         return dataclasses.replace(self, data_parallel_degree=rest)
 
     def findings(self, world_size: int | None = None, *, batch: int | None = None) -> list[PlanFinding]:
@@ -128,6 +132,8 @@ class Plan:
         if self.tensor_parallel_degree > 1:
             sequence = " (sequence too)" if self.sequence_parallel else ""
             words.append(f"{self.tensor_parallel_degree} tensor{sequence}")
+        if self.spatial_parallel_degree > 1:
+            words.append(f"{self.spatial_parallel_degree} spatial")
         if self.pipeline_parallel_degree > 1:
             stages = f", {self.stages_per_rank} stages each" if self.stages_per_rank > 1 else ""
             schedule = f"{self.pipeline_schedule}{stages}, {self.micro_batches} micro-batches"

@@ -16,7 +16,7 @@ from hocket.cluster import Cluster
 from hocket.workload import Workload
 
 from ._constants import Constants, slowest_of
-from ._findings import PlanError, PlanFinding
+from ._findings import UNPREDICTED, PlanError, PlanFinding
 from ._memory import Memory, memory_of
 from ._network import NOTHING, Cost, Network, network_of
 from ._plan import Plan
@@ -169,6 +169,8 @@ def predict(
     found = plan.findings(workers, batch=batch)
     if found:
         raise PlanError(f"the plan cannot be carried out by {workers} workers with batches of {batch}:", found)
+    if plan.spatial_parallel_degree > 1:
+        raise PlanError("the plan cannot be timed:", [UNPREDICTED])
     profile = profile or Profile(workload, network, constants)
     parts_of = plan.micro_batches * plan.accumulate
     micro = math.ceil(batch / (plan.data_parallel_degree * parts_of))

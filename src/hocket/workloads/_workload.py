@@ -75,6 +75,8 @@ _HOMES: Mapping[str, tuple[str, str]] = MappingProxyType(
         "language_model": ("hocket.workloads.language_model", "LanguageModel"),
         "translation": ("hocket.workloads.translation", "Translation"),
         "recommender": ("hocket.workloads.recommender", "Recommender"),
+        "cosmoflow": ("hocket.workloads.cosmoflow", "CosmoFlow"),
+        "climate": ("hocket.workloads.climate", "Climate"),
     }
 )
 

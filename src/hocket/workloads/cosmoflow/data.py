@@ -1,0 +1,106 @@
+"""Synthetic universes: lognormal fields with the power spectrum of cold dark matter, made with a Fourier transform.
+
+They stand in for N-body simulations: two parameters decide how strong and how coarse the clumps are, and are the
+targets. Nothing is simulated and nothing fetched.
+
+Sources: Bardeen et al. 1986 (the transfer function, equation G3); Coles and Jones 1991 (lognormal fields); Carroll,
+Press and Turner 1992 (growth). Ranges of the parameters: Ravanbakhsh et al. 2016, widened.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from hocket.workloads.cosmoflow.settings import VOLUMES_PER_EPOCH
+
+REDSHIFTS = (0.0, 0.5, 1.5, 3.0)
+"""A volume's channels: the same universe at four times, as in MLPerf HPC."""
+
+NAMES = ("omega_m", "sigma_8")
+_RANGES = ((0.1, 0.5), (0.5, 1.1))
+_CELL = 4.0  # Mpc/h
+_HUBBLE = 0.7
+_TILT = 0.96
+_RADIUS = 8.0  # Mpc/h, of the spheres in which sigma_8 is the spread of the density
+
+Floats = npt.NDArray[np.float64]
+
+
+def power(k: Floats, omega_m: float) -> Floats:
+    """The power spectrum, up to a factor, at wave numbers k > 0 in h/Mpc."""
+    q = k / (omega_m * _HUBBLE)
+    polynomial = 1.0 + 3.89 * q + (16.1 * q) ** 2 + (5.46 * q) ** 3 + (6.71 * q) ** 4
+    transfer = np.log(1.0 + 2.34 * q) / (2.34 * q) * polynomial**-0.25
+    spectrum: Floats = k**_TILT * transfer**2
+    return spectrum
+
+
+@functools.lru_cache(maxsize=4096)
+def amplitude(omega_m: float) -> float:
+    """By what the spectrum must be multiplied so that the density in spheres of 8 Mpc/h has a spread of one."""
+    k = np.geomspace(1e-4, 20.0, 400)
+    x = k * _RADIUS
+    window = 3.0 * (np.sin(x) - x * np.cos(x)) / x**3
+    integrand = power(k, omega_m) * window**2 * k**3 / (2.0 * np.pi**2)
+    return float(1.0 / np.trapezoid(integrand, np.log(k)))
+
+
+def growth(omega_m: float, redshift: float) -> float:
+    """How strong the clumps are at a redshift, beside today."""
+
+    def factor(a: float) -> float:
+        cube = omega_m / a**3
+        matter = cube / (cube + 1.0 - omega_m)
+        vacuum = 1.0 - matter
+        return a * 2.5 * matter / (matter ** (4 / 7) - vacuum + (1 + matter / 2) * (1 + vacuum / 70))
+
+    return factor(1.0 / (1.0 + redshift)) / factor(1.0)
+
+
+class Universes(Dataset[tuple[Tensor, Tensor]]):
+    """Item ``index`` is a volume (4, side, side, side) and its parameters (2,): float32, each scaled to [-1, 1].
+
+    A cell is log(1 + density), the mean density being 1, at four redshifts. A volume is a function of (seed, epoch,
+    index) alone, so that it does not matter which worker makes it.
+
+    Args:
+        side: Of a volume, in cells of 4 Mpc/h.
+        seed: Chooses the sequence.
+        length: Volumes in one epoch.
+    """
+
+    def __init__(self, side: int, *, seed: int = 0, length: int = VOLUMES_PER_EPOCH) -> None:
+        self._side, self._seed, self._length = side, seed, length
+        self.epoch = 0
+        axis = np.fft.fftfreq(side, _CELL) * 2.0 * np.pi
+        half = np.fft.rfftfreq(side, _CELL) * 2.0 * np.pi
+        self._k = np.sqrt(axis[:, None, None] ** 2 + axis[None, :, None] ** 2 + half[None, None, :] ** 2)
+        self._k[0, 0, 0] = 1.0  # its power is taken away below
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose which epoch's volumes the items are."""
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        if not 0 <= index < self._length:
+            raise IndexError(f"Universes: index {index} is not in 0..{self._length - 1}")
+        random = np.random.default_rng((self._seed, self.epoch, index))
+        place = random.uniform(-1.0, 1.0, size=2)
+        omega_m, sigma_8 = (low + (high - low) * (x + 1) / 2 for (low, high), x in zip(_RANGES, place, strict=True))
+        spectrum = power(self._k, omega_m) * amplitude(round(omega_m, 4)) * sigma_8**2
+        spectrum[0, 0, 0] = 0.0
+        white = np.fft.rfftn(random.standard_normal((self._side,) * 3))
+        field = np.fft.irfftn(white * np.sqrt(spectrum / _CELL**3), s=(self._side,) * 3, axes=(0, 1, 2))
+        variance = field.var()
+        times = [growth(omega_m, redshift) for redshift in REDSHIFTS]
+        volume = [np.log1p(np.exp(d * field - d * d * variance / 2.0)) for d in times]
+        return torch.from_numpy(np.stack(volume).astype(np.float32)), torch.from_numpy(place.astype(np.float32))

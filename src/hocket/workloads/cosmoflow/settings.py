@@ -1,0 +1,84 @@
+"""What a run of CosmoFlow can be told."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, ClassVar
+
+from hocket.workloads._settings import Settings, SettingsError
+
+VOLUMES_PER_EPOCH = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """A size, and how it is trained unless told otherwise.
+
+    Attributes:
+        side: Of a volume, in cells.
+        layers: Convolutions, each followed by a pooling that halves the side.
+        width: Channels of the first; the n-th has n times as many.
+        dense: Features of the two dense layers before the last.
+        dropout: Share of those features that is dropped in training.
+        batch_size: Volumes in a step.
+        steps: Optimizer steps.
+        lr: Highest learning rate of Adam.
+    """
+
+    side: int
+    layers: int
+    width: int
+    dense: tuple[int, int]
+    dropout: float
+    batch_size: int
+    steps: int
+    lr: float
+
+
+# "full" is the network of MLPerf HPC (five convolutions of 32, 64, ... 160 channels on 128^3 cells); "demo" is for two
+# CPU cores and some minutes; "tiny" is for tests.
+SIZES: Mapping[str, Recipe] = MappingProxyType(
+    {
+        "full": Recipe(128, 5, 32, (128, 64), 0.5, batch_size=64, steps=10_000, lr=1e-3),
+        "demo": Recipe(32, 4, 8, (64, 32), 0.0, batch_size=16, steps=400, lr=2e-3),
+        "tiny": Recipe(8, 2, 2, (8, 4), 0.0, batch_size=8, steps=100, lr=5e-3),
+    }
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CosmoFlowSettings(Settings):
+    """`Settings`, and what CosmoFlow can be told beside.
+
+    Attributes:
+        size: One of `SIZES`.
+    """
+
+    samples: ClassVar[str] = "volumes"
+    unit: ClassVar[str] = "volumes"
+
+    size: str
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_size(self.size)
+
+    @classmethod
+    def defaults(cls, options: Mapping[str, Any]) -> dict[str, Any]:
+        """The size's own values."""
+        size = options.get("size", "demo")
+        _check_size(size)
+        recipe = SIZES[size]
+        return {"size": size, "batch_size": recipe.batch_size, "steps": recipe.steps, "lr": recipe.lr}
+
+    @classmethod
+    def samples_per_epoch(cls) -> int:
+        """Volumes in one epoch."""
+        return VOLUMES_PER_EPOCH
+
+
+def _check_size(size: str) -> None:
+    if size not in SIZES:
+        raise SettingsError(f"--size {size}: not one of {', '.join(SIZES)}")

@@ -1,0 +1,119 @@
+"""How CosmoFlow is trained on synthetic universes, and judged."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+import hocket
+from hocket.workloads._schedule import warm_up_and_cosine
+from hocket.workloads._workload import Batch
+from hocket.workloads.cosmoflow import data
+from hocket.workloads.cosmoflow.model import CosmoFlow
+from hocket.workloads.cosmoflow.settings import SIZES, CosmoFlowSettings
+
+WARM_UP_STEPS = 20
+HELD_OUT = {"full": 256, "demo": 256, "tiny": 64}
+_HELD_OUT_SEED = 1_000_003  # not the training's
+_VOLUMES_PER_BATCH = 16
+_MOMENTS = 1 + 2 * len(data.REDSHIFTS)
+
+
+class CosmoFlowWorkload:
+    """Mean squared error of both parameters; Adam, whose learning rate rises and falls along a cosine."""
+
+    evaluates = True
+
+    def __init__(self, settings: CosmoFlowSettings) -> None:
+        self.settings = settings
+        self._side = SIZES[settings.size].side
+
+    def model(self) -> CosmoFlow:
+        """CosmoFlow of the chosen size."""
+        return CosmoFlow(len(data.REDSHIFTS), len(data.NAMES), size=self.settings.size)
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Adam:
+        """As published."""
+        return torch.optim.Adam(model.parameters(), lr=self.settings.lr)
+
+    def learning_rate(self, step: int) -> float:
+        """Linear warm-up, then half a cosine."""
+        return self.settings.lr * warm_up_and_cosine(step, steps=self.settings.steps, warm_up_steps=WARM_UP_STEPS)
+
+    def dataset(self) -> Dataset[Batch]:
+        """Universes made on the fly."""
+        return cast(Dataset[Batch], data.Universes(self._side, seed=self.settings.seed))
+
+    def start_epoch(self, dataset: Dataset[Batch], epoch: int) -> None:
+        """Every epoch makes other universes."""
+        cast(data.Universes, dataset).set_epoch(epoch)
+
+    def loss_fn(self, output: Tensor, target: Tensor) -> Tensor:
+        """Mean squared error over parameters and volumes."""
+        return F.mse_loss(output.float(), target)
+
+    @torch.no_grad()
+    def evaluate(self, model: nn.Module, picture: Path | None) -> dict[str, Any]:
+        """Mean absolute errors on universes that were never trained on, shared out among the workers.
+
+        Beside them two things that need no network: to say the middle of the range, and a linear fit of mean and spread
+        of the cells, made on as many other universes.
+        """
+        device = next(model.parameters()).device
+        model.eval()
+        count = HELD_OUT[self.settings.size]
+        universes = data.Universes(self._side, seed=_HELD_OUT_SEED, length=2 * count)
+        table = torch.zeros((2 * count, 2 * len(data.NAMES) + _MOMENTS), dtype=torch.float64)
+        for index, volumes, targets in hocket.shard(DataLoader(_Numbered(universes), _VOLUMES_PER_BATCH)):
+            told = model(volumes.to(device)).double().cpu()
+            cells = volumes.double().flatten(2)
+            ones = torch.ones(len(index), 1, dtype=torch.float64)
+            table[index] = torch.cat([told, targets.double(), ones, cells.mean(2), cells.std(2)], 1)
+        told, truth, moments = np.split(hocket.total(table).numpy(), (2, 4), axis=1)
+        fit = np.linalg.lstsq(moments[count:], truth[count:], rcond=None)[0]
+        told, truth, fitted = told[:count], truth[:count], moments[:count] @ fit
+        model.train()
+        rows: list[dict[str, Any]] = [
+            {
+                "parameter": name,
+                "middle": float(np.abs(truth[:, i]).mean()),
+                "fit": float(np.abs(fitted[:, i] - truth[:, i]).mean()),
+                "network": float(np.abs(told[:, i] - truth[:, i]).mean()),
+            }
+            for i, name in enumerate(data.NAMES)
+        ]
+        mean = {key: sum(row[key] for row in rows) / len(rows) for key in ("middle", "fit", "network")}
+        return {
+            "title": f"Mean absolute error of parameters scaled to [-1, 1], {count} synthetic universes held out",
+            "columns": {
+                "parameter": "parameter",
+                "middle": "middle of the range",
+                "fit": "fit of mean and spread",
+                "network": "CosmoFlow",
+            },
+            "rows": rows,
+            "mean": mean,
+            "summary": (
+                f"The mean absolute error is {mean['network']:.3f}; a fit of the cells' mean and spread has "
+                f"{mean['fit']:.3f}, the middle of the range {mean['middle']:.3f}"
+            ),
+        }
+
+
+class _Numbered(Dataset[tuple[int, Tensor, Tensor]]):
+    """Items with their index in front."""
+
+    def __init__(self, universes: data.Universes) -> None:
+        self._universes = universes
+
+    def __len__(self) -> int:
+        return len(self._universes)
+
+    def __getitem__(self, index: int) -> tuple[int, Tensor, Tensor]:
+        return index, *self._universes[index]
