@@ -127,6 +127,7 @@ def test_constraints_are_kept(selene: Network) -> None:
             "pipeline_parallel_degree: 5 does not divide 64 workers; use a divisor, as 4",
         ),
         ({"pipeline_parallel_degree": 64}, "64 stages need as many layers, and gpt-7b has 34"),
+        ({"spatial_parallel_degree": 2}, "spatial_parallel_degree: steps on slabs of samples are not predicted"),
         ({"colour": 1}, "colour: a plan has no such field"),
         ({"shard": "all"}, "shard: there is no 'all'"),
         ({"data_parallel_degree": 7}, "no degrees of 64 workers go with what is fixed"),

@@ -62,4 +62,13 @@ def test_the_largest_patch_is_accepted() -> None:
 
 
 def test_the_bundled_workloads_are_known() -> None:
-    assert names() == ("edsr", "resnet50", "resnet101", "language_model", "translation", "recommender", "cosmoflow", "climate")
+    assert names() == (
+        "edsr",
+        "resnet50",
+        "resnet101",
+        "language_model",
+        "translation",
+        "recommender",
+        "cosmoflow",
+        "climate",
+    )

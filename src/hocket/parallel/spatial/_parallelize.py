@@ -91,9 +91,20 @@ class SpatialParallel:
         return tensor if slabs is None else _exchange.gather(self.world, tensor, slabs)
 
     def call(self, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """The model's own forward on slabs of its inputs."""
+        """The model's own forward on slabs of its inputs.
+
+        Raises:
+            ValueError: no input can be divided.
+        """
         inside = running()
         slabs_of = mapped((args, kwargs), self.slab)
+        found = tensors_in(slabs_of)
+        if not any(noted(tensor) is not None for tensor in found):
+            raise ValueError(
+                f"no input of the model can be divided among {self.world.size} ranks: they have the shapes "
+                f"{[list(tensor.shape) for tensor in found]}, and one of (N, C, H, W) or (N, C, D, H, W) is needed; "
+                "say spatial_parallel_degree = 1"
+            )
         with self.running():
             output = forward(*slabs_of[0], **slabs_of[1])
         return output if inside else mapped(output, self.whole)

@@ -80,8 +80,10 @@ class Universes(Dataset[tuple[Tensor, Tensor]]):
         self.epoch = 0
         axis = np.fft.fftfreq(side, _CELL) * 2.0 * np.pi
         half = np.fft.rfftfreq(side, _CELL) * 2.0 * np.pi
-        self._k = np.sqrt(axis[:, None, None] ** 2 + axis[None, :, None] ** 2 + half[None, None, :] ** 2)
-        self._k[0, 0, 0] = 1.0  # its power is taken away below
+        square = axis[:, None, None] ** 2 + axis[None, :, None] ** 2 + half[None, None, :] ** 2
+        # Few wave numbers differ in size: the spectrum is worked out for each of these once.
+        squares, self._which = np.unique(square.round(12), return_inverse=True)
+        self._k = np.sqrt(np.maximum(squares, 1e-9))
 
     def set_epoch(self, epoch: int) -> None:
         """Choose which epoch's volumes the items are."""
@@ -97,9 +99,11 @@ class Universes(Dataset[tuple[Tensor, Tensor]]):
         place = random.uniform(-1.0, 1.0, size=2)
         omega_m, sigma_8 = (low + (high - low) * (x + 1) / 2 for (low, high), x in zip(_RANGES, place, strict=True))
         spectrum = power(self._k, omega_m) * amplitude(round(omega_m, 4)) * sigma_8**2
-        spectrum[0, 0, 0] = 0.0
-        white = np.fft.rfftn(random.standard_normal((self._side,) * 3))
-        field = np.fft.irfftn(white * np.sqrt(spectrum / _CELL**3), s=(self._side,) * 3, axes=(0, 1, 2))
+        spectrum[0] = 0.0  # the mean density is known
+        shape = (self._side,) * 3
+        white = np.fft.rfftn(random.standard_normal(shape))
+        scale = np.sqrt(spectrum / _CELL**3)[self._which].reshape(white.shape)
+        field = np.fft.irfftn(white * scale, s=shape, axes=(0, 1, 2))
         variance = field.var()
         times = [growth(omega_m, redshift) for redshift in REDSHIFTS]
         volume = [np.log1p(np.exp(d * field - d * d * variance / 2.0)) for d in times]

@@ -1,4 +1,4 @@
-"""CosmoFlow (Mathuriya et al. 2018, arXiv:1808.04728) in the form of MLPerf HPC: convolutions, poolings, a dense head."""
+"""CosmoFlow (Mathuriya et al. 2018, arXiv:1808.04728) in the form of MLPerf HPC: convolutions and a dense head."""
 
 from __future__ import annotations
 

@@ -1,0 +1,82 @@
+"""What a run of the climate segmentation can be told."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, ClassVar
+
+from hocket.workloads._settings import Settings, SettingsError
+
+MAPS_PER_EPOCH = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """A size, and how it is trained unless told otherwise.
+
+    Attributes:
+        height: Of a map, in pixels, from south to north.
+        breadth: Of a map, in pixels, around the earth.
+        width: Channels of the network's first level; each further one has twice as many.
+        levels: How often the maps are halved.
+        batch_size: Maps in a step.
+        steps: Optimizer steps.
+        lr: Highest learning rate of Adam.
+    """
+
+    height: int
+    breadth: int
+    width: int
+    levels: int
+    batch_size: int
+    steps: int
+    lr: float
+
+
+# "full" has the maps of Kurth et al. 2018 (768 x 1152 pixels); "demo" is for two CPU cores and some minutes; "tiny" is
+# for tests.
+SIZES: Mapping[str, Recipe] = MappingProxyType(
+    {
+        "full": Recipe(768, 1152, 64, 4, batch_size=16, steps=5_000, lr=1e-3),
+        "demo": Recipe(64, 96, 8, 3, batch_size=8, steps=250, lr=4e-3),
+        "tiny": Recipe(16, 24, 2, 2, batch_size=8, steps=100, lr=5e-3),
+    }
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClimateSettings(Settings):
+    """`Settings`, and what the climate segmentation can be told beside.
+
+    Attributes:
+        size: One of `SIZES`.
+    """
+
+    samples: ClassVar[str] = "maps"
+    unit: ClassVar[str] = "maps"
+
+    size: str
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_size(self.size)
+
+    @classmethod
+    def defaults(cls, options: Mapping[str, Any]) -> dict[str, Any]:
+        """The size's own values."""
+        size = options.get("size", "demo")
+        _check_size(size)
+        recipe = SIZES[size]
+        return {"size": size, "batch_size": recipe.batch_size, "steps": recipe.steps, "lr": recipe.lr}
+
+    @classmethod
+    def samples_per_epoch(cls) -> int:
+        """Maps in one epoch."""
+        return MAPS_PER_EPOCH
+
+
+def _check_size(size: str) -> None:
+    if size not in SIZES:
+        raise SettingsError(f"--size {size}: not one of {', '.join(SIZES)}")

@@ -1,0 +1,107 @@
+"""How the climate segmentation is trained on synthetic maps, and judged."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+import hocket
+from hocket.workloads._schedule import warm_up_and_cosine
+from hocket.workloads._workload import Batch
+from hocket.workloads.climate import data
+from hocket.workloads.climate.metrics import confusion, intersection_over_union
+from hocket.workloads.climate.model import UNet
+from hocket.workloads.climate.settings import SIZES, ClimateSettings
+
+WARM_UP_STEPS = 20
+HELD_OUT = 128
+_HELD_OUT_SEED = 1_000_003  # not the training's
+_MAPS_PER_BATCH = 16
+_THRESHOLDS = np.linspace(0.5, 4.0, 15)
+
+
+class ClimateWorkload:
+    """Cross entropy of each pixel, in which rare classes weigh more; Adam with a warm-up and a cosine."""
+
+    evaluates = True
+
+    def __init__(self, settings: ClimateSettings) -> None:
+        self.settings = settings
+        recipe = SIZES[settings.size]
+        self._shape = recipe.height, recipe.breadth
+
+    def model(self) -> UNet:
+        """A U-Net of the chosen size."""
+        return UNet(len(data.CHANNELS), len(data.CLASSES), size=self.settings.size)
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Adam:
+        """As published."""
+        return torch.optim.Adam(model.parameters(), lr=self.settings.lr)
+
+    def learning_rate(self, step: int) -> float:
+        """Linear warm-up, then half a cosine."""
+        return self.settings.lr * warm_up_and_cosine(step, steps=self.settings.steps, warm_up_steps=WARM_UP_STEPS)
+
+    def dataset(self) -> Dataset[Batch]:
+        """Maps drawn on the fly."""
+        return cast(Dataset[Batch], data.Maps(*self._shape, seed=self.settings.seed))
+
+    def start_epoch(self, dataset: Dataset[Batch], epoch: int) -> None:
+        """Every epoch draws other maps."""
+        cast(data.Maps, dataset).set_epoch(epoch)
+
+    def loss_fn(self, output: Tensor, target: Tensor) -> Tensor:
+        """The mean over pixels of cross entropy times the class's weight.
+
+        A class weighs by the inverse square root of its share of pixels (Kurth et al. 2018).
+        """
+        output = output.float()
+        weight = torch.tensor(data.SHARES, dtype=output.dtype, device=output.device).rsqrt()
+        return F.cross_entropy(output, target, weight=weight, reduction="none").mean()
+
+    @torch.no_grad()
+    def evaluate(self, model: nn.Module, picture: Path | None) -> dict[str, Any]:
+        """Intersection over union on maps that were never trained on, shared out among the workers.
+
+        Beside it what one threshold for each class can do: low pressure makes a cyclone, moisture a river; of all
+        thresholds those that are best on these very maps.
+        """
+        device = next(model.parameters()).device
+        model.eval()
+        classes = len(data.CLASSES)
+        maps = data.Maps(*self._shape, seed=_HELD_OUT_SEED, length=HELD_OUT)
+        tables = torch.zeros((1 + len(_THRESHOLDS) ** 2, classes, classes), dtype=torch.int64)
+        pressure, moisture = data.CHANNELS.index("PSL"), data.CHANNELS.index("TMQ")
+        for fields, labels in hocket.shard(DataLoader(cast(Dataset[Batch], maps), batch_size=_MAPS_PER_BATCH)):
+            truth = labels.numpy()
+            told = model(fields.to(device)).argmax(1).cpu().numpy()
+            tables[0] += torch.from_numpy(confusion(truth, told, classes))
+            low, wet = -fields[:, pressure].numpy(), fields[:, moisture].numpy()
+            for i, (deep, moist) in enumerate(np.ndindex(len(_THRESHOLDS), len(_THRESHOLDS))):
+                simple = np.where(low > _THRESHOLDS[deep], 1, np.where(wet > _THRESHOLDS[moist], 2, 0))
+                tables[1 + i] += torch.from_numpy(confusion(truth, simple, classes))
+        tables = hocket.total(tables)
+        model.train()
+        network, *simple_ones = [100.0 * intersection_over_union(table.numpy()) for table in tables]
+        best = max(simple_ones, key=lambda one: float(one.mean()))
+        rows: list[dict[str, Any]] = [
+            {"class": name, "thresholds": float(best[i]), "network": float(network[i])}
+            for i, name in enumerate(data.CLASSES)
+        ]
+        mean = {key: sum(row[key] for row in rows) / classes for key in ("thresholds", "network")}
+        return {
+            "title": f"Intersection over union in percent, {HELD_OUT} synthetic maps held out",
+            "columns": {"class": "class", "thresholds": "best thresholds", "network": "U-Net"},
+            "rows": rows,
+            "mean": mean,
+            "summary": (
+                f"The mean intersection over union is {mean['network']:.1f}%; thresholds of pressure and moisture "
+                f"reach {mean['thresholds']:.1f}%"
+            ),
+        }
