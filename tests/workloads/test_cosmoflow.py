@@ -2,14 +2,14 @@ import numpy as np
 import pytest
 import torch
 
-from hocket.workloads.cosmoflow.data import REDSHIFTS, Universes, amplitude, growth, power
+from hocket.workloads.cosmoflow.data import Universes, amplitude, power
 from hocket.workloads.cosmoflow.model import CosmoFlow
 
 
 def test_a_volume_is_a_function_of_seed_epoch_and_index() -> None:
     universes = Universes(8, seed=2)
     volume, target = universes[5]
-    assert volume.shape == (len(REDSHIFTS), 8, 8, 8)
+    assert volume.shape == (1, 8, 8, 8)
     assert target.shape == (2,)
     assert float(target.abs().max()) <= 1.0
     assert torch.equal(volume, Universes(8, seed=2)[5][0])
@@ -19,18 +19,12 @@ def test_a_volume_is_a_function_of_seed_epoch_and_index() -> None:
         universes[10**6]
 
 
-def test_the_mean_density_is_one_and_clumps_grow_with_time() -> None:
-    volumes = torch.stack([Universes(16)[i][0] for i in range(20)]).double()
-    density = torch.expm1(volumes)
+def test_the_mean_density_is_one_and_sigma_8_makes_clumps() -> None:
+    volumes, targets = (torch.stack(part) for part in zip(*[Universes(16)[i] for i in range(60)], strict=True))
+    density = torch.expm1(volumes.double())
     assert float(density.mean()) == pytest.approx(1.0, rel=0.02)
-    spread = density.std((0, 2, 3, 4))
-    assert list(spread) == sorted(spread, reverse=True)
-    for omega_m in (0.1, 0.3, 0.5):
-        times = [growth(omega_m, z) for z in REDSHIFTS]
-        assert times[0] == 1.0
-        assert times == sorted(times, reverse=True)
-    # In a universe of matter alone clumps grow as the universe does.
-    assert growth(1.0, 1.0) == pytest.approx(0.5, rel=1e-3)
+    spread = density.std((1, 2, 3, 4))
+    assert float(torch.corrcoef(torch.stack([spread, targets[:, 1].double()]))[0, 1]) > 0.8
 
 
 def test_the_spectrum_has_the_spread_that_sigma_8_says() -> None:
@@ -54,4 +48,4 @@ def test_the_full_network_is_that_of_mlperf_hpc() -> None:
     assert widths == [32, 64, 96, 128, 160]
     assert [layer.in_features for layer in model.head if isinstance(layer, torch.nn.Linear)] == [160 * 64, 128, 64]
     with torch.device("meta"):
-        assert CosmoFlow(size="demo")(torch.empty(3, 4, 32, 32, 32)).shape == (3, 2)
+        assert CosmoFlow(size="demo")(torch.empty(3, 1, 32, 32, 32)).shape == (3, 2)

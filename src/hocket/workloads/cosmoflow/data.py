@@ -3,8 +3,8 @@
 They stand in for N-body simulations: two parameters decide how strong and how coarse the clumps are, and are the
 targets. Nothing is simulated and nothing fetched.
 
-Sources: Bardeen et al. 1986 (the transfer function, equation G3); Coles and Jones 1991 (lognormal fields); Carroll,
-Press and Turner 1992 (growth). Ranges of the parameters: Ravanbakhsh et al. 2016, widened.
+Sources: Bardeen et al. 1986 (the transfer function, equation G3); Coles and Jones 1991 (lognormal fields). Ranges of
+the parameters: Ravanbakhsh et al. 2016, widened.
 """
 
 from __future__ import annotations
@@ -18,9 +18,6 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from hocket.workloads.cosmoflow.settings import VOLUMES_PER_EPOCH
-
-REDSHIFTS = (0.0, 0.5, 1.5, 3.0)
-"""A volume's channels: the same universe at four times, as in MLPerf HPC."""
 
 NAMES = ("omega_m", "sigma_8")
 _RANGES = ((0.1, 0.5), (0.5, 1.1))
@@ -51,22 +48,10 @@ def amplitude(omega_m: float) -> float:
     return float(1.0 / np.trapezoid(integrand, np.log(k)))
 
 
-def growth(omega_m: float, redshift: float) -> float:
-    """How strong the clumps are at a redshift, beside today."""
-
-    def factor(a: float) -> float:
-        cube = omega_m / a**3
-        matter = cube / (cube + 1.0 - omega_m)
-        vacuum = 1.0 - matter
-        return a * 2.5 * matter / (matter ** (4 / 7) - vacuum + (1 + matter / 2) * (1 + vacuum / 70))
-
-    return factor(1.0 / (1.0 + redshift)) / factor(1.0)
-
-
 class Universes(Dataset[tuple[Tensor, Tensor]]):
-    """Item ``index`` is a volume (4, side, side, side) and its parameters (2,): float32, each scaled to [-1, 1].
+    """Item ``index`` is a volume (1, side, side, side) and its parameters (2,): float32, each scaled to [-1, 1].
 
-    A cell is log(1 + density), the mean density being 1, at four redshifts. A volume is a function of (seed, epoch,
+    A cell is log(1 + density), the mean density being 1. A volume is a function of (seed, epoch,
     index) alone, so that it does not matter which worker makes it.
 
     Args:
@@ -104,7 +89,5 @@ class Universes(Dataset[tuple[Tensor, Tensor]]):
         white = np.fft.rfftn(random.standard_normal(shape))
         scale = np.sqrt(spectrum / _CELL**3)[self._which].reshape(white.shape)
         field = np.fft.irfftn(white * scale, s=shape, axes=(0, 1, 2))
-        variance = field.var()
-        times = [growth(omega_m, redshift) for redshift in REDSHIFTS]
-        volume = [np.log1p(np.exp(d * field - d * d * variance / 2.0)) for d in times]
-        return torch.from_numpy(np.stack(volume).astype(np.float32)), torch.from_numpy(place.astype(np.float32))
+        volume = np.log1p(np.exp(field - field.var() / 2.0)).astype(np.float32)[None]
+        return torch.from_numpy(volume), torch.from_numpy(place.astype(np.float32))

@@ -20,7 +20,7 @@ class CosmoFlow(nn.Module):
         size: One of `SIZES`.
     """
 
-    def __init__(self, channels: int = 4, parameters: int = 2, *, size: str = "full") -> None:
+    def __init__(self, channels: int = 1, parameters: int = 2, *, size: str = "full") -> None:
         super().__init__()
         recipe = SIZES[size]
         layers: list[nn.Module] = []
