@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from hocket.workloads.cosmoflow.data import Universes, amplitude, power
+from hocket.workloads.cosmoflow.data import MIDDLE, SPREAD, Universes, amplitude, power
 from hocket.workloads.cosmoflow.model import CosmoFlow
 
 
@@ -21,10 +21,10 @@ def test_a_volume_is_a_function_of_seed_epoch_and_index() -> None:
 
 def test_the_mean_density_is_one_and_sigma_8_makes_clumps() -> None:
     volumes, targets = (torch.stack(part) for part in zip(*[Universes(16)[i] for i in range(60)], strict=True))
-    density = torch.expm1(volumes.double())
+    density = torch.expm1(MIDDLE + SPREAD * volumes.double())
     assert float(density.mean()) == pytest.approx(1.0, rel=0.02)
     spread = density.std((1, 2, 3, 4))
-    assert float(torch.corrcoef(torch.stack([spread, targets[:, 1].double()]))[0, 1]) > 0.8
+    assert float(torch.corrcoef(torch.stack([spread, targets[:, 1].double()]))[0, 1]) > 0.6
 
 
 def test_the_spectrum_has_the_spread_that_sigma_8_says() -> None:

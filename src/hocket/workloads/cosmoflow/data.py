@@ -20,6 +20,9 @@ from torch.utils.data import Dataset
 from hocket.workloads.cosmoflow.settings import VOLUMES_PER_EPOCH
 
 NAMES = ("omega_m", "sigma_8")
+MIDDLE, SPREAD = 0.6, 0.5
+"""About the mean and the standard deviation of log(1 + density): what is left has a mean of 0 and a spread of 1."""
+
 _RANGES = ((0.1, 0.5), (0.5, 1.1))
 _CELL = 4.0  # Mpc/h
 _HUBBLE = 0.7
@@ -51,8 +54,8 @@ def amplitude(omega_m: float) -> float:
 class Universes(Dataset[tuple[Tensor, Tensor]]):
     """Item ``index`` is a volume (1, side, side, side) and its parameters (2,): float32, each scaled to [-1, 1].
 
-    A cell is log(1 + density), the mean density being 1. A volume is a function of (seed, epoch,
-    index) alone, so that it does not matter which worker makes it.
+    A cell is log(1 + density), the mean density being 1, shifted and scaled (`MIDDLE`, `SPREAD`). A volume is a function
+    of (seed, epoch, index) alone, so that it does not matter which worker makes it.
 
     Args:
         side: Of a volume, in cells of 4 Mpc/h.
@@ -89,5 +92,5 @@ class Universes(Dataset[tuple[Tensor, Tensor]]):
         white = np.fft.rfftn(random.standard_normal(shape))
         scale = np.sqrt(spectrum / _CELL**3)[self._which].reshape(white.shape)
         field = np.fft.irfftn(white * scale, s=shape, axes=(0, 1, 2))
-        volume = np.log1p(np.exp(field - field.var() / 2.0)).astype(np.float32)[None]
-        return torch.from_numpy(volume), torch.from_numpy(place.astype(np.float32))
+        volume = (np.log1p(np.exp(field - field.var() / 2.0)) - MIDDLE) / SPREAD
+        return torch.from_numpy(volume.astype(np.float32)[None]), torch.from_numpy(place.astype(np.float32))
