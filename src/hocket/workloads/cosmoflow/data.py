@@ -54,8 +54,8 @@ def amplitude(omega_m: float) -> float:
 class Universes(Dataset[tuple[Tensor, Tensor]]):
     """Item ``index`` is a volume (1, side, side, side) and its parameters (2,): float32, each scaled to [-1, 1].
 
-    A cell is log(1 + density), the mean density being 1, shifted and scaled (`MIDDLE`, `SPREAD`). A volume is a function
-    of (seed, epoch, index) alone, so that it does not matter which worker makes it.
+    A cell is log(1 + density), the mean density being 1, shifted and scaled (`MIDDLE`, `SPREAD`). A volume is a
+    function of (seed, epoch, index) alone, so that it does not matter which worker makes it.
 
     Args:
         side: Of a volume, in cells of 4 Mpc/h.

@@ -42,7 +42,7 @@ class Recipe:
 SIZES: Mapping[str, Recipe] = MappingProxyType(
     {
         "full": Recipe(128, 5, 32, (128, 64), 0.5, batch_size=64, steps=10_000, lr=1e-3),
-        "demo": Recipe(32, 4, 8, (64, 32), 0.0, batch_size=16, steps=300, lr=2e-3),
+        "demo": Recipe(32, 4, 8, (64, 32), 0.0, batch_size=16, steps=400, lr=2e-3),
         "tiny": Recipe(8, 2, 2, (8, 4), 0.0, batch_size=8, steps=100, lr=5e-3),
     }
 )
