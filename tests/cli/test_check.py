@@ -105,6 +105,24 @@ def test_bad_input_is_named(tmp_path):
     assert "made no backward pass" in result.stderr
 
 
+RELAXED = """
+import torch, hocket
+model = torch.nn.Linear(2, 1)
+plan = hocket.Plan(synchronisation="stale:4")
+trainer = hocket.Trainer(model, torch.nn.functional.mse_loss, torch.optim.SGD(model.parameters(), lr=0.1), plan)
+trainer.step((torch.randn(4, 2), torch.randn(4, 1)))
+"""
+
+
+def test_relaxed_synchronisation_is_refused_with_the_reason(tmp_path):
+    path = tmp_path / "relaxed.py"
+    path.write_text(RELAXED)
+    result = _check(path, "-n", 2)
+    assert result.returncode == 2
+    assert "not serially equivalent" in result.stderr
+    assert "may miss up to 4 updates" in result.stderr
+
+
 RESUMING = """
 import os, pathlib, torch, hocket
 torch.manual_seed(0)

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hocket.planner import Plan, PlanError
+from hocket.planner import Plan, PlanError, Synchronisation
 
 names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8)
 plans = st.builds(
@@ -101,6 +101,10 @@ def test_degrees_are_filled_in_for_the_world() -> None:
         ({"batch_norm_group": 3, "sync_batch_norm": True}, 4, None, "batch_norm_group"),
         ({"batch_norm_group": -1, "sync_batch_norm": True}, None, None, "batch_norm_group"),
         ({"compression": "powersgd"}, 4, None, "compression"),
+        ({"synchronisation": "stale:4", "shard": "gradients"}, 4, None, "shard"),
+        ({"synchronisation": "local:8", "tensor_parallel_degree": 2}, 4, None, "tensor_parallel_degree"),
+        ({"synchronisation": "ssp:0", "pipeline_parallel_degree": 2}, 4, None, "pipeline_parallel_degree"),
+        ({"synchronisation": "hogwild", "embeddings": "row"}, 4, None, "embeddings"),
         ({"accumulate": 4}, 4, 15, "accumulate"),
         ({"spatial_parallel_degree": 0}, 4, None, "spatial_parallel_degree"),
         ({"spatial_parallel_degree": 3}, 4, None, "spatial_parallel_degree"),
@@ -146,3 +150,22 @@ def test_a_plan_cannot_be_changed_and_does_not_load_torch() -> None:
         Plan().shard = "none"  # type: ignore[misc]
     code = "import sys; import hocket.planner; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
+
+
+@pytest.mark.parametrize(
+    "word", ["stale:0", "stale", "local:0", "local:-1", "ssp:x", "hogwild:2", "every_step:1", "later"]
+)
+def test_a_synchronisation_that_is_none_is_refused_with_what_may_be_written(word: str) -> None:
+    with pytest.raises(PlanError, match=r'synchronisation: there is no synchronisation .*"local:8"'):
+        Plan(synchronisation=word)
+
+
+@pytest.mark.parametrize(("word", "number"), [("local:8", 8), ("stale:4", 4), ("ssp:0", 0), ("hogwild", 0)])
+def test_a_relaxed_synchronisation_says_why_it_is_not_serially_equivalent(word: str, number: int) -> None:
+    found = Synchronisation.parse(word)
+    assert (found.rule, found.number) == (word.partition(":")[0], number)
+    assert found.reason.startswith("not serially equivalent: ")
+    plan = Plan(synchronisation=word)
+    assert Plan.from_toml(plan.to_toml()) == plan
+    assert plan.describe().endswith(f"synchronisation {word}")
+    assert Synchronisation.parse("every_step").reason == ""

@@ -36,6 +36,8 @@ def check(
     found there under the same paths, and what a run makes there, such as checkpoints, the other run does not see. It is
     removed in the end.
 
+    Training with relaxed synchronisation (local SGD, asynchronous, Hogwild) is refused, with the reason.
+
     Exit code: 0 if the losses agree and the ranks share the work, 1 if not, 2 for bad input or a run that failed.
     """
     if not script.is_file():
@@ -54,6 +56,10 @@ def check(
                     runs.append(_run(command, ranks, place, steps, seed, timeout))
             except NothingRecorded as error:
                 bad_input("check", f"{script}: {error}")
+            if runs[-1].relaxed:
+                bad_input(
+                    "check", f'{script} is {"; ".join(runs[-1].relaxed)}. Compare by synchronisation = "every_step"'
+                )
             if ranks == 1 and (changed := scratch.changed()):
                 typer.echo(_warning(changed), err=True)
     comparison = compare(runs[0], runs[1], tolerance)

@@ -34,6 +34,8 @@ from ._reduce import reducer as reducer
 from ._registration import RegistrationStats as RegistrationStats
 from ._registration import registration_stats as registration_stats
 from ._scheduled import ScheduledTransport as ScheduledTransport
+from ._window import Window as Window
+from ._window import open_window as open_window
 
 __all__ = [
     "AggregationStats",
@@ -53,6 +55,7 @@ __all__ = [
     "PointToPoint",
     "RegistrationStats",
     "ScheduledTransport",
+    "Window",
     "aggregation_stats",
     "announce_message",
     "blocks_after",
@@ -66,6 +69,7 @@ __all__ = [
     "minloc",
     "observe",
     "open_mailbox",
+    "open_window",
     "perform",
     "reducer",
     "registration_stats",

@@ -61,6 +61,11 @@ def process_group_nccl(store: Any, rank: int, size: int, timeout: Any) -> Any:
     return engine
 
 
+def default_store() -> Any:
+    """The store by which the ranks of torch's default group have found each other."""
+    return _any._get_default_store()
+
+
 def queue_callback(callback: Callable[[], None]) -> None:
     """Has `callback` called when the running back-propagation ends; its exceptions come out of `backward()`."""
     torch.autograd.Variable._execution_engine.queue_callback(callback)

@@ -175,8 +175,9 @@ def read(path: Path, tensors: Iterable[Piece], owned: Iterable[Owned], optimizer
         state_dict_loader.load(entries, checkpoint_id=str(path), planner=planner, no_dist=world.size == 1)
     about: dict[str, Any] = entries[_ABOUT]
     optimizer.state.clear()
+    scalars = about.get("optimizer_scalars", {})  # DCP leaves out a table without entries, as plain SGD's
     for item in owned:
-        state = {**about["optimizer_scalars"].get(item.name, {}), **states.get(id(item.leaf), {})}
+        state = {**scalars.get(item.name, {}), **states.get(id(item.leaf), {})}
         if state:
             optimizer.state[item.leaf] = {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in state.items()}
     for group, settings in zip(optimizer.param_groups, about["groups"], strict=True):

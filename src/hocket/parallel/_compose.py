@@ -185,7 +185,9 @@ def compose(
     trained = {name: p for name, p in parameters.items() if id(p) not in frozen}
     kept = {name: p for name, p in parameters.items() if id(p) in frozen}
     elements = sum(p.numel() for p in trained.values())
-    buffers = Buffers([module for module, _ in modules], mesh.data)
+    # Workers that do not agree at every step compute gradients as if each were alone.
+    data = mesh.data if plan.synchronisation == "every_step" else World(0, 1, None)
+    buffers = Buffers([module for module, _ in modules], data)
     form = _form(plan, mesh, modules, trained, kept, places)
     form.owned += [item for item in apart if id(item.leaf) not in frozen]
     form.frozen += [item for item in apart if id(item.leaf) in frozen]
@@ -197,7 +199,7 @@ def compose(
     if pipeline is None:
         running = nullcontext if spatial is None else spatial.running
         answers = answers and mesh.spatial.rank == 0
-        passes = WholePasses(model, loss, reduction, form, buffers, mesh.data, answers=answers, running=running)
+        passes = WholePasses(model, loss, reduction, form, buffers, data, answers=answers, running=running)
     else:
         answers = answers and pipeline.holds_last
         passes = StagedPasses(pipeline, reduction, form, buffers, mesh.data, answers=answers)
@@ -229,7 +231,8 @@ def _form(
     places: dict[str, Place],
 ) -> Form:
     if plan.shard == "none" or mesh.replicas.size == 1:
-        return Replicas(trained, frozen, places, mesh.replicas, plan.bucket_bytes)
+        averages = plan.synchronisation == "every_step"
+        return Replicas(trained, frozen, places, mesh.replicas, plan.bucket_bytes, averages=averages)
     if plan.shard == "parameters":
         return FullySharded(modules, places, mesh.replicas)
     keep = plan.shard == "optimizer"

@@ -47,6 +47,9 @@ class SharedLoader:
         self._stream: Stream | None = None
         self._refuse_divided_sampler()
 
+    def __iter__(self) -> Iterator[Any]:
+        raise NotImplementedError
+
     @property
     def epoch(self) -> int:
         """The number of the next iteration over the loader, from 0."""
@@ -95,7 +98,7 @@ class SharedLoader:
         self._begun = 0
 
     def _cut_parts(self, stream: Stream, agree: Any) -> Iterator[tuple[Share, Any]]:
-        cutter = Cutter(_expected_size(self.loader))
+        cutter = Cutter(expected_size(self.loader))
         skip, self._begun = self._take_skip(), 0
         for batch in each(self.loader, stream, agree):
             self._begun += 1
@@ -157,7 +160,7 @@ class SharedLoader:
             )
             dataset = SeededDataset(loader.dataset, self._seed if self._seed_samples else None)
             self._worker_generator = torch.Generator()
-            self._inner = _inner_loader(loader, dataset, self._sampler, self._worker_generator)
+            self._inner = inner_loader(loader, dataset, self._sampler, self._worker_generator)
         return self._agree
 
     def _agree(self, first: Any) -> None:
@@ -292,7 +295,7 @@ def _loads_by_index(loader: Any) -> bool:
     )
 
 
-def _expected_size(loader: Any) -> int | None:
+def expected_size(loader: Any) -> int | None:
     """How many samples the first batch has; None if that is not known or not needed."""
     if isinstance(loader, DataLoader) and loader.collate_fn is default_collate:
         return None  # which stacks samples, so that no list has an entry for each
@@ -300,7 +303,7 @@ def _expected_size(loader: Any) -> int | None:
     return size if isinstance(size, int) else None
 
 
-def _inner_loader(
+def inner_loader(
     loader: DataLoader[Any], dataset: SeededDataset, sampler: RankSampler, generator: torch.Generator
 ) -> DataLoader[Any]:
     return DataLoader(

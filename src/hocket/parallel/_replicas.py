@@ -53,6 +53,7 @@ class Replicas:
         places: where each lies in the model's own parameter.
         world: the data-parallel ranks.
         bucket_bytes: see `DataParallel`.
+        averages: whether gradients are averaged at all; each rank keeps its own if not.
     """
 
     def __init__(
@@ -62,11 +63,13 @@ class Replicas:
         places: Mapping[str, Place],
         world: World,
         bucket_bytes: int | None,
+        *,
+        averages: bool = True,
     ) -> None:
         self.owned = [Owned(p, p, Box.all_of(places[name]), world.size) for name, p in parameters.items()]
         self.frozen = [Owned(p, p, Box.all_of(places[name]), world.size) for name, p in frozen.items()]
         self._reducer: Reducer | None = None
-        if world.size > 1 and parameters:
+        if averages and world.size > 1 and parameters:
             self._reducer = Reducer(list(parameters), list(parameters.values()), world, bucket_bytes, None)
 
     def resize(self, bucket_bytes: int) -> None:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 
-from hocket.planner import PLAN_VARIABLE, Plan
+from hocket.planner import PLAN_VARIABLE, Plan, Synchronisation
 from hocket.timeline import Timeline
 
 from . import _checkpoint, _world
@@ -20,11 +21,12 @@ from ._bucket_trial import BucketTrial
 from ._clip import clip
 from ._compose import Composition, compose
 from ._layout import BucketSizes
-from ._loader import DistributedLoader
+from ._loader import DistributedLoader, SharedLoader
 from ._memory import StateBytes
-from ._parts import Splitter
+from ._parts import Part, Splitter
 from ._replicas import Replicas
 from ._step_log import StepLog
+from .relaxed._relaxation import Relaxation
 
 
 class Trainer:
@@ -88,7 +90,15 @@ class Trainer:
         self._splitter = Splitter(self._mesh.data)
         self._log = StepLog()
         self._trial = self._bucket_trial() if automatic else None
-        self._loaders: list[DistributedLoader] = []
+        self._relaxation: Relaxation | None = None
+        synchronisation = Synchronisation.parse(self.plan.synchronisation)
+        if synchronisation.rule != "every_step":
+            reasons = {**self.plan.reasons, "synchronisation": synchronisation.reason}
+            self.plan = dataclasses.replace(self.plan, reasons=reasons)
+            self._relaxation = Relaxation(
+                synchronisation, model, optimizer, world, self._composition.passes.train, loss_reduction
+            )
+        self._loaders: list[SharedLoader] = []
         self._positions: list[dict[str, Any]] = []
 
     # --- training ---------------------------------------------------------------------------------------------------
@@ -101,9 +111,13 @@ class Trainer:
     def batches(self, loader: Iterable[Any]) -> Iterator[Any]:
         """This rank's part of each batch of the next epoch over `loader`; see `hocket.distribute` for what it may be.
 
-        After `load`, the first call for each loader goes on where the saved run had stopped.
+        After `load`, the first call for each loader goes on where the saved run had stopped. Where the plan relaxes
+        synchronisation, workers may get different numbers of parts, and the models are made alike at the epoch's end.
         """
-        return iter(self._shared(loader))
+        shared = self._shared(loader)
+        if self._relaxation is not None:
+            return self._relaxation.batches(shared)
+        return iter(shared)
 
     def step(self, batch: Any) -> torch.Tensor:
         """One step of training: forward, backward, and the update of the weights.
@@ -112,27 +126,39 @@ class Trainer:
             batch: what `batches` has yielded, or a global batch that is the same on every rank.
 
         Returns:
-            The loss of the global batch, the same on every rank; a scalar without gradient.
+            The loss of the global batch, the same on every rank; a scalar without gradient. Where the plan relaxes
+            synchronisation, that of this rank's part.
 
         Raises:
             TypeError: the batch is no tuple or list, or the loss no scalar.
         """
-        form, plan, begun_s = self._composition.form, self.plan, time.perf_counter()
-        form.forget()
-        loss = self._composition.passes.train(self._splitter.parts(batch, plan.accumulate))
-        if plan.clip_norm is not None:
-            mesh = self._mesh
-            local = mesh.tensor.size == mesh.pipeline.size == 1 and (plan.shard == "none" or mesh.replicas.size == 1)
-            self.grad_norm = clip(self._composition.copies(), plan.clip_norm, mesh.whole, local=local)
-        self.optimizer.step()
-        form.publish()
+        begun_s = time.perf_counter()
+        self._composition.form.forget()
+        parts = self._splitter.parts(batch, self.plan.accumulate)
         self.steps += 1
-        found = loss()
+        loss = self._relaxation.step(parts, self._clip) if self._relaxation is not None else self._step(parts)
         ended_s = time.perf_counter()
         self._log.add(begun_s, ended_s)
         if self._trial is not None:
             self._trial.step(ended_s - begun_s)
-        return found
+        return loss
+
+    def _step(self, parts: Sequence[Part]) -> torch.Tensor:
+        loss = self._composition.passes.train(parts)
+        self._clip()
+        self.optimizer.step()
+        self._composition.form.publish()
+        return loss()
+
+    def _clip(self) -> None:
+        mesh, plan = self._mesh, self.plan
+        if plan.clip_norm is not None:
+            local = mesh.tensor.size == mesh.pipeline.size == 1 and (plan.shard == "none" or mesh.replicas.size == 1)
+            self.grad_norm = clip(self._composition.copies(), plan.clip_norm, mesh.whole, local=local)
+
+    def _settle(self) -> None:
+        if self._relaxation is not None:
+            self._relaxation.settle()
 
     # --- evaluation -------------------------------------------------------------------------------------------------
 
@@ -144,6 +170,7 @@ class Trainer:
             loader: batches of inputs and target, as for training.
             metric: gives the mean over samples for an output and a target; None for the loss, as it was reduced.
         """
+        self._settle()
         composition, training = self._composition, self.model.training
         summed = metric is None and self._reduction == "sum"
         composition.buffers.send()
@@ -176,6 +203,7 @@ class Trainer:
             path: a directory; an older checkpoint there is replaced when the new one is whole.
             extra: anything picklable to be kept with it (the state of a learning-rate schedule, say); rank 0's counts.
         """
+        self._settle()
         self._composition.buffers.send()
         positions = [shared.position() for shared in self._loaders]
         about = {"steps": self.steps, "plan": self.plan.to_json(), "loaders": positions, "extra": extra}
@@ -193,6 +221,7 @@ class Trainer:
         Raises:
             CheckpointError: there is no checkpoint, or it is of another model.
         """
+        self._settle()
         composition = self._composition
         about = _checkpoint.read(
             Path(path), composition.pieces(), composition.form.owned, self.optimizer, self._mesh.whole
@@ -233,6 +262,7 @@ class Trainer:
             "steps": self.steps,
             **self._log.checked(self.plan, mesh.whole.rank),
             **({} if self._trial is None else {"buckets": self._trial.to_json()}),
+            "relaxed": None if self._relaxation is None else self._relaxation.report(),
         }
 
     def timeline(self) -> Timeline:
@@ -252,15 +282,20 @@ class Trainer:
         default = BucketSizes.choose(total, None, None).most
         return BucketTrial(self.plan.bucket_bytes, default, total, form.resize, self._mesh.whole)
 
-    def _shared(self, loader: Iterable[Any]) -> DistributedLoader:
+    def _shared(self, loader: Iterable[Any]) -> SharedLoader:
         for shared in self._loaders:
             if shared.loader is loader or shared is loader:
                 return shared
-        shared = DistributedLoader(loader, among=self._mesh.data)
+        shared = self._new_shared(loader)
         if len(self._loaders) < len(self._positions):
             shared.resume(self._positions[len(self._loaders)])
         self._loaders.append(shared)
         return shared
+
+    def _new_shared(self, loader: Iterable[Any]) -> SharedLoader:
+        if self._relaxation is not None:
+            return self._relaxation.loader(loader)
+        return DistributedLoader(loader, among=self._mesh.data)
 
 
 def read_plan(plan: Plan | str | Path | None) -> Plan:

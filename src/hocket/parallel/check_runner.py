@@ -24,6 +24,7 @@ import numpy as np
 import torch
 
 from hocket.parallel import _batch, _data_parallel
+from hocket.parallel.relaxed import _register
 
 
 class Enough(SystemExit):
@@ -86,6 +87,7 @@ class Notebook:
             "dropout": [name for name, module in modules if _drops(module)],
             "batch_norm": [name for name, module in modules if _normalises_batch(module)],
             "types": sorted({str(p.dtype).removeprefix("torch.") for _, p in parameters}),
+            "relaxed": _register.reasons(),
             "parameters": [[name, _checksum(p)] for name, p in parameters],
         }
         self._facts_path.write_text(json.dumps(facts))

@@ -26,6 +26,11 @@ class Run:
     facts: list[dict[str, Any]]
     repeated: bool = False
 
+    @property
+    def relaxed(self) -> list[str]:
+        """Why the run was not meant to be that of one process; empty if it was."""
+        return [str(reason) for reason in self.facts[0].get("relaxed", ())]
+
 
 @dataclass(frozen=True, slots=True)
 class Comparison:

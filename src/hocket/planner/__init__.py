@@ -36,6 +36,7 @@ from ._search import admissible_plans as admissible_plans
 from ._search import search as search
 from ._stages import balanced_cuts as balanced_cuts
 from ._stages import in_flight as in_flight
+from ._synchronisation import Synchronisation as Synchronisation
 from ._time import Prediction as Prediction
 from ._time import StepParts as StepParts
 from ._time import predict as predict
@@ -59,6 +60,7 @@ __all__ = [
     "ScalingFit",
     "Search",
     "StepParts",
+    "Synchronisation",
     "admissible_plans",
     "balance",
     "balanced_cuts",

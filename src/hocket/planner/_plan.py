@@ -15,6 +15,7 @@ from hocket.cluster import parse_bytes
 
 from ._findings import PlanError, PlanFinding
 from ._rules import broken_rules
+from ._synchronisation import WRITTEN, Synchronisation
 
 PLAN_VARIABLE = "HOCKET_PLAN"
 """Environment variable in which `hocket run --plan` hands a plan to its ranks, as JSON; a path is understood too."""
@@ -58,6 +59,8 @@ class Plan:
         clip_norm: the global norm to which gradients are clipped; None for no clipping.
         bucket_bytes: most bytes of gradients that are reduced together; None to choose by the size of the model.
         compression: of gradients; "none".
+        synchronisation: when workers agree: "every_step"; or, not serially equivalent, "local:H" (parameters averaged
+            every H steps), "stale:S" and "ssp:S" (asynchronous, bounded), "hogwild" (no locks, within a host).
         choices: path of a table of collective algorithms; "" for the default.
         predicted: what a planner expects, by name with its unit, as "step_s"; information only.
         reasons: why a field is as it is, by the field's name; information only.
@@ -88,6 +91,7 @@ class Plan:
     clip_norm: float | None = None
     bucket_bytes: int | None = None
     compression: str = "none"
+    synchronisation: str = "every_step"
     choices: str = ""
     predicted: Mapping[str, float] = field(default_factory=dict, hash=False)
     reasons: Mapping[str, str] = field(default_factory=dict, hash=False)
@@ -139,6 +143,8 @@ class Plan:
             schedule = f"{self.pipeline_schedule}{stages}, {self.micro_batches} micro-batches"
             words.append(f"{self.pipeline_parallel_degree} pipeline ({schedule})")
         text = " x ".join(words)
+        if self.synchronisation != "every_step":
+            text += f", synchronisation {self.synchronisation}"
         return text if self.embeddings == "replicated" else f"{text}, embeddings by {self.embeddings}"
 
     # --- to and from files ------------------------------------------------------------------------------------------
@@ -252,10 +258,20 @@ def _check(name: str, value: Any) -> PlanFinding | None:
         fine = isinstance(value, Mapping) and all(isinstance(item, kinds) for item in value.values())
         what = "numbers" if name == "predicted" else "sentences"
         return None if fine else PlanFinding(name, f"must be a table of {what}, not {value!r}", "write a table")
+    if name == "synchronisation" and isinstance(value, str):
+        return _check_synchronisation(value)
     wanted = type(_FIELDS[name].default)
     if type(value) is wanted:
         return None
     return PlanFinding(name, f"must be of type {wanted.__name__}, not {value!r}", f"write it as a {wanted.__name__}")
+
+
+def _check_synchronisation(value: str) -> PlanFinding | None:
+    try:
+        Synchronisation.parse(value)
+    except ValueError as error:
+        return PlanFinding("synchronisation", str(error), f"write {WRITTEN}")
+    return None
 
 
 def _toml(value: Any) -> str:

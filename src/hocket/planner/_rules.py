@@ -16,7 +16,7 @@ def broken_rules(plan: Plan, world_size: int | None, batch: int | None) -> list[
     found = list(_counts(plan))
     if found:  # the rules below divide by the counts
         return found
-    found += [*_pipeline(plan), *_spatial(plan), *_other(plan)]
+    found += [*_pipeline(plan), *_spatial(plan), *_other(plan), *_relaxed(plan)]
     if world_size is not None:
         found += _world(plan, world_size)
     if batch is not None:
@@ -93,6 +93,25 @@ def _other(plan: Plan) -> Iterator[PlanFinding]:
     if plan.compression != "none":
         rule = f"gradients can be sent as they are only, not as {plan.compression!r}"
         yield PlanFinding("compression", rule, 'say compression = "none"')
+
+
+def _relaxed(plan: Plan) -> Iterator[PlanFinding]:
+    if plan.synchronisation == "every_step":
+        return
+    name = f"synchronisation = {plan.synchronisation!r}"
+    plain = {
+        "shard": "none",
+        "tensor_parallel_degree": 1,
+        "pipeline_parallel_degree": 1,
+        "spatial_parallel_degree": 1,
+        "embeddings": "replicated",
+        "sync_batch_norm": False,
+        "compression": "none",
+    }
+    for field, value in plain.items():
+        if getattr(plan, field) != value:
+            rule = f"cannot be combined with {name}: each worker holds the whole model and trains it by itself"
+            yield PlanFinding(field, rule, f'leave {field} out, or say synchronisation = "every_step"')
 
 
 def _world(plan: Plan, world_size: int) -> Iterator[PlanFinding]:
