@@ -130,6 +130,7 @@ def test_constraints_are_kept(selene: Network) -> None:
         ({"spatial_parallel_degree": 2}, "spatial_parallel_degree: steps on slabs of samples are not predicted"),
         ({"colour": 1}, "colour: a plan has no such field"),
         ({"shard": "all"}, "shard: there is no 'all'"),
+        ({"synchronisation": "stale:4"}, "synchronisation: plans are compared by the time of a step"),
         ({"data_parallel_degree": 7}, "no degrees of 64 workers go with what is fixed"),
     ],
 )

@@ -233,6 +233,14 @@ class Trainer:
             shared.resume(position)
         return about["extra"]
 
+    def close(self) -> None:
+        """Lets go of what relaxed synchronisation holds: shared memory, threads. The model is then this rank's own.
+
+        Not needed at the end of a program, nor for other plans.
+        """
+        if self._relaxation is not None:
+            self._relaxation.close()
+
     # --- what it says of itself -------------------------------------------------------------------------------------
 
     def memory(self) -> StateBytes:

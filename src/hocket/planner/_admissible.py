@@ -97,6 +97,12 @@ def grid_of(workload: Workload, network: Network, workers: int, batch: int, fixe
     given = Plan(**fixed)  # raises for values of a wrong type or word
     if given.spatial_parallel_degree > 1:
         raise PlanError("no plan keeps this:", [UNPREDICTED])
+    if given.synchronisation != "every_step":
+        rule = (
+            "plans are compared by the time of a step, and workers that do not agree at every step learn less from one"
+        )
+        remedy = "leave it out here; measure the time to a target instead"
+        raise PlanError("no prediction for this:", [PlanFinding("synchronisation", rule, remedy)])
     limits = {layer.tensor_limit for layer in workload.layers if layer.tensor_limit > 1}
     tensor = [
         t for t in _divisors(workers) if t == 1 or (t <= network.local and any(limit % t == 0 for limit in limits))

@@ -191,7 +191,7 @@ def hogwild_sparse(steps: int) -> dict[str, Any]:
 
 
 def hogwild_cases() -> list[dict[str, Any]]:
-    return [hogwild(600), hogwild_sparse(2000)]
+    return [hogwild(500), hogwild_sparse(1000)]
 
 
 def late() -> tuple[str, float, str]:

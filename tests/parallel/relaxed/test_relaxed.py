@@ -27,19 +27,18 @@ def delays_s(seed: int, ranks: int = 3) -> list[list[float]]:
 
 CASES = [
     ("stale", 1, 300, None),
-    ("stale", 1, 300, delays_s(1)),
     ("stale", 3, 300, delays_s(2)),
     ("stale", 8, 300, delays_s(3)),
     ("ssp", 0, 300, None),
     ("ssp", 2, 300, delays_s(4)),
 ]
-MOST = [1, 1, 3, 8, 2, 6]
+MOST = [1, 3, 8, 2, 6]
 
 
 @pytest.mark.parametrize(("backend", "env"), [("hocket", {}), ("gloo", ENGINE_ONLY)])
 def test_asynchronous_workers_converge_within_their_bound_and_end_alike(backend: str, env: dict[str, str]) -> None:
     """300 steps of each of 3 ranks bring least squares to 1e-4 of an optimum of norm 3 (one process: 2e-6)."""
-    cases, most = (CASES[2::3], MOST[2::3]) if env else (CASES, MOST)
+    cases, most = (CASES[1::3], MOST[1::3]) if env else (CASES, MOST)
     with no_leftovers():
         found = run_ranks(programs.asynchronous_cases, 3, cases, backend=backend, env=env, timeout_s=100)
     for i, (rule, bound, steps, _) in enumerate(cases):
@@ -131,7 +130,7 @@ def test_hogwild_converges_with_dense_and_with_sparse_gradients() -> None:
         assert dense["distance"] < 1e-4
         assert dense["weights"] == found[0][0]["weights"]
         assert sparse["distance"] < 1e-6
-        assert sum(sparse["staleness_of_all"].values()) == 3 * 2000
+        assert sum(sparse["staleness_of_all"].values()) == 3 * 1000
 
 
 def test_one_worker_alone_trains_as_without_hocket() -> None:
