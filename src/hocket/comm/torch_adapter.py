@@ -81,6 +81,23 @@ def foreach_copy(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor
     torch._foreach_copy_(list(targets), list(sources))
 
 
+def orthogonalize(matrix: torch.Tensor, epsilon: float) -> None:
+    """Makes the columns of a matrix orthonormal in place, as torch's PowerSGD does."""
+    _power_sgd()._orthogonalize(matrix[None], epsilon)
+
+
+def pays_low_rank(rows: int, columns: int, rank: int, least_rate: float) -> bool:
+    """Whether two factors of `rank` columns hold fewer elements than the matrix by more than `least_rate` times."""
+    return bool(_power_sgd()._should_compress(rows, columns, rank, least_rate)[0])
+
+
+@functools.cache
+def _power_sgd() -> Any:
+    from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
+
+    return powerSGD_hook
+
+
 def outside_compiler(function: _F) -> _F:
     """A decorator: torch.compile leaves `function` alone.
 

@@ -90,6 +90,11 @@ class Composition:
                     found += self.places[names[name]].pieces((0,) * buffer.ndim, buffer)
         return found
 
+    def compression_report(self) -> dict[str, Any] | None:
+        """What compression of gradients has saved and cost; None where they go as they are."""
+        compression = self.form.compression
+        return None if compression is None else compression.report()
+
     def memory(self) -> StateBytes:
         """See `Trainer.memory`."""
         parameters = [p for module, _ in self.modules for p in module.parameters()]
@@ -232,11 +237,11 @@ def _form(
 ) -> Form:
     if plan.shard == "none" or mesh.replicas.size == 1:
         averages = plan.synchronisation == "every_step"
-        return Replicas(trained, frozen, places, mesh.replicas, plan.bucket_bytes, averages=averages)
+        return Replicas(trained, frozen, places, mesh.replicas, plan.bucket_bytes, plan.compression, averages=averages)
     if plan.shard == "parameters":
         return FullySharded(modules, places, mesh.replicas)
     keep = plan.shard == "optimizer"
-    return Scattered(trained, frozen, places, mesh.replicas, plan.bucket_bytes, keep_gradients=keep)
+    return Scattered(trained, frozen, places, mesh.replicas, plan.bucket_bytes, plan.compression, keep_gradients=keep)
 
 
 def _check_arguments(model: Any, optimizer: Any, plan: Plan) -> None:

@@ -51,6 +51,7 @@ class DataParallel(torch.nn.Module):
             difference.
         loss_reduction: whether the loss is a "mean" over the samples of the batch or a "sum".
         broadcast_buffers: whether buffers are kept as rank 0's.
+        compression: of gradients on their way; see `hocket.planner.Plan`.
 
     Raises:
         ValueError: the ranks' models have different parameters or buffers, or the arguments make no sense.
@@ -65,6 +66,7 @@ class DataParallel(torch.nn.Module):
         first_bucket_bytes: int | None = None,
         loss_reduction: Literal["mean", "sum"] = "mean",
         broadcast_buffers: bool = True,
+        compression: str = "none",
     ) -> None:
         super().__init__()
         if loss_reduction not in ("mean", "sum"):
@@ -87,7 +89,7 @@ class DataParallel(torch.nn.Module):
             check_model(module, world)
             alike = {name: parameter for name, parameter in module.named_parameters() if not is_apart(parameter)}
             send_once([*alike.values(), *module.buffers()], world)
-            reducer = Reducer(list(alike), list(alike.values()), world, bucket_bytes, first_bucket_bytes)
+            reducer = Reducer(list(alike), list(alike.values()), world, bucket_bytes, first_bucket_bytes, compression)
             self._reducer = reducer
             for keeper in keepers(module):
                 keeper.weigh_by(_weight_of(weakref.ref(reducer)))
@@ -133,6 +135,11 @@ class DataParallel(torch.nn.Module):
             optimizer.step()
         """
         return nullcontext() if self._reducer is None else self._reducer.no_sync()
+
+    def compression_report(self) -> dict[str, Any] | None:
+        """What compression of gradients has saved and cost; None where they go as they are. See docs/compression.md."""
+        compression = None if self._reducer is None else self._reducer.compression
+        return None if compression is None else compression.report()
 
     def send_buffers(self) -> None:
         """Gives all ranks rank 0's buffers; a collective operation."""

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import torch
 
-from hocket.planner import Plan, PlanError, PlanFinding
+from hocket.planner import Plan, PlanError, PlanFinding, parse_compression
 
 from . import _world
 from ._alike import align_optimizer
@@ -31,6 +31,7 @@ def distribute(
     broadcast_buffers: bool = True,
     seed_samples: bool = True,
     sync_batch_norm: bool = False,
+    compression: str | None = None,
 ) -> tuple[DataParallel, Any, DistributedLoader | None]:
     """Makes a model, its optimizer and its loader train on all ranks as they would on one; the loop stays as it is.
 
@@ -60,6 +61,9 @@ def distribute(
             neither on ranks nor on worker processes.
         sync_batch_norm: whether batch norm's statistics are those of all ranks' samples together, as on one device.
             Batches that ranks share unequally are then weighted at the outputs of the model's `forward`.
+        compression: how gradients are made smaller on their way between ranks, as "fp16", "int8" or "topk:0.01"; None
+            for what the plan says, "none" for not at all. Training is not serially equivalent then; see
+            docs/compression.md.
 
     A plan that `hocket run --plan` has given decides where the arguments say nothing; only plain data parallelism
     leaves the loop to you, so other plans are refused.
@@ -86,6 +90,8 @@ def distribute(
     world = _world.join(group)
     plan = _plain_plan()
     bucket_bytes = plan.bucket_bytes if bucket_bytes is None else bucket_bytes
+    compression = plan.compression if compression is None else compression
+    parse_compression(compression)
     if sync_batch_norm or plan.sync_batch_norm:
         ranks = 0 if sync_batch_norm else plan.batch_norm_group
         synchronise(model, _neighbours(world, ranks or world.size))
@@ -98,6 +104,7 @@ def distribute(
         first_bucket_bytes=first_bucket_bytes,
         loss_reduction=loss_reduction,
         broadcast_buffers=broadcast_buffers,
+        compression=compression,
     )
     if optimizer is not None and world.size > 1:
         align_optimizer(optimizer, world)

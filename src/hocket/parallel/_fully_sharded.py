@@ -35,6 +35,7 @@ class FullySharded:
         places: Mapping[str, Place],
         world: World,
     ) -> None:
+        self.compression = None  # FSDP2 sends gradients as they are
         self.owned: list[Owned] = []
         self.frozen: list[Owned] = []
         self._sharded: list[tuple[torch.nn.Parameter, Owned]] = []

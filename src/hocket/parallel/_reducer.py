@@ -19,6 +19,7 @@ from ._bucket import Bucket, Over
 from ._hooks import Ready, Scale, remove
 from ._layout import BucketSizes, plan
 from ._world import World
+from .compression import Compression
 
 
 class Reducer:
@@ -38,6 +39,7 @@ class Reducer:
         world: the ranks.
         bucket_bytes: most bytes of a bucket; None to choose by the size of the model.
         first_bucket_bytes: most bytes of the bucket that is full first; None for no difference.
+        compression: of the gradients; see `hocket.planner.Plan`.
     """
 
     def __init__(
@@ -47,7 +49,9 @@ class Reducer:
         world: World,
         bucket_bytes: int | None,
         first_bucket_bytes: int | None,
+        compression: str = "none",
     ) -> None:
+        self.compression = None if compression == "none" else Compression(compression, world)
         self.buckets: list[Bucket] = []
         self._names = list(names)
         self._parameters = list(parameters)
@@ -154,6 +158,8 @@ class Reducer:
             parameter = self._parameters[i]
             if i not in self._hooks:
                 self._hooks[i] = parameter.register_post_accumulate_grad_hook(Ready(self, i))  # type: ignore[no-untyped-call]
+        if self.compression is not None:
+            self.compression.rebuilt(self.buckets)
         self._hang_weights()
         self._rewind()
 
@@ -272,6 +278,8 @@ class Reducer:
             self._next += 1
 
     def _post(self, bucket: Bucket, last: bool) -> Any:
+        if self.compression is not None and (exchange := self.compression.post(bucket, self._next)):
+            return exchange
         operator = dist.ReduceOp.AVG
         if bucket.flat.dtype is torch.float16:  # a sum may be beyond its range where the average is not
             bucket.flat.div_(self._world.size)
@@ -311,6 +319,8 @@ class Reducer:
         for bucket in self.buckets:
             bucket.work.wait()
         self._settle()
+        if self.compression is not None:
+            self.compression.reduced()
 
     def _settle(self) -> None:
         """All buckets are reduced: parameters that other ranks used have a gradient here too."""

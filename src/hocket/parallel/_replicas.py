@@ -12,6 +12,7 @@ from ._owned import Owned
 from ._pieces import Box, Place
 from ._reducer import Reducer
 from ._world import World
+from .compression import Compression
 
 
 class Form(Protocol):
@@ -24,6 +25,10 @@ class Form(Protocol):
 
     owned: list[Owned]
     frozen: list[Owned]
+
+    @property
+    def compression(self) -> Compression | None:
+        """Compresses gradients among the ranks; None where they go as they are."""
 
     def passing(self, last: bool) -> AbstractContextManager[None]:
         """A block for a forward and a backward pass of a part of the batch; `last` of the parts of this step."""
@@ -53,6 +58,7 @@ class Replicas:
         places: where each lies in the model's own parameter.
         world: the data-parallel ranks.
         bucket_bytes: see `DataParallel`.
+        compression: of the gradients; see `hocket.planner.Plan`.
         averages: whether gradients are averaged at all; each rank keeps its own if not.
     """
 
@@ -63,6 +69,7 @@ class Replicas:
         places: Mapping[str, Place],
         world: World,
         bucket_bytes: int | None,
+        compression: str = "none",
         *,
         averages: bool = True,
     ) -> None:
@@ -70,7 +77,12 @@ class Replicas:
         self.frozen = [Owned(p, p, Box.all_of(places[name]), world.size) for name, p in frozen.items()]
         self._reducer: Reducer | None = None
         if averages and world.size > 1 and parameters:
-            self._reducer = Reducer(list(parameters), list(parameters.values()), world, bucket_bytes, None)
+            self._reducer = Reducer(list(parameters), list(parameters.values()), world, bucket_bytes, None, compression)
+
+    @property
+    def compression(self) -> Compression | None:
+        """See Form."""
+        return None if self._reducer is None else self._reducer.compression
 
     def resize(self, bucket_bytes: int) -> None:
         """Makes the buckets of gradients so large, from the next step on."""

@@ -36,6 +36,7 @@ class Scattered(Reducer):
         places: where each lies in the model's own parameter.
         world: the ranks.
         bucket_bytes: most bytes of a bucket; None to choose by the size of the model.
+        compression: of the gradients; see `hocket.planner.Plan`.
         keep_gradients: whether whole gradients are kept until the next step (stage 1) instead of a bucket at a time.
     """
 
@@ -46,6 +47,7 @@ class Scattered(Reducer):
         places: Mapping[str, Place],
         world: World,
         bucket_bytes: int | None,
+        compression: str = "none",
         *,
         keep_gradients: bool,
     ) -> None:
@@ -57,7 +59,7 @@ class Scattered(Reducer):
         self.owned: list[Owned] = []
         self.frozen = [Owned(p, p, Box.all_of(places[name]), world.size) for name, p in frozen.items()]
         self._owners: list[tuple[int, Owned, torch.Tensor]] = []  # number of the parameter, and where its gradient is
-        super().__init__(list(parameters), list(parameters.values()), world, bucket_bytes, None)
+        super().__init__(list(parameters), list(parameters.values()), world, bucket_bytes, None, compression)
         self._seen = None  # the order of the buckets cannot be changed once their parts have owners
         self._fresh = [True] * len(self.buckets)
         self._used = torch.zeros(len(self._parameters), dtype=torch.float32, device=self._device())
@@ -137,6 +139,11 @@ class Scattered(Reducer):
             parameter.grad = None
 
     def _post(self, bucket: Bucket, last: bool) -> Any:
+        if self.compression is not None:
+            exchange = self.compression.post(bucket, self._next, own=self._own(bucket))
+            if exchange is not None:
+                self._flying.append(bucket)
+                return exchange
         operator = dist.ReduceOp.AVG
         if bucket.flat.dtype is torch.float16:  # a sum may be beyond its range where the average is not
             bucket.flat.div_(self._world.size)

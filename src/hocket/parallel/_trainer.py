@@ -252,6 +252,7 @@ class Trainer:
 
         After some steps of a plan that predicts its time (an automatic one, or one of `hocket plan -o`), "prediction"
         has the seconds of a step's parts as predicted and as this rank measured them, and the error of the whole.
+        With compression also what it has saved and cost so far, and whether it pays: see docs/compression.md.
         """
         mesh, expected = self._mesh, self._composition.predicted_memory()
         return {
@@ -267,6 +268,7 @@ class Trainer:
             "memory": self.memory().to_json(),
             "memory_predicted": expected.to_json(),
             "notes": [*self._composition.notes, *str(self._composition.spatial or "").splitlines()],
+            "compression": self._composition.compression_report(),
             "steps": self.steps,
             **self._log.checked(self.plan, mesh.whole.rank),
             **({} if self._trial is None else {"buckets": self._trial.to_json()}),

@@ -7,6 +7,9 @@ from ._balance import CUT_SLACK as CUT_SLACK
 from ._balance import balance as balance
 from ._check import PlanCheck as PlanCheck
 from ._check import check_run as check_run
+from ._compression import COMPRESSIONS as COMPRESSIONS
+from ._compression import CompressionSpec as CompressionSpec
+from ._compression import parse_compression as parse_compression
 from ._constants import Constants as Constants
 from ._curve import WHAT_IFS as WHAT_IFS
 from ._curve import Curve as Curve
@@ -42,9 +45,11 @@ from ._time import StepParts as StepParts
 from ._time import predict as predict
 
 __all__ = [
+    "COMPRESSIONS",
     "CUT_SLACK",
     "PLAN_VARIABLE",
     "WHAT_IFS",
+    "CompressionSpec",
     "Constants",
     "Cost",
     "Curve",
@@ -71,6 +76,7 @@ __all__ = [
     "fit_scaling",
     "in_flight",
     "memory_of",
+    "parse_compression",
     "pipeline_order",
     "plan_rows",
     "predict",

@@ -58,7 +58,8 @@ class Plan:
         precision: of matrix products; parameters and optimizer state are float32 in any case.
         clip_norm: the global norm to which gradients are clipped; None for no clipping.
         bucket_bytes: most bytes of gradients that are reduced together; None to choose by the size of the model.
-        compression: of gradients; "none".
+        compression: of gradients between data-parallel groups: "none", or a method with its parameter, as "int8" or
+            "topk:0.01" (see docs/compression.md). Training is not serially equivalent then.
         synchronisation: when workers agree: "every_step"; or, not serially equivalent, "local:H" (parameters averaged
             every H steps), "stale:S" and "ssp:S" (asynchronous, bounded), "hogwild" (no locks, within a host).
         choices: path of a table of collective algorithms; "" for the default.
@@ -142,6 +143,8 @@ class Plan:
             stages = f", {self.stages_per_rank} stages each" if self.stages_per_rank > 1 else ""
             schedule = f"{self.pipeline_schedule}{stages}, {self.micro_batches} micro-batches"
             words.append(f"{self.pipeline_parallel_degree} pipeline ({schedule})")
+        if self.compression != "none":
+            words[-1] += f", gradients sent as {self.compression} (not serially equivalent)"
         text = " x ".join(words)
         if self.synchronisation != "every_step":
             text += f", synchronisation {self.synchronisation}"

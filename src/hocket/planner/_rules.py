@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from ._compression import parse_compression
 from ._findings import PlanFinding
 
 if TYPE_CHECKING:
@@ -91,8 +92,17 @@ def _other(plan: Plan) -> Iterator[PlanFinding]:
         rule = "is the size of the groups in which batch norm is synchronised, and it is not"
         yield PlanFinding("batch_norm_group", rule, "say sync_batch_norm = true, or leave it out")
     if plan.compression != "none":
-        rule = f"gradients can be sent as they are only, not as {plan.compression!r}"
-        yield PlanFinding("compression", rule, 'say compression = "none"')
+        yield from _compression(plan)
+
+
+def _compression(plan: Plan) -> Iterator[PlanFinding]:
+    try:
+        parse_compression(plan.compression)
+    except ValueError as error:
+        yield PlanFinding("compression", str(error), 'say compression = "none" to send gradients as they are')
+    if plan.shard == "parameters":
+        rule = "gradients of sharded parameters are reduced by torch's FSDP2, which sends them as they are"
+        yield PlanFinding("compression", rule, 'say shard = "gradients" or less, or compression = "none"')
 
 
 def _relaxed(plan: Plan) -> Iterator[PlanFinding]:
