@@ -33,7 +33,7 @@ COMPRESSIONS: dict[str, _Parameter | None] = {
     "bf16": None,
     "int8": _Parameter("elements that share a scale", 256, 8, 65536, whole=True, step=8),
     "topk": _Parameter("share of the elements that is sent", 0.01, 1e-6, 1.0),
-    "1bit": _Parameter("elements that share two values", 512, 8, 65536, whole=True, step=8),
+    "1bit": _Parameter("elements that share two values", 128, 8, 65536, whole=True, step=8),
     "terngrad": _Parameter("standard deviations at which to clip (0: not at all)", 2.5, 0.0, 100.0),
     "powersgd": _Parameter("rank of the approximation", 2, 1, 256, whole=True),
 }
