@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from hocket import cluster as cluster
     from hocket import comm as comm
     from hocket import fabric as fabric
+    from hocket import keras as keras
     from hocket import launch as launch
     from hocket import parallel as parallel
     from hocket import planner as planner
@@ -45,6 +46,7 @@ __all__ = [
     "comm",
     "distribute",
     "fabric",
+    "keras",
     "launch",
     "parallel",
     "planner",
@@ -66,6 +68,7 @@ _ROOMS = frozenset(
         "cluster",
         "comm",
         "fabric",
+        "keras",
         "launch",
         "parallel",
         "planner",

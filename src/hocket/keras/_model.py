@@ -1,0 +1,383 @@
+"""A Keras model whose fit, evaluate and predict use all ranks."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import torch
+
+from hocket.parallel import _world
+
+from . import _arguments, _private
+from ._data import cut_batch, shared
+from ._steps import Steps
+from .callbacks import placed, send_variables
+
+_OWN = frozenset({"model", "world", "_steps", "_aligned"})
+
+
+class Model:
+    """A Keras model, trained on all ranks of a group as on one device.
+
+    It has Keras' verbs with Keras' arguments; all other attributes are the model's. Every rank calls the same verbs
+    with the same arguments and the same, whole data. Batch sizes are global: each rank takes its part of each batch.
+    Losses, metrics, histories and the logs that callbacks see are those of the whole batches, whatever the number of
+    ranks, up to rounding in the order of sums; so are the masks of dropout, and the statistics of batch norm.
+
+    Example::
+
+        import hocket
+
+        model = hocket.keras.Model(model)
+        model.compile(loss="categorical_crossentropy", optimizer="adam", metrics=["accuracy"])
+        model.fit(x_train, y_train, batch_size=128, epochs=15, validation_split=0.1)
+
+    Args:
+        model: a Keras model, built or not, compiled or not.
+        group: the ranks; None for torch's default group, which is set up where a launcher has said how.
+        synchronise_batch_norm: whether batch norm's statistics in training are those of the whole batch, as on one
+            device, rather than of each rank's part. It costs two small exchanges a layer.
+        bucket_bytes: most bytes of gradients that are reduced together; None to choose by the model.
+
+    Raises:
+        TypeError: `model` is no Keras model.
+        ValueError: keras.distribution is active.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        group: Any = None,
+        synchronise_batch_norm: bool = True,
+        bucket_bytes: int | None = None,
+    ) -> None:
+        _arguments.check_model(model)
+        self.model = model
+        self.world = _world.join(group)
+        self._aligned = False
+        self._steps = Steps(model, self.world, synchronise_batch_norm=synchronise_batch_norm, bucket_bytes=bucket_bytes)
+
+    # --- looks like the model itself --------------------------------------------------------------------------------
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _OWN:  # not there yet
+            raise AttributeError(name)
+        return getattr(self.model, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _OWN:
+            object.__setattr__(self, name, value)
+        else:
+            setattr(self.model, name, value)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the model on this rank alone."""
+        return self.model(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        return f"<hocket.keras.Model of {self.model!r} on {self.world.size} ranks>"
+
+    def summary(self, *args: Any, **kwargs: Any) -> None:
+        """Prints the model's summary, on rank 0."""
+        if self.world.rank == 0:
+            self.model.summary(*args, **kwargs)
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """As keras.Model.compile.
+
+        Raises:
+            ValueError: steps_per_execution or jit_compile ask for what is not possible.
+        """
+        _arguments.check_compile(kwargs.get("steps_per_execution", 1), kwargs.get("jit_compile", "auto"))
+        self.model.compile(*args, **kwargs)
+        self._aligned = False
+
+    # --- training and evaluation ------------------------------------------------------------------------------------
+
+    def fit(
+        self,
+        x: Any = None,
+        y: Any = None,
+        batch_size: int | None = None,
+        epochs: int = 1,
+        verbose: Any = "auto",
+        callbacks: Any = None,
+        validation_split: float = 0.0,
+        validation_data: Any = None,
+        shuffle: Any = True,
+        class_weight: Any = None,
+        sample_weight: Any = None,
+        initial_epoch: int = 0,
+        steps_per_epoch: int | None = None,
+        validation_steps: int | None = None,
+        validation_batch_size: int | None = None,
+        validation_freq: Any = 1,
+    ) -> Any:
+        """As keras.Model.fit; a collective operation.
+
+        Args:
+            x: arrays, a torch DataLoader, a PyDataset or a generator; the same, whole data on every rank.
+            y: targets.
+            batch_size: samples of a batch over all ranks.
+            epochs: number of the last epoch.
+            verbose: as Keras; rank 0 alone prints.
+            callbacks: Keras callbacks; see `hocket.keras.callbacks.Callback` for where they run.
+            validation_split: part of the arrays' end to validate on.
+            validation_data: what to validate on.
+            shuffle: as Keras; the order does not depend on the number of ranks.
+            class_weight: as Keras.
+            sample_weight: as Keras.
+            initial_epoch: as Keras.
+            steps_per_epoch: as Keras.
+            validation_steps: as Keras.
+            validation_batch_size: samples of a batch over all ranks.
+            validation_freq: as Keras.
+
+        Returns:
+            Keras' History, the same on every rank.
+
+        Raises:
+            ValueError: the model is not compiled; a batch size does not reach for all ranks; ranks have different data.
+            TypeError: data of a kind that cannot be shared out.
+        """
+        model, world = self.model, self.world
+        model._assert_compile_called("fit")
+        _arguments.check_batch_size(batch_size, world.size)
+        _arguments.check_batch_size(validation_batch_size, world.size, "validation_batch_size")
+        _arguments.check_data(x, world.size)
+        self._agree_on_random_numbers()
+        if validation_split and validation_data is None:
+            (x, y, sample_weight), validation_data = _private.train_validation_split(
+                (x, y, sample_weight), validation_split=validation_split
+            )
+        training = self._shared(
+            "x", x, y, sample_weight, batch_size, steps_per_epoch, shuffle=shuffle, class_weight=class_weight
+        )
+        if validation_data is not None:
+            val_x, val_y, val_weight = _private.unpack_x_y_sample_weight(validation_data)
+            _arguments.check_data(val_x, world.size, "validation_data")
+            size = validation_batch_size or batch_size
+            validation_data = (self._shared("validation_data", val_x, val_y, val_weight, size, validation_steps),)
+        self._build(training, steps_per_epoch)
+        with self._steps.installed(training=True):
+            return model.fit(
+                training,
+                epochs=epochs,
+                verbose=verbose if world.rank == 0 else 0,
+                callbacks=self._placed(callbacks, training=True),
+                validation_data=validation_data,
+                initial_epoch=initial_epoch,
+                steps_per_epoch=steps_per_epoch,
+                validation_steps=validation_steps,
+                validation_freq=validation_freq,
+                shuffle=False,
+            )
+
+    def evaluate(
+        self,
+        x: Any = None,
+        y: Any = None,
+        batch_size: int | None = None,
+        verbose: Any = "auto",
+        sample_weight: Any = None,
+        steps: int | None = None,
+        callbacks: Any = None,
+        return_dict: bool = False,
+    ) -> Any:
+        """As keras.Model.evaluate, over all samples once; a collective operation with the same result on every rank.
+
+        Raises:
+            ValueError: the batch size does not reach for all ranks, or ranks have different data.
+            TypeError: data of a kind that cannot be shared out.
+        """
+        _arguments.check_batch_size(batch_size, self.world.size)
+        _arguments.check_data(x, self.world.size)
+        self._agree_on_random_numbers()
+        data = self._shared("x", x, y, sample_weight, batch_size, steps)
+        self._build(data, steps)
+        self._align_once()
+        with self._steps.installed(training=False):
+            return self.model.evaluate(
+                data,
+                verbose=verbose if self.world.rank == 0 else 0,
+                steps=steps,
+                callbacks=self._placed(callbacks, training=False),
+                return_dict=return_dict,
+            )
+
+    def predict(
+        self,
+        x: Any,
+        batch_size: int | None = None,
+        verbose: Any = "auto",
+        steps: int | None = None,
+        callbacks: Any = None,
+    ) -> Any:
+        """As keras.Model.predict: the outputs for all of `x`, in its order, on every rank; a collective operation.
+
+        Raises:
+            ValueError: the batch size does not reach for all ranks, or ranks have different data.
+            TypeError: data of a kind that cannot be shared out.
+        """
+        _arguments.check_batch_size(batch_size, self.world.size)
+        _arguments.check_data(x, self.world.size)
+        self._agree_on_random_numbers()
+        data = self._shared("x", x, None, None, batch_size, steps)
+        if not self.model.built:
+            self._build(data, steps)
+        self._align_once()
+        with self._steps.installed(training=False):
+            return self.model.predict(
+                data,
+                verbose=verbose if self.world.rank == 0 else 0,
+                steps=steps,
+                callbacks=self._placed(callbacks, training=False),
+            )
+
+    def train_on_batch(
+        self, x: Any, y: Any = None, sample_weight: Any = None, class_weight: Any = None, return_dict: bool = False
+    ) -> Any:
+        """As keras.Model.train_on_batch with a global batch; a collective operation."""
+        return self._on_batch(
+            "train_on_batch", (x, y, sample_weight), class_weight=class_weight, return_dict=return_dict
+        )
+
+    def test_on_batch(self, x: Any, y: Any = None, sample_weight: Any = None, return_dict: bool = False) -> Any:
+        """As keras.Model.test_on_batch with a global batch; a collective operation."""
+        return self._on_batch("test_on_batch", (x, y, sample_weight), return_dict=return_dict)
+
+    def predict_on_batch(self, x: Any) -> Any:
+        """As keras.Model.predict_on_batch with a global batch, all of whose outputs every rank gets."""
+        return self._on_batch("predict_on_batch", (x,))
+
+    def _on_batch(self, verb: str, batch: tuple[Any, ...], **kwargs: Any) -> Any:
+        model = self.model
+        if self.world.size == 1:
+            return getattr(model, verb)(*batch, **kwargs)
+        share, part = cut_batch(batch, self.world)
+        if verb != "predict_on_batch":
+            model._symbolic_build(data_batch=part)
+        self._align_once()
+        with self._steps.installed(training=verb == "train_on_batch"):
+            self._steps.note(share)
+            return getattr(model, verb)(*part, **kwargs)
+
+    # --- files ------------------------------------------------------------------------------------------------------
+
+    def save(self, filepath: Any, overwrite: bool = True, **kwargs: Any) -> None:
+        """As keras.Model.save: rank 0 writes; a collective operation."""
+        self._on_root(lambda: self.model.save(filepath, overwrite=overwrite, **kwargs))
+
+    def save_weights(self, filepath: Any, overwrite: bool = True, **kwargs: Any) -> None:
+        """As keras.Model.save_weights: rank 0 writes; a collective operation."""
+        self._on_root(lambda: self.model.save_weights(filepath, overwrite=overwrite, **kwargs))
+
+    def export(self, filepath: Any, *args: Any, **kwargs: Any) -> None:
+        """As keras.Model.export: rank 0 writes; a collective operation."""
+        self._on_root(lambda: self.model.export(filepath, *args, **kwargs))
+
+    def load_weights(self, filepath: Any, **kwargs: Any) -> None:
+        """As keras.Model.load_weights: rank 0 reads and all ranks get what it has; a collective operation."""
+        self._on_root(lambda: self.model.load_weights(filepath, **kwargs))
+        self._align()
+
+    def _on_root(self, work: Any) -> None:
+        problem: str | None = None
+        error: Exception | None = None
+        if self.world.rank == 0:
+            try:
+                work()
+            except Exception as caught:
+                error, problem = caught, f"{type(caught).__name__}: {caught}"
+        problem = self.world.from_root(problem)
+        if error is not None:
+            raise error
+        if problem is not None:
+            raise OSError(f"rank 0 could not read or write the model's file: {problem}")
+
+    # --- ranks alike ------------------------------------------------------------------------------------------------
+
+    def _shared(
+        self,
+        what: str,
+        x: Any,
+        y: Any,
+        sample_weight: Any,
+        batch_size: Any,
+        steps: Any,
+        *,
+        shuffle: Any = False,
+        class_weight: Any = None,
+    ) -> Any:
+        arguments = {
+            "x": x,
+            "y": y,
+            "sample_weight": sample_weight,
+            "batch_size": batch_size,
+            "steps_per_epoch": steps,
+            "shuffle": shuffle,
+            "class_weight": class_weight,
+        }
+        return shared(arguments, self.world, self._steps.note, what=what)
+
+    def _build(self, data: Any, steps: int | None) -> None:
+        iterator = _private.TorchEpochIterator(x=data, steps_per_epoch=steps)
+        self.model._symbolic_build(iterator=iterator)
+        iterator.reset()
+
+    def _placed(self, callbacks: Any, *, training: bool) -> list[Any]:
+        return placed(callbacks, self.world, self._align, self._own_logs, training=training and self.world.size > 1)
+
+    def _own_logs(self, logs: Any) -> Any:
+        """Logs over this rank's own samples, in the place of `logs`."""
+        tally = self._steps.tally
+        if not logs or tally is None:
+            return logs
+        tally.swap_local()
+        own = self.model.get_metrics_result()
+        tally.swap_local()
+        return {name: float(own[name]) if name in own else value for name, value in logs.items()}
+
+    def _agree_on_random_numbers(self) -> None:
+        """All ranks go on with rank 0's random numbers, and draw as many: for shuffling, and for dropout."""
+        if self.world.size == 1:
+            return
+        numpy_random: Any = np.random
+        cuda = torch.cuda.get_rng_state() if torch.cuda.is_available() else None
+        mine = (torch.get_rng_state(), random.getstate(), numpy_random.get_state(), cuda)
+        torch_state, python_state, numpy_state, cuda = self.world.from_root(mine)
+        torch.set_rng_state(torch_state)
+        random.setstate(python_state)
+        numpy_random.set_state(numpy_state)
+        if cuda is not None and torch.cuda.is_available():
+            torch.cuda.set_rng_state(cuda)
+
+    def _align(self) -> None:
+        """Gives all ranks rank 0's weights, seeds and optimizer state; a collective operation."""
+        optimizer = getattr(self.model, "optimizer", None)
+        built = self.world.from_root(optimizer is not None and bool(optimizer.built))
+        if optimizer is not None and built and not optimizer.built:
+            optimizer.build(self.model.trainable_variables)
+        state = optimizer.variables if optimizer is not None and built else []
+        send_variables([*self.model.variables, *state], self.world)
+        self._aligned = True
+
+    def _align_once(self) -> None:
+        if not all(self.world.from_all(self._aligned)):
+            self._align()
+
+
+def load_model(filepath: str | Path, **kwargs: Any) -> Model:
+    """As keras.models.load_model, ready for all ranks; every rank reads the file.
+
+    Args:
+        filepath: of a .keras file.
+        **kwargs: `custom_objects`, `compile` and `safe_mode` go to Keras, others to `Model`.
+    """
+    of_keras = {name: kwargs.pop(name) for name in ("custom_objects", "compile", "safe_mode") if name in kwargs}
+    return Model(keras.models.load_model(filepath, **of_keras), **kwargs)

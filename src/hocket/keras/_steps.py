@@ -1,0 +1,218 @@
+"""Keras' steps of training, evaluation and prediction, done by all ranks together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+
+from hocket.parallel._reducer import Reducer
+from hocket.parallel._scale import scale_gradients
+from hocket.parallel._shares import Share
+from hocket.parallel._world import World
+
+from . import _batch_norm, _private, _random, _rows, _sums
+from ._tally import Tally
+
+_STEPS = ("train_function", "test_function", "predict_function")
+
+
+class Steps:
+    """Makes the step functions of a Keras model work on shares of batches.
+
+    Keras' own loops run on every rank, and call its own steps with this rank's samples. Around them:
+
+    - the loss is that of the rank's samples, its gradient weighted by how many they are; where a loss is not known to
+      be a mean over samples (see `_sums`), or where a mask hides some of them, every rank computes the loss of the
+      whole batch from all ranks' outputs instead;
+    - gradients are averaged over ranks while back-propagation goes on, before Keras' optimizer sees them;
+    - metrics are added up over ranks (`Tally`), or computed from all ranks' outputs if they are not sums;
+    - what `predict` returns is gathered.
+
+    Args:
+        model: the Keras model.
+        world: the ranks.
+        synchronise_batch_norm: whether batch norm's statistics are those of the whole batch.
+        bucket_bytes: of gradients reduced together; None to choose.
+    """
+
+    def __init__(self, model: Any, world: World, *, synchronise_batch_norm: bool, bucket_bytes: int | None) -> None:
+        self.model = model
+        self.world = world
+        self.tally: Tally | None = None
+        self._synchronise_batch_norm = synchronise_batch_norm
+        self._bucket_bytes = bucket_bytes
+        self._yielded: Share | None = None  # of the batch that a loader gave out last and no step has taken
+        self._working: Share | None = None  # of the batch that a step works on
+        self._reducer: Reducer | None = None
+        self._reduced: list[int] = []
+
+    def note(self, share: Share) -> None:
+        """A loader gives out a batch."""
+        self._yielded = share
+
+    def working(self) -> Share | None:
+        """This rank's part of the batch that a step works on; None outside of steps."""
+        return self._working
+
+    @contextmanager
+    def installed(self, *, training: bool) -> Iterator[None]:
+        """A block in which the model's steps are those of all ranks together."""
+        if self.world.size == 1:
+            yield
+            return
+        model = self.model
+        for make in (model.make_train_function, model.make_test_function, model.make_predict_function):
+            make()
+        plain = {name: getattr(model, name) for name in _STEPS}
+        losses = [name for name in ("compute_loss", "compute_metrics") if callable(getattr(model, name, None))]
+        self._choose_exchanges()
+        if training:
+            self._hang_reducer()
+        with ExitStack() as stack:
+            stack.enter_context(_random.of_whole_batch(self.working))
+            if self._synchronise_batch_norm:
+                stack.enter_context(_batch_norm.synchronised(model, self.world, self.working))
+            stack.callback(self._restore, plain, losses)
+            model.__dict__["compute_loss"] = self._loss(model.compute_loss)
+            model.__dict__["compute_metrics"] = self._metrics(model.compute_metrics)
+            model.train_function = self._train(plain["train_function"])
+            model.test_function = self._counted(plain["test_function"])
+            model.predict_function = self._predict(plain["predict_function"])
+            yield
+
+    def _restore(self, plain: dict[str, Any], losses: list[str]) -> None:
+        for name, function in plain.items():
+            setattr(self.model, name, function)
+        for name in losses:
+            self.model.__dict__.pop(name, None)
+        self._yielded = self._working = None
+
+    # --- what is exchanged ------------------------------------------------------------------------------------------
+
+    def _choose_exchanges(self) -> None:
+        model = self.model
+        self._keras_step = type(model).train_step is _private.TorchTrainer.train_step
+        compiled = getattr(model, "_compile_loss", None)
+        flat = getattr(compiled, "_flat_losses", None) or []
+        self._gather_outputs = not all(_sums.is_mean_over_samples(item.loss) for item in flat)
+        mine, others = _sums.compiled_metrics(model), _sums.other_metrics(model)
+        self._gather_for_metrics = not all(map(_sums.is_sum_over_samples, mine))
+        for metric in others:
+            if not _sums.is_sum_over_samples(metric):
+                raise ValueError(
+                    f"metric {metric.name!r} of type {type(metric).__name__} is kept by the model itself, and hocket "
+                    "does not know how to put together what ranks have found in their samples. If its variables start "
+                    "at zero and are sums over samples, give its class the attribute additive = True; else pass it to "
+                    "compile(metrics=...)"
+                )
+        summed = others if self._gather_for_metrics else [*mine, *others]
+        variables = {id(v): v for metric in summed for v in metric.variables if v.dtype != "string"}
+        self.tally = Tally(list(variables.values()), self.world)
+
+    def _hang_reducer(self) -> None:
+        variables = self.model.trainable_variables
+        if [id(v.value) for v in variables] == self._reduced and self._reducer is not None:
+            return
+        self._reducer = None  # its hooks go with it
+        names, parameters = [v.path for v in variables], [v.value for v in variables]
+        if parameters:
+            self._reducer = Reducer(names, parameters, self.world, self._bucket_bytes, None)
+        self._reduced = [id(p) for p in parameters]
+
+    # --- steps ------------------------------------------------------------------------------------------------------
+
+    def _train(self, plain: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        counted = self._counted(plain)
+
+        def step(data: Any) -> Any:
+            if self._reducer is not None and self._yielded is not None:
+                self._reducer.prepare()
+                # A step of the user's own may compute its loss anywhere: there gradients are weighed as they arrive.
+                self._reducer.set_weight(1.0 if self._keras_step else self._yielded.weight)
+            return counted(data)
+
+        return step
+
+    def _counted(self, plain: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def step(data: Any) -> Any:
+            with self._taking() as share:
+                if share is None:
+                    return plain(data)
+                assert self.tally is not None
+                others = self.tally.step(lambda: plain(data), share, lambda: set(self.model.get_metrics_result()))
+                return {**self.model.get_metrics_result(), **others}
+
+        return step
+
+    def _predict(self, plain: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def step(data: Any) -> Any:
+            with self._taking() as share:
+                output = plain(data)
+                return output if share is None else self._whole(output, share)
+
+        return step
+
+    @contextmanager
+    def _taking(self) -> Iterator[Share | None]:
+        """The share of the batch that was yielded; a second step (of a callback's own evaluation, say) gets None."""
+        self._working, self._yielded = self._yielded, None
+        try:
+            yield self._working
+        finally:
+            self._working = None
+
+    # --- the loss of the whole batch --------------------------------------------------------------------------------
+
+    def _loss(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+        def compute_loss(
+            x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None, *args: Any, **kwargs: Any
+        ) -> Any:
+            share = self._working
+            if share is None:
+                return plain(x, y, y_pred, sample_weight, *args, **kwargs)
+            weight = share.weight if self._keras_step else 1.0
+            if self._gather_outputs or any(_mask(t) is not None for t in _private.tree.flatten(y_pred)):
+                factor = self.world.size / weight if weight else 0.0
+                y, sample_weight = self._whole(y, share), self._whole(sample_weight, share)
+                y_pred = self._whole(y_pred, share, factor)
+            loss = plain(x, y, y_pred, sample_weight, *args, **kwargs)
+            if weight != 1.0 and isinstance(loss, torch.Tensor) and loss.requires_grad:
+                loss = scale_gradients(loss, weight)
+            return loss
+
+        return compute_loss
+
+    def _metrics(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+        def compute_metrics(x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+            share = self._working
+            if share is not None and self._gather_for_metrics:
+                y, y_pred = self._whole(y, share), self._whole(y_pred, share)
+                sample_weight = self._whole(sample_weight, share)
+            return plain(x, y, y_pred, sample_weight)
+
+        return compute_metrics
+
+    def _whole(self, rows: Any, share: Share, factor: float | None = None) -> Any:
+        """The whole batch's, of every tensor with a row for each sample."""
+        here = max(share.samples, 1)
+
+        def whole(tensor: Any) -> Any:
+            if not isinstance(tensor, torch.Tensor) or not tensor.ndim or tensor.shape[0] != here:
+                return tensor
+            if factor is None:
+                result = _rows.gathered(tensor, share, self.world)
+            else:
+                result = _rows.gathered_with_gradient(tensor, share, self.world, factor)
+            mask = _mask(tensor)
+            if mask is not None:
+                _private.backend.set_keras_mask(result, _rows.gathered(mask, share, self.world))
+            return result
+
+        return None if rows is None else _private.tree.map_structure(whole, rows)
+
+
+def _mask(tensor: Any) -> Any:
+    return _private.backend.get_keras_mask(tensor) if isinstance(tensor, torch.Tensor) else None

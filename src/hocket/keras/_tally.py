@@ -1,0 +1,80 @@
+"""Metrics over all ranks' samples: what each rank's step adds to them is summed."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from hocket import comm
+from hocket.parallel._shares import Share
+from hocket.parallel._world import World
+
+
+class Tally:
+    """The states of metrics that are sums over samples.
+
+    In a step they begin from zero, so that what they hold after it is this rank's contribution; then all ranks'
+    contributions are added, in float64, to what they were before. On the way one number tells whether the ranks' random
+    generators still stand alike; where they do not (a torch layer drew numbers for its share), all take rank 0's.
+
+    Args:
+        variables: of the metrics.
+        world: the ranks.
+    """
+
+    def __init__(self, variables: list[Any], world: World) -> None:
+        self._variables = variables
+        self._world = world
+        self._local: list[torch.Tensor] = []
+
+    def step(self, work: Callable[[], dict[str, Any]], share: Share, metric_names: Callable[[], set[str]]) -> Any:
+        """Runs `work` and adds up over ranks what it adds to the metrics; a collective operation.
+
+        Args:
+            work: a step of the model's, which returns logs.
+            share: this rank's part of the batch.
+            metric_names: tells the names of logs that are metrics; others are averaged over samples.
+
+        Returns:
+            The logs that are no metrics.
+        """
+        states = [variable.value.detach() for variable in self._variables]
+        before = [state.clone() for state in states]
+        for state in states:
+            state.zero_()
+        logs = work()
+        if not share.samples:  # a sample that is here to keep step
+            for state in states:
+                state.zero_()
+        if not any(bool(state.count_nonzero()) for state in before):
+            self._local = [state.new_zeros(state.shape) for state in states]
+        for local, state in zip(self._local, states, strict=True):
+            local.add_(state)
+        names = sorted(set(logs) - metric_names())
+        values = [float(logs[name]) * share.samples if share.samples else 0.0 for name in names]
+        mark = zlib.crc32(torch.get_rng_state().numpy().tobytes()) & 0xFFFF
+        tail = torch.tensor([*values, mark, mark * mark], dtype=torch.float64, device=self._world.device)
+        flat = torch.cat([*(state.reshape(-1).to(tail) for state in states), tail])
+        with comm.label("keras metrics"):
+            dist.all_reduce(flat, group=self._world.group)
+        begin = 0
+        for state, earlier in zip(states, before, strict=True):
+            part = flat[begin : begin + state.numel()].view(state.shape).to(state.device)
+            state.copy_((earlier.double() + part).to(state.dtype))
+            begin += state.numel()
+        *sums, marks, squares = flat[begin:].tolist()
+        if self._world.size * squares != marks * marks:
+            torch.set_rng_state(self._world.from_root(torch.get_rng_state()))
+        return {name: total / share.total for name, total in zip(names, sums, strict=True)}
+
+    def swap_local(self) -> None:
+        """Puts this rank's own sums into the metrics and theirs here; a second call puts them back."""
+        for i, variable in enumerate(self._variables[: len(self._local)]):
+            state = variable.value.detach()
+            kept = state.clone()
+            state.copy_(self._local[i])
+            self._local[i] = kept
