@@ -24,9 +24,11 @@ class SharedData(_private.DataAdapter):  # type: ignore[misc]  # Keras carries n
 
     The parts are contiguous, in the order of ranks, the first ranks one sample more; a rank without samples in a batch
     yields one all the same, to keep step. The sequence of batches is Keras' own, drawn from the global random
-    generators, which stand alike on all ranks. Arrays: a rank converts its rows only. torch DataLoaders: as hocket.distribute
-    does, which loads only a rank's samples where the data set is loaded by index. Generators and PyDatasets: every rank
-    makes each batch and takes its part.
+    generators, which stand alike on all ranks.
+
+    Of arrays a rank converts its rows only. torch DataLoaders are shared as by hocket.distribute, so that a rank loads
+    its samples only where the data set is loaded by index. Of generators and PyDatasets every rank makes each batch and
+    takes its part.
 
     Args:
         inner: Keras' adapter of the global batches.
@@ -162,7 +164,7 @@ def check_alike(mark: list[Any], world: World, what: str) -> None:
         if repr(other) != repr(marks[0]):
             raise ValueError(
                 f"{what} on rank {rank} is not that of rank 0 ({_brief(other)} and {_brief(marks[0])}). Give every "
-                "rank the same, whole data, and seed what draws random numbers of its own: hocket shares the batches out"
+                "rank the same, whole data, and seed what draws random numbers of its own: hocket shares batches out"
             )
 
 

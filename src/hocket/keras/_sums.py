@@ -8,7 +8,9 @@ import keras
 
 from . import _private
 
-_WHOLE_BATCH = (keras.losses.Dice, keras.losses.Tversky)
+_WHOLE_BATCH = frozenset({keras.losses.dice, keras.losses.tversky})
+"""Functions of Keras' that return one number for the batch."""
+
 _MEANS = frozenset({"sum_over_batch_size", "mean"})
 
 
@@ -23,7 +25,7 @@ def is_mean_over_samples(loss: Any) -> bool:
         return False
     if getattr(loss, "additive", False):
         return True
-    return _is_kerases(loss) and not isinstance(loss, _WHOLE_BATCH) and _is_kerases_function(getattr(loss, "fn", None))
+    return _is_kerases(loss) and _is_kerases_function(getattr(loss, "fn", None))
 
 
 def is_sum_over_samples(metric: Any) -> bool:
@@ -43,7 +45,9 @@ def _is_kerases(value: Any) -> bool:
 
 
 def _is_kerases_function(function: Any) -> bool:
-    return function is None or str(getattr(function, "__module__", "")).startswith("keras.src.")
+    if function is None:
+        return True
+    return str(getattr(function, "__module__", "")).startswith("keras.src.") and function not in _WHOLE_BATCH
 
 
 def compiled_metrics(model: Any) -> list[Any]:
