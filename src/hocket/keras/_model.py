@@ -11,11 +11,12 @@ import numpy as np
 import torch
 
 from hocket.parallel import _world
+from hocket.parallel._alike import send_once
 
 from . import _arguments, _private
 from ._data import cut_batch, shared
+from ._placing import Follow, placed
 from ._steps import Steps
-from .callbacks import placed, send_variables
 
 _OWN = frozenset({"model", "world", "_steps", "_aligned"})
 
@@ -331,17 +332,19 @@ class Model:
         iterator.reset()
 
     def _placed(self, callbacks: Any, *, training: bool) -> list[Any]:
-        return placed(callbacks, self.world, self._align, self._own_logs, training=training and self.world.size > 1)
+        follow = Follow(self.world, self._align, self._agree_on_random_numbers) if training else None
+        return placed(callbacks, self.world, self._own_logs, follow)
 
-    def _own_logs(self, logs: Any) -> Any:
+    def _own_logs(self, logs: Any, phase: str) -> Any:
         """Logs over this rank's own samples, in the place of `logs`."""
         tally = self._steps.tally
         if not logs or tally is None:
             return logs
-        tally.swap_local()
-        own = self.model.get_metrics_result()
-        tally.swap_local()
-        return {name: float(own[name]) if name in own else value for name, value in logs.items()}
+        results = self.model.get_metrics_result
+        own = tally.of_this_rank(phase, results)
+        if phase == "train":
+            own |= {f"val_{name}": value for name, value in tally.of_this_rank("test", results).items()}
+        return {name: own.get(name, value) for name, value in logs.items()}
 
     def _agree_on_random_numbers(self) -> None:
         """All ranks go on with rank 0's random numbers, and draw as many: for shuffling, and for dropout."""
@@ -364,7 +367,9 @@ class Model:
         if optimizer is not None and built and not optimizer.built:
             optimizer.build(self.model.trainable_variables)
         state = optimizer.variables if optimizer is not None and built else []
-        send_variables([*self.model.variables, *state], self.world)
+        if self.world.size > 1:
+            values = {id(v): v.value.detach() for v in [*self.model.variables, *state]}
+            send_once([value for value in values.values() if value.numel()], self.world)
         self._aligned = True
 
     def _align_once(self) -> None:

@@ -79,7 +79,7 @@ class Steps:
             model.__dict__["compute_loss"] = self._loss(model.compute_loss)
             model.__dict__["compute_metrics"] = self._metrics(model.compute_metrics)
             model.train_function = self._train(plain["train_function"])
-            model.test_function = self._counted(plain["test_function"])
+            model.test_function = self._counted(plain["test_function"], "test")
             model.predict_function = self._predict(plain["predict_function"])
             yield
 
@@ -125,7 +125,7 @@ class Steps:
     # --- steps ------------------------------------------------------------------------------------------------------
 
     def _train(self, plain: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        counted = self._counted(plain)
+        counted = self._counted(plain, "train")
 
         def step(data: Any) -> Any:
             if self._reducer is not None and self._yielded is not None:
@@ -136,14 +136,15 @@ class Steps:
 
         return step
 
-    def _counted(self, plain: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def _counted(self, plain: Callable[[Any], Any], phase: str) -> Callable[[Any], Any]:
         def step(data: Any) -> Any:
             with self._taking() as share:
                 if share is None:
                     return plain(data)
                 assert self.tally is not None
-                others = self.tally.step(lambda: plain(data), share, lambda: set(self.model.get_metrics_result()))
-                return {**self.model.get_metrics_result(), **others}
+                results = self.model.get_metrics_result
+                others = self.tally.step(lambda: plain(data), share, lambda: set(results()), phase)
+                return {**results(), **others}
 
         return step
 

@@ -29,15 +29,18 @@ class Tally:
     def __init__(self, variables: list[Any], world: World) -> None:
         self._variables = variables
         self._world = world
-        self._local: list[torch.Tensor] = []
+        self._local: dict[str, list[torch.Tensor]] = {}  # sums of this rank alone, in training and in evaluation
 
-    def step(self, work: Callable[[], dict[str, Any]], share: Share, metric_names: Callable[[], set[str]]) -> Any:
+    def step(
+        self, work: Callable[[], dict[str, Any]], share: Share, metric_names: Callable[[], set[str]], phase: str
+    ) -> dict[str, float]:
         """Runs `work` and adds up over ranks what it adds to the metrics; a collective operation.
 
         Args:
             work: a step of the model's, which returns logs.
             share: this rank's part of the batch.
             metric_names: tells the names of logs that are metrics; others are averaged over samples.
+            phase: "train" or "test".
 
         Returns:
             The logs that are no metrics.
@@ -51,8 +54,8 @@ class Tally:
             for state in states:
                 state.zero_()
         if not any(bool(state.count_nonzero()) for state in before):
-            self._local = [state.new_zeros(state.shape) for state in states]
-        for local, state in zip(self._local, states, strict=True):
+            self._local[phase] = [state.new_zeros(state.shape) for state in states]
+        for local, state in zip(self._local[phase], states, strict=True):
             local.add_(state)
         names = sorted(set(logs) - metric_names())
         values = [float(logs[name]) * share.samples if share.samples else 0.0 for name in names]
@@ -71,10 +74,16 @@ class Tally:
             torch.set_rng_state(self._world.from_root(torch.get_rng_state()))
         return {name: total / share.total for name, total in zip(names, sums, strict=True)}
 
-    def swap_local(self) -> None:
-        """Puts this rank's own sums into the metrics and theirs here; a second call puts them back."""
-        for i, variable in enumerate(self._variables[: len(self._local)]):
-            state = variable.value.detach()
-            kept = state.clone()
-            state.copy_(self._local[i])
-            self._local[i] = kept
+    def of_this_rank(self, phase: str, results: Callable[[], dict[str, Any]]) -> dict[str, float]:
+        """What `results` gives where the metrics hold this rank's own sums of the latest epoch or evaluation."""
+        own = self._local.get(phase)
+        if own is None:
+            return {}
+        states = [variable.value.detach() for variable in self._variables]
+        kept = [state.clone() for state in states]
+        for state, value in zip(states, own, strict=True):
+            state.copy_(value)
+        found = {name: float(value) for name, value in results().items()}
+        for state, value in zip(states, kept, strict=True):
+            state.copy_(value)
+        return found

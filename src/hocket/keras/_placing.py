@@ -1,0 +1,109 @@
+"""Which callbacks a rank runs, and how the others follow what rank 0's have done."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+from hocket.parallel._world import World
+
+from .callbacks import Callback
+
+
+class Follow(keras.callbacks.Callback):  # type: ignore[misc]  # Keras carries no types
+    """The last of every rank's callbacks: ranks follow what those of rank 0 have done.
+
+    Args:
+        world: the ranks.
+        align: gives all ranks rank 0's weights, seeds and optimizer state.
+        agree: gives all ranks rank 0's random numbers.
+    """
+
+    def __init__(self, world: World, align: Callable[[], None], agree: Callable[[], None]) -> None:
+        super().__init__()
+        self._world = world
+        self._align = align
+        self._agree = agree
+        self._after_batches = False
+
+    def set_after_batches(self) -> None:
+        """Makes ranks follow after every batch, not only where epochs begin and end."""
+        self._after_batches = True
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Takes over what rank 0 has loaded, say."""
+        self._align()
+        self.model._initial_epoch = self._world.from_root(self.model._initial_epoch)
+        self._follow()
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """A callback of rank 0 may have drawn random numbers, for a prediction of its own."""
+        self._agree()
+        self._follow()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """See class."""
+        self._follow()
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """See class."""
+        if self._after_batches:
+            self._follow()
+
+    def _follow(self) -> None:
+        model = self.model
+        rate: Any = getattr(model.optimizer, "_learning_rate", None)
+        settable = isinstance(rate, keras.Variable)
+        mine = (bool(model.stop_training), float(rate) if settable else None)
+        stop, value = self._world.from_root(mine)
+        model.stop_training = stop
+        if settable and value != mine[1]:
+            model.optimizer.learning_rate = value
+
+
+def placed(callbacks: Any, world: World, own_logs: Callable[[Any, str], Any], follow: Follow | None) -> list[Any]:
+    """The callbacks that this rank is to run.
+
+    Args:
+        callbacks: the user's: one, several, or None.
+        world: the ranks.
+        own_logs: makes of logs over all ranks' samples those over this rank's, of "train" or "test".
+        follow: for `fit`, the last callback.
+
+    Raises:
+        TypeError: one of them is no Keras callback.
+    """
+    wrapped = wrap(callbacks)
+    here: list[Any] = []
+    for item in wrapped:
+        if world.rank > 0 and not item.run_on_all_ranks:
+            continue
+        if world.rank > 0 and item.steers and hasattr(item.callback, "verbose"):
+            item.callback.verbose = 0  # one rank says it
+        item._own_logs = own_logs
+        here.append(item.callback if item.aggregate_logs else item)
+    if follow is not None and world.size > 1:
+        if any(item.may_meddle and _works_on_batches(item.callback) for item in wrapped):
+            follow.set_after_batches()
+        here.append(follow)
+    return here
+
+
+def wrap(callbacks: Any) -> list[Callback]:
+    """The user's callbacks, each in a `Callback`.
+
+    Raises:
+        TypeError: one of them is no Keras callback.
+    """
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        raise TypeError("pass callbacks as a list of callbacks, not as a CallbackList, so that hocket can place them")
+    given = [callbacks] if isinstance(callbacks, keras.callbacks.Callback) else list(callbacks or ())
+    return [c if isinstance(c, Callback) else Callback(c) for c in given]
+
+
+def _works_on_batches(callback: Any) -> bool:
+    base = keras.callbacks.Callback
+    hooks = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
+    return any(getattr(getattr(callback, name), "__func__", None) is not getattr(base, name) for name in hooks)
