@@ -22,6 +22,14 @@ def check_model(model: Any) -> None:
         )
 
 
+def check_shard(shard: Any) -> None:
+    """Raises ValueError unless `shard` is one of the ways."""
+    if shard not in ("none", "optimizer"):
+        raise ValueError(
+            f'shard={shard!r} must be "none" or "optimizer"; Keras keeps whole gradients and parameters on each rank'
+        )
+
+
 def check_compile(steps_per_execution: Any, jit_compile: Any) -> None:
     """Raises ValueError for what Keras on torch, or hocket, cannot do."""
     if steps_per_execution != 1:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import keras
 import numpy as np
@@ -15,10 +16,11 @@ from hocket.parallel._alike import send_once
 
 from . import _arguments, _private
 from ._data import cut_batch, shared
+from ._divided import DividedOptimizer, unbuilt
 from ._placing import Follow, placed
 from ._steps import Steps
 
-_OWN = frozenset({"model", "world", "_steps", "_aligned"})
+_OWN = frozenset({"model", "world", "shard", "_steps", "_aligned", "_divided"})
 
 
 class Model:
@@ -42,11 +44,13 @@ class Model:
         group: the ranks; None for torch's default group, which is set up where a launcher has said how.
         synchronise_batch_norm: whether batch norm's statistics in training are those of the whole batch, as on one
             device, rather than of each rank's part. It costs two small exchanges a layer.
+        shard: what is divided among the ranks besides the batch: "none", or the "optimizer"'s state, of which each rank
+            then keeps and updates the part of its variables (stage 1 of ZeRO).
         bucket_bytes: most bytes of gradients that are reduced together; None to choose by the model.
 
     Raises:
         TypeError: `model` is no Keras model.
-        ValueError: keras.distribution is active.
+        ValueError: keras.distribution is active, or `shard` is none of these.
     """
 
     def __init__(
@@ -55,12 +59,16 @@ class Model:
         *,
         group: Any = None,
         synchronise_batch_norm: bool = True,
+        shard: Literal["none", "optimizer"] = "none",
         bucket_bytes: int | None = None,
     ) -> None:
         _arguments.check_model(model)
+        _arguments.check_shard(shard)
         self.model = model
         self.world = _world.join(group)
+        self.shard = shard
         self._aligned = False
+        self._divided: DividedOptimizer | None = None
         self._steps = Steps(model, self.world, synchronise_batch_norm=synchronise_batch_norm, bucket_bytes=bucket_bytes)
 
     # --- looks like the model itself --------------------------------------------------------------------------------
@@ -165,6 +173,7 @@ class Model:
             size = validation_batch_size or batch_size
             validation_data = (self._shared("validation_data", val_x, val_y, val_weight, size, validation_steps),)
         self._build(training, steps_per_epoch)
+        self._divide()
         with self._steps.installed(training=True):
             return model.fit(
                 training,
@@ -262,7 +271,9 @@ class Model:
             return getattr(model, verb)(*batch, **kwargs)
         share, part = cut_batch(batch, self.world)
         if verb != "predict_on_batch":
-            model._symbolic_build(data_batch=part)
+            self._build_with(data_batch=part)
+        if verb == "train_on_batch":
+            self._divide()
         self._align_once()
         with self._steps.installed(training=verb == "train_on_batch"):
             self._steps.note(share)
@@ -272,10 +283,12 @@ class Model:
 
     def save(self, filepath: Any, overwrite: bool = True, **kwargs: Any) -> None:
         """As keras.Model.save: rank 0 writes; a collective operation."""
+        self._collect()
         self._on_root(lambda: self.model.save(filepath, overwrite=overwrite, **kwargs))
 
     def save_weights(self, filepath: Any, overwrite: bool = True, **kwargs: Any) -> None:
         """As keras.Model.save_weights: rank 0 writes; a collective operation."""
+        self._collect()
         self._on_root(lambda: self.model.save_weights(filepath, overwrite=overwrite, **kwargs))
 
     def export(self, filepath: Any, *args: Any, **kwargs: Any) -> None:
@@ -328,12 +341,29 @@ class Model:
 
     def _build(self, data: Any, steps: int | None) -> None:
         iterator = _private.TorchEpochIterator(x=data, steps_per_epoch=steps)
-        self.model._symbolic_build(iterator=iterator)
+        self._build_with(iterator=iterator)
         iterator.reset()
+
+    def _build_with(self, **kwargs: Any) -> None:
+        optimizer = getattr(self.model, "optimizer", None)
+        divides = self.shard != "none" and self.world.size > 1 and optimizer is not None
+        with unbuilt(optimizer) if divides else nullcontext():
+            self.model._symbolic_build(**kwargs)
+
+    def _divide(self) -> None:
+        """Divides the optimizer's state among ranks, if that is wanted and not so yet."""
+        if self.shard == "none" or self.world.size == 1:
+            return
+        optimizer, variables = self.model.optimizer, self.model.trainable_variables
+        if self._divided is None or not self._divided.holds(optimizer, variables):
+            self._divided = None
+            self._align()
+            self._divided = DividedOptimizer(optimizer, variables, self.world)
 
     def _placed(self, callbacks: Any, *, training: bool) -> list[Any]:
         follow = Follow(self.world, self._align, self._agree_on_random_numbers) if training else None
-        return placed(callbacks, self.world, self._own_logs, follow)
+        collect = self._collect if training and self._divided is not None else None
+        return placed(callbacks, self.world, self._own_logs, follow, collect)
 
     def _own_logs(self, logs: Any, phase: str) -> Any:
         """Logs over this rank's own samples, in the place of `logs`."""
@@ -362,15 +392,23 @@ class Model:
 
     def _align(self) -> None:
         """Gives all ranks rank 0's weights, seeds and optimizer state; a collective operation."""
-        optimizer = getattr(self.model, "optimizer", None)
-        built = self.world.from_root(optimizer is not None and bool(optimizer.built))
-        if optimizer is not None and built and not optimizer.built:
-            optimizer.build(self.model.trainable_variables)
-        state = optimizer.variables if optimizer is not None and built else []
-        if self.world.size > 1:
-            values = {id(v): v.value.detach() for v in [*self.model.variables, *state]}
-            send_once([value for value in values.values() if value.numel()], self.world)
         self._aligned = True
+        if self.world.size == 1:
+            return
+        state: list[Any] = []
+        optimizer = getattr(self.model, "optimizer", None)
+        if self._divided is not None and self._divided.optimizer is optimizer:
+            self._divided.scatter()
+        elif optimizer is not None and self.world.from_root(bool(optimizer.built)):
+            if not optimizer.built:
+                optimizer.build(self.model.trainable_variables)
+            state = optimizer.variables
+        values = {id(v): v.value.detach() for v in [*self.model.variables, *state]}
+        send_once([value for value in values.values() if value.numel()], self.world)
+
+    def _collect(self) -> None:
+        if self._divided is not None and self._divided.optimizer is self.model.optimizer:
+            self._divided.collect()
 
     def _align_once(self) -> None:
         if not all(self.world.from_all(self._aligned)):

@@ -63,7 +63,33 @@ class Follow(keras.callbacks.Callback):  # type: ignore[misc]  # Keras carries n
             model.optimizer.learning_rate = value
 
 
-def placed(callbacks: Any, world: World, own_logs: Callable[[Any, str], Any], follow: Follow | None) -> list[Any]:
+class Collect(keras.callbacks.Callback):  # type: ignore[misc]
+    """The first of every rank's callbacks, where the optimizer's state is divided: rank 0 may want to save it.
+
+    Args:
+        collect: puts the whole state together on rank 0.
+    """
+
+    def __init__(self, collect: Callable[[], None]) -> None:
+        super().__init__()
+        self._collect = collect
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """See class."""
+        self._collect()
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """See class."""
+        self._collect()
+
+
+def placed(
+    callbacks: Any,
+    world: World,
+    own_logs: Callable[[Any, str], Any],
+    follow: Follow | None,
+    collect: Callable[[], None] | None,
+) -> list[Any]:
     """The callbacks that this rank is to run.
 
     Args:
@@ -71,12 +97,22 @@ def placed(callbacks: Any, world: World, own_logs: Callable[[Any, str], Any], fo
         world: the ranks.
         own_logs: makes of logs over all ranks' samples those over this rank's, of "train" or "test".
         follow: for `fit`, the last callback.
+        collect: for `fit` with a divided optimizer, what puts its state together on rank 0.
 
     Raises:
         TypeError: one of them is no Keras callback.
+        ValueError: one is to save a divided optimizer in the middle of an epoch.
     """
     wrapped = wrap(callbacks)
     here: list[Any] = []
+    if collect is not None and any(item.may_save for item in wrapped):
+        for item in wrapped:
+            if item.may_save and getattr(item.callback, "save_freq", "epoch") != "epoch":
+                raise ValueError(
+                    f"{type(item.callback).__name__} has save_freq={item.callback.save_freq!r}, and with "
+                    'shard="optimizer" the state is put together where epochs end: say save_freq="epoch"'
+                )
+        here.append(Collect(collect))
     for item in wrapped:
         if world.rank > 0 and not item.run_on_all_ranks:
             continue

@@ -1,0 +1,198 @@
+"""A Keras optimizer whose state is divided: each rank updates its share of the variables (stage 1 of ZeRO)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from hocket import comm
+from hocket.parallel._world import World
+
+from . import _private
+
+
+class DividedOptimizer:
+    """Makes a Keras optimizer keep state for this rank's variables only (Rajbhandari et al. 2020, stage 1).
+
+    Every variable belongs to one rank as a whole, so that any optimizer may look at a variable's gradient as it likes;
+    they are given out from the largest to the smallest, each to the rank that has least. After a step every rank sends
+    its variables to the others.
+
+    Args:
+        optimizer: a Keras optimizer.
+        variables: all that it is to train.
+        world: the ranks.
+
+    Raises:
+        ValueError: an option of the optimizer needs the state of all variables in one place.
+    """
+
+    def __init__(self, optimizer: Any, variables: list[Any], world: World) -> None:
+        _check(optimizer, variables)
+        self.optimizer = optimizer
+        self._variables = list(variables)
+        self._world = world
+        self._owners = _given_out([int(v.value.numel()) * v.value.element_size() for v in variables], world.size)
+        self._mine = [v for v, owner in zip(variables, self._owners, strict=True) if owner == world.rank]
+        self._whole: Any = None  # on rank 0, an optimizer with the state of all variables, as of the latest `collect`
+        self._loaded = False  # `_whole` has been read from a file
+        self._collected_at = -1  # the iteration of which `_whole` has the state
+        self._apply, self._clip = optimizer.apply, optimizer._clip_gradients
+        if not optimizer.built:
+            optimizer.build(self._mine)
+        else:
+            self._divide_built()
+        self._install()
+
+    def holds(self, optimizer: Any, variables: list[Any]) -> bool:
+        """Whether it was made for exactly these."""
+        return optimizer is self.optimizer and [id(v) for v in variables] == [id(v) for v in self._variables]
+
+    def nbytes(self) -> int:
+        """Bytes of the state that this rank keeps."""
+        return sum(v.value.numel() * v.value.element_size() for v in self.optimizer.variables)
+
+    # --- a step -----------------------------------------------------------------------------------------------------
+
+    def _install(self) -> None:
+        own = self.optimizer.__dict__
+        own["apply"] = self.apply
+        own["save_own_variables"] = self._save
+        own["load_own_variables"] = self._load
+
+    def apply(self, gradients: Any, variables: Any = None) -> None:
+        """In the place of the optimizer's own: updates this rank's variables, and sends them to the others."""
+        optimizer = self.optimizer
+        pairs = list(zip(gradients, self._variables if variables is None else variables, strict=True))
+        limit = optimizer.global_clipnorm
+        if limit is not None:  # the norm is that of all gradients, which every rank has
+            present = [gradient for gradient, _ in pairs if gradient is not None]
+            clipped = iter(self._clip(present))
+            pairs = [(None if gradient is None else next(clipped), variable) for gradient, variable in pairs]
+        owner_of = {id(v): owner for v, owner in zip(self._variables, self._owners, strict=True)}
+        mine = [(g, v) for g, v in pairs if owner_of.get(id(v)) == self._world.rank and g is not None]
+        optimizer.global_clipnorm = None
+        try:
+            if mine:
+                self._apply([g for g, _ in mine], [v for _, v in mine])
+            else:
+                optimizer._iterations.assign_add(1)
+        finally:
+            optimizer.global_clipnorm = limit
+        self._publish()
+
+    @torch.no_grad()
+    def _publish(self) -> None:
+        under_way = []
+        with comm.label("keras weights"):
+            for owner in range(self._world.size):
+                values = [v.value for v, o in zip(self._variables, self._owners, strict=True) if o == owner]
+                for dtype in sorted({value.dtype for value in values}, key=str):
+                    alike = [value for value in values if value.dtype is dtype]
+                    flat = torch.cat([value.reshape(-1) for value in alike])
+                    root = dist.get_global_rank(self._world.group, owner)
+                    work = dist.broadcast(flat, src=root, group=self._world.group, async_op=True)
+                    under_way.append((work, owner, flat, alike))
+            for work, owner, flat, alike in under_way:
+                work.wait()
+                if owner != self._world.rank:
+                    begin = 0
+                    for value in alike:
+                        value.copy_(flat[begin : begin + value.numel()].view(value.shape))
+                        begin += value.numel()
+
+    # --- the whole state --------------------------------------------------------------------------------------------
+
+    def collect(self) -> None:
+        """Puts together on rank 0 the state of all variables, for files; a collective operation."""
+        if self._collected_at == int(self.optimizer._iterations):
+            return
+        parts = self._world.from_all({v.name: v.value.detach().cpu() for v in self.optimizer.variables})
+        if self._world.rank == 0:
+            self._whole = self._whole or self._clone()
+            state = {name: value for part in reversed(parts) for name, value in part.items()}
+            for variable in self._whole.variables:
+                variable.assign(state[variable.name])
+        self._collected_at = int(self.optimizer._iterations)
+
+    def scatter(self) -> None:
+        """Gives each rank its part of the state, if rank 0 has read it from a file; a collective operation."""
+        state: Any = None
+        if self._world.rank == 0 and self._loaded:
+            state = {v.name: v.value.detach().cpu() for v in self._whole.variables}
+        state = self._world.from_root(state)
+        self._loaded = False
+        if state is not None:
+            for variable in self.optimizer.variables:
+                variable.assign(state[variable.name])
+            self._collected_at = -1
+
+    def _clone(self) -> Any:
+        whole = type(self.optimizer).from_config(self.optimizer.get_config())
+        whole.build(self._variables)
+        return whole
+
+    def _save(self, store: Any) -> None:
+        if self._collected_at != int(self.optimizer._iterations):
+            raise RuntimeError(
+                'the state of the optimizer is divided among ranks (shard="optimizer"), and rank 0 has not collected '
+                "it since the last step: call save of the hocket.keras.Model on all ranks, or save where an epoch ends"
+            )
+        self._whole.save_own_variables(store)
+
+    def _load(self, store: Any) -> None:
+        self._whole = self._whole or self._clone()
+        self._whole.load_own_variables(store)
+        self._loaded = True
+
+    def _divide_built(self) -> None:
+        """Keeps this rank's part of state that the optimizer had already."""
+        optimizer = self.optimizer
+        state = {v.name: v.value.detach() for v in optimizer.variables}
+        part = type(optimizer).from_config(optimizer.get_config())
+        part.build(self._mine)
+        for variable in part.variables:
+            variable.assign(state[variable.name])
+        for name in part.__dict__:
+            if name not in ("_lock", "_tracker", "name"):
+                optimizer.__dict__[name] = part.__dict__[name]
+        optimizer.__dict__["_tracker"] = part.__dict__["_tracker"]
+
+
+def _check(optimizer: Any, variables: list[Any]) -> None:
+    accumulates = bool(optimizer.gradient_accumulation_steps)
+    reasons = {
+        "loss scaling (mixed_float16)": isinstance(optimizer, _private.LossScaleOptimizer),
+        "use_ema=True": optimizer.use_ema,
+        "gradient_accumulation_steps and global_clipnorm": accumulates and optimizer.global_clipnorm is not None,
+        "a variable whose path another one has too": len({v.path for v in variables}) < len(variables),
+    }
+    for reason, found in reasons.items():
+        if found:
+            raise ValueError(
+                f'an optimizer with {reason} needs all variables in one place: leave it out, or say shard="none"'
+            )
+
+
+def _given_out(sizes: list[int], ranks: int) -> list[int]:
+    """The owner of each variable: from the largest to the smallest, to the rank that has least."""
+    loads = [0] * ranks
+    owners = [0] * len(sizes)
+    for number in sorted(range(len(sizes)), key=lambda i: (-sizes[i], i)):
+        owners[number] = min(range(ranks), key=lambda rank: (loads[rank], rank))
+        loads[owners[number]] += sizes[number]
+    return owners
+
+
+@contextmanager
+def unbuilt(optimizer: Any) -> Iterator[None]:
+    """A block in which Keras does not build the optimizer, because it is to be built in parts."""
+    built, optimizer.built = optimizer.built, True
+    try:
+        yield
+    finally:
+        optimizer.built = built

@@ -1,0 +1,144 @@
+"""What cannot be is told at once, by the argument's name and with what to do."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from hocket.testing import run_ranks
+from tests.keras import cases
+
+RANKS = 2
+
+
+def attempts() -> dict[str, Callable[[], Any]]:
+    import keras
+    import torch
+
+    import hocket.keras
+
+    x, y = cases.vectors(40)
+    rank = torch.distributed.get_rank()
+
+    def model(**compiled: Any) -> Any:
+        made = hocket.keras.Model(cases.dense())
+        made.compile(**{"optimizer": "sgd", "loss": "mse", **compiled})
+        return made
+
+    class Keeping(keras.Model):
+        class Last(keras.metrics.Metric):
+            def result(self) -> Any:
+                return 0.0
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = keras.layers.Dense(1)
+            self.last = self.Last(name="last")
+
+        def call(self, inputs: Any) -> Any:
+            return self.layer(inputs)
+
+    def keep() -> Any:
+        made = hocket.keras.Model(Keeping())
+        made.compile("sgd", "mse")
+        return made.fit(x, y, verbose=0)
+
+    tf_dataset = type("DatasetV2", (), {"__module__": "tensorflow.python.data"})
+    dataset = torch.utils.data.TensorDataset(torch.from_numpy(x))
+    return {
+        "fewer samples than ranks": lambda: model().fit(x, y, batch_size=1),
+        "fewer samples to validate": lambda: model().fit(x, y, validation_batch_size=1),
+        "no samples": lambda: model().evaluate(x, y, batch_size=0),
+        "no number": lambda: model().predict(x, batch_size=8.5),
+        "small loader": lambda: model().fit(torch.utils.data.DataLoader(dataset, batch_size=1)),
+        "several steps": lambda: model(steps_per_execution=4),
+        "compiled": lambda: model(jit_compile=True),
+        "tf.data": lambda: model().fit(tf_dataset()),
+        "divided by the user": lambda: model().fit(x[rank::RANKS], y[rank::RANKS], verbose=0),
+        "other batches": lambda: model().fit(((x + rank, y) for _ in range(3)), verbose=0),
+        "not compiled": lambda: hocket.keras.Model(cases.dense()).fit(x, y),
+        "no model": lambda: hocket.keras.Model(torch.nn.Linear(2, 2)),
+        "no callback": lambda: model().fit(x, y, callbacks=["checkpoint"]),
+        "callback list": lambda: model().fit(x, y, callbacks=keras.callbacks.CallbackList([])),
+        "a metric of the model's own": keep,
+        "keras' own": lambda: model().fit(x, y, class_weight={0: 1}, sample_weight=y[:, 0], verbose=0),
+    }
+
+
+EXPECTED = {
+    "fewer samples than ranks": "ValueError: batch_size=1 is the number of samples of a batch over all ranks, and "
+    "there are 2 ranks: make it 2 or more, or start fewer workers",
+    "fewer samples to validate": "ValueError: validation_batch_size=1 is the number of samples",
+    "no samples": "ValueError: batch_size=0 must be 1 or more",
+    "no number": "TypeError: batch_size must be an integer, the samples of a batch over all ranks, not 8.5",
+    "small loader": "ValueError: x.batch_size=1 is the number of samples of a batch over all ranks",
+    "several steps": "ValueError: steps_per_execution=4 is not possible with Keras on torch: leave it out, or say 1",
+    "compiled": 'ValueError: jit_compile=True would compile.*say jit_compile="auto"',
+    "tf.data": "TypeError: x is a tf.data.Dataset, which hocket cannot share out among ranks: pass arrays, a torch",
+    "divided by the user": "ValueError: x on rank 1 is not that of rank 0 .*Give every rank the same, whole data",
+    "other batches": "ValueError: the first batch on rank 1 is not that of rank 0 .*Give every rank the same",
+    "not compiled": "ValueError: You must call `compile",
+    "no model": "TypeError: hocket.keras.Model wraps a keras.Model .*not Linear",
+    "no callback": "TypeError: callbacks are instances of keras.callbacks.Callback, and 'checkpoint' is none",
+    "callback list": "TypeError: pass callbacks as a list of callbacks",
+    "a metric of the model's own": "ValueError: metric 'last' of type Last is kept by the model.*additive = True",
+    "keras' own": "ValueError: You cannot `class_weight` and `sample_weight` at the same time",
+}
+
+
+def messages() -> dict[str, str]:
+    found = {}
+    for name, attempt in attempts().items():
+        try:
+            attempt()
+            found[name] = "nothing"
+        except Exception as error:
+            found[name] = f"{type(error).__name__}: {error}"
+    return found
+
+
+@pytest.fixture(scope="module")
+def told() -> list[dict[str, str]]:
+    return run_ranks(messages, RANKS, timeout_s=100)
+
+
+@pytest.mark.parametrize("name", list(EXPECTED))
+def test_every_rank_tells_what_is_wrong_and_what_to_do(told: list[dict[str, str]], name: str) -> None:
+    import re
+
+    assert all(found.keys() == EXPECTED.keys() for found in told)
+    for found in told:
+        assert re.match(EXPECTED[name], found[name], re.DOTALL), found[name]
+
+
+def run_python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    kept = {name: value for name, value in os.environ.items() if name != "KERAS_BACKEND"}
+    return subprocess.run(
+        [sys.executable, "-c", code], env={**kept, **environment}, capture_output=True, text=True, timeout=60
+    )
+
+
+def test_torch_is_chosen_where_no_backend_is() -> None:
+    done = run_python("import hocket; hocket.keras; import keras; print(keras.backend.backend())")
+    assert done.stdout.strip() == "torch", done.stderr
+
+
+def test_another_backend_is_refused_before_keras_is_loaded() -> None:
+    done = run_python("import hocket.keras", KERAS_BACKEND="jax")
+    assert "KERAS_BACKEND is 'jax', and hocket.keras distributes Keras on torch only: set KERAS_BACKEND=torch" in (
+        done.stderr
+    )
+
+
+def test_keras_that_was_loaded_with_another_backend_is_refused() -> None:
+    done = run_python("import keras, hocket.keras", KERAS_BACKEND="numpy")
+    assert "imported with backend 'numpy'" in done.stderr
+    assert "import hocket.keras before keras" in done.stderr
+
+
+def test_a_missing_keras_is_told_with_the_extra_to_install() -> None:
+    done = run_python("import sys; sys.modules['keras'] = None; import hocket.keras")
+    assert "hocket[keras]" in done.stderr
