@@ -14,6 +14,9 @@ from tests.keras.test_history import TOLERANCE, flat
 RANKS = 2
 
 
+pytestmark = pytest.mark.timeout(300)  # two or three processes that load Keras share a busy machine
+
+
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
     directory = tmp_path_factory.mktemp("plain")
@@ -27,7 +30,7 @@ def everything(directory: str) -> tuple[dict[str, Any], dict[str, Any], dict[str
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Any], Path]:
     directory = tmp_path_factory.mktemp("ranks")
-    return run_ranks(everything, RANKS, str(directory), timeout_s=110), directory
+    return run_ranks(everything, RANKS, str(directory), timeout_s=200), directory
 
 
 @pytest.mark.parametrize("name", list(cases.CASES))

@@ -11,6 +11,9 @@ from tests.keras import cases
 TOLERANCE = 2e-5  # float32, some tens of steps; most differences are below 1e-6
 
 
+pytestmark = pytest.mark.timeout(300)  # two or three processes that load Keras share a busy machine
+
+
 @pytest.fixture(scope="module")
 def plain() -> dict[str, Any]:
     return cases.run_all(list(cases.CASES), False)
@@ -18,7 +21,7 @@ def plain() -> dict[str, Any]:
 
 @pytest.fixture(scope="module", params=[2, 4])
 def ranks(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
-    return run_ranks(cases.run_all, request.param, list(cases.CASES), True, timeout_s=110)
+    return run_ranks(cases.run_all, request.param, list(cases.CASES), True, timeout_s=200)
 
 
 def flat(value: Any, path: str = "") -> dict[str, np.ndarray]:

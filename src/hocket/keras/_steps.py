@@ -66,6 +66,7 @@ class Steps:
         model = self.model
         for make in (model.make_train_function, model.make_test_function, model.make_predict_function):
             make()
+        self._yielded = None  # building the model may have taken a batch
         plain = {name: getattr(model, name) for name in _STEPS}
         losses = [name for name in ("compute_loss", "compute_metrics") if callable(getattr(model, name, None))]
         self._choose_exchanges()
@@ -197,12 +198,21 @@ class Steps:
         return compute_metrics
 
     def _whole(self, rows: Any, share: Share, factor: float | None = None) -> Any:
-        """The whole batch's, of every tensor with a row for each sample."""
+        """The whole batch's rows of every tensor.
+
+        Raises:
+            ValueError: a tensor has not a row for each sample.
+        """
         here = max(share.samples, 1)
 
         def whole(tensor: Any) -> Any:
-            if not isinstance(tensor, torch.Tensor) or not tensor.ndim or tensor.shape[0] != here:
+            if not isinstance(tensor, torch.Tensor):
                 return tensor
+            if not tensor.ndim or tensor.shape[0] != here:
+                raise ValueError(
+                    f"cannot put together a tensor of shape {list(tensor.shape)} from all ranks: it has not a row for "
+                    f"each of this rank's {here} samples along its first axis"
+                )
             if factor is None:
                 result = _rows.gathered(tensor, share, self.world)
             else:
