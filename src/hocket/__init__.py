@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from hocket.parallel import Trainer as Trainer
     from hocket.parallel import average as average
     from hocket.parallel import distribute as distribute
+    from hocket.parallel import optim as optim
     from hocket.parallel import shard as shard
     from hocket.parallel import total as total
     from hocket.planner import Plan as Plan
@@ -48,6 +49,7 @@ __all__ = [
     "fabric",
     "keras",
     "launch",
+    "optim",
     "parallel",
     "planner",
     "profile",
@@ -86,6 +88,7 @@ _HOMES = {
     "Trainer": "hocket.parallel",
     "average": "hocket.parallel",
     "distribute": "hocket.parallel",
+    "optim": "hocket.parallel",
     "shard": "hocket.parallel",
     "total": "hocket.parallel",
 }

@@ -78,6 +78,14 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 
 
 OTHERS = {"tables": tables}
+OTHER_OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "lars": lambda p: hocket.optim.LARS(p, lr=0.1, momentum=0.9, weight_decay=1e-3, trust_coefficient=0.1),
+    "lamb": lambda p: hocket.optim.LAMB(p, lr=1e-2, weight_decay=0.02),
+}
+
+
+def optimizer_of(name: str, parameters: Any) -> torch.optim.Optimizer:
+    return {**OPTIMIZERS, **OTHER_OPTIMIZERS}[name](parameters)
 
 
 def setting(name: str, dtype: torch.dtype) -> tuple[nn.Module, TensorDataset, Callable[..., torch.Tensor]]:
@@ -90,7 +98,7 @@ def setting(name: str, dtype: torch.dtype) -> tuple[nn.Module, TensorDataset, Ca
 def plain(name: str, optimizer_name: str, dtype: torch.dtype) -> tuple[list[float], list[np.ndarray]]:
     """The curve and the parameters of a program that knows nothing of hocket."""
     model, data, loss_fn = setting(name, dtype)
-    optimizer = OPTIMIZERS[optimizer_name](model.parameters())
+    optimizer = optimizer_of(optimizer_name, model.parameters())
     losses = []
     for _ in range(EPOCHS):
         for x, y in DataLoader(data, batch_size=BATCH, shuffle=True):
@@ -105,7 +113,7 @@ def plain(name: str, optimizer_name: str, dtype: torch.dtype) -> tuple[list[floa
 def distributed(name: str, optimizer_name: str, dtype: torch.dtype, **options: Any) -> tuple[list[float], Any, Any]:
     """The same program, changed as the README says; also evaluates."""
     model, data, loss_fn = setting(name, dtype)
-    optimizer = OPTIMIZERS[optimizer_name](model.parameters())
+    optimizer = optimizer_of(optimizer_name, model.parameters())
     loader = DataLoader(data, batch_size=BATCH, shuffle=True)
     model, optimizer, loader = hocket.distribute(model, optimizer, loader, **options)
     losses = []

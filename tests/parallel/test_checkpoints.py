@@ -55,6 +55,19 @@ def test_divided_tensors_layers_and_tables_go_on_where_they_were_not_divided_and
         assert losses == pytest.approx(whole[name][9:], rel=1e-12), (plan, second[i])
 
 
+def test_what_is_empty_is_kept(tmp_path: Path) -> None:
+    # SGD's state has no entry but momentum, which has the weights' shape.
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    trainer = hocket.Trainer(model, nn.functional.mse_loss, optimizer)
+    trainer.step((torch.ones(4, 3), torch.ones(4, 2)))
+    trainer.save(tmp_path / "one", {"seen": {}, "none": []})
+    kept = optimizer.state[model.weight]["momentum_buffer"].clone()
+    trainer.step((torch.ones(4, 3), torch.ones(4, 2)))
+    assert trainer.load(tmp_path / "one") == {"seen": {}, "none": []}
+    assert torch.equal(optimizer.state[model.weight]["momentum_buffer"], kept)
+
+
 def test_a_checkpoint_of_another_model_is_refused_by_name(tmp_path: Path) -> None:
     def trainer(width: int, bias: bool = True) -> hocket.Trainer:
         model = nn.Sequential(nn.Linear(3, width, bias=bias))

@@ -16,7 +16,7 @@ from . import programs
 def train(name: str, optimizer_name: str, plan: Plan, dtype: torch.dtype = torch.float64, **settings: Any) -> Any:
     """The losses of a run, and a metric over the data at its end."""
     model, data, loss_fn = programs.setting(name, dtype)
-    optimizer = programs.OPTIMIZERS[optimizer_name](model.parameters())
+    optimizer = programs.optimizer_of(optimizer_name, model.parameters())
     loader = DataLoader(data, batch_size=programs.BATCH, shuffle=True)
     trainer = hocket.Trainer(model, loss_fn, optimizer, plan, sample=data.tensors[0][:4], **settings)
     losses = []

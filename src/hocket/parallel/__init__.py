@@ -1,5 +1,6 @@
 """Runs training: gradients averaged over ranks, batches shared out, the losses of one device kept."""
 
+from . import optim as optim
 from ._calibrate import Calibration as Calibration
 from ._calibrate import calibrate as calibrate
 from ._checkpoint import CheckpointError as CheckpointError
@@ -24,6 +25,7 @@ __all__ = [
     "average",
     "calibrate",
     "distribute",
+    "optim",
     "shard",
     "total",
 ]

@@ -126,7 +126,8 @@ def write(
         path.parent.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(new, ignore_errors=True)
     world.from_root(None)
-    planner = _SavePlanner(flatten_state_dict=False)
+    # Looking for sharded tensors to flatten, DCP would drop empty dicts.
+    planner = _SavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     with _alone():
         state_dict_saver.save(entries, checkpoint_id=str(new), planner=planner, no_dist=world.size == 1)
     if world.rank == 0:  # whoever is killed here leaves the old checkpoint or the new one, whole

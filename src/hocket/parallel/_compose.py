@@ -20,6 +20,7 @@ from ._divide import divide_embeddings, divide_layers, divide_tensors, sample_in
 from ._fully_sharded import FullySharded
 from ._memory import StateBytes
 from ._mesh import Mesh
+from ._norms import WholeNorms
 from ._owned import Owned, check_elementwise, hand_over
 from ._passes import LossFn, Passes, Reduction, StagedPasses, WholePasses
 from ._pieces import Piece, Place
@@ -54,6 +55,7 @@ class Composition:
         holders: how many ranks of the pipeline hold each parameter.
         spatial: how samples are divided; None where they are not.
         notes: what was decided about the model, as sentences.
+        local: whether every rank holds all of the model.
     """
 
     model: torch.nn.Module
@@ -71,6 +73,7 @@ class Composition:
     holders: dict[str, int]
     spatial: SpatialParallel | None = None
     notes: list[str] = field(default_factory=list)
+    local: bool = False
 
     def copies(self) -> list[tuple[Owned, int]]:
         """What this rank updates, each with how many ranks of the world update the same."""
@@ -147,6 +150,7 @@ def compose(
         send_once([*model.parameters(), *model.buffers()], world)
         align_optimizer(optimizer, world)
     frozen = {id(p) for p in model.parameters() if not p.requires_grad}
+    groups = _groups(model, optimizer)
     places, tensor_form = divide_tensors(model, optimizer, plan, mesh, inputs)
     notes = [] if tensor_form is None else str(tensor_form).splitlines()
     stages: list[Stage] = []
@@ -208,7 +212,7 @@ def compose(
     else:
         answers = answers and pipeline.holds_last
         passes = StagedPasses(pipeline, reduction, form, buffers, mesh.data, answers=answers)
-    return Composition(
+    composition = Composition(
         model=model,
         modules=modules,
         places=places,
@@ -225,6 +229,17 @@ def compose(
         spatial=spatial,
         notes=notes,
     )
+    copies = composition.copies()
+    composition.local = all(world.from_all(all(count == world.size for _, count in copies)))
+    if hasattr(optimizer, "bind_norms"):
+        optimizer.bind_norms(WholeNorms(groups, copies, world, local=composition.local))
+    return composition
+
+
+def _groups(model: torch.nn.Module, optimizer: Any) -> dict[str, int]:
+    """The number of its parameter group, for each parameter of the model that the optimizer is to update."""
+    numbers = {id(p): number for number, group in enumerate(optimizer.param_groups) for p in group["params"]}
+    return {name: numbers[id(p)] for name, p in model.named_parameters() if p.requires_grad and id(p) in numbers}
 
 
 def _form(

@@ -83,9 +83,9 @@ def counted(weights: Iterable[Any], gradients: Iterable[Any], optimizer: Any) ->
 def state_nbytes(optimizer: Any) -> int:
     """Bytes of state that an optimizer of torch keeps for each float32 element."""
     kind = type(optimizer).__name__
-    if kind in ("Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adadelta", "Rprop"):
+    if kind in ("Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adadelta", "Rprop", "LAMB"):
         extra = any(group.get("amsgrad") for group in optimizer.param_groups)
         return 12 if extra else 8
-    if kind == "SGD":
+    if kind in ("SGD", "LARS"):
         return 4 if any(group.get("momentum") for group in optimizer.param_groups) else 0
     return 4

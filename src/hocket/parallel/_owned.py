@@ -45,7 +45,8 @@ class Owned:
 def check_elementwise(optimizer: Any, *, rows: bool = False) -> None:
     """Raises ValueError if an update may need more of a parameter than one rank has.
 
-    An optimizer of one's own that works element by element says so by an attribute `elementwise = True`.
+    An optimizer of one's own that works element by element says so by an attribute `elementwise = True`; one that
+    needs norms of whole parameters besides has a method `bind_norms`, see `hocket.parallel.optim.LayerWise`.
 
     Args:
         optimizer: the optimizer.
@@ -55,11 +56,12 @@ def check_elementwise(optimizer: Any, *, rows: bool = False) -> None:
     known = kind.__module__.startswith("torch.optim") and (
         kind.__name__ in ELEMENTWISE or (rows and kind.__name__ == "SparseAdam")
     )
-    if not known and not getattr(optimizer, "elementwise", False):
+    if not known and not getattr(optimizer, "elementwise", False) and not hasattr(optimizer, "bind_norms"):
         raise ValueError(
             f"a rank that holds a part of a parameter can update it only if each element's update needs nothing but "
             f"its own gradient and state, and {kind.__name__} is not known to work so. Use one of "
-            f"{', '.join(sorted(ELEMENTWISE))}, give your optimizer the attribute elementwise = True if it does, or "
+            f"{', '.join(sorted(ELEMENTWISE))}, or hocket.optim's LARS and LAMB, give your optimizer the attribute "
+            "elementwise = True if it does, or "
             'choose a plan with shard = "none" and no tensor parallelism'
         )
 

@@ -26,6 +26,7 @@ from ._memory import StateBytes
 from ._parts import Part, Splitter
 from ._replicas import Replicas
 from ._step_log import StepLog
+from .optim import TrustRatios
 from .relaxed._relaxation import Relaxation
 
 
@@ -151,10 +152,9 @@ class Trainer:
         return loss()
 
     def _clip(self) -> None:
-        mesh, plan = self._mesh, self.plan
-        if plan.clip_norm is not None:
-            local = mesh.tensor.size == mesh.pipeline.size == 1 and (plan.shard == "none" or mesh.replicas.size == 1)
-            self.grad_norm = clip(self._composition.copies(), plan.clip_norm, mesh.whole, local=local)
+        composition, norm = self._composition, self.plan.clip_norm
+        if norm is not None:
+            self.grad_norm = clip(composition.copies(), norm, self._mesh.whole, local=composition.local)
 
     def _settle(self) -> None:
         if self._relaxation is not None:
@@ -243,6 +243,14 @@ class Trainer:
 
     # --- what it says of itself -------------------------------------------------------------------------------------
 
+    @property
+    def trust_ratios(self) -> TrustRatios | None:
+        """What LARS or LAMB scaled the last step's updates by; None for other optimizers, or before the first step.
+
+        Every rank knows those of the whole model.
+        """
+        return getattr(self.optimizer, "trust_ratios", None)
+
     def memory(self) -> StateBytes:
         """The bytes of weights, gradients and optimizer state that this rank holds now."""
         return self._composition.memory()
@@ -273,6 +281,7 @@ class Trainer:
             **self._log.checked(self.plan, mesh.whole.rank),
             **({} if self._trial is None else {"buckets": self._trial.to_json()}),
             "relaxed": None if self._relaxation is None else self._relaxation.report(),
+            "trust_ratios": None if self.trust_ratios is None else self.trust_ratios.to_json(),
         }
 
     def timeline(self) -> Timeline:
