@@ -56,7 +56,7 @@ def convolution_with_batch_norm_and_dropout(wrap: Wrap) -> dict[str, Any]:
             ]
         )
     )
-    model.compile("adam", "categorical_crossentropy", metrics=["accuracy", keras.metrics.AUC(), "mae"])
+    model.compile("adam", "categorical_crossentropy", metrics=["accuracy", keras.metrics.AUC(name="auc"), "mae"])
     x, y = images(75)
     fitted = model.fit(x, y, batch_size=16, epochs=3, validation_split=0.1, verbose=0)
     return {

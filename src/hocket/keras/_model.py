@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import random
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
 import keras
-import numpy as np
-import torch
 
 from hocket.parallel import _world
-from hocket.parallel._alike import send_once
 
 from . import _arguments, _private
+from ._alike import Alike
 from ._data import cut_batch, shared
-from ._divided import DividedOptimizer, unbuilt
 from ._placing import Follow, placed
 from ._steps import Steps
 
-_OWN = frozenset({"model", "world", "shard", "_steps", "_aligned", "_divided"})
+_OWN = frozenset({"model", "world", "_alike", "_steps"})
 
 
 class Model:
@@ -66,9 +61,7 @@ class Model:
         _arguments.check_shard(shard)
         self.model = model
         self.world = _world.join(group)
-        self.shard = shard
-        self._aligned = False
-        self._divided: DividedOptimizer | None = None
+        self._alike = Alike(model, self.world, divide=shard == "optimizer")
         self._steps = Steps(model, self.world, synchronise_batch_norm=synchronise_batch_norm, bucket_bytes=bucket_bytes)
 
     # --- looks like the model itself --------------------------------------------------------------------------------
@@ -104,7 +97,7 @@ class Model:
         """
         _arguments.check_compile(kwargs.get("steps_per_execution", 1), kwargs.get("jit_compile", "auto"))
         self.model.compile(*args, **kwargs)
-        self._aligned = False
+        self._alike.aligned = False
 
     # --- training and evaluation ------------------------------------------------------------------------------------
 
@@ -159,7 +152,7 @@ class Model:
         _arguments.check_batch_size(batch_size, world.size)
         _arguments.check_batch_size(validation_batch_size, world.size, "validation_batch_size")
         _arguments.check_data(x, world.size)
-        self._agree_on_random_numbers()
+        self._alike.agree_on_random_numbers()
         if validation_split and validation_data is None:
             (x, y, sample_weight), validation_data = _private.train_validation_split(
                 (x, y, sample_weight), validation_split=validation_split
@@ -172,8 +165,8 @@ class Model:
             _arguments.check_data(val_x, world.size, "validation_data")
             size = validation_batch_size or batch_size
             validation_data = (self._shared("validation_data", val_x, val_y, val_weight, size, validation_steps),)
-        self._build(training, steps_per_epoch)
-        self._divide()
+        self._alike.build(training, steps_per_epoch)
+        self._alike.divide()
         with self._steps.installed(training=True):
             return model.fit(
                 training,
@@ -207,10 +200,10 @@ class Model:
         """
         _arguments.check_batch_size(batch_size, self.world.size)
         _arguments.check_data(x, self.world.size)
-        self._agree_on_random_numbers()
+        self._alike.agree_on_random_numbers()
         data = self._shared("x", x, y, sample_weight, batch_size, steps)
-        self._build(data, steps)
-        self._align_once()
+        self._alike.build(data, steps)
+        self._alike.align_once()
         with self._steps.installed(training=False):
             return self.model.evaluate(
                 data,
@@ -236,11 +229,11 @@ class Model:
         """
         _arguments.check_batch_size(batch_size, self.world.size)
         _arguments.check_data(x, self.world.size)
-        self._agree_on_random_numbers()
+        self._alike.agree_on_random_numbers()
         data = self._shared("x", x, None, None, batch_size, steps)
         if not self.model.built:
-            self._build(data, steps)
-        self._align_once()
+            self._alike.build(data, steps)
+        self._alike.align_once()
         with self._steps.installed(training=False):
             return self.model.predict(
                 data,
@@ -271,10 +264,10 @@ class Model:
             return getattr(model, verb)(*batch, **kwargs)
         share, part = cut_batch(batch, self.world)
         if verb != "predict_on_batch":
-            self._build_with(data_batch=part)
+            self._alike.build_with(data_batch=part)
         if verb == "train_on_batch":
-            self._divide()
-        self._align_once()
+            self._alike.divide()
+        self._alike.align_once()
         with self._steps.installed(training=verb == "train_on_batch"):
             self._steps.note(share)
             return getattr(model, verb)(*part, **kwargs)
@@ -283,38 +276,24 @@ class Model:
 
     def save(self, filepath: Any, overwrite: bool = True, **kwargs: Any) -> None:
         """As keras.Model.save: rank 0 writes; a collective operation."""
-        self._collect()
-        self._on_root(lambda: self.model.save(filepath, overwrite=overwrite, **kwargs))
+        self._alike.collect()
+        self._alike.on_root(lambda: self.model.save(filepath, overwrite=overwrite, **kwargs))
 
     def save_weights(self, filepath: Any, overwrite: bool = True, **kwargs: Any) -> None:
         """As keras.Model.save_weights: rank 0 writes; a collective operation."""
-        self._collect()
-        self._on_root(lambda: self.model.save_weights(filepath, overwrite=overwrite, **kwargs))
+        self._alike.collect()
+        self._alike.on_root(lambda: self.model.save_weights(filepath, overwrite=overwrite, **kwargs))
 
     def export(self, filepath: Any, *args: Any, **kwargs: Any) -> None:
         """As keras.Model.export: rank 0 writes; a collective operation."""
-        self._on_root(lambda: self.model.export(filepath, *args, **kwargs))
+        self._alike.on_root(lambda: self.model.export(filepath, *args, **kwargs))
 
     def load_weights(self, filepath: Any, **kwargs: Any) -> None:
         """As keras.Model.load_weights: rank 0 reads and all ranks get what it has; a collective operation."""
-        self._on_root(lambda: self.model.load_weights(filepath, **kwargs))
-        self._align()
+        self._alike.on_root(lambda: self.model.load_weights(filepath, **kwargs))
+        self._alike.align()
 
-    def _on_root(self, work: Any) -> None:
-        problem: str | None = None
-        error: Exception | None = None
-        if self.world.rank == 0:
-            try:
-                work()
-            except Exception as caught:
-                error, problem = caught, f"{type(caught).__name__}: {caught}"
-        problem = self.world.from_root(problem)
-        if error is not None:
-            raise error
-        if problem is not None:
-            raise OSError(f"rank 0 could not read or write the model's file: {problem}")
-
-    # --- ranks alike ------------------------------------------------------------------------------------------------
+    # --- what Keras is given ----------------------------------------------------------------------------------------
 
     def _shared(
         self,
@@ -339,80 +318,11 @@ class Model:
         }
         return shared(arguments, self.world, self._steps.note, what=what)
 
-    def _build(self, data: Any, steps: int | None) -> None:
-        iterator = _private.TorchEpochIterator(x=data, steps_per_epoch=steps)
-        self._build_with(iterator=iterator)
-        iterator.reset()
-
-    def _build_with(self, **kwargs: Any) -> None:
-        optimizer = getattr(self.model, "optimizer", None)
-        divides = self.shard != "none" and self.world.size > 1 and optimizer is not None
-        with unbuilt(optimizer) if divides else nullcontext():
-            self.model._symbolic_build(**kwargs)
-
-    def _divide(self) -> None:
-        """Divides the optimizer's state among ranks, if that is wanted and not so yet."""
-        if self.shard == "none" or self.world.size == 1:
-            return
-        optimizer, variables = self.model.optimizer, self.model.trainable_variables
-        if self._divided is None or not self._divided.holds(optimizer, variables):
-            self._divided = None
-            self._align()
-            self._divided = DividedOptimizer(optimizer, variables, self.world)
-
     def _placed(self, callbacks: Any, *, training: bool) -> list[Any]:
-        follow = Follow(self.world, self._align, self._agree_on_random_numbers) if training else None
-        collect = self._collect if training and self._divided is not None else None
-        return placed(callbacks, self.world, self._own_logs, follow, collect)
-
-    def _own_logs(self, logs: Any, phase: str) -> Any:
-        """Logs over this rank's own samples, in the place of `logs`."""
-        tally = self._steps.tally
-        if not logs or tally is None:
-            return logs
-        results = self.model.get_metrics_result
-        own = tally.of_this_rank(phase, results)
-        if phase == "train":
-            own |= {f"val_{name}": value for name, value in tally.of_this_rank("test", results).items()}
-        return {name: own.get(name, value) for name, value in logs.items()}
-
-    def _agree_on_random_numbers(self) -> None:
-        """All ranks go on with rank 0's random numbers, and draw as many: for shuffling, and for dropout."""
-        if self.world.size == 1:
-            return
-        numpy_random: Any = np.random
-        cuda = torch.cuda.get_rng_state() if torch.cuda.is_available() else None
-        mine = (torch.get_rng_state(), random.getstate(), numpy_random.get_state(), cuda)
-        torch_state, python_state, numpy_state, cuda = self.world.from_root(mine)
-        torch.set_rng_state(torch_state)
-        random.setstate(python_state)
-        numpy_random.set_state(numpy_state)
-        if cuda is not None and torch.cuda.is_available():
-            torch.cuda.set_rng_state(cuda)
-
-    def _align(self) -> None:
-        """Gives all ranks rank 0's weights, seeds and optimizer state; a collective operation."""
-        self._aligned = True
-        if self.world.size == 1:
-            return
-        state: list[Any] = []
-        optimizer = getattr(self.model, "optimizer", None)
-        if self._divided is not None and self._divided.optimizer is optimizer:
-            self._divided.scatter()
-        elif optimizer is not None and self.world.from_root(bool(optimizer.built)):
-            if not optimizer.built:
-                optimizer.build(self.model.trainable_variables)
-            state = optimizer.variables
-        values = {id(v): v.value.detach() for v in [*self.model.variables, *state]}
-        send_once([value for value in values.values() if value.numel()], self.world)
-
-    def _collect(self) -> None:
-        if self._divided is not None and self._divided.optimizer is self.model.optimizer:
-            self._divided.collect()
-
-    def _align_once(self) -> None:
-        if not all(self.world.from_all(self._aligned)):
-            self._align()
+        alike = self._alike
+        follow = Follow(self.world, alike.align, alike.agree_on_random_numbers) if training else None
+        collect = alike.collect if training and alike.divided is not None else None
+        return placed(callbacks, self.world, self._steps.own_logs, follow, collect)
 
 
 def load_model(filepath: str | Path, **kwargs: Any) -> Model:

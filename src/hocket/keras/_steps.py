@@ -166,6 +166,17 @@ class Steps:
         finally:
             self._working = None
 
+    def own_logs(self, logs: Any, phase: str) -> Any:
+        """Logs over this rank's own samples, in the place of `logs` over all ranks'; of "train" or "test"."""
+        tally = self.tally
+        if not logs or tally is None:
+            return logs
+        results = self.model.get_metrics_result
+        own = tally.of_this_rank(phase, results)
+        if phase == "train":
+            own |= {f"val_{name}": value for name, value in tally.of_this_rank("test", results).items()}
+        return {name: own.get(name, value) for name, value in logs.items()}
+
     # --- the loss of the whole batch --------------------------------------------------------------------------------
 
     def _loss(self, plain: Callable[..., Any]) -> Callable[..., Any]:

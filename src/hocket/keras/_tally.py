@@ -58,7 +58,7 @@ class Tally:
         for local, state in zip(self._local[phase], states, strict=True):
             local.add_(state)
         names = sorted(set(logs) - metric_names())
-        values = [float(logs[name]) * share.samples if share.samples else 0.0 for name in names]
+        values = [_number(logs[name]) * share.samples if share.samples else 0.0 for name in names]
         mark = zlib.crc32(torch.get_rng_state().numpy().tobytes()) & 0xFFFF
         tail = torch.tensor([*values, mark, mark * mark], dtype=torch.float64, device=self._world.device)
         flat = torch.cat([*(state.reshape(-1).to(tail) for state in states), tail])
@@ -87,3 +87,7 @@ class Tally:
         for state, value in zip(states, kept, strict=True):
             state.copy_(value)
         return found
+
+
+def _number(value: Any) -> float:
+    return float(value.detach() if isinstance(value, torch.Tensor) else value)
