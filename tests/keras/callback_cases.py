@@ -207,7 +207,11 @@ def placement() -> dict[str, Any]:
     root, everywhere, own = Seeing(), Seeing(), Seeing()
     used = [root, place(everywhere, run_on_all_ranks=True), place(own, run_on_all_ranks=True, aggregate_logs=False)]
     _, fitted = trained(hocket.keras.Model, used)
+    keras.utils.set_random_seed(1)
+    norm = keras.Sequential([keras.Input((5,)), keras.layers.BatchNormalization(), keras.layers.Dense(1)])
+    apart, norms = trained(None, [], model=hocket.keras.Model(norm, synchronise_batch_norm=False))
     return {
+        "apart": [norms.history, apart.get_weights(), apart.evaluate(*vectors(30), verbose=0)],
         "history": fitted.history["loss"],
         "root": root.losses,
         "everywhere": everywhere.losses,

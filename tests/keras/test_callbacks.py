@@ -105,3 +105,9 @@ def test_models_are_saved_once_and_loaded_by_all(ranks: tuple[list[Any], Path]) 
             assert np.array_equal(one, three)
         assert saved["evaluations"][0] == saved["evaluations"][1] == ranks[0][0][2]["evaluations"][0]
         assert "missing.weights.h5" in saved["missing"]
+
+
+def test_ranks_have_the_same_model_where_batch_norm_is_not_synchronised(ranks: tuple[list[Any], Path]) -> None:
+    one, other = (flat(placement["apart"]) for _, placement, _ in ranks[0])
+    assert one.keys() == other.keys()
+    assert all(np.array_equal(one[path], other[path]) for path in one)

@@ -44,7 +44,6 @@ def run_all(wrap: cases.Wrap, load: Any, directory: str) -> dict[str, Any]:
     place = Path(directory)
     return {
         "optimizers": optimizers(wrap),
-        "convolution": cases.convolution_with_batch_norm_and_dropout(wrap),
         "going on": cases.going_on(wrap),
         "backup": callback_cases.backup_and_restore(wrap, place),
         "loading": going_on_after_saving(wrap, place, load),
@@ -95,7 +94,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], l
 pytestmark = pytest.mark.timeout(300)
 
 
-@pytest.mark.parametrize("name", ["optimizers", "convolution", "going on", "backup", "loading"])
+@pytest.mark.parametrize("name", ["optimizers", "going on", "backup", "loading"])
 def test_training_is_that_of_plain_keras(results: tuple[dict[str, Any], list[dict[str, Any]]], name: str) -> None:
     wanted = flat(results[0][name])
     for rank, result in enumerate(results[1]):

@@ -29,12 +29,12 @@ ON_FOUR = [  # where it matters how many ranks there are, beyond two
 
 @pytest.fixture(scope="module")
 def two_ranks() -> list[dict[str, Any]]:
-    return run_ranks(cases.run_all, 2, list(cases.CASES), True, timeout_s=200)
+    return run_ranks(cases.run_all, 2, [*cases.CASES, "shuffled_loader"], True, timeout_s=200)
 
 
 @pytest.fixture(scope="module")
 def four_ranks() -> list[dict[str, Any]]:
-    return run_ranks(cases.run_all, 4, ON_FOUR, True, timeout_s=200)
+    return run_ranks(cases.run_all, 4, [*ON_FOUR, "shuffled_loader"], True, timeout_s=200)
 
 
 def flat(value: Any, path: str = "") -> dict[str, np.ndarray]:
@@ -67,3 +67,11 @@ def test_four_workers_give_what_plain_keras_gives(
     plain: dict[str, Any], four_ranks: list[dict[str, Any]], name: str
 ) -> None:
     check(plain[name], [result[name] for result in four_ranks])
+
+
+def test_loaders_that_shuffle_have_one_order_on_any_number_of_workers(
+    two_ranks: list[dict[str, Any]], four_ranks: list[dict[str, Any]]
+) -> None:
+    alone = cases.run_all(["shuffled_loader"], True)["shuffled_loader"]
+    assert alone["histories"][0] != alone["histories"][1]
+    check(alone, [result["shuffled_loader"] for result in [*two_ranks, *four_ranks]])

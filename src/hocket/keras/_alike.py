@@ -75,6 +75,12 @@ class Alike:
         values = {id(v): v.value.detach() for v in [*self.model.variables, *state]}
         send_once([value for value in values.values() if value.numel()], self.world)
 
+    def send_state(self) -> None:
+        """Gives all ranks what rank 0's layers keep besides their weights (moving averages); a collective operation."""
+        values = [v.value.detach() for v in self.model.non_trainable_variables]
+        if self.world.size > 1 and values:
+            send_once([value for value in values if value.numel()], self.world)
+
     def align_once(self) -> None:
         """The same, unless it has been done since the model was compiled; a collective operation."""
         if not all(self.world.from_all(self.aligned)):

@@ -38,7 +38,8 @@ class Model:
         model: a Keras model, built or not, compiled or not.
         group: the ranks; None for torch's default group, which is set up where a launcher has said how.
         synchronise_batch_norm: whether batch norm's statistics in training are those of the whole batch, as on one
-            device, rather than of each rank's part. It costs two small exchanges a layer.
+            device, rather than of each rank's part, with rank 0's moving averages at the end of an epoch. It costs two
+            small exchanges a layer.
         shard: what is divided among the ranks besides the batch: "none", or the "optimizer"'s state, of which each rank
             then keeps and updates the part of its variables (stage 1 of ZeRO).
         bucket_bytes: most bytes of gradients that are reduced together; None to choose by the model.
@@ -320,7 +321,7 @@ class Model:
 
     def _placed(self, callbacks: Any, *, training: bool) -> list[Any]:
         alike = self._alike
-        follow = Follow(self.world, alike.align, alike.agree_on_random_numbers) if training else None
+        follow = Follow(self.world, alike) if training else None
         collect = alike.collect if training and alike.divided is not None else None
         return placed(callbacks, self.world, self._steps.own_logs, follow, collect)
 

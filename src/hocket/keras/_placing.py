@@ -9,6 +9,7 @@ import keras
 
 from hocket.parallel._world import World
 
+from ._alike import Alike
 from .callbacks import Callback
 
 
@@ -17,15 +18,13 @@ class Follow(keras.callbacks.Callback):  # type: ignore[misc]  # Keras carries n
 
     Args:
         world: the ranks.
-        align: gives all ranks rank 0's weights, seeds and optimizer state.
-        agree: gives all ranks rank 0's random numbers.
+        alike: what makes ranks alike.
     """
 
-    def __init__(self, world: World, align: Callable[[], None], agree: Callable[[], None]) -> None:
+    def __init__(self, world: World, alike: Alike) -> None:
         super().__init__()
         self._world = world
-        self._align = align
-        self._agree = agree
+        self._alike = alike
         self._after_batches = False
 
     def set_after_batches(self) -> None:
@@ -34,18 +33,23 @@ class Follow(keras.callbacks.Callback):  # type: ignore[misc]  # Keras carries n
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Takes over what rank 0 has loaded, say."""
-        self._align()
+        self._alike.align()
         self.model._initial_epoch = self._world.from_root(self.model._initial_epoch)
         self._follow()
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """A callback of rank 0 may have drawn random numbers, for a prediction of its own."""
-        self._agree()
+        self._alike.agree_on_random_numbers()
         self._follow()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """See class."""
+        self._alike.send_state()
         self._follow()
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        """All ranks validate with rank 0's moving averages, where theirs have come apart."""
+        self._alike.send_state()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """See class."""
