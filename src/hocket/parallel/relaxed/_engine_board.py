@@ -42,7 +42,9 @@ class EngineBoard:
         ranks = dist.get_process_group_ranks(world.group)
         # A group of its own: its silence and its end must not be those of the user's group.
         self._group: Any = dist.new_group(ranks, backend="gloo", timeout=timedelta(seconds=timeout_s))
-        self._changed = threading.Condition()
+        lock = threading.Lock()
+        self._changed = threading.Condition(lock)  # for who waits for others
+        self._outbox = threading.Condition(lock)  # for the threads that send
         start = State(0, 0, 0, RUNNING, (0,) * self.size)
         self._mine = start
         self._states = [start] * self.size
@@ -75,14 +77,14 @@ class EngineBoard:
                 if peer != self.rank:
                     self._outgoing[peer].append((state, data))
                     self._news[peer] = False
-            self._changed.notify_all()
+            self._outbox.notify_all()
 
     def tell(self, state: State) -> None:
         """See Board."""
         with self._changed:
             self._mine = state
             self._news = [True] * self.size
-            self._changed.notify_all()
+            self._outbox.notify_all()
 
     def state(self, peer: int) -> State:
         """See Board."""
@@ -110,7 +112,7 @@ class EngineBoard:
             mine = self._mine
             self._mine = State(mine.published, mine.rests, mine.base, status, mine.seen)
             self._closing = True
-            self._changed.notify_all()
+            self._outbox.notify_all()
         # Who has failed stays only to say so: the others may be anywhere, and the threads end with the process.
         deadline_s = time.monotonic() + (self._timeout_s if status == LEFT else min(_MOST_GOODBYE_S, self._timeout_s))
         for thread in self._threads:
@@ -124,8 +126,9 @@ class EngineBoard:
         try:
             while True:
                 with self._changed:
-                    if not (self._outgoing[peer] or self._news[peer] or self._closing):
-                        self._changed.wait(self._beat_s)
+                    self._outbox.wait_for(
+                        lambda: self._outgoing[peer] or self._news[peer] or self._closing, self._beat_s
+                    )
                     if self._outgoing[peer]:
                         kind = _UPDATE
                         state, data = self._outgoing[peer].popleft()
