@@ -20,6 +20,6 @@ def intersection_over_union(table: npt.NDArray[np.int64]) -> npt.NDArray[np.floa
     """
     both = np.diag(table).astype(np.float64)
     either = table.sum(0) + table.sum(1) - both
-    found = np.full(len(both), np.nan)
+    found: npt.NDArray[np.float64] = np.full(len(both), np.nan)
     np.divide(both, either, out=found, where=either > 0)
     return found
