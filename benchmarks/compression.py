@@ -112,6 +112,8 @@ def work(spec: dict[str, Any]) -> None:
             row = train(spec, method, gloo)
         told["parameters"], told["alone_s"] = row.pop("parameters"), row.pop("alone_s")
         told["methods"][method] = row
+        if dist.get_rank() == 0:
+            print(f"{method}: {statistics.median(row['step_s']) * 1e3:.0f} ms", file=sys.stderr, flush=True)
     if dist.get_rank() == 0:
         Path(spec["directory"], "told.json").write_text(json.dumps(told))
     dist.barrier(group=gloo)

@@ -20,6 +20,7 @@ parser.add_argument("--adam", action="store_true")
 parser.add_argument("--no-hocket", action="store_true")
 parser.add_argument("--sum", action="store_true")
 parser.add_argument("--broken", action="store_true")
+parser.add_argument("--compression", default="none")
 parser.add_argument("--epochs", type=int, default=6)
 options = parser.parse_args()
 torch.manual_seed(3)
@@ -32,7 +33,9 @@ inputs = torch.randn(23, 6)
 loader = DataLoader(TensorDataset(inputs, inputs.sum(1, keepdim=True)), batch_size=8, shuffle=True)
 reduction = "sum" if options.sum else "mean"
 if not options.no_hocket:
-    model, optimizer, loader = hocket.distribute(model, optimizer, loader, loss_reduction=reduction)
+    model, optimizer, loader = hocket.distribute(
+        model, optimizer, loader, loss_reduction=reduction, compression=options.compression
+    )
 if options.broken and torch.distributed.get_rank() == 1:
     raise RuntimeError("rank 1 is broken")
 for epoch in range(options.epochs):
@@ -152,3 +155,9 @@ def test_a_run_does_not_find_what_the_other_wrote(tmp_path):
     assert result.returncode == 0, result.stdout + result.stderr
     assert not (tmp_path / "checkpoint.pt").exists()
     assert "warning: during the first run log.txt changed in this directory" in result.stderr
+
+
+def test_compression_of_gradients_is_named_even_where_the_losses_agree(script):
+    checked = _check(script, "-n", 2, "--steps", 2, "--tolerance", 0.5, "--", "--compression", "bf16")
+    assert checked.returncode == 0, checked.stderr
+    assert "Gradients are sent as bf16, which is not serially equivalent" in checked.stdout

@@ -20,6 +20,7 @@ FACTS: dict[str, Any] = {
     "dropout": [],
     "batch_norm": [],
     "types": ["float32"],
+    "compression": [],
     "parameters": [["weight", 1], ["bias", 2]],
 }
 
@@ -102,3 +103,12 @@ def test_ranks_that_end_with_other_parameters_do_not_pass() -> None:
     found = compare(run([1.0]), apart, 1e-4)
     assert not found.equivalent
     assert "parameter 'bias' differs between ranks" in found.hints[0]
+
+
+@pytest.mark.parametrize("losses", [[1.0, 0.5], [1.0, 0.7]])
+def test_compression_is_named_whether_the_losses_agree_or_not(losses: list[float]) -> None:
+    found = compare(run([1.0, 0.5]), run(losses, 2, compression=["int8:256"]), 1e-4)
+    (said,) = found.relaxed
+    assert "Gradients are sent as int8:256, which is not serially equivalent" in said
+    assert found.to_json()["relaxed"] == [said]
+    assert compare(run([1.0]), run([1.0], 2), 1e-4).relaxed == []

@@ -149,6 +149,7 @@ def test_everything_that_is_known_is_reported(tmp_path: Path) -> None:
         communication_s=0.0123,
         exposed_s=0.0011,
     )
+    run.event("compressed", method="int8:256", verdict="int8:256 pays on this link.")
     console, text = plain()
     report(conclude(run, "finished"), console)
     shown = " ".join(text.getvalue().split())
@@ -160,6 +161,7 @@ def test_everything_that_is_known_is_reported(tmp_path: Path) -> None:
         "at most 0.4% of a core",
         "all_reduce up to 128 KB 80 9.76 12.3 1.10 0.20 0.79 0.79",
         "Hidden behind back-propagation: 91.0% of 0.01 s of communication; for 0.00 s the training waited.",
+        "Compression, which is not serially equivalent: int8:256 pays on this link.",
     ):
         assert expected in shown
 

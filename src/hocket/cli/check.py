@@ -111,6 +111,8 @@ def _show(comparison: Comparison) -> None:
             table.add_row(str(number), f"{one:.8g}", f"{several:.8g}", f"{difference:.1e}")
     console = Console(soft_wrap=True)
     console.print(table)
+    for relaxed in comparison.relaxed:
+        console.print(relaxed, highlight=False, markup=False)
     allowed = f"the largest relative difference is {comparison.worst:.1e} (tolerance {comparison.tolerance:.0e})"
     if comparison.equivalent:
         console.print(f"Equivalent: {len(comparison.rows())} losses agree; {allowed}.")

@@ -197,7 +197,8 @@ class Trainer:
         """Writes a checkpoint that can be loaded under any plan and with any number of ranks; a collective operation.
 
         It holds weights, buffers, the optimizer's state and settings, random states, the number of steps, and where the
-        loaders of `batches` stand: files of torch's DCP, under the model's own names.
+        loaders of `batches` stand: files of torch's DCP, under the model's own names. What compression has not sent yet
+        is not in it, since each rank has something else: error feedback begins anew.
 
         Args:
             path: a directory; an older checkpoint there is replaced when the new one is whole.
@@ -227,6 +228,8 @@ class Trainer:
             Path(path), composition.pieces(), composition.form.owned, self.optimizer, self._mesh.whole
         )
         composition.form.publish()
+        if composition.form.compression is not None:
+            composition.form.compression.forget()
         self.steps = about["steps"]
         self._positions = about["loaders"]
         for shared, position in zip(self._loaders, self._positions, strict=False):

@@ -86,6 +86,7 @@ class Notebook:
             "seeded": torch.initial_seed() != self._seed,
             "dropout": [name for name, module in modules if _drops(module)],
             "batch_norm": [name for name, module in modules if _normalises_batch(module)],
+            "compression": sorted({c["method"] for m in models if (c := m.compression_report())}),
             "types": sorted({str(p.dtype).removeprefix("torch.") for _, p in parameters}),
             "relaxed": _register.reasons(),
             "parameters": [[name, _checksum(p)] for name, p in parameters],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,7 @@ class Comparison:
         first_divergent: number (from 1) of the first backward pass beyond the tolerance, or that only one run made.
         tolerance: the largest relative difference that counts as rounding.
         hints: what may be why, as sentences.
+        relaxed: what the script asks for that is not serially equivalent, whether the losses agree or not.
     """
 
     equivalent: bool
@@ -55,6 +56,7 @@ class Comparison:
     first_divergent: int | None
     tolerance: float
     hints: list[str]
+    relaxed: list[str] = field(default_factory=list)
 
     def rows(self) -> list[tuple[float, float, float]]:
         """For each backward pass that both runs made: both losses, and their relative difference."""
@@ -129,7 +131,16 @@ def compare(serial: Run, parallel: Run, tolerance: float) -> Comparison:
         first_divergent=first,
         tolerance=tolerance,
         hints=[] if equivalent else _hints(differences, first, serial, parallel, apart),
+        relaxed=_relaxed(parallel.facts[0]),
     )
+
+
+def _relaxed(facts: dict[str, Any]) -> list[str]:
+    return [
+        f"Gradients are sent as {method}, which is not serially equivalent: losses may agree within the tolerance, but "
+        'they are not those of one device up to rounding. Say compression="none" to compare all else.'
+        for method in facts["compression"]
+    ]
 
 
 def _difference(one: float, many: float) -> float:

@@ -40,6 +40,8 @@ def report(result: dict[str, Any], console: Console) -> None:
         _scaling(result["scaling"], result["placement"], unit, say)
     if "communication" in result:
         _communication(result["communication"], console, say)
+    if "compression" in result:
+        say(f"Compression, which is not serially equivalent: {result['compression']['verdict']}")
     if result["status"] == "interrupted":
         say("Interrupted: this is what was known by then.")
     if result["error"]:

@@ -11,6 +11,7 @@ _PARTS = {
     "started": "placement",
     "trained": "training",
     "profiled": "communication",
+    "compressed": "compression",
     "evaluated": "quality",
     "scaled": "scaling",
 }
@@ -26,7 +27,7 @@ def conclude(run: RunDirectory, status: str, error: str | None = None) -> dict[s
 
     Returns:
         The result: "status", "error", "run" (the directory), "config", "training", and as far as the run came
-        "placement", "quality", "scaling", "communication" and "picture" (its path).
+        "placement", "quality", "scaling", "communication", "compression" and "picture" (its path).
     """
     config = run.config
     result: dict[str, Any] = {"status": status, "error": error, "run": str(run.path), "config": config}

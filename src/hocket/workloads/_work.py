@@ -88,6 +88,8 @@ def _stages(config: dict[str, Any], cores: Cores, recorder: Recorder, writer: Ru
         training = train(trainee, settings.steps, writer)
     if writer is not None:
         writer.event("trained", **training)
+        if compression := model.compression_report():
+            writer.event("compressed", **compression)
         _write_communication(recorder, writer)
         _write_trace(recorder, trainee, writer)
     if workload.evaluates:

@@ -133,3 +133,23 @@ def _fails(gradient: torch.Tensor) -> torch.Tensor:
 
 def all_odd_cases(methods: tuple[str, ...]) -> list[dict[str, Any]]:
     return [odd_cases(method) for method in methods]
+
+
+def saved_and_loaded(path: str) -> dict[str, Any]:
+    """A run with error feedback that goes back to its checkpoint, beside one that begins with it."""
+    batch = torch.ones(8, WIDTH), torch.arange(8) % CLASSES
+
+    def trainer() -> hocket.Trainer:
+        net = model()
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        return hocket.Trainer(net, nn.functional.cross_entropy, optimizer, Plan(compression="1bit"))
+
+    first = trainer()
+    for _ in range(3):
+        first.step(batch)
+    first.save(path)
+    first.step(batch)
+    first.load(path)
+    second = trainer()
+    second.load(path)
+    return {"losses": [[float(each.step(batch)) for _ in range(3)] for each in (first, second)]}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -116,6 +117,12 @@ def test_only_data_parallel_traffic_is_compressed_beside_a_pipeline_and_accumula
         assert all(rank[number]["losses"] == losses for rank in found)
         assert sum(losses[-3:]) / 3 < 0.7
         assert all(rank[number]["report"]["compression"]["saved_nbytes"] > 0 for rank in found)
+
+
+def test_error_feedback_begins_anew_where_a_checkpoint_is_loaded(tmp_path: Path) -> None:
+    for rank in run_ranks(programs.saved_and_loaded, 2, str(tmp_path / "saved")):
+        first, second = rank["losses"]
+        assert first == second
 
 
 def test_plans_and_methods_have_the_same_names() -> None:

@@ -115,12 +115,17 @@ class Compression:
                     bucket.cut(residual, slot).copy_(left[i])
             self.method.restore(job, residual)
 
+    def forget(self) -> None:
+        """Drops what is left of earlier gradients: the weights they belong to are there no more."""
+        self._memories.clear()
+
     def reduced(self) -> None:
         """All buckets have been averaged. Once, ranks find out together what the link does without compression."""
         self.tally.steps += 1
         if self.tally.steps == _MEASURED_AT and self._largest is not None:
             bucket, scattered = self._largest, self.tally.scattered
-            self._times = measure_link(self.method, self._world, bucket.flat, scattered=scattered)
+            kind = bucket.numel, bucket.dtype, bucket.device
+            self._times = measure_link(self.method, self._world, *kind, scattered=scattered)
 
     def report(self) -> dict[str, Any]:
         """What compression saved and what it cost; JSON values. See `hocket.parallel.compression.describe`."""

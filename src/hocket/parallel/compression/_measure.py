@@ -56,20 +56,23 @@ class LinkTimes:
     compressed: Line
 
 
-def measure_link(method: Compressor, world: World, like: torch.Tensor, *, scattered: bool) -> LinkTimes:
+def measure_link(
+    method: Compressor, world: World, numel: int, dtype: torch.dtype, device: torch.device, *, scattered: bool
+) -> LinkTimes:
     """Times exchanges of two sizes, with and without compression; a collective operation.
 
     Args:
         method: the compressor.
         world: the ranks.
-        like: the largest bucket, for its type, its device, and since nothing larger need be measured.
+        numel: of the largest bucket, since nothing larger need be measured.
+        dtype: of its gradients.
+        device: where they are.
         scattered: whether each rank needs its part only.
     """
-    largest = min(_LARGE_NBYTES, max(_SMALL_NBYTES, like.numel() * like.element_size()))
+    sizes = [_SMALL_NBYTES, min(_LARGE_NBYTES, max(_SMALL_NBYTES, numel * dtype.itemsize))]
     points: list[float] = []
-    sizes = [_SMALL_NBYTES, largest]
     for i, nbytes in enumerate(sizes):
-        job = _job(nbytes // like.element_size(), world, like, scattered=scattered)
+        job = _job(nbytes // dtype.itemsize, world, dtype, device, scattered=scattered)
         sizes[i] = job.flat.numel() * job.flat.element_size()
         points.append(_fastest(lambda job=job: exchange_dense(job), world))  # type: ignore[misc]
         points.append(_fastest(lambda job=job: method.exchange(job), world))  # type: ignore[misc]
@@ -82,21 +85,21 @@ def measure_link(method: Compressor, world: World, like: torch.Tensor, *, scatte
     )
 
 
-def _job(numel: int, world: World, like: torch.Tensor, *, scattered: bool) -> Job:
+def _job(numel: int, world: World, dtype: torch.dtype, device: torch.device, *, scattered: bool) -> Job:
     """Normal numbers in the shape of one matrix, as square as the ranks can divide it."""
     columns = math.isqrt(numel) // 8 * 8
     rows = -(-numel // (columns * world.size)) * world.size
     generator = torch.Generator().manual_seed(world.rank)
-    flat = torch.randn(rows * columns, generator=generator).to(like)
+    flat = torch.randn(rows * columns, generator=generator).to(device, dtype)
     return Job(
         flat=flat,
         out=flat.view(world.size, -1)[world.rank] if scattered else flat,
         scattered=scattered,
         matrices=[Matrix(0, rows, columns)],
-        gaps=torch.empty(0, dtype=torch.int64, device=like.device),
+        gaps=torch.empty(0, dtype=torch.int64, device=device),
         link=Link(world.group, world.rank, world.size),
         memory=Memory(),
-        generator=torch.Generator(like.device).manual_seed(world.rank),
+        generator=torch.Generator(device).manual_seed(world.rank),
     )
 
 
