@@ -35,7 +35,7 @@ def main() -> None:
     actions = parser.add_subparsers(dest="action", required=True)
     link = actions.add_parser("link")
     link.add_argument("cluster")
-    link.add_argument("--model", choices=("mlp", "gpt", "edsr"), default="mlp")
+    link.add_argument("--model", choices=("mlp", "gpt", "edsr", "edsr4"), default="mlp")
     link.add_argument("--steps", type=int, default=5, help="timed ones")
     link.add_argument("--methods", default=",".join((*METHODS, *PEERS)))
     curves = actions.add_parser("curves")
@@ -220,8 +220,9 @@ def stage(name: str) -> tuple[Any, tuple[Any, Any], Any]:
         )
     from hocket.workloads.edsr.model import EDSR
 
-    small = torch.rand(1, 3, 48, 48, generator=generator)
-    return EDSR("baseline", 2), (small, torch.rand(1, 3, 96, 96, generator=generator)), torch.nn.functional.l1_loss
+    crops = 4 if name == "edsr4" else 1  # four of them take longer than their gradients
+    small = torch.rand(crops, 3, 48, 48, generator=generator)
+    return EDSR("baseline", 2), (small, torch.rand(crops, 3, 96, 96, generator=generator)), torch.nn.functional.l1_loss
 
 
 # --- the curves -----------------------------------------------------------------------------------------------------
