@@ -31,6 +31,7 @@ from ._scattered import Scattered
 from ._world import World
 from .pipeline import Pipeline, Stage
 from .pipeline._schedule import admitted
+from .priority import Prioritised
 from .spatial import SpatialParallel
 from .spatial import parallelize as divide_samples
 
@@ -74,6 +75,18 @@ class Composition:
     spatial: SpatialParallel | None = None
     notes: list[str] = field(default_factory=list)
     local: bool = False
+
+    def update(self) -> None:
+        """Has the optimizer make its step: now, or as gradients arrive."""
+        if isinstance(self.form, Prioritised):
+            self.form.update()
+        else:
+            self.optimizer.step()
+
+    def finish(self) -> None:
+        """Makes what is due of earlier steps."""
+        if isinstance(self.form, Prioritised):
+            self.form.finish()
 
     def copies(self) -> list[tuple[Owned, int]]:
         """What this rank updates, each with how many ranks of the world update the same."""
@@ -197,7 +210,7 @@ def compose(
     # Workers that do not agree at every step compute gradients as if each were alone.
     data = mesh.data if plan.synchronisation == "every_step" else World(0, 1, None)
     buffers = Buffers([module for module, _ in modules], data)
-    form = _form(plan, mesh, modules, trained, kept, places)
+    form = _form(plan, mesh, modules, trained, kept, places, optimizer)
     form.owned += [item for item in apart if id(item.leaf) not in frozen]
     form.frozen += [item for item in apart if id(item.leaf) in frozen]
     whole = {p for group in optimizer.param_groups for p in group["params"] if id(p) in frozen}
@@ -249,7 +262,11 @@ def _form(
     trained: dict[str, torch.nn.Parameter],
     frozen: dict[str, torch.nn.Parameter],
     places: dict[str, Place],
+    optimizer: Any,
 ) -> Form:
+    if plan.priority and mesh.data.size > 1:
+        ((model, _),) = modules
+        return Prioritised(model, trained, frozen, places, mesh.data, plan.bucket_bytes, optimizer)
     if plan.shard == "none" or mesh.replicas.size == 1:
         averages = plan.synchronisation == "every_step"
         return Replicas(trained, frozen, places, mesh.replicas, plan.bucket_bytes, plan.compression, averages=averages)
@@ -268,6 +285,8 @@ def _check_arguments(model: Any, optimizer: Any, plan: Plan) -> None:
         check_elementwise(optimizer)
     elif plan.embeddings != "replicated":
         check_elementwise(optimizer, rows=True)
+    if plan.priority:
+        _check_priority(model, optimizer)
     if plan.recompute and plan.recompute_part != "layers":
         rule = f"the Trainer computes whole layers again, not {plan.recompute_part!r} alone"
         remedy = 'say recompute_part = "layers"'
@@ -282,6 +301,19 @@ def _check_arguments(model: Any, optimizer: Any, plan: Plan) -> None:
     mine = {id(p) for p in model.parameters()}
     if any(id(p) not in mine for group in optimizer.param_groups for p in group["params"]):
         raise ValueError("the optimizer has parameters that the model has not: make it of model.parameters()")
+
+
+def _check_priority(model: torch.nn.Module, optimizer: Any) -> None:
+    if hasattr(optimizer, "bind_norms"):
+        rule = f"{type(optimizer).__name__} needs norms over whole parameters before it can update the first of them"
+        finding = PlanFinding("priority", rule, "say priority = false, or take an optimizer like Adam or SGD")
+        raise PlanError("the plan cannot be carried out:", [finding])
+    check_elementwise(optimizer)
+    other = next((p.device for p in model.parameters() if p.device.type != "cpu"), None)
+    if other is not None:
+        rule = f"gradients are sent by priority from the CPU's memory only, and the model is on {other}"
+        finding = PlanFinding("priority", rule, "say priority = false")
+        raise PlanError("the plan cannot be carried out:", [finding])
 
 
 def _check_tied(pipeline: Pipeline, plan: Plan, mesh: Mesh) -> None:

@@ -136,7 +136,7 @@ def _plain_plan() -> Plan:
     """The launcher's plan, if a loop of the user's own can carry it out."""
     plan = Plan.from_environment() or Plan()
     degrees = ("tensor_parallel_degree", "spatial_parallel_degree", "pipeline_parallel_degree")
-    for field in ("shard", *degrees, "accumulate", "embeddings"):
+    for field in ("shard", *degrees, "accumulate", "embeddings", "priority"):
         if getattr(plan, field) != getattr(Plan(), field):
             rule = f"a loop of the program's own is for plain data parallelism, and this plan is {plan.describe()}"
             raise PlanError(

@@ -107,6 +107,7 @@ class Trainer:
     @property
     def model(self) -> torch.nn.Module:
         """The model as this rank holds it."""
+        self._composition.finish()
         return self._composition.model
 
     def batches(self, loader: Iterable[Any]) -> Iterator[Any]:
@@ -147,7 +148,7 @@ class Trainer:
     def _step(self, parts: Sequence[Part]) -> torch.Tensor:
         loss = self._composition.passes.train(parts)
         self._clip()
-        self.optimizer.step()
+        self._composition.update()
         self._composition.form.publish()
         return loss()
 
@@ -156,7 +157,14 @@ class Trainer:
         if norm is not None:
             self.grad_norm = clip(composition.copies(), norm, self._mesh.whole, local=composition.local)
 
-    def _settle(self) -> None:
+    def finish(self) -> None:
+        """Waits for what `step` has left under way, which is nothing unless the plan says `priority` or is relaxed.
+
+        `model`, `evaluate`, `save`, `load` and state dicts do so by themselves: this is for programs that read
+        parameters that they have kept. With `priority` a rank may call it alone; a relaxed plan makes all ranks' models
+        one here, so all call it.
+        """
+        self._composition.finish()
         if self._relaxation is not None:
             self._relaxation.settle()
 
@@ -170,7 +178,7 @@ class Trainer:
             loader: batches of inputs and target, as for training.
             metric: gives the mean over samples for an output and a target; None for the loss, as it was reduced.
         """
-        self._settle()
+        self.finish()
         composition, training = self._composition, self.model.training
         summed = metric is None and self._reduction == "sum"
         composition.buffers.send()
@@ -204,7 +212,7 @@ class Trainer:
             path: a directory; an older checkpoint there is replaced when the new one is whole.
             extra: anything picklable to be kept with it (the state of a learning-rate schedule, say); rank 0's counts.
         """
-        self._settle()
+        self.finish()
         self._composition.buffers.send()
         positions = [shared.position() for shared in self._loaders]
         about = {"steps": self.steps, "plan": self.plan.to_json(), "loaders": positions, "extra": extra}
@@ -222,7 +230,7 @@ class Trainer:
         Raises:
             CheckpointError: there is no checkpoint, or it is of another model.
         """
-        self._settle()
+        self.finish()
         composition = self._composition
         about = _checkpoint.read(
             Path(path), composition.pieces(), composition.form.owned, self.optimizer, self._mesh.whole

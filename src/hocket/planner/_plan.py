@@ -58,6 +58,8 @@ class Plan:
         precision: of matrix products; parameters and optimizer state are float32 in any case.
         clip_norm: the global norm to which gradients are clipped; None for no clipping.
         bucket_bytes: most bytes of gradients that are reduced together; None to choose by the size of the model.
+        priority: whether gradients of the layers that are needed first are sent first, and the next step begins before
+            all have arrived.
         compression: of gradients between data-parallel groups: "none", or a method with its parameter, as "int8" or
             "topk:0.01" (see docs/compression.md). Training is not serially equivalent then.
         synchronisation: when workers agree: "every_step"; or, not serially equivalent, "local:H" (parameters averaged
@@ -91,6 +93,7 @@ class Plan:
     precision: Precision = "float32"
     clip_norm: float | None = None
     bucket_bytes: int | None = None
+    priority: bool = False
     compression: str = "none"
     synchronisation: str = "every_step"
     choices: str = ""

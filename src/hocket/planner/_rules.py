@@ -91,6 +91,8 @@ def _other(plan: Plan) -> Iterator[PlanFinding]:
     if plan.batch_norm_group and not plan.sync_batch_norm:
         rule = "is the size of the groups in which batch norm is synchronised, and it is not"
         yield PlanFinding("batch_norm_group", rule, "say sync_batch_norm = true, or leave it out")
+    if plan.priority:
+        yield from _priority(plan)
     if plan.compression != "none":
         yield from _compression(plan)
 
@@ -117,11 +119,33 @@ def _relaxed(plan: Plan) -> Iterator[PlanFinding]:
         "embeddings": "replicated",
         "sync_batch_norm": False,
         "compression": "none",
+        "priority": False,
     }
     for field, value in plain.items():
         if getattr(plan, field) != value:
             rule = f"cannot be combined with {name}: each worker holds the whole model and trains it by itself"
             yield PlanFinding(field, rule, f'leave {field} out, or say synchronisation = "every_step"')
+
+
+def _priority(plan: Plan) -> Iterator[PlanFinding]:
+    """Parameters are updated one after the other, on every rank, as the average of each gradient arrives."""
+    for name, plain in (
+        ("tensor_parallel_degree", 1),
+        ("pipeline_parallel_degree", 1),
+        ("spatial_parallel_degree", 1),
+    ):
+        if getattr(plan, name) != plain:
+            rule = "gradients are sent by priority among ranks that hold the whole model"
+            yield PlanFinding(name, rule, "say priority = false, or leave the model whole")
+    for name, plain in (("shard", "none"), ("embeddings", "replicated"), ("compression", "none")):
+        if getattr(plan, name) != plain:
+            rule = (
+                f"gradients are sent by priority as they are, each to all ranks, and this says {getattr(plan, name)!r}"
+            )
+            yield PlanFinding(name, rule, f'say priority = false, or {name} = "{plain}"')
+    if plan.clip_norm is not None:
+        rule = "the norm of all gradients is known when all have arrived, and priority does not wait for that"
+        yield PlanFinding("clip_norm", rule, "say priority = false, or leave clip_norm out")
 
 
 def _world(plan: Plan, world_size: int) -> Iterator[PlanFinding]:
