@@ -129,12 +129,8 @@ def _relaxed(plan: Plan) -> Iterator[PlanFinding]:
 
 def _priority(plan: Plan) -> Iterator[PlanFinding]:
     """Parameters are updated one after the other, on every rank, as the average of each gradient arrives."""
-    for name, plain in (
-        ("tensor_parallel_degree", 1),
-        ("pipeline_parallel_degree", 1),
-        ("spatial_parallel_degree", 1),
-    ):
-        if getattr(plan, name) != plain:
+    for name in ("tensor_parallel_degree", "pipeline_parallel_degree", "spatial_parallel_degree"):
+        if getattr(plan, name) > 1:
             rule = "gradients are sent by priority among ranks that hold the whole model"
             yield PlanFinding(name, rule, "say priority = false, or leave the model whole")
     for name, plain in (("shard", "none"), ("embeddings", "replicated"), ("compression", "none")):

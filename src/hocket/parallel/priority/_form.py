@@ -86,10 +86,15 @@ class Prioritised:
         weakref.finalize(self, self._sender.close)
         weakref.finalize(self, _hooks.remove, self._handles)
         before: Any = _Before(weakref.ref(self))
-        self._handles[0] = model.register_state_dict_pre_hook(before)
+        self._handles[0] = model.register_state_dict_pre_hook(before)  # type: ignore[no-untyped-call]
         self._handles[1] = optimizer.register_state_dict_pre_hook(before)
 
     # --- a form of data parallelism ---------------------------------------------------------------------------------
+
+    @property
+    def compression(self) -> None:
+        """See Form. A plan with both is refused."""
+        return None
 
     @contextmanager
     def passing(self, last: bool) -> Iterator[None]:
