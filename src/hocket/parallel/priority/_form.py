@@ -19,6 +19,7 @@ from ._chunks import Chunk, cut, order
 from ._sender import Sender
 from ._updates import Updates
 from ._uses import watched
+from ._waits import AfterModel, BeforeModule, BeforeState
 
 _CHUNK_NBYTES = 2 * 2**20
 """Most bytes of a chunk: what must end before something more urgent can go (ByteScheduler finds 1 to 8 MB best)."""
@@ -85,7 +86,7 @@ class Prioritised:
         self._handles: dict[int, Any] = {}
         weakref.finalize(self, self._sender.close)
         weakref.finalize(self, _hooks.remove, self._handles)
-        before: Any = _Before(weakref.ref(self))
+        before: Any = BeforeState(self)
         self._handles[0] = model.register_state_dict_pre_hook(before)  # type: ignore[no-untyped-call]
         self._handles[1] = optimizer.register_state_dict_pre_hook(before)
 
@@ -148,14 +149,14 @@ class Prioritised:
 
     def finish(self) -> None:
         """Waits for the gradients that are on their way, and makes the updates that are due."""
-        self._settle(sorted(self._pending))
+        self.settle(sorted(self._pending))
 
     def __del__(self) -> None:
         if self._pending and not self._broken and not sys.is_finalizing():
             self.finish()  # a program may go on to use the model without its trainer
 
     @torch.inference_mode(False)
-    def _settle(self, numbers: Sequence[int]) -> None:
+    def settle(self, numbers: Sequence[int]) -> None:
         """Updates those of some parameters that are pending."""
         due = [number for number in numbers if number in self._pending]
         if not due:
@@ -214,13 +215,11 @@ class Prioritised:
                 needs.setdefault(id(module), set()).add(number)
         unseen = set(range(len(self._parameters))).difference(users)
         needs[id(self._model)].update(unseen)  # compiled code, say, does not show what it uses
-        this = weakref.ref(self)
         for key, wanted in needs.items():
             if wanted:
-                hook = _Wait(this, sorted(wanted))
-                handle = modules[key].register_forward_pre_hook(hook, prepend=True)
+                handle = modules[key].register_forward_pre_hook(BeforeModule(self, sorted(wanted)), prepend=True)
                 self._handles[len(self._handles)] = handle
-        self._handles[len(self._handles)] = self._model.register_forward_hook(_After(this))
+        self._handles[len(self._handles)] = self._model.register_forward_hook(AfterModel(self))
         for number, parameter in enumerate(self._parameters):
             ready: Any = _hooks.Ready(self, number)
             self._handles[len(self._handles)] = parameter.register_post_accumulate_grad_hook(ready)  # type: ignore[no-untyped-call]
@@ -300,45 +299,8 @@ class Prioritised:
                 self._put(number, parameter.grad)
         self._left = []
 
-    def _after_forward(self) -> None:
+    def after_forward(self) -> None:
         """What no module has asked for is updated now; that it was not used before shows when gradients come."""
         if self._pending and self._steps > 1:
             self._overdue = set(self._pending)
             self.finish()
-
-
-class _Wait:
-    """A hook before a module's forward: what the module uses is updated first."""
-
-    def __init__(self, form: weakref.ref[Prioritised], numbers: list[int]) -> None:
-        self._form = form
-        self._numbers = numbers
-
-    def __call__(self, module: torch.nn.Module, inputs: Any) -> None:
-        form = self._form()
-        if form is not None:
-            form._settle(self._numbers)
-
-
-class _Before:
-    """A hook before a state dict is made of the model or the optimizer."""
-
-    def __init__(self, form: weakref.ref[Prioritised]) -> None:
-        self._form = form
-
-    def __call__(self, *_: Any) -> None:
-        form = self._form()
-        if form is not None:
-            form.finish()
-
-
-class _After:
-    """A hook after the model's forward."""
-
-    def __init__(self, form: weakref.ref[Prioritised]) -> None:
-        self._form = form
-
-    def __call__(self, module: torch.nn.Module, inputs: Any, output: Any) -> None:
-        form = self._form()
-        if form is not None:
-            form._after_forward()
