@@ -7,6 +7,9 @@ buckets, plain with buckets as small as the chunks, chunks that cross the border
 back-propagation makes them, and chunks by priority. A block ends when the last update is made; its time is that of the
 slowest rank, divided by its steps. Forward, backward (no communication) and an all_reduce of all gradients (alone) are
 timed in the same run: they bound what any order can gain.
+
+With `--how wait` layers wait instead of computing, backward twice as long as forward, and have gradients of the sizes
+that are told in `PROFILES`: where there are as many ranks as cores, computing keeps the threads that send from running.
 """
 
 from __future__ import annotations
@@ -24,6 +27,12 @@ from typing import Any
 
 from fabric_collectives import align
 
+PROFILES = {  # KB of gradients and ms of forward of each layer
+    "vgg": [(10, 12), (40, 18), (80, 18), (160, 18), (300, 18), (300, 18), (300, 18), (3000, 12), (500, 6), (20, 2)],
+    "resnet": [(20, 9)] * 4 + [(80, 9)] * 4 + [(300, 9)] * 4 + [(800, 9)] * 4,
+    "lm": [(800, 2), *[(400, 16)] * 8, (800, 10)],
+    "table": [(4500, 4), *[(50, 34)] * 4],
+}
 SYSTEMS = ("plain", "plain, small buckets", "chunks as made", "priority")
 
 
@@ -31,6 +40,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("cluster")
     parser.add_argument("--model", choices=("vgg", "resnet", "lm", "table"), default="vgg")
+    parser.add_argument("--how", choices=("compute", "wait"), default="wait")
+    parser.add_argument("--scale", type=float, default=1.0, help="with --how wait: times the bytes of PROFILES")
     parser.add_argument("--steps", type=int, default=6, help="of a block")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--chunk", type=int, default=512, help="KiB of a chunk, and of a small bucket")
@@ -70,7 +81,10 @@ def work(spec: dict[str, Any]) -> None:
     dist.init_process_group("hocket")
     rank, size = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
-    model, inputs, target = stage(spec["model"], size)
+    if spec["how"] == "compute":
+        model, inputs, target = stage(spec["model"], size)
+    else:
+        model, inputs, target = waiting(spec["model"], spec["scale"], size)
     each = len(target) // size
     mine = inputs[rank * each : (rank + 1) * each], target[rank * each : (rank + 1) * each]
 
@@ -145,6 +159,35 @@ def slowest(action: Callable[[], Any], group: Any) -> float:
     took_s = torch.tensor([time.perf_counter() - begin_s], dtype=torch.float64)
     dist.all_reduce(took_s, dist.ReduceOp.MAX, group=group)
     return took_s.item()
+
+
+def waiting(name: str, scale: float, size: int) -> tuple[Any, Any, Any]:
+    """A model of layers that wait, and a global batch."""
+    import torch
+
+    class Wait(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Any, weight: Any, seconds: float) -> Any:
+            ctx.seconds, ctx.shape = seconds, weight.shape
+            time.sleep(seconds)
+            return x * (1 + weight[0])
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: Any) -> Any:
+            time.sleep(2 * ctx.seconds)
+            return gradients[0], gradients[0].mean().expand(ctx.shape).contiguous(), None
+
+    class Layer(torch.nn.Module):
+        def __init__(self, kilobytes: int, milliseconds: int) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.zeros(int(kilobytes * scale * 250)))
+            self.seconds = milliseconds / 1e3
+
+        def forward(self, x: torch.Tensor) -> Any:
+            return Wait.apply(x, self.weight, self.seconds)  # type: ignore[no-untyped-call]
+
+    model = torch.nn.Sequential(*(Layer(*entry) for entry in PROFILES[name]))
+    return model, torch.rand(4 * size, 10), torch.randint(10, (4 * size,))
 
 
 def stage(name: str, size: int) -> tuple[Any, Any, Any]:
