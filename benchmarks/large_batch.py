@@ -130,6 +130,10 @@ def values(found: dict[Key, float], method: str, batch: int, lr: float) -> list[
     return [found[method, batch, lr, seed] for seed in SEEDS]
 
 
+def complete(found: dict[Key, float], method: str, batch: int) -> bool:
+    return all((method, batch, lr, seed) in found for lr in RATES[method] for seed in SEEDS)
+
+
 def best(found: dict[Key, float], method: str, batch: int) -> float:
     return max(RATES[method], key=lambda lr: statistics.mean(values(found, method, batch, lr)))
 
@@ -150,7 +154,7 @@ def tables(found: dict[Key, float]) -> str:
     rows.append("|---|---|---|---|")
     for method in RATES:
         scaled_cell = cell(method, LARGE, linear(found, method)) if method in ("SGD", "Adam") else ""
-        cells = [cell(method, batch, best(found, method, batch)) for batch in (SMALL, LARGE)]
+        cells = [cell(method, b, best(found, method, b)) if complete(found, method, b) else "" for b in (SMALL, LARGE)]
         rows.append(f"| {method} | {' | '.join(cells)} | {scaled_cell} |")
     rows += [
         "",
@@ -159,6 +163,8 @@ def tables(found: dict[Key, float]) -> str:
     ]
     for batch in (SMALL, LARGE):
         for method, rates in RATES.items():
+            if not complete(found, method, batch):
+                continue
             means = ", ".join(f"{statistics.mean(values(found, method, batch, lr)):.1%}" for lr in rates)
             rows.append(f"| {method} | {batch} | {rates[0]:g} | {means} |")
     return "\n".join(rows)
