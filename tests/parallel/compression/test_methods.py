@@ -310,7 +310,7 @@ def test_packing_keeps_all_values(values: list[int]) -> None:
     ("text", "numel", "nbytes"),
     [
         ("int8", 2560, 40 + 2560),  # 10 scales of 4 bytes
-        ("1bit", 5120, 80 + 640),  # 10 pairs of values, 8 elements a byte
+        ("1bit", 5120, 320 + 640),  # 40 pairs of values, 8 elements a byte
         ("terngrad", 20480, 80 + 5120),  # 10 blocks, 4 elements a byte
         ("topk:0.01", 10_000, 400 + 400),  # 100 values and places
     ],
