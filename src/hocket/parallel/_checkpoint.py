@@ -175,7 +175,6 @@ def read(path: Path, tensors: Iterable[Piece], owned: Iterable[Owned], optimizer
     with _alone():
         state_dict_loader.load(entries, checkpoint_id=str(path), planner=planner, no_dist=world.size == 1)
     about: dict[str, Any] = entries[_ABOUT]
-    about.setdefault("optimizer_scalars", {})  # DCP leaves out empty mappings, and plain SGD has no state at all
     optimizer.state.clear()
     scalars = about.get("optimizer_scalars", {})  # DCP leaves out a table without entries, as plain SGD's
     for item in owned:
