@@ -91,6 +91,7 @@ def test_two_workers_train_and_report(tmp_path: Path) -> None:
         "metrics.jsonl",
         "picture.png",
         "result.json",
+        "trace.json",
     }
     assert json.loads((run / "config.json").read_text())["settings"]["patch"] == 16
     operations = [event for event in lines_of(run / "events.jsonl") if event["event"] == "operation"]
