@@ -60,7 +60,10 @@ def _check(*arguments):
     return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
 
 
-@pytest.mark.parametrize(("n", "flags"), [(3, ["--sum"]), pytest.param(4, ["--adam"], marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    ("n", "flags"),
+    [pytest.param(3, ["--sum"], marks=pytest.mark.long), pytest.param(4, ["--adam"], marks=pytest.mark.long)],
+)
 def test_a_data_set_that_does_not_divide_learns_the_same(script, n, flags):
     result = _check(script, "-n", n, "--steps", 18, "--json", "--", *flags)
     assert result.returncode == 0, result.stdout + result.stderr
@@ -157,6 +160,7 @@ def test_a_run_does_not_find_what_the_other_wrote(tmp_path):
     assert "warning: during the first run log.txt changed in this directory" in result.stderr
 
 
+@pytest.mark.long
 def test_compression_of_gradients_is_named_even_where_the_losses_agree(script):
     checked = _check(script, "-n", 2, "--steps", 2, "--tolerance", 0.5, "--", "--compression", "bf16")
     assert checked.returncode == 0, checked.stderr

@@ -111,6 +111,7 @@ def test_json_is_the_only_thing_on_stdout(tmp_path: Path) -> None:
     assert "step 2/2" in done.stderr
 
 
+@pytest.mark.long
 def test_resnet50_gives_its_throughput_the_same_way(tmp_path: Path) -> None:
     done = hocket(
         *("train", "resnet50", "--synthetic", "-n", "2", "--steps", "2", "--image-size", "32", "--batch-size", "4"),

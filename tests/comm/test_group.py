@@ -112,6 +112,7 @@ def _big():
     return int(tensor.min()), int(tensor.max())
 
 
+@pytest.mark.long
 def test_a_tensor_of_more_than_two_gibibytes():
     assert run_ranks(_big, 2, timeout_s=110, group_timeout_s=100) == [(1, 1), (1, 1)]
 

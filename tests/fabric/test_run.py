@@ -132,6 +132,7 @@ def test_a_dry_run_says_which_host_each_rank_would_get(tmp_path: Path) -> None:
     assert fabrics() == []
 
 
+@pytest.mark.long
 def test_an_aggregator_runs_beside_the_switch_and_each_host_sends_its_numbers_once(
     temporary: Path, tmp_path: Path
 ) -> None:
@@ -155,6 +156,7 @@ dist.destroy_process_group()
     assert fabrics() == []
 
 
+@pytest.mark.long
 def test_each_leaf_of_a_tree_of_aggregators_sends_up_what_one_host_sends(temporary: Path, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text("""

@@ -62,6 +62,7 @@ def test_two_workers_give_what_plain_keras_gives(
     check(plain[name], [result[name] for result in two_ranks])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ON_FOUR)
 def test_four_workers_give_what_plain_keras_gives(
     plain: dict[str, Any], four_ranks: list[dict[str, Any]], name: str

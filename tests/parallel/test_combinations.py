@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 
 import hocket
@@ -30,6 +31,7 @@ def test_two_axes_on_four_ranks() -> None:
     check(run_ranks(trainer_programs.train_all, 4, wanted, timeout_s=115), wanted)
 
 
+@pytest.mark.long
 def test_three_axes_on_eight_ranks() -> None:
     wanted = [("words", "adam", Plan(**T, **P, shard="gradients", clip_norm=0.5))]
     check(run_ranks(trainer_programs.train_all, 8, wanted, timeout_s=115), wanted)

@@ -66,6 +66,7 @@ def _judge() -> list[dict[str, Any]]:
     return found
 
 
+@pytest.mark.long
 def test_workers_judge_as_one_does_and_beside_something_simple() -> None:
     alone = _judge()
     for together in run_ranks(_judge, 2):

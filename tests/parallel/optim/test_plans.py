@@ -132,6 +132,7 @@ def parts(cases: list[tuple[Any, ...]]) -> list[list[float]]:
     return [part(*case) for case in cases]
 
 
+@pytest.mark.long
 def test_a_run_goes_on_under_another_plan(tmp_path: Path) -> None:
     chain = [Plan(shard="gradients"), Plan(**T), Plan(**P), Plan(shard="parameters")]
     paths = {(name, i): str(tmp_path / f"{name}{i}") for name in BOTH for i in range(4)}

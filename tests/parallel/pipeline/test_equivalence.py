@@ -45,7 +45,10 @@ def results(n: int) -> list[dict[str, Any]]:
     return run_ranks(programs.many, n, CASES[n], timeout_s=100)
 
 
-@pytest.mark.parametrize(("n", "name"), [(n, name) for n, cases in CASES.items() for name in cases])
+@pytest.mark.parametrize(
+    ("n", "name"),
+    [pytest.param(n, name, marks=[pytest.mark.long] if n == 4 else []) for n, cases in CASES.items() for name in cases],
+)
 def test_losses_and_weights_of_one_process(n: int, name: str) -> None:
     losses, parameters = programs.alone(CASES[n][name])
     seen = set()

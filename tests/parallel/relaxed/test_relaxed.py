@@ -35,7 +35,9 @@ CASES = [
 MOST = [1, 3, 8, 2, 6]
 
 
-@pytest.mark.parametrize(("backend", "env"), [("hocket", {}), ("gloo", ENGINE_ONLY)])
+@pytest.mark.parametrize(
+    ("backend", "env"), [("hocket", {}), pytest.param("gloo", ENGINE_ONLY, marks=pytest.mark.long)]
+)
 def test_asynchronous_workers_converge_within_their_bound_and_end_alike(backend: str, env: dict[str, str]) -> None:
     """300 steps of each of 3 ranks bring least squares to 1e-4 of an optimum of norm 3 (one process: 2e-6)."""
     cases, most = (CASES[1::3], MOST[1::3]) if env else (CASES, MOST)

@@ -8,6 +8,7 @@ from benchmarks import equivalence, spatial
 from hocket.testing import run_ranks
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["cosmoflow", "climate"])
 def test_a_workload_on_slabs_loses_what_one_process_loses(name: str) -> None:
     reference = {optimizer: equivalence.alone(name, optimizer) for optimizer in equivalence.OPTIMIZERS}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -31,14 +32,36 @@ class _Table(NamedTuple):
         return int(self.first[begin:end].min()), int(self.second[begin:end].max()) + 1
 
 
+class _Like(NamedTuple):
+    """What else of the input decides how torch rounds: one or more channels and rows, and how they lie in memory."""
+
+    channels: int
+    others: tuple[int, ...]
+    layout: torch.memory_format
+
+    @classmethod
+    def of(cls, rows: torch.Tensor, own: int, sizes: Sequence[int]) -> _Like:
+        """Of an input with `sizes` in all, of which dim `own` is divided."""
+        layout = torch.contiguous_format
+        last = {2: torch.channels_last, 3: torch.channels_last_3d}.get(len(sizes))
+        if last is not None and not rows.is_contiguous() and rows.is_contiguous(memory_format=last):
+            layout = last
+        others = tuple(min(2, one) for i, one in enumerate(sizes) if i != own)
+        return cls(min(2, rows.shape[1]), others, layout)
+
+
 @functools.lru_cache(maxsize=256)
-def _table(size: int, count: int, factor: float | None, mode: str, align_corners: bool | None, n: int) -> _Table:
+def _table(size: int, count: int, factor: float | None, mode: str, align_corners: bool | None, like: _Like) -> _Table:
     """What torch itself makes of the numbers of the inputs, and of each input alone."""
     target: dict[str, Any] = {"size": count} if factor is None else {"scale_factor": factor}
-    if mode in _NEAREST:  # torch rounds otherwise in two dims than in one or three
-        numbers = torch.arange(size, dtype=torch.float64).view(1, 1, -1, *[1] * (n - 1))
-        target = {key: [value] + [1] * (n - 1) for key, value in target.items()}
-        first = F.interpolate(numbers, mode=mode, **target).view(-1).round().long()
+    if mode in _NEAREST:  # torch rounds otherwise in two dims than in one or three, and for channels that lie together
+        numbers = torch.arange(size, dtype=torch.float64).view(1, 1, -1, *[1] * len(like.others))
+        numbers = numbers.expand(1, like.channels, size, *like.others).contiguous(memory_format=like.layout)
+        if factor is None:
+            target = {"size": [count, *like.others]}
+        else:
+            target = {"scale_factor": [factor] + [1.0] * len(like.others)}
+        first = F.interpolate(numbers, mode=mode, **target)[0, 0].reshape(count, -1)[:, 0].round().long()
         return _Table(first, first, torch.zeros(len(first), dtype=torch.float64))
     alone = torch.eye(size, dtype=torch.float64)[None]
     matrix = F.interpolate(alone, mode="linear", align_corners=align_corners, **target)[0]  # (inputs, outputs)
@@ -80,7 +103,8 @@ def interpolate(
         counts = [int(one * scale) for one, scale in zip(sizes, scales, strict=True)]
         if not recompute_scale_factor:
             factors = list(scales)
-    table = _table(sizes[own], counts[own], factors[own], mode, align_corners, n)
+    like = _Like.of(input, own, sizes)
+    table = _table(sizes[own], counts[own], factors[own], mode, align_corners, like)
     # An output is its owner's who has the input in its middle.
     inner = [-(-(2 * counts[own] * bound - slabs.size) // (2 * slabs.size)) for bound in slabs.bounds[1:-1]]
     outputs = Slabs(slabs.dim, (0, *(min(counts[own], max(0, one)) for one in inner), counts[own]))
@@ -95,7 +119,7 @@ def interpolate(
     else:
         low = wanted[site.world.rank][0]
         first, second, weight = table.first[begin:end] - low, table.second[begin:end] - low, table.weight[begin:end]
-    made = rows.index_select(dim, first.to(rows.device))
+    made = rows.index_select(dim, first.to(rows.device)).contiguous(memory_format=like.layout)
     if bool(weight.any()):
         share = weight.to(rows.device, rows.dtype).view(-1, *[1] * (-1 - dim))
         made = made * (1 - share) + rows.index_select(dim, second.to(rows.device)) * share
