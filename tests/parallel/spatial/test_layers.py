@@ -129,7 +129,7 @@ def drawn(strategy: st.SearchStrategy[Case], count: int) -> list[Case]:
     """Different examples of a strategy, to be tried all in one world."""
     found: list[Case] = []
 
-    @settings(max_examples=count, deadline=None, database=None, phases=(Phase.generate,))
+    @settings(max_examples=count, deadline=None, database=None, derandomize=True, phases=(Phase.generate,))
     @given(strategy)
     def collect(case: Case) -> None:
         found.append(case)
