@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Protocol, Self
 
 DEVICES = ("auto", "cpu", "cuda")
 
@@ -113,6 +113,58 @@ class Settings:
     def samples_per_epoch(cls) -> int:
         """Samples in one epoch; what is left of them after whole batches is not used."""
         raise NotImplementedError
+
+
+class Recipe(Protocol):
+    """How a size of a workload is trained unless told otherwise."""
+
+    @property
+    def batch_size(self) -> int:
+        """Samples in a step."""
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps."""
+
+    @property
+    def lr(self) -> float:
+        """Highest learning rate."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SizedSettings(Settings):
+    """`Settings` of a workload that comes in sizes: "demo" where nothing is said, each with a recipe of its own.
+
+    Attributes:
+        recipes: By the size's name.
+        size: One of them.
+    """
+
+    recipes: ClassVar[Mapping[str, Recipe]]
+
+    size: str
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.recipe(self.size)
+
+    @classmethod
+    def recipe(cls, size: str) -> Recipe:
+        """Of a size.
+
+        Raises:
+            SettingsError: There is no such size.
+        """
+        if size not in cls.recipes:
+            raise SettingsError(f"--size {size}: not one of {', '.join(cls.recipes)}")
+        return cls.recipes[size]
+
+    @classmethod
+    def defaults(cls, options: Mapping[str, Any]) -> dict[str, Any]:
+        """The size's own values."""
+        size = options.get("size", "demo")
+        recipe = cls.recipe(size)
+        return {"size": size, "batch_size": recipe.batch_size, "steps": recipe.steps, "lr": recipe.lr}
 
 
 def _flag(name: str) -> str:

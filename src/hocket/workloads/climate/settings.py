@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from hocket.workloads._settings import Settings, SettingsError
+from hocket.workloads._settings import SizedSettings
 
 MAPS_PER_EPOCH = 2048
 
@@ -47,36 +47,14 @@ SIZES: Mapping[str, Recipe] = MappingProxyType(
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClimateSettings(Settings):
-    """`Settings`, and what the climate segmentation can be told beside.
-
-    Attributes:
-        size: One of `SIZES`.
-    """
+class ClimateSettings(SizedSettings):
+    """`SizedSettings` of the climate segmentation; nothing else can be told."""
 
     samples: ClassVar[str] = "maps"
     unit: ClassVar[str] = "maps"
-
-    size: str
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _check_size(self.size)
-
-    @classmethod
-    def defaults(cls, options: Mapping[str, Any]) -> dict[str, Any]:
-        """The size's own values."""
-        size = options.get("size", "demo")
-        _check_size(size)
-        recipe = SIZES[size]
-        return {"size": size, "batch_size": recipe.batch_size, "steps": recipe.steps, "lr": recipe.lr}
+    recipes = SIZES
 
     @classmethod
     def samples_per_epoch(cls) -> int:
         """Maps in one epoch."""
         return MAPS_PER_EPOCH
-
-
-def _check_size(size: str) -> None:
-    if size not in SIZES:
-        raise SettingsError(f"--size {size}: not one of {', '.join(SIZES)}")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from hocket.workloads._settings import Settings, SettingsError
+from hocket.workloads._settings import SizedSettings
 
 EXCERPTS_PER_EPOCH = 4096
 
@@ -63,21 +63,12 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType(
 
 
 @dataclass(frozen=True, kw_only=True)
-class LanguageModelSettings(Settings):
-    """`Settings`, and what the language model can be told beside.
-
-    Attributes:
-        size: One of `SIZES`.
-    """
+class LanguageModelSettings(SizedSettings):
+    """`SizedSettings` of the language model; nothing else can be told."""
 
     samples: ClassVar[str] = "excerpts"
     unit: ClassVar[str] = "bytes"
-
-    size: str
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _check_size(self.size)
+    recipes = RECIPES
 
     @property
     def units_per_sample(self) -> int:
@@ -85,19 +76,6 @@ class LanguageModelSettings(Settings):
         return SIZES[self.size].context
 
     @classmethod
-    def defaults(cls, options: Mapping[str, Any]) -> dict[str, Any]:
-        """The size's own values."""
-        size = options.get("size", "demo")
-        _check_size(size)
-        recipe = RECIPES[size]
-        return {"size": size, "batch_size": recipe.batch_size, "steps": recipe.steps, "lr": recipe.lr}
-
-    @classmethod
     def samples_per_epoch(cls) -> int:
         """Excerpts in one epoch."""
         return EXCERPTS_PER_EPOCH
-
-
-def _check_size(size: str) -> None:
-    if size not in SIZES:
-        raise SettingsError(f"--size {size}: not one of {', '.join(SIZES)}")

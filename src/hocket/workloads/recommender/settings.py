@@ -9,7 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar
 
-from hocket.workloads._settings import Settings, SettingsError
+from hocket.workloads._settings import SettingsError, SizedSettings
 
 RATINGS = 100_000
 HELD_OUT = RATINGS // 10
@@ -46,25 +46,23 @@ SIZES: Mapping[str, Recipe] = MappingProxyType(
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecommenderSettings(Settings):
-    """`Settings`, and what the recommender can be told beside.
+class RecommenderSettings(SizedSettings):
+    """`SizedSettings`, and what the recommender can be told beside.
 
     Attributes:
-        size: One of `SIZES`.
         data: Path of a recbole wheel, which has MovieLens-100K; empty for made-up ratings.
         synthetic: Train on made-up ratings.
     """
 
     samples: ClassVar[str] = "ratings"
     unit: ClassVar[str] = "ratings"
+    recipes = SIZES
 
-    size: str
     data: str
     synthetic: bool
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_size(self.size)
         if self.synthetic and self.data:
             raise SettingsError(f"--synthetic and --data {self.data} name two sets of ratings; give one")
         if not self.synthetic and not Path(self.data).is_file():
@@ -73,18 +71,8 @@ class RecommenderSettings(Settings):
     @classmethod
     def defaults(cls, options: Mapping[str, Any]) -> dict[str, Any]:
         """The size's own values; the wheel in the cache directory if there is one, else made-up ratings."""
-        size = options.get("size", "demo")
-        _check_size(size)
-        recipe = SIZES[size]
         data = options.get("data", "" if options.get("synthetic") else _cached_wheel())
-        return {
-            "size": size,
-            "data": data,
-            "synthetic": not data,
-            "batch_size": recipe.batch_size,
-            "steps": recipe.steps,
-            "lr": recipe.lr,
-        }
+        return {**super().defaults(options), "data": data, "synthetic": not data}
 
     @classmethod
     def samples_per_epoch(cls) -> int:
@@ -100,8 +88,3 @@ def _cached_wheel() -> str:
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hocket"
     wheels = sorted(cache.glob("recbole-*.whl"), key=lambda wheel: wheel.stat().st_mtime)
     return str(wheels[-1]) if wheels else ""
-
-
-def _check_size(size: str) -> None:
-    if size not in SIZES:
-        raise SettingsError(f"--size {size}: not one of {', '.join(SIZES)}")

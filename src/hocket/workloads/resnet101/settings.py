@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from hocket.workloads._settings import Settings, SettingsError
+from hocket.workloads._settings import SettingsError, SizedSettings
 
 IMAGES_PER_EPOCH = 8192
 SMALLEST_IMAGE = 32
@@ -46,20 +46,19 @@ SIZES: Mapping[str, Recipe] = MappingProxyType(
 
 
 @dataclass(frozen=True, kw_only=True)
-class ResNet101Settings(Settings):
-    """`Settings`, and what ResNet-101 can be told beside.
+class ResNet101Settings(SizedSettings):
+    """`SizedSettings`, and what ResNet-101 can be told beside.
 
     Attributes:
-        size: One of `SIZES`.
         image_size: Side of the images in pixels.
     """
 
-    size: str
+    recipes = SIZES
+
     image_size: int
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_size(self.size)
         if self.image_size < SMALLEST_IMAGE:
             raise SettingsError(
                 f"--image-size {self.image_size}: the digits need {SMALLEST_IMAGE} pixels or more; enlarge it"
@@ -74,23 +73,10 @@ class ResNet101Settings(Settings):
     @classmethod
     def defaults(cls, options: Mapping[str, Any]) -> dict[str, Any]:
         """The size's own values."""
-        size = options.get("size", "demo")
-        _check_size(size)
-        recipe = SIZES[size]
-        return {
-            "size": size,
-            "image_size": recipe.image_size,
-            "batch_size": recipe.batch_size,
-            "steps": recipe.steps,
-            "lr": recipe.lr,
-        }
+        found = super().defaults(options)
+        return {**found, "image_size": SIZES[found["size"]].image_size}
 
     @classmethod
     def samples_per_epoch(cls) -> int:
         """Images in one epoch."""
         return IMAGES_PER_EPOCH
-
-
-def _check_size(size: str) -> None:
-    if size not in SIZES:
-        raise SettingsError(f"--size {size}: not one of {', '.join(SIZES)}")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, ClassVar
 
-from hocket.workloads._settings import Settings, SettingsError
+from hocket.workloads._settings import SettingsError, SizedSettings
 
 LANGUAGES = ("french", "german")
 PAIRS_PER_EPOCH = 8192
@@ -62,46 +62,30 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType(
 
 
 @dataclass(frozen=True, kw_only=True)
-class TranslationSettings(Settings):
-    """`Settings`, and what the translation can be told beside.
+class TranslationSettings(SizedSettings):
+    """`SizedSettings`, and what the translation can be told beside.
 
     Attributes:
-        size: One of `SIZES`.
         language: One of `LANGUAGES`: into which English is translated.
     """
 
     samples: ClassVar[str] = "pairs"
     unit: ClassVar[str] = "pairs"
+    recipes = RECIPES
 
-    size: str
     language: str
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_size(self.size)
         if self.language not in LANGUAGES:
             raise SettingsError(f"--language {self.language}: not one of {', '.join(LANGUAGES)}")
 
     @classmethod
     def defaults(cls, options: Mapping[str, Any]) -> dict[str, Any]:
         """The size's own values; into French."""
-        size = options.get("size", "demo")
-        _check_size(size)
-        recipe = RECIPES[size]
-        return {
-            "size": size,
-            "language": "french",
-            "batch_size": recipe.batch_size,
-            "steps": recipe.steps,
-            "lr": recipe.lr,
-        }
+        return {**super().defaults(options), "language": "french"}
 
     @classmethod
     def samples_per_epoch(cls) -> int:
         """Pairs in one epoch."""
         return PAIRS_PER_EPOCH
-
-
-def _check_size(size: str) -> None:
-    if size not in SIZES:
-        raise SettingsError(f"--size {size}: not one of {', '.join(SIZES)}")
