@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import time
 from collections import deque
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from typing import Any, Final, NamedTuple
 import torch
 
 from . import _kernel
+from ._deaths import Deaths
 from ._errors import CollectiveTimeoutError, PeerDiedError
 from ._segment import PAGE, Address, Segment, host_identity
 
@@ -54,8 +54,7 @@ class Mailbox:
         self._find = find
         self._peers: dict[int, _Peer] = {}
         self._busy: list[Message] = []
-        self._poll = select.poll()
-        self._ranks_by_fd: dict[int, int] = {}
+        self._deaths = Deaths()
 
     def send(self, flat: torch.Tensor, peer: int) -> Message:
         """See PointToPoint; what fits in the ring is copied at once."""
@@ -79,9 +78,7 @@ class Mailbox:
             inbox, pid = self._find(rank)
             outward, inward = _Lane(self, inbox, self.rank, rank), _Lane(self, self._inbox, rank, rank)
             peer = self._peers[rank] = _Peer(inbox, inbox.view[:PAGE].cast("I"), outward, inward)
-            fd = os.pidfd_open(pid)
-            self._ranks_by_fd[fd] = rank
-            self._poll.register(fd, select.POLLIN)
+            self._deaths.watch(rank, pid)
         return peer
 
     def map_all(self) -> None:
@@ -173,13 +170,11 @@ class Mailbox:
 
     def dead(self) -> set[int]:
         """The peers that messages have gone to or come from and whose processes have ended."""
-        return {self._ranks_by_fd[fd] for fd, _ in self._poll.poll(0)}
+        return self._deaths.ranks()
 
     def close(self) -> None:
         """Gives up the peers; what is under way is lost."""
-        for fd in self._ranks_by_fd:
-            os.close(fd)
-        self._ranks_by_fd, self._poll = {}, select.poll()
+        self._deaths.close()
         self._inbox.close()
 
 

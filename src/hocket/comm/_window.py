@@ -7,13 +7,13 @@ counters, rings of updates. Who needs order makes it with counters and `fence`.
 from __future__ import annotations
 
 import os
-import select
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from . import _kernel
+from ._deaths import Deaths
 from ._segment import PAGE, Address, Segment, host_identity, nonce
 
 
@@ -32,13 +32,10 @@ class Window:
         self.rank = rank
         self.size = len(segments)
         self._segments = segments
-        self._poll = select.poll()
-        self._ranks_by_fd: dict[int, int] = {}
+        self._deaths = Deaths()
         for peer, pid in enumerate(pids):
             if peer != rank:
-                fd = os.pidfd_open(pid)
-                self._ranks_by_fd[fd] = peer
-                self._poll.register(fd, select.POLLIN)
+                self._deaths.watch(peer, pid)
 
     def tensor(self, rank: int) -> torch.Tensor:
         """The bytes of a rank's part, as a uint8 tensor; zeros at first."""
@@ -54,13 +51,11 @@ class Window:
 
     def dead(self) -> set[int]:
         """The ranks whose processes have ended."""
-        return {self._ranks_by_fd[fd] for fd, _ in self._poll.poll(0)}
+        return self._deaths.ranks()
 
     def close(self) -> None:
         """Lets go of the other ranks; the memory goes with the last tensor that lies in it."""
-        for fd in self._ranks_by_fd:
-            os.close(fd)
-        self._ranks_by_fd, self._poll = {}, select.poll()
+        self._deaths.close()
         self._segments = []
 
 

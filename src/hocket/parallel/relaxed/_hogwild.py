@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -18,6 +17,7 @@ from . import _register
 from ._board import FAILED, LEFT, RUNNING
 from ._flat import FlatParameters
 from ._progress import Progress
+from ._session import Session
 from ._stale import TIMEOUT_S, meet
 
 LINEAR = frozenset({"SGD", "SparseAdam", "Adam", "AdamW", "Adagrad", "RMSprop", "Adadelta", "Adamax", "NAdam", "RAdam"})
@@ -27,7 +27,7 @@ _UPDATES, _RESTS, _STATUS, _WORDS = range(4)
 _POLL_S = 5e-4
 
 
-class Hogwild:
+class Hogwild(Session):
     """Trains one model in memory that all workers of a host share; a context manager around a loop of one's own.
 
     The optimizer's step adds to the shared parameters while others read and write them (Recht et al. 2011): some
@@ -86,16 +86,6 @@ class Hogwild:
             FlatParameters(trained, lambda size: window.tensor(0)[64 : 64 + size], fill=world.rank == 0)
             world.from_all(None)  # nobody trains before rank 0's values are there
         _register.note("hogwild")
-
-    def __enter__(self) -> Hogwild:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if kind is None:
-            self.settle()
-        self.close(failed=kind is not None)
 
     def begin(self) -> None:
         """Notes how many updates the parameters hold; never waits.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -20,12 +19,13 @@ from ._engine_board import EngineBoard
 from ._flat import FlatParameters
 from ._pace import Pace, Rule, most_missed
 from ._progress import Progress
+from ._session import Session
 from ._shared_board import SharedBoard, window_nbytes
 
 TIMEOUT_S = 300.0
 
 
-class BoundedStaleness:
+class BoundedStaleness(Session):
     """Trains one model by workers that do not wait for each other; a context manager around a loop of one's own.
 
     Each worker holds the model and an optimizer. Between `begin` and `step` it computes a gradient of its own batch;
@@ -101,16 +101,6 @@ class BoundedStaleness:
         if window is not None:
             return SharedBoard(window, slots, nbytes)
         return EngineBoard(world, nbytes, self.timeout_s)
-
-    def __enter__(self) -> BoundedStaleness:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if kind is None:
-            self.settle()
-        self.close(failed=kind is not None)
 
     def begin(self) -> None:
         """Waits until the bound allows another gradient, and brings the parameters up to date.

@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
 
+from hocket.workloads._drawn import Drawn
 from hocket.workloads.climate.settings import MAPS_PER_EPOCH
 
 CHANNELS = (
@@ -38,7 +38,7 @@ _NORTH = {"V850": 1.0, "VBOT": 0.7}
 _TROPICAL = {"TMQ": 1.2, "QREFHT": 1.2, "TS": 1.6, "TREFHT": 1.6, "T500": 0.8}
 
 
-class Maps(Dataset[tuple[Tensor, Tensor]]):
+class Maps(Drawn[tuple[Tensor, Tensor]]):
     """Item ``index`` is fields (16, height, breadth), float32, and the class of each pixel (height, breadth), int64.
 
     Up to three cyclones whirl in the tropics, each in the sense of its hemisphere; up to two rivers leave the tropics
@@ -53,24 +53,15 @@ class Maps(Dataset[tuple[Tensor, Tensor]]):
     """
 
     def __init__(self, height: int, breadth: int, *, seed: int = 0, length: int = MAPS_PER_EPOCH) -> None:
-        self._shape, self._seed, self._length = (height, breadth), seed, length
-        self.epoch = 0
+        super().__init__(seed=seed, length=length)
+        self._shape = (height, breadth)
         wave = np.fft.fftfreq(height)[:, None] ** 2 + np.fft.rfftfreq(breadth)[None, :] ** 2
         length_scale = _SMOOTH * height / 64
         self._filter = np.exp(-2.0 * (np.pi * length_scale) ** 2 * wave)
         self._filter /= np.sqrt((self._filter**2).sum() * 2 / (height * breadth))
 
-    def set_epoch(self, epoch: int) -> None:
-        """Choose which epoch's maps the items are."""
-        self.epoch = epoch
-
-    def __len__(self) -> int:
-        return self._length
-
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        if not 0 <= index < self._length:
-            raise IndexError(f"Maps: index {index} is not in 0..{self._length - 1}")
-        random = np.random.default_rng((self._seed, self.epoch, index))
+        random = self.random(index)
         height, breadth = self._shape
         noise = random.standard_normal((len(CHANNELS), height, breadth))
         fields = np.fft.irfft2(np.fft.rfft2(noise) * self._filter, s=self._shape)

@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
 
+from hocket.workloads._drawn import Drawn
 from hocket.workloads.cosmoflow.settings import VOLUMES_PER_EPOCH
 
 NAMES = ("omega_m", "sigma_8")
@@ -51,7 +51,7 @@ def amplitude(omega_m: float) -> float:
     return float(1.0 / np.trapezoid(integrand, np.log(k)))
 
 
-class Universes(Dataset[tuple[Tensor, Tensor]]):
+class Universes(Drawn[tuple[Tensor, Tensor]]):
     """Item ``index`` is a volume (1, side, side, side) and its parameters (2,): float32, each scaled to [-1, 1].
 
     A cell is log(1 + density), the mean density being 1, shifted and scaled (`MIDDLE`, `SPREAD`). A volume is a
@@ -64,8 +64,8 @@ class Universes(Dataset[tuple[Tensor, Tensor]]):
     """
 
     def __init__(self, side: int, *, seed: int = 0, length: int = VOLUMES_PER_EPOCH) -> None:
-        self._side, self._seed, self._length = side, seed, length
-        self.epoch = 0
+        super().__init__(seed=seed, length=length)
+        self._side = side
         axis = np.fft.fftfreq(side, _CELL) * 2.0 * np.pi
         half = np.fft.rfftfreq(side, _CELL) * 2.0 * np.pi
         square = axis[:, None, None] ** 2 + axis[None, :, None] ** 2 + half[None, None, :] ** 2
@@ -73,17 +73,8 @@ class Universes(Dataset[tuple[Tensor, Tensor]]):
         squares, self._which = np.unique(square.round(12), return_inverse=True)
         self._k = np.sqrt(np.maximum(squares, 1e-9))
 
-    def set_epoch(self, epoch: int) -> None:
-        """Choose which epoch's volumes the items are."""
-        self.epoch = epoch
-
-    def __len__(self) -> int:
-        return self._length
-
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        if not 0 <= index < self._length:
-            raise IndexError(f"Universes: index {index} is not in 0..{self._length - 1}")
-        random = np.random.default_rng((self._seed, self.epoch, index))
+        random = self.random(index)
         place = random.uniform(-1.0, 1.0, size=2)
         omega_m, sigma_8 = (low + (high - low) * (x + 1) / 2 for (low, high), x in zip(_RANGES, place, strict=True))
         spectrum = power(self._k, omega_m) * amplitude(round(omega_m, 4)) * sigma_8**2

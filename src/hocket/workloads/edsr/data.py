@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from hocket.workloads._drawn import Drawn
 from hocket.workloads.edsr.photographs import Photograph, Pixels
 from hocket.workloads.edsr.settings import PATCHES_PER_EPOCH
 
@@ -31,7 +32,7 @@ def turn(pixels: Pixels, symmetry: int) -> Pixels:
     return np.rot90(pixels, symmetry & 3)
 
 
-class Patches(Dataset[tuple[Tensor, Tensor]]):
+class Patches(Drawn[tuple[Tensor, Tensor]]):
     """Random patches: item ``index`` is a pair (low, high), (3, P/scale, P/scale) and (3, P, P), in [0, 1].
 
     A patch is a function of (seed, epoch, index) alone; no generator is carried from one patch to the next. So it does
@@ -59,25 +60,13 @@ class Patches(Dataset[tuple[Tensor, Tensor]]):
             height, width = photograph.high.shape[:2]
             if patch > min(height, width):
                 raise ValueError(f"Patches: patch {patch} is larger than {photograph.name} ({width}x{height} pixels)")
+        super().__init__(seed=seed, length=length)
         self.photographs = tuple(photographs)
         self.patch = patch
         self.scale = scale
-        self.seed = seed
-        self.epoch = 0
-        self._length = length
-
-    def set_epoch(self, epoch: int) -> None:
-        """Choose which epoch's patches the items are."""
-        self.epoch = epoch
-
-    def __len__(self) -> int:
-        return self._length
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        # An index past the end must raise: this is how iteration over a data set ends.
-        if not 0 <= index < self._length:
-            raise IndexError(f"Patches: index {index} is not in 0..{self._length - 1}")
-        random = np.random.default_rng((self.seed, self.epoch, index))
+        random = self.random(index)
         photograph = self.photographs[random.integers(len(self.photographs))]
         side = self.patch // self.scale
         height, width = photograph.low.shape[:2]

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from hocket.workloads._drawn import Drawn
 from hocket.workloads.language_model.settings import EXCERPTS_PER_EPOCH
 
 Text = npt.NDArray[np.uint8]
@@ -56,7 +57,7 @@ def load() -> Texts:
     return Texts(training, held_out)
 
 
-class Excerpts(Dataset[tuple[Tensor, Tensor]]):
+class Excerpts(Drawn[tuple[Tensor, Tensor]]):
     """Excerpts from random places: item ``index`` is (bytes, the byte after each of them), int64, (context,) each.
 
     An excerpt is a function of (seed, epoch, index) alone, so that it does not matter which worker draws it.
@@ -74,20 +75,11 @@ class Excerpts(Dataset[tuple[Tensor, Tensor]]):
     def __init__(self, text: Text, context: int, *, seed: int = 0, length: int = EXCERPTS_PER_EPOCH) -> None:
         if len(text) <= context:
             raise ValueError(f"Excerpts: a text of {len(text)} bytes has no excerpt of {context} and a byte after it")
-        self._text, self._context, self._seed, self._length = text, context, seed, length
-        self.epoch = 0
-
-    def set_epoch(self, epoch: int) -> None:
-        """Choose which epoch's excerpts the items are."""
-        self.epoch = epoch
-
-    def __len__(self) -> int:
-        return self._length
+        super().__init__(seed=seed, length=length)
+        self._text, self._context = text, context
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        if not 0 <= index < self._length:
-            raise IndexError(f"Excerpts: index {index} is not in 0..{self._length - 1}")
-        random = np.random.default_rng((self._seed, self.epoch, index))
+        random = self.random(index)
         return _cut(self._text, int(random.integers(len(self._text) - self._context)), self._context)
 
 

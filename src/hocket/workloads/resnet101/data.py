@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
 
+from hocket.workloads._drawn import Drawn
 from hocket.workloads.resnet101.settings import IMAGES_PER_EPOCH
 
 LABELS = 10
@@ -50,7 +50,7 @@ def load() -> tuple[Digits, Digits]:
     return Digits(images[~held_out], values[~held_out]), Digits(images[held_out], values[held_out])
 
 
-class Compositions(Dataset[tuple[Tensor, Tensor]]):
+class Compositions(Drawn[tuple[Tensor, Tensor]]):
     """Item ``index`` is an image (3, side, side) and its labels (10,): float32, 1 for a digit that occurs, else 0.
 
     One to three digits in random colours stand in different quarters of an image with some noise. An image is a
@@ -64,20 +64,11 @@ class Compositions(Dataset[tuple[Tensor, Tensor]]):
     """
 
     def __init__(self, digits: Digits, side: int, *, seed: int = 0, length: int = IMAGES_PER_EPOCH) -> None:
-        self._digits, self._side, self._seed, self._length = digits, side, seed, length
-        self.epoch = 0
-
-    def set_epoch(self, epoch: int) -> None:
-        """Choose which epoch's images the items are."""
-        self.epoch = epoch
-
-    def __len__(self) -> int:
-        return self._length
+        super().__init__(seed=seed, length=length)
+        self._digits, self._side = digits, side
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        if not 0 <= index < self._length:
-            raise IndexError(f"Compositions: index {index} is not in 0..{self._length - 1}")
-        random = np.random.default_rng((self._seed, self.epoch, index))
+        random = self.random(index)
         image = random.normal(scale=0.1, size=(3, self._side, self._side)).astype(np.float32)
         labels = torch.zeros(LABELS)
         cell = self._side // _CELLS

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from hocket.workloads._drawn import Drawn
 from hocket.workloads.translation.model import BEGIN, END, PADDING
 from hocket.workloads.translation.settings import PAIRS_PER_EPOCH
 from hocket.workloads.translation.spelling import LIMIT, SPELL
@@ -75,31 +76,22 @@ def pair(number: int, source: Language, target: Language) -> tuple[Tensor, Tenso
     return torch.tensor(read), torch.tensor([BEGIN, *expected[:-1]]), torch.tensor(expected)
 
 
-class Pairs(Dataset[tuple[Tensor, Tensor, Tensor]]):
+class Pairs(Drawn[tuple[Tensor, Tensor, Tensor]]):
     """Random numbers as `pair`: each number of digits is as likely as any other, and none is held out.
 
     A pair is a function of (seed, epoch, index) alone, so that it does not matter which worker draws it.
     """
 
     def __init__(self, source: Language, target: Language, *, seed: int = 0, length: int = PAIRS_PER_EPOCH) -> None:
-        self._source, self._target, self._seed, self._length = source, target, seed, length
-        self.epoch = 0
-
-    def set_epoch(self, epoch: int) -> None:
-        """Choose which epoch's pairs the items are."""
-        self.epoch = epoch
-
-    def __len__(self) -> int:
-        return self._length
+        super().__init__(seed=seed, length=length)
+        self._source, self._target = source, target
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor, Tensor]:
         return pair(self.number(index), self._source, self._target)
 
     def number(self, index: int) -> int:
         """The number of pair ``index``."""
-        if not 0 <= index < self._length:
-            raise IndexError(f"Pairs: index {index} is not in 0..{self._length - 1}")
-        random = np.random.default_rng((self._seed, self.epoch, index))
+        random = self.random(index)
         while True:
             number = int(random.integers(10 ** int(random.integers(1, _MOST_DIGITS + 1))))
             if not is_held_out(number):
