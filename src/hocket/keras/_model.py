@@ -199,10 +199,7 @@ class Model:
             ValueError: the batch size does not reach for all ranks, or ranks have different data.
             TypeError: data of a kind that cannot be shared out.
         """
-        _arguments.check_batch_size(batch_size, self.world.size)
-        _arguments.check_data(x, self.world.size)
-        self._alike.agree_on_random_numbers()
-        data = self._shared("x", x, y, sample_weight, batch_size, steps)
+        data = self._to_judge(x, y, sample_weight, batch_size, steps)
         self._alike.build(data, steps)
         self._alike.align_once()
         with self._steps.installed(training=False):
@@ -228,10 +225,7 @@ class Model:
             ValueError: the batch size does not reach for all ranks, or ranks have different data.
             TypeError: data of a kind that cannot be shared out.
         """
-        _arguments.check_batch_size(batch_size, self.world.size)
-        _arguments.check_data(x, self.world.size)
-        self._alike.agree_on_random_numbers()
-        data = self._shared("x", x, None, None, batch_size, steps)
+        data = self._to_judge(x, None, None, batch_size, steps)
         if not self.model.built:
             self._alike.build(data, steps)
         self._alike.align_once()
@@ -295,6 +289,12 @@ class Model:
         self._alike.align()
 
     # --- what Keras is given ----------------------------------------------------------------------------------------
+
+    def _to_judge(self, x: Any, y: Any, sample_weight: Any, batch_size: Any, steps: Any) -> Any:
+        _arguments.check_batch_size(batch_size, self.world.size)
+        _arguments.check_data(x, self.world.size)
+        self._alike.agree_on_random_numbers()
+        return self._shared("x", x, y, sample_weight, batch_size, steps)
 
     def _shared(
         self,

@@ -6,6 +6,9 @@ import statistics
 from collections.abc import Callable
 from typing import Any
 
+from ._compose import Composition
+from ._layout import BucketSizes
+from ._replicas import Replicas
 from ._world import World
 
 STEPS = 20
@@ -43,6 +46,16 @@ class BucketTrial:
         self.medians: list[float] = []
         if self.chosen is None:
             resize(self.sizes[0])
+
+    @classmethod
+    def of(cls, composition: Composition) -> BucketTrial | None:
+        """For a model whose gradients are averaged in buckets; None where they are not, or wait for a pipeline."""
+        form, mesh = composition.form, composition.mesh
+        if not isinstance(form, Replicas) or mesh.data.size == 1 or mesh.pipeline.size > 1:
+            return None
+        total = sum(item.leaf.numel() * item.leaf.element_size() for item in form.owned)
+        default = BucketSizes.choose(total, None, None).most
+        return cls(composition.plan.bucket_bytes, default, total, form.resize, mesh.whole)
 
     def step(self, seconds: float) -> None:
         """A step was made, and took so long; a collective operation at the end of the trial."""

@@ -13,6 +13,7 @@ from hocket.timeline import Timeline
 from ._world import World
 
 _KEPT = 50
+_OPERATIONS_KEPT = 10_000
 _WARM_UP = 2
 
 
@@ -20,7 +21,7 @@ class StepLog:
     """Listens to this process's operations for as long as it lives. Not a synchronisation anywhere."""
 
     def __init__(self) -> None:
-        recorder = Recorder()
+        recorder = Recorder(keep=_OPERATIONS_KEPT)
         recorder.start()
         weakref.finalize(self, recorder.stop)
         self._recorder = recorder

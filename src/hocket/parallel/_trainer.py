@@ -20,11 +20,9 @@ from ._auto import auto_plan
 from ._bucket_trial import BucketTrial
 from ._clip import clip
 from ._compose import Composition, compose
-from ._layout import BucketSizes
 from ._loader import DistributedLoader, SharedLoader
 from ._memory import StateBytes
 from ._parts import Part, Splitter
-from ._replicas import Replicas
 from ._step_log import StepLog
 from .optim import TrustRatios
 from .relaxed._relaxation import Relaxation
@@ -90,7 +88,7 @@ class Trainer:
         self._mesh = self._composition.mesh
         self._splitter = Splitter(self._mesh.data)
         self._log = StepLog()
-        self._trial = self._bucket_trial() if automatic else None
+        self._trial = BucketTrial.of(self._composition) if automatic else None
         self._relaxation: Relaxation | None = None
         synchronisation = Synchronisation.parse(self.plan.synchronisation)
         if synchronisation.rule != "every_step":
@@ -137,8 +135,8 @@ class Trainer:
         begun_s = time.perf_counter()
         self._composition.form.forget()
         parts = self._splitter.parts(batch, self.plan.accumulate)
-        self.steps += 1
         loss = self._relaxation.step(parts, self._clip) if self._relaxation is not None else self._step(parts)
+        self.steps += 1
         ended_s = time.perf_counter()
         self._log.add(begun_s, ended_s)
         if self._trial is not None:
@@ -160,9 +158,9 @@ class Trainer:
     def finish(self) -> None:
         """Waits for what `step` has left under way, which is nothing unless the plan says `priority` or is relaxed.
 
-        `model`, `evaluate`, `save`, `load` and state dicts do so by themselves: this is for programs that read
-        parameters that they have kept. With `priority` a rank may call it alone; a relaxed plan makes all ranks' models
-        one here, so all call it.
+        `evaluate`, `save` and `load` do so by themselves, and with `priority` so do `model` and state dicts: this is
+        for programs that read parameters that they have kept. With `priority` a rank may call it alone; a relaxed plan
+        makes all ranks' models one here, so all call it.
         """
         self._composition.finish()
         if self._relaxation is not None:
@@ -302,15 +300,6 @@ class Trainer:
         which a rank did not wait for communication.
         """
         return self._log.timeline(self._mesh.whole)
-
-    def _bucket_trial(self) -> BucketTrial | None:
-        """A trial of bucket sizes, where gradients are averaged in buckets."""
-        form = self._composition.form
-        if not isinstance(form, Replicas) or self._mesh.data.size == 1 or self._mesh.pipeline.size > 1:
-            return None
-        total = sum(item.leaf.numel() * item.leaf.element_size() for item in form.owned)
-        default = BucketSizes.choose(total, None, None).most
-        return BucketTrial(self.plan.bucket_bytes, default, total, form.resize, self._mesh.whole)
 
     def _shared(self, loader: Iterable[Any]) -> SharedLoader:
         for shared in self._loaders:

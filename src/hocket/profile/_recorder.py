@@ -17,7 +17,6 @@ from ._bins import HVPROF_BINS, Bin, bus_factor
 from ._intervals import Interval, intersection, length, union
 
 _FOLD_AFTER = 4096
-_EVENTS_KEPT = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +65,13 @@ class Recorder:
     """Listens to the operations of this process between `start` and `stop`, or inside a `with` block.
 
     Recording appends to a list and costs about a microsecond; nothing is synchronised and no device is waited for.
+
+    Args:
+        bins: of message sizes, for the histogram.
+        keep: how many of the last operations are kept one by one.
     """
 
-    def __init__(self, bins: Sequence[Bin] = HVPROF_BINS) -> None:
+    def __init__(self, bins: Sequence[Bin] = HVPROF_BINS, *, keep: int = 100_000) -> None:
         self._bins = tuple(bins)
         self._finished: list[Operation] = []
         self._waited: list[tuple[Operation, float, float]] = []
@@ -76,8 +79,8 @@ class Recorder:
         self._stop: Callable[[], None] | None = None
         self._sums: dict[tuple[str, str], _Sum] = {}
         self._paths: dict[str, int] = {}
-        self._events: deque[Operation] = deque(maxlen=_EVENTS_KEPT)
-        self._waits: deque[Interval] = deque(maxlen=_EVENTS_KEPT)
+        self._events: deque[Operation] = deque(maxlen=keep)
+        self._waits: deque[Interval] = deque(maxlen=keep)
         self._communication_s = 0.0
         self._exposed_s = 0.0
         self._counted_until_s = float("-inf")
@@ -166,17 +169,17 @@ class Recorder:
         return dict(self._paths)
 
     def operations(self) -> list[Operation]:
-        """The last 100,000 operations, in the order in which they finished."""
+        """The last operations, in the order in which they finished."""
         self._fold()
         return list(self._events)
 
     def waits(self) -> list[Interval]:
-        """When the user's thread was blocked on an operation, the last 100,000 times: begin and end in perf_counter."""
+        """When the user's thread was blocked on an operation, of late: begin and end in perf_counter seconds."""
         self._fold()
         return list(self._waits)
 
     def events(self) -> list[dict[str, Any]]:
-        """The last 100,000 operations as JSON values, in the order in which they finished, after one with the clocks.
+        """The last operations as JSON values, in the order in which they finished, after one with the clocks.
 
         Times are perf_counter seconds; the first event tells what to add for seconds since the epoch.
         """
