@@ -26,8 +26,11 @@ sleeper = ["sleep", "60"]
 subprocess.Popen(sleeper)
 subprocess.Popen(sleeper, start_new_session=True)
 if os.fork() == 0:
+    here.joinpath("forked" + os.environ["RANK"]).touch()
     time.sleep(60)
     os._exit(0)
+while not here.joinpath("forked" + os.environ["RANK"]).exists():
+    time.sleep(0.01)
 here.joinpath("ready" + os.environ["RANK"]).touch()
 try:
     time.sleep(60)
@@ -101,9 +104,12 @@ def test_under_nohup_a_job_outlives_its_terminal(hocket: Any, script: Any, tmp_p
     assert process.returncode == 0
 
 
-def test_an_interrupt_while_the_launcher_starts_leaves_nothing(hocket: Any, script: Any, running: Any) -> None:
+def test_an_interrupt_while_the_launcher_starts_leaves_nothing(
+    hocket: Any, script: Any, running: Any, wait_until: Any
+) -> None:
     process = hocket("run", "-n", "2", script("import time; time.sleep(60)"))
-    time.sleep(0.4)  # torch is being imported
+    maps = Path(f"/proc/{process.pid}/maps")
+    wait_until(lambda: "/torch/" in maps.read_text())  # its extension modules are being imported
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=20)
     assert process.returncode == 130, err

@@ -9,13 +9,16 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, ParamSpec, TypeVar
 
 import typer
 
 from hocket import __version__
 
 __all__ = ["main"]
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 # In the order of `hocket --help`: what it does, and the settings of its `typer.Typer.command`.
 _VERBS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -50,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line, this process's own by default; ends in SystemExit with the exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     asked = next((word for word in words if not word.startswith("-")), None)
-    _application(asked)(args=words, prog_name="hocket")
+    _interruptible(_application)(asked)(args=words, prog_name="hocket")
 
 
 def _application(asked: str | None) -> typer.Typer:
@@ -96,13 +99,13 @@ def _options(
     del version  # its callback has done all
 
 
-def _interruptible(verb: Callable[..., None]) -> Callable[..., None]:
+def _interruptible(verb: Callable[_P, _R]) -> Callable[_P, _R]:
     """End as a shell expects after Ctrl-C, without a traceback."""
 
     @functools.wraps(verb)
-    def guarded(*args: Any, **kwargs: Any) -> None:
+    def guarded(*args: _P.args, **kwargs: _P.kwargs) -> _R:
         try:
-            verb(*args, **kwargs)
+            return verb(*args, **kwargs)
         except KeyboardInterrupt:
             raise SystemExit(_INTERRUPTED) from None
 
