@@ -1,5 +1,6 @@
 """Ranks that die, stop, leave or disagree: the others hear of it within seconds, and nothing is left behind."""
 
+import errno
 import os
 import random
 import re
@@ -222,3 +223,36 @@ def test_everything_queued_behind_a_death_ends_with_its_error():
     texts = run_ranks(_queue_behind_a_death, 2, expect_death={1}, timeout_s=20)[0]
     assert len(texts) == 3
     assert all("rank 1 " in text and "died" in text for text in texts)
+
+
+def _a_peers_memory_is_out_of_sight(dies):
+    from hocket.comm import _all_reduce
+
+    plain = _all_reduce.registration_cache.lookup
+
+    def lookup(pid, nonce, place):
+        if not dies:
+            raise OSError(errno.EMFILE, "Too many open files")
+        os.kill(pid, signal.SIGKILL)
+        time.sleep(0.2)
+        return plain(pid, nonce, place)
+
+    registered = comm.zeros(400_000)
+    if dist.get_rank() == 0:
+        _all_reduce.registration_cache.lookup = lookup
+    with pytest.raises(CommError) as caught:
+        dist.all_reduce(registered)
+    return type(caught.value), str(caught.value)
+
+
+def test_a_death_before_the_registered_buffer_was_mapped_is_a_death():
+    kind, text = run_ranks(_a_peers_memory_is_out_of_sight, 2, True, expect_death={1}, timeout_s=20)[0]
+    assert kind is PeerDiedError
+    assert re.search(r"rank 1 .* died .* all_reduce #1", text)
+
+
+def test_a_registered_buffer_that_cannot_be_mapped_is_an_error_on_all_ranks():
+    (_, mine), (_, theirs) = run_ranks(_a_peers_memory_is_out_of_sight, 2, False, timeout_s=20)
+    assert "rank 0 cannot map the registered buffer of rank 1 in all_reduce #1" in mine
+    assert "Too many open files" in mine
+    assert "rank 0 failed in all_reduce #1" in theirs

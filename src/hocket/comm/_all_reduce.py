@@ -64,7 +64,10 @@ class DirectPlans:
 def peer_buffer(channel: Channel, rank: int, place: Place, dtype: torch.dtype, numel: int) -> torch.Tensor:
     """The registered buffer of `rank` as a flat tensor, mapped through the registration cache."""
     peer = channel.peers[rank]
-    arena = registration_cache.lookup(peer.pid, peer.nonce, place)
+    try:
+        arena = registration_cache.lookup(peer.pid, peer.nonce, place)
+    except OSError as error:
+        raise channel.unseen(rank, error) from error
     return arena.narrow(0, place.offset, numel * dtype.itemsize).view(dtype)
 
 

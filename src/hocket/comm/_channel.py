@@ -19,7 +19,7 @@ import torch
 
 from . import _kernel
 from ._announcement import NO_OPERATOR, NO_ROOT, Board
-from ._errors import CollectiveMismatchError
+from ._errors import CollectiveMismatchError, CommError
 from ._memory import Place
 from ._peers import ASLEEP, HEADER_NBYTES, PHASE, Peer, Peers
 from ._sizes import CPU_SIZES
@@ -30,6 +30,7 @@ _HALF = 0x80000000
 _SPINS_OWN_CORE = 400
 _SPINS_SHARED_CORE = 10
 _SLICE_S = 0.1
+_DYING_S = 2.0  # from when a process gives up its memory until it has ended, at most
 _PHASE_WORTH_NBYTES = 3 * 2**18  # where ranks share cores, a rank reduces so much in the time of a phase (measured)
 _HEADS_KEPT = 512  # views of slots kept, since making one costs as much as a small copy
 
@@ -226,6 +227,21 @@ class Channel:
 
     def _operation(self) -> str:
         return f"{self._kind} #{self.seq}"
+
+    def unseen(self, rank: int, trouble: OSError) -> CommError:
+        """The error for a peer whose memory cannot be looked at: a process that dies gives it up before it has ended.
+
+        Raises:
+            PeerDiedError: the peer has died.
+        """
+        deadline_s = time.monotonic() + _DYING_S
+        while time.monotonic() < deadline_s:
+            self._watch.check((rank,), self._operation())
+            time.sleep(0.01)
+        return CommError(
+            f"rank {self.global_ranks[self.rank]} cannot map the registered buffer of rank {self.global_ranks[rank]} "
+            f"in {self._operation()} of group {self.name!r}: {trouble} (too many open files? raise ulimit -n)"
+        )
 
     # --- leaving ----------------------------------------------------------------------------------------------------
 
