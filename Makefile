@@ -5,6 +5,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 INPUTS := pyproject.toml constraints.txt
+# Two at once, one file each: a good half of the tests' time is spent waiting for ranks, deadlines and slow links.
+PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
 .PHONY: demo test test-long lint lint-rules lint-form lint-types lint-arrows format clean
 
@@ -12,11 +14,11 @@ demo: $(VENV)/.installed-demo
 	$(BIN)/hocket train edsr -n 2
 
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -m 'not long' $(PYTEST_ARGS)
+	$(PYTEST) -m 'not long' $(PYTEST_ARGS)
 
 # What takes minutes and seldom breaks by itself: torch's own suite of tests, whole matrices of plans. CI runs it too.
 test-long: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -m long $(PYTEST_ARGS)
+	$(PYTEST) -m long $(PYTEST_ARGS)
 
 lint: lint-rules lint-form lint-types lint-arrows
 
