@@ -6,22 +6,27 @@
     python -m benchmarks.plans --read FOLDER                      the table of what --out FOLDER holds
 
 For every workload and world: ranks are calibrated as `Trainer(plan="auto")` does it, by `hocket.parallel.calibrate`;
-then every admissible plan is predicted, run, and measured: the lower quartile of the slowest rank's steps, in two
-rounds over all plans, because the machine has slow phases (of the same plan the median went from 107 ms to 188 ms, the
-fastest from 104 to 113). What counts is how far the plan that is predicted to be the fastest is behind the one that was
-measured to be, and the error of the predictions. On a machine where nothing else runs. Of parts of a batch, 1 and 4 (of
-a pipeline with p ranks p and 4 p) stand for all.
+then every admissible plan is predicted and run. All plans take turns, two steps each of which the second counts, so
+that the machine's slow phases meet all alike; a plan's time is the lower quartile of its turns, of the slowest rank
+each. A step without communication takes its turn too, and was timed at calibration as well: the ratio, "drift", says
+by how much the machine itself became slower or faster in between, which no prediction can know. What counts is how
+far the plan that the search picks is behind the one that was measured to be the fastest, and the error of the
+predictions. On a machine where nothing else runs. Of parts of a batch, 1 and 4 (of a pipeline with p ranks p and 4 p)
+stand for all.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +46,7 @@ WORKLOADS = {
     "resnet101": ("demo", 32),
     "language_model": ("demo", 32),
     "translation": ("demo", 128),
-    "recommender": ("demo", 4096),
+    "recommender": ("demo", 32768),
 }
 
 
@@ -63,56 +68,81 @@ def is_measured(plan: Plan) -> bool:
 # --- on the ranks -----------------------------------------------------------------------------------------------------
 
 
-def measured(name: str, plan: Plan, steps: int) -> list[float]:
-    """The slowest rank's steps, without the first two."""
-    made, batch = setting(name)
-    optimizer = torch.optim.Adam(made.model.parameters(), lr=1e-4)
-    trainer = hocket.Trainer(made.model, made.loss_fn, optimizer, plan=plan, sample=batch[:-1])
-    each = []
-    for _ in range(steps + 2):
+def timed(step: Callable[[], object]) -> float:
+    """The second of two steps, on the slowest rank."""
+    for _ in range(2):
         dist.barrier()
         begin = time.perf_counter()
-        trainer.step(batch)
-        each.append(time.perf_counter() - begin)
-    slowest = torch.tensor(each[2:], dtype=torch.float64)
-    dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
-    return slowest.tolist()  # type: ignore[no-any-return]
+        step()
+        seconds = torch.tensor(time.perf_counter() - begin, dtype=torch.float64)
+    dist.all_reduce(seconds, op=dist.ReduceOp.MAX)
+    return seconds.item()
 
 
-def rank_main(name: str, steps: int, rounds: int, out: Path) -> None:
+def usual(each: list[float]) -> float:
+    """The lower quartile: whatever disturbs a step makes it longer."""
+    return statistics.quantiles(each, n=4, method="inclusive")[0]
+
+
+def alone(made: Example, batch: Any) -> Callable[[], object]:
+    """A step of the rank's part of the batch without communication and update."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    model = copy.deepcopy(made.model)
+    *inputs, target = [one.chunk(world)[rank] for one in batch]
+
+    def step() -> None:
+        made.loss_fn(model(*inputs), target).backward()
+
+    return step
+
+
+def rank_main(name: str, turns: int, out: Path) -> None:
     """Everything of one workload in one world; rank 0 writes it down."""
     dist.init_process_group("hocket")
     rank, world = dist.get_rank(), dist.get_world_size()
     made, batch = setting(name)
     size = WORKLOADS[name][1]
+    compute = alone(made, batch)
+    before = [timed(compute) for _ in range(6)]
     found = calibrate(made.model, torch.optim.Adam(made.model.parameters()), batch[:-1])
+    before += [timed(compute) for _ in range(6)]
     given: list[Any] = [None]
     if rank == 0:
         plans = admissible_plans(found.workload, found.network, workers=world, batch=size, fixed={"recompute": False})
         given = [[plan.to_json() for plan in plans if is_measured(plan)]]
     dist.broadcast_object_list(given)
-    rows: dict[int, dict[str, Any]] = {}
-    for _ in range(rounds):
-        for number, document in enumerate(given[0]):
-            plan = Plan.from_json(document)
-            try:
-                seconds = measured(name, plan, steps)
-            except (PlanError, NotImplementedError, ValueError) as error:  # the same on every rank
-                rows[number] = {"plan": document, "refused": str(error)}
-                continue
-            one = predict(plan, found.workload, found.network, workers=world, batch=size, constants=found.constants)
-            known = {"predicted_s": one.step_s, "parts": dict(one.parts.rows()), "steps_s": []}
-            row = rows.setdefault(number, {"plan": document, **known})
-            row["steps_s"] += seconds
-            row["measured_s"] = statistics.quantiles(row["steps_s"], n=4, method="inclusive")[0]
-            if rank == 0:
-                shown = f"{row['measured_s'] * 1e3:.1f} ms, predicted {one.step_s * 1e3:.1f}"
-                print(f"{plan.describe()}: {shown}", flush=True)
+    rows: list[dict[str, Any]] = []
+    steps: dict[int, Callable[[], object]] = {}
+    for number, document in enumerate(given[0]):
+        plan, model = Plan.from_json(document), copy.deepcopy(made.model)
+        rows.append({"plan": document})
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
+        try:
+            trainer = hocket.Trainer(model, made.loss_fn, optimizer, plan=plan, sample=batch[:-1])
+            trainer.step(batch)
+        except (PlanError, NotImplementedError, ValueError) as error:  # the same on every rank
+            rows[number]["refused"] = str(error)
+            continue
+        one = predict(plan, found.workload, found.network, workers=world, batch=size, constants=found.constants)
+        rows[number] |= {"predicted_s": one.step_s, "parts": dict(one.parts.rows()), "steps_s": []}
+        steps[number] = partial(trainer.step, batch)
+    meanwhile = []
+    for _ in range(turns):
+        meanwhile.append(timed(compute))
+        for number, step in steps.items():
+            rows[number]["steps_s"].append(timed(step))
+    for number in steps:
+        row = rows[number]
+        row["measured_s"] = usual(row["steps_s"])
+        if rank == 0:
+            shown = f"{row['measured_s'] * 1e3:.1f} ms, predicted {row['predicted_s'] * 1e3:.1f}"
+            print(f"{Plan.from_json(row['plan']).describe()}: {shown}", flush=True)
     if rank == 0:
         link = {"rate_Bps": found.network.rank_Bps, "latency_s": found.network.between_s}
         link |= {"at_once": found.network.at_once}
         text = {"workload": name, "world": world, "known": link, "constants": vars(found.constants)}
-        out.write_text(json.dumps({**text, "rows": list(rows.values())}, indent=1))
+        text |= {"drift": usual(meanwhile) / usual(before)}
+        out.write_text(json.dumps({**text, "rows": rows}, indent=1))
     dist.destroy_process_group()
 
 
@@ -124,7 +154,7 @@ def judged(document: dict[str, Any]) -> dict[str, Any]:
     rows = [row for row in document["rows"] if "measured_s" in row]
     pick = min(rows, key=lambda row: row["predicted_s"])
     best = min(rows, key=lambda row: row["measured_s"])
-    errors = [row["predicted_s"] / row["measured_s"] - 1 for row in rows]
+    errors = errors_of(document)
     return {
         "workload": document["workload"],
         "world": document["world"],
@@ -135,7 +165,14 @@ def judged(document: dict[str, Any]) -> dict[str, Any]:
         "best": Plan.from_json(best["plan"]).resolve(document["world"]).describe(),
         "median": statistics.median(map(abs, errors)),
         "worst": max(errors, key=abs),
+        "drift": document["drift"],
     }
+
+
+def errors_of(document: dict[str, Any], drift: float = 1.0) -> list[float]:
+    """Of every prediction, relative to what was measured; with `drift`, of the machine as it became."""
+    rows = [row for row in document["rows"] if "measured_s" in row]
+    return [row["predicted_s"] * drift / row["measured_s"] - 1 for row in rows]
 
 
 def main() -> None:
@@ -143,14 +180,13 @@ def main() -> None:
     parser.add_argument("--ranks", default="2,4")
     parser.add_argument("--workloads", default=",".join(WORKLOADS))
     parser.add_argument("--fabric", default="")
-    parser.add_argument("--steps", type=int, default=5)
-    parser.add_argument("--rounds", type=int, default=2, help="over all plans")
+    parser.add_argument("--turns", type=int, default=12, help="of every plan")
     parser.add_argument("--out", type=Path, help="a folder for what was measured, as JSON")
     parser.add_argument("--read", type=Path, help="measure nothing; judge the files of this folder")
     parser.add_argument("--rank", nargs=2, metavar=("WORKLOAD", "FILE"), help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.rank:
-        rank_main(given.rank[0], given.steps, given.rounds, Path(given.rank[1]))
+        rank_main(given.rank[0], given.turns, Path(given.rank[1]))
         return
     if given.read:
         show([json.loads(file.read_text()) for file in sorted(given.read.glob("*.json"))])
@@ -163,36 +199,29 @@ def main() -> None:
             files.append(folder / f"{'fabric' if given.fabric else 'local'}-{world}-{name}.json")
             words = [sys.executable, "-m", "hocket", "run", "-n", str(world), "--timeout", "3000"]
             words += ["--fabric", given.fabric] if given.fabric else []
-            words += [
-                __file__,
-                "--steps",
-                str(given.steps),
-                "--rounds",
-                str(given.rounds),
-                "--rank",
-                name,
-                str(files[-1]),
-            ]
+            words += [__file__, "--turns", str(given.turns), "--rank", name, str(files[-1])]
             subprocess.run(words, check=True, stdout=sys.stderr)
     show([json.loads(file.read_text()) for file in files])
 
 
 def show(documents: list[dict[str, Any]]) -> None:
     """Print the table."""
-    print("| workload | ranks | plans | planner's pick | behind the best | best measured | median error | worst |")
-    print("|---|---|---|---|---|---|---|---|")
+    print(
+        "| workload | ranks | plans | planner's pick | behind the best | best measured | median error | worst | drift |"
+    )
+    print("|---|---|---|---|---|---|---|---|---|")
     found = [judged(document) for document in documents]
     for one in found:
         print(
             f"| {one['workload']} | {one['world']} | {one['plans']} | {one['pick']} | {one['behind']:.1%} | "
-            f"{one['best']} | {one['median']:.1%} | {one['worst']:+.1%} |"
+            f"{one['best']} | {one['median']:.1%} | {one['worst']:+.1%} | {one['drift']:.2f} |"
         )
-    errors = [abs(row["predicted_s"] / row["measured_s"] - 1) for d in documents for row in d["rows"] if "parts" in row]
     near = sum(one["behind"] <= 0.10 for one in found)
-    print(
-        f"\nThe pick is within 10% of the best in {near} of {len(found)} cases. Of {len(errors)} predictions the median"
-    )
-    print(f"error is {statistics.median(errors):.1%}, the worst {max(errors):.1%}.")
+    print(f"\nThe pick is within 10% of the best in {near} of {len(found)} cases.")
+    for what, drifts in (("", [1.0] * len(found)), (" with the drift taken out", [one["drift"] for one in found])):
+        errors = [abs(e) for d, drift in zip(documents, drifts, strict=True) for e in errors_of(d, drift)]
+        print(f"Of {len(errors)} predictions{what} the median error is {statistics.median(errors):.1%}, ", end="")
+        print(f"the worst {max(errors):.1%}.")
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,7 +29,8 @@ _LONG_S = 0.5  # of a collective: larger ones are not measured then
 _WIDTHS = (8, 256)  # of small models by which overhead is seen: 8 x 8 and 256 x 256 weights a layer
 _BLOCKS = 6
 _SEVERAL = 4  # layers in a block whose many tensors count
-_STEPS = 8
+_STEPS = 12
+_OVERHEADS_S = 10.0  # of all steps by which overhead is seen
 # What is measured needs no shares of nominal rates; starting a collective is in the measured latency.
 _MEASURED = Constants(
     matmul_share=1.0, memory_share=1.0, kernel_s=0.0, inside_share=1.0, network_share=1.0, collective_s=0.0
@@ -172,59 +174,64 @@ class _Chain(torch.nn.Module):
 
 
 def _overheads(constants: Constants, network: Network, device: torch.device, world: World) -> Constants:
-    """What steps, stages and blocks cost besides computation, by models that hardly compute.
+    """What steps, stages and shards cost besides computation, by models that hardly compute.
 
-    Of a pipeline the difference of many micro-batches and few, of sharded parameters that of sharded and not. Times of
+    Of a pipeline the difference of many micro-batches and few, of what is sharded that of sharded and not. Times of
     ranks that shared processors meanwhile are brought down to those of one alone.
     """
     crowd = network.crowding(world.size)
     thin, wide = _WIDTHS
-    plain = _step(Plan(), 1, thin, device, world)
-
-    def extra(layers: int, width: int) -> float:
-        """What a block of so many layers costs more when it is sharded."""
-        whole = plain if (layers, width) == (1, thin) else _step(Plan(), layers, width, device, world)
-        return max(0.0, _step(Plan(shard="parameters"), layers, width, device, world) - whole) / _BLOCKS
-
-    one, several, large = extra(1, thin), extra(_SEVERAL, thin), extra(1, wide)
+    chains = ((1, thin), (_SEVERAL, thin), (1, wide))
+    cases = [(Plan(shard=shard), *chain) for shard in ("none", "parameters") for chain in chains]
+    cases += [(Plan(shard=shard), 1, thin) for shard in ("optimizer", "gradients")]
+    stages = next((p for p in (2, 3) if world.size % p == 0), min(world.size, _BLOCKS))
+    if world.size % stages == 0:
+        cases += [(Plan(pipeline_parallel_degree=stages, micro_batches=m), 1, thin) for m in (4, 16)]
+    seconds = _steps(cases, device, world)
+    plain, blocks = seconds[:3], seconds[3:6]
+    optimizer, gradients = (max(0.0, one - plain[0]) for one in seconds[6:8])
+    one, several, large = (max(0.0, a - b) / _BLOCKS for a, b in zip(blocks, plain, strict=True))
+    few, many = seconds[8:] or (0.0, 0.0)
     tensor_s = max(0.0, several - one) / (2 * _SEVERAL - 2)
     nbytes = 4.0 * wide * wide
     wire = 2 * network.collective("all_gather", nbytes, world.size, 1, constants).seconds
     wire += network.collective("reduce_scatter", nbytes, world.size, 1, constants).seconds
-    stages = next((p for p in (2, 3) if world.size % p == 0), min(world.size, _BLOCKS))
-    stage_s = 0.0
-    if world.size % stages == 0:
-        few, many = (
-            _step(Plan(pipeline_parallel_degree=stages, micro_batches=m), 1, thin, device, world) for m in (4, 16)
-        )
-        stage_s = max(0.0, many - few) / 12 / crowd
     return dataclasses.replace(
         constants,
         fetch_share=min(1.0, max(0.02, wire / max(1e-9, large - one))),
         prefetch=device.type == "cuda",
-        step_s=plain,
-        stage_s=stage_s,
+        step_s=plain[0],
+        stage_s=max(0.0, many - few) / 12 / crowd,
+        optimizer_shard_s=optimizer,
+        gradient_shard_s=gradients,
         block_s=max(0.0, one - 2 * tensor_s) / crowd,
         tensor_s=tensor_s / crowd,
     )
 
 
-def _step(plan: Plan, layers: int, width: int, device: torch.device, world: World) -> float:
-    """Seconds of a step of a chain of blocks of small layers, on the slowest rank."""
+def _steps(cases: list[tuple[Plan, int, int]], device: torch.device, world: World) -> list[float]:
+    """Seconds of a step of a chain of blocks of small layers, of so many layers and so wide, on the slowest rank.
+
+    All cases take turns, so that a slow phase of the machine meets all alike: it is their differences that count.
+    """
     from ._trainer import Trainer  # which makes automatic plans by what is measured here
 
-    with torch.random.fork_rng():
-        model = torch.nn.Sequential(*(_Chain(layers, width) for _ in range(_BLOCKS))).to(device)
+    steps: list[Callable[[], Any]] = []
+    for plan, layers, width in cases:
+        with torch.random.fork_rng():
+            model = torch.nn.Sequential(*(_Chain(layers, width) for _ in range(_BLOCKS))).to(device)
         batch = torch.zeros(16 * world.size, width, device=device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    trainer = Trainer(model, torch.nn.functional.mse_loss, optimizer, plan, sample=batch[:2])
-    each = []
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        trainer = Trainer(model, torch.nn.functional.mse_loss, optimizer, plan, sample=batch[:2])
+        steps.append(partial(trainer.step, (batch, batch)))
+    each: list[list[float]] = [[] for _ in steps]
     for _ in range(_STEPS):
-        dist.barrier(group=world.group)
-        begin = time.perf_counter()
-        trainer.step((batch, batch))
-        _settled(device)
-        each.append(time.perf_counter() - begin)
-        if world.from_root(sum(each)) > 4 * _LONG_S:
+        for step, own in zip(steps, each, strict=True):
+            dist.barrier(group=world.group)
+            begin = time.perf_counter()
+            step()
+            _settled(device)
+            own.append(time.perf_counter() - begin)
+        if world.from_root(sum(map(sum, each))) > _OVERHEADS_S:
             break
-    return max(world.from_all(_usual(each)))
+    return [max(column) for column in zip(*world.from_all([_usual(own) for own in each]), strict=True)]

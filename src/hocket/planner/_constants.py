@@ -36,6 +36,8 @@ class Constants:
             for the slowest, whose expected time grows with their number.
         step_s: What every step costs besides: its loop, the loss of all ranks, the first and the last collective.
         stage_s: What a stage of a pipeline costs for each micro-batch besides its computation and its messages.
+        optimizer_shard_s: What a step costs besides where the optimizer's state is sharded,
+        gradient_shard_s: and where gradients are as well.
         block_s: What a block with sharded parameters costs for each pass besides what is fetched,
         tensor_s: and each of its tensors.
         overlap: Whether gradients are reduced while back-propagation goes on (else after it).
@@ -54,6 +56,8 @@ class Constants:
     jitter: float = 0.0
     step_s: float = 0.0
     stage_s: float = 0.0
+    optimizer_shard_s: float = 0.0
+    gradient_shard_s: float = 0.0
     block_s: float = 0.0
     tensor_s: float = 0.0
     overlap: bool = True
@@ -63,7 +67,7 @@ class Constants:
         for name in ("matmul_share", "memory_share", "inside_share", "network_share", "gather_share", "fetch_share"):
             if not 0 < getattr(self, name) <= 1:
                 raise PlanError(f"constant {name}: {getattr(self, name)} is no share; give more than 0 and at most 1")
-        for name in ("kernel_s", "collective_s", "jitter", "step_s", "stage_s", "block_s", "tensor_s"):
+        for name in ("jitter", *(one.name for one in dataclasses.fields(self) if one.name.endswith("_s"))):
             if getattr(self, name) < 0:
                 raise PlanError(f"constant {name}: {getattr(self, name)} must be 0 or more")
 

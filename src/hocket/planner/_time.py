@@ -209,6 +209,10 @@ def _step(
     if plan.shard == "parameters":
         held = constants.block_s * float((profile.parameter_bytes[layers] > 0).sum())
         handling += m * crowd * (held + constants.tensor_s * float(profile.tensors[layers].sum()))
+    elif plan.data_parallel_degree > 1:
+        handling += {"optimizer": constants.optimizer_shard_s, "gradients": constants.gradient_shard_s}.get(
+            plan.shard, 0.0
+        )
     # All ranks' work is more than the processors do while the worst rank works and waits.
     lasts = m * float(each[worst]) + bubble
     crowding = max(0.0, m * float(each.sum()) / p * crowd - lasts)
