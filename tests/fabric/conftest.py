@@ -72,7 +72,7 @@ def processes_of(directory: Path) -> list[int]:
     return found
 
 
-def until(condition: Callable[[], Any], limit_s: float = 20.0) -> Any:
+def until(condition: Callable[[], Any], limit_s: float = 60.0) -> Any:
     """Wait until something is so."""
     end_s = time.monotonic() + limit_s
     while not (value := condition()):

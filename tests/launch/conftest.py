@@ -47,7 +47,7 @@ def processes_of(test: Path) -> list[int]:
     return found
 
 
-def until(condition: Callable[[], Any], limit_s: float = 20.0) -> Any:
+def until(condition: Callable[[], Any], limit_s: float = 60.0) -> Any:
     """Wait until something is so."""
     end_s = time.monotonic() + limit_s
     while not (value := condition()):
@@ -98,7 +98,7 @@ def hocket() -> Iterator[Callable[..., "subprocess.Popen[str]"]]:
     yield start
     for process in started:
         process.kill()
-        process.communicate(timeout=10)
+        process.communicate(timeout=60)
 
 
 @pytest.fixture

@@ -186,7 +186,7 @@ def on_a_terminal(command: list[str], rows: int, columns: int) -> str:
             except OSError:  # the last one that had the terminal open has gone
                 break
     os.close(master)
-    assert process.wait(timeout=10) == 0, shown
+    assert process.wait(timeout=60) == 0, shown
     return shown.decode()
 
 
