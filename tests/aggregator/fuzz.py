@@ -18,7 +18,8 @@ import atheris
 
 with atheris.instrument_imports(include=["hocket.aggregator"]):
     from hocket.aggregator import Aggregator, ElementType, Kind, Level, Limits, Operator
-    from hocket.aggregator import _protocol as wire
+    from hocket.aggregator import _codec as codec
+    from hocket.aggregator import _frames as wire
     from hocket.aggregator._connection import Connection
     from hocket.aggregator._decoder import Decoder
 
@@ -49,9 +50,9 @@ def decode(pieces: list[bytes]) -> None:
             for frame in decoder.frames(lambda data: memoryview(bytearray(data.nbytes))):
                 if isinstance(frame, wire.Data):
                     continue
-                raw = wire.encode(frame)
+                raw = codec.encode(frame)
                 kind, group, body = wire.FrameType(raw[1]), int.from_bytes(raw[2:4], "little"), raw[8:]
-                assert repr(wire.decode(kind, group, body)) == repr(frame)
+                assert repr(codec.decode(kind, group, body)) == repr(frame)
     except wire.ProtocolError:
         return
 
@@ -94,7 +95,7 @@ def feed(decoder: Decoder, piece: bytes) -> None:
 
 def seeds() -> list[bytes]:
     """Conversations that make sense, for it to start from: a client alone in its group."""
-    join = wire.encode(wire.Join(1, 1, (Level(1, 0, 0, 1),), b"g", b"me"))
+    join = codec.encode(wire.Join(1, 1, (Level(1, 0, 0, 1),), b"g", b"me"))
     found = []
     for kind, operator, element in (
         (Kind.ALL_REDUCE, Operator.SUM, ElementType.FLOAT32),
@@ -106,16 +107,16 @@ def seeds() -> list[bytes]:
         (Kind.BARRIER, Operator.NONE, ElementType.UINT8),
     ):
         nbytes = 0 if kind == Kind.BARRIER else 64
-        stream = join + wire.encode(wire.Open(1, 1, kind, operator, element, 0, nbytes, 32, 1000))
+        stream = join + codec.encode(wire.Open(1, 1, kind, operator, element, 0, nbytes, 32, 1000))
         for offset in range(0, nbytes, 32):
-            stream += wire.data_head(1, 1, offset, 32) + bytes(32)
-        stream += wire.encode(wire.Ack(1, 1)) + wire.encode(wire.Ping(7)) + wire.encode(wire.Leave(1))
+            stream += codec.data_head(1, 1, offset, 32) + bytes(32)
+        stream += codec.encode(wire.Ack(1, 1)) + codec.encode(wire.Ping(7)) + codec.encode(wire.Leave(1))
         found.append(bytes([3, 200, 7, 90, 255, 1, 24, 60]) + stream)
-    two = wire.encode(wire.Join(1, 2, (Level(2, 0, 0, 1),), b"h", b"a"))
-    two += wire.encode(wire.Join(2, 2, (Level(2, 1, 1, 1),), b"h", b"b"))
+    two = codec.encode(wire.Join(1, 2, (Level(2, 0, 0, 1),), b"h", b"a"))
+    two += codec.encode(wire.Join(2, 2, (Level(2, 1, 1, 1),), b"h", b"b"))
     for group in (1, 2):
-        two += wire.encode(wire.Open(group, 1, Kind.ALL_REDUCE, Operator.MAX, ElementType.INT16, 0, 16, 16, 1000))
-        two += wire.data_head(group, 1, 0, 16) + bytes(16)
+        two += codec.encode(wire.Open(group, 1, Kind.ALL_REDUCE, Operator.MAX, ElementType.INT16, 0, 16, 16, 1000))
+        two += codec.data_head(group, 1, 0, 16) + bytes(16)
     return [*found, bytes(8) + two, bytes([255] * 8) + two]
 
 

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hocket.aggregator import ElementType, FailCode, Kind, Level, Operator
-from hocket.aggregator import _protocol as wire
+from hocket.aggregator import _codec as codec
+from hocket.aggregator import _frames as wire
 from hocket.aggregator._decoder import Decoder
 
 SEGMENT = 1 << 12
@@ -99,11 +100,11 @@ def test_what_was_encoded_comes_out_however_the_stream_is_cut(frames, cuts):
     stream, want, payloads = b"", [], []
     for frame in frames:
         if isinstance(frame, wire.Frame):
-            stream += wire.encode(frame)
+            stream += codec.encode(frame)
             want.append(frame)
         else:
             handle, sequence, offset, payload = frame
-            stream += wire.data_head(handle, sequence, offset, len(payload)) + payload
+            stream += codec.data_head(handle, sequence, offset, len(payload)) + payload
             want.append(wire.Data(handle, sequence, offset, len(payload)))
             payloads.append(payload)
     seen = Payloads()
@@ -129,7 +130,7 @@ def test_noise_raises_only_protocol_errors(noise, cuts):
     st.integers(0, 400),
 )
 def test_damaged_frames_are_read_or_refused(frame, damage, length):
-    raw = bytearray(wire.encode(frame))
+    raw = bytearray(codec.encode(frame))
     for at, value in damage:
         raw[at % len(raw)] = value
     struct.pack_into("<I", raw, 4, max(0, len(raw) - 8))  # a wrong length is another test
@@ -145,7 +146,7 @@ def test_damaged_frames_are_read_or_refused(frame, damage, length):
 @given(st.sampled_from(list(wire.FrameType)), group, word)
 def test_no_header_makes_the_decoder_hold_more_than_a_segment(kind, handle, length):
     seen = Payloads()
-    header = wire.HEADER.pack(wire.MAGIC, kind, handle, length) + bytes(16)
+    header = codec.HEADER.pack(wire.MAGIC, kind, handle, length) + bytes(16)
     try:
         feed(Decoder(ALL, SEGMENT), header, [], seen)
     except wire.ProtocolError:
@@ -157,7 +158,7 @@ def test_no_header_makes_the_decoder_hold_more_than_a_segment(kind, handle, leng
 def test_a_frame_that_may_not_come_now_is_refused():
     decoder = Decoder(frozenset({wire.FrameType.HELLO}), SEGMENT)
     with pytest.raises(wire.ProtocolError, match="LEAVE frame, which may not come now"):
-        feed(decoder, wire.encode(wire.Leave(1)), [], Payloads())
+        feed(decoder, codec.encode(wire.Leave(1)), [], Payloads())
 
 
 @pytest.mark.parametrize(
@@ -172,7 +173,7 @@ def test_a_frame_that_may_not_come_now_is_refused():
 )
 def test_a_join_that_makes_no_sense_is_refused(frame, text):
     with pytest.raises(wire.ProtocolError, match=text):
-        feed(Decoder(ALL, SEGMENT), wire.encode(frame), [], Payloads())
+        feed(Decoder(ALL, SEGMENT), codec.encode(frame), [], Payloads())
 
 
 GOOD = wire.Open(1, 1, Kind.ALL_REDUCE, Operator.SUM, ElementType.FLOAT32, 0, 64, 64, 1000)
@@ -197,6 +198,6 @@ GOOD = wire.Open(1, 1, Kind.ALL_REDUCE, Operator.SUM, ElementType.FLOAT32, 0, 64
     ],
 )
 def test_an_operation_that_makes_no_sense_is_refused(change):
-    wire.check_open(GOOD, 4, SEGMENT)
+    codec.check_open(GOOD, 4, SEGMENT)
     with pytest.raises(wire.ProtocolError):
-        wire.check_open(GOOD._replace(**change), 4, SEGMENT)
+        codec.check_open(GOOD._replace(**change), 4, SEGMENT)

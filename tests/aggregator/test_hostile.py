@@ -21,7 +21,8 @@ from hocket.aggregator import (
     Limits,
     Operator,
 )
-from hocket.aggregator import _protocol as wire
+from hocket.aggregator import _codec as codec
+from hocket.aggregator import _frames as wire
 from hocket.aggregator._handshake import key_of, prove
 
 from .world import TOKEN, aggregators, members
@@ -57,12 +58,12 @@ class Raw:
         if greet:
             nonce = bytes(32)
             self.say(wire.Hello(1, 1, key_of(token), nonce))
-            challenge = wire.decode(wire.FrameType.CHALLENGE, 0, self.frame()[1])
+            challenge = codec.decode(wire.FrameType.CHALLENGE, 0, self.frame()[1])
             self.say(wire.Proof(prove(token, b"client", 1, nonce, challenge.nonce)))
             assert self.frame()[0] == wire.FrameType.WELCOME
 
     def say(self, *frames):
-        self.sock.sendall(b"".join(frame if isinstance(frame, bytes) else wire.encode(frame) for frame in frames))
+        self.sock.sendall(b"".join(frame if isinstance(frame, bytes) else codec.encode(frame) for frame in frames))
 
     def exactly(self, nbytes):
         found = b""
@@ -74,7 +75,7 @@ class Raw:
         return found
 
     def frame(self):
-        _, kind, _, length = wire.HEADER.unpack(self.exactly(8))
+        _, kind, _, length = codec.HEADER.unpack(self.exactly(8))
         return kind, self.exactly(length)
 
     def dropped(self):
@@ -97,17 +98,17 @@ OPEN = wire.Open(1, 1, Kind.ALL_REDUCE, Operator.SUM, ElementType.INT32, 0, 64, 
 
 SINS = {
     "garbage": ([b"GET / HTTP/1.1\r\n\r\n"], "begins with byte"),
-    "an unknown type": ([wire.HEADER.pack(wire.MAGIC, 99, 0, 0)], "type 99"),
-    "too long": ([wire.HEADER.pack(wire.MAGIC, wire.FrameType.JOIN, 1, 1 << 30)], "JOIN frame of 1073741824 bytes"),
-    "a segment too long": ([wire.HEADER.pack(wire.MAGIC, wire.FrameType.DATA, 1, 1 << 30)], "DATA frame of 107"),
+    "an unknown type": ([codec.HEADER.pack(wire.MAGIC, 99, 0, 0)], "type 99"),
+    "too long": ([codec.HEADER.pack(wire.MAGIC, wire.FrameType.JOIN, 1, 1 << 30)], "JOIN frame of 1073741824 bytes"),
+    "a segment too long": ([codec.HEADER.pack(wire.MAGIC, wire.FrameType.DATA, 1, 1 << 30)], "DATA frame of 107"),
     "a frame of the server's": ([wire.Joined(1, 1)], "JOINED frame, which may not come now"),
     "a group it is not in": ([wire.Leave(7)], "group 7, which this client has not joined"),
     "an operation of no group": ([OPEN._replace(group=3)], "group 3"),
     "an operation out of turn": ([OPEN._replace(sequence=2)], "operation 2 after 0"),
     "a root outside": ([OPEN._replace(root=1)], "root 1 in a group of 1"),
-    "a segment of nothing": ([wire.data_head(1, 1, 0, 64), bytes(64)], "which is not under way"),
-    "a segment that is not next": ([OPEN, wire.data_head(1, 1, 16, 48), bytes(48)], "next is 0"),
-    "a segment cut wrongly": ([OPEN, wire.data_head(1, 1, 0, 32), bytes(32)], "next is 0"),
+    "a segment of nothing": ([codec.data_head(1, 1, 0, 64), bytes(64)], "which is not under way"),
+    "a segment that is not next": ([OPEN, codec.data_head(1, 1, 16, 48), bytes(48)], "next is 0"),
+    "a segment cut wrongly": ([OPEN, codec.data_head(1, 1, 0, 32), bytes(32)], "next is 0"),
     "a confirmation of nothing": ([wire.Ack(1, 5)], "ACK of operation 5"),
     "a confirmation where none is due": ([OPEN, wire.Ack(1, 1)], "ACK of operation 1"),
     "a handle out of turn": ([wire.Join(9, 1, (Level(1, 0, 0, 1),), b"x", b"")], "group 9 after group 1"),
@@ -156,7 +157,7 @@ def test_before_the_proof_nothing_but_the_greeting_is_heard(shared):
 def test_a_recorded_proof_does_not_serve_again(shared):
     first = Raw(shared, greet=False)
     first.say(wire.Hello(1, 1, key_of(TOKEN), bytes(32)))
-    challenge = wire.decode(wire.FrameType.CHALLENGE, 0, first.frame()[1])
+    challenge = codec.decode(wire.FrameType.CHALLENGE, 0, first.frame()[1])
     proof = wire.Proof(prove(TOKEN, b"client", 1, bytes(32), challenge.nonce))
     first.say(proof)
     assert first.frame()[0] == wire.FrameType.WELCOME
@@ -171,7 +172,7 @@ def test_the_server_must_prove_itself_too():
         def impostor():
             sock, _ = listener.accept()
             sock.recv(1000)
-            sock.sendall(wire.encode(wire.Challenge(1, bytes(32), bytes(32))))
+            sock.sendall(codec.encode(wire.Challenge(1, bytes(32), bytes(32))))
             sock.recv(1000)
             sock.close()
 
@@ -230,10 +231,10 @@ def test_noise_at_any_point_of_the_conversation(shared, seed):
     for _ in range(12):
         raw = Raw(shared, greet=draw.random() < 0.7)
         good = [
-            wire.encode(wire.Join(1, 2, (Level(2, 0, 0, 1),), secrets.token_bytes(4), b"noisy")),
-            wire.encode(OPEN),
-            wire.data_head(1, 1, 0, 64) + bytes(64),
-            wire.encode(wire.Ping(3)),
+            codec.encode(wire.Join(1, 2, (Level(2, 0, 0, 1),), secrets.token_bytes(4), b"noisy")),
+            codec.encode(OPEN),
+            codec.data_head(1, 1, 0, 64) + bytes(64),
+            codec.encode(wire.Ping(3)),
         ]
         stream = bytearray(b"".join(good[: draw.randint(0, 4)]))
         for _ in range(draw.randint(0, 3)):
@@ -252,7 +253,7 @@ def test_noise_at_any_point_of_the_conversation(shared, seed):
 def test_a_flood_of_questions_without_reading_is_ended(shared):
     raw = Raw(shared)
     raw.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-    pings = wire.encode(wire.Ping(1)) * 4096
+    pings = codec.encode(wire.Ping(1)) * 4096
     with pytest.raises((ConnectionError, TimeoutError)):  # noqa: PT012
         for _ in range(2000):
             raw.sock.sendall(pings)
@@ -310,7 +311,7 @@ def test_the_window_is_enforced():
         assert raw.frame()[0] == wire.FrameType.JOINED
         segment = 1 << 12
         raw.say(OPEN._replace(nbytes=4 * segment, segment_nbytes=segment))
-        raw.say(wire.data_head(1, 1, 0, segment), bytes(segment), wire.data_head(1, 1, segment, segment))
+        raw.say(codec.data_head(1, 1, 0, segment), bytes(segment), codec.data_head(1, 1, segment, segment))
         assert "more than 4096 bytes in flight" in raw.dropped()
 
 
@@ -421,12 +422,12 @@ def test_a_stopped_aggregator_is_noticed_by_its_silence():
 
         def fall_silent():
             sock, _ = listener.accept()
-            nonce = wire.decode(wire.FrameType.HELLO, 0, sock.recv(1000)[8:]).nonce
-            sock.sendall(wire.encode(wire.Challenge(1, bytes(32), prove(TOKEN, b"server", 1, nonce, bytes(32)))))
+            nonce = codec.decode(wire.FrameType.HELLO, 0, sock.recv(1000)[8:]).nonce
+            sock.sendall(codec.encode(wire.Challenge(1, bytes(32), prove(TOKEN, b"server", 1, nonce, bytes(32)))))
             sock.recv(1000)
-            sock.sendall(wire.encode(wire.Welcome(1 << 16, 1 << 20, 4, 4)))
+            sock.sendall(codec.encode(wire.Welcome(1 << 16, 1 << 20, 4, 4)))
             sock.recv(1000)
-            sock.sendall(wire.encode(wire.Joined(1, 5)))
+            sock.sendall(codec.encode(wire.Joined(1, 5)))
             time.sleep(2.5)
             sock.close()
 

@@ -14,7 +14,7 @@ from typing import Any, Final, Protocol
 
 import numpy as np
 
-from ._protocol import BITWISE, FLOATS, LOCATING, PAIR_NBYTES, ElementType, Operator
+from ._kinds import BITWISE, FLOATS, LOCATING, PAIR_NBYTES, ElementType, Operator
 
 Array = np.ndarray[Any, Any]
 

@@ -13,18 +13,12 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
-from ._handshake import key_of, prove, same
-from ._link import Link, prepare
-from ._pool import Array
-from ._protocol import (
-    COMMITTED,
-    IN_BLOCKS,
+from ._frames import (
     MOST_SEGMENT_NBYTES,
     NEWEST_VERSION,
     NOBODY,
     NONCE_NBYTES,
     OLDEST_VERSION,
-    REDUCING,
     SEGMENT_GRAIN,
     SERVER_FRAMES,
     Ack,
@@ -32,7 +26,6 @@ from ._protocol import (
     Credit,
     Data,
     Done,
-    ElementType,
     Fail,
     FailCode,
     Frame,
@@ -40,11 +33,9 @@ from ._protocol import (
     Hello,
     Join,
     Joined,
-    Kind,
     Leave,
     Level,
     Open,
-    Operator,
     Ping,
     Pong,
     Proof,
@@ -52,6 +43,10 @@ from ._protocol import (
     Refuse,
     Welcome,
 )
+from ._handshake import key_of, prove, same
+from ._kinds import COMMITTED, IN_BLOCKS, REDUCING, ElementType, Kind, Operator
+from ._link import Link, prepare
+from ._pool import Array
 
 _LEAST_SEGMENT_NBYTES: Final = 16 << 10
 _USUAL_SEGMENT_NBYTES: Final = 512 << 10

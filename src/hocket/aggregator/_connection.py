@@ -8,11 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Protocol
 
-from ._group import Group, Member
-from ._handshake import prove, same
-from ._link import Link
-from ._pool import Array
-from ._protocol import (
+from ._frames import (
     CLIENT_FRAMES,
     NEWEST_VERSION,
     NOBODY,
@@ -35,6 +31,10 @@ from ._protocol import (
     ProtocolError,
     Welcome,
 )
+from ._group import Group, Member
+from ._handshake import prove, same
+from ._link import Link
+from ._pool import Array
 
 if TYPE_CHECKING:
     from ._settings import Limits

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from ._protocol import DATA_HEAD, HEADER, MAGIC, Data, Frame, FrameType, ProtocolError, check_length, decode
+from ._codec import DATA_HEAD, HEADER, check_length, decode
+from ._frames import MAGIC, Data, Frame, FrameType, ProtocolError
 
 _STAGE_NBYTES: Final = 1 << 16
 

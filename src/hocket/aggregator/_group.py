@@ -6,22 +6,11 @@ import logging
 import time
 from typing import TYPE_CHECKING, Final, Protocol
 
+from ._codec import check_open
+from ._frames import NOBODY, Credit, Data, Fail, FailCode, Join, Joined, Level, Open, ProtocolError
 from ._link import Link, Release
 from ._operation import Operation
 from ._pool import Array, Pool
-from ._protocol import (
-    NOBODY,
-    Credit,
-    Data,
-    Fail,
-    FailCode,
-    Join,
-    Joined,
-    Level,
-    Open,
-    ProtocolError,
-    check_open,
-)
 
 if TYPE_CHECKING:
     from ._settings import Limits

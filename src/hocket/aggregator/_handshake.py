@@ -13,7 +13,7 @@ import stat
 from pathlib import Path
 from typing import Final
 
-from ._protocol import KEY_NBYTES
+from ._frames import KEY_NBYTES
 
 LEAST_TOKEN_NBYTES: Final = 16
 

@@ -9,9 +9,10 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Final
 
+from ._codec import data_head, encode
 from ._decoder import Decoder, Place
+from ._frames import Frame, FrameType, ProtocolError
 from ._pool import Array
-from ._protocol import Frame, FrameType, ProtocolError, data_head, encode
 
 _AT_ONCE: Final = 32
 _MOST_AWAITED_NBYTES: Final = 32 << 10

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ._arithmetic import Array, fold
-from ._protocol import COMMITTED, COPYING, IN_BLOCKS, REDUCING, Done, Kind, Open, ProtocolError
+from ._frames import Done, Open, ProtocolError
+from ._kinds import COMMITTED, COPYING, IN_BLOCKS, REDUCING, Kind
 
 if TYPE_CHECKING:
     from ._group import Group, Member

@@ -12,12 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ._connection import Connection
+from ._frames import NOBODY, Fail, FailCode, Join, ProtocolError, Refuse
 from ._group import Group, Member
 from ._handshake import key_of
 from ._link import Link, prepare
 from ._operation import Operation
 from ._pool import Pool
-from ._protocol import NOBODY, Fail, FailCode, Join, ProtocolError, Refuse
 from ._settings import Limits
 from ._upstream import Upstream
 

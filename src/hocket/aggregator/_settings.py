@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ._protocol import MOST_SEGMENT_NBYTES
+from ._frames import MOST_SEGMENT_NBYTES
 
 
 @dataclass(frozen=True, slots=True)

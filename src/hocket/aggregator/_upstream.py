@@ -8,11 +8,7 @@ import socket
 from collections import deque
 from collections.abc import Callable
 
-from ._group import Group
-from ._handshake import key_of, prove, same
-from ._link import Link, Release
-from ._pool import Array
-from ._protocol import (
+from ._frames import (
     MOST_SEGMENT_NBYTES,
     NEWEST_VERSION,
     NOBODY,
@@ -40,6 +36,10 @@ from ._protocol import (
     Refuse,
     Welcome,
 )
+from ._group import Group
+from ._handshake import key_of, prove, same
+from ._link import Link, Release
+from ._pool import Array
 
 _HANDLE = 1
 

@@ -1,318 +1,46 @@
-"""The wire protocol of aggregation: frames on a TCP connection, and nothing that could run as code.
+"""Frames as bytes and back, and the checks of what a peer says: nothing here could run as code.
 
 A frame is a header of 8 bytes, `magic u8, type u8, group u16, length u32` (all little-endian), and a body of `length`
 bytes. Bodies of control frames have a fixed form and at most MOST_CONTROL_NBYTES; a DATA frame's body is `sequence u64,
-offset u64` and at most one segment. docs/aggregator.md tells the conversation; this file is its grammar.
+offset u64` and at most one segment.
 """
 
 from __future__ import annotations
 
 import struct
-from enum import IntEnum
-from typing import Final, NamedTuple
-
-MAGIC: Final = 0xA6
-GREETING: Final = b"hocketAG"
-OLDEST_VERSION: Final = 1
-NEWEST_VERSION: Final = 1
-NONCE_NBYTES: Final = 32
-PROOF_NBYTES: Final = 32
-KEY_NBYTES: Final = 8
-MOST_CONTROL_NBYTES: Final = 1024
-MOST_SEGMENT_NBYTES: Final = 1 << 20
-SEGMENT_GRAIN: Final = 16
-"""Segments begin at multiples of this many bytes, so that no element of any type is cut."""
-MOST_LEVELS: Final = 8
-MOST_NAME: Final = 128
-NOBODY: Final = 0xFFFF
-
-
-class ProtocolError(Exception):
-    """The peer broke the protocol; the connection must end."""
-
-
-class FrameType(IntEnum):
-    """The second byte of a frame."""
-
-    HELLO = 1
-    CHALLENGE = 2
-    PROOF = 3
-    WELCOME = 4
-    REFUSE = 5
-    JOIN = 6
-    JOINED = 7
-    LEAVE = 8
-    OPEN = 9
-    DATA = 10
-    CREDIT = 11
-    ACK = 12
-    DONE = 13
-    FAIL = 14
-    PING = 15
-    PONG = 16
-
-
-class Kind(IntEnum):
-    """What an operation does."""
-
-    BARRIER = 0
-    ALL_REDUCE = 1
-    REDUCE = 2
-    BROADCAST = 3
-    REDUCE_SCATTER = 4
-    ALL_GATHER = 5
-
-
-REDUCING: Final = frozenset({Kind.ALL_REDUCE, Kind.REDUCE, Kind.REDUCE_SCATTER})
-COPYING: Final = frozenset({Kind.BROADCAST, Kind.ALL_GATHER})
-COMMITTED: Final = frozenset({Kind.REDUCE, Kind.BROADCAST, Kind.REDUCE_SCATTER})
-"""Kinds after which not every member holds the whole result: these are over for nobody before all have their part."""
-IN_BLOCKS: Final = frozenset({Kind.REDUCE_SCATTER, Kind.ALL_GATHER})
-
-
-class Operator(IntEnum):
-    """How contributions are combined. NONE for operations that only copy."""
-
-    NONE = 0
-    SUM = 1
-    MIN = 2
-    MAX = 3
-    MINLOC = 4
-    MAXLOC = 5
-    BAND = 6
-    BOR = 7
-    BXOR = 8
-    LAND = 9
-    LOR = 10
-    LXOR = 11
-
-
-class ElementType(IntEnum):
-    """The type of an element, or of the value of a pair of value and location (MINLOC and MAXLOC)."""
-
-    INT8 = 1
-    UINT8 = 2
-    INT16 = 3
-    UINT16 = 4
-    INT32 = 5
-    UINT32 = 6
-    INT64 = 7
-    UINT64 = 8
-    FLOAT16 = 9
-    BFLOAT16 = 10
-    FLOAT32 = 11
-    FLOAT64 = 12
-
-
-FLOATS: Final = frozenset({ElementType.FLOAT16, ElementType.BFLOAT16, ElementType.FLOAT32, ElementType.FLOAT64})
-LOCATING: Final = frozenset({Operator.MINLOC, Operator.MAXLOC})
-BITWISE: Final = frozenset({Operator.BAND, Operator.BOR, Operator.BXOR})
-PAIR_NBYTES: Final = 16
-"""A pair: its value in the first bytes, filled up to 8, and its location as int64."""
-
-_WIDTHS = {
-    ElementType.INT8: 1,
-    ElementType.UINT8: 1,
-    ElementType.INT16: 2,
-    ElementType.UINT16: 2,
-    ElementType.FLOAT16: 2,
-    ElementType.BFLOAT16: 2,
-    ElementType.INT32: 4,
-    ElementType.UINT32: 4,
-    ElementType.FLOAT32: 4,
-    ElementType.INT64: 8,
-    ElementType.UINT64: 8,
-    ElementType.FLOAT64: 8,
-}
-
-
-class FailCode(IntEnum):
-    """Why a group has ended."""
-
-    MEMBER_LOST = 1
-    MISMATCH = 2
-    TIMEOUT = 3
-    PARENT_LOST = 4
-    QUOTA = 5
-    MEMBER_STALLED = 6
-    CLOSING = 7
-    PROTOCOL = 8
-
-
-def element_nbytes(operator: Operator, element: ElementType) -> int:
-    """Bytes of one element on the wire."""
-    return PAIR_NBYTES if operator in LOCATING else _WIDTHS[element]
-
-
-class Hello(NamedTuple):
-    """Client: the versions that it speaks, which token it holds (see `key_of`), and a random number."""
-
-    oldest: int
-    newest: int
-    key: bytes
-    nonce: bytes
-
-
-class Challenge(NamedTuple):
-    """Server: the version chosen, its own random number, and the proof that it holds the token."""
-
-    version: int
-    nonce: bytes
-    proof: bytes
-
-
-class Proof(NamedTuple):
-    """Client: the proof that it holds the token."""
-
-    proof: bytes
-
-
-class Welcome(NamedTuple):
-    """Server: bytes of the longest segment; bytes in flight per group; operations at once per group; groups."""
-
-    segment_nbytes: int
-    window_nbytes: int
-    operations: int
-    groups: int
-
-
-class Refuse(NamedTuple):
-    """Server: the reason for which it ends the connection."""
-
-    reason: str
-
-
-class Level(NamedTuple):
-    """A place in the tree of a group.
-
-    Attributes:
-        size: children of the aggregator of this level.
-        child: which of them leads to the sender; sums are in the order of these.
-        first: the lowest position in the group of the members below that child.
-        members: how many are below it; their positions follow each other.
-    """
-
-    size: int
-    child: int
-    first: int
-    members: int
-
-
-class Join(NamedTuple):
-    """Client: takes part in a group of `total` members; the levels lead from here to the root of the tree."""
-
-    group: int
-    total: int
-    levels: tuple[Level, ...]
-    name: bytes
-    label: bytes
-
-
-class Joined(NamedTuple):
-    """Server: all members have come; a number that only this incarnation of the group has."""
-
-    group: int
-    generation: int
-
-
-class Leave(NamedTuple):
-    """Client: takes part no more."""
-
-    group: int
-
-
-class Open(NamedTuple):
-    """Client: begins an operation.
-
-    Attributes:
-        sequence: 1 for the first of a group, and so on.
-        root: a position in the group.
-        nbytes: of the whole vector: all blocks of a reduce_scatter or an all_gather.
-        segment_nbytes: the vector, or each block, travels in pieces of this size.
-        deadline_ms: after so long the operation fails for all.
-    """
-
-    group: int
-    sequence: int
-    kind: Kind
-    operator: Operator
-    element: ElementType
-    root: int
-    nbytes: int
-    segment_nbytes: int
-    deadline_ms: int
-
-
-class Data(NamedTuple):
-    """Either: a segment; the payload lies where the receiver wanted it."""
-
-    group: int
-    sequence: int
-    offset: int
-    nbytes: int
-
-
-class Credit(NamedTuple):
-    """Server: so many more bytes may be sent for this group."""
-
-    group: int
-    nbytes: int
-
-
-class Ack(NamedTuple):
-    """Client: has its part of the result."""
-
-    group: int
-    sequence: int
-
-
-class Done(NamedTuple):
-    """Server: all have."""
-
-    group: int
-    sequence: int
-
-
-class Fail(NamedTuple):
-    """Server, or an aggregator to its parent: the group is over; by the member at this position, or NOBODY."""
-
-    group: int
-    sequence: int
-    code: FailCode
-    member: int
-    reason: str
-
-
-class Ping(NamedTuple):
-    """Either: asks for a sign of life."""
-
-    number: int
-
-
-class Pong(NamedTuple):
-    """Either: gives it."""
-
-    number: int
-
-
-Frame = (
-    Hello
-    | Challenge
-    | Proof
-    | Welcome
-    | Refuse
-    | Join
-    | Joined
-    | Leave
-    | Open
-    | Data
-    | Credit
-    | Ack
-    | Done
-    | Fail
-    | Ping
-    | Pong
+from typing import Final
+
+from ._frames import (
+    GREETING,
+    MAGIC,
+    MOST_CONTROL_NBYTES,
+    MOST_LEVELS,
+    MOST_NAME,
+    OF_GROUP,
+    SEGMENT_GRAIN,
+    Ack,
+    Challenge,
+    Credit,
+    Data,
+    Done,
+    Fail,
+    FailCode,
+    Frame,
+    FrameType,
+    Hello,
+    Join,
+    Joined,
+    Leave,
+    Level,
+    Open,
+    Ping,
+    Pong,
+    Proof,
+    ProtocolError,
+    Refuse,
+    Welcome,
 )
+from ._kinds import BITWISE, FLOATS, IN_BLOCKS, REDUCING, ElementType, Kind, Operator, element_nbytes
 
 HEADER: Final = struct.Struct("<BBHI")
 DATA_HEAD: Final = struct.Struct("<BBHIQQ")
@@ -326,33 +54,20 @@ _LEVEL = struct.Struct("<HHHH")
 _NUMBER = struct.Struct("<Q")
 _OPEN = struct.Struct("<QBBBxHxxQII")
 _FAIL = struct.Struct("<QHH")
-
-CLIENT_FRAMES: Final = frozenset(
-    {
-        FrameType.JOIN,
-        FrameType.LEAVE,
-        FrameType.OPEN,
-        FrameType.DATA,
-        FrameType.ACK,
-        FrameType.FAIL,
-        FrameType.PING,
-        FrameType.PONG,
-    }
-)
-"""What an aggregator takes from a client that it knows."""
-SERVER_FRAMES: Final = frozenset(
-    {
-        FrameType.REFUSE,
-        FrameType.JOINED,
-        FrameType.DATA,
-        FrameType.CREDIT,
-        FrameType.DONE,
-        FrameType.FAIL,
-        FrameType.PING,
-        FrameType.PONG,
-    }
-)
-"""What a client takes from an aggregator that it knows."""
+_EXACT = {
+    FrameType.HELLO: _HELLO.size,
+    FrameType.CHALLENGE: _CHALLENGE.size,
+    FrameType.PROOF: _PROOF.size,
+    FrameType.WELCOME: _WELCOME.size,
+    FrameType.JOINED: _NUMBER.size,
+    FrameType.LEAVE: 0,
+    FrameType.OPEN: _OPEN.size,
+    FrameType.CREDIT: _NUMBER.size,
+    FrameType.ACK: _NUMBER.size,
+    FrameType.DONE: _NUMBER.size,
+    FrameType.PING: _NUMBER.size,
+    FrameType.PONG: _NUMBER.size,
+}
 
 
 def data_head(group: int, sequence: int, offset: int, nbytes: int) -> bytes:
@@ -422,7 +137,7 @@ def decode(kind: FrameType, group: int, body: bytes) -> Frame:
     Raises:
         ProtocolError: a field is out of its range.
     """
-    if group and kind not in _OF_GROUP:
+    if group and kind not in OF_GROUP:
         raise ProtocolError(f"a {kind.name} frame for group {group}")
     try:
         return _decode(kind, group, body)
@@ -517,31 +232,3 @@ def check_open(frame: Open, total: int, segment_nbytes: int) -> None:
 
 def _text(text: str) -> bytes:
     return text.encode()[: MOST_CONTROL_NBYTES - 64]
-
-
-_EXACT = {
-    FrameType.HELLO: _HELLO.size,
-    FrameType.CHALLENGE: _CHALLENGE.size,
-    FrameType.PROOF: _PROOF.size,
-    FrameType.WELCOME: _WELCOME.size,
-    FrameType.JOINED: _NUMBER.size,
-    FrameType.LEAVE: 0,
-    FrameType.OPEN: _OPEN.size,
-    FrameType.CREDIT: _NUMBER.size,
-    FrameType.ACK: _NUMBER.size,
-    FrameType.DONE: _NUMBER.size,
-    FrameType.PING: _NUMBER.size,
-    FrameType.PONG: _NUMBER.size,
-}
-_OF_GROUP = frozenset(
-    {
-        FrameType.JOIN,
-        FrameType.JOINED,
-        FrameType.LEAVE,
-        FrameType.OPEN,
-        FrameType.CREDIT,
-        FrameType.ACK,
-        FrameType.DONE,
-        FrameType.FAIL,
-    }
-)

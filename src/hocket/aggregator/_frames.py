@@ -1,0 +1,275 @@
+"""The words of the wire protocol: which frames there are, what each says, and who may send it.
+
+docs/aggregator.md tells the conversation; `_codec.py` says how these look as bytes.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Final, NamedTuple
+
+from ._kinds import ElementType, Kind, Operator
+
+MAGIC: Final = 0xA6
+GREETING: Final = b"hocketAG"
+OLDEST_VERSION: Final = 1
+NEWEST_VERSION: Final = 1
+NONCE_NBYTES: Final = 32
+PROOF_NBYTES: Final = 32
+KEY_NBYTES: Final = 8
+MOST_CONTROL_NBYTES: Final = 1024
+MOST_SEGMENT_NBYTES: Final = 1 << 20
+SEGMENT_GRAIN: Final = 16
+"""Segments begin at multiples of this many bytes, so that no element of any type is cut."""
+MOST_LEVELS: Final = 8
+MOST_NAME: Final = 128
+NOBODY: Final = 0xFFFF
+
+
+class ProtocolError(Exception):
+    """The peer broke the protocol; the connection must end."""
+
+
+class FrameType(IntEnum):
+    """The second byte of a frame."""
+
+    HELLO = 1
+    CHALLENGE = 2
+    PROOF = 3
+    WELCOME = 4
+    REFUSE = 5
+    JOIN = 6
+    JOINED = 7
+    LEAVE = 8
+    OPEN = 9
+    DATA = 10
+    CREDIT = 11
+    ACK = 12
+    DONE = 13
+    FAIL = 14
+    PING = 15
+    PONG = 16
+
+
+class FailCode(IntEnum):
+    """Why a group has ended."""
+
+    MEMBER_LOST = 1
+    MISMATCH = 2
+    TIMEOUT = 3
+    PARENT_LOST = 4
+    QUOTA = 5
+    MEMBER_STALLED = 6
+    CLOSING = 7
+    PROTOCOL = 8
+
+
+class Hello(NamedTuple):
+    """Client: the versions that it speaks, which token it holds (see `key_of`), and a random number."""
+
+    oldest: int
+    newest: int
+    key: bytes
+    nonce: bytes
+
+
+class Challenge(NamedTuple):
+    """Server: the version chosen, its own random number, and the proof that it holds the token."""
+
+    version: int
+    nonce: bytes
+    proof: bytes
+
+
+class Proof(NamedTuple):
+    """Client: the proof that it holds the token."""
+
+    proof: bytes
+
+
+class Welcome(NamedTuple):
+    """Server: bytes of the longest segment; bytes in flight per group; operations at once per group; groups."""
+
+    segment_nbytes: int
+    window_nbytes: int
+    operations: int
+    groups: int
+
+
+class Refuse(NamedTuple):
+    """Server: the reason for which it ends the connection."""
+
+    reason: str
+
+
+class Level(NamedTuple):
+    """A place in the tree of a group.
+
+    Attributes:
+        size: children of the aggregator of this level.
+        child: which of them leads to the sender; sums are in the order of these.
+        first: the lowest position in the group of the members below that child.
+        members: how many are below it; their positions follow each other.
+    """
+
+    size: int
+    child: int
+    first: int
+    members: int
+
+
+class Join(NamedTuple):
+    """Client: takes part in a group of `total` members; the levels lead from here to the root of the tree."""
+
+    group: int
+    total: int
+    levels: tuple[Level, ...]
+    name: bytes
+    label: bytes
+
+
+class Joined(NamedTuple):
+    """Server: all members have come; a number that only this incarnation of the group has."""
+
+    group: int
+    generation: int
+
+
+class Leave(NamedTuple):
+    """Client: takes part no more."""
+
+    group: int
+
+
+class Open(NamedTuple):
+    """Client: begins an operation.
+
+    Attributes:
+        sequence: 1 for the first of a group, and so on.
+        root: a position in the group.
+        nbytes: of the whole vector: all blocks of a reduce_scatter or an all_gather.
+        segment_nbytes: the vector, or each block, travels in pieces of this size.
+        deadline_ms: after so long the operation fails for all.
+    """
+
+    group: int
+    sequence: int
+    kind: Kind
+    operator: Operator
+    element: ElementType
+    root: int
+    nbytes: int
+    segment_nbytes: int
+    deadline_ms: int
+
+
+class Data(NamedTuple):
+    """Either: a segment; the payload lies where the receiver wanted it."""
+
+    group: int
+    sequence: int
+    offset: int
+    nbytes: int
+
+
+class Credit(NamedTuple):
+    """Server: so many more bytes may be sent for this group."""
+
+    group: int
+    nbytes: int
+
+
+class Ack(NamedTuple):
+    """Client: has its part of the result."""
+
+    group: int
+    sequence: int
+
+
+class Done(NamedTuple):
+    """Server: all have."""
+
+    group: int
+    sequence: int
+
+
+class Fail(NamedTuple):
+    """Server, or an aggregator to its parent: the group is over; by the member at this position, or NOBODY."""
+
+    group: int
+    sequence: int
+    code: FailCode
+    member: int
+    reason: str
+
+
+class Ping(NamedTuple):
+    """Either: asks for a sign of life."""
+
+    number: int
+
+
+class Pong(NamedTuple):
+    """Either: gives it."""
+
+    number: int
+
+
+Frame = (
+    Hello
+    | Challenge
+    | Proof
+    | Welcome
+    | Refuse
+    | Join
+    | Joined
+    | Leave
+    | Open
+    | Data
+    | Credit
+    | Ack
+    | Done
+    | Fail
+    | Ping
+    | Pong
+)
+
+CLIENT_FRAMES: Final = frozenset(
+    {
+        FrameType.JOIN,
+        FrameType.LEAVE,
+        FrameType.OPEN,
+        FrameType.DATA,
+        FrameType.ACK,
+        FrameType.FAIL,
+        FrameType.PING,
+        FrameType.PONG,
+    }
+)
+"""What an aggregator takes from a client that it knows."""
+SERVER_FRAMES: Final = frozenset(
+    {
+        FrameType.REFUSE,
+        FrameType.JOINED,
+        FrameType.DATA,
+        FrameType.CREDIT,
+        FrameType.DONE,
+        FrameType.FAIL,
+        FrameType.PING,
+        FrameType.PONG,
+    }
+)
+"""What a client takes from an aggregator that it knows."""
+OF_GROUP: Final = frozenset(
+    {
+        FrameType.JOIN,
+        FrameType.JOINED,
+        FrameType.LEAVE,
+        FrameType.OPEN,
+        FrameType.CREDIT,
+        FrameType.ACK,
+        FrameType.DONE,
+        FrameType.FAIL,
+    }
+)
+"""Control frames that speak of a group; the others are of the connection."""
