@@ -342,7 +342,7 @@ def test_a_member_that_dies_ends_the_operation_on_all_others_at_once_and_by_name
             time.sleep(0.3)
             died_s.append(time.monotonic())
             client._link.sock.close()
-            client._error = AggregatorLostError("died")
+            client.error = AggregatorLostError("died")
             return None
         return all_reduce(group, 1_000_000, timeout_s=60)
 
@@ -483,7 +483,7 @@ def test_a_member_of_another_leaf_that_dies_is_known_by_name():
             all_reduce(group)
             if position == 3:
                 client._link.sock.close()
-                client._error = AggregatorLostError("died")
+                client.error = AggregatorLostError("died")
                 return
             try:
                 all_reduce(group, 500_000, timeout_s=20)

@@ -4,23 +4,23 @@ from ._address import AddressError as AddressError
 from ._address import parse_address as parse_address
 from ._arithmetic import fold as fold
 from ._client import AggregationClient as AggregationClient
-from ._client import AggregationError as AggregationError
-from ._client import AggregationGroup as AggregationGroup
-from ._client import AggregationWork as AggregationWork
-from ._client import AggregatorLostError as AggregatorLostError
-from ._client import GroupFailedError as GroupFailedError
-from ._client import segment_nbytes as segment_nbytes
-from ._client import wait_for_all as wait_for_all
+from ._errors import AggregationError as AggregationError
+from ._errors import AggregatorLostError as AggregatorLostError
+from ._errors import GroupFailedError as GroupFailedError
 from ._frames import FailCode as FailCode
 from ._frames import Level as Level
-from ._handshake import TokenError as TokenError
-from ._handshake import read_tokens as read_tokens
 from ._kinds import ElementType as ElementType
 from ._kinds import Kind as Kind
 from ._kinds import Operator as Operator
+from ._membership import AggregationGroup as AggregationGroup
 from ._server import Aggregator as Aggregator
 from ._server import Stats as Stats
 from ._settings import Limits as Limits
+from ._tokens import TokenError as TokenError
+from ._tokens import read_tokens as read_tokens
+from ._work import AggregationWork as AggregationWork
+from ._work import segment_nbytes as segment_nbytes
+from ._work import wait_for_all as wait_for_all
 
 __all__ = [
     "AddressError",

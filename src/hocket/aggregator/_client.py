@@ -1,101 +1,45 @@
-"""The client's side: one connection, groups on it, and operations that stream both ways at once. No torch here."""
+"""A client's connection to an aggregator: it moves the bytes of all its groups, both ways at once. No torch here."""
 
 from __future__ import annotations
 
+import contextlib
 import os
-import secrets
 import select
 import socket
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Final
 
+from ._errors import AggregationError, AggregatorLostError
 from ._frames import (
     MOST_SEGMENT_NBYTES,
-    NEWEST_VERSION,
-    NOBODY,
-    NONCE_NBYTES,
-    OLDEST_VERSION,
     SEGMENT_GRAIN,
     SERVER_FRAMES,
-    Ack,
     Challenge,
     Credit,
     Data,
     Done,
     Fail,
-    FailCode,
     Frame,
     FrameType,
-    Hello,
     Join,
     Joined,
     Leave,
     Level,
-    Open,
     Ping,
     Pong,
-    Proof,
     ProtocolError,
     Refuse,
     Welcome,
 )
-from ._handshake import key_of, prove, same
-from ._kinds import COMMITTED, IN_BLOCKS, REDUCING, ElementType, Kind, Operator
+from ._handshake import Applicant
 from ._link import Link, prepare
-from ._pool import Array
+from ._membership import AHEAD_NBYTES, AggregationGroup
 
-_LEAST_SEGMENT_NBYTES: Final = 16 << 10
-_USUAL_SEGMENT_NBYTES: Final = 512 << 10
-_SEGMENTS: Final = 128
-_IN_FLIGHT: Final = 4
-"""So many pieces fit into a window at least: one is on its way, one is reduced, one comes back."""
-_LOOK_S: Final = 0.05
 _AWAIT_S: Final = 0.02
 """While the kernel wakes this process for many bytes only, it looks itself so often: for a failure, which is few."""
 _FAREWELL_S: Final = 0.5
-_AHEAD_NBYTES: Final = 128 << 10
-"""So much is given to the socket at a time. Then others may go first: a rank of the same host that has not begun yet,
-and for whose first piece all will wait, say; and what is behind it can still be sorted fairly among groups."""
-_SERVER_SHARE: Final = 0.9
-"""Of an operation's time the aggregator gets so much, and so is the first to give up: it knows for whom it waits."""
-
-
-class AggregationError(Exception):
-    """An operation could not be done by the aggregator."""
-
-
-class AggregatorLostError(AggregationError):
-    """The aggregator is gone, does not answer, or does not let this client in."""
-
-
-class GroupFailedError(AggregationError):
-    """The group is over.
-
-    Attributes:
-        code: why.
-        member: the position of the member that caused it, or None.
-        sequence: the operation that it ended, or 0.
-    """
-
-    def __init__(self, message: str, code: FailCode, member: int | None, sequence: int) -> None:
-        super().__init__(message)
-        self.code = code
-        self.member = member
-        self.sequence = sequence
-
-
-def segment_nbytes(block_nbytes: int, most: int = MOST_SEGMENT_NBYTES) -> int:
-    """In which pieces a block travels: a 128th of it, so that little time passes before the first piece is reduced.
-
-    The aggregator adds the time of one piece to that of the whole; pieces of 8 KiB and less cost it more than they
-    gain, also on links of 100 Mbit/s, and pieces of 512 KiB and more gain nothing.
-    """
-    wanted = -(-block_nbytes // _SEGMENTS // SEGMENT_GRAIN) * SEGMENT_GRAIN
-    return min(max(wanted, _LEAST_SEGMENT_NBYTES), _USUAL_SEGMENT_NBYTES, most // SEGMENT_GRAIN * SEGMENT_GRAIN)
 
 
 class AggregationClient:
@@ -113,13 +57,13 @@ class AggregationClient:
 
     def __init__(self, address: tuple[str, int], token: bytes, *, timeout_s: float = 5.0, stall_s: float = 5.0) -> None:
         self._where = f"aggregator {address[0]}:{address[1]}"
-        self._token = token
         self._stall_s = stall_s
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
+        """Held by whoever changes the state of the connection, its groups or their works."""
         self._groups: dict[int, AggregationGroup] = {}
-        self._handle = 0
-        self._error: AggregatorLostError | None = None
-        self._nonce = secrets.token_bytes(NONCE_NBYTES)
+        self._handle = 0  # the last that was given to a group
+        self.error: AggregatorLostError | None = None
+        """How the connection ended, once it has."""
         self._pinged_s = 0.0
         try:
             sock = socket.create_connection(address, timeout_s)
@@ -131,7 +75,8 @@ class AggregationClient:
         self._poll.register(sock, select.POLLIN)
         self._interest = select.POLLIN
         self.welcome: Welcome | None = None
-        self._link.send(Hello(OLDEST_VERSION, NEWEST_VERSION, key_of(token), self._nonce))
+        self._applicant = Applicant(token)
+        self._applicant.greet(self._link)
         try:
             self.drive(lambda: self.welcome is not None, time.monotonic() + timeout_s, "to be let in")
         except AggregationError:
@@ -150,7 +95,7 @@ class AggregationClient:
             levels: the way up the tree, this aggregator's level first; by default all members are its children.
             label: how errors call this member.
         """
-        with self._lock:
+        with self.lock:
             self._handle += 1
             levels = levels or (Level(total, position, position, 1),)
             group = AggregationGroup(self, self._handle, total, position)
@@ -164,8 +109,8 @@ class AggregationClient:
         """Leaves: other members' operations with this one fail."""
         for group in list(self._groups.values()):
             group.leave()
-        if self._error is None:
-            self._error = AggregatorLostError(f"the connection to {self._where} was closed")
+        if self.error is None:
+            self.error = AggregatorLostError(f"the connection to {self._where} was closed")
             self._bid_farewell()
         self._link.sock.close()
 
@@ -187,7 +132,7 @@ class AggregationClient:
         Raises:
             AggregatorLostError: the connection is gone.
         """
-        with self._lock:
+        with self.lock:
             self._step(time.monotonic(), 0.0)
 
     @property
@@ -195,7 +140,15 @@ class AggregationClient:
         """Bytes sent and received."""
         return self._link.sent_nbytes, self._link.received_nbytes
 
-    # --- inside -------------------------------------------------------------------------------------------------------
+    # --- called by groups and works -----------------------------------------------------------------------------------
+
+    def forget(self, group: AggregationGroup, handle: int) -> None:
+        """Moves bytes for a group no more, and says so while there is somebody to say it to."""
+        with self.lock:
+            if self._groups.pop(handle, None) is not None and group.failure is None and self.error is None:
+                self._link.send(Leave(handle))
+                with contextlib.suppress(OSError):
+                    self._link.flush()
 
     def drive(self, finished: Callable[[], bool], deadline_s: float, what: str) -> None:
         """Moves bytes until `finished()`.
@@ -207,21 +160,23 @@ class AggregationClient:
         began_s = time.monotonic()
         while not finished():
             left_s = deadline_s - time.monotonic()
-            if left_s <= 0 or not self._lock.acquire(timeout=left_s):
+            if left_s <= 0 or not self.lock.acquire(timeout=left_s):
                 raise TimeoutError(f"{self._where}: no time left {what}")
             try:
                 if not finished():
                     self._step(began_s, left_s)
             finally:
-                self._lock.release()
+                self.lock.release()
 
     def advance(self, began_s: float, waiting: select.poll) -> bool:
         """Moves what can be moved now; if that is nothing, registers in `waiting` what must be waited for."""
-        with self._lock:
+        with self.lock:
             if self._step(began_s, 0.0):
                 return True
             waiting.register(self._link.sock, self._interest)
             return False
+
+    # --- inside -------------------------------------------------------------------------------------------------------
 
     def _step(self, began_s: float, wait_s: float) -> bool:
         """Sends and receives what it can, and waits up to `wait_s` for that.
@@ -233,8 +188,8 @@ class AggregationClient:
         Returns:
             Whether anything came, or may be sent now.
         """
-        if self._error is not None:
-            raise self._error
+        if self.error is not None:
+            raise self.error
         try:
             self._pump()
             interest = select.POLLIN | (select.POLLOUT if self._link.waiting else 0)
@@ -261,9 +216,9 @@ class AggregationClient:
                 self._link.flush()
             return False
         except (OSError, EOFError, ProtocolError) as error:
-            self._error = AggregatorLostError(f"{self._where} is lost: {error or type(error).__name__}")
+            self.error = AggregatorLostError(f"{self._where} is lost: {error or type(error).__name__}")
             self._link.sock.close()
-            raise self._error from None
+            raise self.error from None
 
     def _awaited_nbytes(self) -> int:
         """For how many bytes at least it is worth to wake: those that come in any case."""
@@ -281,7 +236,7 @@ class AggregationClient:
             link.flush()
             if link.waiting or not queued:
                 return
-            if queued >= _AHEAD_NBYTES:
+            if queued >= AHEAD_NBYTES:
                 os.sched_yield()
 
     def _place(self, data: Data) -> memoryview:
@@ -299,7 +254,7 @@ class AggregationClient:
                 if group is not None:
                     group.handle_frame(frame, self._link)
             case Challenge():
-                self._answer(frame)
+                self._applicant.answer(frame, self._link)
             case Welcome():
                 if frame.segment_nbytes < SEGMENT_GRAIN or frame.window_nbytes < frame.segment_nbytes:
                     raise ProtocolError(f"limits that allow nothing: {frame}")
@@ -307,298 +262,3 @@ class AggregationClient:
                 self._link.decoder.expected = SERVER_FRAMES
             case Refuse():
                 raise ProtocolError(f"it refuses this client: {frame.reason}")
-
-    def _answer(self, challenge: Challenge) -> None:
-        version, theirs = challenge.version, challenge.nonce
-        if not OLDEST_VERSION <= version <= NEWEST_VERSION:
-            raise ProtocolError(f"it chose version {version} of the protocol")
-        if not same(challenge.proof, prove(self._token, b"server", version, self._nonce, theirs)):
-            raise ProtocolError("it does not hold the token")
-        self._link.send(Proof(prove(self._token, b"client", version, self._nonce, theirs)))
-        self._link.decoder.expected = frozenset({FrameType.WELCOME, FrameType.REFUSE})
-
-
-class AggregationGroup:
-    """A member's view of a group; made by `AggregationClient.join`."""
-
-    def __init__(self, client: AggregationClient, handle: int, total: int, position: int) -> None:
-        self._client = client
-        self._handle = handle
-        self.total = total
-        self.position = position
-        self.generation = 0
-        self.failure: GroupFailedError | None = None
-        self._sequence = 0
-        self._credit_nbytes = 0
-        self._under_way: dict[int, AggregationWork] = {}
-        self._to_send: deque[AggregationWork] = deque()
-
-    def wait(self, timeout_s: float) -> None:
-        """Blocks until all members have come.
-
-        Raises:
-            AggregationError: the aggregator is lost, or the group has failed.
-        """
-        try:
-            self._client.drive(
-                lambda: self.generation != 0 or self.failure is not None,
-                time.monotonic() + timeout_s,
-                "for all members to come",
-            )
-        except TimeoutError as error:
-            raise GroupFailedError(str(error), FailCode.TIMEOUT, None, 0) from None
-        if self.failure is not None:
-            raise self.failure
-
-    def post(
-        self,
-        kind: Kind,
-        send: Array | None,
-        receive: Array | None,
-        *,
-        operator: Operator = Operator.NONE,
-        element: ElementType = ElementType.UINT8,
-        root: int = 0,
-        timeout_s: float = 60.0,
-        segment: int | None = None,
-    ) -> AggregationWork:
-        """Begins an operation; all members post the same ones in the same order.
-
-        Args:
-            kind: what to do.
-            send: this member's contribution as flat uint8, unchanged until the work is over; None if it has none.
-            receive: where the result goes, flat uint8, not the memory of `send`; None if nothing comes here.
-            operator: how contributions are combined.
-            element: their type.
-            root: a position.
-            timeout_s: until the operation fails for all.
-            segment: bytes of the pieces in which blocks travel; by default `segment_nbytes` chooses.
-
-        Raises:
-            AggregationError: the group is over.
-        """
-        client = self._client
-        with client._lock:
-            if self.failure is not None:
-                raise self.failure
-            if client._error is not None:
-                raise client._error
-            welcome = client.welcome
-            assert welcome is not None
-            self._sequence += 1
-            work = AggregationWork(self, kind, self._sequence, send, receive, root, timeout_s)
-            most = min(welcome.segment_nbytes, max(SEGMENT_GRAIN, welcome.window_nbytes // _IN_FLIGHT))
-            piece = segment or segment_nbytes(work.block_nbytes, most)
-            work.segment_nbytes = piece
-            deadline_ms = max(1, min(int(timeout_s * 1000 * _SERVER_SHARE), (1 << 32) - 1))
-            if self._sequence == 1:
-                self._credit_nbytes = welcome.window_nbytes
-            work.request = Open(
-                self._handle, self._sequence, kind, operator, element, root, work.nbytes, piece, deadline_ms
-            )
-            self._under_way[self._sequence] = work
-            self._to_send.append(work)
-            return work
-
-    def leave(self) -> None:
-        """Takes part no more; the connection stays."""
-        client = self._client
-        with client._lock:
-            if client._groups.pop(self._handle, None) is not None and self.failure is None and client._error is None:
-                client._link.send(Leave(self._handle))
-                try:
-                    client._link.flush()
-                except OSError:
-                    return
-
-    def wait_for(self, work: AggregationWork) -> None:
-        """Blocks until a work is over; raises what ended it."""
-        try:
-            self._client.drive(lambda: work.over or self.failure is not None, work.deadline_s, f"for {work}")
-        except TimeoutError as error:
-            raise GroupFailedError(str(error), FailCode.TIMEOUT, None, work.sequence) from None
-        if not work.over:
-            assert self.failure is not None
-            raise self.failure
-
-    @property
-    def client(self) -> AggregationClient:
-        """The connection."""
-        return self._client
-
-    # --- called by the client while it drives -------------------------------------------------------------------------
-
-    @property
-    def awaited_nbytes(self) -> int:
-        """What comes of the oldest operation without a further word from this member."""
-        work = next(iter(self._under_way.values()), None)
-        return work.sent_nbytes - work.arrived_nbytes if work is not None and work.kind == Kind.ALL_REDUCE else 1
-
-    def feed(self, link: Link) -> int:
-        """Queues what may be sent now, at most _AHEAD_NBYTES; returns how many bytes that was."""
-        queued = 0
-        welcome = self._client.welcome
-        if not self._to_send or self.failure is not None or welcome is None or not self.generation:
-            return 0
-        while self._to_send and queued < _AHEAD_NBYTES:
-            work = self._to_send[0]
-            if not work.begun:
-                if len(self._under_way) > welcome.operations and work.sequence >= (
-                    min(self._under_way) + welcome.operations
-                ):
-                    break
-                work.begun = True
-                assert work.request is not None
-                link.send(work.request)
-            nbytes = work.next_nbytes()
-            if nbytes:
-                if nbytes > self._credit_nbytes:
-                    break
-                self._credit_nbytes -= nbytes
-                queued += nbytes
-                assert work.send is not None
-                at = work.queued_nbytes
-                piece = work.send[at : at + nbytes]
-                link.send_data(
-                    self._handle, work.sequence, work.send_base + at, piece, partial(self._sent, work, nbytes, link)
-                )
-                work.queued_nbytes += nbytes
-                continue
-            self._to_send.popleft()
-            self._advance(work, link)
-        return queued
-
-    def _sent(self, work: AggregationWork, nbytes: int, link: Link) -> None:
-        """The socket has taken a piece."""
-        work.sent_nbytes += nbytes
-        self._advance(work, link)
-
-    def place(self, data: Data) -> memoryview:
-        """Where a segment of a result shall lie.
-
-        Raises:
-            ProtocolError: no such segment is expected.
-        """
-        work = self._under_way.get(data.sequence)
-        if work is None or work.receive is None:
-            raise ProtocolError(f"a segment of operation {data.sequence}, which expects none")
-        begin = data.offset - work.receive_base
-        if begin < 0 or begin + data.nbytes > work.receive.nbytes or data.nbytes > work.to_come_nbytes:
-            raise ProtocolError(f"bytes {data.offset}:{data.offset + data.nbytes} of operation {data.sequence}")
-        work.to_come_nbytes -= data.nbytes
-        return work.receive.data[begin : begin + data.nbytes]
-
-    def handle_frame(self, frame: Frame, link: Link) -> None:
-        """One frame for this group."""
-        match frame:
-            case Data():
-                work = self._under_way.get(frame.sequence)
-                if work is not None:
-                    work.arrived_nbytes += frame.nbytes
-                    self._advance(work, link)
-            case Credit():
-                self._credit_nbytes += frame.nbytes
-            case Done():
-                work = self._under_way.pop(frame.sequence, None)
-                if work is not None:
-                    work.over = True
-            case Joined():
-                self.generation = frame.generation
-            case Fail():
-                member = None if frame.member == NOBODY else frame.member
-                self.failure = GroupFailedError(frame.reason, frame.code, member, frame.sequence)
-
-    def _advance(self, work: AggregationWork, link: Link) -> None:
-        """After a work has sent or received something."""
-        given = 0 if work.send is None else work.send.nbytes
-        if not work.begun or work.sent_nbytes < given or work.arrived_nbytes < work.expected_nbytes:
-            return
-        if work.kind in COMMITTED:
-            if not work.acknowledged:
-                work.acknowledged = True
-                link.send(Ack(self._handle, work.sequence))
-        elif work.kind != Kind.BARRIER:
-            work.over = True
-            self._under_way.pop(work.sequence, None)
-
-
-class AggregationWork:
-    """An operation under way; made by `AggregationGroup.post`."""
-
-    def __init__(
-        self,
-        group: AggregationGroup,
-        kind: Kind,
-        sequence: int,
-        send: Array | None,
-        receive: Array | None,
-        root: int,
-        timeout_s: float,
-    ) -> None:
-        self.kind = kind
-        self.sequence = sequence
-        self.send = send
-        self.receive = receive
-        self.deadline_s = time.monotonic() + timeout_s
-        self.request: Open | None = None
-        self.segment_nbytes = 0
-        self.begun = False
-        self.acknowledged = False
-        self.over = False
-        self.queued_nbytes = 0
-        self.sent_nbytes = 0
-        self.arrived_nbytes = 0
-        self._group = group
-        given = 0 if send is None else send.nbytes
-        wanted = 0 if receive is None else receive.nbytes
-        me, total = group.position, group.total
-        self.nbytes = given if kind in REDUCING else max(given, wanted)
-        self.block_nbytes = self.nbytes // total if kind in IN_BLOCKS else self.nbytes
-        own = me * self.block_nbytes
-        self.send_base = own if kind == Kind.ALL_GATHER else 0
-        self.receive_base = own if kind == Kind.REDUCE_SCATTER else 0
-        self.expected_nbytes = wanted - (self.block_nbytes if kind == Kind.ALL_GATHER else 0)
-        self.to_come_nbytes = self.expected_nbytes
-
-    def next_nbytes(self) -> int:
-        """Bytes of the next piece to queue; 0 if all are queued."""
-        if self.send is None or self.queued_nbytes >= self.send.nbytes:
-            return 0
-        return min(self.segment_nbytes, self.block_nbytes - self.queued_nbytes % self.block_nbytes)
-
-    def wait(self) -> None:
-        """Blocks until the operation is over.
-
-        Raises:
-            AggregatorLostError: the aggregator is gone; nothing is known about other members.
-            GroupFailedError: the aggregator says that the group is over.
-        """
-        self._group.wait_for(self)
-
-    @property
-    def group(self) -> AggregationGroup:
-        """Whose work it is."""
-        return self._group
-
-    def __str__(self) -> str:
-        return f"{self.kind.name.lower()} {self.sequence} of {self.nbytes} bytes"
-
-
-def wait_for_all(works: Sequence[AggregationWork]) -> None:
-    """Blocks until works at several aggregators are over; all connections move at once.
-
-    Raises:
-        AggregationError: of the first that fails.
-    """
-    clients = list(dict.fromkeys(work.group.client for work in works))
-    began_s = time.monotonic()
-    while unfinished := [work for work in works if not work.over]:
-        for work in unfinished:
-            if work.group.failure is not None:
-                raise work.group.failure
-            if time.monotonic() >= work.deadline_s:
-                raise GroupFailedError(f"no time left for {work}", FailCode.TIMEOUT, None, work.sequence)
-        waiting = select.poll()
-        moved = [client.advance(began_s, waiting) for client in clients]
-        if not any(moved):
-            waiting.poll(1000 * _LOOK_S)

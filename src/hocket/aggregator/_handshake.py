@@ -8,18 +8,23 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import os
-import stat
-from pathlib import Path
-from typing import Final
+import secrets
+from typing import TYPE_CHECKING
 
-from ._frames import KEY_NBYTES
+from ._frames import (
+    KEY_NBYTES,
+    NEWEST_VERSION,
+    NONCE_NBYTES,
+    OLDEST_VERSION,
+    Challenge,
+    FrameType,
+    Hello,
+    Proof,
+    ProtocolError,
+)
 
-LEAST_TOKEN_NBYTES: Final = 16
-
-
-class TokenError(ValueError):
-    """A token file that cannot be used; the message says what to do."""
+if TYPE_CHECKING:
+    from ._link import Link
 
 
 def key_of(token: bytes) -> bytes:
@@ -38,25 +43,31 @@ def same(proof: bytes, other: bytes) -> bool:
     return hmac.compare_digest(proof, other)
 
 
-def read_tokens(path: str | os.PathLike[str]) -> tuple[bytes, ...]:
-    """The tokens of a file, one a line; jobs with different tokens do not see each other's groups.
+class Applicant:
+    """The side that connects, a client or a leaf aggregator: it proves itself only to whom has proved itself first.
 
-    Raises:
-        TokenError: no file, others may read it, or a token that is too short.
+    Args:
+        token: what both sides must hold.
     """
-    try:
-        text = Path(path).read_bytes()
-        mode = os.stat(path).st_mode
-    except OSError as error:
-        raise TokenError(f"the token file {str(path)!r} cannot be read: {error.strerror}") from None
-    if mode & (stat.S_IRWXG | stat.S_IRWXO):
-        raise TokenError(f"the token file {str(path)!r} is open to others (mode {mode & 0o777:o}); chmod it to 600")
-    tokens = tuple(line.strip() for line in text.splitlines() if line.strip())
-    if not tokens:
-        raise TokenError(f"the token file {str(path)!r} holds no token; write {LEAST_TOKEN_NBYTES} or more characters")
-    for number, token in enumerate(tokens, 1):
-        if len(token) < LEAST_TOKEN_NBYTES:
-            raise TokenError(
-                f"token {number} of {str(path)!r} has {len(token)} characters; {LEAST_TOKEN_NBYTES} is the least"
-            )
-    return tokens
+
+    def __init__(self, token: bytes) -> None:
+        self._token = token
+        self._nonce = secrets.token_bytes(NONCE_NBYTES)
+
+    def greet(self, link: Link) -> None:
+        """Begins the handshake; the answer is a Challenge, or a Refuse."""
+        link.send(Hello(OLDEST_VERSION, NEWEST_VERSION, key_of(self._token), self._nonce))
+
+    def answer(self, challenge: Challenge, link: Link) -> None:
+        """Proves itself in turn; the answer is a Welcome, or a Refuse.
+
+        Raises:
+            ProtocolError: the other side speaks another version, or does not hold the token.
+        """
+        version, theirs = challenge.version, challenge.nonce
+        if not OLDEST_VERSION <= version <= NEWEST_VERSION:
+            raise ProtocolError(f"it chose version {version} of the protocol")
+        if not same(challenge.proof, prove(self._token, b"server", version, self._nonce, theirs)):
+            raise ProtocolError("it does not hold the token")
+        link.send(Proof(prove(self._token, b"client", version, self._nonce, theirs)))
+        link.decoder.expected = frozenset({FrameType.WELCOME, FrameType.REFUSE})

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import errno
-import secrets
 import socket
 from collections import deque
 from collections.abc import Callable
 
 from ._frames import (
     MOST_SEGMENT_NBYTES,
-    NEWEST_VERSION,
     NOBODY,
-    NONCE_NBYTES,
-    OLDEST_VERSION,
     SERVER_FRAMES,
     Ack,
     Challenge,
@@ -24,20 +20,18 @@ from ._frames import (
     FailCode,
     Frame,
     FrameType,
-    Hello,
     Join,
     Joined,
     Leave,
     Open,
     Ping,
     Pong,
-    Proof,
     ProtocolError,
     Refuse,
     Welcome,
 )
 from ._group import Group
-from ._handshake import key_of, prove, same
+from ._handshake import Applicant
 from ._link import Link, Release
 from ._pool import Array
 
@@ -76,16 +70,15 @@ class Upstream(Link):
         self.group = group
         self.over = False
         self._name = name
-        self._token = token
         self._label = label
         self._changed = changed
-        self._nonce = secrets.token_bytes(NONCE_NBYTES)
         self._window_nbytes = 0
         self._credit_nbytes = 0
         self._blocked: deque[tuple[int, int, Array, Release]] = deque()
         self._down_nbytes = 0
         self._incoming: Array | None = None
-        self.send(Hello(OLDEST_VERSION, NEWEST_VERSION, key_of(token), self._nonce))
+        self._applicant = Applicant(token)
+        self._applicant.greet(self)
 
     @property
     def paused(self) -> bool:
@@ -161,20 +154,11 @@ class Upstream(Link):
             case Joined():
                 self.group.form(frame.generation)
             case Challenge():
-                self._answer(frame)
+                self._applicant.answer(frame, self)
             case Welcome():
                 self._begin(frame)
             case Refuse():
-                raise ProtocolError(f"the parent refuses: {frame.reason}")
-
-    def _answer(self, challenge: Challenge) -> None:
-        version, theirs = challenge.version, challenge.nonce
-        if not OLDEST_VERSION <= version <= NEWEST_VERSION:
-            raise ProtocolError(f"the parent chose version {version}")
-        if not same(challenge.proof, prove(self._token, b"server", version, self._nonce, theirs)):
-            raise ProtocolError("the parent does not hold the token")
-        self.send(Proof(prove(self._token, b"client", version, self._nonce, theirs)))
-        self.decoder.expected = frozenset({FrameType.WELCOME, FrameType.REFUSE})
+                raise ProtocolError(f"it refuses this aggregator: {frame.reason}")
 
     def _begin(self, welcome: Welcome) -> None:
         self.decoder.expected = SERVER_FRAMES
