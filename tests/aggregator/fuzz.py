@@ -59,7 +59,7 @@ def decode(pieces: list[bytes]) -> None:
 
 def converse(pieces: list[bytes]) -> None:
     near, far = socket.socketpair()
-    connection = Connection(near, "fuzz", {}, LIMITS, server, lambda link: None)
+    connection = Connection(near, "fuzz", {}, LIMITS, server._directory, lambda link: None)
     connection.known, connection.key, connection.token = True, b"key", TOKEN
     connection.decoder.expected = wire.CLIENT_FRAMES
     try:
@@ -68,7 +68,7 @@ def converse(pieces: list[bytes]) -> None:
             for frame in connection.decoder.frames(connection.place):
                 connection.handle(frame)
             connection.drop_queue()  # as if the socket had taken all
-            server._indebted.clear()
+            server._directory.indebted.clear()
             for group, _ in connection.places.values():
                 group.send_credits()
                 group.check(0.0)
@@ -77,9 +77,9 @@ def converse(pieces: list[bytes]) -> None:
     finally:
         connection.lost("the input has ended")
         far.close()
-    assert server._reserved_nbytes == 0
-    assert not server._groups
-    assert not server._forming
+    assert server._directory._reserved_nbytes == 0
+    assert not server._directory._groups
+    assert not server._directory._forming
 
 
 def feed(decoder: Decoder, piece: bytes) -> None:

@@ -299,7 +299,7 @@ def test_quotas_for_groups_members_operations_and_bytes():
         assert raw.frame()[0] == wire.FrameType.JOINED
         raw.say(*[OPEN._replace(sequence=n) for n in (1, 2, 3)])
         assert "more than 2 operations" in raw.dropped()
-        assert server._reserved_nbytes == 0
+        assert server._directory._reserved_nbytes == 0
 
 
 def test_the_window_is_enforced():
@@ -412,7 +412,7 @@ def test_a_member_that_stops_reading_is_dropped_and_its_group_told():
             error = outcome.result(20)
         assert error.member == 1
         assert "taken nothing of what waits for it for 1 s" in str(error)
-        held = server._pool._kept_nbytes
+        held = server._directory._pool._kept_nbytes
         assert held <= 4 * limits.window_nbytes
         still_serves(server)
 

@@ -287,7 +287,7 @@ def test_a_long_message_needs_no_more_memory_than_the_windows():
 
     with aggregators(limits=limits) as server:
         assert all(members(server, 3, long))
-        assert server._pool._kept_nbytes <= 3 * (1 << 16) * 2
+        assert server._directory._pool._kept_nbytes <= 3 * (1 << 16) * 2
 
 
 def test_many_groups_with_many_operations_at_once_on_one_connection():

@@ -14,8 +14,8 @@ from ._kinds import Kind as Kind
 from ._kinds import Operator as Operator
 from ._membership import AggregationGroup as AggregationGroup
 from ._server import Aggregator as Aggregator
-from ._server import Stats as Stats
 from ._settings import Limits as Limits
+from ._stats import Stats as Stats
 from ._tokens import TokenError as TokenError
 from ._tokens import read_tokens as read_tokens
 from ._work import AggregationWork as AggregationWork

@@ -40,12 +40,12 @@ class Parent(Protocol):
 
 
 class Owner(Protocol):
-    """What a group tells the server."""
+    """What a group tells the directory in which it stands."""
 
-    def group_over(self, group: Group, code: FailCode | None, reason: str) -> None:
-        """Nothing of the group is left."""
+    def group_over(self, group: Group, code: FailCode | None) -> None:
+        """Nothing of the group is left; without a code all members have left it."""
 
-    def operation_over(self, group: Group, operation: Operation) -> None:
+    def operation_over(self, operation: Operation) -> None:
         """An operation has been served."""
 
     def credits_due(self, group: Group) -> None:
@@ -74,20 +74,18 @@ class Group:
 
     Args:
         join: of the member that came first.
-        name: for messages.
         pool: of buffers.
         limits: see Limits.
         owner: is told of ends.
     """
 
-    def __init__(self, join: Join, name: str, pool: Pool, limits: Limits, owner: Owner) -> None:
+    def __init__(self, join: Join, pool: Pool, limits: Limits, owner: Owner) -> None:
         self.total = join.total
         self.size = join.levels[0].size
         self.above = join.levels[1:]
-        self.span = range(self.above[0].first, self.above[0].first + self.above[0].members) if self.above else range(
-            join.total
-        )  # fmt: skip
-        self.name = name
+        here = self.above[0] if self.above else Level(1, 0, 0, join.total)
+        self.span = range(here.first, here.first + here.members)
+        self.name = join.name.decode(errors="replace")
         self.pool = pool
         self.members: dict[int, Member] = {}
         self.parent: Parent | None = None
@@ -194,7 +192,7 @@ class Group:
 
     def _end_if_deserted(self) -> None:
         if not self.operations and all(member.gone for member in self.members.values()):
-            self._end(None, "")
+            self._end(None)
 
     def credit(self, member: Member, nbytes: int) -> None:
         """A member may send more; it is told in the next round of the loop."""
@@ -224,7 +222,7 @@ class Group:
     def over(self, operation: Operation) -> None:
         """An operation has been served."""
         if self.operations.pop(operation.request.sequence, None) is not None:
-            self._owner.operation_over(self, operation)
+            self._owner.operation_over(operation)
             if not self.ended:
                 self._end_if_deserted()
 
@@ -276,14 +274,14 @@ class Group:
         log.warning("group %s is over: %s", self.name, reason)
         if self.parent is not None:
             self.parent.end(code, position, reason)
-        self._end(code, reason)
+        self._end(code)
 
-    def _end(self, code: FailCode | None, reason: str) -> None:
+    def _end(self, code: FailCode | None) -> None:
         self.ended = True
         if code is None and self.parent is not None:
             self.parent.end(FailCode.CLOSING, NOBODY, "all members have left")
         self.operations.clear()
-        self._owner.group_over(self, code, reason)
+        self._owner.group_over(self, code)
 
 
 def describe(request: Open) -> str:

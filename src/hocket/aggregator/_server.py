@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import secrets
 import selectors
 import socket
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 from ._connection import Connection
-from ._frames import NOBODY, Fail, FailCode, Join, ProtocolError, Refuse
-from ._group import Group, Member
+from ._directory import Directory
+from ._frames import ProtocolError, Refuse
+from ._group import Group, Parent
 from ._handshake import key_of
 from ._link import Link, prepare
-from ._operation import Operation
-from ._pool import Pool
 from ._settings import Limits
+from ._stats import Stats
 from ._upstream import Upstream
 
 log = logging.getLogger("hocket.aggregator")
@@ -26,33 +24,6 @@ log = logging.getLogger("hocket.aggregator")
 _TICK_S = 0.1
 _PARENT_S = 10.0
 _BREATH_S = 0.01
-
-
-@dataclass(slots=True)
-class Stats:
-    """What an aggregator has done so far.
-
-    Attributes:
-        connections: clients that have proved themselves.
-        refused: connections ended for what they said, or for who they were not.
-        groups: that have come together.
-        groups_failed: that ended by a failure.
-        operations: served, by kind.
-        received_nbytes: from children and the parent.
-        sent_nbytes: to them.
-        busy_s: seconds of work, of `wall_s` since the start.
-        wall_s: since the start.
-    """
-
-    connections: int = 0
-    refused: int = 0
-    groups: int = 0
-    groups_failed: int = 0
-    operations: dict[str, int] = field(default_factory=dict)
-    received_nbytes: int = 0
-    sent_nbytes: int = 0
-    busy_s: float = 0.0
-    wall_s: float = 0.0
 
 
 class Aggregator:
@@ -84,13 +55,9 @@ class Aggregator:
         self._name = name
         self._stats = Stats()
         self._began_s = time.monotonic()
-        self._pool = Pool()
-        self._links: set[Link] = set()
-        self._changed: set[Link] = set()
-        self._indebted: set[Group] = set()  # with credits to send
-        self._forming: dict[tuple[bytes, bytes], Group] = {}
-        self._groups: dict[Group, tuple[bytes, bytes]] = {}
-        self._reserved_nbytes = 0
+        self._directory = Directory(self.limits, self._stats, None if parent is None else self._climb)
+        self._links: set[Connection | Upstream] = set()
+        self._changed: set[Link] = set()  # to be looked at when this round of the loop ends
         self._stopping = False
         self._interest: dict[Link, int] = {}
         family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
@@ -167,7 +134,7 @@ class Aggregator:
                 sock.close()
                 continue
             prepare(sock, self.limits.stall_s)
-            self._add(Connection(sock, address, self._tokens, self.limits, self, self._note))
+            self._add(Connection(sock, address, self._tokens, self.limits, self._directory, self._note))
 
     def _add(self, link: Connection | Upstream) -> None:
         self._links.add(link)
@@ -207,8 +174,9 @@ class Aggregator:
         What a socket has taken makes new credits, and may let a paused link read again: so it goes round until no more
         comes of it, for nobody else would wake the loop for these.
         """
-        while self._changed or self._indebted:
-            indebted, self._indebted = self._indebted, set()
+        directory = self._directory
+        while self._changed or directory.indebted:
+            indebted, directory.indebted = directory.indebted, set()
             for group in indebted:
                 group.send_credits()
             changed, self._changed = self._changed, set()
@@ -255,9 +223,7 @@ class Aggregator:
                     link.flush()
             else:
                 log.info("%s: %s", link.peer, reason)
-            link.lost(reason)
-        else:
-            link.lost(reason)
+        link.lost(reason)
 
     def _remove(self, link: Connection | Upstream) -> None:
         if link in self._links:
@@ -271,117 +237,31 @@ class Aggregator:
         self._stats.refused += 1
         log.warning("%s was dropped: %s", peer, reason)
 
-    # --- groups -------------------------------------------------------------------------------------------------------
-
-    def join(self, connection: Connection, join: Join) -> None:
-        """See Registry."""
-        limits = self.limits
-        level, key = join.levels[0], (connection.key, join.name)
-        label = join.label.decode(errors="replace") or f"member {level.first}"
-        name = join.name.decode(errors="replace")
-        group = self._forming.get(key)
-        if group is None:
-            reserved = level.size * limits.window_nbytes
-            reason = self._quota(connection, level.size, reserved)
-            if reason is not None:
-                self._turn_away(connection, join, label, reason)
-                return
-            group = Group(join, name, self._pool, limits, self)
-            self._forming[key] = group
-            self._groups[group] = key
-            self._reserved_nbytes += reserved
-        reason = group.admits(join)
-        if reason is not None:
-            raise ProtocolError(f"a JOIN of group {name!r} that does not fit: {reason}")
-        older = group.members.get(level.child)
-        if older is not None:  # it has come back before its old connection was seen to be gone
-            older.gone = True
-            older.link.send(Fail(older.handle, 0, FailCode.MEMBER_LOST, level.first, f"{label} has come a second time"))
-        member = Member(connection, join.group, level, label)
-        group.members[level.child] = member
-        connection.places[join.group] = group, member
-        if len(group.members) == group.size:
-            del self._forming[key]
-            self._begin(group, join.name, connection.token)
-
-    def _quota(self, connection: Connection, size: int, reserved: int) -> str | None:
-        limits = self.limits
-        groups = sum(key == connection.key for key, _ in self._groups.values())
-        if groups >= limits.groups:
-            return f"there are {groups} groups already, as many as are allowed"
-        if size > limits.members:
-            return f"{size} members in a group; {limits.members} are allowed"
-        if self._reserved_nbytes + reserved > limits.nbytes:
-            return f"its windows need {reserved} bytes and {limits.nbytes - self._reserved_nbytes} are left"
-        return None
-
-    def _turn_away(self, connection: Connection, join: Join, label: str, reason: str) -> None:
-        """Refuses a group without ending the connection."""
-        name = join.name.decode(errors="replace")
-        refused = Group(join, name, self._pool, self.limits, self)
-        member = Member(connection, join.group, join.levels[0], label)
-        refused.members[join.levels[0].child] = member
-        connection.places[join.group] = refused, member
-        refused.fail_position(FailCode.QUOTA, NOBODY, f"group {name!r} is not taken: {reason}")
-
-    def _begin(self, group: Group, name: bytes, token: bytes) -> None:
-        if not group.spans_meet():
-            group.fail(FailCode.PROTOCOL, None, "the positions of its members do not follow each other")
-        elif not group.above:
-            self._stats.groups += 1
-            group.form(secrets.randbits(63) | 1)
-        elif self._parent is None:
-            group.fail(FailCode.PROTOCOL, None, "it spans more than this aggregator, which has no parent")
-        else:
-            self._stats.groups += 1
-            label = f"{self._name} ({self.address[0]}:{self.address[1]})".encode()[:200]
-            try:
-                link = Upstream(group, name, self._parent, token, label, self._note)
-            except OSError as error:
-                group.fail(FailCode.PARENT_LOST, None, f"the parent aggregator cannot be reached: {error}")
-                return
-            prepare(link.sock, self.limits.stall_s)
-            group.parent = link
-            self._add(link)
-
-    def group_over(self, group: Group, code: FailCode | None, reason: str) -> None:
-        """See Owner."""
-        key = self._groups.pop(group, None)
-        if key is None:
-            return
-        if self._forming.get(key) is group:
-            del self._forming[key]
-        self._reserved_nbytes -= group.size * self.limits.window_nbytes
-        if code is not None and code != FailCode.CLOSING:
-            self._stats.groups_failed += 1
-
-    def credits_due(self, group: Group) -> None:
-        """See Owner."""
-        self._indebted.add(group)
-
-    def operation_over(self, group: Group, operation: Operation) -> None:
-        """See Owner."""
-        kind = operation.request.kind.name.lower()
-        self._stats.operations[kind] = self._stats.operations.get(kind, 0) + 1
+    def _climb(self, group: Group, name: bytes, token: bytes) -> Parent:
+        """Connects a group to the aggregator above."""
+        assert self._parent is not None
+        label = f"{self._name} ({self.address[0]}:{self.address[1]})".encode()[:200]
+        link = Upstream(group, name, self._parent, token, label, self._note)
+        prepare(link.sock, self.limits.stall_s)
+        self._add(link)
+        return link
 
     # --- time ---------------------------------------------------------------------------------------------------------
 
     def _check(self, now_s: float) -> None:
         limits = self.limits
-        for link in [link for link in self._links if isinstance(link, Connection | Upstream)]:
+        for link in list(self._links):
             if isinstance(link, Connection) and not link.known and now_s - link.began_s > limits.hello_s:
                 self._drop(link, f"it has not proved itself within {limits.hello_s:g} s", refused=True)
             elif link.waiting and now_s - link.moved_s > limits.stall_s:
                 self._drop(link, f"it has taken nothing of what waits for it for {limits.stall_s:g} s", refused=True)
             elif isinstance(link, Upstream) and not link.group.formed and now_s - link.heard_s > _PARENT_S:
                 self._drop(link, f"no answer for {_PARENT_S:g} s")
-        for group in list(self._groups):
-            group.check(now_s)
+        self._directory.check(now_s)
 
     def _close(self) -> None:
-        for group in list(self._groups):
-            group.fail(FailCode.CLOSING, None, "the aggregator is closing")
-        for link in [link for link in self._links if isinstance(link, Connection | Upstream)]:
+        self._directory.close()
+        for link in list(self._links):
             with contextlib.suppress(OSError):
                 link.flush()
             self._remove(link)

@@ -1,0 +1,32 @@
+"""The counters of an aggregator."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class Stats:
+    """What an aggregator has done so far.
+
+    Attributes:
+        connections: clients that have proved themselves.
+        refused: connections ended for what they said, or for who they were not.
+        groups: that have come together.
+        groups_failed: that ended by a failure.
+        operations: served, by kind.
+        received_nbytes: from children and the parent.
+        sent_nbytes: to them.
+        busy_s: seconds of work, of `wall_s` since the start.
+        wall_s: since the start.
+    """
+
+    connections: int = 0
+    refused: int = 0
+    groups: int = 0
+    groups_failed: int = 0
+    operations: dict[str, int] = field(default_factory=dict)
+    received_nbytes: int = 0
+    sent_nbytes: int = 0
+    busy_s: float = 0.0
+    wall_s: float = 0.0
