@@ -408,13 +408,13 @@ def test_an_aggregator_that_stalls_is_left_and_found_again(tmp_path, aggregator)
 
 def _cut_off(victim, moment):
     """One rank loses its connection, and nothing else."""
-    from hocket.comm import _aggregated
+    from hocket.comm import _agreement
 
-    (transport,) = _aggregated._transports
+    (agreement,) = _agreement._agreements
     results = []
     for step in range(40):
         if step == moment and dist.get_rank() == victim:
-            transport._session.group.clients[0]._link.sock.shutdown(2)
+            agreement._session.group.clients[0]._link.sock.shutdown(2)
         data = torch.full((5000,), float(dist.get_rank() + step))
         dist.all_reduce(data)
         results.append(float(data[-1]))
@@ -506,7 +506,7 @@ def test_a_rank_that_dies_is_named_at_once(aggregator):
 
 
 def test_settings_that_cannot_be_used_are_refused_with_the_variable(aggregator, monkeypatch):
-    from hocket.comm._aggregation import AggregationSettings
+    from hocket.comm._aggregation_settings import AggregationSettings
 
     monkeypatch.delenv("HOCKET_AGGREGATOR", raising=False)
     assert AggregationSettings.from_environment() is None

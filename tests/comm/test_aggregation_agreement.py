@@ -212,7 +212,7 @@ def _play(steps, fails_at, finished, partly, numel=6):
 
         def one(rank):
             transport = AggregatedTransport(Session(aggregator, rank), Hosts(hosts, rank), rank, N, "test")
-            return _course(transport, rank, steps, numel), transport.stats
+            return _course(transport, rank, steps, numel), transport.agreement.stats
 
         got = list(pool.map(one, range(N)))
     assert [states for states, _ in got] == want

@@ -1,7 +1,7 @@
 """Runs collectives: the torch backend "hocket", its transports, and the seams that others build on."""
 
-from ._aggregated import AggregationStats as AggregationStats
-from ._aggregated import aggregation_stats as aggregation_stats
+from ._agreement import AggregationStats as AggregationStats
+from ._agreement import aggregation_stats as aggregation_stats
 from ._choosing import choose as choose
 from ._engine import EngineTransport as EngineTransport
 from ._errors import CollectiveMismatchError as CollectiveMismatchError

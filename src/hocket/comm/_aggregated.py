@@ -1,106 +1,24 @@
-"""Collectives through an aggregator, and through the hosts while there is none; no operation is lost in between.
-
-**What is agreed on.** Operations have numbers, the same on all ranks. An all_reduce or all_gather that one rank has
-finished has been begun by all, so ranks are never more than one operation apart. When the aggregator fails, every rank
-comes to `_settle`, over the host-based transport, with the number of the operation that it stands at:
-
-- all at the same number: nobody has finished it; all repeat it through the hosts with the original inputs, which no
-  rank has touched, since results arrive in other memory;
-- some one further: those have the result and keep it until the next operation ends; the first of them sends it to the
-  others, who are thereby done with it, and all meet again at the next number.
-
-For reduce, broadcast and reduce_scatter, where one rank's result does not help another, the aggregator says that the
-operation is over only when all ranks have confirmed their parts: if any rank has heard that, all have their results.
-
-A rank that turns to the hosts for an operation that the aggregator cannot do settles first too, so that nobody is left
-behind; and now and then, at numbers that all ranks know, they ask each other whether the aggregator is back.
-"""
+"""Collectives through an aggregator, and through the hosts while there is none, or for what it cannot do."""
 
 from __future__ import annotations
 
-import logging
-import secrets
-import time
-import weakref
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from datetime import timedelta
 from functools import partial
-from typing import Any, Final
 
 import torch
 
-from hocket.aggregator import AggregationError, ElementType, FailCode, GroupFailedError, Kind, Operator, fold
+from hocket.aggregator import ElementType, Kind, Operator, fold
 
-from ._aggregation import AggregationSettings, Session, label_of, raw, wire_element, wire_operator
-from ._errors import CollectiveMismatchError, CollectiveTimeoutError, CommError, PeerDiedError
+from ._agreement import Agreement, Request
 from ._reduce import Reducer
-from ._seat import seat
+from ._session import Session
 from ._transport import Flats, Transport
-from ._two_level import TwoLevelTransport
-
-log = logging.getLogger("hocket.comm")
+from ._wire_types import raw, wire_element, wire_operator
 
 Tensor = torch.Tensor
 
-PATH: Final = "aggregator"
-_ASK_EVERY: Final = 16
-"""While the aggregator is away, ranks ask each other after 1, 2, 4, 8 operations, and then after every so many."""
-_FAREWELL_S: Final = 2.0
-_LEAST_RECOVERY_S: Final = 10.0
-
-
-@dataclass(slots=True)
-class AggregationStats:
-    """What became of the operations of a group that has an aggregator.
-
-    Attributes:
-        served: by the aggregator.
-        elsewhere: through the hosts: it cannot do them, or was away.
-        repeated: interrupted at the aggregator and done again through the hosts.
-        received: interrupted on this rank only, and finished with another rank's result.
-        failures: how often the aggregator was lost.
-        returns: how often it came back.
-    """
-
-    served: int = 0
-    elsewhere: int = 0
-    repeated: int = 0
-    received: int = 0
-    failures: int = 0
-    returns: int = 0
-
-
-@dataclass(slots=True)
-class _Request:
-    """An operation in the aggregator's terms.
-
-    Attributes:
-        kind: what to do.
-        send: this rank's contribution.
-        receive: where the result arrives; never the user's memory.
-        deliver: puts it there.
-        operator: combines.
-        element: their type.
-        root: of reduce and broadcast.
-        kept: whether a rank that has finished it can help the others by what is in `receive`.
-    """
-
-    kind: Kind
-    send: Tensor | None
-    receive: Tensor | None
-    deliver: Callable[[], None]
-    operator: Operator = Operator.NONE
-    element: ElementType = ElementType.UINT8
-    root: int = 0
-    kept: bool = False
-
-
-_transports: weakref.WeakSet[AggregatedTransport] = weakref.WeakSet()
-
 
 class AggregatedTransport:
-    """See the head of this module.
+    """Says each operation in the aggregator's terms; whether it is done there is a matter of the `Agreement`.
 
     Args:
         session: this rank's place at the aggregator.
@@ -114,67 +32,48 @@ class AggregatedTransport:
     def __init__(
         self, session: Session, hosts: Transport, rank: int, size: int, name: str, timeout_s: float = 30.0
     ) -> None:
-        self.stats = AggregationStats()
-        self.name = name
-        self._session = session
+        self.agreement = Agreement(session, hosts, size, name, timeout_s)
         self._hosts = hosts
         self._rank = rank
         self._size = size
         self._order = session.seat.order  # the rank at each position: how the aggregator counts
         self._positions = session.seat.positions
-        self._number = 0
-        self._unsettled = False  # whether a rank may still be behind this one
-        self._must_settle = False  # whether this rank was behind, and the others wait at the next number
-        self._kept: Tensor | None = None  # the result of the operation before
-        self._rooms: list[Tensor] = [torch.empty(0, dtype=torch.uint8) for _ in range(2)]
-        self._away_since = 0
-        self._at_aggregator = False
-        weakref.finalize(self, session.close)
-        _transports.add(self)
-        session.begin(timeout_s)
-        self._ask(timeout_s)
-
-    # --- the transport ------------------------------------------------------------------------------------------------
 
     def all_reduce(self, flat: Tensor, op: Reducer, timeout_s: float) -> str:
         """See Transport."""
 
-        def make() -> _Request:
-            result = self._room(flat.numel(), flat.dtype)
-            deliver = partial(op.deliver, _seen(result, op), _seen(flat, op), self._size)
-            return _Request(Kind.ALL_REDUCE, _scaled(flat, op), result, deliver, *_wire(op, flat), kept=True)
+        def make() -> Request:
+            return self._reduction(Kind.ALL_REDUCE, _scaled(flat, op), op, flat, kept=True)
 
         fits = flat.numel() and _can_reduce(op, flat.dtype)
-        return self._do(make if fits else None, lambda s: self._hosts.all_reduce(flat, op, s), timeout_s)
+        return self.agreement.do(make if fits else None, lambda s: self._hosts.all_reduce(flat, op, s), timeout_s)
 
     def reduce(self, flat: Tensor, op: Reducer, root: int, timeout_s: float) -> str:
         """See Transport."""
 
-        def make() -> _Request:
-            if self._rank != root:
-                return _Request(Kind.REDUCE, _scaled(flat, op), None, _nothing, *_wire(op, flat), self._positions[root])
-            result = self._room(flat.numel(), flat.dtype)
-            deliver = partial(op.deliver, _seen(result, op), _seen(flat, op), self._size)
-            return _Request(Kind.REDUCE, _scaled(flat, op), result, deliver, *_wire(op, flat), self._positions[root])
+        def make() -> Request:
+            target = flat if self._rank == root else None
+            return self._reduction(Kind.REDUCE, _scaled(flat, op), op, target, root=self._positions[root])
 
         fits = flat.numel() and _can_reduce(op, flat.dtype)
-        return self._do(make if fits else None, lambda s: self._hosts.reduce(flat, op, root, s), timeout_s)
+        return self.agreement.do(make if fits else None, lambda s: self._hosts.reduce(flat, op, root, s), timeout_s)
 
     def broadcast(self, flat: Tensor, root: int, timeout_s: float) -> str:
         """See Transport."""
 
-        def make() -> _Request:
+        def make() -> Request:
             # Into the user's tensor at once: what was in it is nobody's input.
             send, receive = (flat, None) if self._rank == root else (None, flat)
-            return _Request(Kind.BROADCAST, send, receive, _nothing, root=self._positions[root])
+            return Request(Kind.BROADCAST, send, receive, _nothing, root=self._positions[root])
 
-        return self._do(make if flat.numel() else None, lambda s: self._hosts.broadcast(flat, root, s), timeout_s)
+        through_hosts = partial(self._hosts.broadcast, flat, root)
+        return self.agreement.do(make if flat.numel() else None, through_hosts, timeout_s)
 
     def all_gather(self, outputs: Flats, flat: Tensor, timeout_s: float) -> str:
         """See Transport."""
 
-        def make() -> _Request:
-            result = self._room(flat.numel() * self._size, flat.dtype)
+        def make() -> Request:
+            result = self.agreement.room(flat.numel() * self._size, flat.dtype)
             parts = list(result.view(self._size, -1))
 
             def deliver() -> None:
@@ -182,264 +81,65 @@ class AggregatedTransport:
                 for r, position in enumerate(self._positions):
                     outputs[r].copy_(parts[position])
 
-            return _Request(Kind.ALL_GATHER, flat, result, deliver, kept=True)
+            return Request(Kind.ALL_GATHER, flat, result, deliver, kept=True)
 
         fits = outputs[0].numel() and len({output.numel() for output in outputs}) == 1
-        return self._do(make if fits else None, lambda s: self._hosts.all_gather(outputs, flat, s), timeout_s)
+        return self.agreement.do(make if fits else None, lambda s: self._hosts.all_gather(outputs, flat, s), timeout_s)
 
     def reduce_scatter(self, output: Tensor, inputs: Flats, op: Reducer, timeout_s: float) -> str:
         """See Transport."""
 
-        def make() -> _Request:
-            result = self._room(output.numel(), output.dtype)
-            deliver = partial(op.deliver, _seen(result, op), _seen(output, op), self._size)
+        def make() -> Request:
             send = torch.cat([_scaled(inputs[r], op) for r in self._order])
-            return _Request(Kind.REDUCE_SCATTER, send, result, deliver, *_wire(op, output))
+            return self._reduction(Kind.REDUCE_SCATTER, send, op, output)
 
         fits = output.numel() and _can_reduce(op, output.dtype) and len({one.numel() for one in inputs}) == 1
         through_hosts = partial(self._hosts.reduce_scatter, output, inputs, op)
-        return self._do(make if fits else None, through_hosts, timeout_s)
+        return self.agreement.do(make if fits else None, through_hosts, timeout_s)
 
     def all_to_all(self, outputs: Flats, inputs: Flats, timeout_s: float) -> str:
         """See Transport; always through the hosts."""
-        return self._do(None, lambda s: self._hosts.all_to_all(outputs, inputs, s), timeout_s)
+        return self.agreement.do(None, lambda s: self._hosts.all_to_all(outputs, inputs, s), timeout_s)
 
     def gather(self, outputs: Flats | None, flat: Tensor, root: int, timeout_s: float) -> str:
         """See Transport; always through the hosts."""
-        return self._do(None, lambda s: self._hosts.gather(outputs, flat, root, s), timeout_s)
+        return self.agreement.do(None, lambda s: self._hosts.gather(outputs, flat, root, s), timeout_s)
 
     def scatter(self, flat: Tensor, inputs: Flats | None, root: int, timeout_s: float) -> str:
         """See Transport; always through the hosts."""
-        return self._do(None, lambda s: self._hosts.scatter(flat, inputs, root, s), timeout_s)
+        return self.agreement.do(None, lambda s: self._hosts.scatter(flat, inputs, root, s), timeout_s)
 
     def barrier(self, timeout_s: float) -> str:
         """See Transport."""
-        return self._do(lambda: _Request(Kind.BARRIER, None, None, _nothing), self._hosts.barrier, timeout_s)
+        return self.agreement.do(lambda: Request(Kind.BARRIER, None, None, _nothing), self._hosts.barrier, timeout_s)
 
     def locate(self, pairs: Tensor, element: ElementType, operator: Operator, timeout_s: float) -> str:
         """All-reduces pairs of a value and a location, as `hocket.comm.minloc` packs them, in place."""
 
-        def make() -> _Request:
-            result = self._room(pairs.numel(), pairs.dtype)
-            deliver = partial(_copy, pairs, result)
-            return _Request(Kind.ALL_REDUCE, pairs, result, deliver, operator, element, kept=True)
+        def make() -> Request:
+            result = self.agreement.room(pairs.numel(), pairs.dtype)
+            deliver = partial(pairs.copy_, result)
+            return Request(Kind.ALL_REDUCE, pairs, result, deliver, operator, element, kept=True)
 
         through_hosts = partial(locate_by_gathering, self._hosts, pairs, element, operator, self._size)
-        return self._do(make if pairs.numel() else None, through_hosts, timeout_s)
+        return self.agreement.do(make if pairs.numel() else None, through_hosts, timeout_s)
+
+    def _reduction(
+        self, kind: Kind, send: Tensor, op: Reducer, target: Tensor | None, *, root: int = 0, kept: bool = False
+    ) -> Request:
+        """A request whose result ends in `target`; None if no result comes to this rank."""
+        operator, element = wire_operator(op), wire_element(send.dtype)
+        assert operator is not None
+        assert element is not None
+        if target is None:
+            return Request(kind, send, None, _nothing, operator, element, root)
+        result = self.agreement.room(target.numel(), target.dtype)
+        deliver = partial(op.deliver, _seen(result, op), _seen(target, op), self._size)
+        return Request(kind, send, result, deliver, operator, element, root, kept)
 
     def close(self, timeout_s: float) -> None:
-        """Leaves the aggregator, once no rank needs the result of the last operation from this one.
-
-        All ranks call it, as they call an operation.
-        """
-        self._number += 1
-        try:
-            if self._unsettled or self._must_settle:
-                self._settle(None, timeout_s)
-        finally:
-            self._session.close()
-
-    # --- inside -------------------------------------------------------------------------------------------------------
-
-    def _room(self, numel: int, dtype: torch.dtype) -> Tensor:
-        """Memory for a result; not that of the result before, which may still be asked for."""
-        which = self._number % 2
-        nbytes = numel * dtype.itemsize
-        if self._rooms[which].numel() < nbytes:
-            self._rooms[which] = torch.empty(nbytes, dtype=torch.uint8)
-        return self._rooms[which][:nbytes].view(dtype)
-
-    def _do(self, make: Callable[[], _Request] | None, through_hosts: Callable[[float], str], timeout_s: float) -> str:
-        """One operation, at the aggregator if it is there and can do it (then `make` says it in its terms)."""
-        self._number += 1
-        if self._must_settle:
-            self._settle(None, timeout_s)
-        elif not self._at_aggregator:
-            away = self._number - self._away_since
-            if away % _ASK_EVERY == 0 or (away < _ASK_EVERY and away & (away - 1) == 0):
-                self._ask(timeout_s)
-        if self._at_aggregator and make is None and self._unsettled:
-            self._settle(None, timeout_s)
-        if make is None or not self._at_aggregator:
-            self.stats.elsewhere += 1
-            self._kept = None
-            return through_hosts(timeout_s)
-        request = make()
-        try:
-            self._serve(request, timeout_s)
-        except AggregationError as error:
-            return self._recover(request, through_hosts, error, timeout_s)
-        self._finish(request)
-        self.stats.served += 1
-        return PATH
-
-    def _serve(self, request: _Request, timeout_s: float) -> None:
-        work = self._session.group.post(
-            request.kind,
-            None if request.send is None else raw(request.send),
-            None if request.receive is None else raw(request.receive),
-            operator=request.operator,
-            element=request.element,
-            root=request.root,
-            timeout_s=timeout_s,
-        )
-        work.wait()
-
-    def _finish(self, request: _Request) -> None:
-        request.deliver()
-        self._kept = request.receive if request.kept else None
-        self._unsettled = True
-
-    def _recover(
-        self, request: _Request, through_hosts: Callable[[float], str], error: AggregationError, timeout_s: float
-    ) -> str:
-        """After the aggregator has failed in the middle of an operation."""
-        if isinstance(error, GroupFailedError):
-            if error.code == FailCode.TIMEOUT:
-                missing = () if error.member is None else (self._order[error.member],)
-                raise CollectiveTimeoutError(f"{self.name} at the aggregator: {error}", missing) from None
-            if error.code == FailCode.MISMATCH:
-                self._go_away()
-                self._unsettled = False
-                raise CollectiveMismatchError(f"{self.name} at the aggregator: {error}") from None
-        log.warning("%s: operation %d goes on through the hosts: %s", self.name, self._number, error)
-        self.stats.failures += 1
-        try:
-            behind = self._settle(request, max(timeout_s, _LEAST_RECOVERY_S))
-        except Exception as trouble:
-            message = f"{self.name}: {error}; and the ranks could not agree how to go on: {trouble}"
-            if isinstance(error, GroupFailedError) and error.member is not None:
-                raise PeerDiedError(message, self._order[error.member]) from trouble
-            raise CommError(message) from trouble
-        if behind:
-            self._finish(request)
-            self._unsettled = False
-            self.stats.received += 1
-            return f"{PATH}, received"
-        self.stats.repeated += 1
-        self._kept = None
-        return f"{through_hosts(timeout_s)}, repeated"
-
-    def _settle(self, failed: _Request | None, timeout_s: float) -> bool:
-        """Brings all ranks to one number; see the head of this module.
-
-        Args:
-            failed: the operation that this rank could not finish; None if it has not begun the one it stands at.
-            timeout_s: for all of it.
-
-        Returns:
-            Whether this rank was behind: then `failed` is done, and its result is in place.
-        """
-        deadline_s = time.monotonic() + timeout_s
-        lost = failed is not None or self._must_settle or not self._session.ready
-        if lost and not self._must_settle:
-            self._session.lose()
-        while True:
-            table = self._exchange([self._number, int(lost)], deadline_s)
-            numbers = [number for number, _ in table]
-            lowest, highest = min(numbers), max(numbers)
-            if highest > lowest + 1:
-                raise CommError(f"ranks stand at operations {numbers}: they have not called the same ones")
-            if highest == lowest:
-                break
-            if not lost:
-                lost = True
-                self._session.lose()
-            behind = self._number == lowest
-            self._hand_over(failed if behind else None, numbers.index(highest), deadline_s)
-            if behind:
-                self._must_settle = True
-                self._at_aggregator = False
-                return True
-        self._must_settle = self._unsettled = False
-        if any(someone_lost for _, someone_lost in table):
-            self._go_away(already_lost=lost)
-        return False
-
-    def _hand_over(self, failed: _Request | None, source: int, deadline_s: float) -> None:
-        """Gives the result of the last operation to those who have not got it."""
-        room = self._kept if failed is None else (failed.receive if failed.kept else None)
-        if room is None:
-            return
-        self._hosts.broadcast(room, source, max(1.0, deadline_s - time.monotonic()))
-
-    def _exchange(self, words: Sequence[int], deadline_s: float) -> list[list[int]]:
-        """What every rank says, in the order of ranks."""
-        mine = torch.tensor(words, dtype=torch.int64)
-        table = torch.zeros(self._size, len(words), dtype=torch.int64)
-        self._hosts.all_gather(list(table), mine, max(1.0, deadline_s - time.monotonic()))
-        rows: list[list[int]] = table.tolist()
-        return rows
-
-    def _go_away(self, *, already_lost: bool = False) -> None:
-        """From this number on operations go through the hosts, on all ranks."""
-        if not already_lost:
-            self._session.lose()
-        self._at_aggregator = False
-        self._away_since = self._number
-
-    def _ask(self, timeout_s: float) -> None:
-        """Whether all ranks are in the same incarnation of the group: then the aggregator is used from here on."""
-        table = self._exchange([self._session.ready], time.monotonic() + timeout_s)
-        generations = {generation for (generation,) in table}
-        if len(generations) == 1 and 0 not in generations:
-            self._at_aggregator = True
-            if self._away_since:
-                self.stats.returns += 1
-                log.info("%s: the aggregator serves again from operation %d on", self.name, self._number)
-
-
-def beside_aggregator(
-    hosts: Transport,
-    store: Any,
-    name: str,
-    ranks: Sequence[int],
-    rank: int,
-    global_ranks: Sequence[int],
-    timeout: timedelta,
-) -> Transport:
-    """`hosts`, with the aggregator that the environment names before it; `hosts` itself if it names none.
-
-    Args:
-        hosts: the transport among `ranks`.
-        store: of the group.
-        name: of the group.
-        ranks: those of the group that take part, in order.
-        rank: this one of them.
-        global_ranks: the numbers in the world of all ranks of the group.
-        timeout: for all to come.
-
-    Raises:
-        CommError: the environment names one in a way that cannot be used.
-    """
-    if len(ranks) == 1:
-        return hosts
-    settings = AggregationSettings.from_environment()
-    mine = "" if settings is None else str(settings)
-    keys = [f"hocket/aggregation/{r}" for r in ranks]
-    store.set(f"hocket/aggregation/{rank}", f"{secrets.token_hex(8)} {mine}")
-    store.wait(keys, timeout)
-    nonces, _, addresses = zip(*(text.decode().partition(" ") for text in store.multi_get(keys)), strict=True)
-    if settings is None or "" in addresses:
-        if any(addresses):
-            without = [global_ranks[r] for r, address in zip(ranks, addresses, strict=True) if not address]
-            log.warning("group %s does without an aggregator: ranks %s are not told of one", name, without)
-        return hosts
-    unique = f"{name[-80:]}/{ranks[0]}/{nonces[0]}"
-    me = ranks.index(rank)
-    session = Session(settings, unique, seat(addresses, me), label_of(global_ranks[rank]))
-    shown = name if len(ranks) == len(global_ranks) else f"{name}, rail of rank {ranks[0]}"
-    return AggregatedTransport(session, hosts, me, len(ranks), shown, timeout.total_seconds())
-
-
-def leave_aggregator(transport: Transport) -> None:
-    """Ends a group's use of its aggregator, if it has one."""
-    inner = transport.between if isinstance(transport, TwoLevelTransport) else transport
-    if isinstance(inner, AggregatedTransport):
-        try:
-            inner.close(_FAREWELL_S)
-        except Exception as error:  # others have gone already: nobody is left who could miss a result
-            log.debug("%s: %s", inner.name, error)
+        """Leaves the aggregator; see `Agreement.close`."""
+        self.agreement.close(timeout_s)
 
 
 def locate_by_gathering(
@@ -456,20 +156,8 @@ def locate_by_gathering(
     return path
 
 
-def aggregation_stats() -> dict[str, AggregationStats]:
-    """What became of operations, for each group of this process that has an aggregator."""
-    return {transport.name: transport.stats for transport in _transports}
-
-
 def _can_reduce(op: Reducer, dtype: torch.dtype) -> bool:
     return wire_operator(op) is not None and wire_element(dtype) is not None
-
-
-def _wire(op: Reducer, flat: Tensor) -> tuple[Operator, ElementType]:
-    operator, element = wire_operator(op), wire_element(flat.dtype)
-    assert operator is not None
-    assert element is not None
-    return operator, element
 
 
 def _scaled(flat: Tensor, op: Reducer) -> Tensor:
@@ -480,10 +168,6 @@ def _scaled(flat: Tensor, op: Reducer) -> Tensor:
 def _seen(flat: Tensor, op: Reducer) -> Tensor:
     """`flat` as the type that torch computes with."""
     return flat if op.view is None else flat.view(op.view)
-
-
-def _copy(target: Tensor, source: Tensor) -> None:
-    target.copy_(source)
 
 
 def _nothing() -> None:

@@ -14,8 +14,8 @@ from torch.distributed import Work
 
 from . import _cuda_ipc, _engine
 from . import torch_adapter as c10d
-from ._aggregated import leave_aggregator
 from ._arguments import only
+from ._beside_aggregator import leave_aggregator
 from ._collectives import Collectives
 from ._hosts import open_transport
 from ._lane import HostStagedWork, Lane

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from . import _bootstrap
 from . import torch_adapter as c10d
-from ._aggregated import beside_aggregator
+from ._beside_aggregator import beside_aggregator
 from ._channel import Channel
 from ._engine import EngineTransport
 from ._mailbox import publish_mailbox

@@ -11,9 +11,9 @@ from hocket.aggregator import Operator
 
 from . import torch_adapter as c10d
 from ._aggregated import AggregatedTransport, locate_by_gathering
-from ._aggregation import wire_element
 from ._collectives import Collectives
 from ._flat import flatten
+from ._wire_types import wire_element
 
 Tensor = torch.Tensor
 

@@ -1,127 +1,23 @@
-"""What aggregation needs of torch and of the environment: types, settings, and a connection that comes back."""
+"""A rank's connection to the aggregator that comes back after it was lost."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import os
-import socket
 import threading
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
-import numpy as np
-import torch
-from torch.distributed import ReduceOp
+from hocket.aggregator import AggregationClient, AggregationError, AggregatorLostError
 
-from hocket.aggregator import (
-    AddressError,
-    AggregationClient,
-    AggregationError,
-    AggregatorLostError,
-    ElementType,
-    Operator,
-    TokenError,
-    parse_address,
-    read_tokens,
-)
-
-from ._errors import CommError
-from ._reduce import Reducer
+from ._aggregation_settings import AggregationSettings
 from ._seat import Seat
 from ._shards import Shards
 
 log = logging.getLogger("hocket.comm")
 
-ADDRESS_VARIABLE: Final = "HOCKET_AGGREGATOR"
-TOKEN_VARIABLE: Final = "HOCKET_AGGREGATOR_TOKEN_FILE"
-STALL_VARIABLE: Final = "HOCKET_AGGREGATOR_STALL_S"
-
 _RETRY_S: Final = 0.5
 _MOST_RETRY_S: Final = 5.0
 _JOIN_S: Final = 10.0
-
-_OPERATORS = {
-    ReduceOp.SUM: Operator.SUM,
-    ReduceOp.MIN: Operator.MIN,
-    ReduceOp.MAX: Operator.MAX,
-    ReduceOp.BAND: Operator.BAND,
-    ReduceOp.BOR: Operator.BOR,
-    ReduceOp.BXOR: Operator.BXOR,
-}
-_ELEMENTS = {
-    torch.int8: ElementType.INT8,
-    torch.uint8: ElementType.UINT8,
-    torch.int16: ElementType.INT16,
-    torch.uint16: ElementType.UINT16,
-    torch.int32: ElementType.INT32,
-    torch.uint32: ElementType.UINT32,
-    torch.int64: ElementType.INT64,
-    torch.uint64: ElementType.UINT64,
-    torch.float16: ElementType.FLOAT16,
-    torch.bfloat16: ElementType.BFLOAT16,
-    torch.float32: ElementType.FLOAT32,
-    torch.float64: ElementType.FLOAT64,
-}
-
-
-def wire_operator(op: Reducer) -> Operator | None:
-    """The aggregator's operator for what `op` does between ranks; None if it has none."""
-    return _OPERATORS.get(op.engine_operator)
-
-
-def wire_element(dtype: torch.dtype) -> ElementType | None:
-    """The aggregator's type; None if it has none."""
-    return _ELEMENTS.get(dtype)
-
-
-def raw(flat: torch.Tensor) -> np.ndarray[Any, Any]:
-    """The memory of a flat tensor as bytes."""
-    if flat.stride(0) != 1:  # one element: any stride is contiguous, but not every one can be seen as bytes
-        flat = flat.as_strided(flat.shape, (1,))
-    array: np.ndarray[Any, Any] = flat.view(torch.uint8).numpy()
-    return array
-
-
-@dataclass(frozen=True, slots=True)
-class AggregationSettings:
-    """Where this process's aggregator is.
-
-    Attributes:
-        addresses: host and port; several aggregators share long messages.
-        token: the job's.
-        stall_s: seconds of silence after which it counts as lost.
-    """
-
-    addresses: tuple[tuple[str, int], ...]
-    token: bytes
-    stall_s: float = 5.0
-
-    def __str__(self) -> str:
-        return ",".join(f"{host}:{port}" for host, port in self.addresses)
-
-    @classmethod
-    def from_environment(cls) -> AggregationSettings | None:
-        """What HOCKET_AGGREGATOR, HOCKET_AGGREGATOR_TOKEN_FILE and HOCKET_AGGREGATOR_STALL_S say; None without them.
-
-        Raises:
-            CommError: a variable that cannot be used.
-        """
-        address = os.environ.get(ADDRESS_VARIABLE)
-        if not address:
-            return None
-        token_file = os.environ.get(TOKEN_VARIABLE)
-        if not token_file:
-            raise CommError(
-                f"{ADDRESS_VARIABLE} is set to {address!r} but {TOKEN_VARIABLE} is not; set both or neither"
-            )
-        try:
-            stall_s = float(os.environ.get(STALL_VARIABLE, "5"))
-            if not stall_s > 0:
-                raise ValueError(f"{STALL_VARIABLE} is {stall_s}; give seconds above 0")
-            return cls(tuple(map(parse_address, address.split(","))), read_tokens(token_file)[0], stall_s)
-        except (AddressError, TokenError, ValueError) as error:
-            raise CommError(f"the aggregator of {ADDRESS_VARIABLE} cannot be used: {error}") from None
 
 
 class Session:
@@ -240,8 +136,3 @@ class Session:
                 pause_s = _RETRY_S
                 continue
             pause_s = min(2 * pause_s, _MOST_RETRY_S)
-
-
-def label_of(global_rank: int) -> str:
-    """How the aggregator's errors call a rank."""
-    return f"rank {global_rank} ({socket.gethostname()})"
