@@ -12,106 +12,20 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from datetime import timedelta
-from typing import Final, NamedTuple
+from typing import Final
 
 import torch
-from torch.distributed import Work
 
 from . import _kernel
 from ._errors import CollectiveMismatchError, CollectiveTimeoutError, CommError, PeerDiedError
-from ._flat import flatten, write_back
-from ._mailbox import Mailbox, Message
+from ._mailbox import Mailbox
+from ._parcel import ANY, Coming, Early, Nothing, Parcel, Source
 
 Tensor = torch.Tensor
 
-_ANY: Final = -1
-_HEAD_WORDS: Final = 2
 _SPINS: Final = 30
 _GRACE_S: Final = 2e-3
 """How long the group's thread leaves the tending to whoever may be about to wait; a hand-over costs some 50 us."""
-
-
-class Parcel(Work):
-    """A send or receive; torch's Work."""
-
-    def __init__(self, box: Postbox, number: int, peer: int, tag: int, tensor: Tensor, receives: bool) -> None:
-        super().__init__()
-        self.number = number
-        self.peer = peer
-        self.tag = tag
-        self.tensor = tensor
-        self.flat = flatten(tensor)
-        self.receives = receives
-        self.message: Message | None = None
-        self.over = False
-        self.error: BaseException | None = None
-        self._box = box
-
-    @property
-    def nbytes(self) -> int:
-        """Length in bytes."""
-        return self.flat.numel() * self.flat.element_size()
-
-    def __str__(self) -> str:
-        who = "any rank" if self.peer == _ANY else f"rank {self._box.number(self.peer)}"
-        verb = "recv from" if self.receives else "send to"
-        return f"{verb} {who} of {self.nbytes} bytes with tag {self.tag}"
-
-    def finish(self, error: BaseException | None = None) -> None:
-        """Marks it as over; with the lock held."""
-        if self.receives and error is None:
-            write_back(self.flat, self.tensor)
-        self.error = error
-        self.over = True
-
-    def wait(self, timeout: timedelta | None = None) -> bool:
-        """Blocks until the message has passed.
-
-        Raises:
-            CollectiveTimeoutError: it has not in time.
-            PeerDiedError: the peer has ended.
-            CollectiveMismatchError: sender and receiver mean messages of different lengths.
-        """
-        self._box.wait(self, timeout.total_seconds() if timeout is not None and timeout.total_seconds() > 0 else None)
-        return True
-
-    def is_completed(self) -> bool:
-        """Whether `wait` would return at once."""
-        return self.over or self._box.look(self)
-
-    def is_success(self) -> bool:
-        """Whether it is over and went well."""
-        return self.over and self.error is None
-
-    def result(self) -> list[Tensor]:
-        """The tensor."""
-        return [self.tensor]
-
-    def _source_rank(self) -> int:
-        return self.peer
-
-
-class _Early(NamedTuple):
-    """What has come, or is coming, with a tag that nobody waits for."""
-
-    tag: int
-    data: Tensor
-    message: Message | _Nothing
-
-
-class _Source:
-    """What comes from one peer."""
-
-    def __init__(self, mailbox: Mailbox, rank: int) -> None:
-        self.rank = rank
-        self.waiting: deque[Parcel] = deque()
-        self.early: deque[_Early] = deque()
-        self.body: Message | _Nothing | None = None
-        self.parcel: Parcel | None = None
-        self.wrong = ""
-        self.head = torch.zeros(_HEAD_WORDS, dtype=torch.int64)
-        self.head_message = mailbox.receive(self.head, rank)
 
 
 class Postbox:
@@ -130,7 +44,7 @@ class Postbox:
         self._name = name
         self._numbers = numbers
         self._lock = threading.Condition()
-        self._sources: dict[int, _Source] = {}
+        self._sources: dict[int, Source] = {}
         self._of_any: deque[Parcel] = deque()
         self._sending: list[Parcel] = []
         self._open: set[Parcel] = set()
@@ -166,7 +80,7 @@ class Postbox:
     def receive(self, tensor: Tensor, peer: int | None, tag: int) -> Parcel:
         """Begins to receive from a rank, or from whichever sends first."""
         with self._lock:
-            parcel = self._parcel(_ANY if peer is None else peer, tag, tensor, receives=True)
+            parcel = self._parcel(ANY if peer is None else peer, tag, tensor, receives=True)
             peers = [r for r in range(self._mailbox.size) if r != self._mailbox.rank] if peer is None else [peer]
             sources = [self._source(r) for r in peers]
             self._pump()
@@ -183,10 +97,10 @@ class Postbox:
         self._count += 1
         return Parcel(self, self._count, peer, tag, tensor, receives)
 
-    def _source(self, rank: int) -> _Source:
+    def _source(self, rank: int) -> Source:
         source = self._sources.get(rank)
         if source is None:
-            source = self._sources[rank] = _Source(self._mailbox, rank)
+            source = self._sources[rank] = Source(self._mailbox, rank)
         return source
 
     def _keep(self, parcel: Parcel) -> None:
@@ -208,13 +122,13 @@ class Postbox:
                 moved = True
         for parcel in [parcel for parcel in self._sending if parcel.message is not None and not parcel.message.left]:
             self._sending.remove(parcel)
-            self._over(parcel)
+            self.end(parcel)
             moved = True
         if moved:
             self._lock.notify_all()
         return moved
 
-    def _step(self, source: _Source) -> bool:
+    def _step(self, source: Source) -> bool:
         """Goes on with a peer's next head or body, if that is there."""
         if source.body is not None:
             if source.body.left:
@@ -233,18 +147,18 @@ class Postbox:
             data = parcel.flat.view(torch.uint8) if nbytes else parcel.flat
             parcel.peer = source.rank
         source.parcel = parcel
-        source.body = self._mailbox.receive(data, source.rank) if nbytes else _Nothing()
+        source.body = self._mailbox.receive(data, source.rank) if nbytes else Nothing()
         if parcel is None:
-            source.early.append(_Early(tag, data, source.body))
+            source.early.append(Early(tag, data, source.body))
         return True
 
-    def _end_body(self, source: _Source) -> None:
+    def _end_body(self, source: Source) -> None:
         if source.parcel is not None:
-            self._over(source.parcel, CollectiveMismatchError(source.wrong) if source.wrong else None)
+            self.end(source.parcel, CollectiveMismatchError(source.wrong) if source.wrong else None)
         source.parcel, source.body, source.wrong = None, None, ""
         source.head_message = self._mailbox.receive(source.head, source.rank)
 
-    def _match(self, source: _Source, tag: int) -> Parcel | None:
+    def _match(self, source: Source, tag: int) -> Parcel | None:
         """The receive that was posted first among those that take this message."""
         found = [
             parcel
@@ -258,7 +172,7 @@ class Postbox:
         (self._of_any if first in self._of_any else source.waiting).remove(first)
         return first
 
-    def _take_early(self, source: _Source, parcel: Parcel) -> bool:
+    def _take_early(self, source: Source, parcel: Parcel) -> bool:
         """Gives a receive what has come before it was posted; what is still coming is waited for here."""
         early = next((one for one in source.early if one.tag == parcel.tag), None)
         if early is None:
@@ -271,14 +185,15 @@ class Postbox:
                 f"{parcel}: rank {self.number(source.rank)} sent {early.data.numel()} bytes"
             )
         elif early.message.left:
-            source.parcel = _Coming(self, parcel, early.data)
+            source.parcel = Coming(self, parcel, early.data)
             return True
         elif parcel.nbytes:
             parcel.flat.view(torch.uint8).copy_(early.data)
-        self._over(parcel, error)
+        self.end(parcel, error)
         return True
 
-    def _over(self, parcel: Parcel, error: BaseException | None = None) -> None:
+    def end(self, parcel: Parcel, error: BaseException | None = None) -> None:
+        """A parcel has passed, or never will; with the lock held."""
         parcel.finish(error)
         self._open.discard(parcel)
 
@@ -312,7 +227,7 @@ class Postbox:
                 raise CollectiveTimeoutError(
                     f"{parcel} in group {self._name!r} passed its timeout of {timeout_s:g} s on rank "
                     f"{self.number(self._mailbox.rank)}",
-                    () if parcel.peer == _ANY else (parcel.peer,),
+                    () if parcel.peer == ANY else (parcel.peer,),
                 )
             if self._tended:
                 self._lock.wait(min(0.1, left_s))
@@ -354,9 +269,9 @@ class Postbox:
             return
         everyone = len(dead) == self._mailbox.size - 1
         for parcel in list(self._open):
-            if parcel.peer in dead or (parcel.peer == _ANY and everyone):
-                rank = next(iter(dead)) if parcel.peer == _ANY else parcel.peer
-                self._over(
+            if parcel.peer in dead or (parcel.peer == ANY and everyone):
+                rank = next(iter(dead)) if parcel.peer == ANY else parcel.peer
+                self.end(
                     parcel,
                     PeerDiedError(
                         f"rank {self.number(rank)} died or left while rank {self.number(self._mailbox.rank)} waited in "
@@ -387,25 +302,3 @@ class Postbox:
         if self._thread is not None:
             self._thread.join(1.0)
         self._mailbox.close()
-
-
-class _Coming(Parcel):
-    """A receive posted while its message was already coming to another place: copies when that is complete."""
-
-    def __init__(self, box: Postbox, parcel: Parcel, data: Tensor) -> None:
-        super().__init__(box, parcel.number, parcel.peer, parcel.tag, data, receives=False)
-        self._for = parcel
-        self._data = data
-
-    def finish(self, error: BaseException | None = None) -> None:
-        """Hands the message over."""
-        if error is None:
-            self._for.flat.view(torch.uint8).copy_(self._data)
-        self._box._over(self._for, error)
-        self.over = True
-
-
-class _Nothing:
-    """A body without bytes."""
-
-    left = 0
