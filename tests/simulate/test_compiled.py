@@ -5,7 +5,7 @@ import pytest
 
 from hocket import algorithms, cluster
 from hocket.schedule import Collective
-from hocket.simulate import Settings, _tasks, simulate_flows, simulate_schedule
+from hocket.simulate import Settings, _loop, simulate_flows, simulate_schedule
 
 pytest.importorskip("numba", reason="numba is not installed; pip install hocket[fast]")
 
@@ -30,7 +30,7 @@ def test_schedules_end_at_the_same_times(switch: pytest.MonkeyPatch, spec: str, 
     schedule = algorithms.get(name)(Collective("all_reduce", described.world))
     ends = []
     for least in (0, 10**9):
-        switch.setattr(_tasks, "_MANY", least)
+        switch.setattr(_loop, "_MANY", least)
         timing = simulate_schedule(schedule, described, 1e6, settings=options, seed=3)
         ends.append((timing.start_s, timing.moving_s, timing.end_s))
     for compiled, plain in zip(*ends, strict=True):
@@ -42,7 +42,7 @@ def test_a_late_rank_s_queues_are_the_same(switch: pytest.MonkeyPatch) -> None:
     described = cluster.load("leafspine:leaves=4,ports=4")
     ends = []
     for least in (0, 10**9):
-        switch.setattr(_tasks, "_MANY", least)
+        switch.setattr(_loop, "_MANY", least)
         late = [0.003 * (rank % 3 == 1) for rank in range(16)]
         ends.append(simulate_schedule(schedule, described, 1e7, ready_s=late).end_s)
     assert ends[0] == pytest.approx(ends[1], rel=1e-9)
@@ -56,7 +56,7 @@ def test_random_flows_end_at_the_same_times(switch: pytest.MonkeyPatch) -> None:
     nbytes, start = 10 ** random.uniform(0, 8, 300), random.uniform(0, 0.1, 300)
     ends = []
     for least in (0, 10**9):
-        switch.setattr(_tasks, "_MANY", least)
+        switch.setattr(_loop, "_MANY", least)
         outcome = simulate_flows(
             described, described.ranks[source], described.ranks[destination], nbytes, start_s=start
         )

@@ -1,6 +1,7 @@
 """Predictions: collectives and training steps on a described cluster, by max-min fair flows. No torch, no wall clock.
 
-Read `_fair.py` (what flows get), `_tasks.py` (the loop), `_lower.py` (a schedule as tasks), `_reduce.py` (switches).
+Read `_fair.py` (what flows get), `_tasks.py` (what all comes down to), `_loop.py` (how time goes on), `_lower.py` (a
+schedule as tasks), `_reduce.py` (switches).
 """
 
 from ._fair import Usage as Usage

@@ -1,4 +1,4 @@
-"""The loop of `_tasks.py` compiled by numba, for runs of many events; the same rules, link by link.
+"""The loop of `_loop.py` compiled by numba, for runs of many events; the same rules, link by link.
 
 It is used where numba is installed (`pip install hocket[fast]`); results agree with the plain loop's but for rounding.
 Every flow that moves is in a list at each of its links, so that only those that share links with what came or went are

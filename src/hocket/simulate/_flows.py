@@ -9,9 +9,10 @@ from numpy.typing import NDArray
 
 from hocket.cluster import Cluster
 
+from ._loop import run
 from ._network import Wires
 from ._settings import Settings
-from ._tasks import LoadTrace, Outcome, SimulationError, Tasks, run
+from ._tasks import LoadTrace, Outcome, SimulationError, Tasks
 
 __all__ = ["simulate_flows"]
 

@@ -12,10 +12,11 @@ from hocket.cluster import Cluster
 from hocket.schedule import Schedule
 from hocket.timeline import Arrow, Counter, Span, Timeline
 
+from ._loop import run
 from ._lower import Lowered, lower
 from ._network import Wires
 from ._settings import Settings
-from ._tasks import LoadTrace, Outcome, run
+from ._tasks import LoadTrace, Outcome
 
 __all__ = ["LinkUse", "ScheduleTiming", "simulate_schedule"]
 

@@ -13,11 +13,12 @@ from hocket.timeline import Arrow, Span, Timeline
 
 from ._fair import Usage
 from ._graph import StepGraph
+from ._loop import run
 from ._lower import Lowered, lower
 from ._network import Wires
 from ._schedule import LinkUse, load_counters
 from ._settings import Settings
-from ._tasks import LoadTrace, Outcome, SimulationError, Tasks, run
+from ._tasks import LoadTrace, Outcome, SimulationError, Tasks
 
 __all__ = ["StepTiming", "simulate_step"]
 
