@@ -98,6 +98,8 @@ def test_what_arrives_in_scratch_and_is_reduced_from_there_is_one_transfer():
         (('send="0" recv="-1"', 'send="-1" recv="-1"'), r"does not end: gpu 0, tb 0, step 1 \(r\) waits for gpu 1"),
         (('type="re"', 'type="nop"'), r"gpu 0, tb 0, step 1 \(r\): what arrives in s\[0\] is never used"),
         (('step s="2"', 'step s="3"'), "it stands at place 2"),
+        (('depid="0" deps="0"', 'depid="3" deps="-1"'), r"tb 1, step 0 \(rrc\): waits for step -1 of tb 3"),
+        (('depid="0" deps="0"', 'depid="3" deps="0"'), "does not end: .* waits for"),
         (("<algo", "<algo <"), "no XML"),
     ],
 )

@@ -1,0 +1,154 @@
+"""Which chunk lies where while an MSCCL program runs, and which value of it is the latest: operations become messages.
+
+MSCCL's buffers become the one room that a rank has in a schedule, with one value of each chunk.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ._collective import Collective, ScheduleError
+from ._msccl_program import LOCAL, RECEIVES, REDUCES, SENDS, Operation, Place
+
+Touches = dict[tuple[int, int], list[tuple[Operation, bool]]]
+"""By (gpu, chunk) the operations that read (False) or wrote it, in their order."""
+
+
+@dataclass(slots=True)
+class Message:
+    """A transfer under construction: read by one operation, written by another."""
+
+    source: int
+    destination: int
+    start: int
+    stop: int
+    reduce: bool
+    read: Operation
+    written: Operation
+
+
+class Rooms:
+    """The memory of all ranks; see the head of this module.
+
+    Args:
+        collective: what each rank holds at first.
+        chunks: of the whole row.
+        in_place: whether input and output share memory.
+    """
+
+    def __init__(self, collective: Collective, chunks: int, in_place: bool) -> None:
+        self._collective = collective
+        self._pieces = chunks // collective.blocks
+        self._in_place = in_place
+        self._held: dict[tuple[int, Place], int] = {}  # (gpu, place) -> chunk
+        self._current: dict[tuple[int, int], set[Place]] = {}  # (gpu, chunk) -> places with its latest value
+        self._parked: dict[tuple[int, Place], Message] = {}  # arrived in scratch, not yet reduced
+        self._touches: Touches = {}
+        for gpu in range(collective.world):
+            for chunk in range(chunks):
+                block = np.array(chunk // self._pieces)
+                if collective.before(np.array(gpu), block):
+                    self._current[gpu, chunk] = {self._home(gpu, chunk)}
+                    self._held[gpu, self._home(gpu, chunk)] = chunk
+
+    def _home(self, gpu: int, chunk: int) -> Place:
+        """Where a rank has a chunk in the beginning."""
+        block, piece = divmod(chunk, self._pieces)
+        if self._collective.kind == "all_to_all":
+            return "i", block % self._collective.world * self._pieces + piece
+        return self._same(gpu, ("i", piece)) if self._collective.kind == "all_gather" else ("i", chunk)
+
+    def _same(self, gpu: int, place: Place) -> Place:
+        """One name for a place that has two, because input and output share memory."""
+        buffer, offset = place
+        if not self._in_place:
+            return place
+        if self._collective.kind == "all_gather" and buffer == "i":
+            return "o", gpu * self._pieces + offset
+        if self._collective.kind == "reduce_scatter" and buffer == "o":
+            return "i", gpu * self._pieces + offset
+        return ("i", offset) if self._collective.kind != "all_gather" and buffer == "o" else place
+
+    def follow(self, ordered: list[Operation], sent: dict[int, Operation]) -> tuple[list[Message], Touches]:
+        """Lets operations happen in their order.
+
+        Args:
+            ordered: all operations.
+            sent: the send of each receive; see `hocket.schedule._msccl_program.run`.
+
+        Returns:
+            The messages, one a chunk, and what touched each chunk at each rank.
+
+        Raises:
+            ScheduleError: chunks touched in no order, never used, or of which a rank needs two values at once.
+        """
+        messages: list[Message] = []
+        carried: dict[tuple[int, int], int] = {}  # (order of a send, offset) -> chunk
+        for one in ordered:
+            for k in range(one.count):
+                source = self._same(one.gpu, (one.source[0], one.source[1] + k))
+                target = self._same(one.gpu, (one.target[0], one.target[1] + k))
+                if one.verb in RECEIVES:
+                    sender = sent[one.order]
+                    chunk = carried[sender.order, k]
+                    reduce = one.verb in REDUCES
+                    messages.append(Message(sender.gpu, one.gpu, chunk, chunk + 1, reduce, sender, one))
+                    self._arrive(one, messages[-1], target)
+                elif one.verb in LOCAL and one.verb != "nop":
+                    self._local(one, source, target)
+                if one.verb in SENDS:
+                    place = target if one.verb in RECEIVES else source
+                    carried[one.order, k] = self._read(one, place)
+        for (_, place), message in self._parked.items():
+            raise ScheduleError(f"{message.written}: what arrives in {place[0]}[{place[1]}] is never used")
+        self._check_order()
+        return messages, self._touches
+
+    def _arrive(self, one: Operation, message: Message, place: Place) -> None:
+        gpu, chunk = one.gpu, message.start
+        there = self._current.get((gpu, chunk))
+        if there and place not in there and not message.reduce and place[0] == "s":
+            self._parked[gpu, place] = message  # the rank has a value of its own; this one is to be reduced into it
+            return
+        self._held[gpu, place] = chunk
+        self._current[gpu, chunk] = {place}
+        self._touch(one, chunk, writes=True)
+
+    def _local(self, one: Operation, source: Place, target: Place) -> None:
+        parked = self._parked.pop((one.gpu, source), None)
+        if parked is not None:
+            parked.reduce = one.verb == "re"
+            parked.written = one
+            self._held[one.gpu, target] = parked.start
+            self._current[one.gpu, parked.start] = {target}
+            self._touch(one, parked.start, writes=True)
+            return
+        if one.verb == "re":
+            raise ScheduleError(f"{one}: reduces {source[0]}[{source[1]}], which has not just arrived from a peer")
+        chunk = self._read(one, source)
+        self._held[one.gpu, target] = chunk
+        self._current[one.gpu, chunk].add(target)
+
+    def _read(self, one: Operation, place: Place) -> int:
+        chunk = self._held.get((one.gpu, place))
+        if chunk is None or place not in self._current.get((one.gpu, chunk), ()):
+            raise ScheduleError(
+                f"{one}: reads {place[0]}[{place[1]}], which holds nothing, or a value that the rank has replaced "
+                "elsewhere; a schedule has one value of a chunk at each rank"
+            )
+        self._touch(one, chunk, writes=False)
+        return chunk
+
+    def _touch(self, one: Operation, chunk: int, *, writes: bool) -> None:
+        self._touches.setdefault((one.gpu, chunk), []).append((one, writes))
+
+    def _check_order(self) -> None:
+        """Raises if two operations touch a chunk, one of them writes, and nothing says which comes first."""
+        for (_, chunk), touches in self._touches.items():
+            for position, (later, writes) in enumerate(touches):
+                for earlier, wrote in touches[:position]:
+                    known = later.clock.get((earlier.gpu, earlier.block), -1)
+                    if (writes or wrote) and known < earlier.number:
+                        raise ScheduleError(f"{later} and {earlier} both touch chunk {chunk} with nothing between them")
