@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -56,6 +56,31 @@ class Parcel:
         dist.broadcast(self._bytes, src=self._world.root, group=self._world.group)
         if self._world.rank != 0:
             torch_adapter.foreach_copy(values, self._views)
+
+
+class Parcels:
+    """Sends tensors of several devices, a `Parcel` for each, which lasts as long as the tensors are the same.
+
+    Args:
+        world: the ranks.
+    """
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._parcels: list[Parcel] = []
+
+    def send(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Overwrites `tensors` with rank 0's values; a collective operation."""
+        by_device: dict[torch.device, list[torch.Tensor]] = {}
+        for tensor in tensors:
+            if tensor.numel():
+                by_device.setdefault(tensor.device, []).append(tensor)
+        for i, same_device in enumerate(by_device.values()):
+            if i == len(self._parcels):
+                self._parcels.append(Parcel(same_device, self._world))
+            elif not self._parcels[i].holds(same_device):
+                self._parcels[i] = Parcel(same_device, self._world)
+            self._parcels[i].send()
 
 
 def send_once(tensors: Sequence[torch.Tensor], world: World) -> None:

@@ -15,7 +15,7 @@ import torch
 from hocket.comm import torch_adapter
 
 from . import _batch
-from ._alike import Parcel, check_model, send_once
+from ._alike import Parcels, check_model, send_once
 from ._apart import is_apart, keepers
 from ._batch_norm import SynchronisedBatchNorm
 from ._reducer import Reducer
@@ -82,7 +82,7 @@ class DataParallel(torch.nn.Module):
         self._buffers_differ = broadcast_buffers
         # Gradients that other ranks' losses send through batch norm have those ranks' weights.
         self._crosses_ranks = any(isinstance(m, SynchronisedBatchNorm) for m in module.modules())
-        self._parcels: list[Parcel] = []
+        self._parcels = Parcels(world)
         self._number = next(_serial)
         self.module = module
         if world.size > 1:
@@ -143,18 +143,9 @@ class DataParallel(torch.nn.Module):
 
     def send_buffers(self) -> None:
         """Gives all ranks rank 0's buffers; a collective operation."""
-        buffers = [b for b in self.module.buffers() if b.numel()]
-        by_device: dict[torch.device, list[torch.Tensor]] = {}
-        for buffer in buffers:
-            by_device.setdefault(buffer.device, []).append(buffer)
         # Sent even if they seem unchanged: batch norm writes its statistics without raising their version counters, and
         # ranks would have to agree on it first, which costs as much as sending what most models have.
-        for i, same_device in enumerate(by_device.values()):
-            if i == len(self._parcels):
-                self._parcels.append(Parcel(same_device, self._world))
-            elif not self._parcels[i].holds(same_device):
-                self._parcels[i] = Parcel(same_device, self._world)
-            self._parcels[i].send()
+        self._parcels.send(self.module.buffers())
 
     def batch_began(self, note: _batch.Note) -> None:
         """A loader yields a batch: for losses that are computed by other methods of the model than forward.

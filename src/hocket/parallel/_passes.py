@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any, Literal, Protocol
 
 import torch
@@ -89,13 +90,7 @@ class WholePasses:
                     work = dist.all_reduce(total, group=data.group, async_op=True)
                 torch.autograd.backward(loss * (weight * data.size))
         self._form.collect()
-
-        def wait() -> torch.Tensor:
-            if work is not None:
-                work.wait()
-            return total
-
-        return wait
+        return partial(_waited_for, total, work)
 
     def value(self, part: Part, metric: LossFn) -> torch.Tensor | None:
         """See Passes."""
@@ -141,13 +136,7 @@ class StagedPasses:
             work = dist.all_reduce(total, group=self._data.group, async_op=True)
         self._form.reduce()
         self._form.collect()
-
-        def wait() -> torch.Tensor:
-            if work is not None:
-                work.wait()
-            return total
-
-        return wait
+        return partial(_waited_for, total, work)
 
     def value(self, part: Part, metric: LossFn) -> torch.Tensor | None:
         """See Passes."""
@@ -159,6 +148,13 @@ class StagedPasses:
         """All data-parallel ranks run as many micro-batches as the one with the fewest samples can."""
         fewest = max(1, part.total // self._data.size)
         self._pipeline.micro_batches = min(self._micro_batches, fewest)
+
+
+def _waited_for(total: torch.Tensor, work: Any) -> torch.Tensor:
+    """`total`, once the work that makes it, if any, is over."""
+    if work is not None:
+        work.wait()
+    return total
 
 
 def scalar(loss: Any) -> torch.Tensor:
