@@ -9,7 +9,7 @@ import numpy as np
 from hocket.schedule import Collective, Schedule, Step
 
 from ._algorithm import Form, algorithm
-from ._steps import mirrored, pipelined, placed, power_below, relabelled, rounds
+from ._steps import mirrored, piece_limit, pipelined, placed, power_below, relabelled, rounds
 
 _SOURCE = "Thakur, Rabenseifner and Gropp, Optimization of collective communication operations in MPICH, 2005"
 
@@ -24,14 +24,6 @@ def _form(collective: Collective, *, pieces: int = 1) -> Form:
     passed = Fraction(depth)  # by the root, whose port is never idle
     sent, reduced = (Fraction(1), passed) if kind == "reduce" else (passed, Fraction(0))
     return Form(depth + pieces - 1, sent, passed, reduced, messages=depth * pieces)
-
-
-def _limit(collective: Collective, *, pieces: int = 1) -> str | None:
-    if pieces < 1:
-        return f"pieces={pieces}; give 1 or more"
-    if pieces > 1 and collective.kind in ("gather", "scatter"):
-        return f"pieces={pieces}: {collective.kind} has a part a rank and is not cut further"
-    return None
 
 
 def largest_subtree(p: int) -> int:
@@ -55,7 +47,7 @@ def scattering(p: int) -> list[Step]:
     source=_SOURCE,
     kinds=("broadcast", "reduce", "scatter", "gather"),
     form=_form,
-    limit=_limit,
+    limit=piece_limit,
 )
 def binomial(collective: Collective, *, pieces: int = 1) -> Schedule:
     """Builds ceil(log2 world) steps from, or to, any root.

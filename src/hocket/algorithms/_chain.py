@@ -9,7 +9,7 @@ import numpy as np
 from hocket.schedule import Collective, Schedule, Step
 
 from ._algorithm import Form, algorithm
-from ._steps import mirrored, pipelined
+from ._steps import mirrored, piece_limit, pipelined
 
 
 def _form(collective: Collective, *, pieces: int = 1) -> Form:
@@ -21,21 +21,13 @@ def _form(collective: Collective, *, pieces: int = 1) -> Form:
     return Form(steps, Fraction(1), passed, passed * (kind == "reduce"))
 
 
-def _limit(collective: Collective, *, pieces: int = 1) -> str | None:
-    if pieces < 1:
-        return f"pieces={pieces}; give 1 or more"
-    if pieces > 1 and collective.kind in ("gather", "scatter"):
-        return f"pieces={pieces}: {collective.kind} has a part a rank and is not cut further"
-    return None
-
-
 @algorithm(
     title="Pipelined chain",
     source="Chan, Heimlich, Purkayastha and van de Geijn, Collective communication: theory, practice, and experience, "
     "2007",
     kinds=("broadcast", "reduce", "scatter", "gather"),
     form=_form,
-    limit=_limit,
+    limit=piece_limit,
     variants=({}, *({"pieces": pieces} for pieces in (4, 16, 64, 256))),
 )
 def chain(collective: Collective, *, pieces: int = 1) -> Schedule:

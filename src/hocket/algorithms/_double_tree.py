@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from hocket.schedule import Collective, Schedule, Step
 
 from ._algorithm import Form, algorithm
-from ._steps import pipelined, rounds
+from ._steps import piece_limit, pipelined, rounds
 
 
 def _form(collective: Collective, *, pieces: int = 1) -> Form:
@@ -27,10 +27,6 @@ def _form(collective: Collective, *, pieces: int = 1) -> Form:
     drain = Fraction(2 * depth - 3, pieces)
     messages = 4 * pieces + 2 * (2 * depth - 3)
     return Form(steps, Fraction(2), 2 + drain, 1 + drain / 2, messages=messages)
-
-
-def _limit(collective: Collective, *, pieces: int = 1) -> str | None:
-    return None if pieces >= 1 else f"pieces={pieces}; give 1 or more"
 
 
 def double_tree_parents(world: int) -> NDArray[np.int64]:
@@ -68,7 +64,7 @@ def _depths(parent: NDArray[np.int64]) -> NDArray[np.int64]:
     "trees are those of NCCL (src/graph/trees.cc)",
     kinds=("all_reduce",),
     form=_form,
-    limit=_limit,
+    limit=piece_limit,
     variants=({}, *({"pieces": pieces} for pieces in (4, 16, 64))),
 )
 def double_tree(collective: Collective, *, pieces: int = 1) -> Schedule:

@@ -8,7 +8,7 @@ from itertools import zip_longest
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from hocket.schedule import Step
+from hocket.schedule import Collective, Step
 
 
 def power_below(number: int) -> int:
@@ -109,6 +109,15 @@ def wrapped(
         np.concatenate([np.minimum(begin + size, chunks), over[rest]]),
         reduce=reduce,
     )
+
+
+def piece_limit(collective: Collective, *, pieces: int = 1) -> str | None:
+    """Why a vector cannot be cut into so many pieces that follow each other; None if it can."""
+    if pieces < 1:
+        return f"pieces={pieces}; give 1 or more"
+    if pieces > 1 and collective.kind in ("gather", "scatter"):
+        return f"pieces={pieces}: {collective.kind} has a part a rank and is not cut further"
+    return None
 
 
 def pipelined(stages: Sequence[Step], pieces: int) -> list[Step]:

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 
 import torch
 
+from hocket.schedule import KINDS
+
 from ._memory import Place
 from ._segment import Segment
 
@@ -25,17 +27,6 @@ _DETAIL = struct.Struct("<qqqQQ")
 _ARENA = 1  # place of the arena among the own words, all of eight bytes
 _SEQ_MASK = 0xFFFFFFFF
 
-KINDS = (
-    "barrier",
-    "all_reduce",
-    "reduce",
-    "broadcast",
-    "all_gather",
-    "reduce_scatter",
-    "all_to_all",
-    "gather",
-    "scatter",
-)
 _KIND_NUMBERS = {kind: i for i, kind in enumerate(KINDS)}
 
 _DTYPES = tuple(
