@@ -24,6 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -160,6 +161,19 @@ def align(group: Any = None) -> None:
     start = torch.tensor([time.perf_counter() + AHEAD_S], dtype=torch.float64)
     dist.all_reduce(start, dist.ReduceOp.MAX, group=group)
     time.sleep(max(0.0, start.item() - time.perf_counter()))
+
+
+def slowest(action: Callable[[], Any], group: Any) -> float:
+    """The seconds that an action takes on the slowest rank; all begin at once."""
+    import torch
+    import torch.distributed as dist
+
+    align(group)
+    begin_s = time.perf_counter()
+    action()
+    took_s = torch.tensor([time.perf_counter() - begin_s], dtype=torch.float64)
+    dist.all_reduce(took_s, dist.ReduceOp.MAX, group=group)
+    return took_s.item()
 
 
 def built(system: str, cluster: Any, nbytes: int) -> Any:

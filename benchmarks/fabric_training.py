@@ -15,11 +15,10 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
-from fabric_collectives import align
+from fabric_collectives import slowest
 
 SYSTEMS = ("gloo", "hocket, host-based", "hocket, aggregator")
 
@@ -120,19 +119,6 @@ def train(spec: dict[str, Any], group: Any, gloo: Any) -> tuple[list[float], lis
     dist.all_reduce(means, group=gloo)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     return alone_s, times_s, (means / dist.get_world_size()).tolist(), parameters
-
-
-def slowest(action: Any, group: Any) -> float:
-    """The seconds that an action takes on the slowest rank; all begin at once."""
-    import torch
-    import torch.distributed as dist
-
-    align(group)
-    begin_s = time.perf_counter()
-    action()
-    took_s = torch.tensor([time.perf_counter() - begin_s], dtype=torch.float64)
-    dist.all_reduce(took_s, dist.ReduceOp.MAX, group=group)
-    return took_s.item()
 
 
 def stage(name: str, steps: int) -> tuple[Any, list[tuple[Any, Any]], Any]:

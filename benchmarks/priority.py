@@ -21,11 +21,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fabric_collectives import align
+from fabric_collectives import slowest
 
 PROFILES = {  # KB of gradients and ms of forward of each layer
     "vgg": [(10, 12), (40, 18), (80, 18), (160, 18), (300, 18), (300, 18), (300, 18), (3000, 12), (500, 6), (20, 2)],
@@ -146,19 +145,6 @@ def work(spec: dict[str, Any]) -> None:
         Path(spec["directory"], "told.json").write_text(json.dumps(told))
     dist.barrier(group=gloo)
     dist.destroy_process_group()
-
-
-def slowest(action: Callable[[], Any], group: Any) -> float:
-    """The seconds that an action takes on the slowest rank; all begin at once."""
-    import torch
-    import torch.distributed as dist
-
-    align(group)
-    begin_s = time.perf_counter()
-    action()
-    took_s = torch.tensor([time.perf_counter() - begin_s], dtype=torch.float64)
-    dist.all_reduce(took_s, dist.ReduceOp.MAX, group=group)
-    return took_s.item()
 
 
 def waiting(name: str, scale: float, size: int) -> tuple[Any, Any, Any]:

@@ -15,7 +15,7 @@ NVLS_POINTS = {2**24: 125.65e9, 2**28: 249.23e9}
 
 
 def nvls(world: int) -> Schedule:
-    """The owner of chunk r pulls its sum through the switch, then has it multicast (facts 2.9)."""
+    """The owner of chunk r pulls its sum through the switch, then has it multicast, as NCCL's NVLS does."""
     ranks, chunk = (grid.ravel() for grid in np.meshgrid(np.arange(world), np.arange(world)))
     own = np.arange(world)
     steps = (
@@ -40,7 +40,7 @@ def seconds(schedule: Schedule, efficiency: float, nbytes: int, overhead_s: floa
 def report() -> str:
     """The fit, and what it says of 2 to 8 GPUs."""
     ring_rate = RING_BUSBW / WIRE
-    # busbw = wire x 2 (n - 1) / (n + 1) for NVLS (facts 1), so at 8 GPUs the wire reaches this:
+    # NVLS has S + S/n cross every link, so busbw = wire x 2 (n - 1) / (n + 1), and at 8 GPUs the wire reaches this:
     nvls_rate = NVLS_BUSBW / (2 * 7 / 9) / WIRE
     ring8, nvls8 = algorithms.get("ring")(Collective("all_reduce", 8)), nvls(8)
     # Least squares of the relative error in the one unknown, which time is linear in.

@@ -65,7 +65,7 @@ def test_concurrent_trees_share_their_links() -> None:
 
 
 def nvls(world: int) -> Schedule:
-    """Owner of chunk r pulls the sum of chunk r through the switch, then multicasts it (facts 2.9)."""
+    """Owner of chunk r pulls the sum of chunk r through the switch, then multicasts it, as NCCL's NVLS does."""
     ranks, chunk = (grid.ravel() for grid in np.meshgrid(np.arange(world), np.arange(world)))
     own = np.arange(world)
     steps = (
@@ -99,7 +99,7 @@ def test_ranges_that_overlap_in_a_switch_are_refused() -> None:
 
 
 def test_calibrated_on_eight_gpus_reduction_in_nvswitches_pays_from_five_on() -> None:
-    """Fitted on 8 GPUs only (facts 4: ring 367.5, NVLS 480 GB/s busbw); NCCL takes NVLS from 5 GPUs of an H200 on."""
+    """Fitted on 8 GPUs (NCCL issue 1455: ring 367.5, NVLS 480 GB/s busbw); NCCL takes NVLS from 5 GPUs of an H200."""
     ring_rate, nvls_rate = 367.5e9, 480e9 * 9 / 14  # busbw of NVLS is the wire's times 2 (n - 1) / (n + 1)
 
     def busbw(schedule: Schedule, wire_Bps: float) -> float:

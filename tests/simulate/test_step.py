@@ -165,7 +165,7 @@ def test_graphs_that_make_no_sense_are_refused() -> None:
 
 
 def test_unequal_stages_give_the_published_throughput_of_torchgpipe() -> None:
-    """torchgpipe, AmoebaNet-D on 2 and 4 devices (facts 7): 26.7, 41.1 and 47.4 samples/s at 1, 4 and 32 micro-batches.
+    """torchgpipe documents AmoebaNet-D on 2 devices: 26.7, 41.1 and 47.4 samples/s at 1, 4 and 32 micro-batches.
 
     The share of the slowest stage is fitted on the row of 2 devices and 32 micro-batches; the others are predicted.
     """
