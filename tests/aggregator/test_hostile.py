@@ -12,6 +12,7 @@ import pytest
 
 from hocket.aggregator import (
     AggregationClient,
+    AggregationError,
     AggregatorLostError,
     ElementType,
     FailCode,
@@ -25,7 +26,7 @@ from hocket.aggregator import _codec as codec
 from hocket.aggregator import _frames as wire
 from hocket.aggregator._handshake import key_of, prove
 
-from .world import TOKEN, aggregators, members
+from .world import TOKEN, aggregators, members, members_of_tree
 
 OTHER = b"another token, also long enough"
 
@@ -47,6 +48,11 @@ def all_reduce(group, numel=1000, timeout_s=10.0, value=1):
 def still_serves(server, **settings):
     results = members(server, 3, all_reduce, name=secrets.token_hex(4), **settings)
     assert all((result == 3).all() for result in results)
+
+
+def _die(client):
+    client._link.sock.close()
+    client.error = AggregatorLostError("died")
 
 
 class Raw:
@@ -341,8 +347,7 @@ def test_a_member_that_dies_ends_the_operation_on_all_others_at_once_and_by_name
         if position == 1:
             time.sleep(0.3)
             died_s.append(time.monotonic())
-            client._link.sock.close()
-            client.error = AggregatorLostError("died")
+            _die(client)
             return None
         return all_reduce(group, 1_000_000, timeout_s=60)
 
@@ -443,54 +448,37 @@ def test_a_stopped_aggregator_is_noticed_by_its_silence():
         thread.join()
 
 
+def _struck_tree(servers, strike):
+    """What four members below two leaves meet in an operation before which the last of them does `strike(group)`."""
+
+    def action(group):
+        all_reduce(group)
+        if group.position == 3:
+            strike(group)
+        try:
+            return all_reduce(group, 500_000, timeout_s=20)
+        except AggregationError as error:
+            return error
+
+    return members_of_tree(servers, (2, 2), action)
+
+
 def test_a_leaf_that_dies_is_known_by_name_in_the_whole_tree():
     with aggregators(3) as servers:
-        outcome = {}
 
-        def one(position):
-            leaf = position // 2
-            levels = (Level(2, position % 2, position, 1), Level(2, leaf, 2 * leaf, 2))
-            client = AggregationClient(servers[1 + leaf].address, TOKEN)
-            group = client.join("tree", 4, position, levels=levels, label=f"rank {position}")
-            group.wait(10)
-            all_reduce(group)
-            if position == 3:
-                time.sleep(0.2)
-                servers[2].stop()
-            try:
-                all_reduce(group, 500_000, timeout_s=20)
-            except Exception as error:
-                outcome[position] = error
-            client.close()
+        def strike(group):
+            time.sleep(0.2)
+            servers[2].stop()
 
-        with ThreadPoolExecutor(4) as pool:
-            list(pool.map(one, range(4)))
-        assert len(outcome) == 4
-        assert "agg1" in str(outcome[0]) or "agg2" in str(outcome[0])
-        assert isinstance(outcome[0], GroupFailedError)
+        outcomes = _struck_tree(servers, strike)
+        assert all(isinstance(outcome, AggregationError) for outcome in outcomes)
+        assert isinstance(outcomes[0], GroupFailedError)
+        assert "agg1" in str(outcomes[0]) or "agg2" in str(outcomes[0])
 
 
 def test_a_member_of_another_leaf_that_dies_is_known_by_name():
     with aggregators(3) as servers:
-        outcome = {}
-
-        def one(position):
-            leaf = position // 2
-            levels = (Level(2, position % 2, position, 1), Level(2, leaf, 2 * leaf, 2))
-            client = AggregationClient(servers[1 + leaf].address, TOKEN)
-            group = client.join("tree", 4, position, levels=levels, label=f"rank {position}")
-            group.wait(10)
-            all_reduce(group)
-            if position == 3:
-                client._link.sock.close()
-                client.error = AggregatorLostError("died")
-                return
-            try:
-                all_reduce(group, 500_000, timeout_s=20)
-            except GroupFailedError as error:
-                outcome[position] = (error.code, error.member, "rank 3" in str(error))
-            client.close()
-
-        with ThreadPoolExecutor(4) as pool:
-            list(pool.map(one, range(4)))
-        assert outcome == dict.fromkeys(range(3), (FailCode.MEMBER_LOST, 3, True))
+        outcomes = _struck_tree(servers, lambda group: _die(group.client))[:3]
+        assert [(one.code, one.member, "rank 3" in str(one)) for one in outcomes] == [
+            (FailCode.MEMBER_LOST, 3, True)
+        ] * 3

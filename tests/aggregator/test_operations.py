@@ -5,9 +5,9 @@ import itertools
 import numpy as np
 import pytest
 
-from hocket.aggregator import AggregationClient, AggregationError, ElementType, Kind, Level, Limits, Operator, fold
+from hocket.aggregator import AggregationClient, AggregationError, ElementType, Kind, Limits, Operator, fold
 
-from .world import TOKEN, aggregators, members
+from .world import TOKEN, aggregators, members, members_of_tree
 
 INTEGERS = [t for t in ElementType if "FLOAT" not in t.name]
 FLOATS = [t for t in ElementType if "FLOAT" in t.name]
@@ -222,31 +222,6 @@ def test_every_kind_with_every_root(total, numel):
     _check_every_kind(outcome, numel, lambda given: sum(given[1:], start=given[0]))
 
 
-def _in_tree(servers, shape, action, *args):
-    """`shape`: how many members each leaf has; the root is servers[0]."""
-    from concurrent.futures import ThreadPoolExecutor
-
-    total = sum(shape)
-    firsts = [sum(shape[:i]) for i in range(len(shape))]
-
-    def one(position):
-        leaf = max(i for i, first in enumerate(firsts) if first <= position)
-        levels = (
-            Level(shape[leaf], position - firsts[leaf], position, 1),
-            Level(len(shape), leaf, firsts[leaf], shape[leaf]),
-        )
-        client = AggregationClient(servers[1 + leaf].address, TOKEN)
-        try:
-            group = client.join("tree", total, position, levels=levels, label=f"rank {position}")
-            group.wait(20)
-            return action(group, *args)
-        finally:
-            client.close()
-
-    with ThreadPoolExecutor(total) as pool:
-        return list(pool.map(one, range(total)))
-
-
 @pytest.mark.parametrize("shape", [(1, 1), (2, 3), (3, 1, 2)])
 def test_a_tree_of_aggregators_sums_its_leaves_first(shape):
     def by_leaves(given):
@@ -258,7 +233,7 @@ def test_a_tree_of_aggregators_sums_its_leaves_first(shape):
         return sum(sums[1:], start=sums[0])
 
     with aggregators(1 + len(shape)) as servers:
-        outcome = _in_tree(servers, shape, _every_kind, 333)
+        outcome = members_of_tree(servers, shape, _every_kind, 333)
         for server in servers:
             assert server.stats().operations["all_reduce"] == 1
     _check_every_kind(outcome, 333, by_leaves)
@@ -266,7 +241,7 @@ def test_a_tree_of_aggregators_sums_its_leaves_first(shape):
 
 def test_a_tree_without_a_parent_fails_with_the_reason():
     with aggregators() as server, pytest.raises(AggregationError, match="which has no parent"):
-        _in_tree([None, server], (2, 2)[:1], _every_kind, 1)
+        members_of_tree([None, server], (2, 2)[:1], _every_kind, 1)
 
 
 def test_a_long_message_needs_no_more_memory_than_the_windows():

@@ -4,7 +4,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
-from hocket.aggregator import AggregationClient, Aggregator, Limits
+from hocket.aggregator import AggregationClient, Aggregator, Level, Limits
 
 TOKEN = b"a token of a test, long enough"
 
@@ -29,6 +29,12 @@ def aggregators(count=1, limits=None, parent=None, tokens=(TOKEN,)):
             assert not thread.is_alive()
 
 
+def on_threads(total, one):
+    """Calls `one(position)` on a thread for each member and returns the results in order."""
+    with ThreadPoolExecutor(total) as pool:
+        return list(pool.map(one, range(total)))
+
+
 def members(server, total, action, *args, name="world", **settings):
     """Calls `action(group, *args)` on a thread for each member and returns the results in order."""
 
@@ -41,5 +47,26 @@ def members(server, total, action, *args, name="world", **settings):
         finally:
             client.close()
 
-    with ThreadPoolExecutor(total) as pool:
-        return list(pool.map(one, range(total)))
+    return on_threads(total, one)
+
+
+def members_of_tree(servers, shape, action, *args):
+    """The same below a root, `servers[0]`, and leaves that have as many members each as `shape` says."""
+    total = sum(shape)
+    firsts = [sum(shape[:i]) for i in range(len(shape))]
+
+    def one(position):
+        leaf = max(i for i, first in enumerate(firsts) if first <= position)
+        levels = (
+            Level(shape[leaf], position - firsts[leaf], position, 1),
+            Level(len(shape), leaf, firsts[leaf], shape[leaf]),
+        )
+        client = AggregationClient(servers[1 + leaf].address, TOKEN)
+        try:
+            group = client.join("tree", total, position, levels=levels, label=f"rank {position}")
+            group.wait(20)
+            return action(group, *args)
+        finally:
+            client.close()
+
+    return on_threads(total, one)

@@ -23,6 +23,7 @@ from hocket.comm._seat import Seat, seat
 from hocket.profile import Recorder
 from hocket.testing import run_ranks
 
+from .host_world import on_hosts, run
 from .test_random_operations import _programs
 
 TOKEN = "the token of these tests, long enough"
@@ -92,19 +93,6 @@ def aggregator(tmp_path):
         yield process
 
 
-def _on_hosts(layout, action, *args):
-    os.environ["HOCKET_HOST"] = f"host{layout[int(os.environ['RANK'])]}"
-    dist.init_process_group("hocket")
-    try:
-        return action(*args)
-    finally:
-        dist.destroy_process_group()
-
-
-def run(layout, action, *args, **settings):
-    return run_ranks(_on_hosts, len(layout), layout, action, *args, backend=None, timeout_s=60, **settings)
-
-
 def _stats():
     (stats,) = comm.aggregation_stats().values()
     return stats
@@ -167,7 +155,7 @@ def test_what_the_aggregator_can_do_goes_there_and_the_rest_elsewhere_and_both_a
 
 def _in_tree(addresses, order, *args):
     os.environ["HOCKET_AGGREGATOR"] = addresses[order[int(os.environ["RANK"])]]
-    return _on_hosts(range(9), *args)
+    return on_hosts(range(9), *args)
 
 
 @pytest.mark.parametrize("order", [[0, 0, 1], [0, 1, 0]], ids=["in order", "in turn"])
@@ -238,7 +226,7 @@ def _told(addresses):
     address = addresses[int(os.environ["RANK"])]
     if not address:
         del os.environ["HOCKET_AGGREGATOR"]
-    return _on_hosts(range(9), _untold)
+    return on_hosts(range(9), _untold)
 
 
 def _untold():

@@ -1,7 +1,5 @@
 """Ranks on several hosts (told apart by HOCKET_HOST): two levels, schedules between hosts, the same results."""
 
-import os
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -10,8 +8,8 @@ from torch.distributed import ReduceOp
 from hocket import comm
 from hocket.profile import Recorder
 from hocket.schedule import ScheduleError
-from hocket.testing import run_ranks
 
+from .host_world import run
 from .test_random_operations import _programs
 
 LAYOUTS = {
@@ -21,20 +19,6 @@ LAYOUTS = {
     "uneven": [0, 0, 1],
     "two hosts of three": [0, 0, 0, 1, 1, 1],
 }
-
-
-def _on_hosts(layout, action, *args):
-    """Opens the group with each rank on its emulated host, then does something."""
-    os.environ["HOCKET_HOST"] = f"host{layout[int(os.environ['RANK'])]}"
-    dist.init_process_group("hocket")
-    try:
-        return action(*args)
-    finally:
-        dist.destroy_process_group()
-
-
-def run(layout, action, *args, **settings):
-    return run_ranks(_on_hosts, len(layout), layout, action, *args, backend=None, timeout_s=100, **settings)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)

@@ -1,10 +1,8 @@
 """Fabrics for tests, which are skipped where the kernel makes no namespaces; and what sees that nothing is left."""
 
-import os
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +11,7 @@ import pytest
 
 from hocket.cluster import load
 from hocket.fabric import Fabric, FabricError
+from tests.processes import processes_with
 
 Up = Callable[..., Fabric]
 
@@ -55,30 +54,7 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     yield directory
     assert list(directory.iterdir()) == []
     directory.rmdir()
-    assert processes_of(directory) == []
-
-
-def processes_of(directory: Path) -> list[int]:
-    """The processes that a test has started and that still run."""
-    mark = f"TMPDIR={directory}".encode()
-    found = []
-    for name in os.listdir("/proc"):
-        if name.isdigit() and int(name) != os.getpid():
-            try:
-                if mark in Path(f"/proc/{name}/environ").read_bytes().split(b"\0"):
-                    found.append(int(name))
-            except OSError:
-                continue
-    return found
-
-
-def until(condition: Callable[[], Any], limit_s: float = 60.0) -> Any:
-    """Wait until something is so."""
-    end_s = time.monotonic() + limit_s
-    while not (value := condition()):
-        assert time.monotonic() < end_s, "it did not happen in time"
-        time.sleep(0.01)
-    return value
+    assert processes_with("TMPDIR", directory) == []
 
 
 @pytest.fixture

@@ -11,7 +11,8 @@ import pytest
 
 from hocket.fabric import Fabric, FabricError, fabrics
 from hocket.fabric._namespace import in_network
-from tests.fabric.conftest import Up, processes_of, until
+from tests.fabric.conftest import Up
+from tests.processes import processes_with, until
 
 STUBBORN = ["bash", "-c", "trap '' TERM INT HUP; setsid sleep 1000 & while :; do sleep 1; done"]
 SPEC = "star:hosts=2,bandwidth=80Mbit/s"
@@ -60,7 +61,7 @@ time.sleep(1000)
     owner.kill()
     owner.communicate()
     until(lambda: gone(fabric, temporary))
-    until(lambda: processes_of(temporary) == [])
+    until(lambda: processes_with("TMPDIR", temporary) == [])
 
 
 def test_what_keeper_and_warden_could_not_end_goes_with_the_next_fabric(up: Up, temporary: Path) -> None:

@@ -14,7 +14,7 @@ from hocket.cluster import load
 from hocket.fabric import fabrics, wire
 from hocket.launch import ArgumentError, launch
 from hocket.launch._fabric import Sites, sites, spread
-from tests.fabric.conftest import processes_of, until
+from tests.processes import processes_with, until
 
 SPEC = "star:hosts=2,bandwidth=80Mbit/s"
 NAMES = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "HOCKET_HOST", "GLOO_SOCKET_IFNAME")
@@ -84,7 +84,7 @@ def test_a_killed_launcher_takes_its_fabric_and_its_ranks_with_it(temporary: Pat
     finally:
         launcher.kill()
         launcher.communicate()
-    until(lambda: processes_of(temporary) == [], limit_s=30.0)
+    until(lambda: processes_with("TMPDIR", temporary) == [], limit_s=30.0)
     assert fabrics() == []
 
 

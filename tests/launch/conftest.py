@@ -1,18 +1,17 @@
 """Jobs started as a user starts them, and ways to see that nothing of them is left."""
 
 import io
-import os
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hocket.launch import LaunchResult, _sweep, launch
+from hocket.launch import LaunchResult, launch
+from tests.processes import processes_with, until
 
 Script = Callable[[str], str]
 
@@ -29,31 +28,7 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
         monkeypatch.delenv(variable, raising=False)
     yield directory
     assert list(directory.iterdir()) == []
-    assert processes_of(tmp_path) == []
-
-
-def processes_of(test: Path) -> list[int]:
-    """The processes that a test has started, however they were started, and that still run."""
-    found = []
-    mark = f"HOCKET_TEST={test}".encode()
-    for name in os.listdir("/proc"):
-        if name.isdigit() and int(name) != os.getpid() and _sweep.start_ticks(int(name)) is not None:
-            try:
-                environment = Path(f"/proc/{name}/environ").read_bytes()
-            except OSError:
-                continue
-            if mark in environment.split(b"\0"):
-                found.append(int(name))
-    return found
-
-
-def until(condition: Callable[[], Any], limit_s: float = 60.0) -> Any:
-    """Wait until something is so."""
-    end_s = time.monotonic() + limit_s
-    while not (value := condition()):
-        assert time.monotonic() < end_s, "it did not happen in time"
-        time.sleep(0.01)
-    return value
+    assert processes_with("HOCKET_TEST", tmp_path) == []
 
 
 @pytest.fixture
@@ -116,4 +91,4 @@ def wait_until() -> Callable[..., Any]:
 @pytest.fixture
 def running(tmp_path: Path) -> Callable[[], list[int]]:
     """The processes of this test that run."""
-    return lambda: processes_of(tmp_path)
+    return lambda: processes_with("HOCKET_TEST", tmp_path)

@@ -69,6 +69,11 @@ def part_of_a_run(plan: Plan, load: str = "", save: str = "", until: int = 11, n
     trainer = hocket.Trainer(model, loss_fn, optimizer, plan, sample=data.tensors[0][:4])
     if load:
         schedule.load_state_dict(trainer.load(load))
+    return train_until(until, trainer, loader, schedule, save)
+
+
+def train_until(until: int, trainer: hocket.Trainer, loader: Any, schedule: Any, save: str) -> list[float]:
+    """Trains until so many steps are made, and ends with the checkpoint `save`, if that is not empty; the losses."""
     losses = []
     while trainer.steps < until:
         for batch in trainer.batches(loader):
@@ -76,8 +81,8 @@ def part_of_a_run(plan: Plan, load: str = "", save: str = "", until: int = 11, n
             schedule.step()
             if trainer.steps == until:
                 break
-        if save and trainer.steps == until:
-            trainer.save(save, schedule.state_dict())
+    if save:
+        trainer.save(save, schedule.state_dict())
     return losses
 
 

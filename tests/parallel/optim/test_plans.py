@@ -116,16 +116,7 @@ def part(optimizer_name: str, plan: Plan, load: str, save: str, until: int) -> l
     loader = DataLoader(data, batch_size=programs.BATCH, shuffle=True)
     if load:
         schedule.load_state_dict(trainer.load(load))
-    losses = []
-    while trainer.steps < until:
-        for batch in trainer.batches(loader):
-            losses.append(float(trainer.step(batch)))
-            schedule.step()
-            if trainer.steps == until:
-                break
-    if save:
-        trainer.save(save, schedule.state_dict())
-    return losses
+    return trainer_programs.train_until(until, trainer, loader, schedule, save)
 
 
 def parts(cases: list[tuple[Any, ...]]) -> list[list[float]]:
