@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable
 from typing import Any
 
-from ._compose import Composition
+from ._composition import Composition
 from ._layout import BucketSizes
 from ._replicas import Replicas
 from ._world import World

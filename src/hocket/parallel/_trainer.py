@@ -19,7 +19,8 @@ from . import _checkpoint, _world
 from ._auto import auto_plan
 from ._bucket_trial import BucketTrial
 from ._clip import clip
-from ._compose import Composition, compose
+from ._compose import compose
+from ._composition import Composition
 from ._loader import DistributedLoader, SharedLoader
 from ._memory import StateBytes
 from ._parts import Part, Splitter
