@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
-from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset, default_collate
+from torch.utils.data import BatchSampler, DataLoader
 
 from . import _batch, _shares, _world
 from ._cut import Cutter
@@ -16,6 +15,15 @@ from ._data_parallel import send_stale_buffers
 from ._rng import States, Stream, mix
 from ._samples import RankSampler, SeededDataset, each
 from ._shares import Share
+from ._user_loader import (
+    draw_worker_seed,
+    expected_size,
+    generators,
+    inner_loader,
+    loads_by_index,
+    refuse_divided_sampler,
+    samplers,
+)
 from ._world import World
 
 
@@ -41,11 +49,11 @@ class SharedLoader:
         self._skip = 0  # batches to leave out at the beginning of the next iteration
         self._given: Any = None  # random state to begin with, other than rank 0's
         self._seed_samples = seed_samples
-        self._by_index = _loads_by_index(loader)
+        self._by_index = loads_by_index(loader)
         self._upcoming = 0  # the epoch that the next iteration is to be
         self._position = 0  # the epoch for which the random numbers stand ready
         self._stream: Stream | None = None
-        self._refuse_divided_sampler()
+        refuse_divided_sampler(loader)
 
     def __iter__(self) -> Iterator[Any]:
         raise NotImplementedError
@@ -62,7 +70,7 @@ class SharedLoader:
         index. A sampler with a `set_epoch` of its own is told too.
         """
         self._upcoming = epoch
-        for sampler in self._samplers():
+        for sampler in samplers(self.loader):
             if callable(getattr(sampler, "set_epoch", None)):
                 sampler.set_epoch(epoch)
 
@@ -91,7 +99,7 @@ class SharedLoader:
         self._sampler.skip = self._begun = self._take_skip()
         self._sampler.shares = shares = deque[Share]()
         with self._stream:
-            self._worker_generator.manual_seed(mix(self._draw_worker_seed(epoch), self._among.rank))
+            self._worker_generator.manual_seed(mix(draw_worker_seed(self.loader, epoch), self._among.rank))
         for part in self._inner:
             self._begun += 1
             yield shares.popleft(), part
@@ -142,10 +150,10 @@ class SharedLoader:
 
     def _start(self) -> Any:
         """Takes over rank 0's random state; a collective operation, once in the life of a loader."""
-        generators = self._generators()
-        mine: Any = self._given or (torch.initial_seed(), States.now(), [g.get_state() for g in generators])
+        found = generators(self.loader)
+        mine: Any = self._given or (torch.initial_seed(), States.now(), [g.get_state() for g in found])
         self._seed, self._initial, self._initial_generators = self.world.from_root(mine)
-        for generator, state in zip(generators, self._initial_generators, strict=True):
+        for generator, state in zip(found, self._initial_generators, strict=True):
             generator.set_state(state)
         self._stream = Stream(self._initial)
         if self._by_index:
@@ -177,7 +185,7 @@ class SharedLoader:
     def _seek(self, stream: Stream) -> None:
         if self._upcoming < self._position:
             stream.restart(self._initial)
-            for generator, state in zip(self._generators(), self._initial_generators, strict=True):
+            for generator, state in zip(generators(self.loader), self._initial_generators, strict=True):
                 generator.set_state(state)
             self._position = 0
         while self._position < self._upcoming:
@@ -188,35 +196,9 @@ class SharedLoader:
     def _draw_and_drop(self, epoch: int) -> None:
         """Draws what one epoch draws."""
         if isinstance(self.loader, DataLoader):
-            self._draw_worker_seed(epoch)
+            draw_worker_seed(self.loader, epoch)
             if self._by_index and hasattr(self.loader.batch_sampler, "__len__"):  # an endless one has only one epoch
                 deque(self.loader.batch_sampler, maxlen=0)  # type: ignore[arg-type]
-
-    def _draw_worker_seed(self, epoch: int) -> int:
-        """Draws as torch's DataLoader does when it starts its workers, before the sampler draws."""
-        loader: Any = self.loader
-        if epoch > 0 and loader.persistent_workers:
-            return 0
-        return int(torch.empty((), dtype=torch.int64).random_(generator=loader.generator))
-
-    # --- what the user's loader is made of --------------------------------------------------------------------------
-
-    def _samplers(self) -> list[Any]:
-        batch_sampler = getattr(self.loader, "batch_sampler", None)
-        found = (batch_sampler, getattr(batch_sampler, "sampler", None), getattr(self.loader, "sampler", None))
-        return list({id(s): s for s in found if s is not None}.values())
-
-    def _generators(self) -> list[torch.Generator]:
-        found = (getattr(owner, "generator", None) for owner in itertools.chain([self.loader], self._samplers()))
-        return list({id(g): g for g in found if isinstance(g, torch.Generator)}.values())
-
-    def _refuse_divided_sampler(self) -> None:
-        for sampler in self._samplers():
-            if isinstance(sampler, DistributedSampler) and sampler.num_replicas > 1:
-                raise ValueError(
-                    "the loader's DistributedSampler already divides the data set among ranks, and hocket would divide "
-                    "it again. Pass a plain loader, such as DataLoader(dataset, batch_size=GLOBAL, shuffle=True)"
-                )
 
 
 class DistributedLoader(SharedLoader):
@@ -283,43 +265,6 @@ class ShardedLoader(SharedLoader):
         whole, rest = divmod(len(batches.sampler), batches.batch_size)  # type: ignore[arg-type]
         rank = self._among.rank
         return whole * (batches.batch_size > rank) + (rest > rank and not batches.drop_last)
-
-
-def _loads_by_index(loader: Any) -> bool:
-    """Whether a rank can load its samples alone: a DataLoader that works as torch's does, on a map-style data set."""
-    return (
-        isinstance(loader, DataLoader)
-        and type(loader).__iter__ is DataLoader.__iter__
-        and loader.batch_sampler is not None
-        and not isinstance(loader.dataset, IterableDataset)
-    )
-
-
-def expected_size(loader: Any) -> int | None:
-    """How many samples the first batch has; None if that is not known or not needed."""
-    if isinstance(loader, DataLoader) and loader.collate_fn is default_collate:
-        return None  # which stacks samples, so that no list has an entry for each
-    size = getattr(loader, "batch_size", None)
-    return size if isinstance(size, int) else None
-
-
-def inner_loader(
-    loader: DataLoader[Any], dataset: SeededDataset, sampler: RankSampler, generator: torch.Generator
-) -> DataLoader[Any]:
-    return DataLoader(
-        dataset,
-        batch_sampler=sampler,
-        num_workers=loader.num_workers,
-        collate_fn=loader.collate_fn,
-        pin_memory=loader.pin_memory,
-        timeout=loader.timeout,
-        worker_init_fn=loader.worker_init_fn,
-        multiprocessing_context=loader.multiprocessing_context,
-        generator=generator,
-        prefetch_factor=loader.prefetch_factor,
-        persistent_workers=loader.persistent_workers,
-        in_order=True,  # parts of one batch must meet
-    )
 
 
 def _brief(mark: list[Any]) -> str:

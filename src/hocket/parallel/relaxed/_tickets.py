@@ -10,10 +10,11 @@ from typing import Any, Protocol
 from hocket.comm import torch_adapter
 
 from .._cut import Cutter
-from .._loader import SharedLoader, expected_size, inner_loader
+from .._loader import SharedLoader
 from .._rng import Stream
 from .._samples import Key, RankSampler, SeededDataset, each
 from .._shares import Share
+from .._user_loader import expected_size, inner_loader
 from .._world import World
 
 

@@ -1,0 +1,83 @@
+"""What a user's loader is made of: its samplers and generators, how it loads, and what it draws at an epoch's start."""
+
+from __future__ import annotations
+
+from itertools import chain
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, default_collate
+
+from ._samples import RankSampler, SeededDataset
+
+
+def samplers(loader: Any) -> list[Any]:
+    """The samplers of a DataLoader; of other loaders what they have under the same names."""
+    batch_sampler = getattr(loader, "batch_sampler", None)
+    found = (batch_sampler, getattr(batch_sampler, "sampler", None), getattr(loader, "sampler", None))
+    return list({id(s): s for s in found if s is not None}.values())
+
+
+def generators(loader: Any) -> list[torch.Generator]:
+    """The generators that it and its samplers draw from, but for torch's global one."""
+    found = (getattr(owner, "generator", None) for owner in chain([loader], samplers(loader)))
+    return list({id(g): g for g in found if isinstance(g, torch.Generator)}.values())
+
+
+def refuse_divided_sampler(loader: Any) -> None:
+    """Refuses a loader that gives each rank a part of the data set already.
+
+    Raises:
+        ValueError: it does.
+    """
+    for sampler in samplers(loader):
+        if isinstance(sampler, DistributedSampler) and sampler.num_replicas > 1:
+            raise ValueError(
+                "the loader's DistributedSampler already divides the data set among ranks, and hocket would divide "
+                "it again. Pass a plain loader, such as DataLoader(dataset, batch_size=GLOBAL, shuffle=True)"
+            )
+
+
+def draw_worker_seed(loader: Any, epoch: int) -> int:
+    """Draws as torch's DataLoader does when it starts its workers, before the sampler draws."""
+    if epoch > 0 and loader.persistent_workers:
+        return 0
+    return int(torch.empty((), dtype=torch.int64).random_(generator=loader.generator))
+
+
+def loads_by_index(loader: Any) -> bool:
+    """Whether a rank can load its samples alone: a DataLoader that works as torch's does, on a map-style data set."""
+    return (
+        isinstance(loader, DataLoader)
+        and type(loader).__iter__ is DataLoader.__iter__
+        and loader.batch_sampler is not None
+        and not isinstance(loader.dataset, IterableDataset)
+    )
+
+
+def expected_size(loader: Any) -> int | None:
+    """How many samples the first batch has; None if that is not known or not needed."""
+    if isinstance(loader, DataLoader) and loader.collate_fn is default_collate:
+        return None  # which stacks samples, so that no list has an entry for each
+    size = getattr(loader, "batch_size", None)
+    return size if isinstance(size, int) else None
+
+
+def inner_loader(
+    loader: DataLoader[Any], dataset: SeededDataset, sampler: RankSampler, generator: torch.Generator
+) -> DataLoader[Any]:
+    """The user's loader with another data set, sampler and generator."""
+    return DataLoader(
+        dataset,
+        batch_sampler=sampler,
+        num_workers=loader.num_workers,
+        collate_fn=loader.collate_fn,
+        pin_memory=loader.pin_memory,
+        timeout=loader.timeout,
+        worker_init_fn=loader.worker_init_fn,
+        multiprocessing_context=loader.multiprocessing_context,
+        generator=generator,
+        prefetch_factor=loader.prefetch_factor,
+        persistent_workers=loader.persistent_workers,
+        in_order=True,  # parts of one batch must meet
+    )
