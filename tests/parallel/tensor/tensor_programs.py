@@ -15,8 +15,8 @@ from hocket.parallel._world import current
 from hocket.parallel.pipeline import split
 from hocket.parallel.tensor import TensorParallel, is_leaf, parallelize
 from hocket.parallel.tensor import _functions as functions
-from hocket.parallel.tensor._split import Split, cut
 from hocket.profile import Recorder
+from hocket.workload.division import Split, cut
 
 from ..user_models import CASES, Case
 from .odd_models import Deceptive, Dropping, Odd

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from hocket.parallel._world import World
 from hocket.parallel.tensor._interpret import Interpreter, note, noted
-from hocket.parallel.tensor._split import CannotSplit, Split, cut
+from hocket.workload.division import CannotSplit, Split, cut
 
 RANKS = 2
 OTHER = torch.randn(8, 4, generator=torch.Generator().manual_seed(1))

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hocket.parallel.tensor._split import CannotSplit, Split, cut, join, reshaped
+from hocket.workload.division import CannotSplit, Split, cut, join, reshaped
 
 
 def numbered(shape: tuple[int, ...]) -> torch.Tensor:

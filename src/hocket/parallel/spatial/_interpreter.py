@@ -9,8 +9,9 @@ from typing import Any
 
 from torch.overrides import TorchFunctionMode
 
+from hocket.workload.division import function_name
+
 from .._trees import mapped, tensors_in
-from ..tensor._record import function_name
 from . import _convolutions, _elementwise, _norms, _pools, _reductions, _resample, _shapes
 from ._register import RULES
 from ._site import CannotDivide, Groups, Site, note, noted

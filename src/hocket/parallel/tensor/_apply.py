@@ -8,15 +8,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from hocket.workload.division import CHANNEL, Recording, Region, Role, Split, Value, cut, cut_tensors
+
 from .._world import World
 from ._attention import CutMultiheadAttention
 from ._interpret import Interpretation, interpret
 from ._layers import CUT_CLASSES, Form, Shared
-from ._record import Recording, Value
-from ._regions import CHANNEL, Region, Role
-from ._split import Split, cut
-
-_TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
 
 class Applied:
@@ -76,8 +73,8 @@ class Applied:
         self._forms[module] = form
         module.__class__ = kind
 
-    def _cut(self, tensor: torch.Tensor | None, split: Split) -> None:
-        if tensor is None or id(tensor) in self.cuts:
+    def _cut(self, tensor: torch.Tensor, split: Split) -> None:
+        if id(tensor) in self.cuts:
             return
         full = tensor.data
         self._undo.append(lambda: setattr(tensor, "data", full))
@@ -88,42 +85,22 @@ class Applied:
         world, segments, kind = self._world, role.split.segments, type(module)
         channel = CHANNEL.get(kind, -1)
         form = Form(world, role.kind, channel, segments, role.whole, tuple(shared), noted and not role.whole)
+        for tensor, split in cut_tensors(module, role):
+            self._cut(tensor, split)
         if role.kind == "heads":
-            self._cut_heads(module, form, role.whole)
-            return
-        if role.kind == "channels":
-            self._cut_channels(module, segments)
-            return
-        if role.kind not in ("dropout", "summed"):
-            output = role.kind in ("column", "vocabulary")
-            if kind is nn.Embedding:
-                output = role.kind == "vocabulary"
-            self._cut(module.weight, Split(int(output == isinstance(module, _TRANSPOSED)), segments))
-            if role.kind == "column" and kind is not nn.Embedding:
-                self._cut(module.bias, Split(0, segments))
-        self._become(module, CUT_CLASSES[kind], form)
+            self._set(module, "weights_used", role.whole)
+            self._become(module, CutMultiheadAttention, form)
+        elif role.kind == "channels":
+            self._narrow_channels(module)
+        else:
+            self._become(module, CUT_CLASSES[kind], form)
 
-    def _cut_channels(self, module: Any, segments: tuple[int, ...]) -> None:
-        for name in ("weight", "bias", "running_mean", "running_var"):
-            tensor = getattr(module, name, None)
-            if tensor is not None:
-                per_channel = tensor.shape[0] // sum(segments)
-                self._cut(tensor, Split(0, tuple(s * per_channel for s in segments)))
+    def _narrow_channels(self, module: Any) -> None:
         for name in ("num_features", "num_groups", "num_channels", "num_parameters", "groups", "in_channels"):
             if hasattr(module, name):
                 self._set(module, name, getattr(module, name) // self._world.size)
         if type(module) in CHANNEL:
             self._set(module, "out_channels", module.out_channels // self._world.size)
-
-    def _cut_heads(self, module: nn.MultiheadAttention, form: Form, weights_used: bool) -> None:
-        size = module.embed_dim
-        self._cut(module.in_proj_weight, Split(0, (size,) * 3))
-        self._cut(module.in_proj_bias, Split(0, (size,) * 3))
-        for matrix in (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight):
-            self._cut(matrix, Split(0, (size,)))
-        self._cut(module.out_proj.weight, Split(1, (size,)))
-        self._set(module, "weights_used", weights_used)
-        self._become(module, CutMultiheadAttention, form)
 
     def _without_fast_path(self, encoder: Any) -> None:
         """Torch's fused inference takes weights out of the layers, which are parts now."""

@@ -9,11 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from hocket.workload.division import Split, cut
+
 from ._functions import gather, reduce_from
 from ._interpret import as_it_is
 from ._layers import Form
 from ._numbers import own_numbers
-from ._split import Split, cut
 
 
 class CutMultiheadAttention(nn.MultiheadAttention):

@@ -20,8 +20,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from hocket.workload.division import Split, cut, join
+
 from .._world import World
-from ._split import Split, cut, join
 
 
 def copy_to(world: World, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:

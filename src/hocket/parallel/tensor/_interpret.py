@@ -18,16 +18,24 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from hocket.workload.division import (
+    ALL_RULES,
+    NO_ANSWER,
+    CannotSplit,
+    Operand,
+    Part,
+    Site,
+    Split,
+    cut,
+    function_name,
+    leaves,
+    mapped,
+)
+
 from .._world import World
-from ._call import NO_ANSWER, Operand, Part, Site
 from ._functions import copy_to
 from ._numbers import own_numbers
-from ._record import function_name, leaves, mapped
-from ._rules import RULES
-from ._shape_rules import SHAPE_RULES
-from ._split import CannotSplit, Split, cut
 
-ALL_RULES = {**RULES, **SHAPE_RULES}
 _NOTE = "_hocket_split"
 # What layers with weights call for themselves: their weights are parts already.
 _LAYERS = frozenset(

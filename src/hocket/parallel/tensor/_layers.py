@@ -15,14 +15,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from hocket.workload.division import SEQUENCE, Split
+
 from .._world import World
 from ._functions import copy_to, gather, gather_partial, reduce_from, reduce_scatter, scatter
 from ._interpret import as_it_is, note, noted
 from ._numbers import own_numbers
-from ._split import Split
-
-SEQUENCE = -2
-"""The dim that sequence parallelism cuts, from the end: positions, or samples where those come second."""
 
 
 class Shared:

@@ -8,17 +8,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from hocket.workload.division import Collective, Region, Split, apart, choose, cut, record, sequences, tally
+
 from .._alike import check_model, send_once
+from .._rng import restored
 from .._trees import mapped as with_tensors
+from .._trees import tensors_in
 from .._world import World
 from ._apply import Applied
 from ._numbers import align
-from ._plan import apart, choose
-from ._record import record
-from ._regions import Region
-from ._sequence import sequences
-from ._split import Split, cut
-from ._tally import Collective, tally
 from ._verify import Verifier
 
 
@@ -142,7 +140,8 @@ def parallelize(
     sample = with_tensors(tuple(sample), lambda t: t.detach().cpu().requires_grad_(t.requires_grad))
     sample = with_tensors(world.from_root(sample), lambda t: t.detach().to(device).requires_grad_(t.requires_grad))
     align(world, device)
-    recording = record(model, sample)
+    with restored():
+        recording = record(model, lambda: model(*sample), tensors_in)
     choice = choose(model, recording, world.size)
     regions = choice.regions
     wrong: list[tuple[Region, str]] = []

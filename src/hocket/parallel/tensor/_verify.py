@@ -15,14 +15,12 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from hocket.workload.division import DROPOUT, DROPOUTS, Recording, Region, Split, cut, function_name
+
 from .._rng import restored
 from .._trees import tensors_in
 from .._world import World
 from ._apply import Applied
-from ._record import DROPOUTS, Recording, function_name
-from ._regions import Region
-from ._rules import DROPOUT
-from ._split import Split, cut
 
 _TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-3, torch.float16: 5e-2, torch.bfloat16: 2e-1}
 _SEED = 20

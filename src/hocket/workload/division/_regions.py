@@ -16,8 +16,8 @@ from torch import nn
 
 from ._call import NO_ANSWER, NeedsSplit, Operand, Part, Site
 from ._homes import homes
-from ._interpret import ALL_RULES
 from ._record import DROPOUTS, Call, Recording, Value, leaves, mapped
+from ._shape_rules import ALL_RULES
 from ._split import CannotSplit, Split
 
 CHANNEL: dict[type[nn.Module], int] = {
@@ -29,7 +29,7 @@ CHANNEL: dict[type[nn.Module], int] = {
     nn.ConvTranspose2d: -3,
     nn.ConvTranspose3d: -4,
 }
-_TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 _ATTEMPTS = 16
 
@@ -272,7 +272,7 @@ class Search:
 
     def _grouped(self, region: Region, call: Call, split: Split) -> Split:
         module: Any = call.module
-        if isinstance(module, _TRANSPOSED) or len(split.segments) > 1 or module.groups % self.ranks:
+        if isinstance(module, TRANSPOSED) or len(split.segments) > 1 or module.groups % self.ranks:
             raise CannotSplit(
                 f"{self.names[module]} has {module.groups} groups of channels, which cannot be shared out"
             )

@@ -12,10 +12,12 @@ from torch import nn
 
 from ._call import NeedsSplit
 from ._homes import homes
-from ._layers import SEQUENCE
 from ._record import DROPOUTS, Call, Recording, Value
 from ._regions import Region, Search, Stuck
 from ._split import CannotSplit, Split
+
+SEQUENCE = -2
+"""The dim that sequence parallelism cuts, from the end: positions, or samples where those come second."""
 
 
 def sequences(

@@ -8,15 +8,14 @@ called.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
-
-from .._rng import restored
-from .._trees import tensors_in
 
 WEIGHTED: tuple[type[nn.Module], ...] = (
     nn.Linear,
@@ -101,11 +100,15 @@ class Recording:
         calls: in order.
         outputs: the values that the model returned.
         entries: by name of a module that is looked into, its arguments each time that it was called.
+        storages: the values in each storage, see `storage_of`; while the tensors live.
+        complete: whether the model has returned.
     """
 
     calls: list[Call] = field(default_factory=list)
     outputs: list[Value] = field(default_factory=list)
     entries: dict[str, list[Any]] = field(default_factory=dict)
+    storages: dict[int, list[Value]] = field(default_factory=dict)
+    complete: bool = False
 
 
 def mapped(fn: Callable[[Any], Any], tree: Any) -> Any:
@@ -156,13 +159,13 @@ class _Recorder(TorchFunctionMode):
         self.recording = Recording()
         self._names = {id(t): n for n, t in (*model.named_parameters(), *model.named_buffers())}
         self._values: dict[int, Value] = {}
-        self._kept: list[torch.Tensor] = []  # so that no id is used twice
+        self._kept: list[tuple[torch.Tensor, Value]] = []  # so that no id is used twice
         self.path: list[str] = []
         self.inside_module = 0
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if self.inside_module:
+        if self.inside_module or self.recording.complete:
             return func(*args, **kwargs)
         before = self.valued((tuple(args), kwargs))
         result = func(*args, **kwargs)
@@ -189,37 +192,70 @@ class _Recorder(TorchFunctionMode):
             name = self._names.get(id(tensor), "")
             value = Value(tuple(tensor.shape), tensor.element_size(), tensor.requires_grad, None, name)
             self._values[id(tensor)] = value
-            self._kept.append(tensor)
+            self._kept.append((tensor, value))
         value.grad = value.grad or tensor.requires_grad  # what an autograd function makes gets its gradient at its end
         return value
 
+    def complete(self, outputs: list[torch.Tensor]) -> None:
+        """The model has returned; what comes after it is not its own."""
+        self.recording.complete = True
+        self.recording.outputs = [self._value(tensor) for tensor in outputs]
+        for tensor, value in self._kept:
+            self.recording.storages.setdefault(storage_of(tensor), []).append(value)
 
-def record(model: nn.Module, sample: tuple[Any, ...]) -> Recording:
-    """Runs the model on the sample in training mode and returns what it did.
 
-    Random numbers, buffers and modes are afterwards what they were.
+def storage_of(tensor: torch.Tensor) -> int:
+    """A number that is the storage's own while it lives."""
+    key: int = StorageWeakRef(tensor.untyped_storage()).cdata  # type: ignore[no-untyped-call]
+    return key
+
+
+Returned = Callable[[Any], list[torch.Tensor]]
+
+
+def record(model: nn.Module, run: Callable[[], Any], tensors_in: Returned) -> Recording:
+    """Has `run` run the model on a sample in training mode, and returns what the model did.
+
+    Buffers and modes are afterwards what they were; random numbers are the caller's to restore. `tensors_in` finds the
+    tensors in what the model returns.
     """
     modes = {module: module.training for module in model.modules()}
     buffers = [(b, b.detach().clone()) for b in model.buffers()]
-    recorder = _Recorder(model)
-    handles = []
     if not model.training:
         model.train()
     try:
-        for name, module in model.named_modules():
-            handles += _listen(recorder, name, module)
-        with restored(), torch.enable_grad(), recorder:
-            result = model(*sample)
-        recorder.recording.outputs = [recorder.valued(tensor) for tensor in tensors_in(result)]
+        with recorded(model, tensors_in) as recording, torch.enable_grad():
+            run()
     finally:
-        for handle in handles:
-            handle.remove()
         for module, mode in modes.items():
             module.training = mode
         with torch.no_grad():
             for buffer, saved in buffers:
                 buffer.copy_(saved)
-    return recorder.recording
+    return recording
+
+
+@contextmanager
+def recorded(model: nn.Module, tensors_in: Returned) -> Iterator[Recording]:
+    """In the block the model's first forward pass is recorded; the recording grows call by call."""
+    recorder = _Recorder(model)
+    handles = []
+
+    def completed(_: nn.Module, _args: Any, result: Any) -> None:
+        if not recorder.recording.complete:
+            recorder.inside_module += 1  # what is asked of tensors here is no call of the model's
+            recorder.complete(tensors_in(result))
+            recorder.inside_module -= 1
+
+    try:
+        for name, module in model.named_modules():
+            handles += _listen(recorder, name, module)
+        handles.append(model.register_forward_hook(completed))
+        with recorder:
+            yield recorder.recording
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def _listen(recorder: _Recorder, name: str, module: nn.Module) -> list[Any]:
@@ -227,7 +263,7 @@ def _listen(recorder: _Recorder, name: str, module: nn.Module) -> list[Any]:
 
         def enter(_: nn.Module, args: Any, kwargs: Any) -> None:
             recorder.path.append(name)
-            if not recorder.inside_module:
+            if not (recorder.inside_module or recorder.recording.complete):
                 recorder.recording.entries.setdefault(name, []).append(recorder.valued((tuple(args), dict(kwargs))))
 
         return [
@@ -237,7 +273,8 @@ def _listen(recorder: _Recorder, name: str, module: nn.Module) -> list[Any]:
     pending: list[Any] = []
 
     def before(_: nn.Module, args: Any, kwargs: Any) -> None:
-        pending.append(recorder.valued((tuple(args), dict(kwargs))) if not recorder.inside_module else None)
+        listening = not (recorder.inside_module or recorder.recording.complete)
+        pending.append(recorder.valued((tuple(args), dict(kwargs))) if listening else None)
         recorder.inside_module += 1
 
     def after(_: nn.Module, args: Any, kwargs: Any, result: Any) -> None:

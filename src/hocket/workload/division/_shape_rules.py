@@ -9,7 +9,7 @@ import torch
 
 from ._call import Operand, Part, Site, cut_operand
 from ._index_rule import getitem
-from ._rules import HARMLESS, Outcome, Rule
+from ._rules import HARMLESS, RULES, Outcome, Rule
 from ._split import CannotSplit, Split, reshaped
 
 
@@ -277,3 +277,5 @@ SHAPE_RULES: dict[str, Rule] = {
     "getitem": getitem,
     "pixel_shuffle": pixel_shuffle,
 }
+
+ALL_RULES: dict[str, Rule] = {**RULES, **SHAPE_RULES}
