@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 from hocket.workload import (
     PARTS,
     SHAPES,
+    Exchange,
     Layer,
     Operation,
+    Share,
     Workload,
     WorkloadError,
     named_transformer,
@@ -26,6 +28,21 @@ _names = st.text(st.characters(codec="ascii", categories=["L", "N", "P", "Zs"]),
 )
 _sizes = st.floats(0, 1e18, allow_nan=False)
 _operations = st.builds(Operation, _names, _sizes, _sizes, _sizes, st.sampled_from(PARTS), st.integers(0, 9))
+_exchanges = st.builds(
+    Exchange,
+    st.sampled_from(["forward", "backward"]),
+    st.sampled_from(["all_reduce", "all_gather", "reduce_scatter"]),
+    _sizes,
+    st.integers(1, 9),
+    st.booleans(),
+)
+_shares = st.builds(
+    Share,
+    degree=st.integers(2, 64),
+    parameter_bytes=_sizes,
+    operations=st.lists(_operations, max_size=2).map(tuple),
+    exchanges=st.lists(_exchanges, max_size=2).map(tuple),
+)
 _layers = st.builds(
     Layer,
     name=_names,
@@ -37,6 +54,7 @@ _layers = st.builds(
     forward_s=st.floats(0, 10),
     fixed_share=st.floats(0, 1),
     tensor_limit=st.integers(1, 128),
+    shares=st.lists(_shares, max_size=2).map(tuple),
 )
 
 

@@ -5,16 +5,18 @@
 
 from typing import TYPE_CHECKING, Any
 
+from ._share import PARTS as PARTS
+from ._share import Exchange as Exchange
+from ._share import Operation as Operation
+from ._share import Share as Share
+from ._share import WorkloadError as WorkloadError
 from ._text import parse as parse
 from ._text import to_text as to_text
 from ._transformer import SHAPES as SHAPES
 from ._transformer import named_transformer as named_transformer
 from ._transformer import transformer as transformer
-from ._workload import PARTS as PARTS
 from ._workload import Layer as Layer
-from ._workload import Operation as Operation
 from ._workload import Workload as Workload
-from ._workload import WorkloadError as WorkloadError
 
 if TYPE_CHECKING:
     from ._capture import capture as capture
@@ -22,8 +24,10 @@ if TYPE_CHECKING:
 __all__ = [
     "PARTS",
     "SHAPES",
+    "Exchange",
     "Layer",
     "Operation",
+    "Share",
     "Workload",
     "WorkloadError",
     "capture",

@@ -8,17 +8,19 @@ timed, and a model of any size can be captured. Ops between layers belong to the
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map
 
+from ._share import Operation, WorkloadError
+from ._shares import Holding, shares_of
 from ._timing import Timing, optimizer_time, time_of
 from ._trace import Trace, trace_of
 from ._units import Loss, Unit, samples, units_of
-from ._workload import Layer, Operation, Workload, WorkloadError
+from ._workload import Layer, Workload
 
 __all__ = ["capture"]
 
@@ -34,7 +36,7 @@ def capture(
     device: str | torch.device | None = None,
     optimizer: str = "adam",
     repeats: int = 3,
-    tensor: Mapping[str, int] | None = None,
+    degrees: Sequence[int] = (2, 4, 8),
     unit: str = "sample",
 ) -> Workload:
     """Run a step of a model and say what it asked for. Its parameters and gradients stay as they are.
@@ -50,7 +52,8 @@ def capture(
         device: Where to run: "meta" to run nothing; the model's own if not given.
         optimizer: "sgd", "momentum" or "adam": how much state it has per parameter.
         repeats: Timed steps at the least, up to four times as many if they are short; the lower quartile counts.
-        tensor: By name of a layer, among how many workers it can be divided; others are not divided.
+        degrees: Numbers of workers for which to tell how they divide the layers' tensors, by the rule by which the
+            Trainer does (`hocket.workload.division`).
         unit: What a sample is called.
 
     Raises:
@@ -86,7 +89,7 @@ def capture(
                 if key in buffers:
                     value.copy_(buffers[key])
     size = samples(batch)
-    layers = _layers(here, units, trace, timing, _STATE_NBYTES[optimizer], tensor or {})
+    layers = _layers(here, units, trace, timing, _STATE_NBYTES[optimizer], degrees)
     precision = str(next((p.dtype for p in here.parameters()), torch.float32)).removeprefix("torch.")
     source = "captured on the meta device" if place.type == "meta" else f"captured on {place.type}"
     return Workload(name or type(model).__name__, size, layers, precision, source, unit, optimizer_s)
@@ -98,30 +101,24 @@ def _layers(
     trace: Trace,
     timing: Timing | None,
     state_nbytes: int,
-    tensor: Mapping[str, int],
+    degrees: Sequence[int],
 ) -> tuple[Layer, ...]:
     order = list(dict.fromkeys(trace.order))  # a unit that runs twice stands where it ran first
     order += [index for index in range(len(units)) if index not in order]
     place = {index: position for position, index in enumerate(order)}
     owned = {id(parameter) for unit in units for parameter in unit.module.parameters()}
     loose = [parameter for parameter in model.parameters() if id(parameter) not in owned]
+    held: dict[int, Holding] = {}
     counted: set[int] = set()
+    for index in order:
+        own = [*units[index].module.parameters(), *(loose if place[index] == 0 else ())]
+        held[index] = Holding([one for one in own if id(one) not in counted], state_nbytes)
+        counted.update(id(one) for one in own)
+    shares = shares_of(model, trace, held, degrees)
     layers = []
     for index in order:
-        unit = units[index]
-        own = [*unit.module.parameters(), *(loose if place[index] == 0 else ())]
-        fresh = [one for one in own if id(one) not in counted]
-        counted.update(id(one) for one in fresh)
-        trained = [one for one in fresh if one.requires_grad]
-        limit = tensor.get(unit.name, 1)
-        work = Operation(
-            "forward",
-            trace.flops[index],
-            trace.moved[index],
-            trace.saved[index],
-            "divided" if limit > 1 else "shared",
-            max(1, trace.calls[index]),
-        )
+        unit, own_state, spent = units[index], held[index], trace.total(index)
+        work = Operation("forward", spent.flops, spent.moved, spent.saved, calls=max(1, spent.calls))
         crossing = sum(
             nbytes
             for nbytes, first, last in trace.lives.values()
@@ -131,19 +128,15 @@ def _layers(
             Layer(
                 unit.name,
                 type(unit.module).__name__,
-                sum(one.numel() for one in fresh),
-                sum(one.numel() * one.element_size() for one in fresh),
-                sum(one.numel() * one.element_size() for one in trained),
-                sum(one.numel() for one in trained) * state_nbytes,
+                sum(one.numel() for one in own_state.parameters),
+                *own_state.nbytes(),
                 float(crossing),
                 (work,),
                 forward_s=timing.forward_s[index] if timing else 0.0,
                 backward_s=timing.backward_s[index] if timing else 0.0,
                 fixed_share=round(timing.fixed_share[index], 6) if timing else 0.0,
-                tensor_limit=limit,
-                reductions=1 if limit > 1 else 0,
-                reduced_bytes=float(crossing) if limit > 1 else 0.0,
-                tensors=len(fresh),
+                tensors=len(own_state.parameters),
+                shares=shares.get(index, ()),
             )
         )
     return tuple(layers)

@@ -1,13 +1,15 @@
-"""The text form of a workload: a line a layer, a line an operation; layers that are alike are written once."""
+"""The text form of a workload: a line a layer, an operation, a share, an exchange; layers that are alike come once."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import shlex
+from collections.abc import Callable
 from typing import Any
 
-from ._workload import Layer, Operation, Workload, WorkloadError
+from ._share import Exchange, Operation, Share, WorkloadError
+from ._workload import Layer, Workload
 
 __all__ = ["parse", "to_text"]
 
@@ -27,6 +29,10 @@ def to_text(workload: Workload) -> str:
         seen[nameless] = layer.name
         lines.append(f"layer {_word(layer.name)}{_fields(layer)}")
         lines += [f"  {_word(one.name)}{_fields(one)}" for one in layer.operations]
+        for share in layer.shares:
+            lines.append(f"  over {share.degree}{_fields(share)}")
+            lines += [f"    {_word(one.name)}{_fields(one)}" for one in share.operations]
+            lines += [f"    exchange {one.phase} {one.kind}{_fields(one)}" for one in share.exchanges]
     return "\n".join(lines) + "\n"
 
 
@@ -47,8 +53,7 @@ def parse(text: str) -> Workload:
             if line.startswith("  "):
                 if not layers:
                     raise WorkloadError("an operation stands before the first layer")
-                operation = Operation(words[0], **_values(Operation, words[1:]))
-                layers[-1] = dataclasses.replace(layers[-1], operations=(*layers[-1].operations, operation))
+                layers[-1] = _with(layers[-1], words, inner=line.startswith("    "))
             elif words[0] == "layer" and words[2:3] == ["like"]:
                 layers.append(dataclasses.replace(by_name[words[3]], name=words[1]))
             elif words[0] == "layer":
@@ -74,28 +79,65 @@ def parse(text: str) -> Workload:
     return Workload(name, batch, tuple(layers), optimizer_s=optimizer_s, **head)
 
 
+def _with(layer: Layer, words: list[str], *, inner: bool) -> Layer:
+    """The layer with what a line below it says: of itself, or of the last of its shares if the line is an inner one."""
+    if not inner and words[0] == "over" and words[1:2] and words[1].isdecimal():
+        share = Share(int(words[1]), **_values(Share, words[2:]))
+        return dataclasses.replace(layer, shares=(*layer.shares, share))
+    if not inner:
+        operation = Operation(words[0], **_values(Operation, words[1:]))
+        return dataclasses.replace(layer, operations=(*layer.operations, operation))
+    if not layer.shares:
+        raise WorkloadError("what a share holds stands before the first line `over DEGREE`")
+    *others, share = layer.shares
+    if words[0] == "exchange" and len(words) > 2 and "=" not in words[1]:
+        exchange = Exchange(words[1], words[2], **_values(Exchange, words[3:]))
+        share = dataclasses.replace(share, exchanges=(*share.exchanges, exchange))
+    else:
+        operation = Operation(words[0], **_values(Operation, words[1:]))
+        share = dataclasses.replace(share, operations=(*share.operations, operation))
+    return dataclasses.replace(layer, shares=(*others, share))
+
+
 def _word(text: str) -> str:
     return shlex.quote(text)
 
 
-def _fields(value: Layer | Operation) -> str:
+_Value = Layer | Operation | Share | Exchange
+# What has a place of its own in the text.
+_PLACED = ("name", "operations", "shares", "degree", "exchanges", "phase")
+
+
+def _placed(kind: type[_Value]) -> tuple[str, ...]:
+    return (*_PLACED, "kind") if kind is Exchange else _PLACED
+
+
+def _fields(value: _Value) -> str:
     """Every field that is not as it is by default, as " name=value"."""
     words = []
     for one in dataclasses.fields(value):
         entry = getattr(value, one.name)
-        if one.name in ("name", "operations") or entry == one.default:
+        if one.name in _placed(type(value)) or entry == one.default:
             continue
         words.append(f" {one.name}={_word(entry) if isinstance(entry, str) else json.dumps(entry)}")
     return "".join(words)
 
 
-def _values(kind: type[Layer] | type[Operation], words: list[str]) -> dict[str, Any]:
+def _truth(text: str) -> bool:
+    if text not in ("true", "false"):
+        raise WorkloadError(f"{text!r} is neither true nor false")
+    return text == "true"
+
+
+_READERS: dict[str, Callable[[str], Any]] = {"int": int, "float": float, "bool": _truth}
+
+
+def _values(kind: type[_Value], words: list[str]) -> dict[str, Any]:
     types = {one.name: str(one.type) for one in dataclasses.fields(kind)}
     values: dict[str, Any] = {}
     for word in words:
         name, equals, text = word.partition("=")
-        if not equals or name not in types or name in ("name", "operations"):
+        if not equals or name not in types or name in _placed(kind):
             raise WorkloadError(f"{word!r} is no field of a {kind.__name__.lower()}; there are {', '.join(types)}")
-        read = {"int": int, "float": float}.get(types[name], str)
-        values[name] = read(text)
+        values[name] = _READERS.get(types[name], str)(text)
     return values

@@ -1,4 +1,4 @@
-"""What a forward pass does, unit by unit: FLOPs, bytes, what autograd keeps, and who reads what."""
+"""What a forward pass does, unit by unit and call by call: FLOPs, bytes, what autograd keeps, and who reads what."""
 
 from __future__ import annotations
 
@@ -9,28 +9,50 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 from torch.utils.flop_counter import flop_registry
 
-from ._units import Loss, Unit, hooked
-from ._workload import WorkloadError
+from ._share import WorkloadError
+from ._units import Loss, Unit, hooked, returned
+from .division import Recording, recorded, storage_of
 
-__all__ = ["Trace", "trace_of"]
+__all__ = ["Spent", "Trace", "trace_of"]
+
+
+@dataclass
+class Spent:
+    """What something asks for: floating-point operations, bytes read and written, bytes kept, kernels."""
+
+    flops: float = 0.0
+    moved: float = 0.0
+    saved: float = 0.0
+    calls: int = 0
 
 
 @dataclass
 class Trace:
     """What one forward pass did, by index of the unit."""
 
+    recording: Recording
     order: list[int] = field(default_factory=list)
-    flops: defaultdict[int, float] = field(default_factory=lambda: defaultdict(float))
-    moved: defaultdict[int, float] = field(default_factory=lambda: defaultdict(float))
-    calls: defaultdict[int, int] = field(default_factory=lambda: defaultdict(int))
-    saved: defaultdict[int, float] = field(default_factory=lambda: defaultdict(float))
+    # By unit, and the place of the call in the recording.
+    spent: defaultdict[tuple[int, int], Spent] = field(default_factory=lambda: defaultdict(Spent))
+    # What autograd keeps: unit, call, storage, bytes.
+    saved: list[tuple[int, int, int, int]] = field(default_factory=list)
     # Of every storage that was made: bytes, and the places in `order` of its maker and of its last reader.
     lives: dict[int, tuple[int, int, int]] = field(default_factory=dict)
+
+    def total(self, unit: int) -> Spent:
+        """Of all calls in a unit."""
+        mine = [spent for (where, _), spent in self.spent.items() if where == unit]
+        flops, moved = sum(one.flops for one in mine), sum(one.moved for one in mine)
+        return Spent(flops, moved, sum(one.saved for one in mine), sum(one.calls for one in mine))
+
+    @property
+    def call(self) -> int:
+        """Where the call that runs now will stand in the recording; -1 after the model's end."""
+        return -1 if self.recording.complete else len(self.recording.calls)
 
 
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -43,44 +65,47 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        trace, unit = self.trace, self.at[-1]
+        trace = self.trace
+        spent = trace.spent[self.at[-1], trace.call]
         given = [one for one in tree_flatten((args, kwargs or {}))[0] if isinstance(one, Tensor)]
         made = [one for one in tree_flatten(out)[0] if isinstance(one, Tensor)]
-        keys = {_key(one) for one in given}
+        keys = {storage_of(one) for one in given}
         step = max(0, len(trace.order) - 1)
         for key in keys:
             if key in trace.lives:
                 nbytes, first, last = trace.lives[key]
                 trace.lives[key] = (nbytes, first, max(last, step))
-        fresh = [one for one in made if _key(one) not in keys]
+        fresh = [one for one in made if storage_of(one) not in keys]
         for one in fresh:
             self._alive.append(one)
-            if _key(one) not in self.ignored:
-                trace.lives[_key(one)] = (one.untyped_storage().nbytes(), step, step)
+            if storage_of(one) not in self.ignored:
+                trace.lives[storage_of(one)] = (one.untyped_storage().nbytes(), step, step)
         in_place = bool(made) and func.overloadpacket.__name__.endswith("_")
         if fresh or in_place:  # a view moves nothing
-            trace.moved[unit] += sum(one.numel() * one.element_size() for one in (*given, *made))
-            trace.calls[unit] += 1
+            spent.moved += sum(one.numel() * one.element_size() for one in (*given, *made))
+            spent.calls += 1
         if func.overloadpacket in flop_registry:
-            trace.flops[unit] += flop_registry[func.overloadpacket](*args, **(kwargs or {}), out_val=out)
+            spent.flops += flop_registry[func.overloadpacket](*args, **(kwargs or {}), out_val=out)
         return out
 
 
 def trace_of(model: nn.Module, units: list[Unit], batch: Any, run: Loss) -> Trace:
-    trace, at = Trace(), [0]
-    ignored = {_key(one) for one in (*model.parameters(), *model.buffers())}
+    at = [0]
+    ignored = {storage_of(one) for one in (*model.parameters(), *model.buffers())}
     for one in tree_flatten(batch)[0]:
         if isinstance(one, Tensor):
-            ignored.add(_key(one))
+            ignored.add(storage_of(one))
     seen: set[int] = set(ignored)
     packed: list[Tensor] = []
 
     def pack(saved: Tensor) -> Tensor:
-        key = _key(saved)
+        key = storage_of(saved)
         if key not in seen:
             seen.add(key)
             packed.append(saved)
-            trace.saved[at[-1]] += saved.untyped_storage().nbytes()
+            nbytes = saved.untyped_storage().nbytes()
+            trace.spent[at[-1], trace.call].saved += nbytes
+            trace.saved.append((at[-1], trace.call, key, nbytes))
         return saved
 
     def enter(index: int) -> None:
@@ -88,6 +113,7 @@ def trace_of(model: nn.Module, units: list[Unit], batch: Any, run: Loss) -> Trac
         at[-1] = index
 
     with ExitStack() as stack:
+        trace = Trace(stack.enter_context(recorded(model, returned)))
         for index, unit in enumerate(units):
             stack.enter_context(hooked(unit.module.register_forward_pre_hook(lambda *_, i=index: enter(i))))
         stack.enter_context(torch.autograd.graph.saved_tensors_hooks(pack, lambda saved: saved))
@@ -96,8 +122,3 @@ def trace_of(model: nn.Module, units: list[Unit], batch: Any, run: Loss) -> Trac
     if not isinstance(result, Tensor) or not result.requires_grad:
         raise WorkloadError(f"capture: the loss of {type(model).__name__} has no gradient; give `loss`")
     return trace
-
-
-def _key(one: Tensor) -> int:
-    key: int = StorageWeakRef(one.untyped_storage()).cdata  # type: ignore[no-untyped-call]
-    return key

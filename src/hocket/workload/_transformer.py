@@ -7,7 +7,8 @@ kernels fused as in those papers: bias with GeLU, bias with dropout and residual
 
 from __future__ import annotations
 
-from ._workload import Layer, Operation, Workload, WorkloadError
+from ._share import Operation, WorkloadError
+from ._workload import Layer, Workload
 
 __all__ = ["SHAPES", "named_transformer", "transformer"]
 

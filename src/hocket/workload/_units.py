@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,9 +11,9 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
-from ._workload import WorkloadError
+from ._share import WorkloadError
 
-__all__ = ["Loss", "Unit", "hooked", "samples", "units_of"]
+__all__ = ["Loss", "Unit", "hooked", "returned", "samples", "units_of"]
 
 Loss = Callable[[nn.Module, Any], Tensor]
 
@@ -52,3 +53,14 @@ def samples(batch: Any) -> int:
         if isinstance(one, Tensor) and one.dim():
             return int(one.shape[0])
     raise WorkloadError("capture: the sample holds no tensor with a dimension that counts samples")
+
+
+def returned(result: Any) -> list[Tensor]:
+    """The tensors in what a model returns: in tuples, lists, dictionaries and dataclasses."""
+    found = []
+    for one in tree_flatten(result)[0]:
+        if isinstance(one, Tensor):
+            found.append(one)
+        elif dataclasses.is_dataclass(one):
+            found += returned([getattr(one, entry.name) for entry in dataclasses.fields(one)])
+    return found

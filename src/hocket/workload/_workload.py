@@ -5,43 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
 
-__all__ = ["PARTS", "Layer", "Operation", "Workload", "WorkloadError"]
+from ._share import Exchange, Operation, Share, WorkloadError
 
-Part = Literal["shared", "divided", "core"]
-PARTS: tuple[str, ...] = get_args(Part)
-
-
-class WorkloadError(ValueError):
-    """A workload cannot be read or made; the message says where and what to do."""
-
-
-@dataclass(frozen=True, slots=True)
-class Operation:
-    """One kernel, or several that belong together, of a layer's forward pass over the whole batch.
-
-    Attributes:
-        name: What it is called.
-        flops: Floating-point operations.
-        moved_bytes: What it reads and writes in the device's memory, at the least.
-        saved_bytes: What it leaves in memory for the backward pass.
-        part: What tensor parallelism makes of it: "divided" among the group; "shared", every rank does all of it unless
-            the sequence is divided; "core", divided, and done again in the backward pass by selective recomputation,
-            which then keeps nothing of it.
-        calls: Kernels that it launches.
-    """
-
-    name: str
-    flops: float = 0.0
-    moved_bytes: float = 0.0
-    saved_bytes: float = 0.0
-    part: Part = "shared"
-    calls: int = 1
-
-    def __post_init__(self) -> None:
-        if self.part not in PARTS:
-            raise WorkloadError(f"operation {self.name!r}: part {self.part!r} is not one of {', '.join(PARTS)}")
+__all__ = ["Layer", "Workload"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +27,12 @@ class Layer:
         forward_s: Measured time of its forward pass over the batch; 0 if not measured.
         backward_s: Measured time of its backward pass; 0 if not measured.
         fixed_share: Part of the measured times that does not shrink with the batch.
-        tensor_limit: Among how many ranks it can be divided at most; degrees that divide this number can be used.
-        reductions: All-reduces of its output that dividing it takes in each of the forward and backward passes.
+        tensor_limit: Of a layer known by its shape alone: among how many ranks it can be divided at most. Degrees that
+            divide this number can be used, and its operations say what of them is divided.
+        reductions: All-reduces of its output that dividing it so takes in each of the forward and backward passes.
         reduced_bytes: What each of them reduces, for the whole batch.
         tensors: How many its parameters are, counted one by one; 0 if unknown.
+        shares: Of a captured layer: what one rank does of it, for each number of ranks that can divide it.
     """
 
     name: str
@@ -81,6 +50,33 @@ class Layer:
     reductions: int = 0
     reduced_bytes: float = 0.0
     tensors: int = 0
+    shares: tuple[Share, ...] = ()
+
+    def share(self, degree: int, *, sequence: bool = False) -> Share:
+        """What one of `degree` ranks does that divide tensors; all of the layer, if so many cannot divide it.
+
+        Args:
+            degree: How many ranks.
+            sequence: Whether they divide the sequence in what they do not divide otherwise.
+        """
+        for one in self.shares:
+            if one.degree == degree:
+                return one
+        divided = degree > 1 and self.tensor_limit > 1 and self.tensor_limit % degree == 0
+        each = degree if divided else 1
+        parameters, gradients, state = (
+            nbytes / each for nbytes in (self.parameter_bytes, self.gradient_bytes, self.optimizer_bytes)
+        )
+        operations = self.operations
+        if divided:
+            operations = tuple(one.over(1 if one.part == "shared" and not sequence else each) for one in operations)
+        exchanges: tuple[Exchange, ...] = ()
+        if divided and self.reductions:
+            # With sequence parallelism each all-reduce is a reduce-scatter and an all-gather, of the same bytes.
+            exchanges = tuple(
+                Exchange(phase, "all_reduce", self.reduced_bytes, self.reductions) for phase in ("forward", "backward")
+            )
+        return Share(each, parameters, gradients, state, operations, exchanges)
 
     @property
     def flops(self) -> float:
@@ -157,6 +153,11 @@ class Workload:
     def flops(self) -> float:
         """Floating-point operations of a forward pass over `batch` samples."""
         return sum(layer.flops for layer in self.layers)
+
+    @property
+    def degrees(self) -> tuple[int, ...]:
+        """Numbers of ranks that are known to divide captured layers, ascending."""
+        return tuple(sorted({share.degree for layer in self.layers for share in layer.shares}))
 
     @property
     def measured(self) -> bool:

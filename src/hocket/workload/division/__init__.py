@@ -18,6 +18,8 @@ from ._record import function_name as function_name
 from ._record import leaves as leaves
 from ._record import mapped as mapped
 from ._record import record as record
+from ._record import recorded as recorded
+from ._record import storage_of as storage_of
 from ._regions import CHANNEL as CHANNEL
 from ._regions import Region as Region
 from ._regions import Role as Role
@@ -31,6 +33,8 @@ from ._split import cut as cut
 from ._split import join as join
 from ._split import reshaped as reshaped
 from ._tally import Collective as Collective
+from ._tally import Exchanged as Exchanged
+from ._tally import exchanges as exchanges
 from ._tally import tally as tally
 
 __all__ = [
@@ -43,6 +47,7 @@ __all__ = [
     "CannotSplit",
     "Choice",
     "Collective",
+    "Exchanged",
     "Operand",
     "Part",
     "Recording",
@@ -55,12 +60,15 @@ __all__ = [
     "choose",
     "cut",
     "cut_tensors",
+    "exchanges",
     "function_name",
     "join",
     "leaves",
     "mapped",
     "record",
+    "recorded",
     "reshaped",
     "sequences",
+    "storage_of",
     "tally",
 ]

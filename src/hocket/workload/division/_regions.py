@@ -60,9 +60,11 @@ class Region:
         aware: why some forward must be interpreted; empty where it comes out right by itself.
         homes: modules whose forward must be interpreted, by name; for each which of its arguments (counted through all,
             nested ones too) are parts, and how they are cut.
-        extra_nbytes: of tensors between the layers whose gradients must be added up, one all_reduce each.
+        extras: tensors between the layers whose gradients must be added up, one all_reduce each: their bytes, the place
+            of the call in the recording, and whether they grow with the batch.
         reason: why the region is cut as it is.
         calls: places in the recording of what happens on parts.
+        parts: the values of which every rank has a part.
         gathers: layers of other regions whose inputs in those places are parts of the sequence.
         scatters: layers of other regions whose outputs are to be parts of the sequence.
     """
@@ -71,9 +73,10 @@ class Region:
     names: list[str] = field(default_factory=list)
     aware: str = ""
     homes: dict[str, dict[int, Split]] = field(default_factory=dict)
-    extra_nbytes: list[int] = field(default_factory=list)
+    extras: list[tuple[int, int, bool]] = field(default_factory=list)
     reason: str = ""
     calls: list[int] = field(default_factory=list)
+    parts: set[Value] = field(default_factory=set)
     gathers: dict[nn.Module, frozenset[int]] = field(default_factory=dict)
     scatters: frozenset[nn.Module] = frozenset()
 
@@ -224,6 +227,7 @@ class Search:
         if not any(role.kind == "row" for role in region.roles.values()):
             raise Stuck("no layer uses up the parts", (), frozenset())
         region.names = [self.names[m] for m in region.roles]
+        region.parts = set(states)
         region.homes = homes(self.recording, region.homes, states, paths)
         return region
 
@@ -249,7 +253,8 @@ class Search:
             if split.dim >= rank - len(module.normalized_shape):
                 raise CannotSplit(f"{name} normalises over the features that are cut")
             self.assign(region, module, Role("summed", split))
-            region.extra_nbytes += [sum(p.numel() * p.element_size() for p in module.parameters())]
+            nbytes = sum(p.numel() * p.element_size() for p in module.parameters())
+            region.extras.append((nbytes, call.index, False))
             return [split]
         if module not in self._free:
             raise CannotSplit(f"{name} is given parts, and cannot be cut")
@@ -295,7 +300,7 @@ class Search:
             whole = leaf.operand if isinstance(leaf, Part) else leaf
             if isinstance(whole, Operand) and whole.split is None and whole.grad:
                 site.aware = True
-                region.extra_nbytes.append(whole.tensor.nbytes)
+                region.extras.append((whole.tensor.nbytes, call.index, not whole.tensor.name))
         if site.aware:
             region.homes.setdefault(call.path[-1], {})
             region.aware = region.aware or f"{call.name} in {call.path[-1] or 'the model'}"

@@ -160,6 +160,7 @@ class _Search(Search):
         zone.gathers = {module: frozenset(places) for module, places in gathers.items()}
         zone.scatters = frozenset(makers)
         zone.names = [self.names[m] for m in zone.roles]
+        zone.parts = set(states)
         zone.homes = homes(self.recording, zone.homes, states, paths)
         return zone
 

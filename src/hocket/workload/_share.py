@@ -1,0 +1,101 @@
+"""What one rank does of a layer, and what it then exchanges with the ranks that do the rest."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+__all__ = ["PARTS", "Exchange", "Operation", "Share", "WorkloadError"]
+
+Part = Literal["shared", "divided", "core"]
+PARTS: tuple[str, ...] = get_args(Part)
+PHASES = ("forward", "backward")
+KINDS = ("all_reduce", "all_gather", "reduce_scatter")
+
+
+class WorkloadError(ValueError):
+    """A workload cannot be read or made; the message says where and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One kernel, or several that belong together, of a layer's forward pass over the whole batch.
+
+    Attributes:
+        name: What it is called.
+        flops: Floating-point operations.
+        moved_bytes: What it reads and writes in the device's memory, at the least.
+        saved_bytes: What it leaves in memory for the backward pass.
+        part: What tensor parallelism makes of it: "divided" among the group; "shared", every rank does all of it unless
+            the sequence is divided; "core", divided, and done again in the backward pass by selective recomputation,
+            which then keeps nothing of it.
+        calls: Kernels that it launches.
+    """
+
+    name: str
+    flops: float = 0.0
+    moved_bytes: float = 0.0
+    saved_bytes: float = 0.0
+    part: Part = "shared"
+    calls: int = 1
+
+    def __post_init__(self) -> None:
+        if self.part not in PARTS:
+            raise WorkloadError(f"operation {self.name!r}: part {self.part!r} is not one of {', '.join(PARTS)}")
+
+    def over(self, degree: int) -> Operation:
+        """What each of `degree` ranks does of it."""
+        if degree == 1:
+            return self
+        flops, moved, saved = (one / degree for one in (self.flops, self.moved_bytes, self.saved_bytes))
+        return Operation(self.name, flops, moved, saved, self.part, self.calls)
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """Collectives that are alike, among the ranks that divide a layer; all of them wait for each.
+
+    Attributes:
+        phase: "forward" or "backward".
+        kind: "all_reduce", "all_gather" or "reduce_scatter".
+        nbytes: Bytes of each one's full tensor, for the whole batch.
+        count: How many.
+        with_batch: Whether the bytes grow with the batch; those of parameters' gradients do not.
+    """
+
+    phase: str
+    kind: str
+    nbytes: float
+    count: int = 1
+    with_batch: bool = True
+
+    def __post_init__(self) -> None:
+        for name, known in (("phase", PHASES), ("kind", KINDS)):
+            if getattr(self, name) not in known:
+                raise WorkloadError(f"an exchange's {name} {getattr(self, name)!r} is not one of {', '.join(known)}")
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """One rank's share of a layer that so many divide.
+
+    Attributes:
+        degree: Among how many; 1 where every rank has all of it.
+        parameter_bytes: Of the parameters that the rank holds.
+        gradient_bytes: Of their gradients.
+        optimizer_bytes: Of the optimizer's state.
+        operations: What the rank does of the layer's, over the whole batch.
+        exchanges: What it exchanges with the others.
+    """
+
+    degree: int
+    parameter_bytes: float = 0
+    gradient_bytes: float = 0
+    optimizer_bytes: float = 0
+    operations: tuple[Operation, ...] = ()
+    exchanges: tuple[Exchange, ...] = ()
+
+    @property
+    def state_bytes(self) -> float:
+        """Parameters, gradients and optimizer state together."""
+        return self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes

@@ -1,0 +1,98 @@
+"""What one rank does of each unit of a module, if so many divide its tensors as the Trainer does.
+
+FLOPs and bytes of calls on parts are divided evenly; what autograd keeps is divided where every rank keeps its part.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import nn
+
+from ._share import Exchange, Operation, Share
+from ._trace import Spent, Trace
+from .division import Region, Role, choose, cut_tensors, exchanges
+
+__all__ = ["Holding", "shares_of"]
+
+# Layers with these roles compute on parts of their weights.
+_COMPUTING = ("column", "row", "heads", "channels")
+
+
+@dataclass(frozen=True)
+class Holding:
+    """The parameters of a unit that no unit before it has, and bytes of optimizer state for each number in them."""
+
+    parameters: list[nn.Parameter]
+    state_nbytes: int
+
+    def nbytes(self, cut: frozenset[int] = frozenset(), degree: int = 1) -> tuple[int, int, int]:
+        """Of parameters, gradients and optimizer state on one rank; of those in `cut` each of `degree` ranks has a part."""
+        parameters = gradients = state = 0
+        for one in self.parameters:
+            count = one.numel() // (degree if id(one) in cut else 1)
+            parameters += count * one.element_size()
+            if one.requires_grad:
+                gradients += count * one.element_size()
+                state += count * self.state_nbytes
+        return parameters, gradients, state
+
+
+def shares_of(
+    model: nn.Module, trace: Trace, held: Mapping[int, Holding], degrees: Sequence[int]
+) -> dict[int, tuple[Share, ...]]:
+    """By unit, one rank's share for each number of ranks; units that stay whole are left out."""
+    found: dict[int, tuple[Share, ...]] = {}
+    for degree in sorted(set(degrees) - {1}):
+        regions = choose(model, trace.recording, degree).regions
+        for unit, share in _shares(regions, trace, held, degree).items():
+            found[unit] = (*found.get(unit, ()), share)
+    return found
+
+
+def _shares(regions: list[Region], trace: Trace, held: Mapping[int, Holding], degree: int) -> dict[int, Share]:
+    roles = {module: role for region in regions for module, role in region.roles.items()}
+    calls = trace.recording.calls
+    divided = {index for region in regions for index in region.calls}
+    divided |= {call.index for call in calls if call.module in roles and roles[call.module].kind in _COMPUTING}
+    # A layer that is alone in having a part of its inputs cuts them itself, and keeps its part.
+    scattering = {call.index for call in calls if call.module in roles and _scatters(roles[call.module])}
+    cut = frozenset(id(tensor) for module, role in roles.items() for tensor, _ in cut_tensors(module, role))
+    unit_of = {call: unit for unit, call in trace.spent}
+    exchanged: dict[int, Counter[tuple[str, str, int, bool]]] = {}
+    for one in exchanges(regions, trace.recording):
+        key = (one.phase, one.kind, one.nbytes, one.with_batch)
+        exchanged.setdefault(unit_of[one.call], Counter())[key] += 1
+    kept: Counter[int] = Counter()
+    parts = {value for region in regions for value in region.parts}
+    changed = {unit_of[index] for index in divided if index in unit_of} | set(exchanged)
+    for unit, call, storage, nbytes in trace.saved:
+        values = trace.recording.storages.get(storage, [])
+        partly = any(value in parts for value in values) if values else call in divided
+        partly = partly or call in scattering
+        kept[unit] += nbytes // degree if partly else nbytes
+        if partly:
+            changed.add(unit)
+    changed |= {unit for unit, holding in held.items() if any(id(p) in cut for p in holding.parameters)}
+    found = {}
+    for unit in changed & set(held):
+        spent = Spent()
+        for (where, call), did in trace.spent.items():
+            if where == unit:
+                each = degree if call in divided else 1
+                spent.flops += did.flops / each
+                spent.moved += did.moved / each
+                spent.calls += did.calls
+        work = Operation("forward", spent.flops, spent.moved, kept[unit], "divided", max(1, spent.calls))
+        made = tuple(
+            Exchange(phase, kind, nbytes, count, with_batch)
+            for (phase, kind, nbytes, with_batch), count in exchanged.get(unit, Counter()).items()
+        )
+        found[unit] = Share(degree, *held[unit].nbytes(cut, degree), (work,), made)
+    return found
+
+
+def _scatters(role: Role) -> bool:
+    return role.kind == "row" and role.whole
