@@ -9,6 +9,7 @@ import torch
 from hocket.planner import Plan, PlanError, PlanFinding, search, with_reasons
 
 from ._calibrate import Calibration, calibrate
+from ._owned import check_elementwise
 from ._trees import mapped, tensors_in
 from ._world import World
 from .pipeline import SplitError
@@ -18,8 +19,8 @@ from .pipeline._trace import trace
 def auto_plan(model: torch.nn.Module, optimizer: Any, sample: Any, world: World) -> Plan:
     """The plan that is predicted to be the fastest of those that fit; a collective operation.
 
-    Pipelines are considered if the model can be traced; tensor parallelism is not, as a captured layer does not say how
-    it can be divided.
+    Pipelines are considered if the model can be traced; tensor parallelism and sharding if the optimizer can update a
+    part of a parameter by itself.
 
     Args:
         model: the user's, on the device that it trains on.
@@ -43,16 +44,19 @@ def auto_plan(model: torch.nn.Module, optimizer: Any, sample: Any, world: World)
     measured = calibrate(model, optimizer, inputs, world)
     found: tuple[dict[str, Any] | None, str] = (None, "")
     if world.rank == 0:
-        found = _chosen(measured, world.size, batch, _can_split(model, inputs))
+        fixed: dict[str, Any] = {} if _can_split(model, inputs) else {"pipeline_parallel_degree": 1}
+        fixed |= {} if _can_divide(optimizer) else {"tensor_parallel_degree": 1, "shard": "none"}
+        found = _chosen(measured, world.size, batch, fixed)
     document, refused = world.from_root(found)
     if document is None:
         raise PlanError(refused)
     return Plan.from_json(document)
 
 
-def _chosen(measured: Calibration, workers: int, batch: int, split: bool) -> tuple[dict[str, Any] | None, str]:
+def _chosen(
+    measured: Calibration, workers: int, batch: int, fixed: dict[str, Any]
+) -> tuple[dict[str, Any] | None, str]:
     """The plan as JSON, or why there is none."""
-    fixed: dict[str, Any] = {} if split else {"pipeline_parallel_degree": 1}
     try:
         best = search(
             measured.workload, measured.network, workers=workers, batch=batch, constants=measured.constants, fixed=fixed
@@ -60,6 +64,14 @@ def _chosen(measured: Calibration, workers: int, batch: int, split: bool) -> tup
     except PlanError as error:
         return None, str(error)
     return with_reasons(best).to_json(), ""
+
+
+def _can_divide(optimizer: Any) -> bool:
+    try:
+        check_elementwise(optimizer)
+    except ValueError:
+        return False
+    return True
 
 
 def _can_split(model: torch.nn.Module, inputs: tuple[Any, ...]) -> bool:

@@ -81,16 +81,21 @@ def _workload(model: torch.nn.Module, optimizer: Any, inputs: tuple[Any, ...], w
     batch = next(len(one) for one in tensors_in(inputs) if one.dim())
     each = max(1, batch // world.size)
     part = mapped(inputs, lambda one: one[:each] if one.dim() else one)
-    kind = _kind(optimizer)
+    kind, degrees = _kind(optimizer), _degrees(world.size)
     if world.size == 1:
-        return capture(model, part, optimizer=kind), 0.0
+        return capture(model, part, optimizer=kind, degrees=()), 0.0
     dist.barrier(group=world.group)
-    crowded = capture(model, part, optimizer=kind)
+    crowded = capture(model, part, optimizer=kind, degrees=())
     together = world.from_all(crowded.forward_s + crowded.backward_s)
-    alone = world.from_root(capture(model, part, optimizer=kind) if world.rank == 0 else None)
+    alone = world.from_root(capture(model, part, optimizer=kind, degrees=degrees) if world.rank == 0 else None)
     assert alone is not None
     slower = statistics.mean(together) / (alone.forward_s + alone.backward_s)
     return alone, world.size / max(1.0, slower)
+
+
+def _degrees(ranks: int) -> list[int]:
+    """Numbers of ranks that could divide tensors."""
+    return [degree for degree in range(2, ranks + 1) if ranks % degree == 0]
 
 
 def _kind(optimizer: Any) -> str:
@@ -196,6 +201,14 @@ def _overheads(constants: Constants, network: Network, device: torch.device, wor
     nbytes = 4.0 * wide * wide
     wire = 2 * network.collective("all_gather", nbytes, world.size, 1, constants).seconds
     wire += network.collective("reduce_scatter", nbytes, world.size, 1, constants).seconds
+    stages = next((p for p in (2, 3) if world.size % p == 0), min(world.size, _BLOCKS))
+    stage_s = 0.0
+    if world.size % stages == 0:
+        few, many = (
+            _step(Plan(pipeline_parallel_degree=stages, micro_batches=m), 1, thin, device, world) for m in (4, 16)
+        )
+        stage_s = max(0.0, many - few) / 12 / crowd
+    constants = dataclasses.replace(constants, exchange_s=_exchange_s(plain, constants, network, device, world))
     return dataclasses.replace(
         constants,
         fetch_share=min(1.0, max(0.02, wire / max(1e-9, large - one))),
@@ -209,11 +222,23 @@ def _overheads(constants: Constants, network: Network, device: torch.device, wor
     )
 
 
-def _steps(cases: list[tuple[Plan, int, int]], device: torch.device, world: World) -> list[float]:
-    """Seconds of a step of a chain of blocks of small layers, of so many layers and so wide, on the slowest rank.
+def _exchange_s(plain: float, constants: Constants, network: Network, device: torch.device, world: World) -> float:
+    """What an exchange of ranks that share tensors costs besides its collective: by a chain of layers cut in pairs."""
+    degree = _degrees(world.size)[0]
+    width = _WIDTHS[0] if _WIDTHS[0] % degree == 0 else 4 * degree
+    chain = torch.nn.Sequential(*(_Chain(1, width) for _ in range(_BLOCKS)))
+    meta = capture(chain, torch.zeros(16 * degree, width), device="meta", degrees=[degree])
+    made = [one for layer in meta.layers for one in layer.share(degree).exchanges]
+    wire = sum(one.count * network.collective(one.kind, one.nbytes, degree, 1, constants).seconds for one in made)
+    gradients = network.collective("all_reduce", meta.gradient_bytes, world.size, 1, constants).seconds
+    if degree < world.size:
+        gradients = 0.0  # which are reduced among others then
+    divided = _step(Plan(tensor_parallel_degree=degree), 1, width, device, world)
+    return max(0.0, divided - (plain - gradients) - wire) / sum(one.count for one in made)
 
-    All cases take turns, so that a slow phase of the machine meets all alike: it is their differences that count.
-    """
+
+def _step(plan: Plan, layers: int, width: int, device: torch.device, world: World) -> float:
+    """Seconds of a step of a chain of blocks of small layers, on the slowest rank."""
     from ._trainer import Trainer  # which makes automatic plans by what is measured here
 
     steps: list[Callable[[], Any]] = []

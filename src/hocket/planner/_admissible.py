@@ -82,7 +82,7 @@ class Grid:
 def grid_of(workload: Workload, network: Network, workers: int, batch: int, fixed: Mapping[str, Any]) -> Grid:
     """The choices there are.
 
-    Tensors are divided within a host only, unless a degree is fixed.
+    Tensors are divided within a host only, unless a degree is fixed, or there is one worker on each host anyway.
 
     Raises:
         PlanError: nothing can keep what is fixed; the finding names the rule.
@@ -103,17 +103,12 @@ def grid_of(workload: Workload, network: Network, workers: int, batch: int, fixe
         )
         remedy = "leave it out here; measure the time to a target instead"
         raise PlanError("no prediction for this:", [PlanFinding("synchronisation", rule, remedy)])
-    limits = {layer.tensor_limit for layer in workload.layers if layer.tensor_limit > 1}
-    tensor = [
-        t for t in _divisors(workers) if t == 1 or (t <= network.local and any(limit % t == 0 for limit in limits))
-    ]
+    tensor = [t for t in _divisors(workers) if t == 1 or (_near(network, t) and _divide(workload, t))]
     pipeline = [p for p in _divisors(workers) if p <= len(workload.layers)]
     if (wanted := fixed.get("tensor_parallel_degree")) is not None:
-        if wanted > 1 and not any(limit % wanted == 0 for limit in limits):
-            most = max(limits, default=1)
+        if wanted > 1 and not _divide(workload, wanted):
             rule = f"no layer of {workload.name} can be divided among {wanted} workers"
-            remedy = f"use a divisor of {most}" if most > 1 else "its layers cannot be divided at all; use 1"
-            raise PlanError("no plan keeps this:", [PlanFinding("tensor_parallel_degree", rule, remedy)])
+            raise PlanError("no plan keeps this:", [PlanFinding("tensor_parallel_degree", rule, _remedy(workload))])
         tensor = [t for t in (wanted,) if workers % t == 0]
     if (wanted := fixed.get("pipeline_parallel_degree")) is not None:
         if wanted > len(workload.layers):
@@ -126,6 +121,10 @@ def grid_of(workload: Workload, network: Network, workers: int, batch: int, fixe
             rule = f"{fixed[name]} does not divide {workers} workers"
             near = [one for one in _divisors(workers) if one <= fixed[name]][-1]
             raise PlanError("no plan keeps this:", [PlanFinding(name, rule, f"use a divisor, as {near}")])
+    if fixed.get("sequence_parallel") and workload.degrees:
+        rule = "a captured layer does not say what dividing the sequence changes"
+        remedy = "leave it out here; a plan of one's own may say it"
+        raise PlanError("no prediction for this:", [PlanFinding("sequence_parallel", rule, remedy)])
     shards = (fixed["shard"],) if "shard" in fixed else _SHARDS
     core = any(one.part == "core" for layer in workload.layers for one in layer.operations)
     recomputations: list[tuple[bool, str]] = [(False, "layers"), (True, "layers")]
@@ -138,6 +137,24 @@ def grid_of(workload: Workload, network: Network, workers: int, batch: int, fixe
     apart = core  # layers of which shared operations are known; a captured layer is divided as a whole
     sequence = (fixed["sequence_parallel"],) if "sequence_parallel" in fixed else ((True,) if apart else (False,))
     return Grid(workers, batch, fixed, tuple(tensor), tuple(pipeline), shards, tuple(recomputations), sequence)
+
+
+def _near(network: Network, tensor: int) -> bool:
+    return tensor <= network.local or network.local == 1
+
+
+def _divide(workload: Workload, tensor: int) -> bool:
+    """Whether some layer is divided among so many; the others are done by all of them."""
+    return any(layer.share(tensor).degree == tensor for layer in workload.layers)
+
+
+def _remedy(workload: Workload) -> str:
+    """What to write for a tensor degree that divides no layer."""
+    if workload.degrees:
+        known = ", ".join(map(str, workload.degrees))
+        return f"use one of {known}, or tell capture(..., degrees=) of others"
+    most = max((layer.tensor_limit for layer in workload.layers), default=1)
+    return f"use a divisor of {most}" if most > 1 else "its layers cannot be divided at all; use 1"
 
 
 def layouts(grid: Grid, layers: int) -> Iterator[Layout]:

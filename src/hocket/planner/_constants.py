@@ -40,6 +40,7 @@ class Constants:
         gradient_shard_s: and where gradients are as well.
         block_s: What a block with sharded parameters costs for each pass besides what is fetched,
         tensor_s: and each of its tensors.
+        exchange_s: What an exchange of ranks that share tensors costs besides its collective.
         overlap: Whether gradients are reduced while back-propagation goes on (else after it).
         in_network: Whether switches that can reduce are made to do so.
     """
@@ -60,6 +61,7 @@ class Constants:
     gradient_shard_s: float = 0.0
     block_s: float = 0.0
     tensor_s: float = 0.0
+    exchange_s: float = 0.0
     overlap: bool = True
     in_network: bool = False
 
@@ -67,7 +69,7 @@ class Constants:
         for name in ("matmul_share", "memory_share", "inside_share", "network_share", "gather_share", "fetch_share"):
             if not 0 < getattr(self, name) <= 1:
                 raise PlanError(f"constant {name}: {getattr(self, name)} is no share; give more than 0 and at most 1")
-        for name in ("jitter", *(one.name for one in dataclasses.fields(self) if one.name.endswith("_s"))):
+        for name in ("kernel_s", "collective_s", "jitter", "step_s", "stage_s", "block_s", "tensor_s", "exchange_s"):
             if getattr(self, name) < 0:
                 raise PlanError(f"constant {name}: {getattr(self, name)} must be 0 or more")
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from hocket.cluster import Cluster
-from hocket.workload import Workload
+from hocket.workload import Operation, Share, Workload
 
 from ._constants import Constants
 from ._findings import PlanError, PlanFinding
@@ -165,24 +165,39 @@ def _changed(
 
 
 def _halved(workload: Workload) -> Workload:
+    """In 16 bits, with the parameters in full precision beside."""
     layers = []
     for layer in workload.layers:
-        operations = tuple(
-            dataclasses.replace(one, moved_bytes=one.moved_bytes / 2, saved_bytes=one.saved_bytes / 2)
-            for one in layer.operations
+        shares = tuple(
+            Share(
+                share.degree,
+                share.parameter_bytes / 2,
+                share.gradient_bytes / 2,
+                share.optimizer_bytes + share.parameter_bytes,
+                _halves(share.operations),
+                tuple(dataclasses.replace(one, nbytes=one.nbytes / 2) for one in share.exchanges),
+            )
+            for share in layer.shares
         )
         layers.append(
             dataclasses.replace(
                 layer,
                 parameter_bytes=layer.parameter_bytes // 2,
                 gradient_bytes=layer.gradient_bytes // 2,
-                optimizer_bytes=layer.optimizer_bytes + layer.parameter_bytes,  # in full precision beside
+                optimizer_bytes=layer.optimizer_bytes + layer.parameter_bytes,
                 output_bytes=layer.output_bytes / 2,
                 reduced_bytes=layer.reduced_bytes / 2,
-                operations=operations,
+                operations=_halves(layer.operations),
+                shares=shares,
             )
         )
     return dataclasses.replace(workload, layers=tuple(layers), precision="bfloat16")
+
+
+def _halves(operations: tuple[Operation, ...]) -> tuple[Operation, ...]:
+    return tuple(
+        dataclasses.replace(one, moved_bytes=one.moved_bytes / 2, saved_bytes=one.saved_bytes / 2) for one in operations
+    )
 
 
 def curve_of_fit(name: str, fit: ScalingFit, network: Network, workers: Sequence[int], what_if: str = "") -> Curve:

@@ -149,9 +149,7 @@ def step_graph(
 
 def _buckets(plan: Plan, profile: Profile, layers: slice) -> list[tuple[int, int, float]]:
     """Layers of each bucket, from the last one on: first, end, bytes; every layer is in one."""
-    tensor = plan.tensor_parallel_degree
-    degrees = np.array([tensor if profile.divides(kind, tensor) else 1 for kind in profile.kinds])[profile.index]
-    sizes = (profile.gradient_bytes / degrees)[layers]
+    sizes = profile.held(plan).gradient_bytes[layers]
     limit = float(plan.bucket_bytes or _BUCKET_NBYTES)
     found, held, end = [], 0.0, len(sizes)
     for index in range(len(sizes) - 1, -1, -1):

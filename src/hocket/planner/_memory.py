@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.workload import Layer, Workload
+from hocket.workload import Layer, Share, Workload
 
 from ._plan import Plan
 from ._stages import in_flight, stage_cuts
@@ -77,25 +77,15 @@ def saved_bytes(layer: Layer, plan: Plan, scale: float) -> float:
         scale: Samples of the micro-batch by those that the workload is for.
     """
     how = plan.recompute_part if plan.recompute else "none"
-    return _saved(layer, plan.tensor_parallel_degree, plan.sequence_parallel, how, scale)
+    share = layer.share(plan.tensor_parallel_degree, sequence=plan.sequence_parallel)
+    return _kept(layer, share, plan.sequence_parallel, how, scale)
 
 
-def _saved(layer: Layer, tensor: int, sequence: bool, how: str, scale: float) -> float:
-    degree = _degree(layer, tensor)
-    along = degree if sequence else 1
+def _kept(layer: Layer, share: Share, sequence: bool, how: str, scale: float) -> float:
     if how == "layers":
         # What enters the layer is kept; it is as large as what leaves it.
-        return min(layer.output_bytes, layer.saved_bytes) * scale / along
-    kept = 0.0
-    for one in layer.operations:
-        if one.part != "core" or how == "none":
-            kept += one.saved_bytes / (along if one.part == "shared" else degree)
-    return kept * scale
-
-
-def _degree(layer: Layer, tensor: int) -> int:
-    """Among how many a layer is divided: the tensor degree, or 1 if it cannot be."""
-    return tensor if tensor > 1 and layer.tensor_limit > 1 and layer.tensor_limit % tensor == 0 else 1
+        return min(layer.output_bytes, layer.saved_bytes) * scale / (share.degree if sequence else 1)
+    return sum(one.saved_bytes for one in share.operations if one.part != "core" or how == "none") * scale
 
 
 def _columns(workload: Workload, plan: Plan, scale: float) -> NDArray[np.float64]:
@@ -106,12 +96,14 @@ def _columns(workload: Workload, plan: Plan, scale: float) -> NDArray[np.float64
     rows = []
     for layer in workload.layers:
         state = (layer.parameter_bytes, layer.gradient_bytes, layer.optimizer_bytes)
-        key = (id(layer.operations), *state, layer.output_bytes, layer.tensor_limit)  # like layers share operations
+        # Like layers share operations.
+        key = (id(layer.operations), id(layer.shares), *state, layer.output_bytes, layer.tensor_limit)
         if key not in made:
-            degree = _degree(layer, tensor)
-            kept = _saved(layer, tensor, sequence, how, scale)
-            back = _saved(layer, tensor, sequence, "none", scale) - kept if how != "none" else 0.0
-            made[key] = (*(nbytes / degree for nbytes in state), kept, layer.output_bytes * scale, back)
+            share = layer.share(tensor, sequence=sequence)
+            kept = _kept(layer, share, sequence, how, scale)
+            back = _kept(layer, share, sequence, "none", scale) - kept if how != "none" else 0.0
+            held = (share.parameter_bytes, share.gradient_bytes, share.optimizer_bytes)
+            made[key] = (*held, kept, layer.output_bytes * scale, back)
         rows.append(made[key])
     return np.array(rows, dtype=np.float64).T
 

@@ -9,18 +9,22 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.workload import Layer, Workload
+from hocket.workload import Exchange, Layer, Operation, Workload
 
 from ._constants import Constants
 from ._findings import PlanError
 from ._network import Network
 from ._plan import Plan
 
-__all__ = ["LayerTimes", "Profile"]
+__all__ = ["Held", "LayerTimes", "Profile"]
 
 Floats = NDArray[np.float64]
 # A backward pass does two products for each one of the forward pass, and reads and writes about twice as much.
 _BACKWARD = 2.0
+_STATE = ("parameter_bytes", "gradient_bytes", "optimizer_bytes")
+# Of a measured layer, what is divided is weighed against what is not: so many FLOPs take about as long as a byte from
+# memory. It is so for a CPU's core (some 80 GFLOP/s, 10 GB/s) and an A100 in single precision (19.5 TFLOP/s, 2 TB/s).
+_FLOPS_PER_BYTE = 10.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,6 +57,15 @@ class LayerTimes:
         )
 
 
+@dataclass(frozen=True, eq=False)
+class Held:
+    """Bytes of every layer on one rank, float64 each."""
+
+    parameter_bytes: Floats
+    gradient_bytes: Floats
+    optimizer_bytes: Floats
+
+
 class Profile:
     """The layers of a workload on the devices of a network.
 
@@ -75,10 +88,8 @@ class Profile:
         kinds: dict[Layer, int] = {}
         index = [kinds.setdefault(dataclasses.replace(layer, name=""), len(kinds)) for layer in workload.layers]
         self.kinds, self.index = tuple(kinds), np.array(index, dtype=np.int64)
+        self._held = functools.lru_cache(maxsize=64)(self._shares_held)
         self._per_kind = functools.lru_cache(maxsize=8192)(self._kind)
-        self.gradient_bytes = self._column("gradient_bytes")
-        self.parameter_bytes = self._column("parameter_bytes")
-        self.optimizer_bytes = self._column("optimizer_bytes")
         self.output_bytes = self._column("output_bytes")
         self.tensors = self._column("tensors")
 
@@ -97,42 +108,47 @@ class Profile:
         rows = np.array([self._per_kind(number, *key) for number in range(len(self.kinds))])[self.index]
         return LayerTimes(*(np.ascontiguousarray(column) for column in rows.T))
 
-    def divides(self, kind: Layer, tensor: int) -> bool:
-        """Whether a layer is divided by this tensor degree, rather than done by all."""
-        return tensor > 1 and kind.tensor_limit % tensor == 0 and kind.tensor_limit > 1
+    def held(self, plan: Plan) -> Held:
+        """What a rank holds of every layer, as its tensor degree divides them."""
+        return self._held(plan.tensor_parallel_degree)
+
+    def _shares_held(self, tensor: int) -> Held:
+        shares = [kind.share(tensor) for kind in self.kinds]
+        columns = ([getattr(one, name) for one in shares] for name in _STATE)
+        return Held(*(np.array(column, dtype=np.float64)[self.index] for column in columns))
 
     def _kind(
         self, number: int, tensor: int, sequence: bool, again: str, scale: float
     ) -> tuple[float, float, float, float, float]:
         kind = self.kinds[number]
-        divided = self.divides(kind, tensor)
-        degree = tensor if divided else 1
+        share = kind.share(tensor, sequence=sequence)
         core = 0.0
         if kind.forward_s > 0:
-            # A part of the measured time does not shrink with the batch; the operations' FLOPs say what is divided.
-            flops = kind.flops or 1.0
-            apart = sum(one.flops for one in kind.operations if one.part != "shared") / flops if kind.flops else 1.0
-            share = (1 - apart) / (degree if sequence else 1) + apart / degree
-            passed = scale * (1 - kind.fixed_share) + kind.fixed_share
-            forward, backward = kind.forward_s * share * passed, kind.backward_s * share * passed
-            core = forward * sum(one.flops for one in kind.operations if one.part == "core") / flops
+            # A part of the measured time shrinks neither with the batch nor with what a rank does of it.
+            whole = sum(map(_work, kind.operations))
+            part = sum(map(_work, share.operations)) / whole if whole else 1 / share.degree
+            passed = scale * part * (1 - kind.fixed_share) + kind.fixed_share
+            forward, backward = kind.forward_s * passed, kind.backward_s * passed
+            core = forward * sum(_work(one) for one in share.operations if one.part == "core") / (whole * part or 1.0)
         else:
             forward = 0.0
-            for one in kind.operations:
-                shares = degree if one.part != "shared" or sequence else 1
-                seconds = self._roofline(one.flops * scale / shares, one.moved_bytes * scale / shares, one.calls)
+            for one in share.operations:
+                seconds = self._roofline(one.flops * scale, one.moved_bytes * scale, one.calls)
                 forward += seconds
                 core += seconds if one.part == "core" else 0.0
             backward = _BACKWARD * forward
         repeated = {"none": 0.0, "layers": forward, "attention": core}[again]
-        exchange = 0.0
-        if divided and kind.reductions:
-            # With sequence parallelism each all-reduce is a reduce-scatter and an all-gather, of the same bytes.
-            nbytes = kind.reduced_bytes * scale
-            exchange = (
-                kind.reductions * self.network.collective("all_reduce", nbytes, tensor, 1, self.constants).seconds
-            )
-        return forward, backward, repeated, exchange, exchange * (2.0 if again == "layers" else 1.0)
+        exchanged = {"forward": 0.0, "backward": 0.0}
+        for each in share.exchanges:
+            exchanged[each.phase] += self._exchange(each, tensor, scale if each.with_batch else 1.0)
+        if again == "layers":  # a forward pass that is done again exchanges again
+            exchanged["backward"] += exchanged["forward"]
+        return forward, backward, repeated, exchanged["forward"], exchanged["backward"]
+
+    def _exchange(self, each: Exchange, tensor: int, scale: float) -> float:
+        """Nothing hides an exchange: the next function needs what it brings."""
+        one = self.network.collective(each.kind, each.nbytes * scale, tensor, 1, self.constants).seconds
+        return each.count * (one + self.constants.exchange_s)
 
     def _roofline(self, flops: float, moved_bytes: float, calls: int) -> float:
         """A kernel takes the longer of its arithmetic and its memory traffic, and its launch."""
@@ -140,3 +156,8 @@ class Profile:
         arithmetic = flops / (network.flops * constants.matmul_share)
         traffic = moved_bytes / (network.memory_Bps * constants.memory_share) if network.memory_Bps else 0.0
         return max(arithmetic, traffic) + calls * constants.kernel_s
+
+
+def _work(one: Operation) -> float:
+    """As FLOPs: the longer of arithmetic and memory traffic."""
+    return max(one.flops, _FLOPS_PER_BYTE * one.moved_bytes)

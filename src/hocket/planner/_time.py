@@ -193,6 +193,7 @@ def _step(
     constants, crowd = profile.constants, profile.network.crowding(workers)
     messages = _messages(plan, profile, edges, micro)
     handling = v * constants.stage_s if p > 1 else 0.0
+    tensor = [float((times.tensor_forward + times.tensor_backward)[layers].sum()) for layers in own]
     each = np.array([float(times.total[layers].sum()) for layers in own]) + messages + handling
     worst = int(each.argmax())
     layers = own[worst]
@@ -207,19 +208,16 @@ def _step(
     gradients, gather, cost = _exchange(plan, profile, times.slowed(crowd), layers, m)
     handling *= m
     if plan.shard == "parameters":
-        held = constants.block_s * float((profile.parameter_bytes[layers] > 0).sum())
+        held = constants.block_s * float((profile.held(plan).parameter_bytes[layers] > 0).sum())
         handling += m * crowd * (held + constants.tensor_s * float(profile.tensors[layers].sum()))
-    elif plan.data_parallel_degree > 1:
-        handling += {"optimizer": constants.optimizer_shard_s, "gradients": constants.gradient_shard_s}.get(
-            plan.shard, 0.0
-        )
-    # All ranks' work is more than the processors do while the worst rank works and waits.
-    lasts = m * float(each[worst]) + bubble
-    crowding = max(0.0, m * float(each.sum()) / p * crowd - lasts)
+    # All ranks' work is more than the processors do while the worst rank works and waits; exchanges of tensors are
+    # measured among all of them anyway.
+    lasts = m * (float(each[worst]) - tensor[worst]) + bubble
+    crowding = max(0.0, m * (float(each.sum()) - sum(tensor)) / p * crowd - lasts)
     parts = StepParts(
         compute=compute,
         recompute=recompute,
-        tensor=m * float((times.tensor_forward + times.tensor_backward)[layers].sum()),
+        tensor=m * tensor[worst],
         messages=m * float(messages[worst]),
         bubble=bubble,
         gather=gather,
@@ -257,9 +255,8 @@ def _exchange(plan: Plan, profile: Profile, times: LayerTimes, layers: np.ndarra
     if data == 1:
         return 0.0, 0.0, NOTHING
     network, constants = profile.network, profile.constants
-    degrees = np.array([tensor if profile.divides(kind, tensor) else 1 for kind in profile.kinds])[profile.index]
-    gradients = (profile.gradient_bytes / degrees)[layers]
-    parameters = (profile.parameter_bytes / degrees)[layers]
+    held = profile.held(plan)
+    gradients, parameters = held.gradient_bytes[layers], held.parameter_bytes[layers]
     kind = "all_reduce" if plan.shard == "none" else "reduce_scatter"
 
     def cost(kind: str, nbytes: float) -> Cost:
@@ -318,16 +315,14 @@ def _exposed(gradients: np.ndarray, backward: np.ndarray, bucket: float, seconds
 
 def optimizer_s(plan: Plan, profile: Profile, layers: np.ndarray) -> float:
     """The update reads and writes its state, and reads gradients; each rank does the part that it holds."""
-    tensor, data = plan.tensor_parallel_degree, plan.data_parallel_degree
-    sharded = data if plan.shard != "none" else 1
-    degrees = np.array([tensor if profile.divides(kind, tensor) else 1 for kind in profile.kinds])[profile.index]
-    workload = profile.workload
-    share = (profile.parameter_bytes / degrees)[layers] / sharded
+    sharded = plan.data_parallel_degree if plan.shard != "none" else 1
+    held, workload = profile.held(plan), profile.workload
+    share = held.parameter_bytes[layers] / sharded
     if workload.optimizer_s:
         return workload.optimizer_s * float(share.sum()) / max(1, workload.parameter_bytes)
     if not profile.network.memory_Bps:
         return 0.0
-    state = (profile.optimizer_bytes / degrees)[layers] / sharded
-    gradients = (profile.gradient_bytes / degrees)[layers] / (sharded if plan.shard != "optimizer" else 1)
+    state = held.optimizer_bytes[layers] / sharded
+    gradients = held.gradient_bytes[layers] / (sharded if plan.shard != "optimizer" else 1)
     moved = float((2 * state + _GRADIENT_PASSES * gradients + share).sum())
     return moved / (profile.network.memory_Bps * profile.constants.memory_share)

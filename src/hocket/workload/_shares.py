@@ -29,7 +29,7 @@ class Holding:
     state_nbytes: int
 
     def nbytes(self, cut: frozenset[int] = frozenset(), degree: int = 1) -> tuple[int, int, int]:
-        """Of parameters, gradients and optimizer state on one rank; of those in `cut` each of `degree` ranks has a part."""
+        """Parameters, gradients, optimizer state of one rank; of those in `cut` each of `degree` ranks has a part."""
         parameters = gradients = state = 0
         for one in self.parameters:
             count = one.numel() // (degree if id(one) in cut else 1)
@@ -85,7 +85,7 @@ def _shares(regions: list[Region], trace: Trace, held: Mapping[int, Holding], de
                 spent.flops += did.flops / each
                 spent.moved += did.moved / each
                 spent.calls += did.calls
-        work = Operation("forward", spent.flops, spent.moved, kept[unit], "divided", max(1, spent.calls))
+        work = Operation("forward", spent.flops, spent.moved, float(kept[unit]), "divided", max(1, spent.calls))
         made = tuple(
             Exchange(phase, kind, nbytes, count, with_batch)
             for (phase, kind, nbytes, with_batch), count in exchanged.get(unit, Counter()).items()
