@@ -105,7 +105,7 @@ def test_1024_workers_are_planned_in_seconds(selene: Network, name: str, batch: 
 def test_less_memory_never_makes_a_faster_plan(selene: Network) -> None:
     workload = named_transformer("gpt-7b")
     steps = [
-        search(workload, selene, workers=64, batch=256, memory_limit=gib * 2**30).best.step_s
+        search(workload, selene, workers=64, batch=256, memory_limit=gib * 2**30).ranked[0].step_s
         for gib in (320, 80, 40, 20)
     ]
     assert steps == sorted(steps)
@@ -155,11 +155,12 @@ def test_the_explanation_names_winner_runner_up_and_what_is_to_blame(selene: Net
     found = search(named_transformer("gpt-175b"), selene, workers=1024, batch=1536)
     text = explain(found)
     assert found.best.plan.describe() in text
-    assert found.ranked[1].plan.describe() in text
-    assert "slower" in text
+    assert found.others[0].plan.describe() in text
+    assert "slower" in text or "cannot be told apart" in text
     rows = plan_rows(found)
     assert rows[0]["why not"] == "chosen"
-    assert all("slower" in row["why not"] or "needs" in row["why not"] for row in rows[1:])
+    said = ("slower", "needs", "within the error, and less simple")
+    assert all(any(words in row["why not"] for words in said) for row in rows[1:])
     assert all(set(row) == {"plan", "step", "exposed", "idle", "memory", "why not"} for row in rows)
 
 

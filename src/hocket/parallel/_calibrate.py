@@ -28,6 +28,8 @@ _ROUNDS = 8
 _LONG_S = 0.5  # of a collective: larger ones are not measured then
 _WIDTHS = (8, 256)  # of small models by which overhead is seen: 8 x 8 and 256 x 256 weights a layer
 _BLOCKS = 6
+_ROWS = 16  # of a rank's part of a batch
+_MANY_ROWS = 512  # so that layers of 256 x 256 compute for some ms
 _SEVERAL = 4  # layers in a block whose many tensors count
 _STEPS = 12
 _OVERHEADS_S = 10.0  # of all steps by which overhead is seen
@@ -208,7 +210,7 @@ def _overheads(constants: Constants, network: Network, device: torch.device, wor
             _step(Plan(pipeline_parallel_degree=stages, micro_batches=m), 1, thin, device, world) for m in (4, 16)
         )
         stage_s = max(0.0, many - few) / 12 / crowd
-    constants = dataclasses.replace(constants, exchange_s=_exchange_s(plain, constants, network, device, world))
+    exchange_s, divided_share = _division(plain, constants, network, device, world)
     return dataclasses.replace(
         constants,
         fetch_share=min(1.0, max(0.02, wire / max(1e-9, large - one))),
@@ -219,37 +221,48 @@ def _overheads(constants: Constants, network: Network, device: torch.device, wor
         gradient_shard_s=gradients,
         block_s=max(0.0, one - 2 * tensor_s) / crowd,
         tensor_s=tensor_s / crowd,
+        exchange_s=exchange_s,
+        divided_share=divided_share,
     )
 
 
-def _exchange_s(plain: float, constants: Constants, network: Network, device: torch.device, world: World) -> float:
-    """What an exchange of ranks that share tensors costs besides its collective: by a chain of layers cut in pairs."""
+def _division(
+    plain: float, constants: Constants, network: Network, device: torch.device, world: World
+) -> tuple[float, float]:
+    """What an exchange of ranks that share tensors costs besides its collective, and how fast they compute between.
+
+    By chains of layers that are cut in pairs: one that hardly computes, and one that computes much, against the same
+    with the batch divided.
+    """
     degree = _degrees(world.size)[0]
-    width = _WIDTHS[0] if _WIDTHS[0] % degree == 0 else 4 * degree
-    chain = torch.nn.Sequential(*(_Chain(1, width) for _ in range(_BLOCKS)))
-    meta = capture(chain, torch.zeros(16 * degree, width), device="meta", degrees=[degree])
-    made = [one for layer in meta.layers for one in layer.share(degree).exchanges]
-    wire = sum(one.count * network.collective(one.kind, one.nbytes, degree, 1, constants).seconds for one in made)
-    gradients = network.collective("all_reduce", meta.gradient_bytes, world.size, 1, constants).seconds
-    if degree < world.size:
-        gradients = 0.0  # which are reduced among others then
-    divided = _step(Plan(tensor_parallel_degree=degree), 1, width, device, world)
-    return max(0.0, divided - (plain - gradients) - wire) / sum(one.count for one in made)
+    thin, wide = (width if width % degree == 0 else width * degree for width in _WIDTHS)
+
+    def besides(width: int, rows: int) -> tuple[float, int]:
+        """A step of the divided chain without its collectives, and how many there are."""
+        chain = torch.nn.Sequential(*(_Chain(1, width) for _ in range(_BLOCKS)))
+        meta = capture(chain, torch.zeros(rows * degree, width), device="meta", degrees=[degree])
+        made = [one for layer in meta.layers for one in layer.share(degree).exchanges]
+        wire = sum(one.count * network.collective(one.kind, one.nbytes, degree, 1, constants).seconds for one in made)
+        step = _step(Plan(tensor_parallel_degree=degree), 1, width, device, world, rows)
+        return step - wire, sum(one.count for one in made)
+
+    step, count = besides(thin, _ROWS)
+    exchange_s = max(0.0, step - plain) / count
+    whole = _step(Plan(), 1, wide, device, world, _MANY_ROWS) - plain
+    step, count = besides(wide, _MANY_ROWS)
+    return exchange_s, min(1.0, max(0.1, whole / max(1e-9, step - plain - count * exchange_s)))
 
 
-def _step(plan: Plan, layers: int, width: int, device: torch.device, world: World) -> float:
+def _step(plan: Plan, layers: int, width: int, device: torch.device, world: World, rows: int = _ROWS) -> float:
     """Seconds of a step of a chain of blocks of small layers, on the slowest rank."""
     from ._trainer import Trainer  # which makes automatic plans by what is measured here
 
-    steps: list[Callable[[], Any]] = []
-    for plan, layers, width in cases:
-        with torch.random.fork_rng():
-            model = torch.nn.Sequential(*(_Chain(layers, width) for _ in range(_BLOCKS))).to(device)
-        batch = torch.zeros(16 * world.size, width, device=device)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-        trainer = Trainer(model, torch.nn.functional.mse_loss, optimizer, plan, sample=batch[:2])
-        steps.append(partial(trainer.step, (batch, batch)))
-    each: list[list[float]] = [[] for _ in steps]
+    with torch.random.fork_rng():
+        model = torch.nn.Sequential(*(_Chain(layers, width) for _ in range(_BLOCKS))).to(device)
+        batch = torch.zeros(rows * world.size, width, device=device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    trainer = Trainer(model, torch.nn.functional.mse_loss, optimizer, plan, sample=batch[:2])
+    each = []
     for _ in range(_STEPS):
         for step, own in zip(steps, each, strict=True):
             dist.barrier(group=world.group)

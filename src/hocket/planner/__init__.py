@@ -31,6 +31,8 @@ from ._network import Network as Network
 from ._plan import PLAN_VARIABLE as PLAN_VARIABLE
 from ._plan import Plan as Plan
 from ._plot import curves_svg as curves_svg
+from ._preference import NEAR as NEAR
+from ._preference import preferred as preferred
 from ._profile import Profile as Profile
 from ._scaling import ScalingFit as ScalingFit
 from ._scaling import fit_scaling as fit_scaling
@@ -47,6 +49,7 @@ from ._time import predict as predict
 __all__ = [
     "COMPRESSIONS",
     "CUT_SLACK",
+    "NEAR",
     "PLAN_VARIABLE",
     "WHAT_IFS",
     "CompressionSpec",
@@ -80,6 +83,7 @@ __all__ = [
     "pipeline_order",
     "plan_rows",
     "predict",
+    "preferred",
     "scaling_curves",
     "search",
     "shown_bytes",

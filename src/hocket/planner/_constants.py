@@ -41,6 +41,8 @@ class Constants:
         block_s: What a block with sharded parameters costs for each pass besides what is fetched,
         tensor_s: and each of its tensors.
         exchange_s: What an exchange of ranks that share tensors costs besides its collective.
+        divided_share: Of the speed at which a layer is computed whole, what ranks reach that divide it: kernels are
+            smaller, and all wait for the slowest at every exchange.
         overlap: Whether gradients are reduced while back-propagation goes on (else after it).
         in_network: Whether switches that can reduce are made to do so.
     """
@@ -62,16 +64,17 @@ class Constants:
     block_s: float = 0.0
     tensor_s: float = 0.0
     exchange_s: float = 0.0
+    divided_share: float = 1.0
     overlap: bool = True
     in_network: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("matmul_share", "memory_share", "inside_share", "network_share", "gather_share", "fetch_share"):
-            if not 0 < getattr(self, name) <= 1:
-                raise PlanError(f"constant {name}: {getattr(self, name)} is no share; give more than 0 and at most 1")
-        for name in ("kernel_s", "collective_s", "jitter", "step_s", "stage_s", "block_s", "tensor_s", "exchange_s"):
-            if getattr(self, name) < 0:
-                raise PlanError(f"constant {name}: {getattr(self, name)} must be 0 or more")
+        for one in dataclasses.fields(self):
+            value = getattr(self, one.name)
+            if one.name.endswith("_share") and not 0 < value <= 1:
+                raise PlanError(f"constant {one.name}: {value} is no share; give more than 0 and at most 1")
+            if (one.name.endswith("_s") or one.name == "jitter") and value < 0:
+                raise PlanError(f"constant {one.name}: {value} must be 0 or more")
 
     def table(self) -> list[tuple[str, str]]:
         """Every constant with its value."""

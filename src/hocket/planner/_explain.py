@@ -6,6 +6,7 @@ import dataclasses
 
 from ._memory import shown_bytes
 from ._plan import Plan
+from ._preference import NEAR
 from ._search import Search
 from ._time import Prediction
 
@@ -43,9 +44,11 @@ def explain(found: Search) -> str:
             f"What one device alone would not need is {_WORDS[exposed]} above all, {_s(worst)} "
             f"({worst / best.step_s:.0%} of the step)."
         )
-    if len(found.ranked) > 1:
-        second = found.ranked[1]
-        lines.append(f"Second is {second.plan.describe()}, {_slower(best, second)}.")
+    if found.choice:
+        lines.append(_chosen_for_being_simple(found))
+    if found.others:
+        second = found.others[0]
+        lines.append(f"Second is {_words(second)}, {_slower(best, second)}.")
     if found.too_large:
         large = found.too_large[0]
         lines.append(
@@ -55,8 +58,19 @@ def explain(found: Search) -> str:
     return " ".join(lines)
 
 
+def _chosen_for_being_simple(found: Search) -> str:
+    fastest = found.ranked[0]
+    gain = 1 - fastest.step_s / found.best.step_s
+    return (
+        f"{_words(fastest)} is predicted to be {gain:.1%} faster, but predictions within {NEAR:.0%} of each other "
+        "cannot be told apart, and of such plans the simplest is taken."
+    )
+
+
 def _slower(best: Prediction, other: Prediction) -> str:
     more = other.step_s / best.step_s - 1
+    if more < 0:
+        return f"{-more:.1%} faster, which is within the error, and less simple"
     gains = {name: getattr(other.parts, name) - getattr(best.parts, name) for name in _WORDS}
     worse = max(gains, key=lambda name: gains[name])
     better = min(gains, key=lambda name: gains[name])
@@ -68,18 +82,22 @@ def _slower(best: Prediction, other: Prediction) -> str:
     return text
 
 
+def _words(one: Prediction) -> str:
+    micro = one.plan.micro_batches * one.plan.accumulate
+    words = one.plan.describe()
+    if micro > 1 and one.plan.pipeline_parallel_degree == 1:
+        words += f", {micro} parts"
+    if one.plan.recompute:
+        words += f", {one.plan.recompute_part} again"
+    return words
+
+
 def plan_rows(found: Search) -> list[dict[str, str]]:
-    """A row a plan, by column: plan, step, exposed communication, idle, memory, why not."""
+    """A row a plan, the winner first, by column: plan, step, exposed communication, idle, memory, why not."""
     rows = []
     best = found.best
-    for one in (*found.ranked, *found.too_large):
+    for one in (best, *found.others, *found.too_large):
         parts = one.parts
-        micro = one.plan.micro_batches * one.plan.accumulate
-        words = one.plan.describe()
-        if micro > 1 and one.plan.pipeline_parallel_degree == 1:
-            words += f", {micro} parts"
-        if one.plan.recompute:
-            words += f", {one.plan.recompute_part} again"
         if one is best:
             why = "chosen"
         elif not one.fits:
@@ -88,7 +106,7 @@ def plan_rows(found: Search) -> list[dict[str, str]]:
             why = _slower(best, one)
         rows.append(
             {
-                "plan": words,
+                "plan": _words(one),
                 "step": _s(one.step_s),
                 "exposed": _s(parts.exposed),
                 "idle": f"{(parts.bubble + parts.straggle) / one.step_s:.1%}",
@@ -116,12 +134,12 @@ def with_reasons(found: Search) -> Plan:
             f"divides the layers with little traffic; {parts.bubble / best.step_s:.0%} of the step is spent waiting"
         )
     if plan.shard != "none":
-        reasons["shard"] = f"the stage with the shortest step{within}"
+        reasons["shard"] = f"the least sharding within {NEAR:.0%} of the shortest step{within}"
     if plan.recompute:
         reasons["recompute"] = "without it the activations do not fit, or only smaller micro-batches do"
     if plan.bucket_bytes:
         reasons["bucket_bytes"] = f"leaves least exposed: {_s(parts.gradients)} of {_s(best.gradient_cost.seconds)}"
-    if len(found.ranked) > 1:
-        second = found.ranked[1]
-        reasons["plan"] = f"runner-up: {second.plan.describe()}, {_slower(best, second)}"
+    if found.others:
+        second = found.others[0]
+        reasons["plan"] = f"runner-up: {_words(second)}, {_slower(best, second)}"
     return dataclasses.replace(plan, predicted=predicted, reasons=reasons)

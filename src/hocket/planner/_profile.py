@@ -137,6 +137,8 @@ class Profile:
                 forward += seconds
                 core += seconds if one.part == "core" else 0.0
             backward = _BACKWARD * forward
+        if share.degree > 1:
+            forward, backward, core = (one / self.constants.divided_share for one in (forward, backward, core))
         repeated = {"none": 0.0, "layers": forward, "attention": core}[again]
         exchanged = {"forward": 0.0, "backward": 0.0}
         for each in share.exchanges:

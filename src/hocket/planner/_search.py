@@ -18,12 +18,15 @@ from ._findings import PlanError, PlanFinding
 from ._memory import Memory, memory_of, shown_bytes
 from ._network import Network, network_of
 from ._plan import Plan
+from ._preference import NEAR, preferred
 from ._profile import Profile
 from ._stages import stage_cuts
 from ._time import Prediction, predict
 
 __all__ = ["Search", "admissible_plans", "search"]
 
+# Of the memory: what a plan may need that is preferred for being simple.
+_ROOMY = 0.9
 _BUCKETS = tuple(round(2**20 * size) for size in (1, 2, 4, 8, 16, 25, 50, 100, 200))
 
 
@@ -32,11 +35,13 @@ class Search:
     """What was found.
 
     Attributes:
-        ranked: The best plans that fit, the fastest first; one for every combination of degrees and sharding.
+        ranked: The best plans that fit, the fastest first; one for every combination of degrees and sharding, and the
+            winner.
         too_large: The fastest plans that would be among them and do not fit, the fastest first.
         considered: How many plans were thought of.
         timed: How many of them were timed in full; the others could not be among the best.
         memory_limit: Of a worker; 0 for none.
+        choice: The winner's place among the ranked: the fastest, or a simpler one that is predicted to be as fast.
     """
 
     ranked: tuple[Prediction, ...]
@@ -44,11 +49,17 @@ class Search:
     considered: int
     timed: int
     memory_limit: int
+    choice: int = 0
 
     @property
     def best(self) -> Prediction:
         """The winner."""
-        return self.ranked[0]
+        return self.ranked[self.choice]
+
+    @property
+    def others(self) -> tuple[Prediction, ...]:
+        """The ranked ones without the winner."""
+        return self.ranked[: self.choice] + self.ranked[self.choice + 1 :]
 
 
 def admissible_plans(
@@ -117,17 +128,18 @@ def search(
     # Layouts by their lower bound: the first ones are good, and the bound of one that cannot be ranked ends the hunt.
     bounds = sorted(((hunt.bound(one), index, one) for index, one in enumerate(layouts(grid, len(workload.layers)))))
     for bound, _, layout in bounds:
-        if bound >= hunt.worst_kept:
+        if bound >= hunt.worst_kept and bound > hunt.fastest * (1 + NEAR):
             break
         hunt.visit(layout)
     if not hunt.found:
         raise PlanError("no plan was found:", [hunt.why_none(bool(bounds))])
     ranked = sorted(hunt.found.values(), key=lambda one: (one.step_s, one.memory.total))[:keep]
     ranked = [hunt.with_best_buckets(one) for one in ranked]
-    ranked.sort(key=lambda one: (one.step_s, one.memory.total))
+    winner = hunt.preferred(ranked)
+    ranked = sorted([*ranked, *([] if winner in ranked else [winner])], key=lambda one: (one.step_s, one.memory.total))
     large = sorted(hunt.large.values(), key=lambda one: one.step_s)
     large = [one for one in large if one.step_s < ranked[0].step_s][:3]
-    return Search(tuple(ranked), tuple(large), hunt.considered, hunt.timed, limit)
+    return Search(tuple(ranked), tuple(large), hunt.considered, hunt.timed, limit, ranked.index(winner))
 
 
 class _Hunt:
@@ -141,6 +153,8 @@ class _Hunt:
         self.profile = Profile(workload, network, constants)
         self.found: dict[tuple[Any, ...], Prediction] = {}
         self.large: dict[tuple[Any, ...], Prediction] = {}
+        self.close: list[Prediction] = []  # that fit, and were near the fastest when they were found
+        self.fastest = float("inf")
         self.least: tuple[float, Plan] | None = None
         self.considered = self.timed = 0
 
@@ -205,6 +219,10 @@ class _Hunt:
                     continue
             one = self._timed(plan, memory)
             table = self.found if fits else self.large
+            if fits:
+                self.fastest = min(self.fastest, one.step_s)
+                if one.step_s <= self.fastest * (1 + NEAR):
+                    self.close.append(one)
             if key not in table or one.step_s < table[key].step_s:
                 table[key] = one
         return every
@@ -230,6 +248,19 @@ class _Hunt:
         tries = [self._timed(dataclasses.replace(one.plan, bucket_bytes=size)) for size in _BUCKETS]
         best = min((each for each in tries if each.fits or not one.fits), key=lambda each: each.step_s, default=one)
         return best if best.step_s < one.step_s * (1 - 1e-4) else one
+
+    def preferred(self, ranked: list[Prediction]) -> Prediction:
+        """The simplest of those that are as fast as the fastest, by all that predictions can say.
+
+        One that fills the memory is not preferred to one that does not: what memory is predicted errs, too.
+        """
+        every = [*ranked, *self.close]
+        roomy = [one for one in every if not self.limit or one.memory.total <= _ROOMY * self.limit]
+        fastest = min(every, key=lambda one: one.step_s)
+        every = [fastest, *roomy]
+        winner = every[preferred([(one.plan, one.step_s) for one in every])]
+        made = winner if winner in ranked else self.with_best_buckets(winner)
+        return next((one for one in ranked if one.plan == made.plan), made)
 
     def why_none(self, any_layout: bool) -> PlanFinding:
         """What stands in the way, of the plan that comes nearest."""

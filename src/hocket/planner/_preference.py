@@ -1,0 +1,44 @@
+"""Which of several plans to take: the fastest, unless a simpler one is predicted to be as fast."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ._plan import Plan
+
+__all__ = ["NEAR", "preferred", "simplicity"]
+
+NEAR = 0.05
+"""Predicted times that differ by less say nothing of which plan is faster.
+
+Predictions err by more, yet like plans err alike. Where all were measured (`benchmarks/2026-11-21-plans.md`), picks
+that were far behind the best were forms of it that were predicted to be a few percent faster: on eight hosts sharded
+gradients by 4%, where plain data parallelism took 16% less in truth. A plan that is taken for being simple is behind
+by this much at the most, if predictions are right: half of what a pick may be behind the best.
+"""
+
+_SHARDS = ("none", "optimizer", "gradients", "parameters")
+
+
+def simplicity(plan: Plan) -> tuple[int, ...]:
+    """The less the simpler: how many forms a plan combines; then what is sharded; then degrees, stages and parts.
+
+    So plain data parallelism comes before a sharded optimizer, that before sharded gradients, and each of them before
+    the same with tensors or layers divided, or with activations computed again.
+    """
+    divided = (plan.tensor_parallel_degree, plan.spatial_parallel_degree, plan.pipeline_parallel_degree)
+    forms = sum(degree > 1 for degree in divided) + plan.recompute + (plan.shard != "none")
+    product = divided[0] * divided[1] * divided[2]
+    return forms, _SHARDS.index(plan.shard), product, plan.stages_per_rank, plan.accumulate * plan.micro_batches
+
+
+def preferred(steps: Sequence[tuple[Plan, float]], near: float = NEAR) -> int:
+    """The place of the plan to take: the simplest of those that are within `near` of the fastest.
+
+    Args:
+        steps: Plans with the predicted seconds of a step; one at the least.
+        near: By which part more a step may take.
+    """
+    fastest = min(seconds for _, seconds in steps)
+    close = [index for index, (_, seconds) in enumerate(steps) if seconds <= fastest * (1 + near)]
+    return min(close, key=lambda index: (simplicity(steps[index][0]), steps[index][1]))
