@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -127,3 +129,19 @@ def test_a_loss_of_one_s_own_takes_the_whole_batch() -> None:
 def test_what_cannot_be_captured_is_refused(arguments: dict[str, object], said: str) -> None:
     with pytest.raises(WorkloadError, match=said):
         capture(chain(), torch.rand(2, 10), **arguments)  # type: ignore[arg-type]
+
+
+def test_capturing_leaves_nothing_behind_that_holds_the_graph() -> None:
+    model = chain()
+    held = weakref.ref(model[1])
+    made: list[weakref.ref[Tensor]] = []
+    handle = model[0].register_forward_hook(lambda _module, _args, out: made.append(weakref.ref(out)))
+    capture(model, torch.rand(4, 10), repeats=1)
+    handle.remove()
+    assert made
+    assert not [one for one in made if one() is not None]
+    model[0].weight.data = torch.zeros(7, 10)  # as tensor parallelism does; a graph that lives remembers the old shape
+    model[0].bias.data = torch.zeros(7)
+    model[0](torch.rand(4, 10)).sum().backward()
+    del model
+    assert held() is None

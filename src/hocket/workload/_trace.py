@@ -61,7 +61,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, trace: Trace, at: list[int], ignored: set[int]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.trace, self.at, self.ignored = trace, at, ignored
-        self._alive: list[Tensor] = []  # a storage's key is its own only while it lives
+        self.alive: list[Tensor] = []  # a storage's key is its own only while it lives
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
@@ -77,7 +77,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 trace.lives[key] = (nbytes, first, max(last, step))
         fresh = [one for one in made if storage_of(one) not in keys]
         for one in fresh:
-            self._alive.append(one)
+            self.alive.append(one)
             if storage_of(one) not in self.ignored:
                 trace.lives[storage_of(one)] = (one.untyped_storage().nbytes(), step, step)
         in_place = bool(made) and func.overloadpacket.__name__.endswith("_")
@@ -106,7 +106,7 @@ def trace_of(model: nn.Module, units: list[Unit], batch: Any, run: Loss) -> Trac
             nbytes = saved.untyped_storage().nbytes()
             trace.spent[at[-1], trace.call].saved += nbytes
             trace.saved.append((at[-1], trace.call, key, nbytes))
-        return saved
+        return saved.detach()  # a function that keeps its own result would hold itself, and the whole graph
 
     def enter(index: int) -> None:
         trace.order.append(index)
@@ -117,8 +117,13 @@ def trace_of(model: nn.Module, units: list[Unit], batch: Any, run: Loss) -> Trac
         for index, unit in enumerate(units):
             stack.enter_context(hooked(unit.module.register_forward_pre_hook(lambda *_, i=index: enter(i))))
         stack.enter_context(torch.autograd.graph.saved_tensors_hooks(pack, lambda saved: saved))
-        stack.enter_context(_Watch(trace, at, ignored))
+        watch = _Watch(trace, at, ignored)
+        stack.enter_context(watch)
         result = run(model, batch)
+    # The graph holds `pack`, and what `pack` holds would hold the graph: nobody could free it, and parameters of which
+    # a graph is alive cannot be divided.
+    packed.clear()
+    watch.alive.clear()
     if not isinstance(result, Tensor) or not result.requires_grad:
         raise WorkloadError(f"capture: the loss of {type(model).__name__} has no gradient; give `loss`")
     return trace

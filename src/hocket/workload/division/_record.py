@@ -196,6 +196,11 @@ class _Recorder(TorchFunctionMode):
         value.grad = value.grad or tensor.requires_grad  # what an autograd function makes gets its gradient at its end
         return value
 
+    def forget(self) -> None:
+        """Lets go of all tensors."""
+        self._values.clear()
+        self._kept.clear()
+
     def complete(self, outputs: list[torch.Tensor]) -> None:
         """The model has returned; what comes after it is not its own."""
         self.recording.complete = True
@@ -254,6 +259,7 @@ def recorded(model: nn.Module, tensors_in: Returned) -> Iterator[Recording]:
         with recorder:
             yield recorder.recording
     finally:
+        recorder.forget()
         for handle in handles:
             handle.remove()
 
