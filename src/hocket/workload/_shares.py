@@ -5,6 +5,7 @@ FLOPs and bytes of calls on parts are divided evenly; what autograd keeps is div
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from torch import nn
 
 from ._share import Exchange, Operation, Share
 from ._trace import Spent, Trace
-from .division import Region, Role, choose, cut_tensors, exchanges
+from .division import Call, Region, Role, choose, cut_tensors, exchanges
 
 __all__ = ["Holding", "shares_of"]
 
@@ -57,8 +58,8 @@ def _shares(regions: list[Region], trace: Trace, held: Mapping[int, Holding], de
     calls = trace.recording.calls
     divided = {index for region in regions for index in region.calls}
     divided |= {call.index for call in calls if call.module in roles and roles[call.module].kind in _COMPUTING}
-    # A layer that is alone in having a part of its inputs cuts them itself, and keeps its part.
-    scattering = {call.index for call in calls if call.module in roles and _scatters(roles[call.module])}
+    alone = {call.index: _kept_alone(call, roles[call.module], degree) for call in calls if call.module in roles}
+    alone = {index: nbytes for index, nbytes in alone.items() if nbytes}
     cut = frozenset(id(tensor) for module, role in roles.items() for tensor, _ in cut_tensors(module, role))
     unit_of = {call: unit for unit, call in trace.spent}
     exchanged: dict[int, Counter[tuple[str, str, int, bool]]] = {}
@@ -66,12 +67,15 @@ def _shares(regions: list[Region], trace: Trace, held: Mapping[int, Holding], de
         key = (one.phase, one.kind, one.nbytes, one.with_batch)
         exchanged.setdefault(unit_of[one.call], Counter())[key] += 1
     kept: Counter[int] = Counter()
+    for index, nbytes in alone.items():
+        kept[unit_of[index]] += nbytes
     parts = {value for region in regions for value in region.parts}
     changed = {unit_of[index] for index in divided if index in unit_of} | set(exchanged)
     for unit, call, storage, nbytes in trace.saved:
+        if call in alone:
+            continue
         values = trace.recording.storages.get(storage, [])
         partly = any(value in parts for value in values) if values else call in divided
-        partly = partly or call in scattering
         kept[unit] += nbytes // degree if partly else nbytes
         if partly:
             changed.add(unit)
@@ -94,5 +98,11 @@ def _shares(regions: list[Region], trace: Trace, held: Mapping[int, Holding], de
     return found
 
 
-def _scatters(role: Role) -> bool:
-    return role.kind == "row" and role.whole
+def _kept_alone(call: Call, role: Role, degree: int) -> int:
+    """What a layer keeps of its input that it has changed for itself; 0 where it keeps the input."""
+    given = call.inputs[0]
+    if role.kind == "row" and role.whole:  # it cuts its input
+        return given.nbytes // degree
+    if role.kind == "vocabulary":  # ids within its rows, and a truth value for each
+        return math.prod(given.shape) * (given.element_nbytes + 1)
+    return 0

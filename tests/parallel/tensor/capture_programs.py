@@ -59,7 +59,7 @@ def compared(make: Callable[[], nn.Module], inputs: tuple[torch.Tensor, ...]) ->
             "optimizer": sum(8 * p.numel() for p in trained),
             "exchanges": has,
         },
-        "kept": (sum(one.saved_bytes for share in shares for one in share.operations), kept, workload.saved_bytes),
+        "kept": (sum(one.saved_bytes for share in shares for one in share.operations), kept),
         "forms": forms(result),
     }
 

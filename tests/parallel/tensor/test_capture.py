@@ -26,6 +26,5 @@ def test_parameters_gradients_state_and_exchanges_are_those_of_the_divided_model
 def test_activations_are_those_that_the_divided_model_keeps() -> None:
     for ranks in (2, 4):
         for name, one in found(ranks)[0].items():
-            said, kept, whole = one["kept"]
-            assert abs(said - kept) <= 0.1 * kept, (ranks, name, said, kept, whole)
-            assert said <= whole
+            said, kept = one["kept"]
+            assert abs(said - kept) <= 0.1 * kept, (ranks, name, said, kept)

@@ -12,6 +12,7 @@ from ._choose import apart as apart
 from ._choose import choose as choose
 from ._cuts import cut_tensors as cut_tensors
 from ._record import DROPOUTS as DROPOUTS
+from ._record import Call as Call
 from ._record import Recording as Recording
 from ._record import Value as Value
 from ._record import function_name as function_name
@@ -44,6 +45,7 @@ __all__ = [
     "DROPOUTS",
     "NO_ANSWER",
     "SEQUENCE",
+    "Call",
     "CannotSplit",
     "Choice",
     "Collective",
