@@ -58,6 +58,7 @@ def _shares(regions: list[Region], trace: Trace, held: Mapping[int, Holding], de
     calls = trace.recording.calls
     divided = {index for region in regions for index in region.calls}
     divided |= {call.index for call in calls if call.module in roles and roles[call.module].kind in _COMPUTING}
+    columns = {call.index for call in calls if call.module in roles and roles[call.module].kind == "column"}
     alone = {call.index: _kept_alone(call, roles[call.module], degree) for call in calls if call.module in roles}
     alone = {index: nbytes for index, nbytes in alone.items() if nbytes}
     cut = frozenset(id(tensor) for module, role in roles.items() for tensor, _ in cut_tensors(module, role))
@@ -69,13 +70,15 @@ def _shares(regions: list[Region], trace: Trace, held: Mapping[int, Holding], de
     kept: Counter[int] = Counter()
     for index, nbytes in alone.items():
         kept[unit_of[index]] += nbytes
+    inside = divided - columns
     parts = {value for region in regions for value in region.parts}
     changed = {unit_of[index] for index in divided if index in unit_of} | set(exchanged)
     for unit, call, storage, nbytes in trace.saved:
         if call in alone:
             continue
         values = trace.recording.storages.get(storage, [])
-        partly = any(value in parts for value in values) if values else call in divided
+        # What is no value of the model's was made inside of a call: a column layer keeps a copy of its whole input.
+        partly = any(value in parts for value in values) if values else call in inside
         kept[unit] += nbytes // degree if partly else nbytes
         if partly:
             changed.add(unit)
