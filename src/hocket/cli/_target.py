@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,12 @@ class TargetError(ValueError):
 
 
 def resolve_target(
-    target: str, *, batch: int | None = None, device: str | None = None, optimizer: str = "adam"
+    target: str,
+    *,
+    batch: int | None = None,
+    device: str | None = None,
+    optimizer: str = "adam",
+    degrees: Sequence[int] = (2, 4, 8),
 ) -> Workload:
     """The workload that a user means.
 
@@ -29,6 +35,7 @@ def resolve_target(
         batch: Samples of the captured batch, for bundled workloads.
         device: Where models are captured: "meta" (no times; the default for bundled workloads), "cpu", "cuda".
         optimizer: See `hocket.workload.capture`.
+        degrees: See there.
 
     Raises:
         TargetError: nothing of this name is there, or the function gives something else.
@@ -42,14 +49,14 @@ def resolve_target(
     if name.startswith("transformer:"):
         return _shape(target.partition(":")[2])
     if ".py:" in target:
-        return _function(target, device, optimizer)
+        return _function(target, device, optimizer, degrees)
     path = Path(target)
     if path.is_file():
         return parse(path.read_text(encoding="utf-8"))
     from hocket.workloads import names
 
     if name in names():
-        return _bundled(name, batch, device or "meta", optimizer)
+        return _bundled(name, batch, device or "meta", optimizer, degrees)
     known = ", ".join([*names(), *(f"gpt-{one}" for one in SHAPES)])
     raise TargetError(f"there is no workload {target!r}; there are {known}, or write train.py:build, or a file's path")
 
@@ -70,7 +77,7 @@ def _shape(text: str) -> Workload:
     return transformer(hidden, layers, heads, **values)  # type: ignore[arg-type]
 
 
-def _function(target: str, device: str | None, optimizer: str) -> Workload:
+def _function(target: str, device: str | None, optimizer: str, degrees: Sequence[int]) -> Workload:
     from torch import nn
 
     from hocket.workload import capture
@@ -91,10 +98,10 @@ def _function(target: str, device: str | None, optimizer: str) -> Workload:
     if not isinstance(given, tuple) or len(given) not in (2, 3) or not isinstance(given[0], nn.Module):
         raise TargetError(f"{target}: {name}() must return (model, sample) or (model, sample, loss), not {type(given)}")
     loss = given[2] if len(given) == 3 else None
-    return capture(given[0], given[1], loss=loss, name=path.stem, device=device, optimizer=optimizer)
+    return capture(given[0], given[1], loss=loss, name=path.stem, device=device, optimizer=optimizer, degrees=degrees)
 
 
-def _bundled(name: str, batch: int | None, device: str, optimizer: str) -> Workload:
+def _bundled(name: str, batch: int | None, device: str, optimizer: str, degrees: Sequence[int]) -> Workload:
     import torch
 
     from hocket.workload import capture
@@ -106,14 +113,15 @@ def _bundled(name: str, batch: int | None, device: str, optimizer: str) -> Workl
 
         with place:
             model = EDSR("full", 4)
-        return capture(model, torch.zeros(batch or 16, 3, 48, 48), device=device, name="edsr", unit="image")
+        patches = torch.zeros(batch or 16, 3, 48, 48)
+        return capture(model, patches, device=device, name="edsr", unit="image", degrees=degrees)
     if name == "resnet50":
         from hocket.workloads.resnet50.model import ResNet50
 
         with place:
             model = ResNet50()
         sample = torch.zeros(batch or 32, 3, 224, 224)
-        return capture(model, sample, device=device, name=name, optimizer="momentum", unit="image")
+        return capture(model, sample, device=device, name=name, optimizer="momentum", unit="image", degrees=degrees)
     from torch.utils.data import default_collate
 
     from hocket.workloads import build, settings_from_options
@@ -125,4 +133,6 @@ def _bundled(name: str, batch: int | None, device: str, optimizer: str) -> Workl
     def loss(model: torch.nn.Module, given: tuple[torch.Tensor, ...]) -> torch.Tensor:
         return made.loss_fn(model(*given[:-1]), given[-1])
 
-    return capture(made.model(), tuple(sample), loss=loss, device=device, name=name, optimizer=optimizer)
+    return capture(
+        made.model(), tuple(sample), loss=loss, device=device, name=name, optimizer=optimizer, degrees=degrees
+    )

@@ -59,7 +59,7 @@ def plan(
     fixed: dict[str, Any] = {name: value for name, value in wanted.items() if value is not None}
     try:
         where = load(cluster)
-        workload = resolve_target(target, device=device)
+        workload = resolve_target(target, device=device, degrees=_degrees(workers, tensor, given))
         limit = parse_bytes(memory) if memory else None
         size = batch or workers
         if workload_out is not None:
@@ -87,6 +87,15 @@ def plan(
         typer.echo(f"\nwrote {out}; `hocket run --plan {out}` or Trainer(plan={str(out)!r}) carries it out")
     else:
         typer.echo("\n" + chosen.to_toml().rstrip())
+
+
+def _degrees(workers: int, tensor: int | None, given: Path | None) -> list[int]:
+    """Numbers of workers that may divide a captured model's tensors: those of a host, and what is asked for."""
+    from hocket.planner import Plan
+
+    if given is not None:
+        tensor = Plan.from_toml(given).tensor_parallel_degree
+    return [degree for degree in range(2, 9) if workers % degree == 0 or degree in (2, 4, 8)] + [tensor or 1]
 
 
 def _judge(one: Prediction, as_json: bool) -> None:

@@ -14,7 +14,7 @@ from ._findings import UNPREDICTED, PlanError, PlanFinding
 from ._network import Network
 from ._plan import Plan
 
-__all__ = ["Grid", "Layout", "grid_of", "layouts"]
+__all__ = ["Grid", "Layout", "grid_of", "layouts", "undivided"]
 
 _SHARDS = ("none", "optimizer", "gradients", "parameters")
 _MICRO = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256)
@@ -105,10 +105,9 @@ def grid_of(workload: Workload, network: Network, workers: int, batch: int, fixe
         raise PlanError("no prediction for this:", [PlanFinding("synchronisation", rule, remedy)])
     tensor = [t for t in _divisors(workers) if t == 1 or (_near(network, t) and _divide(workload, t))]
     pipeline = [p for p in _divisors(workers) if p <= len(workload.layers)]
+    if unknown := undivided(given, workload):
+        raise PlanError("no plan keeps this:", unknown)
     if (wanted := fixed.get("tensor_parallel_degree")) is not None:
-        if wanted > 1 and not _divide(workload, wanted):
-            rule = f"no layer of {workload.name} can be divided among {wanted} workers"
-            raise PlanError("no plan keeps this:", [PlanFinding("tensor_parallel_degree", rule, _remedy(workload))])
         tensor = [t for t in (wanted,) if workers % t == 0]
     if (wanted := fixed.get("pipeline_parallel_degree")) is not None:
         if wanted > len(workload.layers):
@@ -121,10 +120,6 @@ def grid_of(workload: Workload, network: Network, workers: int, batch: int, fixe
             rule = f"{fixed[name]} does not divide {workers} workers"
             near = [one for one in _divisors(workers) if one <= fixed[name]][-1]
             raise PlanError("no plan keeps this:", [PlanFinding(name, rule, f"use a divisor, as {near}")])
-    if fixed.get("sequence_parallel") and workload.degrees:
-        rule = "a captured layer does not say what dividing the sequence changes"
-        remedy = "leave it out here; a plan of one's own may say it"
-        raise PlanError("no prediction for this:", [PlanFinding("sequence_parallel", rule, remedy)])
     shards = (fixed["shard"],) if "shard" in fixed else _SHARDS
     core = any(one.part == "core" for layer in workload.layers for one in layer.operations)
     recomputations: list[tuple[bool, str]] = [(False, "layers"), (True, "layers")]
@@ -137,6 +132,18 @@ def grid_of(workload: Workload, network: Network, workers: int, batch: int, fixe
     apart = core  # layers of which shared operations are known; a captured layer is divided as a whole
     sequence = (fixed["sequence_parallel"],) if "sequence_parallel" in fixed else ((True,) if apart else (False,))
     return Grid(workers, batch, fixed, tuple(tensor), tuple(pipeline), shards, tuple(recomputations), sequence)
+
+
+def undivided(plan: Plan, workload: Workload) -> list[PlanFinding]:
+    """What the plan divides that the workload's layers do not say how to divide."""
+    tensor = plan.tensor_parallel_degree
+    if tensor > 1 and not _divide(workload, tensor):
+        rule = f"no layer of {workload.name} can be divided among {tensor} workers"
+        return [PlanFinding("tensor_parallel_degree", rule, _remedy(workload))]
+    if plan.sequence_parallel and workload.degrees:
+        rule = f"the layers of {workload.name} were captured, which does not show what dividing the sequence changes"
+        return [PlanFinding("sequence_parallel", rule, "leave it out to predict; the Trainer carries it out")]
+    return []
 
 
 def _near(network: Network, tensor: int) -> bool:
@@ -154,7 +161,7 @@ def _remedy(workload: Workload) -> str:
         known = ", ".join(map(str, workload.degrees))
         return f"use one of {known}, or tell capture(..., degrees=) of others"
     most = max((layer.tensor_limit for layer in workload.layers), default=1)
-    return f"use a divisor of {most}" if most > 1 else "its layers cannot be divided at all; use 1"
+    return f"use a divisor of {most}" if most > 1 else "none of them is known to be divided by any number; use 1"
 
 
 def layouts(grid: Grid, layers: int) -> Iterator[Layout]:

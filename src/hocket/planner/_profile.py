@@ -123,7 +123,7 @@ class Profile:
         kind = self.kinds[number]
         share = kind.share(tensor, sequence=sequence)
         core = 0.0
-        if kind.forward_s > 0:
+        if kind.forward_s > 0 or not self.network.flops:  # a layer that took no time is no matter of rates
             # A part of the measured time shrinks neither with the batch nor with what a rank does of it.
             whole = sum(map(_work, kind.operations))
             part = sum(map(_work, share.operations)) / whole if whole else 1 / share.degree

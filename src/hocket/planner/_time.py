@@ -15,6 +15,7 @@ import numpy as np
 from hocket.cluster import Cluster
 from hocket.workload import Workload
 
+from ._admissible import undivided
 from ._constants import Constants, slowest_of
 from ._findings import UNPREDICTED, PlanError, PlanFinding
 from ._memory import Memory, memory_of
@@ -166,7 +167,7 @@ def predict(
         rule = f"{network.name} has places for {network.world} workers, and {workers} are wanted"
         raise PlanError("there are not so many:", [PlanFinding("workers", rule, "take a larger cluster, or fewer")])
     plan = plan.resolve(workers)
-    found = plan.findings(workers, batch=batch)
+    found = plan.findings(workers, batch=batch) or undivided(plan, workload)
     if found:
         raise PlanError(f"the plan cannot be carried out by {workers} workers with batches of {batch}:", found)
     if plan.spatial_parallel_degree > 1:

@@ -1,0 +1,149 @@
+"""Tensor plans of captured models: what a rank holds, does and exchanges, and what is admissible."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from torch import nn
+
+from hocket import cluster
+from hocket.planner import Constants, Network, Plan, PlanError, admissible_plans, memory_of, predict, search
+from hocket.workload import Exchange, Workload, capture
+
+BATCH, WIDTH = 8, 64
+PAIRS = 3
+
+
+def blocks() -> nn.Module:
+    """Pairs of layers that are cut together, with norms between them that stay whole."""
+    return nn.Sequential(
+        *(
+            nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
+            for _ in range(PAIRS)
+        )
+    )
+
+
+@pytest.fixture(scope="module")
+def captured() -> Workload:
+    """With times that are round: a capture's own vary."""
+    found = capture(blocks(), torch.zeros(BATCH, WIDTH), device="meta", degrees=(2, 4))
+    seconds = {"LayerNorm": 1e-3, "Linear": 4e-3, "GELU": 1e-3}
+    layers = tuple(
+        dataclasses.replace(layer, forward_s=seconds[layer.kind], backward_s=2 * seconds[layer.kind])
+        for layer in found.layers
+    )
+    return dataclasses.replace(found, layers=layers)
+
+
+@pytest.fixture(scope="module")
+def network() -> Network:
+    return Network.of(cluster.load("star:hosts=4,bandwidth=10Gbit/s,latency=10us"))
+
+
+def test_memory_divides_what_the_trainer_divides_and_repeats_the_rest(captured: Workload) -> None:
+    cut = PAIRS * (2 * 4 * WIDTH * WIDTH + 4 * WIDTH) * 4  # both matrices and the first one's bias
+    whole = PAIRS * (WIDTH + 2 * WIDTH) * 4  # the second one's bias, and the norm
+    assert captured.parameter_bytes == cut + whole
+    inner, outer = 4 * PAIRS * BATCH * WIDTH * 4, PAIRS * BATCH * WIDTH * 4
+    for degree in (2, 4):
+        found = memory_of(Plan(tensor_parallel_degree=degree).resolve(degree), captured, batch=BATCH)
+        assert found.parameters == found.gradients == cut / degree + whole
+        assert found.optimizer == 2 * (cut / degree + whole)
+        # GELU's input and its output are divided; the norms' inputs, but for the batch, and outputs are not, nor are
+        # their means and deviations.
+        assert found.activations == 2 * inner / degree + 2 * outer - outer / PAIRS + PAIRS * BATCH * 2 * 4
+
+
+def test_exchanges_are_synchronous_one_each_way_a_pair_and_grow_with_the_micro_batch(
+    captured: Workload, network: Network
+) -> None:
+    constants = Constants(exchange_s=1e-4)
+    each = BATCH * WIDTH * 4
+    assert [one for layer in captured.layers for one in layer.share(2).exchanges] == PAIRS * [
+        Exchange("backward", "all_reduce", each),
+        Exchange("forward", "all_reduce", each),
+    ]
+    for batch, parts in ((BATCH, 1), (4 * BATCH, 1), (4 * BATCH, 4)):
+        plan = Plan(tensor_parallel_degree=2, data_parallel_degree=1, accumulate=parts)
+        found = predict(plan, captured, network, workers=2, batch=batch, constants=constants)
+        nbytes = each * batch / BATCH / parts
+        one = network.collective("all_reduce", nbytes, 2, 1, constants).seconds + 1e-4
+        assert found.parts.tensor == pytest.approx(parts * PAIRS * 2 * one)
+
+
+def test_computing_again_exchanges_again(captured: Workload, network: Network) -> None:
+    plan = Plan(tensor_parallel_degree=2, data_parallel_degree=1)
+    again = Plan(tensor_parallel_degree=2, data_parallel_degree=1, recompute=True)
+    one, other = (predict(each, captured, network, workers=2, batch=BATCH).parts.tensor for each in (plan, again))
+    assert other == pytest.approx(1.5 * one)
+
+
+def test_a_rank_computes_its_share_of_what_is_divided_and_all_of_the_rest(captured: Workload, network: Network) -> None:
+    whole = predict(Plan(), captured, network, workers=1, batch=BATCH).parts.compute
+    two = predict(Plan(tensor_parallel_degree=2), captured, network, workers=2, batch=BATCH).parts.compute
+    four = predict(Plan(tensor_parallel_degree=4), captured, network, workers=4, batch=BATCH).parts.compute
+    assert whole == pytest.approx(PAIRS * 30e-3)
+    assert two == pytest.approx(PAIRS * (27e-3 / 2 + 3e-3), rel=0.01)  # the loss is the last layer's
+    assert four == pytest.approx(PAIRS * (27e-3 / 4 + 3e-3), rel=0.01)
+    slow = Constants(divided_share=0.5)
+    slower = predict(Plan(tensor_parallel_degree=2), captured, network, workers=2, batch=BATCH, constants=slow)
+    assert slower.parts.compute == pytest.approx(PAIRS * (27e-3 + 3e-3), rel=0.01)
+
+
+def test_divided_gradients_are_reduced_in_parts_among_fewer(captured: Workload, network: Network) -> None:
+    found = predict(Plan(tensor_parallel_degree=2), captured, network, workers=4, batch=2 * BATCH)
+    held = memory_of(found.plan, captured, batch=2 * BATCH)
+    alone = network.collective("all_reduce", held.gradients, 2, 2, Constants())
+    assert found.gradient_cost == alone
+
+
+def test_the_search_considers_degrees_that_the_capture_knows(captured: Workload, network: Network) -> None:
+    degrees = {p.tensor_parallel_degree for p in admissible_plans(captured, network, workers=4, batch=4 * BATCH)}
+    assert degrees == {1, 2, 4}
+    fixed = {"tensor_parallel_degree": 2}
+    found = search(captured, network, workers=4, batch=4 * BATCH, fixed=fixed, memory_limit=0)
+    assert {one.plan.tensor_parallel_degree for one in found.ranked} == {2}
+    assert found.best.parts.tensor > 0
+
+
+def test_tensors_are_divided_where_nothing_else_fits(captured: Workload, network: Network) -> None:
+    # One sample: data parallelism has no use for a second worker, and a pipeline would wait.
+    fixed = {"pipeline_parallel_degree": 1}
+    need = memory_of(Plan(data_parallel_degree=1), captured, batch=1).total
+    found = search(captured, network, workers=2, batch=1, fixed=fixed, memory_limit=round(0.8 * need))
+    assert found.best.plan.tensor_parallel_degree == 2
+
+
+@pytest.mark.parametrize(
+    ("plan", "said"),
+    [
+        (
+            Plan(tensor_parallel_degree=3),
+            "tensor_parallel_degree: no layer of Sequential can be divided among 3 workers; use one of 2, 4, or tell",
+        ),
+        (
+            Plan(tensor_parallel_degree=2, sequence_parallel=True),
+            "sequence_parallel: the layers of Sequential were captured",
+        ),
+    ],
+)
+def test_what_the_capture_does_not_know_is_refused_by_search_and_prediction(
+    captured: Workload, network: Network, plan: Plan, said: str
+) -> None:
+    fixed = {name: getattr(plan, name) for name in ("tensor_parallel_degree", "sequence_parallel")}
+    with pytest.raises(PlanError, match=said):
+        search(captured, Network.of(cluster.load("star:hosts=6")), workers=6, batch=6 * BATCH, fixed=fixed)
+    with pytest.raises(PlanError, match=said):
+        predict(plan, captured, Network.of(cluster.load("star:hosts=6")), workers=6, batch=6 * BATCH)
+
+
+def test_a_model_of_which_nothing_can_be_divided_is_not() -> None:
+    odd = capture(nn.Sequential(nn.Linear(7, 7), nn.Linear(7, 7)), torch.zeros(2, 7), device="meta")
+    assert odd.degrees == ()
+    where = Network.of(cluster.load("star:hosts=2"))
+    assert all(p.tensor_parallel_degree == 1 for p in admissible_plans(odd, where, workers=2, batch=4))
+    with pytest.raises(PlanError, match=r"none of them is known to be divided by any number; use 1"):
+        search(odd, where, workers=2, batch=4, fixed={"tensor_parallel_degree": 2})
