@@ -96,6 +96,16 @@ def test_a_plan_found_by_measurement_trains_as_one_process_and_says_why() -> Non
         assert "the sample has 1 of the global batch's samples, and there are 2 workers" in refused[1]
 
 
+def test_calibration_measures_what_dividing_tensors_costs_and_leaves_a_model_that_can_be_divided() -> None:
+    for found in run_ranks(trainer_programs.divide_what_was_measured, 2, timeout_s=110):
+        assert found["degrees"] == (2,)
+        assert found["considered"] == [1, 2]
+        assert 0 <= found["exchange_s"] < 0.1
+        assert 0.1 <= found["divided_share"] <= 1
+        assert not found["refused"]
+        assert found["said"] == found["held"] < 0.7 * found["whole"]
+
+
 def test_an_optimizer_that_needs_whole_parameters_is_refused_where_they_are_divided() -> None:
     model, _, loss_fn = programs.setting("mlp", torch.float32)
     optimizer = torch.optim.LBFGS(model.parameters())

@@ -8,7 +8,10 @@ import torch
 from torch.utils.data import DataLoader
 
 import hocket
-from hocket.planner import Plan, PlanError
+from hocket.parallel import calibrate
+from hocket.parallel._world import join
+from hocket.parallel.tensor import parallelize
+from hocket.planner import Plan, PlanError, admissible_plans
 
 from . import programs
 
@@ -46,6 +49,25 @@ def train_by_measurement() -> Any:
     loader = DataLoader(data, batch_size=programs.BATCH, shuffle=True)
     losses = [float(trainer.step(batch)) for _ in range(programs.EPOCHS) for batch in trainer.batches(loader)]
     return losses, trainer.plan.to_json(), refused
+
+
+def divide_what_was_measured() -> dict[str, Any]:
+    """What calibration says of dividing tensors, and what becomes of the model that it measured when it is divided."""
+    model, data, _ = programs.setting("mlp", torch.float32)
+    inputs = data.tensors[0][: programs.BATCH]
+    found = calibrate(model, programs.OPTIMIZERS["adam"](model.parameters()), (inputs,))
+    plans = admissible_plans(found.workload, found.network, workers=2, batch=len(inputs))
+    divided = parallelize(model, join(), (inputs[:4],))
+    return {
+        "degrees": found.workload.degrees,
+        "exchange_s": found.constants.exchange_s,
+        "divided_share": found.constants.divided_share,
+        "considered": sorted({plan.tensor_parallel_degree for plan in plans}),
+        "said": sum(layer.share(2).parameter_bytes for layer in found.workload.layers),
+        "held": sum(p.numel() * p.element_size() for p in model.parameters()),
+        "whole": found.workload.parameter_bytes,
+        "refused": divided.refused,
+    }
 
 
 def part_of_a_run(plan: Plan, load: str = "", save: str = "", until: int = 11, name: str = "conv") -> list[float]:

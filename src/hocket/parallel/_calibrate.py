@@ -239,8 +239,9 @@ def _division(
 
     def besides(width: int, rows: int) -> tuple[float, int]:
         """A step of the divided chain without its collectives, and how many there are."""
-        chain = torch.nn.Sequential(*(_Chain(1, width) for _ in range(_BLOCKS)))
-        meta = capture(chain, torch.zeros(rows * degree, width), device="meta", degrees=[degree])
+        with torch.device("meta"):  # where no random numbers are drawn
+            chain = torch.nn.Sequential(*(_Chain(1, width) for _ in range(_BLOCKS)))
+            meta = capture(chain, torch.zeros(rows * degree, width), degrees=[degree])
         made = [one for layer in meta.layers for one in layer.share(degree).exchanges]
         wire = sum(one.count * network.collective(one.kind, one.nbytes, degree, 1, constants).seconds for one in made)
         step = _step(Plan(tensor_parallel_degree=degree), 1, width, device, world, rows)
