@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hocket.workload import Workload, WorkloadError, capture, parse
+from hocket.workload import Exchange, Workload, WorkloadError, capture, parse
 
 
 class Mixed(nn.Module):
@@ -35,7 +35,7 @@ def chain() -> nn.Sequential:
 @pytest.fixture(scope="module")
 def captured() -> Workload:
     torch.manual_seed(0)
-    return capture(chain(), torch.rand(16, 10), optimizer="adam", unit="row")
+    return capture(chain(), torch.rand(16, 10), optimizer="adam", unit="row", degrees=(2, 3, 4, 5, 7, 10))
 
 
 def test_layers_are_those_that_can_be_cut_and_hold_all_parameters(captured: Workload) -> None:
@@ -145,3 +145,22 @@ def test_capturing_leaves_nothing_behind_that_holds_the_graph() -> None:
     model[0](torch.rand(4, 10)).sum().backward()
     del model
     assert held() is None
+
+
+def test_a_layer_says_what_each_of_some_workers_does_of_it(captured: Workload) -> None:
+    assert captured.degrees == (2, 3, 4, 5, 10)
+    first, middle, last = (captured.layers[index] for index in (0, 2, 4))
+    assert (first.share(2).parameter_bytes, middle.share(2).parameter_bytes) == (4 * 110, 4 * (300 + 30))
+    assert first.share(2).exchanges == ()  # its input needs no gradient, and its output is used in parts
+    assert middle.share(2).exchanges == (Exchange("forward", "all_reduce", 4 * 16 * 30),)
+    assert last.share(5).parameter_bytes == 4 * 31
+    assert last.share(5).exchanges[-1] == Exchange("forward", "all_gather", 4 * 16 * 5)
+    assert captured.layers[1].share(2).operations[0].saved_bytes == 16 * 20 * 4 / 2
+    whole = first.share(3)
+    assert (whole.degree, whole.parameter_bytes, whole.operations) == (1, 880, first.operations)
+
+
+def test_a_loss_that_goes_around_the_model_says_nothing_of_dividing_it() -> None:
+    found = capture(chain(), torch.rand(6, 10), loss=lambda model, batch: model[2](model[0](batch)).sum())
+    assert found.degrees == ()
+    assert found.flops == 2 * 6 * (10 * 20 + 20 * 30)

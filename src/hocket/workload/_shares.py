@@ -46,6 +46,8 @@ def shares_of(
 ) -> dict[int, tuple[Share, ...]]:
     """By unit, one rank's share for each number of ranks; units that stay whole are left out."""
     found: dict[int, tuple[Share, ...]] = {}
+    if not trace.recording.complete:  # the loss went around the model's forward, by which the Trainer would divide it
+        return found
     for degree in sorted(set(degrees) - {1}):
         regions = choose(model, trace.recording, degree).regions
         for unit, share in _shares(regions, trace, held, degree).items():
@@ -62,7 +64,7 @@ def _shares(regions: list[Region], trace: Trace, held: Mapping[int, Holding], de
     alone = {call.index: _kept_alone(call, roles[call.module], degree) for call in calls if call.module in roles}
     alone = {index: nbytes for index, nbytes in alone.items() if nbytes}
     cut = frozenset(id(tensor) for module, role in roles.items() for tensor, _ in cut_tensors(module, role))
-    unit_of = {call: unit for unit, call in trace.spent}
+    unit_of = _units_of_calls(trace)
     exchanged: dict[int, Counter[tuple[str, str, int, bool]]] = {}
     for one in exchanges(regions, trace.recording):
         key = (one.phase, one.kind, one.nbytes, one.with_batch)
@@ -72,7 +74,7 @@ def _shares(regions: list[Region], trace: Trace, held: Mapping[int, Holding], de
         kept[unit_of[index]] += nbytes
     inside = divided - columns
     parts = {value for region in regions for value in region.parts}
-    changed = {unit_of[index] for index in divided if index in unit_of} | set(exchanged)
+    changed = {unit_of[index] for index in divided} | set(exchanged)
     for unit, call, storage, nbytes in trace.saved:
         if call in alone:
             continue
@@ -98,6 +100,15 @@ def _shares(regions: list[Region], trace: Trace, held: Mapping[int, Holding], de
             for (phase, kind, nbytes, with_batch), count in exchanged.get(unit, Counter()).items()
         )
         found[unit] = Share(degree, *held[unit].nbytes(cut, degree), (work,), made)
+    return found
+
+
+def _units_of_calls(trace: Trace) -> dict[int, int]:
+    """By place of a call, the unit in which it runs; calls that do nothing are in that of the call before."""
+    known = {call: unit for unit, call in trace.spent}
+    found, unit = {}, 0
+    for index in range(len(trace.recording.calls)):
+        found[index] = unit = known.get(index, unit)
     return found
 
 
