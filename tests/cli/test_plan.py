@@ -118,6 +118,13 @@ def test_a_script_s_model_is_measured_and_planned(capsys: Captured, tmp_path: Pa
     assert "forward_s" in text.read_text()
     again = run_json(capsys, "plan", str(text), "-n", "4", "--cluster", "closet", "--batch", "32")
     assert again["chosen"] == found["chosen"]
+    divided = run_json(capsys, "plan", f"{script}:build", "-n", "4", "--cluster", "closet", "--tensor", "2")
+    assert isinstance(divided["chosen"], dict)
+    assert divided["chosen"]["tensor_parallel_degree"] == 2
+    assert divided["chosen"]["predicted"]["tensor_s"] > 0
+    assert run("plan", f"{script}:build", "-n", "6", "--cluster", "closet", "--tensor", "3") == 2
+    said = capsys.readouterr().err
+    assert "tensor_parallel_degree: no layer of train can be divided among 3 workers; use one of 2, 4, 8" in said
     assert run("plan", f"{script}:wrong", "-n", "4") == 2
     assert "must return (model, sample)" in capsys.readouterr().err
 
