@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 import torch
@@ -118,26 +119,38 @@ def test_tensors_are_divided_where_nothing_else_fits(captured: Workload, network
 
 
 @pytest.mark.parametrize(
-    ("plan", "said"),
+    ("fixed", "said"),
     [
         (
-            Plan(tensor_parallel_degree=3),
-            "tensor_parallel_degree: no layer of Sequential can be divided among 3 workers; use one of 2, 4, or tell",
+            {"tensor_parallel_degree": 3},
+            "tensor_parallel_degree: no layer of Sequential can be divided among 3 workers; use one of 2, 4, 8",
         ),
         (
-            Plan(tensor_parallel_degree=2, sequence_parallel=True),
-            "sequence_parallel: the layers of Sequential were captured",
+            {"tensor_parallel_degree": 2, "sequence_parallel": True},
+            "sequence_parallel: nothing between the divided layers of Sequential can work on parts",
         ),
     ],
 )
-def test_what_the_capture_does_not_know_is_refused_by_search_and_prediction(
-    captured: Workload, network: Network, plan: Plan, said: str
-) -> None:
-    fixed = {name: getattr(plan, name) for name in ("tensor_parallel_degree", "sequence_parallel")}
+def test_what_cannot_be_divided_is_refused_by_search_and_prediction(fixed: dict[str, Any], said: str) -> None:
+    pair = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
+    found = capture(pair, torch.zeros(BATCH, WIDTH), device="meta").with_times(1e-2, 2e-2)
+    where = Network.of(cluster.load("star:hosts=6"))
     with pytest.raises(PlanError, match=said):
-        search(captured, Network.of(cluster.load("star:hosts=6")), workers=6, batch=6 * BATCH, fixed=fixed)
+        search(found, where, workers=6, batch=6 * BATCH, fixed=fixed)
     with pytest.raises(PlanError, match=said):
-        predict(plan, captured, Network.of(cluster.load("star:hosts=6")), workers=6, batch=6 * BATCH)
+        predict(Plan(**fixed), found, where, workers=6, batch=6 * BATCH)
+
+
+def test_a_divided_sequence_is_predicted_where_it_is_asked_for() -> None:
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), blocks())
+    found = capture(model, torch.zeros(2, BATCH, WIDTH), device="meta", degrees=(2,)).with_times(1e-2, 2e-2)
+    where = Network.of(cluster.load("star:hosts=2,bandwidth=10Gbit/s"))
+    assert not any(p.sequence_parallel for p in admissible_plans(found, where, workers=2, batch=2))
+    fixed = {"tensor_parallel_degree": 2, "sequence_parallel": True}
+    best = search(found, where, workers=2, batch=2, fixed=fixed).best
+    assert best.plan.sequence_parallel
+    plain = predict(Plan(tensor_parallel_degree=2), found, where, workers=2, batch=2)
+    assert best.memory.activations < plain.memory.activations
 
 
 def test_a_model_of_which_nothing_can_be_divided_is_not() -> None:

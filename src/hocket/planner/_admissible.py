@@ -140,9 +140,10 @@ def undivided(plan: Plan, workload: Workload) -> list[PlanFinding]:
     if tensor > 1 and not _divide(workload, tensor):
         rule = f"no layer of {workload.name} can be divided among {tensor} workers"
         return [PlanFinding("tensor_parallel_degree", rule, _remedy(workload))]
-    if plan.sequence_parallel and workload.degrees:
-        rule = f"the layers of {workload.name} were captured, which does not show what dividing the sequence changes"
-        return [PlanFinding("sequence_parallel", rule, "leave it out to predict; the Trainer carries it out")]
+    known = any(share.sequence for layer in workload.layers for share in layer.shares if share.degree == tensor)
+    if plan.sequence_parallel and workload.degrees and not known:
+        rule = f"nothing between the divided layers of {workload.name} can work on parts of the sequence"
+        return [PlanFinding("sequence_parallel", rule, "leave it out")]
     return []
 
 

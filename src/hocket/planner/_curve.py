@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from hocket.cluster import Cluster
-from hocket.workload import Operation, Share, Workload
+from hocket.workload import Operation, Workload
 
 from ._constants import Constants
 from ._findings import PlanError, PlanFinding
@@ -169,13 +169,13 @@ def _halved(workload: Workload) -> Workload:
     layers = []
     for layer in workload.layers:
         shares = tuple(
-            Share(
-                share.degree,
-                share.parameter_bytes / 2,
-                share.gradient_bytes / 2,
-                share.optimizer_bytes + share.parameter_bytes,
-                _halves(share.operations),
-                tuple(dataclasses.replace(one, nbytes=one.nbytes / 2) for one in share.exchanges),
+            dataclasses.replace(
+                share,
+                parameter_bytes=share.parameter_bytes / 2,
+                gradient_bytes=share.gradient_bytes / 2,
+                optimizer_bytes=share.optimizer_bytes + share.parameter_bytes,
+                operations=_halves(share.operations),
+                exchanges=tuple(dataclasses.replace(one, nbytes=one.nbytes / 2) for one in share.exchanges),
             )
             for share in layer.shares
         )

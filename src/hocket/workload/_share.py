@@ -86,6 +86,7 @@ class Share:
         optimizer_bytes: Of the optimizer's state.
         operations: What the rank does of the layer's, over the whole batch.
         exchanges: What it exchanges with the others.
+        sequence: Whether what is not divided otherwise is divided along the sequence.
     """
 
     degree: int
@@ -94,6 +95,7 @@ class Share:
     optimizer_bytes: float = 0
     operations: tuple[Operation, ...] = ()
     exchanges: tuple[Exchange, ...] = ()
+    sequence: bool = False
 
     @property
     def state_bytes(self) -> float:

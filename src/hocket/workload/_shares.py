@@ -5,6 +5,7 @@ FLOPs and bytes of calls on parts are divided evenly; what autograd keeps is div
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -14,7 +15,7 @@ from torch import nn
 
 from ._share import Exchange, Operation, Share
 from ._trace import Spent, Trace
-from .division import Call, Region, Role, choose, cut_tensors, exchanges
+from .division import Call, Region, Role, choose, cut_tensors, exchanges, sequences
 
 __all__ = ["Holding", "shares_of"]
 
@@ -50,8 +51,13 @@ def shares_of(
         return found
     for degree in sorted(set(degrees) - {1}):
         regions = choose(model, trace.recording, degree).regions
-        for unit, share in _shares(regions, trace, held, degree).items():
+        plain = _shares(regions, trace, held, degree)
+        for unit, share in plain.items():
             found[unit] = (*found.get(unit, ()), share)
+        stretches, _ = sequences(model, trace.recording, regions, degree)
+        for unit, share in _shares([*regions, *stretches], trace, held, degree).items() if stretches else ():
+            if share != plain.get(unit):
+                found[unit] = (*found.get(unit, ()), dataclasses.replace(share, sequence=True))
     return found
 
 
@@ -73,14 +79,18 @@ def _shares(regions: list[Region], trace: Trace, held: Mapping[int, Holding], de
     for index, nbytes in alone.items():
         kept[unit_of[index]] += nbytes
     inside = divided - columns
+    gathering = {(module, place) for region in regions for module, places in region.gathers.items() for place in places}
+    gathered = {call.index for call in calls if (call.module, 0) in gathering}
     parts = {value for region in regions for value in region.parts}
     changed = {unit_of[index] for index in divided} | set(exchanged)
     for unit, call, storage, nbytes in trace.saved:
         if call in alone:
             continue
+        # A layer that gathers parts of the sequence keeps what it has gathered. What is no value of the model's was
+        # made inside of a call: a column layer keeps a copy of its whole input.
         values = trace.recording.storages.get(storage, [])
-        # What is no value of the model's was made inside of a call: a column layer keeps a copy of its whole input.
-        partly = any(value in parts for value in values) if values else call in inside
+        is_part = call not in gathered and any(value in parts for value in values)
+        partly = is_part if values else call in inside
         kept[unit] += nbytes // degree if partly else nbytes
         if partly:
             changed.add(unit)

@@ -59,9 +59,10 @@ class Layer:
             degree: How many ranks.
             sequence: Whether they divide the sequence in what they do not divide otherwise.
         """
-        for one in self.shares:
-            if one.degree == degree:
-                return one
+        for wanted in (sequence, False):  # where dividing the sequence changes nothing, no share says so
+            for one in self.shares:
+                if one.degree == degree and one.sequence == wanted:
+                    return one
         divided = degree > 1 and self.tensor_limit > 1 and self.tensor_limit % degree == 0
         each = degree if divided else 1
         parameters, gradients, state = (

@@ -64,11 +64,30 @@ def compared(make: Callable[[], nn.Module], inputs: tuple[torch.Tensor, ...]) ->
     }
 
 
-def exchanges(workload: Workload, degree: int) -> Exchanges:
+def in_sequence() -> dict[str, Any]:
+    """The same for models in which the sequence is divided, too: state, exchanges, and what is kept."""
+    world, found = current(), {}
+    for name in ("gpt", "seq2seq", "mixer"):
+        torch.manual_seed(0)
+        model = CASES[name].model()
+        inputs = CASES[name].batch(4, torch.Generator().manual_seed(1))[:-1]
+        workload = capture(model, inputs, repeats=1, degrees=[world.size])
+        assert parse(str(workload)) == workload
+        shares = [layer.share(world.size, sequence=True) for layer in workload.layers]
+        parallelize(model, world, inputs, sequence=True)
+        has, kept = communicated(model, inputs)
+        said = exchanges(workload, world.size, sequence=True)
+        saved = sum(one.saved_bytes for share in shares for one in share.operations)
+        changed = said != exchanges(workload, world.size)
+        found[name] = {"said": said, "is": has, "kept": (saved, kept), "changed": changed}
+    return found
+
+
+def exchanges(workload: Workload, degree: int, *, sequence: bool = False) -> Exchanges:
     """By kind, how many and how many bytes."""
     found: Exchanges = {}
     for layer in workload.layers:
-        for one in layer.share(degree).exchanges:
+        for one in layer.share(degree, sequence=sequence).exchanges:
             count, nbytes = found.get(one.kind, (0, 0.0))
             found[one.kind] = count + one.count, nbytes + one.count * one.nbytes
     return found

@@ -29,3 +29,13 @@ def test_activations_are_those_that_the_divided_model_keeps() -> None:
             said, kept = one["kept"]
             # What torch's attention keeps in other layouts, inside of one call, cannot all be told apart.
             assert abs(said - kept) <= 0.16 * kept + 1000, (ranks, name, said, kept)
+
+
+def test_a_divided_sequence_is_foretold_too() -> None:
+    for found in run_ranks(programs.in_sequence, 2):
+        assert found["gpt"]["changed"]
+        assert found["seq2seq"]["changed"]
+        for name, one in found.items():
+            assert one["said"] == one["is"], name
+            said, kept = one["kept"]
+            assert abs(said - kept) <= 0.16 * kept, (name, said, kept)
