@@ -207,10 +207,7 @@ def _step(
     compute = m * float((times.forward + times.backward)[layers].sum())
     recompute = m * float(times.again[layers].sum())
     gradients, gather, cost = _exchange(plan, profile, times.slowed(crowd), layers, m)
-    handling *= m
-    if plan.shard == "parameters":
-        held = constants.block_s * float((profile.held(plan).parameter_bytes[layers] > 0).sum())
-        handling += m * crowd * (held + constants.tensor_s * float(profile.tensors[layers].sum()))
+    handling = m * handling + _sharding(plan, profile, layers, m * crowd)
     # All ranks' work is more than the processors do while the worst rank works and waits; exchanges of tensors are
     # measured among all of them anyway.
     lasts = m * (float(each[worst]) - tensor[worst]) + bubble
@@ -229,6 +226,17 @@ def _step(
         overhead=handling + constants.step_s,
     )
     return parts, cost
+
+
+def _sharding(plan: Plan, profile: Profile, layers: np.ndarray, passes: float) -> float:
+    """What sharding costs a step besides its collectives; of parameters, for each of so many passes."""
+    constants = profile.constants
+    if plan.shard == "parameters":
+        blocks = float((profile.held(plan).parameter_bytes[layers] > 0).sum())
+        return passes * (constants.block_s * blocks + constants.tensor_s * float(profile.tensors[layers].sum()))
+    if plan.data_parallel_degree == 1:
+        return 0.0
+    return {"optimizer": constants.optimizer_shard_s, "gradients": constants.gradient_shard_s}.get(plan.shard, 0.0)
 
 
 def _messages(plan: Plan, profile: Profile, edges: Sequence[int], micro: int) -> np.ndarray:

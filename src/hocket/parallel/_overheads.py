@@ -1,0 +1,187 @@
+"""What steps, stages, shards and exchanges cost besides computation, measured by models that hardly compute.
+
+All probes take turns, so that a slow phase of the machine meets all alike: it is their differences that count.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from hocket.planner import Constants, Network, Plan
+from hocket.workload import Workload, capture
+
+from ._world import World
+
+_THIN, _WIDE = 8, 256  # 8 x 8 weights a layer hardly compute, 256 x 256 do
+_BLOCKS = 6
+_ROWS = 16  # of a rank's part of a batch
+_MANY_ROWS = 512  # so that wide layers compute for some ms
+_SEVERAL = 4  # layers in a block whose many tensors count
+_FEW, _MANY = 4, 16  # micro-batches
+_TURNS = 12
+_LONG_S = 10.0  # of all turns: there are fewer where steps take long
+
+
+@dataclass(frozen=True, slots=True)
+class _Probe:
+    """A chain of blocks of linear layers, and how it is trained.
+
+    Attributes:
+        plan: by which.
+        layers: of a block.
+        width: of a layer.
+        rows: of a rank's part of a batch.
+    """
+
+    plan: Plan = Plan()
+    layers: int = 1
+    width: int = _THIN
+    rows: int = _ROWS
+
+
+def with_overheads(constants: Constants, network: Network, device: torch.device, world: World) -> Constants:
+    """The constants, completed by what was measured; a collective operation.
+
+    Times of stages and blocks, whose ranks shared processors meanwhile, are brought down to those of one alone.
+
+    Args:
+        constants: what collectives reach.
+        network: the ranks', as measured.
+        device: on which they train.
+        world: the ranks.
+    """
+    degree = degrees(world.size)[0]
+    thin, wide = (width if width % degree == 0 else width * degree for width in (_THIN, _WIDE))
+    divided = Plan(tensor_parallel_degree=degree)
+    stages = next((p for p in (2, 3) if world.size % p == 0), min(world.size, _BLOCKS))
+    probes = {
+        "plain": _Probe(),
+        "several": _Probe(layers=_SEVERAL),
+        "wide": _Probe(width=_WIDE),
+        "optimizer": _Probe(Plan(shard="optimizer")),
+        "gradients": _Probe(Plan(shard="gradients")),
+        "parameters": _Probe(Plan(shard="parameters")),
+        "several parameters": _Probe(Plan(shard="parameters"), layers=_SEVERAL),
+        "wide parameters": _Probe(Plan(shard="parameters"), width=_WIDE),
+        "exchanges": _Probe(divided, width=thin),
+        "much": _Probe(width=wide, rows=_MANY_ROWS),
+        "much divided": _Probe(divided, width=wide, rows=_MANY_ROWS),
+    }
+    if world.size % stages == 0:
+        for count in (_FEW, _MANY):
+            probes[f"{count} micro-batches"] = _Probe(Plan(pipeline_parallel_degree=stages, micro_batches=count))
+    took = dict(zip(probes, _in_turns(list(probes.values()), device, world), strict=True))
+    crowd, plain = network.crowding(world.size), took["plain"]
+
+    def besides(probe: str, than: str = "plain") -> float:
+        return max(0.0, took[probe] - took[than])
+
+    one, several, large = (
+        besides(f"{prefix}parameters", than) / _BLOCKS
+        for prefix, than in (("", "plain"), ("several ", "several"), ("wide ", "wide"))
+    )
+    tensor_s = max(0.0, several - one) / (2 * _SEVERAL - 2)
+    nbytes = 4.0 * _WIDE * _WIDE
+    fetches = 2 * network.collective("all_gather", nbytes, world.size, 1, constants).seconds
+    fetches += network.collective("reduce_scatter", nbytes, world.size, 1, constants).seconds
+    count, wire = _exchanges(probes["exchanges"], degree, constants, network)
+    exchange_s = max(0.0, took["exchanges"] - wire - plain) / count
+    count, wire = _exchanges(probes["much divided"], degree, constants, network)
+    parts = took["much divided"] - plain - wire - count * exchange_s
+    stage_s = 0.0
+    if world.size % stages == 0:
+        stage_s = besides(f"{_MANY} micro-batches", f"{_FEW} micro-batches") / (_MANY - _FEW) / crowd
+    return dataclasses.replace(
+        constants,
+        fetch_share=min(1.0, max(0.02, fetches / max(1e-9, large - one))),
+        prefetch=device.type == "cuda",
+        step_s=plain,
+        stage_s=stage_s,
+        optimizer_shard_s=besides("optimizer"),
+        gradient_shard_s=besides("gradients"),
+        block_s=max(0.0, one - 2 * tensor_s) / crowd,
+        tensor_s=tensor_s / crowd,
+        exchange_s=exchange_s,
+        divided_share=min(1.0, max(0.1, besides("much") / max(1e-9, parts))),
+    )
+
+
+def degrees(ranks: int) -> list[int]:
+    """Numbers of ranks that could divide tensors."""
+    return [degree for degree in range(2, ranks + 1) if ranks % degree == 0]
+
+
+class _Chain(torch.nn.Module):
+    """A block of some small layers; without a list, whose elements would be blocks themselves."""
+
+    def __init__(self, layers: int, width: int) -> None:
+        super().__init__()
+        for number in range(layers):
+            self.add_module(str(number), torch.nn.Linear(width, width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.children():
+            x = layer(x)
+        return x
+
+
+def _model(probe: _Probe) -> torch.nn.Module:
+    return torch.nn.Sequential(*(_Chain(probe.layers, probe.width) for _ in range(_BLOCKS)))
+
+
+def _exchanges(probe: _Probe, degree: int, constants: Constants, network: Network) -> tuple[int, float]:
+    """Of a divided chain, how many exchanges there are in a step, and what their collectives take."""
+    with torch.device("meta"):  # where no random numbers are drawn
+        batch = torch.zeros(probe.rows * degree, probe.width)
+        meta: Workload = capture(_model(probe), batch, degrees=[degree])
+    made = [one for layer in meta.layers for one in layer.share(degree).exchanges]
+    wire = sum(one.count * network.collective(one.kind, one.nbytes, degree, 1, constants).seconds for one in made)
+    return sum(one.count for one in made), wire
+
+
+def _in_turns(probes: list[_Probe], device: torch.device, world: World) -> list[float]:
+    """Seconds of a step of each, on the slowest rank."""
+    steps = [_step(probe, device, world) for probe in probes]
+    each: list[list[float]] = [[] for _ in steps]
+    for _ in range(_TURNS):
+        for step, own in zip(steps, each, strict=True):
+            own.append(timed(step, device, world))
+        if world.from_root(sum(map(sum, each))) > _LONG_S:
+            break
+    return [max(column) for column in zip(*world.from_all([usual(own) for own in each]), strict=True)]
+
+
+def _step(probe: _Probe, device: torch.device, world: World) -> Callable[[], Any]:
+    from ._trainer import Trainer  # which makes automatic plans by what is measured here
+
+    with torch.random.fork_rng():
+        model = _model(probe).to(device)
+    batch = torch.zeros(probe.rows * world.size, probe.width, device=device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    trainer = Trainer(model, torch.nn.functional.mse_loss, optimizer, probe.plan, sample=batch[:2])
+    return partial(trainer.step, (batch, batch))
+
+
+def timed(work: Callable[[], Any], device: torch.device, world: World) -> float:
+    """Seconds that this rank's part of some work takes, which all ranks begin together."""
+    dist.barrier(group=world.group)
+    begin = time.perf_counter()
+    work()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - begin
+
+
+def usual(each: list[float]) -> float:
+    """The lower quartile, without the first two: whatever disturbs a measurement makes it longer."""
+    rest = each[min(2, len(each) - 1) :]
+    return statistics.quantiles(rest, n=4, method="inclusive")[0] if len(rest) > 1 else rest[0]
