@@ -26,6 +26,9 @@ class Alike:
         divide: whether the optimizer's state is to be divided among them.
     """
 
+    gathers = False
+    """Whether ranks train weights that others do not."""
+
     def __init__(self, model: Any, world: World, *, divide: bool) -> None:
         self.model = model
         self.world = world
@@ -85,6 +88,9 @@ class Alike:
         """The same, unless it has been done since the model was compiled; a collective operation."""
         if not all(self.world.from_all(self.aligned)):
             self.align()
+
+    def gather(self) -> None:
+        """Gives every rank the weights that others have trained, where these are divided; a collective operation."""
 
     def collect(self) -> None:
         """Puts a divided optimizer's state together on rank 0; a collective operation."""

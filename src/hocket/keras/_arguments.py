@@ -43,14 +43,71 @@ def check_compile(steps_per_execution: Any, jit_compile: Any) -> None:
         )
 
 
-def check_batch_size(value: Any, world: int, name: str = "batch_size") -> None:
-    """Raises ValueError or TypeError unless `value` is a batch size of which every rank gets a sample."""
+def check_pipeline(model: Any, pipeline: Any, micro_batches: Any, split: Any, shard: str) -> None:
+    """Raises ValueError or TypeError if the model cannot be a pipeline's, or the numbers make none."""
+    for name, value in (("pipeline", pipeline), ("micro_batches", micro_batches)):
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise TypeError(f"{name} must be an integer, not {value!r}")
+        if value < 1:
+            raise ValueError(f"{name}={value} must be 1 or more")
+    if pipeline == 1:
+        for name, value in (("micro_batches", micro_batches if micro_batches > 1 else None), ("split", split)):
+            if value:
+                raise ValueError(f"{name}={value!r} is for a pipeline: say pipeline=2 or more, or leave it out")
+        return
+    if isinstance(split, str):
+        raise TypeError(f"split={split!r} must be a list of the names of layers: say split=[{split!r}]")
+    if shard != "none":
+        raise ValueError(
+            f"shard={shard!r} and pipeline={pipeline} do not go together: in a pipeline each rank keeps the optimizer's "
+            "state of its own stage only; leave shard= out"
+        )
+    functional = isinstance(model, keras.Sequential | _private.Functional)
+    if not functional or type(model).call not in (keras.Sequential.call, _private.Functional.call):
+        raise ValueError(
+            f"pipeline={pipeline} cannot cut {model.name!r} of type {type(model).__name__} into stages: it is no "
+            "functional model, and what its call() does is known to itself alone. Build it by keras.Sequential or "
+            "keras.Model(inputs, outputs), or leave pipeline= out"
+        )
+    for name in ("train_step", "test_step", "predict_step", "compute_loss"):
+        if getattr(type(model), name) is not getattr(keras.Model, name):
+            raise ValueError(
+                f"{type(model).__name__}.{name} is the model's own, and with pipeline={pipeline} no rank has the whole "
+                f"model to run it: remove {name}, or leave pipeline= out"
+            )
+
+
+def check_micro_batches(model: Any, micro_batches: int) -> None:
+    """Raises ValueError if the model's batch norm would see micro-batches in training."""
+    for layer in model._flatten_layers():
+        if micro_batches > 1 and isinstance(layer, keras.layers.BatchNormalization) and layer.trainable:
+            raise ValueError(
+                f"layer {layer.name!r} is a BatchNormalization, which would normalise each of the micro_batches="
+                f"{micro_batches} by itself and give another history than plain Keras: say micro_batches=1, use "
+                "LayerNormalization or GroupNormalization, or freeze it by layer.trainable = False"
+            )
+
+
+def check_batch_size(value: Any, world: int, name: str = "batch_size", *, micro_batches: int = 1) -> None:
+    """Raises ValueError or TypeError unless `value` is a batch size of which every rank gets a sample.
+
+    Args:
+        value: the batch size.
+        world: how many ranks, or pipelines of them, share a batch.
+        name: of the argument.
+        micro_batches: into how many each cuts its part.
+    """
     if value is None:
         return
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise TypeError(f"{name} must be an integer, the samples of a batch over all ranks, not {value!r}")
     if value < 1:
         raise ValueError(f"{name}={value} must be 1 or more")
+    if value < world * micro_batches and micro_batches > 1:
+        raise ValueError(
+            f"{name}={value} is the number of samples of a batch over all ranks, and does not reach for {world} "
+            f"pipeline(s) of micro_batches={micro_batches}: make it {world * micro_batches} or more, or micro_batches= less"
+        )
     if value < world:
         raise ValueError(
             f"{name}={value} is the number of samples of a batch over all ranks, and there are {world} ranks: make it "
@@ -58,7 +115,7 @@ def check_batch_size(value: Any, world: int, name: str = "batch_size") -> None:
         )
 
 
-def check_data(x: Any, world: int, name: str = "x") -> None:
+def check_data(x: Any, world: int, name: str = "x", *, micro_batches: int = 1) -> None:
     """Raises TypeError or ValueError if batches of `x` cannot be shared out."""
     for test, what in ((_private.is_tf_dataset, "tf.data.Dataset"), (_private.is_grain_dataset, "grain dataset")):
         if test(x):
@@ -67,4 +124,4 @@ def check_data(x: Any, world: int, name: str = "x") -> None:
                 "keras.utils.PyDataset or a generator of batches"
             )
     if _private.is_torch_dataloader(x):
-        check_batch_size(x.batch_size, world, f"{name}.batch_size")
+        check_batch_size(x.batch_size, world, f"{name}.batch_size", micro_batches=micro_batches)

@@ -35,18 +35,22 @@ class SharedData(_private.DataAdapter):  # type: ignore[misc]  # Keras carries n
         source: what the user gave as `x`.
         world: the ranks.
         note: is told this rank's part as a batch is yielded.
+        everyone: the ranks that must have the same data: those of `world`, and those of their pipelines.
     """
 
-    def __init__(self, inner: Any, source: Any, world: World, note: Callable[[Share], None]) -> None:
+    def __init__(
+        self, inner: Any, source: Any, world: World, note: Callable[[Share], None], everyone: World
+    ) -> None:
         self._inner = inner
         self._world = world
+        self._everyone = everyone
         self._note = note
         self._agreed = False
         self._loader: Any = None
         if _private.is_torch_dataloader(source):
             self._loader = _loaders.get(source)
             if self._loader is None:
-                self._loader = _loaders[source] = DistributedLoader(source, group=world.group)
+                self._loader = _loaders[source] = DistributedLoader(source, group=everyone.group, among=world)
 
     def get_torch_dataloader(self) -> Any:
         """What yields this rank's part of the batches of an epoch."""
@@ -78,7 +82,7 @@ class SharedData(_private.DataAdapter):  # type: ignore[misc]  # Keras carries n
         cutter = Cutter(None)
         for batch in batches:
             if not self._agreed:
-                check_alike(fingerprint(batch), self._world, "the first batch")
+                check_alike(fingerprint(batch), self._everyone, "the first batch")
                 self._agreed = True
             share = Share.of(cutter.size(batch), self._world.size, self._world.rank)
             self._note(share)
@@ -137,7 +141,9 @@ class _Rows(Dataset[Any]):
         return len(self._dataset)
 
 
-def shared(arguments: dict[str, Any], world: World, note: Callable[[Share], None], *, what: str = "x") -> SharedData:
+def shared(
+    arguments: dict[str, Any], world: World, note: Callable[[Share], None], *, what: str = "x", everyone: World
+) -> SharedData:
     """The user's data as Keras takes it, shared out; a collective operation.
 
     Args:
@@ -145,6 +151,7 @@ def shared(arguments: dict[str, Any], world: World, note: Callable[[Share], None
         world: the ranks.
         note: is told this rank's part as a batch is yielded.
         what: the argument that this is, for messages.
+        everyone: the ranks that must have the same data.
 
     Raises:
         ValueError: the ranks have different data.
@@ -154,8 +161,8 @@ def shared(arguments: dict[str, Any], world: World, note: Callable[[Share], None
     mark: list[Any] = [type(inner).__name__, inner.num_batches, inner.batch_size]
     if isinstance(inner, _private.ArrayDataAdapter):
         mark += fingerprint(inner._inputs)
-    check_alike(mark, world, what)
-    return SharedData(inner, source, world, note)
+    check_alike(mark, everyone, what)
+    return SharedData(inner, source, world, note, everyone)
 
 
 def check_alike(mark: list[Any], world: World, what: str) -> None:

@@ -1,4 +1,4 @@
-"""A Keras optimizer whose state is divided: each rank updates its share of the variables (stage 1 of ZeRO)."""
+"""A Keras optimizer of divided state: each rank updates its share of the variables (stage 1 of ZeRO), or of its stage."""
 
 from __future__ import annotations
 
@@ -26,17 +26,22 @@ class DividedOptimizer:
         optimizer: a Keras optimizer.
         variables: all that it is to train.
         world: the ranks.
+        owners: the rank that each variable belongs to; None to give them out.
 
     Raises:
         ValueError: an option of the optimizer needs the state of all variables in one place.
     """
 
-    def __init__(self, optimizer: Any, variables: list[Any], world: World) -> None:
-        _check(optimizer, variables)
+    remedy = 'say shard="none"'
+    """What to do where the state cannot be divided."""
+
+    def __init__(self, optimizer: Any, variables: list[Any], world: World, owners: list[int] | None = None) -> None:
+        _check(optimizer, variables, self.remedy)
         self.optimizer = optimizer
         self._variables = list(variables)
         self._world = world
-        self._owners = _given_out([int(v.value.numel()) * v.value.element_size() for v in variables], world.size)
+        sizes = [int(v.value.numel()) * v.value.element_size() for v in variables]
+        self._owners = _given_out(sizes, world.size) if owners is None else owners
         self._mine = [v for v, owner in zip(variables, self._owners, strict=True) if owner == world.rank]
         self._whole: Any = None  # on rank 0, an optimizer with the state of all variables, as of the latest `collect`
         self._loaded = False  # `_whole` has been read from a file
@@ -66,13 +71,18 @@ class DividedOptimizer:
 
     def apply(self, gradients: Any, variables: Any = None) -> None:
         """In the place of the optimizer's own: updates this rank's variables, and sends them to the others."""
-        optimizer = self.optimizer
         pairs = list(zip(gradients, self._variables if variables is None else variables, strict=True))
-        limit = optimizer.global_clipnorm
+        limit = self.optimizer.global_clipnorm
         if limit is not None:  # the norm is that of all gradients, which every rank has
             present = [gradient for gradient, _ in pairs if gradient is not None]
             clipped = iter(self._clip(present))
             pairs = [(None if gradient is None else next(clipped), variable) for gradient, variable in pairs]
+        self._update(pairs)
+        publish(self._variables, self._owners, self._world)
+
+    def _update(self, pairs: list[tuple[Any, Any]]) -> None:
+        """Updates this rank's variables by gradients whose norm over all has been clipped already."""
+        optimizer, limit = self.optimizer, self.optimizer.global_clipnorm
         owner_of = {id(v): owner for v, owner in zip(self._variables, self._owners, strict=True)}
         mine = [(g, v) for g, v in pairs if owner_of.get(id(v)) == self._world.rank and g is not None]
         optimizer.global_clipnorm = None
@@ -83,27 +93,6 @@ class DividedOptimizer:
                 optimizer._iterations.assign_add(1)
         finally:
             optimizer.global_clipnorm = limit
-        self._publish()
-
-    @torch.no_grad()
-    def _publish(self) -> None:
-        under_way = []
-        with comm.label("keras weights"):
-            for owner in range(self._world.size):
-                values = [v.value for v, o in zip(self._variables, self._owners, strict=True) if o == owner]
-                for dtype in sorted({value.dtype for value in values}, key=str):
-                    alike = [value for value in values if value.dtype is dtype]
-                    flat = torch.cat([value.reshape(-1) for value in alike])
-                    root = dist.get_global_rank(self._world.group, owner)
-                    work = dist.broadcast(flat, src=root, group=self._world.group, async_op=True)
-                    under_way.append((work, owner, flat, alike))
-            for work, owner, flat, alike in under_way:
-                work.wait()
-                if owner != self._world.rank:
-                    begin = 0
-                    for value in alike:
-                        value.copy_(flat[begin : begin + value.numel()].view(value.shape))
-                        begin += value.numel()
 
     # --- the whole state --------------------------------------------------------------------------------------------
 
@@ -124,12 +113,16 @@ class DividedOptimizer:
         state: Any = None
         if self._world.rank == 0 and self._loaded:
             state = {v.name: v.value.detach().cpu() for v in self._whole.variables}
-        state = self._world.from_root(state)
+        state = self._agreed(state)
         self._loaded = False
         if state is not None:
             for variable in self.optimizer.variables:
                 variable.assign(state[variable.name])
             self._collected_at = -1
+
+    def _agreed(self, state: Any) -> Any:
+        """What rank 0 has, on all ranks."""
+        return self._world.from_root(state)
 
     def _clone(self) -> Any:
         whole = type(self.optimizer).from_config(self.optimizer.get_config())
@@ -139,8 +132,8 @@ class DividedOptimizer:
     def _save(self, store: Any) -> None:
         if self._collected_at != int(self.optimizer._iterations):
             raise RuntimeError(
-                'the state of the optimizer is divided among ranks (shard="optimizer"), and rank 0 has not collected '
-                "it since the last step: call save of the hocket.keras.Model on all ranks, or save where an epoch ends"
+                "the state of the optimizer is divided among ranks, and rank 0 has not collected it since "
+                "the last step: call save of the hocket.keras.Model on all ranks, or save where an epoch ends"
             )
         self._whole.save_own_variables(store)
 
@@ -163,7 +156,30 @@ class DividedOptimizer:
         optimizer.__dict__["_tracker"] = part.__dict__["_tracker"]
 
 
-def _check(optimizer: Any, variables: list[Any]) -> None:
+@torch.no_grad()
+def publish(variables: list[Any], owners: list[int], world: World) -> None:
+    """Gives every rank the values of the variables that others own; a collective operation."""
+    under_way = []
+    with comm.label("keras weights"):
+        for owner in range(world.size):
+            values = [v.value for v, o in zip(variables, owners, strict=True) if o == owner and v.value.numel()]
+            for dtype in sorted({value.dtype for value in values}, key=str):
+                alike = [value for value in values if value.dtype is dtype]
+                flat = torch.cat([value.reshape(-1) for value in alike])
+                flat = flat.to(torch.uint8) if dtype is torch.bool else flat
+                root = dist.get_global_rank(world.group, owner)
+                work = dist.broadcast(flat, src=root, group=world.group, async_op=True)
+                under_way.append((work, owner, flat, alike))
+        for work, owner, flat, alike in under_way:
+            work.wait()
+            if owner != world.rank:
+                begin = 0
+                for value in alike:
+                    value.copy_(flat[begin : begin + value.numel()].view(value.shape))
+                    begin += value.numel()
+
+
+def _check(optimizer: Any, variables: list[Any], remedy: str) -> None:
     accumulates = bool(optimizer.gradient_accumulation_steps)
     reasons = {
         "loss scaling (mixed_float16)": isinstance(optimizer, _private.LossScaleOptimizer),
@@ -174,7 +190,7 @@ def _check(optimizer: Any, variables: list[Any]) -> None:
     for reason, found in reasons.items():
         if found:
             raise ValueError(
-                f'an optimizer with {reason} needs all variables in one place: leave it out, or say shard="none"'
+                f"an optimizer with {reason} needs all variables in one place: leave it out, or {remedy}"
             )
 
 

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import keras
 
 from hocket.parallel import _world
+from hocket.parallel._mesh import Mesh
 
 from . import _arguments, _private
 from ._alike import Alike
 from ._data import cut_batch, shared
+from ._pipelined import PipelinedSteps
 from ._placing import Follow, placed
+from ._staged import check_world
 from ._steps import Steps
 
-_OWN = frozenset({"model", "world", "_alike", "_steps"})
+_OWN = frozenset({"model", "world", "_data_world", "_alike", "_steps", "_micro_batches"})
 
 
 class Model:
@@ -43,10 +47,15 @@ class Model:
         shard: what is divided among the ranks besides the batch: "none", or the "optimizer"'s state, of which each rank
             then keeps and updates the part of its variables (stage 1 of ZeRO).
         bucket_bytes: most bytes of gradients that are reduced together; None to choose by the model.
+        pipeline: into how many stages a functional model is cut, each computed by a rank of its own; the ranks are then
+            so many pipelines as fit, which share batches. On one rank there is nothing to cut, and the history is the
+            same.
+        micro_batches: into how many a pipeline's part of a batch is cut, so that stages compute at the same time.
+        split: names of the layers that begin the second and later stages; none to choose by the time they take.
 
     Raises:
         TypeError: `model` is no Keras model.
-        ValueError: keras.distribution is active, or `shard` is none of these.
+        ValueError: keras.distribution is active, or `shard`, `pipeline` or `micro_batches` ask for what cannot be.
     """
 
     def __init__(
@@ -57,11 +66,31 @@ class Model:
         synchronise_batch_norm: bool = True,
         shard: Literal["none", "optimizer"] = "none",
         bucket_bytes: int | None = None,
+        pipeline: int = 1,
+        micro_batches: int = 1,
+        split: Sequence[str] = (),
     ) -> None:
         _arguments.check_model(model)
         _arguments.check_shard(shard)
+        _arguments.check_pipeline(model, pipeline, micro_batches, split, shard)
         self.model = model
-        self.world = _world.join(group)
+        self.world = self._data_world = _world.join(group)
+        self._micro_batches = micro_batches
+        if pipeline > 1 and self.world.size > 1:
+            check_world(self.world, pipeline)
+            mesh = Mesh.make(self.world, pipeline=pipeline, tensor=1)
+            self._data_world = mesh.data
+            steps = PipelinedSteps(
+                model,
+                mesh,
+                synchronise_batch_norm=synchronise_batch_norm,
+                bucket_bytes=bucket_bytes,
+                micro_batches=micro_batches,
+                split=split,
+            )
+            self._steps: Steps = steps
+            self._alike: Alike = steps.alike
+            return
         self._alike = Alike(model, self.world, divide=shard == "optimizer")
         self._steps = Steps(model, self.world, synchronise_batch_norm=synchronise_batch_norm, bucket_bytes=bucket_bytes)
 
@@ -150,9 +179,9 @@ class Model:
         """
         model, world = self.model, self.world
         model._assert_compile_called("fit")
-        _arguments.check_batch_size(batch_size, world.size)
-        _arguments.check_batch_size(validation_batch_size, world.size, "validation_batch_size")
-        _arguments.check_data(x, world.size)
+        _arguments.check_batch_size(batch_size, self._data_world.size, micro_batches=self._micro_batches)
+        _arguments.check_batch_size(validation_batch_size, self._data_world.size, "validation_batch_size")
+        _arguments.check_data(x, self._data_world.size, micro_batches=self._micro_batches)
         self._alike.agree_on_random_numbers()
         if validation_split and validation_data is None:
             (x, y, sample_weight), validation_data = _private.train_validation_split(
@@ -163,7 +192,7 @@ class Model:
         )
         if validation_data is not None:
             val_x, val_y, val_weight = _private.unpack_x_y_sample_weight(validation_data)
-            _arguments.check_data(val_x, world.size, "validation_data")
+            _arguments.check_data(val_x, self._data_world.size, "validation_data")
             size = validation_batch_size or batch_size
             validation_data = (self._shared("validation_data", val_x, val_y, val_weight, size, validation_steps),)
         self._alike.build(training, steps_per_epoch)
@@ -257,7 +286,7 @@ class Model:
         model = self.model
         if self.world.size == 1:
             return getattr(model, verb)(*batch, **kwargs)
-        share, part = cut_batch(batch, self.world)
+        share, part = cut_batch(batch, self._data_world)
         if verb != "predict_on_batch":
             self._alike.build_with(data_batch=part)
         if verb == "train_on_batch":
@@ -265,7 +294,9 @@ class Model:
         self._alike.align_once()
         with self._steps.installed(training=verb == "train_on_batch"):
             self._steps.note(share)
-            return getattr(model, verb)(*part, **kwargs)
+            logs = getattr(model, verb)(*part, **kwargs)
+        self._alike.gather()
+        return logs
 
     # --- files ------------------------------------------------------------------------------------------------------
 
@@ -291,8 +322,8 @@ class Model:
     # --- what Keras is given ----------------------------------------------------------------------------------------
 
     def _to_judge(self, x: Any, y: Any, sample_weight: Any, batch_size: Any, steps: Any) -> Any:
-        _arguments.check_batch_size(batch_size, self.world.size)
-        _arguments.check_data(x, self.world.size)
+        _arguments.check_batch_size(batch_size, self._data_world.size)
+        _arguments.check_data(x, self._data_world.size)
         self._alike.agree_on_random_numbers()
         return self._shared("x", x, y, sample_weight, batch_size, steps)
 
@@ -317,13 +348,14 @@ class Model:
             "shuffle": shuffle,
             "class_weight": class_weight,
         }
-        return shared(arguments, self.world, self._steps.note, what=what)
+        return shared(arguments, self._data_world, self._steps.note, what=what, everyone=self.world)
 
     def _placed(self, callbacks: Any, *, training: bool) -> list[Any]:
         alike = self._alike
         follow = Follow(self.world, alike) if training else None
         collect = alike.collect if training and alike.divided is not None else None
-        return placed(callbacks, self.world, self._steps.own_logs, follow, collect)
+        gather = alike.gather if training and alike.gathers else None
+        return placed(callbacks, self.world, self._steps.own_logs, follow, collect, gather)
 
 
 def load_model(filepath: str | Path, **kwargs: Any) -> Model:

@@ -93,6 +93,7 @@ def placed(
     own_logs: Callable[[Any, str], Any],
     follow: Follow | None,
     collect: Callable[[], None] | None,
+    gather: Callable[[], None] | None = None,
 ) -> list[Any]:
     """The callbacks that this rank is to run.
 
@@ -102,6 +103,7 @@ def placed(
         own_logs: makes of logs over all ranks' samples those over this rank's, of "train" or "test".
         follow: for `fit`, the last callback.
         collect: for `fit` with a divided optimizer, what puts its state together on rank 0.
+        gather: for `fit` where ranks train weights of their own, what brings these together.
 
     Raises:
         TypeError: one of them is no Keras callback.
@@ -114,9 +116,12 @@ def placed(
             if item.may_save and getattr(item.callback, "save_freq", "epoch") != "epoch":
                 raise ValueError(
                     f"{type(item.callback).__name__} has save_freq={item.callback.save_freq!r}, and with "
-                    'shard="optimizer" the state is put together where epochs end: say save_freq="epoch"'
+                    "shard= or pipeline= the optimizer's state is put together where epochs end: say "
+                    'save_freq="epoch"'
                 )
         here.append(Collect(collect))
+    elif gather is not None:
+        here.append(Collect(gather))
     for item in wrapped:
         if world.rank > 0 and not item.run_on_all_ranks:
             continue

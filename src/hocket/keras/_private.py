@@ -7,7 +7,10 @@ from keras.src import tree as tree
 from keras.src.backend.torch import random as torch_random
 from keras.src.backend.torch.trainer import TorchEpochIterator as TorchEpochIterator
 from keras.src.backend.torch.trainer import TorchTrainer as TorchTrainer
+from keras.src.models.functional import Functional as Functional
+from keras.src.models.functional import unpack_singleton as unpack_singleton
 from keras.src.optimizers.loss_scale_optimizer import LossScaleOptimizer as LossScaleOptimizer
+from keras.src.random.seed_generator import SeedGenerator as SeedGenerator
 from keras.src.trainers.compile_utils import CompileMetrics as CompileMetrics
 from keras.src.trainers.data_adapters import get_data_adapter as get_data_adapter
 from keras.src.trainers.data_adapters import is_grain_dataset as is_grain_dataset
@@ -24,7 +27,9 @@ __all__ = [
     "ArrayDataAdapter",
     "CompileMetrics",
     "DataAdapter",
+    "Functional",
     "LossScaleOptimizer",
+    "SeedGenerator",
     "TorchEpochIterator",
     "TorchTrainer",
     "backend",
@@ -35,5 +40,6 @@ __all__ = [
     "torch_random",
     "train_validation_split",
     "tree",
+    "unpack_singleton",
     "unpack_x_y_sample_weight",
 ]

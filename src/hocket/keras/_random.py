@@ -19,12 +19,17 @@ from . import _private
 _keras: Any = _private.torch_random
 
 
+Unseeded = Callable[[Any, float, Callable[..., Any]], Any]
+
+
 @contextmanager
-def of_whole_batch(share: Callable[[], Share | None]) -> Iterator[None]:
+def of_whole_batch(share: Callable[[], Share | None], unseeded: Unseeded | None = None) -> Iterator[None]:
     """A block in which Keras' random functions draw for the whole batch wherever the first axis is that of samples.
 
     Args:
         share: tells this rank's part of the batch that is being worked on; None outside of a step.
+        unseeded: does dropout that draws by torch's own generator, where that is not to be done in place: called with
+            the inputs, the rate and Keras' function, of which it may make use.
     """
     plain = {name: getattr(_keras, name) for name in ("normal", "uniform", "randint", "dropout")}
 
@@ -38,6 +43,8 @@ def of_whole_batch(share: Callable[[], Share | None]) -> Iterator[None]:
         return whole
 
     def dropout(inputs: Any, rate: float, noise_shape: Any = None, seed: Any = None) -> Any:
+        if unseeded is not None and 0.0 < rate < 1.0 and noise_shape is None and _is_unseeded(seed):
+            return unseeded(inputs, rate, plain["dropout"])
         part = share()
         if part is None or not inputs.ndim or inputs.shape[0] != _rows(part) or not 0.0 < rate < 1.0:
             return plain["dropout"](inputs, rate, noise_shape, seed)
@@ -68,7 +75,18 @@ def _slice(part: Share) -> slice:
 
 def _ones(inputs: torch.Tensor, total: int) -> torch.Tensor:
     """Ones as many as the whole batch has, laid out in memory as `inputs` is: masks are drawn in that order."""
-    strides = inputs.stride()
-    order = sorted(range(inputs.ndim), key=lambda axis: (-strides[axis], axis))
-    empty = torch.empty_permuted((total, *inputs.shape[1:]), order, dtype=inputs.dtype, device=inputs.device)
+    empty = torch.empty_permuted(
+        (total, *inputs.shape[1:]), memory_order(inputs), dtype=inputs.dtype, device=inputs.device
+    )
     return empty.fill_(1)
+
+
+def memory_order(tensor: torch.Tensor) -> list[int]:
+    """The axes of a tensor from the one of the widest stride to that of the narrowest."""
+    strides = tensor.stride()
+    return sorted(range(tensor.ndim), key=lambda axis: (-strides[axis], axis))
+
+
+def _is_unseeded(seed: Any) -> bool:
+    """Whether Keras' dropout draws by torch's own generator, as it does where the user has given no seed."""
+    return seed is None or (isinstance(seed, _private.SeedGenerator) and seed._initial_seed is None)

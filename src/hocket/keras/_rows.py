@@ -20,6 +20,8 @@ def gathered(rows: torch.Tensor, share: Share, world: World) -> torch.Tensor:
         share: this rank's part.
         world: the ranks.
     """
+    if world.size == 1:
+        return rows.detach()
     if rows.dtype is torch.bool:
         return gathered(rows.view(torch.uint8), share, world).view(torch.bool)
     most = -(-share.total // world.size)
@@ -57,6 +59,8 @@ class _Gather(torch.autograd.Function):
 
 def gathered_with_gradient(rows: torch.Tensor, share: Share, world: World, factor: float) -> torch.Tensor:
     """Like `gathered`, and the gradient with respect to the own rows is `factor` times that of the result's."""
+    if world.size == 1:
+        return rows
     if not rows.requires_grad:
         return gathered(rows, share, world)
     whole: torch.Tensor = _Gather.apply(rows, share, world, factor)  # type: ignore[no-untyped-call]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -49,6 +49,10 @@ class Steps:
         self._reducer: Reducer | None = None
         self._reduced: list[int] = []
 
+    @property
+    def _alone(self) -> bool:
+        return self.world.size == 1
+
     def note(self, share: Share) -> None:
         """A loader gives out a batch."""
         self._yielded = share
@@ -60,7 +64,7 @@ class Steps:
     @contextmanager
     def installed(self, *, training: bool) -> Iterator[None]:
         """A block in which the model's steps are those of all ranks together."""
-        if self.world.size == 1:
+        if self._alone:
             yield
             return
         model = self.model
@@ -73,8 +77,8 @@ class Steps:
         if training:
             self._hang_reducer()
         with ExitStack() as stack:
-            stack.enter_context(_random.of_whole_batch(self.working))
-            if self._synchronise_batch_norm:
+            stack.enter_context(self._random_numbers())
+            if self._synchronise_batch_norm and self.world.size > 1:
                 stack.enter_context(_batch_norm.synchronised(model, self.world, self.working))
             stack.callback(self._restore, plain, losses)
             model.__dict__["compute_loss"] = self._loss(model.compute_loss)
@@ -83,6 +87,9 @@ class Steps:
             model.test_function = self._counted(plain["test_function"], "test")
             model.predict_function = self._predict(plain["predict_function"])
             yield
+
+    def _random_numbers(self) -> AbstractContextManager[None]:
+        return _random.of_whole_batch(self.working)
 
     def _restore(self, plain: dict[str, Any], losses: list[str]) -> None:
         for name, function in plain.items():
@@ -112,6 +119,8 @@ class Steps:
         summed = others if self._gather_for_metrics else [*mine, *others]
         variables = {id(v): v for metric in summed for v in metric.variables if v.dtype != "string"}
         self.tally = Tally(list(variables.values()), self.world)
+        every = {id(v): v for metric in [*mine, *others] for v in metric.variables if v.dtype != "string"}
+        self._unsummed = [v for key, v in every.items() if key not in variables]
 
     def _hang_reducer(self) -> None:
         variables = self.model.trainable_variables

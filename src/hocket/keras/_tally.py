@@ -62,8 +62,9 @@ class Tally:
         mark = zlib.crc32(torch.get_rng_state().numpy().tobytes()) & 0xFFFF
         tail = torch.tensor([*values, mark, mark * mark], dtype=torch.float64, device=self._world.device)
         flat = torch.cat([*(state.reshape(-1).to(tail) for state in states), tail])
-        with comm.label("keras metrics"):
-            dist.all_reduce(flat, group=self._world.group)
+        if self._world.size > 1:
+            with comm.label("keras metrics"):
+                dist.all_reduce(flat, group=self._world.group)
         begin = 0
         for state, earlier in zip(states, before, strict=True):
             part = flat[begin : begin + state.numel()].view(state.shape).to(state.device)
@@ -73,6 +74,29 @@ class Tally:
         if self._world.size * squares != marks * marks:
             torch.set_rng_state(self._world.from_root(torch.get_rng_state()))
         return {name: total / share.total for name, total in zip(names, sums, strict=True)}
+
+    def follow(self, root: int, world: World, others: list[Any]) -> None:
+        """Takes what a rank that has done steps has in the metrics, on ranks that have not; a collective operation.
+
+        Args:
+            root: the rank that has.
+            world: the ranks.
+            others: variables of metrics that are no sums, which are sent too.
+        """
+        for phase in world.from_all(sorted(self._local))[root]:
+            if phase not in self._local:
+                self._local[phase] = [torch.zeros_like(variable.value.detach()) for variable in self._variables]
+        values = [variable.value.detach() for variable in [*self._variables, *others]]
+        values += [state for _, states in sorted(self._local.items()) for state in states]
+        if not values:
+            return
+        flat = torch.cat([value.reshape(-1).to(self._world.device, torch.float64) for value in values])
+        with comm.label("keras metrics"):
+            dist.broadcast(flat, group=world.group, group_src=root)
+        begin = 0
+        for value in values:
+            value.copy_(flat[begin : begin + value.numel()].view(value.shape))
+            begin += value.numel()
 
     def of_this_rank(self, phase: str, results: Callable[[], dict[str, Any]]) -> dict[str, float]:
         """What `results` gives where the metrics hold this rank's own sums of the latest epoch or evaluation."""

@@ -1,0 +1,217 @@
+"""Runs batches through the stages of a functional Keras model, on the ranks of a pipeline together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from hocket.parallel._shares import Share
+from hocket.parallel._world import World
+from hocket.parallel.pipeline import Stage, _micro, _schedule
+from hocket.parallel.pipeline._run import Run
+from hocket.parallel.pipeline._wire import Wire
+
+from . import _private
+from ._draws import Draws
+from ._graph import Graph
+from ._part import Book, Part, Rows, mask_of, stage_of
+
+_SCHEDULE = "gpipe"  # the loss is that of the whole batch, known when all micro-batches have gone forward
+
+
+class Engine:
+    """This rank's stage.
+
+    Args:
+        graph: the model.
+        begins: number of the first step of each stage.
+        world: the ranks of the pipeline.
+        micro_batches: into how many this pipeline's part of a batch is cut; a shorter one makes fewer.
+    """
+
+    def __init__(self, graph: Graph, begins: Sequence[int], world: World, micro_batches: int) -> None:
+        self.graph = graph
+        self.begins = list(begins)
+        self.stage: Stage = stage_of(graph, begins, world.rank)
+        part = self.stage.module
+        assert isinstance(part, Part)
+        self._part = part
+        self.draws = Draws(graph, part.begin, part.end)
+        self._world = world
+        self._micro_batches = micro_batches
+        self._share: Share | None = None
+        self._book: Book | None = None
+        self.renew()
+
+    @property
+    def last(self) -> bool:
+        """Whether this rank computes the model's output."""
+        return self.stage.last
+
+    def renew(self) -> None:
+        """Forgets what is known of messages: which values have gradients may have changed. On all ranks together."""
+        self._wire = Wire(self._world)
+
+    def share(self) -> Share | None:
+        """The samples of the micro-batch in work, of the whole batch; None between."""
+        share, rows = self._share, None if self._book is None else self._book.rows
+        if share is None or rows is None or not share.samples:
+            return share if rows is not None else None
+        return Share(share.begin + rows[0], share.begin + rows[1], share.total, share.world)
+
+    def begin(self, x: Any, share: Share, *, training: bool, scale: float = 1.0) -> Batch:
+        """A batch, to be run forward, and backward if it trains.
+
+        Args:
+            x: the model's input, this pipeline's part of the batch.
+            share: this pipeline's part.
+            training: whether it trains.
+            scale: by what losses are multiplied before the backward.
+        """
+        inputs = self.graph.flat_inputs(x)
+        device = next(t.device for t in inputs if t is not None)
+        self.draws.draw(inputs, share, training, device)
+        self._part.start()
+        self._share = share
+        self._book = book = Book(training, scale)
+        micros, begin = [], 0
+        rows = max(share.samples, 1)
+        for index, micro in enumerate(_micro.cut(tuple(inputs), None, self._micro_batches)):
+            end = begin + round(micro.share * rows)
+            micros.append(replace(micro, inputs=(Rows(book, index, begin, end, micro.share), *micro.inputs)))
+            begin = end
+        return Batch(self, book, micros, device)
+
+    def _runner(self, rows: Rows, *given: Any) -> Any:
+        self.draws.turn(rows.begin, rows.end)
+        return self._part(rows, *given)
+
+
+class Batch:
+    """One batch on its way through the pipeline.
+
+    Args:
+        engine: this rank's.
+        book: of the batch.
+        micros: its micro-batches.
+        device: where tensors are received.
+    """
+
+    def __init__(self, engine: Engine, book: Book, micros: list[_micro.Micro], device: torch.device) -> None:
+        self._engine = engine
+        self._book = book
+        self._outputs: dict[int, list[Any]] = {}
+        self._count = len(micros)
+        self._keys = tuple(micro.key for micro in micros)
+        self._device = device
+        world, index = engine._world, engine.stage.index
+        self._actions = _schedule.for_batch(_SCHEDULE, world.size, 1, self._count)[world.rank]
+        self._run = Run(
+            {index: engine.stage},
+            {index: engine._runner},
+            world.size,
+            engine._wire,
+            micros,
+            device,
+            self._hold if book.training else None,
+            _nothing,
+            _nothing,
+        )
+
+    @property
+    def training(self) -> bool:
+        """Whether it trains."""
+        return self._book.training
+
+    @property
+    def aside(self) -> float:
+        """The losses inside of this stage's layers: their mean over samples of the pipeline's part."""
+        return self._book.aside
+
+    def forward(self) -> Any:
+        """The forward of all micro-batches: the model's output on the last stage, else None."""
+        with torch.set_grad_enabled(self._book.training):
+            self._run.perform([a for a in self._actions if a.kind in ("F", "SEND_F", "RECV_F")])
+        if not self._engine.last:
+            return None
+        found = self._outputs if self._book.training else self._run.outputs
+        columns = zip(*(found[index] for index in range(self._count)), strict=True)
+        self._whole = [_joined(list(column), self._book.training) for column in columns]
+        return self._engine.graph.packed(self._whole)
+
+    def backward(self) -> None:
+        """The backward of all micro-batches, from the gradients that the output of `forward` has by now."""
+        if self._engine.last:
+            begin = 0
+            for index in range(self._count):
+                parts = self._outputs[index]
+                size = len(parts[0])
+                self._book.gradients[index] = [
+                    torch.zeros_like(part) if whole.grad is None else whole.grad[begin : begin + size]
+                    for part, whole in zip(parts, self._whole, strict=True)
+                ]
+                begin += size
+        self._run.perform([a for a in self._actions if a.kind in ("B", "SEND_B", "RECV_B")])
+
+    def everywhere(self, output: Any, share: Share) -> Any:
+        """The output of the last stage, on every rank of the pipeline."""
+        engine = self._engine
+        world, wire = engine._world, engine._wire
+        key = (engine.stage.count, "output", self._keys, share.total)
+        if engine.last:
+            for peer in range(world.size - 1):
+                wire.send_values(peer, key, output)
+            wire.drain()
+            return output
+        received, works = wire.receive_values(world.size - 1, key, self._device)
+        wire.wait(works)
+        return received
+
+    def _hold(self, outputs: Sequence[Any], micro: _micro.Micro) -> torch.Tensor:
+        index = micro.inputs[0].index
+        self._outputs[index] = [output.detach() for output in outputs]
+        for kept, output in zip(self._outputs[index], outputs, strict=True):
+            if mask_of(output) is not None:
+                _private.backend.set_keras_mask(kept, mask_of(output))
+        start = torch.zeros((), requires_grad=True)
+        later: torch.Tensor = _Later.apply(start, self._book, index, *outputs)  # type: ignore[no-untyped-call]
+        return later
+
+
+class _Later(torch.autograd.Function):
+    """Stands for the loss of a micro-batch; the gradients of its outputs are looked up when they are needed."""
+
+    @staticmethod
+    def forward(ctx: Any, start: torch.Tensor, book: Book, index: int, *outputs: torch.Tensor) -> torch.Tensor:
+        ctx.book, ctx.index = book, index
+        return start.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        return (None, None, None, *ctx.book.gradients.pop(ctx.index))
+
+
+def _joined(parts: list[Any], training: bool) -> torch.Tensor:
+    """One output of the whole part, of those of the micro-batches.
+
+    Raises:
+        ValueError: it has no row for each sample.
+    """
+    if not parts[0].ndim:
+        raise ValueError(
+            "an output of the model is a single number for each micro-batch, which cannot be put together: with "
+            "pipeline= every output needs a row for each sample"
+        )
+    whole = torch.cat(parts)
+    if training and whole.is_floating_point():
+        whole.requires_grad_()
+    if mask_of(parts[0]) is not None:
+        _private.backend.set_keras_mask(whole, torch.cat([mask_of(part) for part in parts]))
+    return whole
+
+
+def _nothing(_: Stage) -> None:
+    pass

@@ -1,0 +1,210 @@
+"""Keras' steps of training, evaluation and prediction on a pipeline of stages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from hocket import comm
+from hocket.parallel._mesh import Mesh
+from hocket.parallel._reducer import Reducer
+from hocket.parallel._shares import Share
+
+from . import _arguments, _private, _random
+from ._cuts import begins
+from ._engine import Batch, Engine
+from ._graph import Graph, functional_of
+from ._staged import StagedAlike
+from ._steps import Steps
+
+
+class PipelinedSteps(Steps):
+    """Steps in which every rank computes its stage, of its pipeline's part of the batch.
+
+    The last stage puts the outputs of the micro-batches together and computes loss and metrics as Keras does; so the
+    loss is that of the batch, whatever it is. Then the micro-batches go backward.
+
+    Args:
+        model: the Keras model.
+        mesh: the ranks.
+        synchronise_batch_norm: whether batch norm's statistics are those of the whole batch.
+        bucket_bytes: of gradients reduced together; None to choose.
+        micro_batches: into how many a pipeline's part of a batch is cut.
+        split: names of the layers that begin the second and later stages.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        mesh: Mesh,
+        *,
+        synchronise_batch_norm: bool,
+        bucket_bytes: int | None,
+        micro_batches: int,
+        split: Sequence[str],
+    ) -> None:
+        super().__init__(
+            model, mesh.data, synchronise_batch_norm=synchronise_batch_norm, bucket_bytes=bucket_bytes
+        )
+        self._mesh = mesh
+        self._micro_batches = micro_batches
+        self._split = tuple(split)
+        self._engine: Engine | None = None
+        self.alike = StagedAlike(model, mesh, self.engine)
+
+    def engine(self) -> Engine:
+        """This rank's stage of the built model; a collective operation."""
+        functional = functional_of(self.model)
+        if self._engine is None or self._engine.graph.functional is not functional:
+            graph = Graph(self.model)
+            found = begins(graph, self._mesh.pipeline.size, self._split, self._mesh.whole)
+            self._engine = Engine(graph, found, self._mesh.pipeline, self._micro_batches)
+        return self._engine
+
+    @property
+    def _alone(self) -> bool:
+        return False
+
+    def _random_numbers(self) -> AbstractContextManager[None]:
+        engine = self.engine()
+        engine.renew()
+        return _random.of_whole_batch(engine.share, engine.draws.dropout)
+
+    def _hang_reducer(self) -> None:
+        _arguments.check_micro_batches(self.model, self._micro_batches)
+        if self.world.size == 1:
+            return
+        variables = self._own_variables()
+        if [id(v.value) for v in variables] != self._reduced or self._reducer is None:
+            self._reducer = None  # its hooks go with it
+            if variables:
+                names, parameters = [v.path for v in variables], [v.value for v in variables]
+                self._reducer = Reducer(names, parameters, self.world, self._bucket_bytes, None)
+            self._reduced = [id(v.value) for v in variables]
+
+    def _own_variables(self) -> list[Any]:
+        variables = self.model.trainable_variables
+        owners = self.alike._owners(self.engine(), variables)
+        return [v for v, owner in zip(variables, owners, strict=True) if owner == self._mesh.pipeline.rank]
+
+    # --- steps ------------------------------------------------------------------------------------------------------
+
+    def _train(self, plain: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        return self._together(plain, "train")
+
+    def _counted(self, plain: Callable[[Any], Any], phase: str) -> Callable[[Any], Any]:
+        return self._together(plain, phase)
+
+    def _together(self, plain: Callable[[Any], Any], phase: str) -> Callable[[Any], Any]:
+        def step(data: Any) -> Any:
+            with self._taking() as share:
+                if share is None:
+                    return plain(data)
+                model, engine, tally = self.model, self.engine(), self.tally
+                assert tally is not None
+                x, y, sample_weight = _private.unpack_x_y_sample_weight(data[0])
+                training = phase == "train"
+                scale = 1.0
+                if training:
+                    model.zero_grad()
+                    scale = float(model.optimizer.scale_loss(1.0)) if model.optimizer is not None else 1.0
+                batch = engine.begin(x, share, training=training, scale=scale * share.weight)
+
+                def work() -> dict[str, Any]:
+                    return self._work(batch, x, y, sample_weight, share, scale)
+
+                results = model.get_metrics_result
+                others: dict[str, float] = {}
+                if engine.last:
+                    others = tally.step(work, share, lambda: set(results()), phase)
+                else:
+                    work()
+                tally.follow(self._mesh.pipeline.size - 1, self._mesh.pipeline, self._unsummed)
+                return {**results(), **others}
+
+        return step
+
+    def _work(self, batch: Batch, x: Any, y: Any, sample_weight: Any, share: Share, scale: float) -> dict[str, Any]:
+        model, training = self.model, batch.training
+        y_pred = batch.forward()
+        loss: Any = None
+        if y_pred is not None and model._compile_loss is not None:
+            with torch.set_grad_enabled(training):
+                loss = self._loss(self._compiled)(x, y, y_pred, sample_weight)
+        if training:
+            self._backward(batch, loss, scale)
+        aside = self._aside(batch)
+        if y_pred is None:
+            return {}
+        with torch.no_grad():
+            total = aside if loss is None else loss.detach() + aside
+            rows = next(t for t in _private.tree.flatten(x) if t is not None).shape[0]
+            model._loss_tracker.update_state(total, sample_weight=rows)
+            y_pred = _private.tree.map_structure(_detached, y_pred)
+            logs: dict[str, Any] = model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
+        return logs
+
+    def _compiled(self, x: Any, y: Any, y_pred: Any, sample_weight: Any) -> Any:
+        """Keras' loss of outputs; those that layers and weights add are computed where they are."""
+        return self.model._compile_loss(y, y_pred, sample_weight)
+
+    def _backward(self, batch: Batch, loss: Any, scale: float) -> None:
+        model, variables = self.model, self._own_variables()
+        reducer = self._reducer
+        if reducer is not None:
+            reducer.prepare()
+        if loss is not None and loss.requires_grad:
+            (loss * scale).backward()
+        with reducer.no_sync() if reducer is not None else nullcontext():
+            batch.backward()
+            regularisation = self._regularisation(variables)
+            if regularisation is not None:
+                (regularisation * scale).backward()
+        if reducer is not None:
+            reducer.reduce_all()
+        if model.optimizer is not None:
+            with torch.no_grad():
+                model.optimizer.apply([v.value.grad for v in variables], variables)
+        self.alike.note_step()
+
+    def _regularisation(self, variables: list[Any]) -> Any:
+        found = [v.regularizer(v) for v in variables if v.regularizer is not None]
+        return torch.stack([self.model._aggregate_additional_loss(loss) for loss in found]).sum() if found else None
+
+    def _aside(self, batch: Batch) -> torch.Tensor:
+        """The losses that layers and weights of all stages add; a collective operation."""
+        world = self._mesh.pipeline
+        with torch.no_grad():
+            regularisation = self._regularisation(self._own_variables())
+        mine = batch.aside + (0.0 if regularisation is None else float(regularisation))
+        total = torch.tensor(mine, dtype=torch.float64, device=world.device)
+        with comm.label("keras losses"):
+            dist.all_reduce(total, group=world.group)
+        return total.float()
+
+    def _predict(self, plain: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def step(data: Any) -> Any:
+            with self._taking() as share:
+                if share is None:
+                    return plain(data)
+                engine = self.engine()
+                x, _, _ = _private.unpack_x_y_sample_weight(data[0])
+                batch = engine.begin(x, share, training=False)
+                output = batch.forward()
+                whole = self._whole(output, share) if engine.last else None
+                return batch.everywhere(whole, share)
+
+        return step
+
+
+def _detached(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    mask, value = _private.backend.get_keras_mask(value), value.detach()
+    if mask is not None:
+        _private.backend.set_keras_mask(value, mask)
+    return value

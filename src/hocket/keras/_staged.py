@@ -1,0 +1,135 @@
+"""Weights and the optimizer's state by stages: each rank has its own stage's, and they are brought together when needed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from hocket import comm
+from hocket.parallel._mesh import Mesh
+from hocket.parallel._world import World
+
+from ._alike import Alike
+from ._divided import DividedOptimizer, publish
+from ._engine import Engine
+
+
+class StagedOptimizer(DividedOptimizer):
+    """A Keras optimizer that keeps the state of this rank's stage.
+
+    Args:
+        optimizer: a Keras optimizer.
+        variables: all that it is to train.
+        mesh: the ranks.
+        owners: the stage of each variable.
+
+    Raises:
+        ValueError: an option of the optimizer needs the state of all variables in one place.
+    """
+
+    remedy = "leave pipeline= out"
+
+    def __init__(self, optimizer: Any, variables: list[Any], mesh: Mesh, owners: list[int]) -> None:
+        super().__init__(optimizer, variables, mesh.pipeline, owners)
+        self._everyone = mesh.whole
+
+    def apply(self, gradients: Any, variables: Any = None) -> None:
+        """In the place of the optimizer's own: updates this stage's variables."""
+        pairs = list(zip(gradients, self._variables if variables is None else variables, strict=True))
+        limit = self.optimizer.global_clipnorm
+        if limit is not None:
+            scale = self._clipping(limit, [g for g, _ in pairs if g is not None])
+            pairs = [(None if g is None else g * scale.to(g.device, g.dtype), v) for g, v in pairs]
+        self._update(pairs)
+
+    def _clipping(self, limit: float, mine: list[torch.Tensor]) -> torch.Tensor:
+        """By what gradients are multiplied so that the norm of all stages' together is `limit` at most, as Keras does."""
+        total = torch.zeros((), dtype=torch.float64, device=self._world.device)
+        for gradient in mine:
+            total += gradient.detach().to(torch.float64).square().sum().to(total.device)
+        with comm.label("keras gradient norm"):
+            dist.all_reduce(total, group=self._world.group)
+        norm = total.sqrt()
+        return limit * torch.minimum(1.0 / norm, torch.full_like(norm, 1.0 / limit)) + (norm - norm)
+
+    def _agreed(self, state: Any) -> Any:
+        return self._everyone.from_root(state)
+
+
+class StagedAlike(Alike):
+    """Ranks alike, but for the weights that other stages have trained since they were last brought together.
+
+    Args:
+        model: the Keras model.
+        mesh: the ranks.
+        engine: makes or gives this rank's stage of the built model; a collective operation.
+    """
+
+    gathers = True
+
+    def __init__(self, model: Any, mesh: Mesh, engine: Callable[[], Engine]) -> None:
+        super().__init__(model, mesh.whole, divide=True)
+        self._mesh = mesh
+        self._engine = engine
+        self._apart = False
+
+    def note_step(self) -> None:
+        """Stages have trained: other ranks' copies of their weights are old now."""
+        self._apart = True
+
+    def divide(self) -> None:
+        """See Alike; by stages."""
+        optimizer, variables = self.model.optimizer, self.model.trainable_variables
+        if optimizer is None:
+            return
+        if self.divided is None or not self.divided.holds(optimizer, variables):
+            self.divided = None
+            self.align()
+            owners = self._owners(self._engine(), variables)
+            self.divided = StagedOptimizer(optimizer, variables, self._mesh, owners)
+
+    def align(self) -> None:
+        """See Alike."""
+        self.gather()
+        super().align()
+
+    def send_state(self) -> None:
+        """See Alike."""
+        self.gather()
+        super().send_state()
+
+    def collect(self) -> None:
+        """Puts weights, and on rank 0 the optimizer's state, together; a collective operation."""
+        self.gather()
+        super().collect()
+
+    def gather(self) -> None:
+        """Gives every rank the weights of all stages; a collective operation."""
+        if not self._apart:
+            return
+        self._apart = False
+        variables = self.model.variables
+        publish(variables, self._owners(self._engine(), variables), self._mesh.pipeline)
+
+    def _owners(self, engine: Engine, variables: list[Any]) -> list[int]:
+        edges = [*engine.begins, len(engine.graph.steps)]
+        owner_of = {
+            id(v): stage
+            for stage, (begin, end) in enumerate(zip(edges[:-1], edges[1:], strict=True))
+            for step in engine.graph.steps[begin:end]
+            for v in step.variables
+        }
+        return [owner_of.get(id(v), 0) for v in variables]
+
+
+def check_world(world: World, pipeline: int) -> None:
+    """Raises ValueError unless the ranks make whole pipelines."""
+    if world.size % pipeline:
+        near = pipeline * max(1, round(world.size / pipeline))
+        raise ValueError(
+            f"pipeline={pipeline} does not divide the {world.size} ranks into whole pipelines: start a multiple of "
+            f"{pipeline} workers (hocket run -n {near}), or say another pipeline="
+        )
