@@ -46,6 +46,34 @@ def attempts() -> dict[str, Callable[[], Any]]:
         made.compile("sgd", "mse")
         return made.fit(x, y, verbose=0)
 
+    class Subclassed(keras.Model):
+        def call(self, inputs: Any) -> Any:
+            return inputs
+
+    class Stepping(keras.Sequential):
+        def train_step(self, data: Any) -> Any:
+            return {}
+
+    def piped(made: Any = None, micro: int = 2, optimizer: Any = "sgd", **options: Any) -> Any:
+        wrapped = hocket.keras.Model(made or cases.dense(), pipeline=RANKS, micro_batches=micro, **options)
+        wrapped.compile(optimizer, "mse")
+        return wrapped
+
+    def normed() -> Any:
+        return piped(cases.dense(keras.layers.BatchNormalization(name="norm"))).fit(x, y, verbose=0)
+
+    def one_layer() -> Any:
+        return piped(keras.Sequential([keras.Input((5,)), keras.layers.Dense(1, name="only")])).fit(x, y, verbose=0)
+
+    def single_number() -> Any:
+        inputs = keras.Input((5,))
+        number = keras.ops.mean(keras.layers.Dense(1)(inputs))
+        return piped(keras.Model(inputs, number)).predict(x, verbose=0)
+
+    def in_the_middle() -> Any:
+        often = keras.callbacks.ModelCheckpoint("never.keras", save_freq=2)
+        return piped().fit(x, y, verbose=0, callbacks=[often])
+
     tf_dataset = type("DatasetV2", (), {"__module__": "tensorflow.python.data"})
     dataset = torch.utils.data.TensorDataset(torch.from_numpy(x))
     return {
@@ -64,6 +92,22 @@ def attempts() -> dict[str, Callable[[], Any]]:
         "no callback": lambda: model().fit(x, y, callbacks=["checkpoint"]),
         "callback list": lambda: model().fit(x, y, callbacks=keras.callbacks.CallbackList([])),
         "a metric of the model's own": keep,
+        "subclassed in a pipeline": lambda: piped(Subclassed(name="own")),
+        "a step of one's own in a pipeline": lambda: piped(Stepping()),
+        "whole batches for batch norm": normed,
+        "more stages than layers": one_layer,
+        "fewer samples than micro-batches": lambda: piped(micro=4).fit(x, y, batch_size=3),
+        "micro-batches without a pipeline": lambda: hocket.keras.Model(cases.dense(), micro_batches=4),
+        "no number of stages": lambda: hocket.keras.Model(cases.dense(), pipeline=1.5),
+        "no stages": lambda: hocket.keras.Model(cases.dense(), pipeline=0),
+        "ranks that make no pipelines": lambda: hocket.keras.Model(cases.dense(), pipeline=3),
+        "divided twice": lambda: piped(shard="optimizer"),
+        "unknown layer": lambda: piped(split=["nowhere"]).fit(x, y, verbose=0),
+        "too many layers": lambda: piped(split=["dense", "dense_1"]).fit(x, y, verbose=0),
+        "a string of layers": lambda: piped(split="dense"),
+        "averages of all stages": lambda: piped(optimizer=keras.optimizers.SGD(use_ema=True)).fit(x, y, verbose=0),
+        "an output without samples": single_number,
+        "saving in an epoch": in_the_middle,
         "keras' own": lambda: model().fit(x, y, class_weight={0: 1}, sample_weight=y[:, 0], verbose=0),
     }
 
@@ -85,6 +129,24 @@ EXPECTED = {
     "no callback": "TypeError: callbacks are instances of keras.callbacks.Callback, and 'checkpoint' is none",
     "callback list": "TypeError: pass callbacks as a list of callbacks",
     "a metric of the model's own": "ValueError: metric 'last' of type Last is kept by the model.*additive = True",
+    "subclassed in a pipeline": "ValueError: pipeline=2 cannot cut 'own' of type Subclassed into stages: .*Build it by "
+    "keras.Sequential or keras.Model\\(inputs, outputs\\)",
+    "a step of one's own in a pipeline": "ValueError: Stepping.train_step is the model's own.*remove train_step",
+    "whole batches for batch norm": "ValueError: layer 'norm' is a BatchNormalization.*micro_batches=2.*say "
+    "micro_batches=1, use LayerNormalization or GroupNormalization, or freeze it",
+    "more stages than layers": "ValueError: pipeline=2 is more than the 1 parts .*only.*make it 1 or less",
+    "fewer samples than micro-batches": "ValueError: batch_size=3 .*1 pipeline.*micro_batches=4: make it 4 or more",
+    "micro-batches without a pipeline": "ValueError: micro_batches=4 is for a pipeline: say pipeline=2 or more",
+    "no number of stages": "TypeError: pipeline must be an integer, not 1.5",
+    "no stages": "ValueError: pipeline=0 must be 1 or more",
+    "ranks that make no pipelines": "ValueError: pipeline=3 does not divide the 2 ranks .*hocket run -n 3",
+    "divided twice": "ValueError: shard='optimizer' and pipeline=2 do not go together.*leave shard= out",
+    "unknown layer": "ValueError: split=\\['nowhere'\\]: 'nowhere' cannot begin a stage.*out of: dense",
+    "too many layers": "ValueError: split=.* names 2 layers that begin a stage, and pipeline=2 needs 1",
+    "a string of layers": "TypeError: split='dense' must be a list.*say split=\\['dense'\\]",
+    "averages of all stages": "ValueError: an optimizer with use_ema=True .*leave it out, or leave pipeline= out",
+    "an output without samples": "ValueError: an output of 'functional[_0-9]*' has the shape \\(\\), without an axis",
+    "saving in an epoch": 'ValueError: ModelCheckpoint has save_freq=2.*pipeline= .*say save_freq="epoch"',
     "keras' own": "ValueError: You cannot `class_weight` and `sample_weight` at the same time",
 }
 

@@ -59,8 +59,8 @@ def check_pipeline(model: Any, pipeline: Any, micro_batches: Any, split: Any, sh
         raise TypeError(f"split={split!r} must be a list of the names of layers: say split=[{split!r}]")
     if shard != "none":
         raise ValueError(
-            f"shard={shard!r} and pipeline={pipeline} do not go together: in a pipeline each rank keeps the optimizer's "
-            "state of its own stage only; leave shard= out"
+            f"shard={shard!r} and pipeline={pipeline} do not go together: in a pipeline each rank keeps the "
+            "optimizer's state of its own stage only; leave shard= out"
         )
     functional = isinstance(model, keras.Sequential | _private.Functional)
     if not functional or type(model).call not in (keras.Sequential.call, _private.Functional.call):
@@ -106,7 +106,8 @@ def check_batch_size(value: Any, world: int, name: str = "batch_size", *, micro_
     if value < world * micro_batches and micro_batches > 1:
         raise ValueError(
             f"{name}={value} is the number of samples of a batch over all ranks, and does not reach for {world} "
-            f"pipeline(s) of micro_batches={micro_batches}: make it {world * micro_batches} or more, or micro_batches= less"
+            f"pipeline(s) of micro_batches={micro_batches}: make it {world * micro_batches} or more, or micro_batches= "
+            "less"
         )
     if value < world:
         raise ValueError(

@@ -38,9 +38,7 @@ class SharedData(_private.DataAdapter):  # type: ignore[misc]  # Keras carries n
         everyone: the ranks that must have the same data: those of `world`, and those of their pipelines.
     """
 
-    def __init__(
-        self, inner: Any, source: Any, world: World, note: Callable[[Share], None], everyone: World
-    ) -> None:
+    def __init__(self, inner: Any, source: Any, world: World, note: Callable[[Share], None], everyone: World) -> None:
         self._inner = inner
         self._world = world
         self._everyone = everyone

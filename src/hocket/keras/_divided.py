@@ -1,4 +1,4 @@
-"""A Keras optimizer of divided state: each rank updates its share of the variables (stage 1 of ZeRO), or of its stage."""
+"""A Keras optimizer of divided state: each rank updates its share of the variables (stage 1 of ZeRO)."""
 
 from __future__ import annotations
 
@@ -189,9 +189,7 @@ def _check(optimizer: Any, variables: list[Any], remedy: str) -> None:
     }
     for reason, found in reasons.items():
         if found:
-            raise ValueError(
-                f"an optimizer with {reason} needs all variables in one place: leave it out, or {remedy}"
-            )
+            raise ValueError(f"an optimizer with {reason} needs all variables in one place: leave it out, or {remedy}")
 
 
 def _given_out(sizes: list[int], ranks: int) -> list[int]:

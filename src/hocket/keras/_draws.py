@@ -101,7 +101,8 @@ class Draws:
         return inputs * mask[self._rows[0] * each : self._rows[1] * each]
 
     def _tried(self, inputs: Sequence[Any], training: bool) -> list[Draw]:
-        self._noting = noted = []
+        noted: list[Draw] = []
+        self._noting = noted
         self._step = 0
 
         def observe(number: int, seconds: float, made: list[Any]) -> None:

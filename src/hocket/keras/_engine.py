@@ -160,13 +160,13 @@ class Batch:
         """The output of the last stage, on every rank of the pipeline."""
         engine = self._engine
         world, wire = engine._world, engine._wire
-        key = (engine.stage.count, "output", self._keys, share.total)
+        key = (engine.stage.count, "output", self._keys, share.total)  # and the peer: each is described it once
         if engine.last:
             for peer in range(world.size - 1):
-                wire.send_values(peer, key, output)
+                wire.send_values(peer, (*key, peer), output)
             wire.drain()
             return output
-        received, works = wire.receive_values(world.size - 1, key, self._device)
+        received, works = wire.receive_values(world.size - 1, (*key, world.rank), self._device)
         wire.wait(works)
         return received
 
@@ -195,16 +195,7 @@ class _Later(torch.autograd.Function):
 
 
 def _joined(parts: list[Any], training: bool) -> torch.Tensor:
-    """One output of the whole part, of those of the micro-batches.
-
-    Raises:
-        ValueError: it has no row for each sample.
-    """
-    if not parts[0].ndim:
-        raise ValueError(
-            "an output of the model is a single number for each micro-batch, which cannot be put together: with "
-            "pipeline= every output needs a row for each sample"
-        )
+    """One output of the whole part, of those of the micro-batches."""
     whole = torch.cat(parts)
     if training and whole.is_floating_point():
         whole.requires_grad_()

@@ -67,17 +67,24 @@ class Graph:
         outputs: names of the values that the model gives.
 
     Raises:
-        ValueError: the model is not functional.
+        ValueError: the model is not functional, or an output has no axis of samples.
     """
 
     def __init__(self, model: Any) -> None:
         functional = functional_of(model)
         if functional is None:
             raise ValueError(
-                f"pipeline= cannot cut {model.name!r} of type {type(model).__name__} into stages, as it is no functional "
-                "model, so that its layers' order is known to its call() alone: build it by keras.Sequential or "
+                f"pipeline= cannot cut {model.name!r} of type {type(model).__name__} into stages: Keras has noted no "
+                "graph of its layers, as for a Sequential model whose input is a structure of tensors. Build it by "
                 "keras.Model(inputs, outputs), or leave pipeline= out"
             )
+        for tensor in functional.outputs:
+            if not len(tensor.shape) or tensor.shape[0] is not None:
+                raise ValueError(
+                    f"an output of {model.name!r} has the shape {tuple(tensor.shape)}, without an axis of samples, and "
+                    "pipeline= puts outputs together from micro-batches: give a row for each sample, or leave "
+                    "pipeline= out"
+                )
         self.model = model
         self.functional = functional
         self.steps: list[Step] = []

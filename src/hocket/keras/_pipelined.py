@@ -47,9 +47,7 @@ class PipelinedSteps(Steps):
         micro_batches: int,
         split: Sequence[str],
     ) -> None:
-        super().__init__(
-            model, mesh.data, synchronise_batch_norm=synchronise_batch_norm, bucket_bytes=bucket_bytes
-        )
+        super().__init__(model, mesh.data, synchronise_batch_norm=synchronise_batch_norm, bucket_bytes=bucket_bytes)
         self._mesh = mesh
         self._micro_batches = micro_batches
         self._split = tuple(split)
@@ -132,12 +130,14 @@ class PipelinedSteps(Steps):
         model, training = self.model, batch.training
         y_pred = batch.forward()
         loss: Any = None
+        with torch.set_grad_enabled(training):
+            regularisation = self._regularisation()
         if y_pred is not None and model._compile_loss is not None:
             with torch.set_grad_enabled(training):
                 loss = self._loss(self._compiled)(x, y, y_pred, sample_weight)
         if training:
-            self._backward(batch, loss, scale)
-        aside = self._aside(batch)
+            self._backward(batch, loss, regularisation, scale)
+        aside = self._aside(batch, regularisation)
         if y_pred is None:
             return {}
         with torch.no_grad():
@@ -152,7 +152,7 @@ class PipelinedSteps(Steps):
         """Keras' loss of outputs; those that layers and weights add are computed where they are."""
         return self.model._compile_loss(y, y_pred, sample_weight)
 
-    def _backward(self, batch: Batch, loss: Any, scale: float) -> None:
+    def _backward(self, batch: Batch, loss: Any, regularisation: Any, scale: float) -> None:
         model, variables = self.model, self._own_variables()
         reducer = self._reducer
         if reducer is not None:
@@ -161,7 +161,6 @@ class PipelinedSteps(Steps):
             (loss * scale).backward()
         with reducer.no_sync() if reducer is not None else nullcontext():
             batch.backward()
-            regularisation = self._regularisation(variables)
             if regularisation is not None:
                 (regularisation * scale).backward()
         if reducer is not None:
@@ -171,16 +170,15 @@ class PipelinedSteps(Steps):
                 model.optimizer.apply([v.value.grad for v in variables], variables)
         self.alike.note_step()
 
-    def _regularisation(self, variables: list[Any]) -> Any:
-        found = [v.regularizer(v) for v in variables if v.regularizer is not None]
+    def _regularisation(self) -> Any:
+        """What the weights of this stage add to the loss; None for nothing."""
+        found = [v.regularizer(v) for v in self._own_variables() if v.regularizer is not None]
         return torch.stack([self.model._aggregate_additional_loss(loss) for loss in found]).sum() if found else None
 
-    def _aside(self, batch: Batch) -> torch.Tensor:
+    def _aside(self, batch: Batch, regularisation: Any) -> torch.Tensor:
         """The losses that layers and weights of all stages add; a collective operation."""
         world = self._mesh.pipeline
-        with torch.no_grad():
-            regularisation = self._regularisation(self._own_variables())
-        mine = batch.aside + (0.0 if regularisation is None else float(regularisation))
+        mine = batch.aside + (0.0 if regularisation is None else float(regularisation.detach()))
         total = torch.tensor(mine, dtype=torch.float64, device=world.device)
         with comm.label("keras losses"):
             dist.all_reduce(total, group=world.group)

@@ -1,4 +1,4 @@
-"""Weights and the optimizer's state by stages: each rank has its own stage's, and they are brought together when needed."""
+"""Weights and the optimizer's state by stages: each rank trains its own, and they are brought together when needed."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class StagedOptimizer(DividedOptimizer):
         self._update(pairs)
 
     def _clipping(self, limit: float, mine: list[torch.Tensor]) -> torch.Tensor:
-        """By what gradients are multiplied so that the norm of all stages' together is `limit` at most, as Keras does."""
+        """By what gradients are multiplied, as Keras does, so that the norm over all stages is `limit` at most."""
         total = torch.zeros((), dtype=torch.float64, device=self._world.device)
         for gradient in mine:
             total += gradient.detach().to(torch.float64).square().sum().to(total.device)
