@@ -149,6 +149,26 @@ def files(wrap: Wrap, load: Any, directory: str) -> dict[str, Any]:
     }
 
 
+@case
+def a_model_that_the_data_builds(wrap: Wrap) -> dict[str, Any]:
+    keras.utils.set_random_seed(7)
+    model = wrap(keras.Sequential([layers.Dense(6, activation="relu"), layers.Dropout(0.3), layers.Dense(1)]))
+    return trained(model, *cases.vectors(50))
+
+
+CALLBACKS = ("early_stopping", "learning_rates", "terminate_on_nan", "csv", "meddling")
+
+
+def callbacks(wrap: Wrap, directory: str) -> dict[str, Any]:
+    """What callbacks do; those that need the optimizer's whole state in the middle of an epoch are refused."""
+    found = {}
+    for name in CALLBACKS:
+        own = Path(directory) / name
+        own.mkdir(exist_ok=True)
+        found[name] = callback_cases.CASES[name](wrap, own)
+    return found
+
+
 def own_part(wrap: Wrap) -> dict[str, Any]:
     """Which layers this rank has run in a step, which weights have gradients, and the bytes of Adam's state."""
     computed: list[str] = []

@@ -70,6 +70,11 @@ def attempts() -> dict[str, Callable[[], Any]]:
         number = keras.ops.mean(keras.layers.Dense(1)(inputs))
         return piped(keras.Model(inputs, number)).predict(x, verbose=0)
 
+    def no_loss() -> Any:
+        made = hocket.keras.Model(cases.dense(), pipeline=RANKS, micro_batches=2)
+        made.compile("sgd")
+        return made.fit(x, y, verbose=0)
+
     def in_the_middle() -> Any:
         often = keras.callbacks.ModelCheckpoint("never.keras", save_freq=2)
         return piped().fit(x, y, verbose=0, callbacks=[often])
@@ -108,6 +113,7 @@ def attempts() -> dict[str, Callable[[], Any]]:
         "averages of all stages": lambda: piped(optimizer=keras.optimizers.SGD(use_ema=True)).fit(x, y, verbose=0),
         "an output without samples": single_number,
         "saving in an epoch": in_the_middle,
+        "no loss": no_loss,
         "keras' own": lambda: model().fit(x, y, class_weight={0: 1}, sample_weight=y[:, 0], verbose=0),
     }
 
@@ -147,6 +153,7 @@ EXPECTED = {
     "averages of all stages": "ValueError: an optimizer with use_ema=True .*leave it out, or leave pipeline= out",
     "an output without samples": "ValueError: an output of 'functional[_0-9]*' has the shape \\(\\), without an axis",
     "saving in an epoch": 'ValueError: ModelCheckpoint has save_freq=2.*pipeline= .*say save_freq="epoch"',
+    "no loss": "ValueError: No loss to compute",
     "keras' own": "ValueError: You cannot `class_weight` and `sample_weight` at the same time",
 }
 

@@ -50,6 +50,7 @@ def in_pipelines(stages: int, names: list[str], directory: str) -> dict[str, Any
         found[WHOLE_BATCH] = cases.CASES[WHOLE_BATCH](lambda model: hocket.keras.Model(model, pipeline=2))
     if stages == 2:
         found["files"] = pipeline_cases.files(wrap, load, directory)
+        found["callbacks"] = pipeline_cases.callbacks(wrap, directory)
         found["own part"] = pipeline_cases.own_part(wrap)
     return found
 
@@ -61,6 +62,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     found = run_all(lambda model: model, [*SHARED, *pipeline_cases.CASES, WHOLE_BATCH])
     directory = str(tmp_path_factory.mktemp("plain"))
     found["files"] = pipeline_cases.files(lambda model: model, keras.models.load_model, directory)
+    found["callbacks"] = pipeline_cases.callbacks(lambda model: model, directory)
     return found
 
 
@@ -91,7 +93,7 @@ def check(wanted_result: Any, results: list[Any]) -> None:
             np.testing.assert_allclose(got[path], value, rtol=TOLERANCE, atol=TOLERANCE, err_msg=f"rank {rank}: {path}")
 
 
-@pytest.mark.parametrize("name", [*SHARED, *pipeline_cases.CASES, WHOLE_BATCH, "files"])
+@pytest.mark.parametrize("name", [*SHARED, *pipeline_cases.CASES, WHOLE_BATCH, "files", "callbacks"])
 def test_two_stages_give_what_plain_keras_gives(
     plain: dict[str, Any], two_stages: list[dict[str, Any]], name: str
 ) -> None:
@@ -99,7 +101,7 @@ def test_two_stages_give_what_plain_keras_gives(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", [*ON_FOUR, WHOLE_BATCH, "files"])
+@pytest.mark.parametrize("name", [*ON_FOUR, WHOLE_BATCH, "files", "callbacks"])
 def test_two_pipelines_of_two_stages_give_what_plain_keras_gives(
     plain: dict[str, Any], two_pipelines: list[dict[str, Any]], name: str
 ) -> None:

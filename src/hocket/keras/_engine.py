@@ -127,9 +127,9 @@ class Batch:
         return self._book.training
 
     @property
-    def aside(self) -> float:
-        """The losses inside of this stage's layers: their mean over samples of the pipeline's part."""
-        return self._book.aside
+    def aside(self) -> tuple[float, int]:
+        """The losses inside of this stage's layers: mean over samples of the pipeline's part, and their number."""
+        return self._book.aside, self._book.asides
 
     def forward(self) -> Any:
         """The forward of all micro-batches: the model's output on the last stage, else None."""

@@ -78,8 +78,9 @@ class Graph:
                 "graph of its layers, as for a Sequential model whose input is a structure of tensors. Build it by "
                 "keras.Model(inputs, outputs), or leave pipeline= out"
             )
+        samples = functional.inputs[0].shape[0]  # None, or a number where Keras has built the model by a batch
         for tensor in functional.outputs:
-            if not len(tensor.shape) or tensor.shape[0] is not None:
+            if not len(tensor.shape) or tensor.shape[0] != samples:
                 raise ValueError(
                     f"an output of {model.name!r} has the shape {tuple(tensor.shape)}, without an axis of samples, and "
                     "pipeline= puts outputs together from micro-batches: give a row for each sample, or leave "

@@ -24,6 +24,7 @@ class Book:
         rows: of the micro-batch in work, in the ranks' part of the batch: first, and one past the last; None between.
         weight: by what losses inside of layers count in this micro-batch.
         aside: losses inside of layers so far, weighed.
+        asides: how many they are.
         scale: by what losses are multiplied before the backward.
         gradients: of the outputs of each micro-batch.
     """
@@ -32,6 +33,7 @@ class Book:
         self.training = training
         self.rows: tuple[int, int] | None = None
         self.aside = 0.0
+        self.asides = 0
         self.scale = scale
         self.gradients: dict[int, list[torch.Tensor]] = {}
 
@@ -101,6 +103,7 @@ class Part(torch.nn.Module):
         if aside:
             total = torch.stack(aside).sum()
             book.aside += float(total.detach()) * rows.share
+            book.asides += len(aside)
             if total.requires_grad and torch.is_grad_enabled():
                 made = _with_loss(made, total, rows.share * book.scale)
         return made if self.last else tuple(_leaving(value) for value in made)

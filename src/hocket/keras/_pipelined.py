@@ -176,13 +176,21 @@ class PipelinedSteps(Steps):
         return torch.stack([self.model._aggregate_additional_loss(loss) for loss in found]).sum() if found else None
 
     def _aside(self, batch: Batch, regularisation: Any) -> torch.Tensor:
-        """The losses that layers and weights of all stages add; a collective operation."""
+        """The losses that layers and weights of all stages add; a collective operation.
+
+        Raises:
+            ValueError: they add none, and the model is compiled without a loss.
+        """
         world = self._mesh.pipeline
-        mine = batch.aside + (0.0 if regularisation is None else float(regularisation.detach()))
-        total = torch.tensor(mine, dtype=torch.float64, device=world.device)
+        value, count = batch.aside
+        if regularisation is not None:
+            value, count = value + float(regularisation.detach()), count + 1
+        total = torch.tensor([value, count], dtype=torch.float64, device=world.device)
         with comm.label("keras losses"):
             dist.all_reduce(total, group=world.group)
-        return total.float()
+        if self.model._compile_loss is None and not total[1]:
+            raise ValueError("No loss to compute. Provide a `loss` argument in `compile()`.")  # as Keras says it
+        return total[0].float()
 
     def _predict(self, plain: Callable[[Any], Any]) -> Callable[[Any], Any]:
         def step(data: Any) -> Any:

@@ -104,7 +104,8 @@ class StagedAlike(Alike):
     def collect(self) -> None:
         """Puts weights, and on rank 0 the optimizer's state, together; a collective operation."""
         self.gather()
-        super().collect()
+        if self._mesh.data.rank == 0:  # rank 0 is in the first pipeline, and the others have the same
+            super().collect()
 
     def gather(self) -> None:
         """Gives every rank the weights of all stages; a collective operation."""
