@@ -75,6 +75,11 @@ def attempts() -> dict[str, Callable[[], Any]]:
         made.compile("sgd")
         return made.fit(x, y, verbose=0)
 
+    def whole_loss() -> Any:
+        made = hocket.keras.Model(cases.dense(), pipeline=RANKS, micro_batches=2, schedule="1f1b")
+        made.compile("sgd", "dice")
+        return made
+
     def in_the_middle() -> Any:
         often = keras.callbacks.ModelCheckpoint("never.keras", save_freq=2)
         return piped().fit(x, y, verbose=0, callbacks=[often])
@@ -114,6 +119,8 @@ def attempts() -> dict[str, Callable[[], Any]]:
         "an output without samples": single_number,
         "saving in an epoch": in_the_middle,
         "no loss": no_loss,
+        "unknown schedule": lambda: piped(schedule="zero"),
+        "a loss that is no mean": lambda: whole_loss().fit(x, y, verbose=0),
         "keras' own": lambda: model().fit(x, y, class_weight={0: 1}, sample_weight=y[:, 0], verbose=0),
     }
 
@@ -154,6 +161,8 @@ EXPECTED = {
     "an output without samples": "ValueError: an output of 'functional[_0-9]*' has the shape \\(\\), without an axis",
     "saving in an epoch": 'ValueError: ModelCheckpoint has save_freq=2.*pipeline= .*say save_freq="epoch"',
     "no loss": "ValueError: No loss to compute",
+    "unknown schedule": 'ValueError: schedule=\'zero\' must be "gpipe" or "1f1b"',
+    "a loss that is no mean": 'ValueError: schedule="1f1b" computes the loss of each micro-batch.*say schedule="gpipe"',
     "keras' own": "ValueError: You cannot `class_weight` and `sample_weight` at the same time",
 }
 

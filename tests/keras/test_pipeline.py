@@ -24,6 +24,13 @@ SHARED = [  # of the cases of data parallelism
     "single_batches",
 ]
 ON_FOUR = ["losses_of_layers_and_weights", "attention_on_masked_sequences", "optimizers", "batches_made_by_the_user"]
+IN_TURNS = [  # by the other schedule
+    "weights_of_classes_and_samples",
+    "several_outputs",
+    "values_that_skip_stages",
+    "losses_of_layers_and_weights",
+    "optimizers",
+]
 WHOLE_BATCH = "convolution_with_batch_norm_and_dropout"
 
 
@@ -45,7 +52,12 @@ def in_pipelines(stages: int, names: list[str], directory: str) -> dict[str, Any
     def load(path: Any) -> Any:
         return hocket.keras.load_model(path, pipeline=stages, micro_batches=MICRO_BATCHES)
 
+    def in_turns(model: Any) -> Any:
+        return hocket.keras.Model(model, pipeline=stages, micro_batches=MICRO_BATCHES, schedule="1f1b")
+
     found = run_all(wrap, names)
+    turns = run_all(in_turns, [name for name in IN_TURNS if name in names])
+    found |= {f"{name} in turns": result for name, result in turns.items()}
     if stages == 2:
         found[WHOLE_BATCH] = cases.CASES[WHOLE_BATCH](lambda model: hocket.keras.Model(model, pipeline=2))
     if stages == 2:
@@ -98,6 +110,23 @@ def test_two_stages_give_what_plain_keras_gives(
     plain: dict[str, Any], two_stages: list[dict[str, Any]], name: str
 ) -> None:
     check(plain[name], [result[name] for result in two_stages])
+
+
+@pytest.mark.parametrize("name", IN_TURNS)
+def test_forwards_and_backwards_in_turns_give_what_plain_keras_gives(
+    plain: dict[str, Any], two_stages: list[dict[str, Any]], name: str
+) -> None:
+    check(plain[name], [result[f"{name} in turns"] for result in two_stages])
+
+
+@pytest.mark.long
+def test_turns_of_two_pipelines_and_of_three_stages_give_it_too(
+    plain: dict[str, Any], two_pipelines: list[dict[str, Any]], three_stages: list[dict[str, Any]]
+) -> None:
+    name = "losses_of_layers_and_weights"
+    check(plain[name], [result[f"{name} in turns"] for result in two_pipelines])
+    name = "values_that_skip_stages"
+    check(plain[name], [result[f"{name} in turns"] for result in three_stages])
 
 
 @pytest.mark.long

@@ -43,13 +43,15 @@ def check_compile(steps_per_execution: Any, jit_compile: Any) -> None:
         )
 
 
-def check_pipeline(model: Any, pipeline: Any, micro_batches: Any, split: Any, shard: str) -> None:
+def check_pipeline(model: Any, pipeline: Any, micro_batches: Any, split: Any, shard: str, schedule: Any) -> None:
     """Raises ValueError or TypeError if the model cannot be a pipeline's, or the numbers make none."""
     for name, value in (("pipeline", pipeline), ("micro_batches", micro_batches)):
         if isinstance(value, bool) or not isinstance(value, int):
             raise TypeError(f"{name} must be an integer, not {value!r}")
         if value < 1:
             raise ValueError(f"{name}={value} must be 1 or more")
+    if schedule not in ("gpipe", "1f1b"):
+        raise ValueError(f'schedule={schedule!r} must be "gpipe" or "1f1b"')
     if pipeline == 1:
         for name, value in (("micro_batches", micro_batches if micro_batches > 1 else None), ("split", split)):
             if value:

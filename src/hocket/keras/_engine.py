@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +19,7 @@ from ._draws import Draws
 from ._graph import Graph
 from ._part import Book, Part, Rows, mask_of, stage_of
 
-_SCHEDULE = "gpipe"  # the loss is that of the whole batch, known when all micro-batches have gone forward
+LossOf = Callable[[Any, Rows], Any]
 
 
 class Engine:
@@ -30,9 +30,13 @@ class Engine:
         begins: number of the first step of each stage.
         world: the ranks of the pipeline.
         micro_batches: into how many this pipeline's part of a batch is cut; a shorter one makes fewer.
+        schedule: "gpipe" or "1f1b".
     """
 
-    def __init__(self, graph: Graph, begins: Sequence[int], world: World, micro_batches: int) -> None:
+    def __init__(
+        self, graph: Graph, begins: Sequence[int], world: World, micro_batches: int, schedule: str = "gpipe"
+    ) -> None:
+        self.schedule = schedule
         self.graph = graph
         self.begins = list(begins)
         self.stage: Stage = stage_of(graph, begins, world.rank)
@@ -104,11 +108,12 @@ class Batch:
         self._engine = engine
         self._book = book
         self._outputs: dict[int, list[Any]] = {}
+        self._loss_of: LossOf | None = None
         self._count = len(micros)
         self._keys = tuple(micro.key for micro in micros)
         self._device = device
         world, index = engine._world, engine.stage.index
-        self._actions = _schedule.for_batch(_SCHEDULE, world.size, 1, self._count)[world.rank]
+        self._actions = _schedule.for_batch(engine.schedule, world.size, 1, self._count)[world.rank]
         self._run = Run(
             {index: engine.stage},
             {index: engine._runner},
@@ -135,6 +140,21 @@ class Batch:
         """The forward of all micro-batches: the model's output on the last stage, else None."""
         with torch.set_grad_enabled(self._book.training):
             self._run.perform([a for a in self._actions if a.kind in ("F", "SEND_F", "RECV_F")])
+        return self._put_together()
+
+    def in_turns(self, loss_of: LossOf) -> Any:
+        """Forwards and backwards of all micro-batches in the schedule's order; returns as `forward`.
+
+        Args:
+            loss_of: called on the last stage with the output of a micro-batch and its rows; gives what its backward
+                begins from, or None for nothing.
+        """
+        self._loss_of = loss_of
+        with torch.enable_grad():
+            self._run.perform(self._actions)
+        return self._put_together()
+
+    def _put_together(self) -> Any:
         if not self._engine.last:
             return None
         found = self._outputs if self._book.training else self._run.outputs
@@ -171,14 +191,20 @@ class Batch:
         return received
 
     def _hold(self, outputs: Sequence[Any], micro: _micro.Micro) -> torch.Tensor:
-        index = micro.inputs[0].index
+        rows: Rows = micro.inputs[0]
+        index = rows.index
         self._outputs[index] = [output.detach() for output in outputs]
         for kept, output in zip(self._outputs[index], outputs, strict=True):
             if mask_of(output) is not None:
                 _private.backend.set_keras_mask(kept, mask_of(output))
         start = torch.zeros((), requires_grad=True)
         later: torch.Tensor = _Later.apply(start, self._book, index, *outputs)  # type: ignore[no-untyped-call]
-        return later
+        if self._loss_of is None:
+            return later
+        # What a layer's loss is hung to gets a gradient even if it is zero.
+        self._book.gradients[index] = [torch.zeros_like(output) for output in outputs]
+        loss = self._loss_of(self._engine.graph.packed(outputs), rows)
+        return later if loss is None else later + loss
 
 
 class _Later(torch.autograd.Function):

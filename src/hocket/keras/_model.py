@@ -52,6 +52,9 @@ class Model:
             same.
         micro_batches: into how many a pipeline's part of a batch is cut, so that stages compute at the same time.
         split: names of the layers that begin the second and later stages; none to choose by the time they take.
+        schedule: "gpipe", in which all micro-batches go forward before the first goes backward, so that the loss may
+            be any of the whole batch; or "1f1b", in which a stage keeps the activations of no more micro-batches than
+            there are stages, for losses that are means over samples.
 
     Raises:
         TypeError: `model` is no Keras model.
@@ -69,10 +72,11 @@ class Model:
         pipeline: int = 1,
         micro_batches: int = 1,
         split: Sequence[str] = (),
+        schedule: Literal["gpipe", "1f1b"] = "gpipe",
     ) -> None:
         _arguments.check_model(model)
         _arguments.check_shard(shard)
-        _arguments.check_pipeline(model, pipeline, micro_batches, split, shard)
+        _arguments.check_pipeline(model, pipeline, micro_batches, split, shard, schedule)
         self.model = model
         self.world = self._data_world = _world.join(group)
         self._micro_batches = micro_batches
@@ -87,6 +91,7 @@ class Model:
                 bucket_bytes=bucket_bytes,
                 micro_batches=micro_batches,
                 split=split,
+                schedule=schedule,
             )
             self._steps: Steps = steps
             self._alike: Alike = steps.alike

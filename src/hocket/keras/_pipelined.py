@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from . import _arguments, _private, _random
 from ._cuts import begins
 from ._engine import Batch, Engine
 from ._graph import Graph, functional_of
+from ._part import Rows, mask_of
 from ._staged import StagedAlike
 from ._steps import Steps
 
@@ -35,6 +36,7 @@ class PipelinedSteps(Steps):
         bucket_bytes: of gradients reduced together; None to choose.
         micro_batches: into how many a pipeline's part of a batch is cut.
         split: names of the layers that begin the second and later stages.
+        schedule: "gpipe" or "1f1b".
     """
 
     def __init__(
@@ -46,11 +48,13 @@ class PipelinedSteps(Steps):
         bucket_bytes: int | None,
         micro_batches: int,
         split: Sequence[str],
+        schedule: str,
     ) -> None:
         super().__init__(model, mesh.data, synchronise_batch_norm=synchronise_batch_norm, bucket_bytes=bucket_bytes)
         self._mesh = mesh
         self._micro_batches = micro_batches
         self._split = tuple(split)
+        self._schedule = schedule
         self._engine: Engine | None = None
         self.alike = StagedAlike(model, mesh, self.engine)
 
@@ -60,7 +64,7 @@ class PipelinedSteps(Steps):
         if self._engine is None or self._engine.graph.functional is not functional:
             graph = Graph(self.model)
             found = begins(graph, self._mesh.pipeline.size, self._split, self._mesh.whole)
-            self._engine = Engine(graph, found, self._mesh.pipeline, self._micro_batches)
+            self._engine = Engine(graph, found, self._mesh.pipeline, self._micro_batches, self._schedule)
         return self._engine
 
     @property
@@ -74,6 +78,12 @@ class PipelinedSteps(Steps):
 
     def _hang_reducer(self) -> None:
         _arguments.check_micro_batches(self.model, self._micro_batches)
+        if self._schedule == "1f1b" and self._gather_outputs:
+            raise ValueError(
+                'schedule="1f1b" computes the loss of each micro-batch by itself, and a loss of this model is not '
+                'known to be a mean over samples: say schedule="gpipe", or give a loss class of your own additive = '
+                "True"
+            )
         if self.world.size == 1:
             return
         variables = self._own_variables()
@@ -128,15 +138,24 @@ class PipelinedSteps(Steps):
 
     def _work(self, batch: Batch, x: Any, y: Any, sample_weight: Any, share: Share, scale: float) -> dict[str, Any]:
         model, training = self.model, batch.training
-        y_pred = batch.forward()
         loss: Any = None
         with torch.set_grad_enabled(training):
             regularisation = self._regularisation()
-        if y_pred is not None and model._compile_loss is not None:
-            with torch.set_grad_enabled(training):
-                loss = self._loss(self._compiled)(x, y, y_pred, sample_weight)
-        if training:
-            self._backward(batch, loss, regularisation, scale)
+        if training and self._schedule == "1f1b":
+            losses: list[torch.Tensor] = []
+            with self._updating(regularisation, scale):
+                y_pred = batch.in_turns(self._of_micro_batches(y, sample_weight, share, scale, losses))
+            loss = torch.stack(losses).sum() if losses else None
+        else:
+            y_pred = batch.forward()
+            if y_pred is not None and model._compile_loss is not None:
+                with torch.set_grad_enabled(training):
+                    loss = self._loss(self._compiled)(x, y, y_pred, sample_weight)
+            if training:
+                if loss is not None and loss.requires_grad:
+                    (loss * scale).backward()
+                with self._updating(regularisation, scale):
+                    batch.backward()
         aside = self._aside(batch, regularisation)
         if y_pred is None:
             return {}
@@ -152,15 +171,40 @@ class PipelinedSteps(Steps):
         """Keras' loss of outputs; those that layers and weights add are computed where they are."""
         return self.model._compile_loss(y, y_pred, sample_weight)
 
-    def _backward(self, batch: Batch, loss: Any, regularisation: Any, scale: float) -> None:
-        model, variables = self.model, self._own_variables()
-        reducer = self._reducer
+    def _of_micro_batches(
+        self, y: Any, sample_weight: Any, share: Share, scale: float, losses: list[torch.Tensor]
+    ) -> Callable[[Any, Rows], Any]:
+        """What gives the loss of a micro-batch, by its part of the samples; each is also added to `losses`."""
+        samples = max(share.samples, 1)
+
+        def loss_of(output: Any, rows: Rows) -> Any:
+            if self.model._compile_loss is None:
+                return None
+            if any(mask_of(t) is not None for t in _private.tree.flatten(output)):
+                raise ValueError(
+                    "an output of the model has a mask, and the mean over what it leaves is that of the whole batch: "
+                    'say schedule="gpipe"'
+                )
+
+            def part(value: Any) -> Any:
+                cut = isinstance(value, torch.Tensor) and value.ndim and len(value) == samples
+                return value[rows.begin : rows.end] if cut else value
+
+            goal, weight = (_private.tree.map_structure(part, v) for v in (y, sample_weight))
+            loss = self._loss(self._compiled)(None, goal, output, weight) * rows.share
+            losses.append(loss.detach())
+            return loss * scale if loss.requires_grad else None
+
+        return loss_of
+
+    @contextmanager
+    def _updating(self, regularisation: Any, scale: float) -> Iterator[None]:
+        """A block that does the backward of this stage, after which its weights are updated."""
+        model, variables, reducer = self.model, self._own_variables(), self._reducer
         if reducer is not None:
             reducer.prepare()
-        if loss is not None and loss.requires_grad:
-            (loss * scale).backward()
         with reducer.no_sync() if reducer is not None else nullcontext():
-            batch.backward()
+            yield
             if regularisation is not None:
                 (regularisation * scale).backward()
         if reducer is not None:
