@@ -81,9 +81,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=512)
     asked = parser.parse_args()
     shape = (asked.steps, asked.width, asked.layers, asked.batch)
-    print(
-        "| way | ranks | step, ms (least to most) | MB of gradients | MB of Adam's state | peak MB of a process | loss |"
-    )
+    print("| way | ranks | step, ms (least to most) | MB of gradients | of Adam's state | MB at the peak | loss |")
     print("|---|---|---|---|---|---|---|")
     for name, (ranks, options) in WAYS.items():
         found = run_ranks(trained, ranks, options, *shape, timeout_s=120)
