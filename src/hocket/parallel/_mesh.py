@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,26 +62,36 @@ class Mesh:
             [(p, d // batch_norm, t) for p, d, t, _ in places],
         ]
         if spatial == 1:  # these are others, and need no groups of their own
-            pipes, data_axis, tensors, norms = (_world(whole, keys) for keys in axes[:4])
+            pipes, data_axis, tensors, norms = (_world(whole, axis, keys) for axis, keys in enumerate(axes[:4]))
             return cls(whole, pipes, data_axis, tensors, norms, World(0, 1, None), data_axis, norms)
         # Halos must not wait for the reductions of gradients that go on beside them: slabs have a group of their own.
-        apart = [_world(whole, keys, own=keys is axes[4]) for keys in axes]
+        apart = [_world(whole, axis, keys, own=axis == 4) for axis, keys in enumerate(axes)]
         return cls(whole, *apart)
 
 
-def _world(whole: World, keys: list[tuple[int, ...]], *, own: bool = False) -> World:
+# Of every world the groups that were made of it: a group costs connections, and threads that wake up now and then, for
+# as long as the process lives; the next mesh of the same shape uses those that there are.
+_made: weakref.WeakKeyDictionary[Any, dict[tuple[Any, ...], World]] = weakref.WeakKeyDictionary()
+
+
+def _world(whole: World, axis: int, keys: list[tuple[int, ...]], *, own: bool = False) -> World:
     """The group of the ranks that have this rank's key; every rank takes part in making every group.
 
-    All ranks need none, unless it shall be their `own`.
+    All ranks need none, unless it shall be their `own`. Axes share none, lest operations of one wait for another's.
     """
     if len(set(keys)) == 1 and not own:
         return whole
-    mine = World(0, 1, None)
-    for key in sorted(set(keys)):
-        members = [rank for rank in range(whole.size) if keys[rank] == key]
-        if len(members) == 1:
-            continue
-        group: Any = dist.new_group([dist.get_global_rank(whole.group, rank) for rank in members])
-        if keys[whole.rank] == key:
-            mine = World(members.index(whole.rank), len(members), group)
-    return mine
+    if whole.group is None:
+        return World(0, 1, None)
+    known = _made.setdefault(whole.group, {})
+    name = (axis, *keys)
+    if name not in known:
+        known[name] = World(0, 1, None)
+        for key in sorted(set(keys)):
+            members = [rank for rank in range(whole.size) if keys[rank] == key]
+            if len(members) == 1:
+                continue
+            group: Any = dist.new_group([dist.get_global_rank(whole.group, rank) for rank in members])
+            if keys[whole.rank] == key:
+                known[name] = World(members.index(whole.rank), len(members), group)
+    return known[name]
