@@ -180,13 +180,13 @@ class Batch:
         """The output of the last stage, on every rank of the pipeline."""
         engine = self._engine
         world, wire = engine._world, engine._wire
-        key = (engine.stage.count, "output", self._keys, share.total)  # and the peer: each is described it once
+        key = (engine.stage.count, "output", self._keys, share.total)
         if engine.last:
             for peer in range(world.size - 1):
-                wire.send_values(peer, (*key, peer), output)
+                wire.send_values(peer, key, output)
             wire.drain()
             return output
-        received, works = wire.receive_values(world.size - 1, (*key, world.rank), self._device)
+        received, works = wire.receive_values(world.size - 1, key, self._device)
         wire.wait(works)
         return received
 

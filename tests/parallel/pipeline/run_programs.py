@@ -102,6 +102,15 @@ class Ragged(nn.Module):
         return out
 
 
+def forward_everywhere() -> tuple[Any, Any]:
+    """What every rank gets, and the model's own."""
+    model, pipeline, _ = pipeline_of("gpt", micro_batches=4)
+    *inputs, _ = MODELS["gpt"].batch_of(5, 10)
+    model.eval()
+    with torch.no_grad():
+        return pipeline.forward(inputs, everywhere=True).numpy(), model(*inputs).numpy()
+
+
 def odds_and_ends() -> dict[str, Any]:
     """Small facts about pipelines, each by a name."""
     world = current()

@@ -49,6 +49,11 @@ def test_evaluation_is_the_models_on_every_rank() -> None:
     assert [rank["holds last"] for rank in facts()] == [False, True]
 
 
+def test_more_ranks_than_two_get_the_output_too() -> None:
+    for ours, expected in run_ranks(run_programs.forward_everywhere, 3, timeout_s=60):
+        np.testing.assert_allclose(ours, expected, rtol=1e-9, atol=1e-12)
+
+
 def test_a_weight_scales_loss_and_gradients_and_steps_accumulate() -> None:
     for rank in facts():
         loss, gradients = rank["weight 1.0"]

@@ -39,8 +39,8 @@ class Wire:
     def __init__(self, world: World, *, fixed_shapes: bool = True) -> None:
         self._world = world
         self._fixed = fixed_shapes
-        self._sent: dict[Key, bytes] = {}
-        self._known: dict[Key, Any] = {}
+        self._sent: dict[tuple[int, Key], bytes] = {}
+        self._known: dict[tuple[int, Key], Any] = {}
         self._under_way: list[tuple[Any, Tensor]] = []
 
     def send(self, peer: int, tensors: Sequence[Tensor]) -> None:
@@ -63,9 +63,9 @@ class Wire:
             ValueError: its shapes are not those that went with `key` before.
         """
         mark = _values.fingerprint(values)
-        before = self._sent.get(key)
+        before = self._sent.get((peer, key))
         if before is None or not self._fixed:
-            self._sent[key] = mark
+            self._sent[peer, key] = mark
             self._send_object(peer, _values.described(values))
         elif before != mark:
             raise ValueError(
@@ -77,9 +77,9 @@ class Wire:
 
     def receive_values(self, peer: int, key: Key, device: torch.device) -> tuple[Any, list[Any]]:
         """Starts receiving a structure: the structure, and what to `wait` for before it is used."""
-        description = self._known.get(key) if self._fixed else None
+        description = self._known.get((peer, key)) if self._fixed else None
         if description is None:
-            description = self._known[key] = self._receive_object(peer)
+            description = self._known[peer, key] = self._receive_object(peer)
         buffers = _values.empty_for(description, device)
         return _values.filled(description, buffers), self.receive(peer, buffers)
 
