@@ -25,6 +25,8 @@ BOTH = Plan(tensor_parallel_degree=2, pipeline_parallel_degree=2, micro_batches=
         (OPTIMIZER, GRADIENTS),
         (GRADIENTS, PARAMETERS),
         (PLAIN, TENSOR),
+        (PARAMETERS, TENSOR),
+        (OPTIMIZER, PIPELINE),
         (PLAIN, PIPELINE),
         (TENSOR, BOTH),
         (PLAIN, Plan(accumulate=4)),

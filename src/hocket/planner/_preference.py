@@ -21,15 +21,15 @@ _SHARDS = ("none", "optimizer", "gradients", "parameters")
 
 
 def simplicity(plan: Plan) -> tuple[int, ...]:
-    """The less the simpler: how many forms a plan combines; then what is sharded; then degrees, stages and parts.
+    """The less the simpler: how many ways a model is divided in; then what is sharded; then degrees, stages and parts.
 
-    So plain data parallelism comes before a sharded optimizer, that before sharded gradients, and each of them before
-    the same with tensors or layers divided, or with activations computed again.
+    So plain data parallelism comes before a sharded optimizer, that before sharded gradients and parameters, and all of
+    them before plans that divide tensors or layers, or compute activations again: the model runs as it was written.
     """
     divided = (plan.tensor_parallel_degree, plan.spatial_parallel_degree, plan.pipeline_parallel_degree)
-    forms = sum(degree > 1 for degree in divided) + plan.recompute + (plan.shard != "none")
+    ways = sum(degree > 1 for degree in divided) + plan.recompute
     product = divided[0] * divided[1] * divided[2]
-    return forms, _SHARDS.index(plan.shard), product, plan.stages_per_rank, plan.accumulate * plan.micro_batches
+    return ways, _SHARDS.index(plan.shard), product, plan.stages_per_rank, plan.accumulate * plan.micro_batches
 
 
 def preferred(steps: Sequence[tuple[Plan, float]], near: float = NEAR) -> int:
