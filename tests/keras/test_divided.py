@@ -8,7 +8,7 @@ import pytest
 
 from hocket.testing import run_ranks
 from tests.keras import callback_cases, cases
-from tests.keras.test_history import TOLERANCE, flat
+from tests.keras.compare import TOLERANCE, flat
 
 RANKS = 3
 

@@ -2,14 +2,11 @@
 
 from typing import Any
 
-import numpy as np
 import pytest
 
 from hocket.testing import run_ranks
 from tests.keras import cases
-
-TOLERANCE = 2e-5  # float32, some tens of steps; most differences are below 1e-6
-
+from tests.keras.compare import check
 
 pytestmark = pytest.mark.timeout(300)  # two or three processes that load Keras share a busy machine
 
@@ -35,24 +32,6 @@ def two_ranks() -> list[dict[str, Any]]:
 @pytest.fixture(scope="module")
 def four_ranks() -> list[dict[str, Any]]:
     return run_ranks(cases.run_all, 4, [*ON_FOUR, "shuffled_loader"], True, timeout_s=200)
-
-
-def flat(value: Any, path: str = "") -> dict[str, np.ndarray]:
-    if isinstance(value, dict):
-        return {k: v for key, item in value.items() for k, v in flat(item, f"{path}/{key}").items()}
-    if isinstance(value, list | tuple):
-        return {k: v for i, item in enumerate(value) for k, v in flat(item, f"{path}/{i}").items()}
-    return {path: np.asarray(value, dtype=np.float64)}
-
-
-def check(wanted_result: Any, results: list[Any]) -> None:
-    wanted = flat(wanted_result)
-    assert wanted
-    for rank, result in enumerate(results):
-        got = flat(result)
-        assert got.keys() == wanted.keys()
-        for path, value in wanted.items():
-            np.testing.assert_allclose(got[path], value, rtol=TOLERANCE, atol=TOLERANCE, err_msg=f"rank {rank}: {path}")
 
 
 @pytest.mark.parametrize("name", list(cases.CASES))

@@ -2,12 +2,11 @@
 
 from typing import Any
 
-import numpy as np
 import pytest
 
 from hocket.testing import run_ranks
 from tests.keras import cases, pipeline_cases
-from tests.keras.test_history import TOLERANCE, flat
+from tests.keras.compare import check
 
 pytestmark = pytest.mark.timeout(300)  # two or four processes that load Keras share a busy machine
 
@@ -93,16 +92,6 @@ def two_pipelines(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, An
 def three_stages() -> list[dict[str, Any]]:
     names = ["values_that_skip_stages", "attention_on_masked_sequences"]
     return run_ranks(in_pipelines, 3, 3, names, "", timeout_s=200)
-
-
-def check(wanted_result: Any, results: list[Any]) -> None:
-    wanted = flat(wanted_result)
-    assert wanted
-    for rank, result in enumerate(results):
-        got = flat(result)
-        assert got.keys() == wanted.keys()
-        for path, value in wanted.items():
-            np.testing.assert_allclose(got[path], value, rtol=TOLERANCE, atol=TOLERANCE, err_msg=f"rank {rank}: {path}")
 
 
 @pytest.mark.parametrize("name", [*SHARED, *pipeline_cases.CASES, WHOLE_BATCH, "files", "callbacks"])

@@ -163,7 +163,7 @@ def _late_peer():
     dist.all_reduce(x)
     with Recorder() as recorder:
         if dist.get_rank() == 1:
-            time.sleep(0.2)
+            time.sleep(0.6)
         dist.all_reduce(x)
     (row,) = recorder.histogram()
     return row.skew_s, row.time_s - row.skew_s
@@ -171,8 +171,8 @@ def _late_peer():
 
 def test_a_late_peers_delay_is_skew_on_the_rank_that_waits():
     (waited_s, rest_s), (own_wait_s, _) = run_ranks(_late_peer, 2)
-    assert waited_s > 0.1 > own_wait_s
-    assert rest_s < 0.1
+    assert waited_s > 0.3 > own_wait_s
+    assert rest_s < 0.3
 
 
 def _over_an_engine():

@@ -77,8 +77,8 @@ def test_10000_flows_on_random_paths_are_solved_in_half_a_second() -> None:
     capacity = random.uniform(1e9, 2e9, 3000)
     taken_s = []
     for _ in range(3):
-        begin = time.perf_counter()
+        begin = time.process_time()
         rates = max_min(usage, capacity)
-        taken_s.append(time.perf_counter() - begin)
+        taken_s.append(time.process_time() - begin)
     assert held_back(usage, rates, capacity, rates).all()
     assert min(taken_s) < 0.5

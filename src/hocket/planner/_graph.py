@@ -13,6 +13,7 @@ from hocket.simulate import StepGraph, Work
 from hocket.workload import Workload
 
 from ._constants import Constants
+from ._exposed import BUCKET_NBYTES
 from ._findings import PlanError, PlanFinding
 from ._memory import memory_of
 from ._network import network_of
@@ -23,7 +24,6 @@ from ._time import optimizer_s
 
 __all__ = ["pipeline_order", "step_graph"]
 
-_BUCKET_NBYTES = 25 * 2**20
 Pick = Callable[[Collective, float], Schedule]
 
 
@@ -150,7 +150,7 @@ def step_graph(
 def _buckets(plan: Plan, profile: Profile, layers: slice) -> list[tuple[int, int, float]]:
     """Layers of each bucket, from the last one on: first, end, bytes; every layer is in one."""
     sizes = profile.held(plan).gradient_bytes[layers]
-    limit = float(plan.bucket_bytes or _BUCKET_NBYTES)
+    limit = float(plan.bucket_bytes or BUCKET_NBYTES)
     found, held, end = [], 0.0, len(sizes)
     for index in range(len(sizes) - 1, -1, -1):
         held += float(sizes[index])

@@ -5,7 +5,6 @@ For small worlds `step_graph` makes the same step as tasks for the simulator; a 
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,16 +16,16 @@ from hocket.workload import Workload
 
 from ._admissible import undivided
 from ._constants import Constants, slowest_of
+from ._exposed import exposed_exchange
 from ._findings import UNPREDICTED, PlanError, PlanFinding
 from ._memory import Memory, memory_of
-from ._network import NOTHING, Cost, Network, network_of
+from ._network import Cost, Network, network_of
 from ._plan import Plan
 from ._profile import LayerTimes, Profile
 from ._stages import stage_cuts
 
 __all__ = ["Prediction", "StepParts", "predict"]
 
-_BUCKET_NBYTES = 25 * 2**20
 # Of the optimizer's state every byte is read and written; gradients are zeroed, accumulated, checked and read.
 _GRADIENT_PASSES = 4
 
@@ -206,7 +205,7 @@ def _step(
         bubble /= 3  # ZB-H1: the weights' gradients, a third of the work, fill the rest (Qi et al. 2023, table 1)
     compute = m * float((times.forward + times.backward)[layers].sum())
     recompute = m * float(times.again[layers].sum())
-    gradients, gather, cost = _exchange(plan, profile, times.slowed(crowd), layers, m)
+    gradients, gather, cost = exposed_exchange(plan, profile, times.slowed(crowd), layers, m)
     handling = m * handling + _sharding(plan, profile, layers, m * crowd)
     # All ranks' work is more than the processors do while the worst rank works and waits; exchanges of tensors are
     # measured among all of them anyway.
@@ -256,70 +255,6 @@ def _messages(plan: Plan, profile: Profile, edges: Sequence[int], micro: int) ->
         spent[stage % p] += seconds
         spent[(stage + 1) % p] += seconds
     return spent
-
-
-def _exchange(plan: Plan, profile: Profile, times: LayerTimes, layers: np.ndarray, m: int) -> tuple[float, float, Cost]:
-    """Exposed seconds of reducing gradients and of gathering parameters, and one whole reduction."""
-    data, tensor = plan.data_parallel_degree, plan.tensor_parallel_degree
-    if data == 1:
-        return 0.0, 0.0, NOTHING
-    network, constants = profile.network, profile.constants
-    held = profile.held(plan)
-    gradients, parameters = held.gradient_bytes[layers], held.parameter_bytes[layers]
-    kind = "all_reduce" if plan.shard == "none" else "reduce_scatter"
-
-    def cost(kind: str, nbytes: float) -> Cost:
-        return network.collective(kind, nbytes, data, tensor, constants)
-
-    whole = cost(kind, float(gradients.sum()))
-    bucket = float(plan.bucket_bytes or _BUCKET_NBYTES)
-    backward = (times.backward + times.again + times.tensor_backward)[layers]
-    if constants.overlap:
-        exposed = _exposed(gradients, backward, bucket, lambda nbytes: cost(kind, nbytes).seconds)
-    else:
-        exposed = cost(kind, float(gradients.sum())).seconds
-    gather = 0.0
-    if plan.shard in ("gradients", "parameters"):
-        exposed *= m  # what is sharded cannot be added up at home
-    if plan.shard in ("optimizer", "gradients"):
-        gather = cost("all_gather", float(parameters.sum())).seconds
-    if plan.shard == "parameters":
-        constants = dataclasses.replace(constants, gather_share=constants.gather_share * constants.fetch_share)
-        each = np.array([cost("all_gather", float(nbytes)).seconds for nbytes in parameters])
-        forward = (times.forward + times.tensor_forward)[layers]
-        if constants.overlap and constants.prefetch:  # the next layer's parameters come while this one is computed
-            gather = m * (_prefetched(each, forward) + _prefetched(each[::-1], backward[::-1]))
-        else:
-            gather = m * 2 * float(each.sum())
-            exposed = m * sum(cost(kind, float(nbytes)).seconds for nbytes in gradients)
-    return exposed, gather, whole
-
-
-def _prefetched(gathers: np.ndarray, computes: np.ndarray) -> float:
-    """What stays exposed of gathers, each of which begins when the one before is done and the layer before begins."""
-    now = done = 0.0
-    begun = 0.0
-    for gather, compute in zip(gathers.tolist(), computes.tolist(), strict=True):
-        done = max(done, begun) + gather
-        begun = max(now, done)
-        now = begun + compute
-    return now - float(computes.sum())
-
-
-def _exposed(gradients: np.ndarray, backward: np.ndarray, bucket: float, seconds: object) -> float:
-    """How long after back-propagation the last bucket is reduced; buckets fill from the last layer on."""
-    assert callable(seconds)
-    now = done = held = 0.0
-    for nbytes, compute in zip(gradients[::-1].tolist(), backward[::-1].tolist(), strict=True):
-        now += compute
-        held += nbytes
-        if held >= bucket:
-            count = max(1, round(held / bucket))
-            done = max(done, now) + count * seconds(held / count)
-            held = 0.0
-    if held:
-        done = max(done, now) + seconds(held)
-    return max(0.0, done - now)
 
 
 def optimizer_s(plan: Plan, profile: Profile, layers: np.ndarray) -> float:
