@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import copy
 import json
+import math
 import statistics
 import subprocess
 import sys
@@ -47,6 +48,8 @@ WORKLOADS = {
     "translation": ("demo", 128),
     "recommender": ("demo", 32768),
 }
+# A plan whose first step takes so many times the shortest second one is measured by that step alone.
+HOPELESS = 5.0
 
 
 def setting(name: str) -> tuple[Example, Any]:
@@ -67,9 +70,9 @@ def is_measured(plan: Plan) -> bool:
 # --- on the ranks -----------------------------------------------------------------------------------------------------
 
 
-def timed(step: Callable[[], object]) -> float:
-    """The second of two steps, on the slowest rank."""
-    for _ in range(2):
+def timed(step: Callable[[], object], number: int = 2) -> float:
+    """The second of two steps, on the slowest rank; or another."""
+    for _ in range(number):
         dist.barrier()
         begin = time.perf_counter()
         step()
@@ -80,7 +83,14 @@ def timed(step: Callable[[], object]) -> float:
 
 def usual(each: list[float]) -> float:
     """The lower quartile: whatever disturbs a step makes it longer."""
-    return statistics.quantiles(each, n=4, method="inclusive")[0]
+    return statistics.quantiles(each, n=4, method="inclusive")[0] if len(each) > 1 else each[0]
+
+
+def say(rank: int, row: dict[str, Any], seconds: float) -> None:
+    """A line about a plan."""
+    if rank == 0:
+        told = f"{seconds * 1e3:.1f} ms, predicted {row['predicted_s'] * 1e3:.1f}"
+        print(f"{time.strftime('%H:%M:%S')} {Plan.from_json(row['plan']).describe()}: {told}", flush=True)
 
 
 def alone(made: Example, batch: Any) -> Callable[[], object]:
@@ -108,34 +118,40 @@ def rank_main(name: str, turns: int, out: Path) -> None:
     given: list[Any] = [None]
     if rank == 0:
         plans = admissible_plans(found.workload, found.network, workers=world, batch=size, fixed={"recompute": False})
-        given = [[plan.to_json() for plan in plans if is_measured(plan)]]
+        foretold = partial(predict, workload=found.workload, cluster=found.network, workers=world, batch=size)
+        each = [foretold(plan, constants=found.constants) for plan in plans if is_measured(plan)]
+        each.sort(key=lambda one: one.step_s)
+        given = [[{"plan": p.plan.to_json(), "predicted_s": p.step_s, "parts": dict(p.parts.rows())} for p in each]]
     dist.broadcast_object_list(given)
-    rows: list[dict[str, Any]] = []
+    rows = given[0]
     steps: dict[int, Callable[[], object]] = {}
-    for number, document in enumerate(given[0]):
-        plan, model = Plan.from_json(document), copy.deepcopy(made.model)
-        rows.append({"plan": document})
+    shortest = math.inf
+    for number, row in enumerate(rows):
+        plan, model = Plan.from_json(row["plan"]), copy.deepcopy(made.model)
         optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
         try:
             trainer = hocket.Trainer(model, made.loss_fn, optimizer, plan=plan, sample=batch[:-1])
-            trainer.step(batch)
+            step = partial(trainer.step, batch)
+            first_s = timed(step, 1)
         except (PlanError, NotImplementedError, ValueError) as error:  # the same on every rank
-            rows[number]["refused"] = str(error)
+            row["refused"] = str(error)
             continue
-        one = predict(plan, found.workload, found.network, workers=world, batch=size, constants=found.constants)
-        rows[number] |= {"predicted_s": one.step_s, "parts": dict(one.parts.rows()), "steps_s": []}
-        steps[number] = partial(trainer.step, batch)
+        row["steps_s"] = []
+        if first_s <= HOPELESS * shortest:
+            steps[number] = step
+            shortest = min(shortest, timed(step, 1))
+        else:
+            row["steps_s"].append(first_s)
+        say(rank, row, first_s)
     meanwhile = []
     for _ in range(turns):
         meanwhile.append(timed(compute))
         for number, step in steps.items():
             rows[number]["steps_s"].append(timed(step))
-    for number in steps:
-        row = rows[number]
-        row["measured_s"] = usual(row["steps_s"])
-        if rank == 0:
-            shown = f"{row['measured_s'] * 1e3:.1f} ms, predicted {row['predicted_s'] * 1e3:.1f}"
-            print(f"{Plan.from_json(row['plan']).describe()}: {shown}", flush=True)
+    for row in rows:
+        if "steps_s" in row:
+            row["measured_s"] = usual(row["steps_s"])
+            say(rank, row, row["measured_s"])
     if rank == 0:
         link = {"rate_Bps": found.network.rank_Bps, "latency_s": found.network.between_s}
         link |= {"at_once": found.network.at_once}

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from hocket.parallel.pipeline import balance, measure, split
-from hocket.planner._balance import slowest
+from hocket.planner._balance import Link, slowest
 
-LINK = {"link_Bps": 1e6, "link_s": 1e-4}
+LINK = {"link": Link(1e6, 1e-4)}
 
 steps = st.lists(st.tuples(st.floats(0, 1), st.integers(0, 1_000_000)), min_size=1, max_size=9)
 
@@ -57,7 +57,7 @@ def test_every_part_holds_weights_if_it_can() -> None:
 
 def test_a_cut_that_many_bytes_cross_is_avoided() -> None:
     assert balance([1.0, 1.0, 1.0, 1.0], 2) == [2]
-    assert balance([1.0, 1.0, 1.0, 1.0], 2, [0, 10, 10**10, 10], link_Bps=1e9) in ([1], [3])
+    assert balance([1.0, 1.0, 1.0, 1.0], 2, [0, 10, 10**10, 10], link=Link(1e9)) in ([1], [3])
 
 
 def test_more_parts_than_steps_are_refused() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import keras
 import torch
 
+from hocket.parallel._links import link_of
 from hocket.parallel._world import World
 from hocket.planner import CUT_SLACK, balance
 
@@ -43,6 +44,7 @@ def begins(graph: Graph, stages: int, points: Sequence[str], world: World) -> li
     if points:
         return [0, *_at(graph, stages, points, blocks)]
     found: list[int] = []
+    link = link_of(world, world, world.device)
     if world.rank == 0:
         costs, nbytes = _measured(graph)
         edges = [*blocks, len(graph.steps)]
@@ -51,7 +53,7 @@ def begins(graph: Graph, stages: int, points: Sequence[str], world: World) -> li
             any(v.trainable for step in graph.steps[a:b] for v in step.variables)
             for a, b in zip(edges[:-1], edges[1:], strict=True)
         ]
-        cuts = balance(times, stages, [nbytes[b] for b in blocks], holds=holds, slack=CUT_SLACK)
+        cuts = balance(times, stages, [nbytes[b] for b in blocks], holds=holds, link=link, slack=CUT_SLACK)
         found = [0, *(blocks[cut] for cut in cuts)]
     return world.from_root(found)
 

@@ -12,6 +12,7 @@ from hocket.planner import Plan
 
 from ._alike import align_optimizer, check_model, send_once
 from ._batch_norm import synchronise
+from ._blocks import blocks
 from ._buffers import Buffers
 from ._composition import Composition
 from ._distribute import take_own_gpu
@@ -117,7 +118,7 @@ def compose(
     # Workers that do not agree at every step compute gradients as if each were alone.
     data = mesh.data if plan.synchronisation == "every_step" else World(0, 1, None)
     buffers = Buffers([module for module, _ in modules], data)
-    form = _form(plan, mesh, modules, trained, kept, places, optimizer)
+    form = _form(plan, mesh, model, modules, trained, kept, places, optimizer)
     form.owned += [item for item in apart if id(item.leaf) not in frozen]
     form.frozen += [item for item in apart if id(item.leaf) in frozen]
     whole = {p for group in optimizer.param_groups for p in group["params"] if id(p) in frozen}
@@ -165,6 +166,7 @@ def _groups(model: torch.nn.Module, optimizer: Any) -> dict[str, int]:
 def _form(
     plan: Plan,
     mesh: Mesh,
+    model: torch.nn.Module,
     modules: list[tuple[torch.nn.Module, dict[str, str]]],
     trained: dict[str, torch.nn.Parameter],
     frozen: dict[str, torch.nn.Parameter],
@@ -172,12 +174,11 @@ def _form(
     optimizer: Any,
 ) -> Form:
     if plan.priority and mesh.data.size > 1:
-        ((model, _),) = modules
         return Prioritised(model, trained, frozen, places, mesh.data, plan.bucket_bytes, optimizer)
     if plan.shard == "none" or mesh.replicas.size == 1:
         averages = plan.synchronisation == "every_step"
         return Replicas(trained, frozen, places, mesh.replicas, plan.bucket_bytes, plan.compression, averages=averages)
     if plan.shard == "parameters":
-        return FullySharded(modules, places, mesh.replicas)
+        return FullySharded(modules, places, mesh.replicas, [name for name, _ in blocks(model)])
     keep = plan.shard == "optimizer"
     return Scattered(trained, frozen, places, mesh.replicas, plan.bucket_bytes, plan.compression, keep_gradients=keep)

@@ -9,6 +9,7 @@ import torch
 
 from hocket.planner import Plan, PlanError, PlanFinding
 
+from ._links import link_of
 from ._mesh import Mesh
 from ._owned import Owned
 from ._pieces import Box, Place, Segment
@@ -129,11 +130,14 @@ def divide_layers(
     """
     ranks = mesh.pipeline.size
     times: Any = None
+    link = None
     if not plan.split:
         # Who shares tensors must measure together; one measurement must count for all.
         measured = mesh.tensor.size > 1 or mesh.whole.rank == 0
         times = mesh.whole.from_root(measure(model, sample).total_s if measured else None)
-    stages = split(model, ranks * plan.stages_per_rank, sample, points=plan.split, times=times)
+        device = next((p.device for p in model.parameters()), torch.device("cpu"))
+        link = link_of(mesh.pipeline, mesh.whole, device)
+    stages = split(model, ranks * plan.stages_per_rank, sample, points=plan.split, times=times, link=link)
     mine = stages[mesh.pipeline.rank :: ranks]
     kept = {id(t) for stage in mine for t in (*stage.module.parameters(), *stage.module.buffers())}
     for tensor in (*model.parameters(), *model.buffers()):

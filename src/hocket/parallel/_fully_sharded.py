@@ -21,12 +21,14 @@ class FullySharded:
     """Parameters, gradients and optimizer state divided among data-parallel ranks (stage 3 of ZeRO).
 
     Each block of a module is gathered before it is computed, in the forward and in the backward pass, and its gradients
-    are reduce-scattered after. What belongs to no block is held like one more.
+    are reduce-scattered after. What belongs to no block is held like one more. A stage of a pipeline has the blocks of
+    the model that it was cut from, as far as they are in it.
 
     Args:
         modules: what this rank computes, with the model's name for each of their parameters.
         places: where each parameter lies in the model's own, by the model's names.
         world: the ranks.
+        whole: names of the model's blocks.
     """
 
     def __init__(
@@ -34,6 +36,7 @@ class FullySharded:
         modules: Sequence[tuple[torch.nn.Module, Mapping[str, str]]],
         places: Mapping[str, Place],
         world: World,
+        whole: Sequence[str],
     ) -> None:
         self.compression = None  # FSDP2 sends gradients as they are
         self.owned: list[Owned] = []
@@ -49,8 +52,8 @@ class FullySharded:
                     parameter.data = parameter.detach().contiguous()
             device = next(iter(before.values())).device.type
             mesh = DeviceMesh.from_group(world.group, device)
-            for _, block in blocks(module):
-                fully_shard(block, mesh=mesh, ignored_params=apart)
+            for group in _together(module, names, whole):
+                fully_shard(group, mesh=mesh, ignored_params=apart)
             fully_shard(module, mesh=mesh, ignored_params=apart)
             after = dict(module.named_parameters())
             for name, original in before.items():
@@ -98,3 +101,13 @@ class FullySharded:
             sharded.grad = None
         for item in self.owned:
             item.leaf.grad = None
+
+
+def _together(module: torch.nn.Module, names: Mapping[str, str], whole: Sequence[str]) -> list[list[torch.nn.Module]]:
+    """The blocks of a module, those in one list that come from one block of the model."""
+    found: dict[str, list[torch.nn.Module]] = {}
+    for name, block in blocks(module):
+        first = names[f"{name}.{next(iter(block.named_parameters()))[0]}"]
+        key = next((one for one in whole if first.startswith(f"{one}.")), first)
+        found.setdefault(key, []).append(block)
+    return list(found.values())

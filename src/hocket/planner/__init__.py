@@ -4,6 +4,7 @@ Read `_plan.py` (the value), `_memory.py` and `_time.py` (what it needs), `_sear
 """
 
 from ._balance import CUT_SLACK as CUT_SLACK
+from ._balance import Link as Link
 from ._balance import balance as balance
 from ._check import PlanCheck as PlanCheck
 from ._check import check_run as check_run
@@ -49,6 +50,7 @@ from ._time import predict as predict
 __all__ = [
     "COMPRESSIONS",
     "CUT_SLACK",
+    "Link",
     "NEAR",
     "PLAN_VARIABLE",
     "WHAT_IFS",

@@ -3,16 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["CUT_SLACK", "balance", "slowest"]
+__all__ = ["CUT_SLACK", "Link", "balance", "slowest"]
 
 Array = npt.NDArray[np.float64]
 CUT_SLACK = 0.03
 """Times are measured no more precisely than this; within it a cut that fewer bytes cross is better."""
+
+
+class Link(NamedTuple):
+    """What joins two ranks of a pipeline.
+
+    Attributes:
+        rate_Bps: Bytes a second that it carries one way.
+        latency_s: Seconds that a message takes besides.
+    """
+
+    rate_Bps: float = 2e9
+    latency_s: float = 2e-5
+
+    def seconds(self, nbytes: Any) -> Any:
+        """Of a message of so many bytes, or of each of an array of them."""
+        return nbytes / self.rate_Bps + self.latency_s
+
+
+LOCAL = Link()  # two processes of one machine, roughly
 
 
 def balance(
@@ -21,8 +40,7 @@ def balance(
     nbytes: Sequence[int] | None = None,
     *,
     holds: Sequence[bool] | None = None,
-    link_Bps: float = 2e9,
-    link_s: float = 2e-5,
+    link: Link = LOCAL,
     slack: float = 0.0,
 ) -> list[int]:
     """The first step of each part but the first, so that the slowest part takes the least time.
@@ -36,8 +54,7 @@ def balance(
         nbytes: what crosses before each step, going forward; as much comes back. Counted for the parts on both sides.
             None to count times only.
         holds: which steps hold weights; every part then gets one that does, if there are enough of them.
-        link_Bps: bytes a second that a link between two ranks carries.
-        link_s: seconds that a message takes besides.
+        link: between two ranks.
         slack: by how much of it the least time may be missed for fewer bytes across cuts.
 
     Returns:
@@ -54,20 +71,20 @@ def balance(
     crossing = np.zeros(count + 1)
     if nbytes is not None:
         crossing[1:count] = np.asarray(nbytes[1:], dtype=float)
-    link = np.zeros(count + 1)
+    sent = np.zeros(count + 1)
     if nbytes is not None:
-        link[1:count] = 2 * (crossing[1:count] / link_Bps + link_s)
+        sent[1:count] = 2 * link.seconds(crossing[1:count])
     total = np.concatenate([[0.0], np.cumsum(np.asarray(times, dtype=float))])
     weights = np.concatenate([[0], np.cumsum(np.asarray(holds if holds is not None else [True] * count, dtype=int))])
 
     def cost(begins: npt.NDArray[np.int64], end: int) -> Array:
-        spent: Array = np.maximum(total[end] - total[begins], 0.0) + link[begins] + link[end]
+        spent: Array = np.maximum(total[end] - total[begins], 0.0) + sent[begins] + sent[end]
         spent[weights[begins] == weights[end]] = np.inf
         return spent
 
     least, _ = _best(count, n, cost, lambda so_far, spent, _: np.maximum(so_far, spent))
     if not np.isfinite(least):  # fewer steps with weights than parts, or none between some of them
-        return balance(times, n, nbytes, link_Bps=link_Bps, link_s=link_s, slack=slack)
+        return balance(times, n, nbytes, link=link, slack=slack)
     limit = least * (1 + slack) + 1e-12 * total[-1]
     _, begins = _best(
         count,
@@ -111,8 +128,7 @@ def slowest(
     times: Sequence[float],
     nbytes: Sequence[int] | None = None,
     *,
-    link_Bps: float = 2e9,
-    link_s: float = 2e-5,
+    link: Link = LOCAL,
 ) -> float:
     """Seconds of the slowest part of a cut, as `balance` counts them.
 
@@ -120,12 +136,11 @@ def slowest(
         begins: the first step of each part but the first.
         times: see `balance`.
         nbytes: see `balance`.
-        link_Bps: see `balance`.
-        link_s: see `balance`.
+        link: see `balance`.
     """
     bounds = [0, *begins, len(times)]
 
-    def link(at: int) -> float:
-        return 0.0 if nbytes is None or at in (0, len(times)) else 2 * (nbytes[at] / link_Bps + link_s)
+    def sent(at: int) -> float:
+        return 0.0 if nbytes is None or at in (0, len(times)) else 2 * float(link.seconds(nbytes[at]))
 
-    return max(sum(times[a:b]) + link(a) + link(b) for a, b in zip(bounds[:-1], bounds[1:], strict=True))
+    return max(sum(times[a:b]) + sent(a) + sent(b) for a, b in zip(bounds[:-1], bounds[1:], strict=True))

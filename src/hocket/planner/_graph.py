@@ -81,7 +81,7 @@ def step_graph(
     micro = -(-batch // (d * m))
     scale = micro / workload.batch
     times = profile.times(plan, micro)
-    cuts = stage_cuts(plan, workload, times.total.tolist(), scale)
+    cuts = stage_cuts(plan, workload, times.total.tolist(), scale, profile.link(plan))
     edges = [0, *cuts, len(workload.layers)]
     choose = pick or _default_pick(Wire(network.between_s or network.inside_s, 1 / min(network.host_Bps, 1e18)))
     # memory_of reads the plan on one worker of each stage

@@ -14,6 +14,7 @@ from hocket.algorithms import candidates, get
 from hocket.cluster import Cluster, ClusterError
 from hocket.schedule import Collective, ScheduleError
 
+from ._balance import Link
 from ._constants import Constants
 
 __all__ = ["Cost", "Network"]
@@ -183,14 +184,12 @@ class Network:
         link = "between hosts" if far > near else "inside hosts"
         return Cost(near + far + constants.collective_s, "aggregation_tree", link)
 
-    def message(self, nbytes: float, stride: int, sharers: int, constants: Constants) -> float:
-        """Seconds of a message to the rank `stride` further on, of `sharers` ranks of the host that send at once."""
-        if nbytes <= 0:
-            return 0.0
+    def link(self, stride: int, sharers: int, constants: Constants) -> Link:
+        """What joins a rank with the rank `stride` further on, while `sharers` ranks of the host send."""
         if stride < self.local:
-            return self.inside_s + nbytes / (self.inside_Bps * constants.inside_share)
+            return Link(self.inside_Bps * constants.inside_share, self.inside_s)
         rate = min(self.host_Bps / max(1, min(sharers, self.local)), self.rank_Bps) * constants.network_share
-        return self.between_s + nbytes / rate
+        return Link(rate, self.between_s)
 
 
 @functools.lru_cache(maxsize=4096)

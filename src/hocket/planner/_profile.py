@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from hocket.workload import Exchange, Layer, Operation, Workload
 
+from ._balance import Link
 from ._constants import Constants
 from ._findings import PlanError
 from ._network import Network
@@ -107,6 +108,11 @@ class Profile:
         key = (plan.tensor_parallel_degree, plan.sequence_parallel, again, micro_batch / self.workload.batch)
         rows = np.array([self._per_kind(number, *key) for number in range(len(self.kinds))])[self.index]
         return LayerTimes(*(np.ascontiguousarray(column) for column in rows.T))
+
+    def link(self, plan: Plan) -> Link:
+        """What joins the stages of a pipeline, all of whose replicas talk at once."""
+        stride = plan.data_parallel_degree * plan.tensor_parallel_degree
+        return self.network.link(stride, self.network.local, self.constants)
 
     def held(self, plan: Plan) -> Held:
         """What a rank holds of every layer, as its tensor degree divides them."""

@@ -207,7 +207,7 @@ class _Hunt:
             if cuts is None:
                 micro = self.micro(layout)
                 costs = self.profile.times(plan, micro).total.tolist()
-                cuts = stage_cuts(plan, self.workload, costs, micro / self.workload.batch)
+                cuts = stage_cuts(plan, self.workload, costs, micro / self.workload.batch, self.profile.link(plan))
             memory = memory_of(plan, self.workload, batch=self.grid.batch, cuts=cuts)
             fits = not self.limit or memory.total <= self.limit
             if self.least is None or memory.total < self.least[0]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from hocket.workload import Workload
 
-from ._balance import CUT_SLACK, balance
+from ._balance import CUT_SLACK, LOCAL, Link, balance
 from ._findings import PlanError, PlanFinding
 from ._plan import Plan
 
@@ -14,7 +14,9 @@ _FEW = 100  # layers, for which the exact way is fast enough
 __all__ = ["balanced_cuts", "in_flight", "stage_cuts"]
 
 
-def stage_cuts(plan: Plan, workload: Workload, costs: Sequence[float], scale: float = 1.0) -> list[int]:
+def stage_cuts(
+    plan: Plan, workload: Workload, costs: Sequence[float], scale: float = 1.0, link: Link = LOCAL
+) -> list[int]:
     """The layers with which the second and later stages begin: the plan's own, or those that balance `costs`.
 
     A captured model is cut as the Trainer will cut it: among cuts that are as good, where fewest bytes cross.
@@ -24,6 +26,7 @@ def stage_cuts(plan: Plan, workload: Workload, costs: Sequence[float], scale: fl
         workload: Whose layers are cut.
         costs: Seconds of each layer, or what is in proportion to them.
         scale: How many times smaller a micro-batch is than the workload's batch, as a factor.
+        link: From one stage to the next.
 
     Raises:
         PlanError: there are fewer layers than stages, or the plan names a module that is no layer.
@@ -45,7 +48,7 @@ def stage_cuts(plan: Plan, workload: Workload, costs: Sequence[float], scale: fl
     if workload.measured and len(costs) <= _FEW:
         crossing = [0, *(round(layer.output_bytes * scale) for layer in workload.layers[:-1])]
         holds = [layer.parameters > 0 for layer in workload.layers]
-        return balance(costs, stages, crossing, holds=holds, slack=CUT_SLACK)
+        return balance(costs, stages, crossing, holds=holds, link=link, slack=CUT_SLACK)
     return balanced_cuts(costs, stages)
 
 

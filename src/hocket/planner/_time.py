@@ -5,6 +5,7 @@ For small worlds `step_graph` makes the same step as tasks for the simulator; a 
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,12 +23,15 @@ from ._memory import Memory, memory_of
 from ._network import Cost, Network, network_of
 from ._plan import Plan
 from ._profile import LayerTimes, Profile
+from ._shared import StageWork, order_of, span
 from ._stages import stage_cuts
 
 __all__ = ["Prediction", "StepParts", "predict"]
 
 # Of the optimizer's state every byte is read and written; gradients are zeroed, accumulated, checked and read.
 _GRADIENT_PASSES = 4
+# Pipelines whose ranks share processors are followed step by step up to so many actions times ranks, some 50 ms.
+_FOLLOWED = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +179,7 @@ def predict(
     parts_of = plan.micro_batches * plan.accumulate
     micro = math.ceil(batch / (plan.data_parallel_degree * parts_of))
     times = profile.times(plan, micro)
-    cuts = stage_cuts(plan, workload, times.total.tolist(), micro / workload.batch)
+    cuts = stage_cuts(plan, workload, times.total.tolist(), micro / workload.batch, profile.link(plan))
     parts, cost = _step(plan, profile, times, cuts, micro, workers)
     limit = network.memory_nbytes if memory_limit is None else memory_limit
     memory = memory or memory_of(plan, workload, batch=batch, cuts=cuts)
@@ -191,7 +195,8 @@ def _step(
     edges = [0, *cuts, len(times.forward)]
     own = [np.concatenate([np.arange(edges[c], edges[c + 1]) for c in range(rank, p * v, p)]) for rank in range(p)]
     constants, crowd = profile.constants, profile.network.crowding(workers)
-    messages = _messages(plan, profile, edges, micro)
+    hops = _hops(plan, profile, edges, micro)
+    messages = _messages(hops, p)
     handling = v * constants.stage_s if p > 1 else 0.0
     tensor = [float((times.tensor_forward + times.tensor_backward)[layers].sum()) for layers in own]
     each = np.array([float(times.total[layers].sum()) for layers in own]) + messages + handling
@@ -199,6 +204,7 @@ def _step(
     layers = own[worst]
     # The pipeline fills and drains once; its other ranks' times for one micro-batch are what the worst one waits.
     bubble = float(each.sum() - each[worst])
+    sent = m * float(messages[worst])
     if plan.pipeline_schedule == "interleaved":
         bubble /= v
     elif plan.pipeline_schedule == "zero_bubble":
@@ -211,11 +217,16 @@ def _step(
     # measured among all of them anyway.
     lasts = m * (float(each[worst]) - tensor[worst]) + bubble
     crowding = max(0.0, m * (float(each.sum()) - sum(tensor)) / p * crowd - lasts)
+    followed = p * p * v * m <= _FOLLOWED and plan.pipeline_schedule != "zero_bubble"
+    if p > 1 and profile.network.at_once and followed:
+        own_s = m * float(each[worst] - messages[worst])
+        stages = _stage_works(times, edges, hops, constants.stage_s)
+        bubble, sent, crowding = _shared_parts(plan, stages, own_s, profile.network.at_once * p / workers)
     parts = StepParts(
         compute=compute,
         recompute=recompute,
         tensor=m * tensor[worst],
-        messages=m * float(messages[worst]),
+        messages=sent,
         bubble=bubble,
         gather=gather,
         gradients=gradients,
@@ -238,23 +249,60 @@ def _sharding(plan: Plan, profile: Profile, layers: np.ndarray, passes: float) -
     return {"optimizer": constants.optimizer_shard_s, "gradients": constants.gradient_shard_s}.get(plan.shard, 0.0)
 
 
-def _messages(plan: Plan, profile: Profile, edges: Sequence[int], micro: int) -> np.ndarray:
-    """Of every rank of the pipeline the time of its messages for one micro-batch: one each way behind every stage."""
-    p, v, t = plan.pipeline_parallel_degree, plan.stages_per_rank, plan.tensor_parallel_degree
-    spent = np.zeros(p)
+def _hops(plan: Plan, profile: Profile, edges: Sequence[int], micro: int) -> list[float]:
+    """Seconds of a micro-batch's message from each stage to the next; as long back."""
+    p, t = plan.pipeline_parallel_degree, plan.tensor_parallel_degree
+    found: list[float] = []
     if p == 1:
-        return spent
-    network, constants = profile.network, profile.constants
-    stride = plan.data_parallel_degree * t
-    for stage in range(p * v - 1):
-        nbytes = float(profile.output_bytes[edges[stage + 1] - 1]) * micro / profile.workload.batch
+        return found
+    link = profile.link(plan)
+    for edge in edges[1:-1]:
+        nbytes = float(profile.output_bytes[edge - 1]) * micro / profile.workload.batch
         # Each of the ranks that share tensors sends its part; those who get them collect the whole.
-        seconds = network.message(nbytes / t, stride, network.local, constants)
+        seconds = float(link.seconds(nbytes / t)) if nbytes else 0.0
         if t > 1 and not plan.sequence_parallel:
-            seconds += network.collective("all_gather", nbytes, t, 1, constants).seconds
-        spent[stage % p] += seconds
-        spent[(stage + 1) % p] += seconds
+            seconds += profile.network.collective("all_gather", nbytes, t, 1, profile.constants).seconds
+        found.append(seconds)
+    return found
+
+
+def _messages(hops: Sequence[float], ranks: int) -> np.ndarray:
+    """Of every rank of the pipeline the time of its messages for one micro-batch: one each way behind every stage."""
+    spent = np.zeros(ranks)
+    for stage, seconds in enumerate(hops):
+        spent[stage % ranks] += seconds
+        spent[(stage + 1) % ranks] += seconds
     return spent
+
+
+def _stage_works(times: LayerTimes, edges: Sequence[int], hops: Sequence[float], handling: float) -> list[StageWork]:
+    """What a micro-batch asks of every stage; each is handled once a pass."""
+    found = []
+    for stage, (begin, end) in enumerate(zip(edges[:-1], edges[1:], strict=True)):
+        layers = slice(begin, end)
+        forward, backward, again, tensor, tensor_back = (
+            float(one[layers].sum())
+            for one in (times.forward, times.backward, times.again, times.tensor_forward, times.tensor_backward)
+        )
+        hop = hops[stage] if stage < len(hops) else 0.0
+        found.append(StageWork(forward + handling / 2, backward + again + handling / 2, tensor, tensor_back, hop))
+    return found
+
+
+def _shared_parts(plan: Plan, stages: Sequence[StageWork], own_s: float, at_once: float) -> tuple[float, float, float]:
+    """What a rank of the pipeline spends besides its own work: idle as the schedule has it, for messages, for others.
+
+    Args:
+        plan: The pipeline's.
+        stages: Their work for a micro-batch.
+        own_s: The work of the rank that computes longest.
+        at_once: How many ranks of one pipeline compute at full speed at once.
+    """
+    p, v, m = plan.pipeline_parallel_degree, plan.stages_per_rank, plan.micro_batches * plan.accumulate
+    orders = [order_of(plan.pipeline_schedule, p, v, m, rank) for rank in range(p)]
+    plain = span(orders, [dataclasses.replace(one, hop=0.0) for one in stages])
+    wired = span(orders, stages)
+    return plain - own_s, wired - plain, max(0.0, span(orders, stages, at_once) - wired)
 
 
 def optimizer_s(plan: Plan, profile: Profile, layers: np.ndarray) -> float:

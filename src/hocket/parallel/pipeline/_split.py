@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from hocket.planner import CUT_SLACK, balance
+from hocket.planner import CUT_SLACK, Link, balance
 
 from .._world import World
 from . import _verify
@@ -25,6 +25,7 @@ def split(
     *,
     points: Sequence[str] = (),
     times: Times | Sequence[float] | None = None,
+    link: Link | None = None,
     world: World | None = None,
     verify: bool = True,
 ) -> list[Stage]:
@@ -41,6 +42,7 @@ def split(
         points: names of the modules that begin a stage, in the order in which the model uses them: one less than there
             are stages. Empty: balanced by measurement.
         times: seconds of each step, as `measure` gives them; None to measure now.
+        link: between the ranks that hold neighbouring stages; that of two processes on one machine if not given.
         world: the ranks that split the model together: rank 0's measurement counts for all.
         verify: whether to compare stages and model on the sample: outputs and gradients.
 
@@ -55,7 +57,11 @@ def split(
             f"{type(model).__name__} has {len(traced.steps)} steps, too few for {n_stages} stages; "
             "take fewer stages" + _why_whole(traced)
         )
-    begins = _at_points(traced, n_stages, points) if points else _balanced(traced, n_stages, sample, times, world)
+    begins = (
+        _at_points(traced, n_stages, points)
+        if points
+        else _balanced(traced, n_stages, sample, times, link or Link(), world)
+    )
     stages = build(traced, begins)
     if verify:
         _verify.compare(model, stages, sample)
@@ -63,7 +69,12 @@ def split(
 
 
 def _balanced(
-    traced: Traced, n_stages: int, sample: Sequence[Any], times: Times | Sequence[float] | None, world: World | None
+    traced: Traced,
+    n_stages: int,
+    sample: Sequence[Any],
+    times: Times | Sequence[float] | None,
+    link: Link,
+    world: World | None,
 ) -> list[int]:
     begins: list[int] = []
     if world is None or world.rank == 0:
@@ -73,7 +84,7 @@ def _balanced(
         if len(seconds) != len(traced.steps):
             raise SplitError(f"{len(seconds)} times were given for the {len(traced.steps)} steps of the model")
         crossing = [cut.nbytes for cut in cuts(traced)]
-        begins = balance(seconds, n_stages, crossing, holds=holding(traced), slack=CUT_SLACK)
+        begins = balance(seconds, n_stages, crossing, holds=holding(traced), link=link, slack=CUT_SLACK)
     return begins if world is None else world.from_root(begins)
 
 
