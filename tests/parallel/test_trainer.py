@@ -101,7 +101,7 @@ def test_calibration_measures_what_dividing_tensors_costs_and_leaves_a_model_tha
         assert found["degrees"] == (2,)
         assert found["considered"] == [1, 2]
         assert 0 <= found["exchange_s"] < 1
-        assert 0.1 <= found["divided_share"] <= 1
+        assert 0.05 <= found["exchange_share"] <= 1
         assert not found["refused"]
         assert found["said"] == found["held"] < 0.7 * found["whole"]
 

@@ -61,7 +61,7 @@ def divide_what_was_measured() -> dict[str, Any]:
     return {
         "degrees": found.workload.degrees,
         "exchange_s": found.constants.exchange_s,
-        "divided_share": found.constants.divided_share,
+        "exchange_share": found.constants.exchange_share,
         "considered": sorted({plan.tensor_parallel_degree for plan in plans}),
         "said": sum(layer.share(2).parameter_bytes for layer in found.workload.layers),
         "held": sum(p.numel() * p.element_size() for p in model.parameters()),

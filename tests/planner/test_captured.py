@@ -89,9 +89,6 @@ def test_a_rank_computes_its_share_of_what_is_divided_and_all_of_the_rest(captur
     assert whole == pytest.approx(PAIRS * 30e-3)
     assert two == pytest.approx(PAIRS * (27e-3 / 2 + 3e-3), rel=0.01)  # the loss is the last layer's
     assert four == pytest.approx(PAIRS * (27e-3 / 4 + 3e-3), rel=0.01)
-    slow = Constants(divided_share=0.5)
-    slower = predict(Plan(tensor_parallel_degree=2), captured, network, workers=2, batch=BATCH, constants=slow)
-    assert slower.parts.compute == pytest.approx(PAIRS * (27e-3 + 3e-3), rel=0.01)
 
 
 def test_divided_gradients_are_reduced_in_parts_among_fewer(captured: Workload, network: Network) -> None:

@@ -6,8 +6,10 @@ All ranks measure together, as they will train together.
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import statistics
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -17,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from hocket.planner import Constants, Network
-from hocket.workload import Workload, capture
+from hocket.workload import Workload, capture, trial
 
 from ._overheads import degrees, timed, usual, with_overheads
 from ._trees import mapped, tensors_in
@@ -25,7 +27,8 @@ from ._world import World, join
 
 _SIZES = (1 << 12, 1 << 20, 1 << 22)
 _ROUNDS = 8
-_ROUNDS_OF_MODEL = 2
+_ROUNDS_OF_MODEL = 3
+_ENOUGH_S = 0.3  # of steps of the model in a row
 _LONG_S = 0.5  # of a collective: larger ones are not measured then
 # What is measured needs no shares of nominal rates; starting a collective is in the measured latency.
 _MEASURED = Constants(
@@ -80,22 +83,34 @@ def _workload(model: torch.nn.Module, optimizer: Any, inputs: tuple[Any, ...], w
     kind = _kind(optimizer)
     if world.size == 1:
         return capture(model, part, optimizer=kind, degrees=()), 0.0
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
     together: list[float] = []
-    alone: list[Workload] = []
+    alone: list[float] = []
+    captured: list[Workload] = []
     for _ in range(_ROUNDS_OF_MODEL):  # by turns, and the fastest counts: the machine may be slow for a while
-        dist.barrier(group=world.group)
-        crowded = capture(model, part, optimizer=kind, degrees=())
-        together.append(statistics.mean(world.from_all(crowded.forward_s + crowded.backward_s)))
         one = capture(model, part, optimizer=kind, degrees=degrees(world.size)) if world.rank == 0 else None
         found = world.from_root(one)
         assert found is not None
-        alone.append(found)
-    best = min(alone, key=_computes)
-    return best, min(world.size, max(1.0, world.size * _computes(best) / min(together)))
+        captured.append(found)
+        with trial(model, part) as step:
+            steps = max(2, math.ceil(_ENOUGH_S / max(1e-6, found.forward_s + found.backward_s)))
+            dist.barrier(group=world.group)
+            alone.append(world.from_root(_steps_s(step, steps, device) if world.rank == 0 else 0.0))
+            dist.barrier(group=world.group)
+            together.append(max(world.from_all(_steps_s(step, steps, device))) / steps)
+            alone[-1] /= steps
+    best = min(captured, key=lambda one: one.forward_s + one.backward_s)
+    return best, min(world.size, max(1.0, world.size * min(alone) / min(together)))
 
 
-def _computes(workload: Workload) -> float:
-    return workload.forward_s + workload.backward_s
+def _steps_s(step: Callable[[], None], steps: int, device: torch.device) -> float:
+    """Seconds of some forward and backward passes."""
+    begin = time.perf_counter()
+    for _ in range(steps):
+        step()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - begin
 
 
 def _kind(optimizer: Any) -> str:

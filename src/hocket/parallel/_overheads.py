@@ -1,6 +1,8 @@
-"""What steps, stages, shards and exchanges cost besides computation, measured by models that hardly compute.
+"""What steps, stages, shards and exchanges cost besides computation, measured by small models.
 
-All probes take turns, so that a slow phase of the machine meets all alike: it is their differences that count.
+What only rank and interpreter do is measured by models that hardly compute; what makes ranks wait for each other by
+models that do, since a rank whose message has come waits for a processor on which another computes. All probes take
+turns, so that a slow phase of the machine meets all alike: it is their differences that count.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from ._world import World
 _THIN, _WIDE = 8, 256  # 8 x 8 weights a layer hardly compute, 256 x 256 do
 _BLOCKS = 6
 _ROWS = 16  # of a rank's part of a batch
-_MANY_ROWS = 512  # so that wide layers compute for some ms
+_MANY_ROWS = 1024  # so that wide layers compute for some ms, of a micro-batch too
 _SEVERAL = 4  # layers in a block whose many tensors count
 _FEW, _MANY = 4, 16  # micro-batches
 _TURNS = 12
@@ -40,12 +42,14 @@ class _Probe:
         layers: of a block.
         width: of a layer.
         rows: of a rank's part of a batch.
+        blocks: of the chain.
     """
 
     plan: Plan = Plan()
     layers: int = 1
     width: int = _THIN
     rows: int = _ROWS
+    blocks: int = _BLOCKS
 
 
 def with_overheads(constants: Constants, network: Network, device: torch.device, world: World) -> Constants:
@@ -75,10 +79,13 @@ def with_overheads(constants: Constants, network: Network, device: torch.device,
         "exchanges": _Probe(divided, width=thin),
         "much": _Probe(width=wide, rows=_MANY_ROWS),
         "much divided": _Probe(divided, width=wide, rows=_MANY_ROWS),
+        "often divided": _Probe(divided, width=wide, rows=_MANY_ROWS // 2, blocks=2 * _BLOCKS),
+        "much parameters": _Probe(Plan(shard="parameters"), width=wide, rows=_MANY_ROWS),
     }
     if world.size % stages == 0:
         for count in (_FEW, _MANY):
-            probes[f"{count} micro-batches"] = _Probe(Plan(pipeline_parallel_degree=stages, micro_batches=count))
+            plan = Plan(pipeline_parallel_degree=stages, micro_batches=count)
+            probes[f"{count} micro-batches"] = _Probe(plan, width=wide, rows=_MANY_ROWS)
     took = dict(zip(probes, _in_turns(list(probes.values()), device, world), strict=True))
     crowd, plain = network.crowding(world.size), took["plain"]
 
@@ -90,13 +97,18 @@ def with_overheads(constants: Constants, network: Network, device: torch.device,
         for prefix, than in (("", "plain"), ("several ", "several"), ("wide ", "wide"))
     )
     tensor_s = max(0.0, several - one) / (2 * _SEVERAL - 2)
+    waited = max(one, besides("much parameters", "much") / _BLOCKS - max(0.0, large - one))
     nbytes = 4.0 * _WIDE * _WIDE
     fetches = 2 * network.collective("all_gather", nbytes, world.size, 1, constants).seconds
     fetches += network.collective("reduce_scatter", nbytes, world.size, 1, constants).seconds
-    count, wire = _exchanges(probes["exchanges"], degree, constants, network)
-    exchange_s = max(0.0, took["exchanges"] - wire - plain) / count
+    count, thin_wire = _exchanges(probes["exchanges"], degree, constants, network)
+    exchange_s = max(0.0, besides("exchanges") - thin_wire) / count
+    # As much is computed and sent in more exchanges, while all compute; then what sending takes is left.
     count, wire = _exchanges(probes["much divided"], degree, constants, network)
-    parts = took["much divided"] - plain - wire - count * exchange_s
+    more, more_wire = _exchanges(probes["often divided"], degree, constants, network)
+    exchange_s = max(exchange_s, (besides("often divided", "much divided") - more_wire + wire) / (more - count))
+    sent = besides("much divided", "much") - count * exchange_s
+    exchange_share = min(1.0, max(0.05, wire / max(1e-9, sent)))
     stage_s = 0.0
     if world.size % stages == 0:
         stage_s = besides(f"{_MANY} micro-batches", f"{_FEW} micro-batches") / (_MANY - _FEW) / crowd
@@ -108,10 +120,10 @@ def with_overheads(constants: Constants, network: Network, device: torch.device,
         stage_s=stage_s,
         optimizer_shard_s=besides("optimizer"),
         gradient_shard_s=besides("gradients"),
-        block_s=max(0.0, one - 2 * tensor_s) / crowd,
+        block_s=max(0.0, waited - 2 * tensor_s) / crowd,
         tensor_s=tensor_s / crowd,
         exchange_s=exchange_s,
-        divided_share=min(1.0, max(0.1, besides("much") / max(1e-9, parts))),
+        exchange_share=exchange_share,
     )
 
 
@@ -135,7 +147,7 @@ class _Chain(torch.nn.Module):
 
 
 def _model(probe: _Probe) -> torch.nn.Module:
-    return torch.nn.Sequential(*(_Chain(probe.layers, probe.width) for _ in range(_BLOCKS)))
+    return torch.nn.Sequential(*(_Chain(probe.layers, probe.width) for _ in range(probe.blocks)))
 
 
 def _exchanges(probe: _Probe, degree: int, constants: Constants, network: Network) -> tuple[int, float]:

@@ -41,8 +41,7 @@ class Constants:
         block_s: What a block with sharded parameters costs for each pass besides what is fetched,
         tensor_s: and each of its tensors.
         exchange_s: What an exchange of ranks that share tensors costs besides its collective.
-        divided_share: Of the speed at which a layer is computed whole, what ranks reach that divide it: kernels are
-            smaller, and all wait for the slowest at every exchange.
+        exchange_share: Of what collectives reach of the links, what those exchanges do, while all compute.
         overlap: Whether gradients are reduced while back-propagation goes on (else after it).
         in_network: Whether switches that can reduce are made to do so.
     """
@@ -64,7 +63,7 @@ class Constants:
     block_s: float = 0.0
     tensor_s: float = 0.0
     exchange_s: float = 0.0
-    divided_share: float = 1.0
+    exchange_share: float = 1.0
     overlap: bool = True
     in_network: bool = False
 

@@ -143,8 +143,6 @@ class Profile:
                 forward += seconds
                 core += seconds if one.part == "core" else 0.0
             backward = _BACKWARD * forward
-        if share.degree > 1:
-            forward, backward, core = (one / self.constants.divided_share for one in (forward, backward, core))
         repeated = {"none": 0.0, "layers": forward, "attention": core}[again]
         exchanged = {"forward": 0.0, "backward": 0.0}
         for each in share.exchanges:
@@ -155,7 +153,8 @@ class Profile:
 
     def _exchange(self, each: Exchange, tensor: int, scale: float) -> float:
         """Nothing hides an exchange: the next function needs what it brings."""
-        one = self.network.collective(each.kind, each.nbytes * scale, tensor, 1, self.constants).seconds
+        nbytes = each.nbytes * scale / self.constants.exchange_share
+        one = self.network.collective(each.kind, nbytes, tensor, 1, self.constants).seconds
         return each.count * (one + self.constants.exchange_s)
 
     def _roofline(self, flops: float, moved_bytes: float, calls: int) -> float:

@@ -1,6 +1,6 @@
 """Workloads: what one training step of a model asks for; captured from a module, or analytic.
 
-`capture` alone needs torch, which is loaded when it is first asked for.
+`capture` and `trial` alone need torch, which is loaded when they are first asked for.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,7 @@ from ._workload import Workload as Workload
 
 if TYPE_CHECKING:
     from ._capture import capture as capture
+    from ._trial import trial as trial
 
 __all__ = [
     "PARTS",
@@ -35,14 +36,16 @@ __all__ = [
     "parse",
     "to_text",
     "transformer",
+    "trial",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    """Load `capture`, and torch with it, when it is first asked for."""
-    if name == "capture":
-        from ._capture import capture
+    """Load `capture` or `trial`, and torch with it, when it is first asked for."""
+    if name not in ("capture", "trial"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from ._capture import capture
+    from ._trial import trial
 
-        globals()[name] = capture
-        return capture
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals().update(capture=capture, trial=trial)
+    return globals()[name]

@@ -13,12 +13,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_map
 
 from ._share import Operation, WorkloadError
 from ._shares import Holding, shares_of
 from ._timing import Timing, optimizer_time, time_of
 from ._trace import Trace, trace_of
+from ._trial import sum_of_outputs, tried_out
 from ._units import Loss, Unit, samples, units_of
 from ._workload import Layer, Workload
 
@@ -65,29 +66,14 @@ def capture(
     place = torch.device(device) if device is not None else _device_of(model)
     here = model if place == _device_of(model) else _copied(model, place)
     batch = _moved(sample, place)
-    run = loss or _sum_of_outputs
+    run = loss or sum_of_outputs
     units = units_of(here)
-    kept = [(parameter, parameter.grad) for parameter in here.parameters()]
-    buffers = {key: value.clone() for key, value in here.named_buffers()} if place.type != "meta" else {}
-    modes = [(module, module.training) for module in here.modules()]
-    try:
-        here.train()
-        here.zero_grad(set_to_none=True)  # a backward pass would add to the user's own
-        timing, optimizer_s = None, 0.0
-        with torch.random.fork_rng():  # dropout draws numbers that the user's training must not miss
-            trace = trace_of(here, units, batch, run)
-            if place.type != "meta":
-                timing = time_of(here, units, batch, run, repeats)
-                optimizer_s = optimizer_time(here, optimizer)
-    finally:
-        for parameter, gradient in kept:
-            parameter.grad = gradient
-        for module, training in modes:
-            module.training = training
-        with torch.no_grad():
-            for key, value in here.named_buffers():
-                if key in buffers:
-                    value.copy_(buffers[key])
+    timing, optimizer_s = None, 0.0
+    with tried_out(here):
+        trace = trace_of(here, units, batch, run)
+        if place.type != "meta":
+            timing = time_of(here, units, batch, run, repeats)
+            optimizer_s = optimizer_time(here, optimizer)
     size = samples(batch)
     layers = _layers(here, units, trace, timing, _STATE_NBYTES[optimizer], degrees)
     precision = str(next((p.dtype for p in here.parameters()), torch.float32)).removeprefix("torch.")
@@ -162,11 +148,3 @@ def _copied(model: nn.Module, place: torch.device) -> nn.Module:
 
 def _moved(value: Any, place: torch.device) -> Any:
     return tree_map(lambda one: one.to(place) if isinstance(one, Tensor) else one, value)
-
-
-def _sum_of_outputs(model: nn.Module, batch: Any) -> Tensor:
-    output = model(*batch) if isinstance(batch, tuple) else model(batch)
-    found = [one for one in tree_flatten(output)[0] if isinstance(one, Tensor) and one.is_floating_point()]
-    if not found:
-        raise WorkloadError(f"capture: {type(model).__name__} gives no tensor of floating-point numbers; give `loss`")
-    return torch.stack([one.float().sum() for one in found]).sum()

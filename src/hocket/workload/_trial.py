@@ -1,0 +1,60 @@
+"""A model run as in training that is afterwards as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten
+
+from ._share import WorkloadError
+
+__all__ = ["sum_of_outputs", "trial", "tried_out"]
+
+
+@contextmanager
+def trial(model: nn.Module, sample: Any) -> Iterator[Callable[[], None]]:
+    """Gives a forward and backward pass to be repeated; see `tried_out`.
+
+    Args:
+        model: On the device of the sample.
+        sample: Its input, or a tuple of its inputs.
+
+    Raises:
+        WorkloadError: the model gives nothing that can be back-propagated.
+    """
+    with tried_out(model):
+        yield lambda: sum_of_outputs(model, sample).backward()  # type: ignore[no-untyped-call, unused-ignore]
+
+
+@contextmanager
+def tried_out(model: nn.Module) -> Iterator[None]:
+    """While a model is run as in training; gradients, buffers, modes and random numbers are then as they were."""
+    kept = [(parameter, parameter.grad) for parameter in model.parameters()]
+    buffers = {key: value.clone() for key, value in model.named_buffers() if value.device.type != "meta"}
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        model.train()
+        model.zero_grad(set_to_none=True)  # a backward pass would add to the user's own
+        with torch.random.fork_rng():  # dropout draws numbers that the user's training must not miss
+            yield
+    finally:
+        for parameter, gradient in kept:
+            parameter.grad = gradient
+        for module, training in modes:
+            module.training = training
+        with torch.no_grad():
+            for key, value in model.named_buffers():
+                if key in buffers:
+                    value.copy_(buffers[key])
+
+
+def sum_of_outputs(model: nn.Module, batch: Any) -> Tensor:
+    output = model(*batch) if isinstance(batch, tuple) else model(batch)
+    found = [one for one in tree_flatten(output)[0] if isinstance(one, Tensor) and one.is_floating_point()]
+    if not found:
+        raise WorkloadError(f"capture: {type(model).__name__} gives no tensor of floating-point numbers; give `loss`")
+    return torch.stack([one.float().sum() for one in found]).sum()
