@@ -105,7 +105,7 @@ def alone(made: Example, batch: Any) -> Callable[[], object]:
     return step
 
 
-def rank_main(name: str, turns: int, out: Path) -> None:
+def rank_main(name: str, turns: int, within: float, out: Path) -> None:
     """Everything of one workload in one world; rank 0 writes it down."""
     dist.init_process_group("hocket")
     rank, world = dist.get_rank(), dist.get_world_size()
@@ -121,6 +121,7 @@ def rank_main(name: str, turns: int, out: Path) -> None:
         foretold = partial(predict, workload=found.workload, cluster=found.network, workers=world, batch=size)
         each = [foretold(plan, constants=found.constants) for plan in plans if is_measured(plan)]
         each.sort(key=lambda one: one.step_s)
+        each = [one for one in each if one.step_s <= within * each[0].step_s]
         given = [[{"plan": p.plan.to_json(), "predicted_s": p.step_s, "parts": dict(p.parts.rows())} for p in each]]
     dist.broadcast_object_list(given)
     rows = given[0]
@@ -197,12 +198,15 @@ def main() -> None:
     parser.add_argument("--workloads", default=",".join(WORKLOADS))
     parser.add_argument("--fabric", default="")
     parser.add_argument("--turns", type=int, default=12, help="of every plan")
+    parser.add_argument(
+        "--within", type=float, default=math.inf, help="leave out plans predicted to take so many times the fastest"
+    )
     parser.add_argument("--out", type=Path, help="a folder for what was measured, as JSON")
     parser.add_argument("--read", type=Path, help="measure nothing; judge the files of this folder")
     parser.add_argument("--rank", nargs=2, metavar=("WORKLOAD", "FILE"), help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.rank:
-        rank_main(given.rank[0], given.turns, Path(given.rank[1]))
+        rank_main(given.rank[0], given.turns, given.within, Path(given.rank[1]))
         return
     if given.read:
         show([json.loads(file.read_text()) for file in sorted(given.read.glob("*.json"))])
@@ -215,7 +219,16 @@ def main() -> None:
             files.append(folder / f"{'fabric' if given.fabric else 'local'}-{world}-{name}.json")
             words = [sys.executable, "-m", "hocket", "run", "-n", str(world), "--timeout", "3000"]
             words += ["--fabric", given.fabric] if given.fabric else []
-            words += [__file__, "--turns", str(given.turns), "--rank", name, str(files[-1])]
+            words += [
+                __file__,
+                "--turns",
+                str(given.turns),
+                "--within",
+                str(given.within),
+                "--rank",
+                name,
+                str(files[-1]),
+            ]
             subprocess.run(words, check=True, stdout=sys.stderr)
     show([json.loads(file.read_text()) for file in files])
 

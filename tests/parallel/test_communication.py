@@ -87,3 +87,39 @@ def test_sharded_states_cost_no_more_than_data_parallelism_and_sharded_parameter
     assert abs(sent["optimizer"] / sent["none"] - 1) < 0.01
     assert abs(sent["gradients"] / sent["none"] - 1) < 0.01
     assert abs(sent["parameters"] / sent["none"] - 1.5) < 0.01
+
+
+class Pair(nn.Module):
+    """A block of two layers, which a stage of a pipeline has one by one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.second(self.first(x).relu())
+
+
+def staged() -> list[tuple[str, int]]:
+    torch.manual_seed(0)
+    model = nn.Sequential(*(Pair() for _ in range(LAYERS)))
+    optimizer = torch.optim.Adam(model.parameters())
+    plan = Plan(pipeline_parallel_degree=2, micro_batches=2, shard="parameters", split=("2",))
+    batch = torch.ones(8, WIDTH), torch.ones(8, WIDTH)
+    trainer = hocket.Trainer(model, nn.functional.mse_loss, optimizer, plan, sample=batch[:1])
+    trainer.step(batch)
+    with Recorder() as recorder:
+        trainer.step(batch)
+    return [(event["kind"], event["nbytes"]) for event in recorder.events()[1:] if "nbytes" in event]
+
+
+def test_stages_gather_the_blocks_of_the_model_and_not_their_layers() -> None:
+    block = 2 * (WIDTH * WIDTH + WIDTH) * 4
+    for events in run_ranks(staged, 4):
+        moved = [
+            (kind, nbytes) for kind, nbytes in events if kind in ("all_gather", "reduce_scatter") and nbytes > 1000
+        ]
+        assert {nbytes for _, nbytes in moved} == {block}
+        # Two blocks, two micro-batches; FSDP2 fetches ahead in back-propagation, now and then for nothing.
+        assert sum(kind == "reduce_scatter" for kind, _ in moved) == 2 * 2
+        assert 2 * 2 <= sum(kind == "all_gather" for kind, _ in moved) <= 2 * 2 * 2 + 2

@@ -27,7 +27,7 @@ from ._world import World, join
 
 _SIZES = (1 << 12, 1 << 20, 1 << 22)
 _ROUNDS = 8
-_ROUNDS_OF_MODEL = 3
+_ROUNDS_OF_MODEL = 5
 _ENOUGH_S = 0.3  # of steps of the model in a row
 _LONG_S = 0.5  # of a collective: larger ones are not measured then
 # What is measured needs no shares of nominal rates; starting a collective is in the measured latency.

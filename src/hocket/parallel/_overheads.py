@@ -85,7 +85,8 @@ def with_overheads(constants: Constants, network: Network, device: torch.device,
     if world.size % stages == 0:
         for count in (_FEW, _MANY):
             plan = Plan(pipeline_parallel_degree=stages, micro_batches=count)
-            probes[f"{count} micro-batches"] = _Probe(plan, width=wide, rows=_MANY_ROWS)
+            probes[f"{count} micro-batches"] = _Probe(plan)
+            probes[f"{count} large micro-batches"] = _Probe(plan, width=wide, rows=_MANY_ROWS)
     took = dict(zip(probes, _in_turns(list(probes.values()), device, world), strict=True))
     crowd, plain = network.crowding(world.size), took["plain"]
 
@@ -111,7 +112,9 @@ def with_overheads(constants: Constants, network: Network, device: torch.device,
     exchange_share = min(1.0, max(0.05, wire / max(1e-9, sent)))
     stage_s = 0.0
     if world.size % stages == 0:
-        stage_s = besides(f"{_MANY} micro-batches", f"{_FEW} micro-batches") / (_MANY - _FEW) / crowd
+        # Large ones compute, but on a slow network more of them hide more of each other's messages.
+        each = (besides(f"{_MANY}{size} micro-batches", f"{_FEW}{size} micro-batches") for size in ("", " large"))
+        stage_s = max(each) / (_MANY - _FEW) / crowd
     return dataclasses.replace(
         constants,
         fetch_share=min(1.0, max(0.02, fetches / max(1e-9, large - one))),

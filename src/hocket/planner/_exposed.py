@@ -42,8 +42,8 @@ def exposed_exchange(
     else:
         exposed = whole.seconds
     gather = 0.0
-    if plan.shard in ("gradients", "parameters"):
-        exposed *= m  # what is sharded cannot be added up at home
+    # What is sharded cannot be added up at home, but for the gradients of a pipeline's micro-batches.
+    exposed *= {"gradients": plan.accumulate, "parameters": m}.get(plan.shard, 1)
     if plan.shard in ("optimizer", "gradients"):
         gather = cost("all_gather", float(parameters.sum())).seconds
     if plan.shard == "parameters":

@@ -71,8 +71,8 @@ def order_of(schedule: str, ranks: int, stages_per_rank: int, micro_batches: int
 def span(orders: Sequence[Sequence[Action]], stages: Sequence[StageWork], at_once: float = math.inf) -> float:
     """Seconds until every rank has done all of its actions.
 
-    Ranks that compute share the processors evenly. A message leaves when its action is done, after those that went the
-    same way before, and nothing waits for it but the action that needs it.
+    Ranks that compute share the processors evenly. A message leaves when its action is done, its rank has sent what came
+    before and the other received it; nothing waits for it but the action that needs it.
 
     Args:
         orders: of every rank, see `order_of`.
@@ -116,7 +116,8 @@ class _Run:
         self.ranks = [_Rank(order) for order in orders]
         self._stages = stages
         self._arrived: dict[Action, float] = {}
-        self._free: dict[tuple[str, int], float] = {}  # when the way out of a stage is
+        self._free_out = [0.0] * len(orders)  # when a rank has sent what it has to send
+        self._free_in = [0.0] * len(orders)
 
     def start(self) -> bool:
         """Begin what can begin now; whether anything is left to be done."""
@@ -161,5 +162,6 @@ class _Run:
         onward = stage + (1 if way == "forward" else -1)
         if 0 <= onward < len(self._stages):
             hop = self._stages[min(stage, onward)].hop
-            begin = max(self.now, self._free.get((way, stage), 0.0))
-            self._free[way, stage] = self._arrived[way, onward, number] = begin + hop
+            source, target = stage % len(self.ranks), onward % len(self.ranks)
+            there = max(self.now, self._free_out[source], self._free_in[target]) + hop
+            self._free_out[source] = self._free_in[target] = self._arrived[way, onward, number] = there

@@ -246,8 +246,7 @@ def _sharding(plan: Plan, profile: Profile, layers: np.ndarray, passes: float) -
         return passes * (constants.block_s * blocks + constants.tensor_s * float(profile.tensors[layers].sum()))
     if plan.data_parallel_degree == 1:
         return 0.0
-    # Sharded gradients are reduced after every pass.
-    each = constants.gradient_shard_s * plan.micro_batches * plan.accumulate
+    each = constants.gradient_shard_s * plan.accumulate  # they are reduced so often
     return {"optimizer": constants.optimizer_shard_s, "gradients": each}.get(plan.shard, 0.0)
 
 
