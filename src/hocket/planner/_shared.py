@@ -71,8 +71,8 @@ def order_of(schedule: str, ranks: int, stages_per_rank: int, micro_batches: int
 def span(orders: Sequence[Sequence[Action]], stages: Sequence[StageWork], at_once: float = math.inf) -> float:
     """Seconds until every rank has done all of its actions.
 
-    Ranks that compute share the processors evenly. A message leaves when its action is done, its rank has sent what came
-    before and the other received it; nothing waits for it but the action that needs it.
+    Ranks that compute share the processors evenly. A message leaves when its action is done, and its rank has sent and
+    the other received what came before; nothing waits for it but the action that needs it.
 
     Args:
         orders: of every rank, see `order_of`.
