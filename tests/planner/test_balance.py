@@ -60,6 +60,11 @@ def test_a_cut_that_many_bytes_cross_is_avoided() -> None:
     assert balance([1.0, 1.0, 1.0, 1.0], 2, [0, 10, 10**10, 10], link=Link(1e9)) in ([1], [3])
 
 
+def test_where_the_link_decides_parts_compute_alike() -> None:
+    # Over this link the inner parts take 20 s whatever they compute; alone it would not matter who computes what.
+    assert balance([1.0] * 8, 4, [0, *[10**8] * 7], link=Link(1e7), slack=0.03) == [2, 4, 6]
+
+
 def test_more_parts_than_steps_are_refused() -> None:
     with pytest.raises(ValueError, match="2 steps into 3 parts"):
         balance([1.0, 1.0], 3)

@@ -11,6 +11,7 @@ import numpy.typing as npt
 __all__ = ["CUT_SLACK", "Link", "balance", "slowest"]
 
 Array = npt.NDArray[np.float64]
+Integers = npt.NDArray[np.int64]
 CUT_SLACK = 0.03
 """Times are measured no more precisely than this; within it a cut that fewer bytes cross is better."""
 
@@ -45,8 +46,10 @@ def balance(
 ) -> list[int]:
     """The first step of each part but the first, so that the slowest part takes the least time.
 
-    Exact, by dynamic programming over (parts, end): some n L^2 / 2 comparisons for L steps, twice: for the least time
-    of the slowest part, then among the cuts that reach it for those that the fewest bytes cross.
+    A part takes as long as it computes and hands over what crosses its cuts, or as the link carries that if it takes
+    longer: messages go while the next micro-batch is computed. Exact, by dynamic programming over (parts, end): some
+    n L^2 / 2 comparisons for L steps, twice: for the least time of the slowest part, then among the cuts that reach it
+    for those that the fewest bytes cross, and among these for the one whose parts compute the most alike.
 
     Args:
         times: seconds of each step, forward and backward.
@@ -54,7 +57,7 @@ def balance(
         nbytes: what crosses before each step, going forward; as much comes back. Counted for the parts on both sides.
             None to count times only.
         holds: which steps hold weights; every part then gets one that does, if there are enough of them.
-        link: between two ranks.
+        link: between two ranks; it carries forward and backward messages of a rank one after the other.
         slack: by how much of it the least time may be missed for fewer bytes across cuts.
 
     Returns:
@@ -71,56 +74,62 @@ def balance(
     crossing = np.zeros(count + 1)
     if nbytes is not None:
         crossing[1:count] = np.asarray(nbytes[1:], dtype=float)
-    sent = np.zeros(count + 1)
+    handled, wire = np.zeros(count + 1), np.zeros(count + 1)
     if nbytes is not None:
-        sent[1:count] = 2 * link.seconds(crossing[1:count])
+        handled[1:count] = 2 * LOCAL.seconds(crossing[1:count])
+        wire[1:count] = link.seconds(crossing[1:count])
     total = np.concatenate([[0.0], np.cumsum(np.asarray(times, dtype=float))])
     weights = np.concatenate([[0], np.cumsum(np.asarray(holds if holds is not None else [True] * count, dtype=int))])
 
-    def cost(begins: npt.NDArray[np.int64], end: int) -> Array:
-        spent: Array = np.maximum(total[end] - total[begins], 0.0) + sent[begins] + sent[end]
+    def computes(begins: Integers, end: int) -> Array:
+        spent: Array = np.maximum(total[end] - total[begins], 0.0)
+        return spent
+
+    def cost(begins: Integers, end: int) -> Array:
+        spent: Array = np.maximum(computes(begins, end) + handled[begins] + handled[end], wire[begins] + wire[end])
         spent[weights[begins] == weights[end]] = np.inf
         return spent
 
-    least, _ = _best(count, n, cost, lambda so_far, spent, _: np.maximum(so_far, spent))
+    def slow(begins: Integers, end: int, so_far: Array, _: Array) -> tuple[Array, Array]:
+        return np.maximum(so_far, cost(begins, end)), np.zeros(len(begins))
+
+    def light(begins: Integers, end: int, so_far: Array, longest: Array) -> tuple[Array, Array]:
+        moved = np.where(cost(begins, end) <= limit, so_far + crossing[begins], np.inf)
+        return moved, np.maximum(longest, computes(begins, end))
+
+    least, _ = _best(count, n, slow)
     if not np.isfinite(least):  # fewer steps with weights than parts, or none between some of them
         return balance(times, n, nbytes, link=link, slack=slack)
     limit = least * (1 + slack) + 1e-12 * total[-1]
-    _, begins = _best(
-        count,
-        n,
-        cost,
-        lambda so_far, spent, begins: np.where(spent <= limit, so_far + crossing[begins], np.inf),
-    )
-    return begins
+    return _best(count, n, light)[1]
 
 
-def _best(count: int, n: int, cost: Callable[..., Array], join: Callable[..., Array]) -> tuple[float, list[int]]:
-    """The least value of a way to cut `count` steps into `n` parts, and its cuts.
+def _best(count: int, n: int, join: Callable[..., tuple[Array, Array]]) -> tuple[float, list[int]]:
+    """The least first value of a way to cut `count` steps into `n` parts, and the cuts of those with the least second.
 
     Args:
         count: steps.
         n: parts.
-        cost: of parts from several begins to one end.
-        join: value of all up to an end, of the value up to each begin, the costs, and the begins.
+        join: both values of all up to an end, of the begins of the last part, that end, and both values up to each
+            begin.
     """
-    so_far: Any = np.full(count + 1, np.inf)
-    so_far[0] = 0.0
+    first, second = np.full(count + 1, np.inf), np.zeros(count + 1)
+    first[0] = 0.0
     came_from = np.zeros((n + 1, count + 1), dtype=int)
     for part in range(1, n + 1):
-        now = np.full(count + 1, np.inf)
+        now, beside = np.full(count + 1, np.inf), np.zeros(count + 1)
         for end in range(part, count + 1):
             begins = np.arange(part - 1, end)
-            values = join(so_far[begins], cost(begins, end), begins)
-            choice = int(np.argmin(values))
-            now[end], came_from[part, end] = values[choice], begins[choice]
-        so_far = now
+            values, others = join(begins, end, first[begins], second[begins])
+            choice = int(np.lexsort((others, values))[0])
+            now[end], beside[end], came_from[part, end] = values[choice], others[choice], begins[choice]
+        first, second = now, beside
     cuts = []
     end = count
     for part in range(n, 1, -1):
         end = int(came_from[part, end])
         cuts.append(end)
-    return float(so_far[count]), cuts[::-1]
+    return float(first[count]), cuts[::-1]
 
 
 def slowest(
@@ -140,7 +149,10 @@ def slowest(
     """
     bounds = [0, *begins, len(times)]
 
-    def sent(at: int) -> float:
-        return 0.0 if nbytes is None or at in (0, len(times)) else 2 * float(link.seconds(nbytes[at]))
+    def sent(at: int, by: Link) -> float:
+        return 0.0 if nbytes is None or at in (0, len(times)) else float(by.seconds(nbytes[at]))
 
-    return max(sum(times[a:b]) + sent(a) + sent(b) for a, b in zip(bounds[:-1], bounds[1:], strict=True))
+    return max(
+        max(sum(times[a:b]) + 2 * (sent(a, LOCAL) + sent(b, LOCAL)), sent(a, link) + sent(b, link))
+        for a, b in zip(bounds[:-1], bounds[1:], strict=True)
+    )
