@@ -63,30 +63,8 @@ def with_overheads(constants: Constants, network: Network, device: torch.device,
         device: on which they train.
         world: the ranks.
     """
-    degree = degrees(world.size)[0]
-    thin, wide = (width if width % degree == 0 else width * degree for width in (_THIN, _WIDE))
-    divided = Plan(tensor_parallel_degree=degree)
-    stages = next((p for p in (2, 3) if world.size % p == 0), min(world.size, _BLOCKS))
-    probes = {
-        "plain": _Probe(),
-        "several": _Probe(layers=_SEVERAL),
-        "wide": _Probe(width=_WIDE),
-        "optimizer": _Probe(Plan(shard="optimizer")),
-        "gradients": _Probe(Plan(shard="gradients")),
-        "parameters": _Probe(Plan(shard="parameters")),
-        "several parameters": _Probe(Plan(shard="parameters"), layers=_SEVERAL),
-        "wide parameters": _Probe(Plan(shard="parameters"), width=_WIDE),
-        "exchanges": _Probe(divided, width=thin),
-        "much": _Probe(width=wide, rows=_MANY_ROWS),
-        "much divided": _Probe(divided, width=wide, rows=_MANY_ROWS),
-        "often divided": _Probe(divided, width=wide, rows=_MANY_ROWS // 2, blocks=2 * _BLOCKS),
-        "much parameters": _Probe(Plan(shard="parameters"), width=wide, rows=_MANY_ROWS),
-    }
-    if world.size % stages == 0:
-        for count in (_FEW, _MANY):
-            plan = Plan(pipeline_parallel_degree=stages, micro_batches=count)
-            probes[f"{count} micro-batches"] = _Probe(plan)
-            probes[f"{count} large micro-batches"] = _Probe(plan, width=wide, rows=_MANY_ROWS)
+    degree, stages = degrees(world.size)[0], _stages(world.size)
+    probes = _probes(world.size)
     took = dict(zip(probes, _in_turns(list(probes.values()), device, world), strict=True))
     crowd, plain = network.crowding(world.size), took["plain"]
 
@@ -128,6 +106,40 @@ def with_overheads(constants: Constants, network: Network, device: torch.device,
         exchange_s=exchange_s,
         exchange_share=exchange_share,
     )
+
+
+def _probes(ranks: int) -> dict[str, _Probe]:
+    """What is measured, by name."""
+    degree = degrees(ranks)[0]
+    thin, wide = (width if width % degree == 0 else width * degree for width in (_THIN, _WIDE))
+    divided = Plan(tensor_parallel_degree=degree)
+    stages = _stages(ranks)
+    probes = {
+        "plain": _Probe(),
+        "several": _Probe(layers=_SEVERAL),
+        "wide": _Probe(width=_WIDE),
+        "optimizer": _Probe(Plan(shard="optimizer")),
+        "gradients": _Probe(Plan(shard="gradients")),
+        "parameters": _Probe(Plan(shard="parameters")),
+        "several parameters": _Probe(Plan(shard="parameters"), layers=_SEVERAL),
+        "wide parameters": _Probe(Plan(shard="parameters"), width=_WIDE),
+        "exchanges": _Probe(divided, width=thin),
+        "much": _Probe(width=wide, rows=_MANY_ROWS),
+        "much divided": _Probe(divided, width=wide, rows=_MANY_ROWS),
+        "often divided": _Probe(divided, width=wide, rows=_MANY_ROWS // 2, blocks=2 * _BLOCKS),
+        "much parameters": _Probe(Plan(shard="parameters"), width=wide, rows=_MANY_ROWS),
+    }
+    if ranks % stages == 0:
+        for count in (_FEW, _MANY):
+            plan = Plan(pipeline_parallel_degree=stages, micro_batches=count)
+            probes[f"{count} micro-batches"] = _Probe(plan)
+            probes[f"{count} large micro-batches"] = _Probe(plan, width=wide, rows=_MANY_ROWS)
+    return probes
+
+
+def _stages(ranks: int) -> int:
+    """Of the pipelines that are tried; a divisor of the ranks, if there is a small one."""
+    return next((p for p in (2, 3) if ranks % p == 0), min(ranks, _BLOCKS))
 
 
 def degrees(ranks: int) -> list[int]:

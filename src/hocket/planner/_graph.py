@@ -17,6 +17,7 @@ from ._exposed import BUCKET_NBYTES
 from ._findings import PlanError, PlanFinding
 from ._memory import memory_of
 from ._network import network_of
+from ._pipeline import order_of
 from ._plan import Plan
 from ._profile import Profile
 from ._stages import stage_cuts
@@ -39,11 +40,7 @@ def pipeline_order(plan: Plan, rank: int) -> list[tuple[str, int]]:
         raise PlanError("the plan cannot be simulated:", [PlanFinding("pipeline_schedule", rule, 'take "1f1b"')])
     if p == 1:
         return [(way, batch) for batch in range(m) for way in ("forward", "backward")]
-    ahead = m if plan.pipeline_schedule == "gpipe" else min(m, p - rank - 1)
-    order = [("forward", batch) for batch in range(ahead)]
-    for batch in range(ahead, m):
-        order += [("forward", batch), ("backward", batch - ahead)]
-    return order + [("backward", batch) for batch in range(m - ahead, m)]
+    return [(way, batch) for way, _, batch in order_of(plan.pipeline_schedule, p, 1, m, rank)]
 
 
 def step_graph(

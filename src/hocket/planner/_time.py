@@ -21,9 +21,9 @@ from ._exposed import exposed_exchange
 from ._findings import UNPREDICTED, PlanError, PlanFinding
 from ._memory import Memory, memory_of
 from ._network import Cost, Network, network_of
+from ._pipeline import StageWork, order_of, span
 from ._plan import Plan
 from ._profile import LayerTimes, Profile
-from ._shared import StageWork, order_of, span
 from ._stages import stage_cuts
 
 __all__ = ["Prediction", "StepParts", "predict"]

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hocket.parallel.pipeline._schedule import actions as followed
-from hocket.planner._shared import StageWork, order_of, span
+from hocket.planner._pipeline import StageWork, order_of, span
 
 
 def orders(schedule: str, p: int, v: int, m: int) -> list[list[tuple[str, int, int]]]:

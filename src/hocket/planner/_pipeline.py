@@ -1,4 +1,7 @@
-"""A pipeline whose ranks share processors, step by step: closed forms do not see who computes while who waits."""
+"""A pipeline step by step: in which order its ranks work, and how long they take where they share processors.
+
+Closed forms do not see who computes while who waits.
+"""
 
 from __future__ import annotations
 
