@@ -18,6 +18,7 @@ def run_python(code: str, *flags: str) -> str:
     return done.stdout.strip()
 
 
+@pytest.mark.flaky(reruns=2)  # it measures, on a machine that may be busy
 def test_import_costs_less_than_50_ms() -> None:
     # Timed inside the process, so that Python's own start does not count; the best of several, since other
     # processes can only make it longer.

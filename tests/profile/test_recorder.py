@@ -169,6 +169,7 @@ def _late_peer():
     return row.skew_s, row.time_s - row.skew_s
 
 
+@pytest.mark.flaky(reruns=2)  # it measures, on a machine that may be busy
 def test_a_late_peers_delay_is_skew_on_the_rank_that_waits():
     (waited_s, rest_s), (own_wait_s, _) = run_ranks(_late_peer, 2)
     assert waited_s > 0.3 > own_wait_s

@@ -185,6 +185,7 @@ def test_unequal_stages_give_the_published_throughput_of_torchgpipe() -> None:
     assert throughput(4, share) == pytest.approx(published[2, 4], rel=0.05)
 
 
+@pytest.mark.flaky(reruns=2)  # it measures, on a machine that may be busy
 def test_1024_ranks_with_20_buckets_take_less_than_ten_seconds() -> None:
     world = 1024
     schedule = algorithms.get("hdrm")(Collective("all_reduce", world), upper=32, ports=16)

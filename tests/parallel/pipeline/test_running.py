@@ -120,6 +120,7 @@ def test_stages_of_another_rank_are_refused() -> None:
     assert "was given the stages [0, 1] of 2" in facts()[1]["wrong stages"]
 
 
+@pytest.mark.flaky(reruns=2)  # it measures, on a machine that may be busy
 def test_idle_share_of_balanced_stages_is_the_formulas_within_five_points() -> None:
     shares = run_ranks(run_programs.idle, 3)[0]
     for (schedule, micro), share in shares.items():

@@ -54,6 +54,7 @@ def test_asynchronous_workers_converge_within_their_bound_and_end_alike(backend:
             assert sum(case["staleness_of_all"].values()) == 3 * 2 * steps
 
 
+@pytest.mark.flaky(reruns=2)  # it measures, on a machine that may be busy
 def test_a_worker_ten_times_as_slow_does_not_stall_the_others_where_the_bound_allows() -> None:
     """Rank 0 sleeps 60 ms a step, the others 6 ms; measured one after the other in the same run."""
     cases = [("stale", 40, 0.006, 10.0, 2.0), ("stale", 2, 0.006, 10.0, 2.0), ("ssp", 2, 0.006, 10.0, 2.0)]
