@@ -97,20 +97,19 @@ def _workload(model: torch.nn.Module, optimizer: Any, inputs: tuple[Any, ...], w
             dist.barrier(group=world.group)
             alone.append(world.from_root(_steps_s(step, steps, device) if world.rank == 0 else 0.0))
             dist.barrier(group=world.group)
-            together.append(max(world.from_all(_steps_s(step, steps, device))) / steps)
-            alone[-1] /= steps
+            together.append(max(world.from_all(_steps_s(step, steps, device))))
     best = min(captured, key=lambda one: one.forward_s + one.backward_s)
     return best, min(world.size, max(1.0, world.size * min(alone) / min(together)))
 
 
 def _steps_s(step: Callable[[], None], steps: int, device: torch.device) -> float:
-    """Seconds of some forward and backward passes."""
+    """Seconds of each of some forward and backward passes in a row."""
     begin = time.perf_counter()
     for _ in range(steps):
         step()
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-    return time.perf_counter() - begin
+    return (time.perf_counter() - begin) / steps
 
 
 def _kind(optimizer: Any) -> str:

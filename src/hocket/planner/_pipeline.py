@@ -5,11 +5,14 @@ Closed forms do not see who computes while who waits.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["StageWork", "order_of", "span"]
+from ._profile import LayerTimes
+
+__all__ = ["StageWork", "order_of", "span", "stage_works", "waits"]
 
 Action = tuple[str, int, int]
 
@@ -91,6 +94,38 @@ def span(orders: Sequence[Sequence[Action]], stages: Sequence[StageWork], at_onc
         rate = min(1.0, at_once / len(busy)) if busy else 1.0
         run.advance(min(run.next_event(rank, rate) for rank in run.ranks), rate)
     return run.now
+
+
+def stage_works(times: LayerTimes, edges: Sequence[int], hops: Sequence[float], handling: float) -> list[StageWork]:
+    """What a micro-batch asks of every stage; each is handled once a pass."""
+    found = []
+    for stage, (begin, end) in enumerate(zip(edges[:-1], edges[1:], strict=True)):
+        layers = slice(begin, end)
+        forward, backward, again, tensor, tensor_back = (
+            float(one[layers].sum())
+            for one in (times.forward, times.backward, times.again, times.tensor_forward, times.tensor_backward)
+        )
+        hop = hops[stage] if stage < len(hops) else 0.0
+        found.append(StageWork(forward + handling / 2, backward + again + handling / 2, tensor, tensor_back, hop))
+    return found
+
+
+def waits(
+    schedule: str, stages: Sequence[StageWork], shape: tuple[int, int, int], own_s: float, at_once: float
+) -> tuple[float, float, float]:
+    """What a rank spends besides its own work: idle as the schedule has it, for messages, and for processors.
+
+    Args:
+        schedule: See `order_of`.
+        stages: Their work for a micro-batch.
+        shape: Ranks of the pipeline, stages of each, and micro-batches.
+        own_s: The work of the rank that computes longest.
+        at_once: How many ranks of one pipeline compute at full speed at once.
+    """
+    orders = [order_of(schedule, *shape, rank) for rank in range(shape[0])]
+    plain = span(orders, [dataclasses.replace(one, hop=0.0) for one in stages])
+    wired = span(orders, stages)
+    return plain - own_s, wired - plain, max(0.0, span(orders, stages, at_once) - wired)
 
 
 class _Rank:

@@ -5,7 +5,6 @@ For small worlds `step_graph` makes the same step as tasks for the simulator; a 
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from ._exposed import exposed_exchange
 from ._findings import UNPREDICTED, PlanError, PlanFinding
 from ._memory import Memory, memory_of
 from ._network import Cost, Network, network_of
-from ._pipeline import StageWork, order_of, span
+from ._pipeline import stage_works, waits
 from ._plan import Plan
 from ._profile import LayerTimes, Profile
 from ._stages import stage_cuts
@@ -32,6 +31,9 @@ __all__ = ["Prediction", "StepParts", "predict"]
 _GRADIENT_PASSES = 4
 # Pipelines whose ranks share processors are followed step by step up to so many actions times ranks, some 50 ms.
 _FOLLOWED = 4096
+# By how much the time to fill and drain is divided; interleaving by the stages of a rank. ZB-H1: gradients of weights,
+# a third of the work, fill the rest (Qi et al. 2023, table 1).
+_FILLED = {"gpipe": 1, "1f1b": 1, "zero_bubble": 3}
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,26 +204,24 @@ def _step(
     each = np.array([float(times.total[layers].sum()) for layers in own]) + messages + handling
     worst = int(each.argmax())
     layers = own[worst]
-    # The pipeline fills and drains once; its other ranks' times for one micro-batch are what the worst one waits.
-    bubble = float(each.sum() - each[worst])
-    sent = m * float(messages[worst])
-    if plan.pipeline_schedule == "interleaved":
-        bubble /= v
-    elif plan.pipeline_schedule == "zero_bubble":
-        bubble /= 3  # ZB-H1: the weights' gradients, a third of the work, fill the rest (Qi et al. 2023, table 1)
     compute = m * float((times.forward + times.backward)[layers].sum())
     recompute = m * float(times.again[layers].sum())
     gradients, gather, cost = exposed_exchange(plan, profile, times.slowed(crowd), layers, m)
     handling = m * handling + _sharding(plan, profile, layers, m * crowd)
-    # All ranks' work is more than the processors do while the worst rank works and waits; exchanges of tensors are
-    # measured among all of them anyway.
-    lasts = m * (float(each[worst]) - tensor[worst]) + bubble
-    crowding = max(0.0, m * (float(each.sum()) - sum(tensor)) / p * crowd - lasts)
-    followed = p * p * v * m <= _FOLLOWED and plan.pipeline_schedule != "zero_bubble"
-    if p > 1 and profile.network.at_once and followed:
+    followed = p > 1 and profile.network.at_once and p * p * v * m <= _FOLLOWED
+    if followed and plan.pipeline_schedule != "zero_bubble":
         own_s = m * float(each[worst] - messages[worst])
-        stages = _stage_works(times, edges, hops, constants.stage_s)
-        bubble, sent, crowding = _shared_parts(plan, stages, own_s, profile.network.at_once * p / workers)
+        stages = stage_works(times, edges, hops, constants.stage_s)
+        at_once = profile.network.at_once * p / workers
+        bubble, sent, crowding = waits(plan.pipeline_schedule, stages, (p, v, m), own_s, at_once)
+    else:
+        # The pipeline fills and drains once; its other ranks' times for one micro-batch are what the worst one waits.
+        bubble = float(each.sum() - each[worst]) / _FILLED.get(plan.pipeline_schedule, v)
+        sent = m * float(messages[worst])
+        # All ranks' work is more than the processors do while the worst rank works and waits; exchanges of tensors are
+        # measured among all of them anyway.
+        lasts = m * (float(each[worst]) - tensor[worst]) + bubble
+        crowding = max(0.0, m * (float(each.sum()) - sum(tensor)) / p * crowd - lasts)
     parts = StepParts(
         compute=compute,
         recompute=recompute,
@@ -274,36 +274,6 @@ def _messages(hops: Sequence[float], ranks: int) -> np.ndarray:
         spent[stage % ranks] += seconds
         spent[(stage + 1) % ranks] += seconds
     return spent
-
-
-def _stage_works(times: LayerTimes, edges: Sequence[int], hops: Sequence[float], handling: float) -> list[StageWork]:
-    """What a micro-batch asks of every stage; each is handled once a pass."""
-    found = []
-    for stage, (begin, end) in enumerate(zip(edges[:-1], edges[1:], strict=True)):
-        layers = slice(begin, end)
-        forward, backward, again, tensor, tensor_back = (
-            float(one[layers].sum())
-            for one in (times.forward, times.backward, times.again, times.tensor_forward, times.tensor_backward)
-        )
-        hop = hops[stage] if stage < len(hops) else 0.0
-        found.append(StageWork(forward + handling / 2, backward + again + handling / 2, tensor, tensor_back, hop))
-    return found
-
-
-def _shared_parts(plan: Plan, stages: Sequence[StageWork], own_s: float, at_once: float) -> tuple[float, float, float]:
-    """What a rank of the pipeline spends besides its own work: idle as the schedule has it, for messages, for others.
-
-    Args:
-        plan: The pipeline's.
-        stages: Their work for a micro-batch.
-        own_s: The work of the rank that computes longest.
-        at_once: How many ranks of one pipeline compute at full speed at once.
-    """
-    p, v, m = plan.pipeline_parallel_degree, plan.stages_per_rank, plan.micro_batches * plan.accumulate
-    orders = [order_of(plan.pipeline_schedule, p, v, m, rank) for rank in range(p)]
-    plain = span(orders, [dataclasses.replace(one, hop=0.0) for one in stages])
-    wired = span(orders, stages)
-    return plain - own_s, wired - plain, max(0.0, span(orders, stages, at_once) - wired)
 
 
 def optimizer_s(plan: Plan, profile: Profile, layers: np.ndarray) -> float:
