@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from hocket import cluster
-from hocket.planner import Constants, Network, Plan, PlanError, admissible_plans, memory_of, predict, search
+from hocket.planner import Constants, Network, Plan, PlanError, Profile, admissible_plans, memory_of, predict, search
 from hocket.workload import Exchange, Workload, capture
 
 BATCH, WIDTH = 8, 64
@@ -73,6 +73,28 @@ def test_exchanges_are_synchronous_one_each_way_a_pair_and_grow_with_the_micro_b
         nbytes = each * batch / BATCH / parts
         one = network.collective("all_reduce", nbytes, 2, 1, constants).seconds + 1e-4
         assert found.parts.tensor == pytest.approx(parts * PAIRS * 2 * one)
+
+
+def test_what_is_not_the_wires_of_an_exchange_is_slowed_as_computation_is(captured: Workload, network: Network) -> None:
+    shared = dataclasses.replace(network, at_once=2.0)  # of four: all together take twice as long
+    constants = Constants(exchange_s=4e-3, exchange_share=0.5)
+    profile = Profile(captured, shared, constants)
+    plan = Plan(tensor_parallel_degree=2, pipeline_parallel_degree=2, micro_batches=2).resolve(4)
+    times = profile.times(plan, BATCH)
+    wire = shared.collective("all_reduce", BATCH * WIDTH * 4, 2, 1, constants).seconds
+    half = shared.collective("all_reduce", 2 * BATCH * WIDTH * 4, 2, 1, constants).seconds  # twice the bytes in effect
+    assert times.wire_forward.sum() == pytest.approx(PAIRS * wire)
+    assert times.tensor_forward.sum() == pytest.approx(PAIRS * (half + 4e-3))
+    alone = times.unhindered(2.0)
+    assert alone.tensor_backward.sum() == pytest.approx(PAIRS * (wire + (half + 4e-3 - wire) / 2))
+    # Of two stages one begins and one ends alone: there exchanges take half of what they do while both are at work.
+    with_them, without = (
+        predict(plan, captured, shared, workers=4, batch=2 * BATCH, constants=one)
+        for one in (constants, Constants(exchange_share=1.0))
+    )
+    hindered = float(times.tensor_forward.sum() + times.tensor_backward.sum() - 2 * PAIRS * wire)
+    added = with_them.step_s - without.step_s
+    assert hindered < added < 1.5 * hindered  # two micro-batches of half the model; were nobody alone, 1.5
 
 
 def test_computing_again_exchanges_again(captured: Workload, network: Network) -> None:

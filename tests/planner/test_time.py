@@ -45,6 +45,21 @@ def test_data_parallel_steps_take_what_the_simulator_says(workers: int, bandwidt
     assert found.step_s == pytest.approx(simulated, rel=0.01)
 
 
+@pytest.mark.parametrize("heavy", [0, 5, 7])
+@pytest.mark.parametrize("bandwidth", ["1Gbit/s", "10Gbit/s"])
+def test_a_pipeline_ends_when_the_rank_with_the_most_gradients_has_reduced_them(heavy: int, bandwidth: str) -> None:
+    # The first stage computes last, and the one with most of the parameters reduces longest.
+    layers = list(chain().layers)
+    layers[heavy] = dataclasses.replace(layers[heavy], gradient_bytes=64_000_000)
+    workload = dataclasses.replace(chain(output=1e4), layers=tuple(layers))
+    where = cluster.load(f"star:hosts=4,bandwidth={bandwidth},latency=1us")
+    plan = Plan(pipeline_parallel_degree=2, data_parallel_degree=2, micro_batches=4)
+    graph = step_graph(plan, workload, where, workers=4, batch=8, constants=PLAIN)
+    simulated = simulate_step(graph, where).seconds
+    found = predict(plan, workload, where, workers=4, batch=8, constants=PLAIN)
+    assert found.step_s == pytest.approx(simulated, rel=0.05)
+
+
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 @pytest.mark.parametrize(("stages", "micro"), [(2, 1), (2, 4), (4, 4), (4, 12)])
 def test_pipelines_take_what_the_simulator_says(schedule: str, stages: int, micro: int) -> None:

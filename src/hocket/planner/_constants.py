@@ -35,6 +35,8 @@ class Constants:
         jitter: Standard deviation of the time that one rank's computation of a step takes, as a part of it. All wait
             for the slowest, whose expected time grows with their number.
         step_s: What every step costs besides: its loop, the loss of all ranks, the first and the last collective.
+        pass_s: What each part of a batch costs besides its computation where there is no pipeline: its gradients'
+            hooks, its loss. Known from runs only (`fitted`).
         stage_s: What a stage of a pipeline costs for each micro-batch besides its computation and its messages.
         optimizer_shard_s: What a step costs besides where the optimizer's state is sharded,
         gradient_shard_s: and where gradients are as well.
@@ -57,6 +59,7 @@ class Constants:
     collective_s: float = 10e-6
     jitter: float = 0.0
     step_s: float = 0.0
+    pass_s: float = 0.0
     stage_s: float = 0.0
     optimizer_shard_s: float = 0.0
     gradient_shard_s: float = 0.0

@@ -1,9 +1,9 @@
-"""What of data parallelism's exchanges stays exposed: gradients behind back-propagation, parameters before use."""
+"""How a step ends: what stays exposed of gradients behind back-propagation and of parameters before use; the update."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -12,14 +12,43 @@ from ._network import NOTHING, Cost
 from ._plan import Plan
 from ._profile import LayerTimes, Profile
 
-__all__ = ["BUCKET_NBYTES", "exposed_exchange"]
+__all__ = ["BUCKET_NBYTES", "ends", "optimizer_s"]
 
 BUCKET_NBYTES = 25 * 2**20
+# Of the optimizer's state every byte is read and written; gradients are zeroed, accumulated, checked and read.
+_GRADIENT_PASSES = 4
 
 
-def exposed_exchange(
-    plan: Plan, profile: Profile, times: LayerTimes, layers: np.ndarray, m: int
-) -> tuple[float, float, Cost]:
+def ends(
+    plan: Plan, profile: Profile, times: LayerTimes, own: Sequence[np.ndarray], worst: int, m: int, crowd: float
+) -> tuple[float, float, float, Cost]:
+    """What is exposed of gradients and of parameters, the update, and a whole reduction, on the rank that ends last.
+
+    That is the one that computes longest, or the one with the most gradients. What is reduced while the stages before
+    it are still at their last micro-batch is hidden.
+
+    Args:
+        plan: Of the step.
+        profile: Of the workload.
+        times: Of all layers, of ranks that compute alone.
+        own: The layers of each rank of the pipeline.
+        worst: The rank that computes longest.
+        m: Micro-batches.
+        crowd: How many times longer computation takes while all compute.
+    """
+    held = profile.held(plan).gradient_bytes
+    heaviest = int(np.argmax([held[layers].sum() for layers in own]))
+    back = times.backward * crowd + times.again * crowd + times.tensor_backward
+    found = []
+    for rank in dict.fromkeys((worst, heaviest)):
+        slack = sum(float(back[layers].sum()) for layers in own[:rank]) / plan.stages_per_rank
+        gradients, gather, cost = _exchange(plan, profile, times.slowed(crowd), own[rank], m)
+        update = optimizer_s(plan, profile, own[rank]) * crowd
+        found.append((max(0.0, gradients - slack), gather, update, cost))
+    return max(found, key=lambda one: sum(one[:3]))
+
+
+def _exchange(plan: Plan, profile: Profile, times: LayerTimes, layers: np.ndarray, m: int) -> tuple[float, float, Cost]:
     """Exposed seconds of reducing gradients and of gathering parameters, and one whole reduction."""
     data, tensor = plan.data_parallel_degree, plan.tensor_parallel_degree
     if data == 1:
@@ -81,3 +110,18 @@ def _exposed(gradients: np.ndarray, backward: np.ndarray, bucket: float, seconds
     if held:
         done = max(done, now) + seconds(held)
     return max(0.0, done - now)
+
+
+def optimizer_s(plan: Plan, profile: Profile, layers: np.ndarray) -> float:
+    """The update reads and writes its state, and reads gradients; each rank does the part that it holds."""
+    sharded = plan.data_parallel_degree if plan.shard != "none" else 1
+    held, workload = profile.held(plan), profile.workload
+    share = held.parameter_bytes[layers] / sharded
+    if workload.optimizer_s:
+        return workload.optimizer_s * float(share.sum()) / max(1, workload.parameter_bytes)
+    if not profile.network.memory_Bps:
+        return 0.0
+    state = held.optimizer_bytes[layers] / sharded
+    gradients = held.gradient_bytes[layers] / (sharded if plan.shard != "optimizer" else 1)
+    moved = float((2 * state + _GRADIENT_PASSES * gradients + share).sum())
+    return moved / (profile.network.memory_Bps * profile.constants.memory_share)

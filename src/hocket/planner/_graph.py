@@ -13,7 +13,7 @@ from hocket.simulate import StepGraph, Work
 from hocket.workload import Workload
 
 from ._constants import Constants
-from ._exposed import BUCKET_NBYTES
+from ._exposed import BUCKET_NBYTES, optimizer_s
 from ._findings import PlanError, PlanFinding
 from ._memory import memory_of
 from ._network import network_of
@@ -21,7 +21,6 @@ from ._pipeline import order_of
 from ._plan import Plan
 from ._profile import Profile
 from ._stages import stage_cuts
-from ._time import optimizer_s
 
 __all__ = ["pipeline_order", "step_graph"]
 

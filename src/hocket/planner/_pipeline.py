@@ -97,16 +97,21 @@ def span(orders: Sequence[Sequence[Action]], stages: Sequence[StageWork], at_onc
 
 
 def stage_works(times: LayerTimes, edges: Sequence[int], hops: Sequence[float], handling: float) -> list[StageWork]:
-    """What a micro-batch asks of every stage; each is handled once a pass."""
+    """What a micro-batch asks of every stage; each is handled once a pass.
+
+    What is not the wires' of exchanges waits for processors, as computation does.
+    """
     found = []
+    ways = (
+        times.forward + times.tensor_forward - times.wire_forward,
+        times.backward + times.again + times.tensor_backward - times.wire_backward,
+        times.wire_forward,
+        times.wire_backward,
+    )
     for stage, (begin, end) in enumerate(zip(edges[:-1], edges[1:], strict=True)):
-        layers = slice(begin, end)
-        forward, backward, again, tensor, tensor_back = (
-            float(one[layers].sum())
-            for one in (times.forward, times.backward, times.again, times.tensor_forward, times.tensor_backward)
-        )
+        forward, backward, wire, wire_back = (float(one[begin:end].sum()) for one in ways)
         hop = hops[stage] if stage < len(hops) else 0.0
-        found.append(StageWork(forward + handling / 2, backward + again + handling / 2, tensor, tensor_back, hop))
+        found.append(StageWork(forward + handling / 2, backward + handling / 2, wire, wire_back, hop))
     return found
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.workload import Exchange, Layer, Operation, Workload
+from hocket.workload import Layer, Operation, Share, Workload
 
 from ._balance import Link
 from ._constants import Constants
@@ -38,6 +38,9 @@ class LayerTimes:
         again: What recomputation adds.
         tensor_forward: Exchanges that tensor parallelism adds to the forward pass.
         tensor_backward: The same of the backward pass, with what recomputation repeats.
+        wire_forward: Of the exchanges of the forward pass, what the wires take; the rest is waiting for ranks that
+            compute beside.
+        wire_backward: The same of the backward pass.
     """
 
     forward: Floats
@@ -45,6 +48,8 @@ class LayerTimes:
     again: Floats
     tensor_forward: Floats
     tensor_backward: Floats
+    wire_forward: Floats
+    wire_backward: Floats
 
     @property
     def total(self) -> Floats:
@@ -55,6 +60,14 @@ class LayerTimes:
         """Computation takes so many times as long; exchanges do not."""
         return dataclasses.replace(
             self, forward=self.forward * times, backward=self.backward * times, again=self.again * times
+        )
+
+    def unhindered(self, times: float) -> LayerTimes:
+        """Exchanges of ranks that wait for no processor, if they took what they do where computation takes `times`."""
+        return dataclasses.replace(
+            self,
+            tensor_forward=self.wire_forward + (self.tensor_forward - self.wire_forward) / times,
+            tensor_backward=self.wire_backward + (self.tensor_backward - self.wire_backward) / times,
         )
 
 
@@ -123,9 +136,7 @@ class Profile:
         columns = ([getattr(one, name) for one in shares] for name in _STATE)
         return Held(*(np.array(column, dtype=np.float64)[self.index] for column in columns))
 
-    def _kind(
-        self, number: int, tensor: int, sequence: bool, again: str, scale: float
-    ) -> tuple[float, float, float, float, float]:
+    def _kind(self, number: int, tensor: int, sequence: bool, again: str, scale: float) -> tuple[float, ...]:
         kind = self.kinds[number]
         share = kind.share(tensor, sequence=sequence)
         core = 0.0
@@ -144,18 +155,27 @@ class Profile:
                 core += seconds if one.part == "core" else 0.0
             backward = _BACKWARD * forward
         repeated = {"none": 0.0, "layers": forward, "attention": core}[again]
-        exchanged = {"forward": 0.0, "backward": 0.0}
-        for each in share.exchanges:
-            exchanged[each.phase] += self._exchange(each, tensor, scale if each.with_batch else 1.0)
+        there, back = (self._exchanges(share, phase, tensor, scale) for phase in ("forward", "backward"))
         if again == "layers":  # a forward pass that is done again exchanges again
-            exchanged["backward"] += exchanged["forward"]
-        return forward, backward, repeated, exchanged["forward"], exchanged["backward"]
+            back += there
+        return forward, backward, repeated, there[0], back[0], there[1], back[1]
 
-    def _exchange(self, each: Exchange, tensor: int, scale: float) -> float:
-        """Nothing hides an exchange: the next function needs what it brings."""
-        nbytes = each.nbytes * scale / self.constants.exchange_share
-        one = self.network.collective(each.kind, nbytes, tensor, 1, self.constants).seconds
-        return each.count * (one + self.constants.exchange_s)
+    def _exchanges(self, share: Share, phase: str, tensor: int, scale: float) -> Floats:
+        """What exchanges of a pass take, and what of it is the wires'; the next function needs what they bring."""
+        found = np.zeros(2)
+        for each in share.exchanges:
+            if each.phase == phase:
+                nbytes = each.nbytes * (scale if each.with_batch else 1.0)
+                found += each.count * np.array(
+                    [self._exchange(each.kind, nbytes, tensor), self._wire(each.kind, nbytes, tensor)]
+                )
+        return found
+
+    def _exchange(self, kind: str, nbytes: float, tensor: int) -> float:
+        return self._wire(kind, nbytes / self.constants.exchange_share, tensor) + self.constants.exchange_s
+
+    def _wire(self, kind: str, nbytes: float, tensor: int) -> float:
+        return self.network.collective(kind, nbytes, tensor, 1, self.constants).seconds
 
     def _roofline(self, flops: float, moved_bytes: float, calls: int) -> float:
         """A kernel takes the longer of its arithmetic and its memory traffic, and its launch."""

@@ -16,7 +16,7 @@ from hocket.workload import Workload
 
 from ._admissible import undivided
 from ._constants import Constants, slowest_of
-from ._exposed import exposed_exchange
+from ._exposed import ends
 from ._findings import UNPREDICTED, PlanError, PlanFinding
 from ._memory import Memory, memory_of
 from ._network import Cost, Network, network_of
@@ -27,8 +27,6 @@ from ._stages import stage_cuts
 
 __all__ = ["Prediction", "StepParts", "predict"]
 
-# Of the optimizer's state every byte is read and written; gradients are zeroed, accumulated, checked and read.
-_GRADIENT_PASSES = 4
 # Pipelines whose ranks share processors are followed step by step up to so many actions times ranks, some 50 ms.
 _FOLLOWED = 4096
 # By how much the time to fill and drain is divided; interleaving by the stages of a rank. ZB-H1: gradients of weights,
@@ -199,19 +197,22 @@ def _step(
     constants, crowd = profile.constants, profile.network.crowding(workers)
     hops = _hops(plan, profile, edges, micro)
     messages = _messages(hops, p)
-    handling = v * constants.stage_s if p > 1 else 0.0
+    handling = v * constants.stage_s if p > 1 else constants.pass_s
     tensor = [float((times.tensor_forward + times.tensor_backward)[layers].sum()) for layers in own]
     each = np.array([float(times.total[layers].sum()) for layers in own]) + messages + handling
     worst = int(each.argmax())
     layers = own[worst]
     compute = m * float((times.forward + times.backward)[layers].sum())
     recompute = m * float(times.again[layers].sum())
-    gradients, gather, cost = exposed_exchange(plan, profile, times.slowed(crowd), layers, m)
+    gradients, gather, update, cost = ends(plan, profile, times, own, worst, m, crowd)
     handling = m * handling + _sharding(plan, profile, layers, m * crowd)
     followed = p > 1 and profile.network.at_once and p * p * v * m <= _FOLLOWED
     if followed and plan.pipeline_schedule != "zero_bubble":
-        own_s = m * float(each[worst] - messages[worst])
-        stages = stage_works(times, edges, hops, constants.stage_s)
+        alone = times.unhindered(crowd)
+        calm = float((alone.tensor_forward + alone.tensor_backward)[layers].sum())
+        own_s = m * (float(each[worst] - messages[worst]) - tensor[worst] + calm)
+        tensor[worst] = calm
+        stages = stage_works(alone, edges, hops, constants.stage_s)
         at_once = profile.network.at_once * p / workers
         bubble, sent, crowding = waits(plan.pipeline_schedule, stages, (p, v, m), own_s, at_once)
     else:
@@ -230,7 +231,7 @@ def _step(
         bubble=bubble,
         gather=gather,
         gradients=gradients,
-        optimizer=optimizer_s(plan, profile, layers) * crowd,
+        optimizer=update,
         straggle=profile.constants.jitter * slowest_of(workers) * (compute + recompute),
         crowding=crowding,
         overhead=handling + constants.step_s,
@@ -274,18 +275,3 @@ def _messages(hops: Sequence[float], ranks: int) -> np.ndarray:
         spent[stage % ranks] += seconds
         spent[(stage + 1) % ranks] += seconds
     return spent
-
-
-def optimizer_s(plan: Plan, profile: Profile, layers: np.ndarray) -> float:
-    """The update reads and writes its state, and reads gradients; each rank does the part that it holds."""
-    sharded = plan.data_parallel_degree if plan.shard != "none" else 1
-    held, workload = profile.held(plan), profile.workload
-    share = held.parameter_bytes[layers] / sharded
-    if workload.optimizer_s:
-        return workload.optimizer_s * float(share.sum()) / max(1, workload.parameter_bytes)
-    if not profile.network.memory_Bps:
-        return 0.0
-    state = held.optimizer_bytes[layers] / sharded
-    gradients = held.gradient_bytes[layers] / (sharded if plan.shard != "optimizer" else 1)
-    moved = float((2 * state + _GRADIENT_PASSES * gradients + share).sum())
-    return moved / (profile.network.memory_Bps * profile.constants.memory_share)
