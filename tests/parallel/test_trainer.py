@@ -104,6 +104,10 @@ def test_calibration_measures_what_dividing_tensors_costs_and_leaves_a_model_tha
         assert 0.05 <= found["exchange_share"] <= 1
         assert not found["refused"]
         assert found["said"] == found["held"] < 0.7 * found["whole"]
+        assert found["untouched"]
+        assert {"2 data", "2 data (optimizer sharded)", "1 data x 2 tensor"} <= {name for name, _ in found["ran"]}
+        assert all(0 < step_s < 10 for _, step_s in found["ran"])
+        assert 1 <= found["at_once"] <= 2
 
 
 def test_an_optimizer_that_needs_whole_parameters_is_refused_where_they_are_divided() -> None:

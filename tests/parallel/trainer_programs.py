@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
@@ -55,7 +56,11 @@ def divide_what_was_measured() -> dict[str, Any]:
     """What calibration says of dividing tensors, and what becomes of the model that it measured when it is divided."""
     model, data, _ = programs.setting("mlp", torch.float32)
     inputs = data.tensors[0][: programs.BATCH]
-    found = calibrate(model, programs.OPTIMIZERS["adam"](model.parameters()), (inputs,))
+    optimizer = programs.OPTIMIZERS["adam"](model.parameters())
+    before, random = copy.deepcopy(model.state_dict()), torch.random.get_rng_state()
+    found = calibrate(model, optimizer, (inputs,))
+    same = [torch.equal(before[key], value) for key, value in model.state_dict().items()]
+    untouched = all(same) and not optimizer.state and torch.equal(random, torch.random.get_rng_state())
     plans = admissible_plans(found.workload, found.network, workers=2, batch=len(inputs))
     divided = parallelize(model, join(), (inputs[:4],))
     return {
@@ -67,6 +72,9 @@ def divide_what_was_measured() -> dict[str, Any]:
         "held": sum(p.numel() * p.element_size() for p in model.parameters()),
         "whole": found.workload.parameter_bytes,
         "refused": divided.refused,
+        "untouched": untouched and all(parameter.grad is None for parameter in model.parameters()),
+        "ran": [(run.plan.resolve(2).describe(), run.step_s) for run in found.runs],
+        "at_once": found.network.at_once,
     }
 
 

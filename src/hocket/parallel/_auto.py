@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import time
 from typing import Any
 
 import torch
@@ -41,6 +43,8 @@ def auto_plan(model: torch.nn.Module, optimizer: Any, sample: Any, world: World)
     if batch < world.size:
         rule = f"the sample has {batch} of the global batch's samples, and there are {world.size} workers"
         raise PlanError("no plan was found:", [PlanFinding("sample", rule, "pass the inputs of a whole batch")])
+    begin = time.perf_counter()
+    _say(world, f"an automatic plan: measuring the model and {world.size} ranks, for about a minute")
     measured = calibrate(model, optimizer, inputs, world)
     found: tuple[dict[str, Any] | None, str] = (None, "")
     if world.rank == 0:
@@ -50,7 +54,15 @@ def auto_plan(model: torch.nn.Module, optimizer: Any, sample: Any, world: World)
     document, refused = world.from_root(found)
     if document is None:
         raise PlanError(refused)
-    return Plan.from_json(document)
+    plan = Plan.from_json(document)
+    _say(world, f"the plan is {plan.resolve(world.size).describe()}, found in {time.perf_counter() - begin:.0f} s")
+    return plan
+
+
+def _say(world: World, line: str) -> None:
+    """It takes long, so the user is told."""
+    if world.rank == 0:
+        print(f"hocket: {line}", file=sys.stderr, flush=True)
 
 
 def _chosen(

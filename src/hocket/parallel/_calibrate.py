@@ -18,10 +18,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from hocket.planner import Constants, Network
+from hocket.planner import Constants, MeasuredPlan, Network, fitted
 from hocket.workload import Workload, capture, trial
 
 from ._overheads import degrees, timed, usual, with_overheads
+from ._references import run_references
 from ._trees import mapped, tensors_in
 from ._world import World, join
 
@@ -44,11 +45,13 @@ class Calibration:
         workload: the model, with the times that a rank takes when it computes alone.
         network: the ranks' network as a ring of equals, and how many of them compute at full speed at once.
         constants: what collectives of shards reach, and the overhead of steps, stages and blocks.
+        runs: plans of the model that were run, on which the network's `at_once` and the overheads were fitted.
     """
 
     workload: Workload
     network: Network
     constants: Constants
+    runs: tuple[MeasuredPlan, ...] = ()
 
 
 def calibrate(
@@ -56,7 +59,8 @@ def calibrate(
 ) -> Calibration:
     """Measure a model and the ranks that are to train it; a collective operation.
 
-    The model is run on each rank's part of a batch; its parameters and gradients stay as they are.
+    The model is run on each rank's part of a batch, and copies of it are trained by a few plans (`run_references`); its
+    parameters and gradients stay as they are.
 
     Args:
         model: the user's, on the device that it trains on.
@@ -70,15 +74,18 @@ def calibrate(
     network, share = _network(device, world)
     network = dataclasses.replace(network, at_once=at_once)
     constants = dataclasses.replace(_MEASURED, gather_share=share)
+    runs: list[MeasuredPlan] = []
     if world.size > 1:
         constants = with_overheads(constants, network, device, world)
-    return world.from_root(Calibration(workload, network, constants))
+        runs = run_references(model, optimizer, inputs, (workload, network, constants), world)
+        if world.rank == 0:
+            network, constants = fitted(runs, workload, network, constants, batch=_batch(inputs))
+    return world.from_root(Calibration(workload, network, constants, tuple(runs)))
 
 
 def _workload(model: torch.nn.Module, optimizer: Any, inputs: tuple[Any, ...], world: World) -> tuple[Workload, float]:
     """What each rank's part of a batch asks for, and how many ranks can compute at once as fast as one alone."""
-    batch = next(len(one) for one in tensors_in(inputs) if one.dim())
-    each = max(1, batch // world.size)
+    each = max(1, _batch(inputs) // world.size)
     part = mapped(inputs, lambda one: one[:each] if one.dim() else one)
     kind = _kind(optimizer)
     if world.size == 1:
@@ -100,6 +107,10 @@ def _workload(model: torch.nn.Module, optimizer: Any, inputs: tuple[Any, ...], w
             together.append(max(world.from_all(_steps_s(step, steps, device))))
     best = min(captured, key=lambda one: one.forward_s + one.backward_s)
     return best, min(world.size, max(1.0, world.size * min(alone) / min(together)))
+
+
+def _batch(inputs: tuple[Any, ...]) -> int:
+    return next(len(one) for one in tensors_in(inputs) if one.dim())
 
 
 def _steps_s(step: Callable[[], None], steps: int, device: torch.device) -> float:

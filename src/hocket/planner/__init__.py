@@ -22,6 +22,9 @@ from ._explain import plan_rows as plan_rows
 from ._explain import with_reasons as with_reasons
 from ._findings import PlanError as PlanError
 from ._findings import PlanFinding as PlanFinding
+from ._fit import MeasuredPlan as MeasuredPlan
+from ._fit import fitted as fitted
+from ._fit import reference_plans as reference_plans
 from ._graph import pipeline_order as pipeline_order
 from ._graph import step_graph as step_graph
 from ._memory import Memory as Memory
@@ -58,6 +61,7 @@ __all__ = [
     "Constants",
     "Cost",
     "Curve",
+    "MeasuredPlan",
     "Memory",
     "Network",
     "Plan",
@@ -79,6 +83,7 @@ __all__ = [
     "curves_svg",
     "explain",
     "fit_scaling",
+    "fitted",
     "in_flight",
     "memory_of",
     "parse_compression",
@@ -86,6 +91,7 @@ __all__ = [
     "plan_rows",
     "predict",
     "preferred",
+    "reference_plans",
     "scaling_curves",
     "search",
     "shown_bytes",

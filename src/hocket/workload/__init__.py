@@ -1,6 +1,6 @@
 """Workloads: what one training step of a model asks for; captured from a module, or analytic.
 
-`capture` and `trial` alone need torch, which is loaded when they are first asked for.
+`capture`, `summed` and `trial` alone need torch, which is loaded when they are first asked for.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,7 @@ from ._workload import Workload as Workload
 
 if TYPE_CHECKING:
     from ._capture import capture as capture
+    from ._trial import summed as summed
     from ._trial import trial as trial
 
 __all__ = [
@@ -34,6 +35,7 @@ __all__ = [
     "capture",
     "named_transformer",
     "parse",
+    "summed",
     "to_text",
     "transformer",
     "trial",
@@ -41,11 +43,11 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Load `capture` or `trial`, and torch with it, when it is first asked for."""
-    if name not in ("capture", "trial"):
+    """Load what needs torch, and torch with it, when it is first asked for."""
+    if name not in ("capture", "summed", "trial"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from ._capture import capture
-    from ._trial import trial
+    from ._trial import summed, trial
 
-    globals().update(capture=capture, trial=trial)
+    globals().update(capture=capture, summed=summed, trial=trial)
     return globals()[name]

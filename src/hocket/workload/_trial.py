@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_flatten
 
 from ._share import WorkloadError
 
-__all__ = ["sum_of_outputs", "trial", "tried_out"]
+__all__ = ["sum_of_outputs", "summed", "trial", "tried_out"]
 
 
 @contextmanager
@@ -53,8 +53,21 @@ def tried_out(model: nn.Module) -> Iterator[None]:
 
 
 def sum_of_outputs(model: nn.Module, batch: Any) -> Tensor:
-    output = model(*batch) if isinstance(batch, tuple) else model(batch)
+    """Runs the model; see `summed`."""
+    return summed(model(*batch) if isinstance(batch, tuple) else model(batch))
+
+
+def summed(output: Any) -> Tensor:
+    """The sum of all floating-point numbers of a model's output, for want of a loss.
+
+    Args:
+        output: A tensor, or any tree of them.
+
+    Raises:
+        WorkloadError: there is no tensor of such numbers.
+    """
     found = [one for one in tree_flatten(output)[0] if isinstance(one, Tensor) and one.is_floating_point()]
     if not found:
-        raise WorkloadError(f"capture: {type(model).__name__} gives no tensor of floating-point numbers; give `loss`")
+        kind = type(output).__name__
+        raise WorkloadError(f"capture: the model's output, of type {kind}, has no floating-point tensor; give `loss`")
     return torch.stack([one.float().sum() for one in found]).sum()

@@ -1,0 +1,130 @@
+"""Constants that are fitted on plans that were run: what no formula knows of ranks that share processors and links.
+
+A few plans, one of each form, say what a stage, a block or an exchange costs this model on these ranks; all others
+follow from the same constants. Only constants move, never a curve through the points, and none further than
+measurements of it might be wrong.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from hocket.workload import Workload
+
+from ._constants import Constants
+from ._network import Network
+from ._plan import Plan
+from ._time import predict
+
+__all__ = ["MeasuredPlan", "fitted", "reference_plans"]
+
+# How far (standard deviation of the natural logarithm) each constant may be from what small models said of it.
+_BELIEF = {
+    "at_once": 0.25,
+    "step_s": 0.7,
+    "pass_s": 1.5,  # no small model says anything of it
+    "stage_s": 0.7,
+    "optimizer_shard_s": 0.7,
+    "gradient_shard_s": 0.7,
+    "block_s": 0.7,
+    "exchange_s": 0.7,
+    "exchange_share": 0.7,
+}
+_FARTHEST = 3.0  # such deviations
+_NOISE = 0.07  # of a measured step; also where a run begins to be taken for disturbed
+_LEAST = 0.002  # of the shortest step: what a cost that was measured to be nothing begins from
+_SEVERAL = 4  # times the fewest parts of a batch: what a part costs must be seen, too
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredPlan:
+    """A plan that was run.
+
+    Attributes:
+        plan: Which.
+        step_s: Seconds of a step of its slowest rank.
+    """
+
+    plan: Plan
+    step_s: float
+
+
+def reference_plans(plans: Iterable[Plan], workers: int) -> list[Plan]:
+    """Those of some plans that stand for their forms.
+
+    Data parallelism; with a sharded optimizer, or sharded parameters; tensors divided by the least degree and by the
+    largest; pipelines with the fewest stages and with the most, one of each rank. All with the fewest parts of a batch
+    that there are and, but for the sharded optimizer, with four times as many.
+
+    Args:
+        plans: Admissible ones.
+        workers: How many.
+    """
+    forms: dict[tuple[str, int, int], list[Plan]] = {}
+    for plan in plans:
+        one = plan.resolve(workers)
+        tensor, pipeline = one.tensor_parallel_degree, one.pipeline_parallel_degree
+        ways = (one.shard != "none") + (tensor > 1) + (pipeline > 1)
+        plain = not one.recompute and one.spatial_parallel_degree == 1 and one.stages_per_rank == 1
+        if plain and ways <= 1 and one.shard != "gradients":
+            forms.setdefault((one.shard, tensor, pipeline), []).append(plan)
+    ends = [{tensor for _, tensor, _ in forms if tensor > 1}, {pipeline for _, _, pipeline in forms if pipeline > 1}]
+    found = []
+    for (shard, tensor, pipeline), alike in forms.items():
+        degrees = zip((tensor, pipeline), ends, strict=True)
+        if any(degree > 1 and degree not in (min(end), max(end)) for degree, end in degrees):
+            continue
+        parts = {plan.micro_batches * plan.accumulate: plan for plan in alike}
+        fewest = min(parts)
+        wanted = (fewest,) if shard == "optimizer" else (fewest, _SEVERAL * fewest)
+        found += [parts[count] for count in wanted if count in parts]
+    return found
+
+
+def fitted(
+    runs: Sequence[MeasuredPlan], workload: Workload, network: Network, constants: Constants, *, batch: int
+) -> tuple[Network, Constants]:
+    """The network and the constants with which the formulas come nearest to what was measured.
+
+    The maximum of the posterior: errors of steps are weighed against how far constants are from what they were, both by
+    their ratios. A run that was disturbed counts less (Huber-like, scipy's soft_l1).
+
+    Args:
+        runs: What was measured, all on the ranks of the network.
+        workload: What was trained.
+        network: The ranks'; of it `at_once` moves, if its ranks share processors.
+        constants: As far as they are known; those of `_BELIEF` move.
+        batch: Samples of a global batch.
+
+    Raises:
+        PlanError: a plan cannot be timed.
+    """
+    from scipy.optimize import least_squares
+
+    if not runs:
+        return network, constants
+    least = _LEAST * min(run.step_s for run in runs)
+    names = [name for name in _BELIEF if name != "at_once" or network.at_once]
+
+    def moved(values: Sequence[float]) -> tuple[Network, Constants]:
+        times = {name: math.exp(value * _BELIEF[name]) for name, value in zip(names, values, strict=True)}
+        at_once = min(network.world, max(1.0, network.at_once * times.pop("at_once", 1.0))) if network.at_once else 0.0
+        new = {}
+        for name, factor in times.items():
+            known = getattr(constants, name)
+            new[name] = max(least, known) * factor if name.endswith("_s") else min(1.0, known * factor)
+        return dataclasses.replace(network, at_once=at_once), dataclasses.replace(constants, **new)
+
+    def residuals(values: Sequence[float]) -> list[float]:
+        wires, now = moved(values)
+        each = (
+            predict(run.plan, workload, wires, workers=network.world, batch=batch, constants=now).step_s / run.step_s
+            for run in runs
+        )
+        return [*(math.log(ratio) / _NOISE for ratio in each), *values]
+
+    best = least_squares(residuals, [0.0] * len(names), bounds=(-_FARTHEST, _FARTHEST), loss="soft_l1")
+    return moved(best.x.tolist())

@@ -1,0 +1,125 @@
+"""Constants fitted on a few plans, held against the constants that all plans were made with."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import random
+import statistics
+
+import pytest
+
+from hocket.planner import (
+    Constants,
+    MeasuredPlan,
+    Network,
+    Plan,
+    admissible_plans,
+    fitted,
+    predict,
+    reference_plans,
+)
+from hocket.workload import Workload
+
+from .test_captured import captured as captured  # a fixture
+
+BATCH = 64
+NETWORK = Network("four ranks", 4, 1, 1e9, 1e-4, 1e9, 1e9, 1e-4, 0.0, 0.0, 2**34, 0.0, at_once=1.9)
+GUESS = Constants(collective_s=0.0, prefetch=False, step_s=2e-3, stage_s=5e-4, block_s=1e-3, exchange_s=2e-4)
+
+
+def plans_of(workload: Workload, network: Network = NETWORK) -> list[Plan]:
+    found = admissible_plans(workload, network, workers=network.world, batch=BATCH, fixed={"recompute": False})
+    parts = (1, 2, 4, 8, 16)
+    return [p for p in found if p.accumulate in (1, 4) and p.micro_batches in parts and p.stages_per_rank <= 2]
+
+
+def step_s(plan: Plan, workload: Workload, network: Network, constants: Constants) -> float:
+    return predict(plan, workload, network, workers=network.world, batch=BATCH, constants=constants).step_s
+
+
+def errors(workload: Workload, truth: tuple[Network, Constants], believed: tuple[Network, Constants]) -> list[float]:
+    """Of all plans, how far the times by what is believed are from the true ones: ratios' logarithms."""
+    return [
+        abs(math.log(step_s(plan, workload, *believed) / step_s(plan, workload, *truth)))
+        for plan in plans_of(workload, truth[0])
+    ]
+
+
+def test_references_are_one_of_each_form_and_the_ends_of_degrees(captured: Workload) -> None:
+    plans = plans_of(captured)
+    found = reference_plans(plans, 4)
+    shown = sorted((p.shard, p.tensor_parallel_degree, p.pipeline_parallel_degree, _parts(p)) for p in found)
+    assert shown == [
+        ("none", 1, 1, 1),
+        ("none", 1, 1, 4),
+        ("none", 1, 2, 2),
+        ("none", 1, 2, 8),
+        ("none", 1, 4, 4),
+        ("none", 1, 4, 16),
+        ("none", 2, 1, 1),
+        ("none", 2, 1, 4),
+        ("none", 4, 1, 1),
+        ("none", 4, 1, 4),
+        ("optimizer", 1, 1, 1),
+        ("parameters", 1, 1, 1),
+        ("parameters", 1, 1, 4),
+    ]
+    assert len(found) < len(plans) / 3
+
+
+def _parts(plan: Plan) -> int:
+    return plan.micro_batches * plan.accumulate
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_constants_that_are_off_are_found_again_by_a_few_noisy_runs(captured: Workload, seed: int) -> None:
+    draw = random.Random(seed)
+
+    def off(value: float, by: float) -> float:
+        return value * math.exp(draw.uniform(-by, by))
+
+    costs = {name: off(getattr(GUESS, name), 1.0) for name in ("step_s", "stage_s", "block_s", "exchange_s")}
+    truth = (
+        dataclasses.replace(NETWORK, at_once=off(NETWORK.at_once, 0.3)),
+        dataclasses.replace(GUESS, pass_s=draw.uniform(0, 2e-3), **costs),
+    )
+    runs = [
+        MeasuredPlan(plan, step_s(plan, captured, *truth) * math.exp(draw.gauss(0, 0.03)))
+        for plan in reference_plans(plans_of(captured), 4)
+    ]
+    before = errors(captured, truth, (NETWORK, GUESS))
+    after = errors(captured, truth, fitted(runs, captured, NETWORK, GUESS, batch=BATCH))
+    # Runs vary by 3%: so should most plans that nobody ran; those of many more parts and blocks by more.
+    assert statistics.median(after) < max(0.03, statistics.median(before) / 2)
+    assert max(after) < 0.25
+
+
+def test_one_disturbed_run_does_not_move_the_others(captured: Workload) -> None:
+    truth = (NETWORK, GUESS)
+    plans = reference_plans(plans_of(captured), 4)
+    runs = [MeasuredPlan(plan, step_s(plan, captured, *truth)) for plan in plans]
+    disturbed = next(i for i, run in enumerate(runs) if run.plan.pipeline_parallel_degree == 2)
+    runs[disturbed] = dataclasses.replace(runs[disturbed], step_s=2.5 * runs[disturbed].step_s)
+    found = fitted(runs, captured, NETWORK, GUESS, batch=BATCH)
+    assert statistics.median(errors(captured, truth, found)) < 0.03
+
+
+def test_what_was_measured_as_foretold_changes_little(captured: Workload) -> None:
+    runs = [
+        MeasuredPlan(plan, step_s(plan, captured, NETWORK, GUESS)) for plan in reference_plans(plans_of(captured), 4)
+    ]
+    network, constants = fitted(runs, captured, NETWORK, GUESS, batch=BATCH)
+    assert network.at_once == pytest.approx(NETWORK.at_once, rel=0.02)
+    # What was nothing is now a little: a step's 2 ms for every 500 that the shortest run takes.
+    assert max(errors(captured, (NETWORK, GUESS), (network, constants))) < 0.08
+
+
+def test_without_runs_everything_stays(captured: Workload) -> None:
+    assert fitted([], captured, NETWORK, GUESS, batch=BATCH) == (NETWORK, GUESS)
+
+
+def test_ranks_with_processors_of_their_own_stay_so(captured: Workload) -> None:
+    network = dataclasses.replace(NETWORK, at_once=0.0)
+    runs = [MeasuredPlan(plan, 3 * step_s(plan, captured, network, GUESS)) for plan in plans_of(captured)[:3]]
+    assert fitted(runs, captured, network, GUESS, batch=BATCH)[0] == network
