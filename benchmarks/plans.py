@@ -6,18 +6,22 @@
     python -m benchmarks.plans --read FOLDER                      the table of what --out FOLDER holds
 
 For every workload and world: ranks are calibrated as `Trainer(plan="auto")` does it, by `hocket.parallel.calibrate`;
-then every admissible plan is predicted, run, and measured: the lower quartile of the slowest rank's steps, in two
-rounds over all plans, because the machine has slow phases (of the same plan the median went from 107 ms to 188 ms, the
-fastest from 104 to 113). What counts is how far the plan that the planner prefers (the simplest of those that are
-predicted to be as fast as the fastest) is behind the one that was measured to be the fastest, and the error of the
-predictions. On a machine where nothing else runs. Of parts of a batch, 1 and 4 (of a pipeline with p ranks p and 4 p)
-stand for all.
+then every admissible plan is predicted, run, and measured: all plans take turns, three steps each of which the last two
+count, and the lower quartile of the slowest rank's steps is taken, because the machine has slow phases (of the same
+plan the median went from 107 ms to 188 ms, the fastest from 104 to 113). What counts is how far the plan that the
+planner prefers (the simplest of those that are predicted to be as fast as the fastest) is behind the one that was
+measured to be the fastest, and the error of the predictions: of those made before, which hold for the machine as it was
+during calibration; and of those whose constants are fitted again on the reference plans as measured in the turns, which
+hold for the machine as it was when all others were measured ("blind": without the references themselves). "Itself" is
+how far the first half of a plan's own turns is from the second. On a machine where nothing else runs. Of parts of a
+batch, 1 and 4 (of a pipeline with p ranks p and 4 p) stand for all.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import dataclasses
 import json
 import math
 import statistics
@@ -36,7 +40,19 @@ from torch.utils.data import default_collate
 
 import hocket
 from hocket.parallel import calibrate
-from hocket.planner import Plan, PlanError, admissible_plans, predict, preferred
+from hocket.planner import (
+    Constants,
+    MeasuredPlan,
+    Network,
+    Plan,
+    PlanError,
+    admissible_plans,
+    fitted,
+    predict,
+    preferred,
+    reference_plans,
+)
+from hocket.workload import parse, to_text
 from hocket.workloads import Example, example
 
 # Size and samples of a global batch: steps of 50 ms to 400 ms on one core.
@@ -48,8 +64,9 @@ WORKLOADS = {
     "translation": ("demo", 128),
     "recommender": ("demo", 32768),
 }
-# A plan that takes so many times what the fastest before it took is measured by two steps alone.
+# A plan that takes so many times what the fastest before it took is measured in fewer turns.
 HOPELESS = 4.0
+TURNS_OF_HOPELESS = 2
 
 
 def setting(name: str) -> tuple[Example, Any]:
@@ -70,15 +87,17 @@ def is_measured(plan: Plan) -> bool:
 # --- on the ranks -----------------------------------------------------------------------------------------------------
 
 
-def timed(step: Callable[[], object], number: int = 2) -> float:
-    """The second of two steps, on the slowest rank; or another."""
+def timed(step: Callable[[], object], number: int = 3) -> list[float]:
+    """Some steps without the first one, on the slowest rank; one if only one is wanted."""
+    each = []
     for _ in range(number):
         dist.barrier()
         begin = time.perf_counter()
         step()
         seconds = torch.tensor(time.perf_counter() - begin, dtype=torch.float64)
-    dist.all_reduce(seconds, op=dist.ReduceOp.MAX)
-    return seconds.item()
+        dist.all_reduce(seconds, op=dist.ReduceOp.MAX)
+        each.append(seconds.item())
+    return each[1:] or each
 
 
 def usual(each: list[float]) -> float:
@@ -91,6 +110,11 @@ def say(rank: int, row: dict[str, Any], seconds: float) -> None:
     if rank == 0:
         told = f"{seconds * 1e3:.1f} ms, predicted {row['predicted_s'] * 1e3:.1f}"
         print(f"{time.strftime('%H:%M:%S')} {Plan.from_json(row['plan']).describe()}: {told}", flush=True)
+
+
+def vars_of(value: Any) -> dict[str, Any]:
+    """Fields of a dataclass, with or without slots."""
+    return {one.name: getattr(value, one.name) for one in dataclasses.fields(value)}
 
 
 def alone(made: Example, batch: Any) -> Callable[[], object]:
@@ -112,9 +136,11 @@ def rank_main(name: str, turns: int, within: float, out: Path) -> None:
     made, batch = setting(name)
     size = WORKLOADS[name][1]
     compute = alone(made, batch)
-    before = [timed(compute) for _ in range(6)]
+    before = [one for _ in range(3) for one in timed(compute)]
+    began = time.perf_counter()
     found = calibrate(made.model, torch.optim.Adam(made.model.parameters()), batch[:-1])
-    before += [timed(compute) for _ in range(6)]
+    took_s = time.perf_counter() - began
+    before += [one for _ in range(3) for one in timed(compute)]
     given: list[Any] = [None]
     if rank == 0:
         plans = admissible_plans(found.workload, found.network, workers=world, batch=size, fixed={"recompute": False})
@@ -133,33 +159,32 @@ def rank_main(name: str, turns: int, within: float, out: Path) -> None:
         try:
             trainer = hocket.Trainer(model, made.loss_fn, optimizer, plan=plan, sample=batch[:-1])
             step = partial(trainer.step, batch)
-            first_s = timed(step, 1)
+            (first_s,) = timed(step, 1)
         except (PlanError, NotImplementedError, ValueError) as error:  # the same on every rank
             row["refused"] = str(error)
             continue
         row["steps_s"] = []
-        second_s = timed(step, 1)
+        (second_s,) = timed(step, 1)
         shortest = min(shortest, second_s)
-        if second_s <= HOPELESS * shortest:
-            steps[number] = step
-        else:
-            row["steps_s"].append(min(first_s, second_s))
+        steps[number] = step
+        row["turns"] = turns if second_s <= HOPELESS * shortest else min(turns, TURNS_OF_HOPELESS)
         say(rank, row, first_s)
-    meanwhile = []
-    for _ in range(turns):
-        meanwhile.append(timed(compute))
+    meanwhile: list[float] = []
+    for turn in range(turns):
+        meanwhile += timed(compute)
         for number, step in steps.items():
-            rows[number]["steps_s"].append(timed(step))
+            if turn < rows[number]["turns"]:
+                rows[number]["steps_s"] += timed(step)
     for row in rows:
         if "steps_s" in row:
             row["measured_s"] = usual(row["steps_s"])
             say(rank, row, row["measured_s"])
     if rank == 0:
-        link = {"rate_Bps": found.network.rank_Bps, "latency_s": found.network.between_s}
-        link |= {"at_once": found.network.at_once}
-        text = {"workload": name, "world": world, "known": link, "constants": vars(found.constants)}
-        text |= {"drift": usual(meanwhile) / usual(before)}
-        out.write_text(json.dumps({**text, "rows": rows}, indent=1))
+        text = {"workload": name, "world": world, "seconds": took_s, "drift": usual(meanwhile) / usual(before)}
+        text |= {"network": vars_of(found.network), "constants": vars_of(found.constants), "rows": rows}
+        text |= {"captured": to_text(found.workload)}
+        text |= {"runs": [{"plan": run.plan.to_json(), "step_s": run.step_s} for run in found.runs]}
+        out.write_text(json.dumps(text, indent=1))
     dist.destroy_process_group()
 
 
@@ -171,25 +196,42 @@ def judged(document: dict[str, Any]) -> dict[str, Any]:
     rows = [row for row in document["rows"] if "measured_s" in row]
     pick = rows[preferred([(Plan.from_json(row["plan"]), row["predicted_s"]) for row in rows])]
     best = min(rows, key=lambda row: row["measured_s"])
-    errors = errors_of(document)
     return {
         "workload": document["workload"],
         "world": document["world"],
         "plans": len(rows),
-        "refused": len(document["rows"]) - len(rows),
         "pick": Plan.from_json(pick["plan"]).resolve(document["world"]).describe(),
         "behind": pick["measured_s"] / best["measured_s"] - 1,
         "best": Plan.from_json(best["plan"]).resolve(document["world"]).describe(),
-        "median": statistics.median(map(abs, errors)),
-        "worst": max(errors, key=abs),
+        "before": [row["predicted_s"] / row["measured_s"] - 1 for row in rows],
+        "itself": [usual(halves[0]) / usual(halves[1]) - 1 for row in rows if (halves := halved(row["steps_s"]))],
+        **fitted_again(document, rows),
         "drift": document["drift"],
     }
 
 
-def errors_of(document: dict[str, Any], drift: float = 1.0) -> list[float]:
-    """Of every prediction, relative to what was measured; with `drift`, of the machine as it became."""
-    rows = [row for row in document["rows"] if "measured_s" in row]
-    return [row["predicted_s"] * drift / row["measured_s"] - 1 for row in rows]
+def halved(steps: list[float]) -> tuple[list[float], list[float]] | None:
+    """Steps of the first turns and of the last ones: what a measurement says of itself some minutes later."""
+    half = len(steps) // 2
+    return (steps[:half], steps[half:]) if half else None
+
+
+def fitted_again(document: dict[str, Any], rows: list[dict[str, Any]]) -> dict[str, list[float]]:
+    """Errors with constants fitted on the references as they were measured: of all plans, and of all others."""
+    workload, world, batch = parse(document["captured"]), document["world"], WORKLOADS[document["workload"]][1]
+    plans = [Plan.from_json(row["plan"]) for row in rows]
+    references = reference_plans(plans, world)
+    blind = [not any(plan is one for one in references) for plan in plans]
+    runs = [
+        MeasuredPlan(plan, row["measured_s"]) for plan, row, other in zip(plans, rows, blind, strict=True) if not other
+    ]
+    network, constants = Network(**document["network"]), Constants(**document["constants"])
+    network, constants = fitted(runs, workload, network, constants, batch=batch)
+    for plan, row in zip(plans, rows, strict=True):
+        one = predict(plan, workload, network, workers=world, batch=batch, constants=constants)
+        row["again_s"] = one.step_s
+    errors = [row["again_s"] / row["measured_s"] - 1 for row in rows]
+    return {"again": errors, "blind": [error for error, other in zip(errors, blind, strict=True) if other]}
 
 
 def main() -> None:
@@ -234,23 +276,33 @@ def main() -> None:
 
 
 def show(documents: list[dict[str, Any]]) -> None:
-    """Print the table."""
-    print(
-        "| workload | ranks | plans | planner's pick | behind the best | best measured | median error | worst | drift |"
-    )
-    print("|---|---|---|---|---|---|---|---|---|")
+    """Print the tables."""
+    words = "workload, ranks, plans, planner's pick, behind the best, best measured, drift, before: median, worst"
+    words += ", again: median, worst, blind: median, worst"
+    heads = words.split(", ")
+    print("| " + " | ".join(heads) + " |\n|" + "---|" * len(heads))
     found = [judged(document) for document in documents]
     for one in found:
-        print(
-            f"| {one['workload']} | {one['world']} | {one['plans']} | {one['pick']} | {one['behind']:.1%} | "
-            f"{one['best']} | {one['median']:.1%} | {one['worst']:+.1%} | {one['drift']:.2f} |"
-        )
+        cells = [one["workload"], one["world"], one["plans"], one["pick"], f"{one['behind']:.1%}", one["best"]]
+        cells += [f"{one['drift']:.2f}"]
+        for name in ("before", "again", "blind"):
+            cells += median_and_worst(one[name])
+        print("| " + " | ".join(map(str, cells)) + " |")
     near = sum(one["behind"] <= 0.10 for one in found)
     print(f"\nThe pick is within 10% of the best in {near} of {len(found)} cases.")
-    for what, drifts in (("", [1.0] * len(found)), (" with the drift taken out", [one["drift"] for one in found])):
-        errors = [abs(e) for d, drift in zip(documents, drifts, strict=True) for e in errors_of(d, drift)]
-        print(f"Of {len(errors)} predictions{what} the median error is {statistics.median(errors):.1%}, ", end="")
-        print(f"the worst {max(errors):.1%}.")
+    for world in (None, *sorted({one["world"] for one in found})):
+        for name in ("before", "again", "blind", "itself"):
+            errors = [error for one in found if world in (None, one["world"]) for error in one[name]]
+            within = sum(abs(error) <= 0.25 for error in errors)
+            median, worst = median_and_worst(errors)
+            print(f"{world or 'all'} ranks, {name}: {len(errors)} predictions, {median}, {worst}; {within} within 25%")
+
+
+def median_and_worst(errors: list[float]) -> list[str]:
+    """Median of their sizes, and the largest with its sign."""
+    if not errors:
+        return ["", ""]
+    return [f"{statistics.median(map(abs, errors)):.1%}", f"{max(errors, key=abs):+.1%}"]
 
 
 if __name__ == "__main__":
