@@ -6,6 +6,7 @@ import copy
 import gc
 import logging
 import time
+import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -103,7 +104,8 @@ def _built(
     from ._trainer import Trainer  # which makes automatic plans by what is measured here
 
     device = batch[-1].device
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of a plan that is only tried
         try:
             own, updates = copy.deepcopy((model, optimizer))
             for group in updates.param_groups:
