@@ -67,6 +67,7 @@ WORKLOADS = {
 # A plan that takes so many times what the fastest before it took is measured in fewer turns.
 HOPELESS = 4.0
 TURNS_OF_HOPELESS = 2
+FAR = 0.25  # a prediction that is further off is shown by itself
 
 
 def setting(name: str) -> tuple[Example, Any]:
@@ -110,11 +111,6 @@ def say(rank: int, row: dict[str, Any], seconds: float) -> None:
     if rank == 0:
         told = f"{seconds * 1e3:.1f} ms, predicted {row['predicted_s'] * 1e3:.1f}"
         print(f"{time.strftime('%H:%M:%S')} {Plan.from_json(row['plan']).describe()}: {told}", flush=True)
-
-
-def vars_of(value: Any) -> dict[str, Any]:
-    """Fields of a dataclass, with or without slots."""
-    return {one.name: getattr(value, one.name) for one in dataclasses.fields(value)}
 
 
 def alone(made: Example, batch: Any) -> Callable[[], object]:
@@ -181,8 +177,12 @@ def rank_main(name: str, turns: int, within: float, out: Path) -> None:
             say(rank, row, row["measured_s"])
     if rank == 0:
         text = {"workload": name, "world": world, "seconds": took_s, "drift": usual(meanwhile) / usual(before)}
-        text |= {"network": vars_of(found.network), "constants": vars_of(found.constants), "rows": rows}
-        text |= {"captured": to_text(found.workload)}
+        text |= {
+            "network": dataclasses.asdict(found.network),
+            "constants": dataclasses.asdict(found.constants),
+            "rows": rows,
+        }
+        text |= {"captured": to_text(found.workload), "rows": rows}
         text |= {"runs": [{"plan": run.plan.to_json(), "step_s": run.step_s} for run in found.runs]}
         out.write_text(json.dumps(text, indent=1))
     dist.destroy_process_group()
@@ -196,16 +196,21 @@ def judged(document: dict[str, Any]) -> dict[str, Any]:
     rows = [row for row in document["rows"] if "measured_s" in row]
     pick = rows[preferred([(Plan.from_json(row["plan"]), row["predicted_s"]) for row in rows])]
     best = min(rows, key=lambda row: row["measured_s"])
+    plans = [Plan.from_json(row["plan"]).resolve(document["world"]) for row in rows]
+    again_s, references = fitted_again(document, rows)
+    again = [seconds / row["measured_s"] - 1 for seconds, row in zip(again_s, rows, strict=True)]
     return {
         "workload": document["workload"],
         "world": document["world"],
         "plans": len(rows),
-        "pick": Plan.from_json(pick["plan"]).resolve(document["world"]).describe(),
+        "pick": plans[rows.index(pick)].describe(),
         "behind": pick["measured_s"] / best["measured_s"] - 1,
-        "best": Plan.from_json(best["plan"]).resolve(document["world"]).describe(),
+        "best": plans[rows.index(best)].describe(),
         "before": [row["predicted_s"] / row["measured_s"] - 1 for row in rows],
+        "again": again,
+        "blind": [error for error, reference in zip(again, references, strict=True) if not reference],
         "itself": [usual(halves[0]) / usual(halves[1]) - 1 for row in rows if (halves := halved(row["steps_s"]))],
-        **fitted_again(document, rows),
+        "beyond": [one for one in zip(plans, rows, again, strict=True) if abs(one[2]) > FAR],
         "drift": document["drift"],
     }
 
@@ -216,22 +221,18 @@ def halved(steps: list[float]) -> tuple[list[float], list[float]] | None:
     return (steps[:half], steps[half:]) if half else None
 
 
-def fitted_again(document: dict[str, Any], rows: list[dict[str, Any]]) -> dict[str, list[float]]:
-    """Errors with constants fitted on the references as they were measured: of all plans, and of all others."""
+def fitted_again(document: dict[str, Any], rows: list[dict[str, Any]]) -> tuple[list[float], list[bool]]:
+    """Predictions with constants fitted on the references as they were measured; and which plans are references."""
     workload, world, batch = parse(document["captured"]), document["world"], WORKLOADS[document["workload"]][1]
     plans = [Plan.from_json(row["plan"]) for row in rows]
-    references = reference_plans(plans, world)
-    blind = [not any(plan is one for one in references) for plan in plans]
-    runs = [
-        MeasuredPlan(plan, row["measured_s"]) for plan, row, other in zip(plans, rows, blind, strict=True) if not other
-    ]
+    chosen = reference_plans(plans, world)
+    references = [any(plan is one for one in chosen) for plan in plans]
+    each = zip(plans, rows, references, strict=True)
+    runs = [MeasuredPlan(plan, row["measured_s"]) for plan, row, reference in each if reference]
     network, constants = Network(**document["network"]), Constants(**document["constants"])
     network, constants = fitted(runs, workload, network, constants, batch=batch)
-    for plan, row in zip(plans, rows, strict=True):
-        one = predict(plan, workload, network, workers=world, batch=batch, constants=constants)
-        row["again_s"] = one.step_s
-    errors = [row["again_s"] / row["measured_s"] - 1 for row in rows]
-    return {"again": errors, "blind": [error for error, other in zip(errors, blind, strict=True) if other]}
+    foretold = partial(predict, workload=workload, cluster=network, workers=world, batch=batch, constants=constants)
+    return [foretold(plan).step_s for plan in plans], references
 
 
 def main() -> None:
@@ -293,9 +294,16 @@ def show(documents: list[dict[str, Any]]) -> None:
     for world in (None, *sorted({one["world"] for one in found})):
         for name in ("before", "again", "blind", "itself"):
             errors = [error for one in found if world in (None, one["world"]) for error in one[name]]
-            within = sum(abs(error) <= 0.25 for error in errors)
+            within = sum(abs(error) <= FAR for error in errors)
             median, worst = median_and_worst(errors)
             print(f"{world or 'all'} ranks, {name}: {len(errors)} predictions, {median}, {worst}; {within} within 25%")
+    print("\n| workload | ranks | plan | measured, and its steps | error again |\n|---|---|---|---|---|")
+    for one in found:
+        for plan, row, error in one["beyond"]:
+            parts = f", {plan.accumulate} parts" if plan.accumulate > 1 else ""
+            steps = [1e3 * seconds for seconds in (row["measured_s"], min(row["steps_s"]), max(row["steps_s"]))]
+            told = "{:.0f} ms, {:.0f} to {:.0f}".format(*steps)
+            print(f"| {one['workload']} | {one['world']} | {plan.describe()}{parts} | {told} | {error:+.0%} |")
 
 
 def median_and_worst(errors: list[float]) -> list[str]:

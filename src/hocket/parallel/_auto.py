@@ -12,7 +12,7 @@ from hocket.planner import Plan, PlanError, PlanFinding, search, with_reasons
 
 from ._calibrate import Calibration, calibrate
 from ._owned import check_elementwise
-from ._trees import mapped, tensors_in
+from ._trees import mapped, samples_in
 from ._world import World
 from .pipeline import SplitError
 from .pipeline._trace import trace
@@ -39,7 +39,7 @@ def auto_plan(model: torch.nn.Module, optimizer: Any, sample: Any, world: World)
         rule = '"auto" runs the model on a sample, to see how long it takes'
         raise PlanError("no plan was found:", [PlanFinding("sample", rule, "pass Trainer(..., sample=inputs)")])
     inputs = tuple(sample) if isinstance(sample, tuple | list) else (sample,)
-    batch = next((len(one) for one in tensors_in(inputs) if one.dim()), 0)
+    batch = samples_in(inputs)
     if batch < world.size:
         rule = f"the sample has {batch} of the global batch's samples, and there are {world.size} workers"
         raise PlanError("no plan was found:", [PlanFinding("sample", rule, "pass the inputs of a whole batch")])

@@ -23,7 +23,7 @@ from hocket.workload import Workload, capture, trial
 
 from ._overheads import degrees, timed, usual, with_overheads
 from ._references import run_references
-from ._trees import mapped, tensors_in
+from ._trees import mapped, samples_in
 from ._world import World, join
 
 _SIZES = (1 << 12, 1 << 20, 1 << 22)
@@ -74,18 +74,19 @@ def calibrate(
     network, share = _network(device, world)
     network = dataclasses.replace(network, at_once=at_once)
     constants = dataclasses.replace(_MEASURED, gather_share=share)
-    runs: list[MeasuredPlan] = []
-    if world.size > 1:
-        constants = with_overheads(constants, network, device, world)
-        runs = run_references(model, optimizer, inputs, (workload, network, constants), world)
-        if world.rank == 0:
-            network, constants = fitted(runs, workload, network, constants, batch=_batch(inputs))
-    return world.from_root(Calibration(workload, network, constants, tuple(runs)))
+    if world.size == 1:
+        return Calibration(workload, network, constants)
+    found = Calibration(workload, network, with_overheads(constants, network, device, world))
+    runs = run_references(model, optimizer, inputs, found, world)
+    if world.rank == 0:
+        network, constants = fitted(runs, workload, network, found.constants, batch=samples_in(inputs))
+        found = Calibration(workload, network, constants, tuple(runs))
+    return world.from_root(found)
 
 
 def _workload(model: torch.nn.Module, optimizer: Any, inputs: tuple[Any, ...], world: World) -> tuple[Workload, float]:
     """What each rank's part of a batch asks for, and how many ranks can compute at once as fast as one alone."""
-    each = max(1, _batch(inputs) // world.size)
+    each = max(1, samples_in(inputs) // world.size)
     part = mapped(inputs, lambda one: one[:each] if one.dim() else one)
     kind = _kind(optimizer)
     if world.size == 1:
@@ -107,10 +108,6 @@ def _workload(model: torch.nn.Module, optimizer: Any, inputs: tuple[Any, ...], w
             together.append(max(world.from_all(_steps_s(step, steps, device))))
     best = min(captured, key=lambda one: one.forward_s + one.backward_s)
     return best, min(world.size, max(1.0, world.size * min(alone) / min(together)))
-
-
-def _batch(inputs: tuple[Any, ...]) -> int:
-    return next(len(one) for one in tensors_in(inputs) if one.dim())
 
 
 def _steps_s(step: Callable[[], None], steps: int, device: torch.device) -> float:

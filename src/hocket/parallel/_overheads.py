@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -30,7 +30,7 @@ _MANY_ROWS = 1024  # so that wide layers compute for some ms, of a micro-batch t
 _SEVERAL = 4  # layers in a block whose many tensors count
 _FEW, _MANY = 4, 16  # micro-batches
 _TURNS = 12
-_LONG_S = 10.0  # of all turns: there are fewer where steps take long
+_LONG_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,9 @@ def with_overheads(constants: Constants, network: Network, device: torch.device,
     """
     degree, stages = degrees(world.size)[0], _stages(world.size)
     probes = _probes(world.size)
-    took = dict(zip(probes, _in_turns(list(probes.values()), device, world), strict=True))
+    steps = [_step(probe, device, world) for probe in probes.values()]
+    seconds = in_turns(steps, device, world, turns=_TURNS, together=1, long_s=_LONG_S)
+    took = dict(zip(probes, seconds, strict=True))
     crowd, plain = network.crowding(world.size), took["plain"]
 
     def besides(probe: str, than: str = "plain") -> float:
@@ -175,14 +177,24 @@ def _exchanges(probe: _Probe, degree: int, constants: Constants, network: Networ
     return sum(one.count for one in made), wire
 
 
-def _in_turns(probes: list[_Probe], device: torch.device, world: World) -> list[float]:
-    """Seconds of a step of each, on the slowest rank."""
-    steps = [_step(probe, device, world) for probe in probes]
+def in_turns(
+    steps: Sequence[Callable[[], Any]], device: torch.device, world: World, *, turns: int, together: int, long_s: float
+) -> list[float]:
+    """Seconds of a step of each, on the slowest rank; a collective operation.
+
+    Args:
+        steps: of the plans or models that are compared.
+        device: on which they compute.
+        world: the ranks.
+        turns: how often each has its turn.
+        together: steps of a turn; of several the first, which finds the caches as another left them, does not count.
+        long_s: of all turns: there are fewer where steps take long.
+    """
     each: list[list[float]] = [[] for _ in steps]
-    for _ in range(_TURNS):
+    for _ in range(turns):
         for step, own in zip(steps, each, strict=True):
-            own.append(timed(step, device, world))
-        if world.from_root(sum(map(sum, each))) > _LONG_S:
+            own += [timed(step, device, world) for _ in range(together)][min(1, together - 1) :]
+        if world.from_root(sum(map(sum, each))) > long_s:
             break
     return [max(column) for column in zip(*world.from_all([usual(own) for own in each]), strict=True)]
 

@@ -9,20 +9,23 @@ import time
 import warnings
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hocket.planner import Constants, MeasuredPlan, Network, Plan, admissible_plans, predict, reference_plans
-from hocket.workload import Workload, summed
+from hocket.planner import MeasuredPlan, Plan, admissible_plans, predict, reference_plans
+from hocket.workload import summed
 
-from ._overheads import timed, usual
-from ._trees import tensors_in
+from ._overheads import in_turns
+from ._trees import samples_in
 from ._world import World
 
+if TYPE_CHECKING:
+    from ._calibrate import Calibration
+
 _TURNS = 4
-_STEPS = 3  # of a turn; the first one finds the caches as another plan left them
-_LONG_S = 12.0  # of all turns of plans that take turns
+_STEPS = 3
+_LONG_S = 12.0
 _ALL_S = 30.0  # of all plans: no other is built after it
 _HOPELESS = 5.0  # times the fastest: no search would prefer what is predicted to take so long
 
@@ -33,7 +36,7 @@ def run_references(
     model: torch.nn.Module,
     optimizer: Any,
     inputs: tuple[Any, ...],
-    known: tuple[Workload, Network, Constants],
+    known: Calibration,
     world: World,
 ) -> list[MeasuredPlan]:
     """Train copies of the model for some steps each; a collective operation.
@@ -52,31 +55,37 @@ def run_references(
     Returns:
         What each plan took; the same on every rank.
     """
-    batch = next(len(one) for one in tensors_in(inputs) if one.dim())
+    batch = samples_in(inputs)
     together = world.from_root(_chosen(known, world.size, batch) if world.rank == 0 else [])
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     begin = time.perf_counter()
     found: list[MeasuredPlan] = []
-    for documents in together:
-        steps: list[tuple[Plan, Callable[[], Any]]] = []
-        for document in documents:
-            if world.from_root(time.perf_counter() - begin) > _ALL_S:
-                break
-            plan = Plan.from_json(document)
-            step, refused = _built(plan, model, optimizer, (*inputs, torch.zeros(batch, device=device)))
-            if reason := next(filter(None, world.from_all(refused)), ""):
-                _log.debug("calibration: %s was not run: %s", plan.describe(), reason)
-            elif step is not None:
-                steps.append((plan, step))
-        found += _in_turns(steps, device, world)
-        del steps
-        gc.collect()  # trainers are held by the hooks that they hold
+    refusals: list[str] = []
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        for documents in together:
+            steps: dict[Plan, Callable[[], Any]] = {}
+            step = None
+            for plan in map(Plan.from_json, documents):
+                if world.from_root(time.perf_counter() - begin) > _ALL_S:
+                    break
+                step, refused = _built(plan, model, optimizer, (*inputs, torch.zeros(batch, device=device)))
+                if reason := next(filter(None, world.from_all(refused)), ""):
+                    refusals.append(f"{plan.describe()}: {reason}")
+                elif step is not None:
+                    steps[plan] = step
+            took = in_turns(list(steps.values()), device, world, turns=_TURNS, together=_STEPS, long_s=_LONG_S)
+            found += [MeasuredPlan(plan, seconds) for plan, seconds in zip(steps, took, strict=True)]
+            del steps, step
+            gc.collect()  # trainers are held by the hooks that they hold
+    # What some plans cannot do with a model is no news; that none can be run means that predictions rest on small ones.
+    for line in refusals:
+        _log.log(logging.DEBUG if found else logging.WARNING, "calibration: a plan was not run: %s", line)
     return found
 
 
-def _chosen(known: tuple[Workload, Network, Constants], workers: int, batch: int) -> list[list[dict[str, Any]]]:
+def _chosen(known: Calibration, workers: int, batch: int) -> list[list[dict[str, Any]]]:
     """References that there is memory for, the fastest first, in lists of those that have room at the same time."""
-    workload, network, constants = known
+    workload, network, constants = known.workload, known.network, known.constants
     admissible = admissible_plans(workload, network, workers=workers, batch=batch, fixed={"recompute": False})
     each = [
         predict(plan, workload, network, workers=workers, batch=batch, constants=constants)
@@ -103,8 +112,7 @@ def _built(
     """A step of the plan that was made once, or why there is none: models fail in as many ways as there are models."""
     from ._trainer import Trainer  # which makes automatic plans by what is measured here
 
-    device = batch[-1].device
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), warnings.catch_warnings():
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of a plan that is only tried
         try:
             own, updates = copy.deepcopy((model, optimizer))
@@ -115,17 +123,3 @@ def _built(
         except Exception as error:
             return None, f"{type(error).__name__}: {error}"
     return partial(trainer.step, batch), ""
-
-
-def _in_turns(steps: list[tuple[Plan, Callable[[], Any]]], device: torch.device, world: World) -> list[MeasuredPlan]:
-    """What a step of each takes on the slowest rank."""
-    each: list[list[float]] = [[] for _ in steps]
-    random = torch.random.get_rng_state()
-    for _ in range(_TURNS):
-        for (_, step), own in zip(steps, each, strict=True):
-            own += [timed(step, device, world) for _ in range(_STEPS)][1:]
-        if world.from_root(sum(map(sum, each))) > _LONG_S:
-            break
-    torch.random.set_rng_state(random)
-    took = [max(column) for column in zip(*world.from_all([usual(own) for own in each]), strict=True)]
-    return [MeasuredPlan(plan, seconds) for (plan, _), seconds in zip(steps, took, strict=True)]

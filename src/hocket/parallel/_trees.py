@@ -16,6 +16,11 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
     return [tensor for child in _children(value) for tensor in tensors_in(child)]
 
 
+def samples_in(value: Any) -> int:
+    """How many samples a batch has: the length of its first tensor that has a dimension; 0 if there is none."""
+    return next((len(one) for one in tensors_in(value) if one.dim()), 0)
+
+
 def mapped(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     """A structure like `value` with every tensor changed."""
     if isinstance(value, torch.Tensor):

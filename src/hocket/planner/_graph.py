@@ -13,7 +13,7 @@ from hocket.simulate import StepGraph, Work
 from hocket.workload import Workload
 
 from ._constants import Constants
-from ._exposed import BUCKET_NBYTES, optimizer_s
+from ._ends import BUCKET_NBYTES, optimizer_s
 from ._findings import PlanError, PlanFinding
 from ._memory import memory_of
 from ._network import network_of

@@ -16,7 +16,7 @@ from hocket.workload import Workload
 
 from ._admissible import undivided
 from ._constants import Constants, slowest_of
-from ._exposed import ends
+from ._ends import ends
 from ._findings import UNPREDICTED, PlanError, PlanFinding
 from ._memory import Memory, memory_of
 from ._network import Cost, Network, network_of

@@ -38,11 +38,12 @@ def ends(
     """
     held = profile.held(plan).gradient_bytes
     heaviest = int(np.argmax([held[layers].sum() for layers in own]))
-    back = times.backward * crowd + times.again * crowd + times.tensor_backward
+    slowed = times.slowed(crowd)
+    back = slowed.backward + slowed.again + slowed.tensor_backward
     found = []
     for rank in dict.fromkeys((worst, heaviest)):
         slack = sum(float(back[layers].sum()) for layers in own[:rank]) / plan.stages_per_rank
-        gradients, gather, cost = _exchange(plan, profile, times.slowed(crowd), own[rank], m)
+        gradients, gather, cost = _exchange(plan, profile, slowed, own[rank], m)
         update = optimizer_s(plan, profile, own[rank]) * crowd
         found.append((max(0.0, gradients - slack), gather, update, cost))
     return max(found, key=lambda one: sum(one[:3]))
