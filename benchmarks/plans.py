@@ -22,6 +22,7 @@ from __future__ import annotations
 import argparse
 import copy
 import dataclasses
+import gc
 import json
 import math
 import statistics
@@ -165,6 +166,8 @@ def rank_main(name: str, turns: int, within: float, out: Path) -> None:
         steps[number] = step
         row["turns"] = turns if second_s <= HOPELESS * shortest else min(turns, TURNS_OF_HOPELESS)
         say(rank, row, first_s)
+    gc.collect()
+    gc.freeze()  # the collector would visit every trainer in the middle of a step, for half a second; users have one
     meanwhile: list[float] = []
     for turn in range(turns):
         meanwhile += timed(compute)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import time
 import weakref
 from collections import deque
-from typing import Any
+from typing import Any, ClassVar
 
 from hocket.planner import Plan, check_run
 from hocket.profile import Recorder, timeline_of
@@ -18,15 +19,30 @@ _WARM_UP = 2
 
 
 class StepLog:
-    """Listens to this process's operations for as long as it lives. Not a synchronisation anywhere."""
+    """Listens to this process's operations from its first step on, until another log begins one.
+
+    Operations between steps are those of whoever stepped last; logs at rest cost nothing. Not a synchronisation
+    anywhere.
+    """
+
+    _listening: ClassVar[weakref.ref[StepLog] | None] = None
 
     def __init__(self) -> None:
         recorder = Recorder(keep=_OPERATIONS_KEPT)
-        recorder.start()
         weakref.finalize(self, recorder.stop)
         self._recorder = recorder
         self._seen = 0
         self._steps: deque[tuple[float, float]] = deque(maxlen=_KEPT)
+
+    def begin(self) -> float:
+        """A step begins; when, in seconds of perf_counter."""
+        other = StepLog._listening and StepLog._listening()
+        if other is not self:
+            if other is not None:
+                other._recorder.stop()
+            self._recorder.start()
+            StepLog._listening = weakref.ref(self)
+        return time.perf_counter()
 
     def add(self, begin_s: float, end_s: float) -> None:
         """A step was made; times are of perf_counter."""

@@ -133,7 +133,7 @@ class Trainer:
         Raises:
             TypeError: the batch is no tuple or list, or the loss no scalar.
         """
-        begun_s = time.perf_counter()
+        begun_s = self._log.begin()
         self._composition.form.forget()
         parts = self._splitter.parts(batch, self.plan.accumulate)
         loss = self._relaxation.step(parts, self._clip) if self._relaxation is not None else self._step(parts)
