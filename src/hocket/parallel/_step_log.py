@@ -8,7 +8,7 @@ from collections import deque
 from typing import Any, ClassVar
 
 from hocket.planner import Plan, check_run
-from hocket.profile import Recorder, timeline_of
+from hocket.profile import Recent, timeline_of
 from hocket.timeline import Timeline
 
 from ._world import World
@@ -28,19 +28,18 @@ class StepLog:
     _listening: ClassVar[weakref.ref[StepLog] | None] = None
 
     def __init__(self) -> None:
-        recorder = Recorder(keep=_OPERATIONS_KEPT)
-        weakref.finalize(self, recorder.stop)
-        self._recorder = recorder
+        self._recent = Recent(_OPERATIONS_KEPT)
+        weakref.finalize(self, self._recent.stop)
         self._seen = 0
         self._steps: deque[tuple[float, float]] = deque(maxlen=_KEPT)
 
     def begin(self) -> float:
         """A step begins; when, in seconds of perf_counter."""
-        other = StepLog._listening and StepLog._listening()
+        other = None if StepLog._listening is None else StepLog._listening()
         if other is not self:
             if other is not None:
-                other._recorder.stop()
-            self._recorder.start()
+                other._recent.stop()
+            self._recent.start()
             StepLog._listening = weakref.ref(self)
         return time.perf_counter()
 
@@ -64,4 +63,4 @@ class StepLog:
         return {"prediction": {"error": found.error, "parts": parts, "communication_s": dict(found.collectives)}}
 
     def _own(self, rank: int) -> Timeline:
-        return timeline_of(self._recorder, list(self._steps), rank=rank)
+        return timeline_of(self._recent, list(self._steps), rank=rank)

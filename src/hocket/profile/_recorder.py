@@ -5,16 +5,15 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from types import TracebackType
 from typing import Any
 
-from hocket import comm
 from hocket.comm import Operation
 
 from ._bins import HVPROF_BINS, Bin, bus_factor
 from ._intervals import Interval, intersection, length, union
+from ._listener import Listener
 
 _FOLD_AFTER = 4096
 
@@ -61,7 +60,7 @@ class _Sum:
     skew_s: float = 0.0
 
 
-class Recorder:
+class Recorder(Listener):
     """Listens to the operations of this process between `start` and `stop`, or inside a `with` block.
 
     Recording appends to a list and costs about a microsecond; nothing is synchronised and no device is waited for.
@@ -72,11 +71,11 @@ class Recorder:
     """
 
     def __init__(self, bins: Sequence[Bin] = HVPROF_BINS, *, keep: int = 100_000) -> None:
+        super().__init__()
         self._bins = tuple(bins)
         self._finished: list[Operation] = []
         self._waited: list[tuple[Operation, float, float]] = []
         self._lock = threading.Lock()
-        self._stop: Callable[[], None] | None = None
         self._sums: dict[tuple[str, str], _Sum] = {}
         self._paths: dict[str, int] = {}
         self._events: deque[Operation] = deque(maxlen=keep)
@@ -96,26 +95,6 @@ class Recorder:
     def operation_waited(self, op: Operation, begin_s: float, end_s: float) -> None:
         """See hocket.comm.Observer."""
         self._waited.append((op, begin_s, end_s))
-
-    def start(self) -> None:
-        """Begins to listen; what was recorded before stays."""
-        if self._stop is None:
-            self._stop = comm.observe(self)
-
-    def stop(self) -> None:
-        """Ends listening."""
-        if self._stop is not None:
-            self._stop()
-            self._stop = None
-
-    def __enter__(self) -> Recorder:
-        self.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.stop()
 
     # --- answers ----------------------------------------------------------------------------------------------------
 

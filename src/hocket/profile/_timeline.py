@@ -7,10 +7,13 @@ from collections.abc import Sequence
 from hocket.timeline import Span, Timeline
 
 from ._intervals import Interval, difference
+from ._recent import Recent
 from ._recorder import Recorder
 
 
-def timeline_of(recorder: Recorder, steps: Sequence[Interval], *, rank: int = 0, name: str = "run") -> Timeline:
+def timeline_of(
+    recorder: Recorder | Recent, steps: Sequence[Interval], *, rank: int = 0, name: str = "run"
+) -> Timeline:
     """The operations of this process in some steps, and its computation: all time in which its thread did not wait.
 
     Args:

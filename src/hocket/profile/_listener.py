@@ -1,0 +1,46 @@
+"""What listens to the operations of this process, between `start` and `stop` or inside a `with` block."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+from hocket import comm
+from hocket.comm import Operation
+
+
+class Listener(ABC):
+    """Is told of each operation; see hocket.comm.Observer."""
+
+    def __init__(self) -> None:
+        self._stop: Callable[[], None] | None = None
+
+    @abstractmethod
+    def operation_finished(self, op: Operation) -> None:
+        """See hocket.comm.Observer."""
+
+    @abstractmethod
+    def operation_waited(self, op: Operation, begin_s: float, end_s: float) -> None:
+        """See hocket.comm.Observer."""
+
+    def start(self) -> None:
+        """Begins to listen; what was recorded before stays."""
+        if self._stop is None:
+            self._stop = comm.observe(self)
+
+    def stop(self) -> None:
+        """Ends listening."""
+        if self._stop is not None:
+            self._stop()
+            self._stop = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
