@@ -97,6 +97,39 @@ def test_what_is_not_the_wires_of_an_exchange_is_slowed_as_computation_is(captur
     assert hindered < added < 1.5 * hindered  # two micro-batches of half the model; were nobody alone, 1.5
 
 
+def test_ranks_that_go_in_step_wait_longer_the_more_they_are(captured: Workload, network: Network) -> None:
+    def added(plan: Plan, **costs: float) -> float:
+        """Seconds that some costs add to a step."""
+        each = (Constants(prefetch=False, **one) for one in (costs, {}))
+        there, without = (
+            predict(plan, captured, network, workers=4, batch=4 * BATCH, constants=one).step_s for one in each
+        )
+        return there - without
+
+    exchanges, holders = 2 * PAIRS, 3 * PAIRS
+    for plan, waiting in (
+        (Plan(tensor_parallel_degree=2), 1.0),  # two and two
+        (Plan(tensor_parallel_degree=4), 1.5),
+        (Plan(tensor_parallel_degree=2, shard="parameters"), 1.5),  # each of two exchanges waits for one of the others
+    ):
+        assert added(plan, exchange_s=1e-3) == pytest.approx(exchanges * 1e-3 * waiting)
+    assert added(Plan(shard="parameters"), block_s=1e-3) == pytest.approx(holders * 1e-3 * 1.5)
+    assert added(Plan(shard="parameters", tensor_parallel_degree=2), block_s=1e-3) == pytest.approx(holders * 1.5e-3)
+
+
+def test_sharded_gradients_cost_more_the_more_often_they_are_reduced(captured: Workload, network: Network) -> None:
+    constants = Constants(optimizer_shard_s=5e-3, gradient_shard_s=2e-3)
+    for shard, parts, cost in (
+        ("none", 4, 0.0),
+        ("optimizer", 4, 5e-3),
+        ("gradients", 1, 5e-3),
+        ("gradients", 4, 11e-3),
+    ):
+        plan = Plan(shard=shard, accumulate=parts)
+        found = predict(plan, captured, network, workers=4, batch=16 * BATCH, constants=constants)
+        assert found.parts.overhead == pytest.approx(cost)
+
+
 def test_computing_again_exchanges_again(captured: Workload, network: Network) -> None:
     plan = Plan(tensor_parallel_degree=2, data_parallel_degree=1)
     again = Plan(tensor_parallel_degree=2, data_parallel_degree=1, recompute=True)

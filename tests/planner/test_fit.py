@@ -51,6 +51,7 @@ def test_references_are_one_of_each_form_and_the_ends_of_degrees(captured: Workl
     found = reference_plans(plans, 4)
     shown = sorted((p.shard, p.tensor_parallel_degree, p.pipeline_parallel_degree, _parts(p)) for p in found)
     assert shown == [
+        ("gradients", 1, 1, 4),
         ("none", 1, 1, 1),
         ("none", 1, 1, 4),
         ("none", 1, 2, 2),

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from hocket.planner import Constants, Network, Plan
+from hocket.planner import Constants, Network, Plan, waiting
 from hocket.workload import Workload, capture
 
 from ._world import World
@@ -27,7 +27,7 @@ _THIN, _WIDE = 8, 256  # 8 x 8 weights a layer hardly compute, 256 x 256 do
 _BLOCKS = 6
 _ROWS = 16  # of a rank's part of a batch
 _MANY_ROWS = 1024  # so that wide layers compute for some ms, of a micro-batch too
-_SEVERAL = 4  # layers in a block whose many tensors count
+_SEVERAL = 4  # layers in a block whose many tensors count; parts of a batch
 _FEW, _MANY = 4, 16  # micro-batches
 _TURNS = 12
 _LONG_S = 10.0
@@ -102,10 +102,10 @@ def with_overheads(constants: Constants, network: Network, device: torch.device,
         step_s=plain,
         stage_s=stage_s,
         optimizer_shard_s=besides("optimizer"),
-        gradient_shard_s=besides("gradients"),
-        block_s=max(0.0, waited - 2 * tensor_s) / crowd,
+        gradient_shard_s=max(0.0, besides("gradients in parts", "parts") - besides("optimizer")) / (_SEVERAL - 1),
+        block_s=max(0.0, waited - 2 * tensor_s) / crowd / waiting(world.size),
         tensor_s=tensor_s / crowd,
-        exchange_s=exchange_s,
+        exchange_s=exchange_s / waiting(degree),
         exchange_share=exchange_share,
     )
 
@@ -121,7 +121,8 @@ def _probes(ranks: int) -> dict[str, _Probe]:
         "several": _Probe(layers=_SEVERAL),
         "wide": _Probe(width=_WIDE),
         "optimizer": _Probe(Plan(shard="optimizer")),
-        "gradients": _Probe(Plan(shard="gradients")),
+        "parts": _Probe(Plan(accumulate=_SEVERAL)),
+        "gradients in parts": _Probe(Plan(accumulate=_SEVERAL, shard="gradients")),
         "parameters": _Probe(Plan(shard="parameters")),
         "several parameters": _Probe(Plan(shard="parameters"), layers=_SEVERAL),
         "wide parameters": _Probe(Plan(shard="parameters"), width=_WIDE),

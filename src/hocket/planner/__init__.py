@@ -12,6 +12,7 @@ from ._compression import COMPRESSIONS as COMPRESSIONS
 from ._compression import CompressionSpec as CompressionSpec
 from ._compression import parse_compression as parse_compression
 from ._constants import Constants as Constants
+from ._constants import waiting as waiting
 from ._curve import WHAT_IFS as WHAT_IFS
 from ._curve import Curve as Curve
 from ._curve import Point as Point
@@ -96,5 +97,6 @@ __all__ = [
     "search",
     "shown_bytes",
     "step_graph",
+    "waiting",
     "with_reasons",
 ]

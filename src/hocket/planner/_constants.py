@@ -9,12 +9,13 @@ busbw over eight NICs, which is all that the catalogue's buses carry. The others
 from __future__ import annotations
 
 import dataclasses
+import math
 import statistics
 from dataclasses import dataclass
 
 from ._findings import PlanError
 
-__all__ = ["Constants", "slowest_of"]
+__all__ = ["Constants", "slowest_of", "waiting"]
 
 
 @dataclass(frozen=True)
@@ -39,10 +40,11 @@ class Constants:
             hooks, its loss. Known from runs only (`fitted`).
         stage_s: What a stage of a pipeline costs for each micro-batch besides its computation and its messages.
         optimizer_shard_s: What a step costs besides where the optimizer's state is sharded,
-        gradient_shard_s: and where gradients are as well.
-        block_s: What a block with sharded parameters costs for each pass besides what is fetched,
+        gradient_shard_s: and where gradients are as well, which are reduced once more for each further part of a batch.
+        block_s: What a block with sharded parameters costs for each pass besides what is fetched, of two ranks; more
+            wait longer for each other (`waiting`),
         tensor_s: and each of its tensors.
-        exchange_s: What an exchange of ranks that share tensors costs besides its collective.
+        exchange_s: What an exchange of two ranks that share tensors costs besides its collective; more wait longer.
         exchange_share: Of what collectives reach of the links, what those exchanges do, while all compute.
         overlap: Whether gradients are reduced while back-propagation goes on (else after it).
         in_network: Whether switches that can reduce are made to do so.
@@ -100,3 +102,11 @@ def slowest_of(count: int) -> float:
     if count <= 1:
         return 0.0
     return statistics.NormalDist().inv_cdf((count - 0.375) / (count + 0.25))
+
+
+def waiting(ranks: int) -> float:
+    """By how much longer so many ranks that go in step wait for each other than two do.
+
+    Each waits for processors by itself and then for all others, whose messages pass in log2 rounds.
+    """
+    return (1 + math.log2(max(1, ranks))) / 2

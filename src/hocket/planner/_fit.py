@@ -57,7 +57,8 @@ def reference_plans(plans: Iterable[Plan], workers: int) -> list[Plan]:
 
     Data parallelism; with a sharded optimizer, or sharded parameters; tensors divided by the least degree and by the
     largest; pipelines with the fewest stages and with the most, one of each rank. All with the fewest parts of a batch
-    that there are and, but for the sharded optimizer, with four times as many.
+    that there are and, but for the sharded optimizer, with four times as many; with sharded gradients, which are
+    reduced for every part, with those only.
 
     Args:
         plans: Admissible ones.
@@ -69,7 +70,7 @@ def reference_plans(plans: Iterable[Plan], workers: int) -> list[Plan]:
         tensor, pipeline = one.tensor_parallel_degree, one.pipeline_parallel_degree
         ways = (one.shard != "none") + (tensor > 1) + (pipeline > 1)
         plain = not one.recompute and one.spatial_parallel_degree == 1 and one.stages_per_rank == 1
-        if plain and ways <= 1 and one.shard != "gradients":
+        if plain and ways <= 1:
             forms.setdefault((one.shard, tensor, pipeline), []).append(plan)
     ends = [{tensor for _, tensor, _ in forms if tensor > 1}, {pipeline for _, _, pipeline in forms if pipeline > 1}]
     found = []
@@ -79,7 +80,7 @@ def reference_plans(plans: Iterable[Plan], workers: int) -> list[Plan]:
             continue
         parts = {plan.micro_batches * plan.accumulate: plan for plan in alike}
         fewest = min(parts)
-        wanted = (fewest,) if shard == "optimizer" else (fewest, _SEVERAL * fewest)
+        wanted = {"optimizer": (fewest,), "gradients": (_SEVERAL * fewest,)}.get(shard, (fewest, _SEVERAL * fewest))
         found += [parts[count] for count in wanted if count in parts]
     return found
 

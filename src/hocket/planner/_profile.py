@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from hocket.workload import Layer, Operation, Share, Workload
 
 from ._balance import Link
-from ._constants import Constants
+from ._constants import Constants, waiting
 from ._findings import PlanError
 from ._network import Network
 from ._plan import Plan
@@ -118,7 +118,8 @@ class Profile:
             micro_batch: Samples that pass at a time.
         """
         again = plan.recompute_part if plan.recompute else "none"
-        key = (plan.tensor_parallel_degree, plan.sequence_parallel, again, micro_batch / self.workload.batch)
+        in_step = plan.tensor_parallel_degree * (plan.data_parallel_degree if plan.shard == "parameters" else 1)
+        key = (plan.tensor_parallel_degree, plan.sequence_parallel, again, micro_batch / self.workload.batch, in_step)
         rows = np.array([self._per_kind(number, *key) for number in range(len(self.kinds))])[self.index]
         return LayerTimes(*(np.ascontiguousarray(column) for column in rows.T))
 
@@ -136,7 +137,9 @@ class Profile:
         columns = ([getattr(one, name) for one in shares] for name in _STATE)
         return Held(*(np.array(column, dtype=np.float64)[self.index] for column in columns))
 
-    def _kind(self, number: int, tensor: int, sequence: bool, again: str, scale: float) -> tuple[float, ...]:
+    def _kind(
+        self, number: int, tensor: int, sequence: bool, again: str, scale: float, in_step: int
+    ) -> tuple[float, ...]:
         kind = self.kinds[number]
         share = kind.share(tensor, sequence=sequence)
         core = 0.0
@@ -155,24 +158,25 @@ class Profile:
                 core += seconds if one.part == "core" else 0.0
             backward = _BACKWARD * forward
         repeated = {"none": 0.0, "layers": forward, "attention": core}[again]
-        there, back = (self._exchanges(share, phase, tensor, scale) for phase in ("forward", "backward"))
+        there, back = (self._exchanges(share, phase, tensor, scale, in_step) for phase in ("forward", "backward"))
         if again == "layers":  # a forward pass that is done again exchanges again
             back += there
         return forward, backward, repeated, there[0], back[0], there[1], back[1]
 
-    def _exchanges(self, share: Share, phase: str, tensor: int, scale: float) -> Floats:
+    def _exchanges(self, share: Share, phase: str, tensor: int, scale: float, in_step: int) -> Floats:
         """What exchanges of a pass take, and what of it is the wires'; the next function needs what they bring."""
         found = np.zeros(2)
         for each in share.exchanges:
             if each.phase == phase:
                 nbytes = each.nbytes * (scale if each.with_batch else 1.0)
                 found += each.count * np.array(
-                    [self._exchange(each.kind, nbytes, tensor), self._wire(each.kind, nbytes, tensor)]
+                    [self._exchange(each.kind, nbytes, tensor, in_step), self._wire(each.kind, nbytes, tensor)]
                 )
         return found
 
-    def _exchange(self, kind: str, nbytes: float, tensor: int) -> float:
-        return self._wire(kind, nbytes / self.constants.exchange_share, tensor) + self.constants.exchange_s
+    def _exchange(self, kind: str, nbytes: float, tensor: int, in_step: int) -> float:
+        sent = self._wire(kind, nbytes / self.constants.exchange_share, tensor)
+        return sent + self.constants.exchange_s * waiting(in_step)
 
     def _wire(self, kind: str, nbytes: float, tensor: int) -> float:
         return self.network.collective(kind, nbytes, tensor, 1, self.constants).seconds

@@ -15,7 +15,7 @@ from hocket.cluster import Cluster
 from hocket.workload import Workload
 
 from ._admissible import undivided
-from ._constants import Constants, slowest_of
+from ._constants import Constants, slowest_of, waiting
 from ._ends import ends
 from ._findings import UNPREDICTED, PlanError, PlanFinding
 from ._memory import Memory, memory_of
@@ -244,11 +244,12 @@ def _sharding(plan: Plan, profile: Profile, layers: np.ndarray, passes: float) -
     constants = profile.constants
     if plan.shard == "parameters":
         blocks = float((profile.held(plan).parameter_bytes[layers] > 0).sum())
-        return passes * (constants.block_s * blocks + constants.tensor_s * float(profile.tensors[layers].sum()))
-    if plan.data_parallel_degree == 1:
+        waits_s = constants.block_s * waiting(plan.data_parallel_degree * plan.tensor_parallel_degree)
+        return passes * (waits_s * blocks + constants.tensor_s * float(profile.tensors[layers].sum()))
+    if plan.data_parallel_degree == 1 or plan.shard == "none":
         return 0.0
-    each = constants.gradient_shard_s * plan.accumulate  # they are reduced so often
-    return {"optimizer": constants.optimizer_shard_s, "gradients": each}.get(plan.shard, 0.0)
+    again = plan.accumulate - 1 if plan.shard == "gradients" else 0
+    return constants.optimizer_shard_s + again * constants.gradient_shard_s
 
 
 def _hops(plan: Plan, profile: Profile, edges: Sequence[int], micro: int) -> list[float]:
