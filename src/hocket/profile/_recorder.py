@@ -63,7 +63,8 @@ class _Sum:
 class Recorder(Listener):
     """Listens to the operations of this process between `start` and `stop`, or inside a `with` block.
 
-    Recording appends to a list and costs about a microsecond; nothing is synchronised and no device is waited for.
+    Recording appends to a list and costs about a microsecond; nothing is synchronised and no device is waited for. What
+    has come is added up when somebody asks, or when it is much.
 
     Args:
         bins: of message sizes, for the histogram.
