@@ -7,8 +7,9 @@
 
 For every workload and world: ranks are calibrated as `Trainer(plan="auto")` does it, by `hocket.parallel.calibrate`;
 then every admissible plan is predicted, run, and measured: all plans take turns, three steps each of which the last two
-count, and the lower quartile of the slowest rank's steps is taken, because the machine has slow phases (of the same
-plan the median went from 107 ms to 188 ms, the fastest from 104 to 113). What counts is how far the plan that the
+count; those near the fastest have more turns. What slowed all plans of a turn alike is divided out, and the lower
+quartile of the slowest rank's steps is taken, because the machine has slow phases (of the same plan the median went
+from 107 ms to 188 ms, the fastest from 104 to 113). What counts is how far the plan that the
 planner prefers (the simplest of those that are predicted to be as fast as the fastest) is behind the one that was
 measured to be the fastest, and the error of the predictions: of those made before, which hold for the machine as it was
 during calibration; and of those whose constants are fitted again on the reference plans as measured in the turns, which
