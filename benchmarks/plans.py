@@ -187,11 +187,7 @@ def rank_main(name: str, turns: int, more: int, within: float, out: Path) -> Non
             say(rank, row, row["measured_s"])
     if rank == 0:
         text = {"workload": name, "world": world, "seconds": took_s, "drift": usual(meanwhile) / usual(before)}
-        text |= {
-            "network": dataclasses.asdict(found.network),
-            "constants": dataclasses.asdict(found.constants),
-            "rows": rows,
-        }
+        text |= {"network": dataclasses.asdict(found.network), "constants": dataclasses.asdict(found.constants)}
         text |= {"captured": to_text(found.workload), "rows": rows}
         text |= {"runs": [{"plan": run.plan.to_json(), "step_s": run.step_s} for run in found.runs]}
         out.write_text(json.dumps(text, indent=1))
@@ -213,10 +209,9 @@ def evened(document: dict[str, Any]) -> None:
     count = len(whole[0]) // turns  # steps of a turn that count
     turn_s = [[statistics.mean(steps[count * t : count * (t + 1)]) for t in range(turns)] for steps in whole]
     factors = [statistics.median(own[t] / statistics.median(own) for own in turn_s) for t in range(turns)]
-    usually = usual(factors)
-    document["phases"] = [factor / usually for factor in factors]
+    phases = [factor / usual(factors) for factor in factors]
     for row in rows:
-        row["steps_s"] = [s / document["phases"][number // count] for number, s in enumerate(row["steps_s"])]
+        row["steps_s"] = [seconds / phases[number // count] for number, seconds in enumerate(row["steps_s"])]
         row["measured_s"] = usual(row["steps_s"])
 
 
