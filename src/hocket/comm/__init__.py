@@ -34,6 +34,7 @@ from ._reduce import reducer as reducer
 from ._registration import RegistrationStats as RegistrationStats
 from ._registration import registration_stats as registration_stats
 from ._scheduled import ScheduledTransport as ScheduledTransport
+from ._segment import host_identity as host_identity
 from ._window import Window as Window
 from ._window import open_window as open_window
 
@@ -63,6 +64,7 @@ __all__ = [
     "choose",
     "empty",
     "empty_like",
+    "host_identity",
     "is_registered",
     "label",
     "maxloc",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -12,6 +13,7 @@ from torch.distributed.fsdp import fully_shard
 
 from ._apart import is_apart
 from ._blocks import blocks
+from ._meanwhile import Gather, GatherAhead, Reduction, on_several_hosts
 from ._owned import Owned
 from ._pieces import Box, Place
 from ._world import World
@@ -22,7 +24,8 @@ class FullySharded:
 
     Each block of a module is gathered before it is computed, in the forward and in the backward pass, and its gradients
     are reduce-scattered after. What belongs to no block is held like one more. A stage of a pipeline has the blocks of
-    the model that it was cut from, as far as they are in it.
+    the model that it was cut from, as far as they are in it. While a block is computed the next one is gathered and
+    the gradients of the one before are reduced, but for CPUs of one host (`_meanwhile.py`).
 
     Args:
         modules: what this rank computes, with the model's name for each of their parameters.
@@ -42,6 +45,9 @@ class FullySharded:
         self.owned: list[Owned] = []
         self.frozen: list[Owned] = []
         self._sharded: list[tuple[torch.nn.Parameter, Owned]] = []
+        self._reductions: list[Reduction] = []
+        self._ahead: list[GatherAhead] = []
+        several_hosts = on_several_hosts(world)
         for module, names in modules:
             apart = {p for p in module.parameters() if is_apart(p)}
             before = {name: p for name, p in module.named_parameters() if p not in apart}
@@ -52,13 +58,33 @@ class FullySharded:
                     parameter.data = parameter.detach().contiguous()
             device = next(iter(before.values())).device.type
             mesh = DeviceMesh.from_group(world.group, device)
-            for group in _together(module, names, whole):
+            groups = _together(module, names, whole)
+            for group in groups:
                 fully_shard(group, mesh=mesh, ignored_params=apart)
             fully_shard(module, mesh=mesh, ignored_params=apart)
+            if device == "cpu" and several_hosts:
+                self._overlap(module, groups, apart)
             after = dict(module.named_parameters())
             for name, original in before.items():
                 self._take(original, after[name], places[names[name]], world)
                 original.data = original.new_empty(0)  # optimizers and programs may hold on to it
+
+    def _overlap(
+        self, module: torch.nn.Module, groups: list[list[torch.nn.Module]], apart: set[torch.nn.Parameter]
+    ) -> None:
+        """Has collectives go on meanwhile, as they do on GPUs anyway."""
+        under_way: deque[Any] = deque()
+        rest = dict.fromkeys(p for p in module.parameters() if p not in apart)
+        for group in [*groups, [module]]:
+            parameters = [p for one in group for p in one.parameters() if p in rest]
+            for parameter in parameters:
+                rest.pop(parameter, None)
+            reduction = Reduction(parameters, under_way)
+            self._reductions.append(reduction)
+            first: Any = group[0]
+            first.set_custom_all_gather(Gather())
+            first.set_custom_reduce_scatter(reduction)
+        self._ahead.append(GatherAhead(groups))
 
     def _take(self, original: torch.nn.Parameter, sharded: Any, place: Place, world: World) -> None:
         local = sharded.detach().to_local()
@@ -88,6 +114,10 @@ class FullySharded:
 
     def collect(self) -> None:
         """See Form."""
+        for reduction in self._reductions:
+            reduction.finish()
+        for ahead in self._ahead:
+            ahead.settle()
         for sharded, item in self._sharded:
             gradient: Any = sharded.grad
             item.leaf.grad = None if gradient is None else gradient.to_local()
@@ -97,6 +127,8 @@ class FullySharded:
 
     def forget(self) -> None:
         """See Form."""
+        for reduction in self._reductions:
+            reduction.forget()
         for sharded, _ in self._sharded:
             sharded.grad = None
         for item in self.owned:

@@ -21,6 +21,7 @@ import torch.distributed as dist
 from hocket.planner import Constants, Network, Plan, waiting
 from hocket.workload import Workload, capture
 
+from ._meanwhile import on_several_hosts
 from ._world import World
 
 _THIN, _WIDE = 8, 256  # 8 x 8 weights a layer hardly compute, 256 x 256 do
@@ -78,7 +79,9 @@ def with_overheads(constants: Constants, network: Network, device: torch.device,
         for prefix, than in (("", "plain"), ("several ", "several"), ("wide ", "wide"))
     )
     tensor_s = max(0.0, several - one) / (2 * _SEVERAL - 2)
-    waited = max(one, besides("much parameters", "much") / _BLOCKS - max(0.0, large - one))
+    prefetch = device.type == "cuda" or on_several_hosts(world)
+    hidden = besides("much") / _BLOCKS if prefetch else 0.0
+    waited = max(one, besides("much parameters", "much") / _BLOCKS - max(0.0, large - one - hidden))
     nbytes = 4.0 * _WIDE * _WIDE
     fetches = 2 * network.collective("all_gather", nbytes, world.size, 1, constants).seconds
     fetches += network.collective("reduce_scatter", nbytes, world.size, 1, constants).seconds
@@ -98,7 +101,7 @@ def with_overheads(constants: Constants, network: Network, device: torch.device,
     return dataclasses.replace(
         constants,
         fetch_share=min(1.0, max(0.02, fetches / max(1e-9, large - one))),
-        prefetch=device.type == "cuda",
+        prefetch=prefetch,
         step_s=plain,
         stage_s=stage_s,
         optimizer_shard_s=besides("optimizer"),

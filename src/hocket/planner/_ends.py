@@ -73,29 +73,65 @@ def _exchange(plan: Plan, profile: Profile, times: LayerTimes, layers: np.ndarra
         exposed = whole.seconds
     gather = 0.0
     # What is sharded cannot be added up at home, but for the gradients of a pipeline's micro-batches.
-    exposed *= {"gradients": plan.accumulate, "parameters": m}.get(plan.shard, 1)
+    exposed *= plan.accumulate if plan.shard == "gradients" else 1
     if plan.shard in ("optimizer", "gradients"):
         gather = cost("all_gather", float(parameters.sum())).seconds
     if plan.shard == "parameters":
         each = np.array([cost("all_gather", float(nbytes), fetching).seconds for nbytes in parameters])
         forward = (times.forward + times.tensor_forward)[layers]
-        if constants.overlap and constants.prefetch:  # the next layer's parameters come while this one is computed
-            gather = m * (_prefetched(each, forward) + _prefetched(each[::-1], backward[::-1]))
+        back = np.array([cost(kind, float(nbytes), fetching).seconds for nbytes in gradients])
+        if constants.overlap and constants.prefetch:
+            gather, exposed = _meanwhile(each, back, forward, backward, m)
         else:
-            gather = m * 2 * float(each.sum())
-            exposed = m * sum(cost(kind, float(nbytes), fetching).seconds for nbytes in gradients)
+            gather, exposed = m * 2 * float(each.sum()), m * float(back.sum())
     return exposed, gather, whole
 
 
-def _prefetched(gathers: np.ndarray, computes: np.ndarray) -> float:
-    """What stays exposed of gathers, each of which begins when the one before is done and the layer before begins."""
-    now = done = 0.0
-    begun = 0.0
-    for gather, compute in zip(gathers.tolist(), computes.tolist(), strict=True):
-        done = max(done, begun) + gather
-        begun = max(now, done)
-        now = begun + compute
-    return now - float(computes.sum())
+def _meanwhile(
+    gathers: np.ndarray, reduces: np.ndarray, forward: np.ndarray, backward: np.ndarray, passes: int
+) -> tuple[float, float]:
+    """What stays exposed of fetching sharded layers and of reducing their gradients, all on one link.
+
+    The next layer's parameters are asked for when one begins to be computed, the reduction of its gradients when it
+    ends. Passes follow each other; from the second on all take as long.
+    """
+    run = _SharedLink()
+    ends = []
+    for _ in range(min(passes, 2)):
+        for gather, compute in zip(gathers.tolist(), forward.tolist(), strict=True):
+            run.layer(gather, compute, 0.0)
+        columns = (gathers[::-1].tolist(), backward[::-1].tolist(), reduces[::-1].tolist())
+        for gather, compute, reduce in zip(*columns, strict=True):
+            run.layer(gather, compute, reduce)
+        ends.append(run.now)
+    computed = float(forward.sum() + backward.sum())
+    fetched = ends[0] + (passes - 1) * (ends[-1] - ends[0] if passes > 1 else 0.0) - passes * computed
+    return fetched, run.last() - run.now
+
+
+class _SharedLink:
+    """Layers that are computed one after the other while the link fetches the next and reduces the one before."""
+
+    def __init__(self) -> None:
+        self.now = 0.0  # when the last layer ended
+        self._begun = 0.0  # when it began, and the next one was asked for
+        self._free = 0.0  # when the link has done all that it was asked for
+        self._reduce = 0.0  # of the last layer, asked for when it ended
+
+    def layer(self, gather: float, compute: float, reduce: float) -> None:
+        """One more, which takes so many seconds to fetch, to compute and to reduce."""
+        there = self._free = max(self._free, self._begun) + gather
+        self.last()
+        self._begun = max(self.now, there)
+        self.now = self._begun + compute
+        self._reduce = reduce
+
+    def last(self) -> float:
+        """When all reductions are done."""
+        if self._reduce:
+            self._free = max(self._free, self.now) + self._reduce
+            self._reduce = 0.0
+        return max(self._free, self.now)
 
 
 def _exposed(gradients: np.ndarray, backward: np.ndarray, bucket: float, seconds: Callable[[float], float]) -> float:
