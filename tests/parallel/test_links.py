@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 
+from hocket.parallel._divide import _micro_batch
 from hocket.parallel._links import link_of
 from hocket.parallel._world import current
 from hocket.parallel.pipeline import split
@@ -36,3 +38,11 @@ def test_a_slow_link_moves_the_cut_to_where_few_bytes_cross() -> None:
 
     assert first_of_second(Link(1e12, 0.0)) == ("2", "3")
     assert first_of_second(Link(1e6, 0.0)) == ("3",)
+
+
+@pytest.mark.parametrize(("samples", "parts", "each"), [(64, 8, 8), (64, 3, 21), (64, 64, 2), (3, 8, 2), (1, 4, 1)])
+def test_stages_are_cut_by_what_a_micro_batch_of_the_sample_asks_for(samples: int, parts: int, each: int) -> None:
+    words, weights = torch.zeros(samples, 5), torch.ones(7)
+    part, whole = _micro_batch((words, weights), parts)
+    assert part.shape == (each, 5)  # of two samples at the least, if there are as many: batch norm wants two
+    assert whole is weights

@@ -13,6 +13,7 @@ from ._links import link_of
 from ._mesh import Mesh
 from ._owned import Owned
 from ._pieces import Box, Place, Segment
+from ._trees import mapped, samples_in
 from .embedding import distribute_embeddings
 from .pipeline import Stage, measure, split
 from .tensor import TensorParallel, parallelize
@@ -125,10 +126,13 @@ def divide_layers(
 ) -> tuple[list[Stage], list[str]]:
     """Splits the model into the stages of a pipeline, and frees the memory of those that are other ranks'.
 
+    What is traced, timed and compared is as much of the sample as a micro-batch is of a whole batch.
+
     Returns:
         This rank's stages, and a sentence about each of all stages.
     """
     ranks = mesh.pipeline.size
+    sample = _micro_batch(sample, plan.micro_batches * mesh.data.size)
     times: Any = None
     link = None
     if not plan.split:
@@ -146,3 +150,11 @@ def divide_layers(
             tensor.grad = None
             tensor.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
     return mine, [str(stage) for stage in stages]
+
+
+def _micro_batch(sample: Sequence[Any], parts: int) -> Sequence[Any]:
+    """One of so many parts of a batch, with two samples at the least, which batch norm wants."""
+    whole = samples_in(sample)
+    each = max(2, whole // parts)
+    part: Sequence[Any] = mapped(tuple(sample), lambda one: one[:each] if one.dim() and len(one) == whole else one)
+    return part

@@ -47,7 +47,8 @@ class Trainer:
             data parallelism over all ranks. "auto" measures the model and the network, and takes the plan that is
             predicted to be the fastest of those that fit (`hocket.planner.search`).
         sample: inputs of the model (a tuple, or one tensor), by which plans with tensor or pipeline parallelism trace
-            and check it; for "auto" those of a global batch.
+            and check it; for "auto" those of a global batch, which are the best for a pipeline, too: a micro-batch of
+            them says where it is cut.
         loss_reduction: whether the loss is a "mean" over the samples of the batch or a "sum".
 
     Raises:
