@@ -65,6 +65,27 @@ def test_where_the_link_decides_parts_compute_alike() -> None:
     assert balance([1.0] * 8, 4, [0, *[10**8] * 7], link=Link(1e7), slack=0.03) == [2, 4, 6]
 
 
+def test_few_micro_batches_wait_for_every_message_so_narrow_cuts_are_better() -> None:
+    times, nbytes, link = [4.0] * 4, [0, 1, 100, 1], Link(10.0, 0.0)  # 10 s in the middle, 0.1 s elsewhere
+    assert balance(times, 2, nbytes, link=link) == [2]
+    assert balance(times, 2, nbytes, link=link, micro_batches=100) == [2]  # 99 x 10 + 20 s, and 99 x 12 + 0.2 elsewhere
+    assert balance(times, 2, nbytes, link=link, micro_batches=2) in ([1], [3])  # 10 + 20 s, and 12 + 0.2
+
+
+@settings(deadline=None, max_examples=60)
+@given(steps, st.integers(2, 4), st.integers(1, 16))
+def test_the_number_of_micro_batches_makes_no_step_longer(row: list[tuple[float, int]], n: int, count: int) -> None:
+    n = min(n, len(row))
+    times, nbytes = [t for t, _ in row], [b for _, b in row]
+
+    def step(cut: list[int]) -> float:
+        messages = sum(2 * LINK["link"].seconds(nbytes[at]) for at in cut)
+        return float((count - 1) * slowest(cut, times, nbytes, **LINK) + messages)
+
+    plain = balance(times, n, nbytes, slack=0.03, **LINK)
+    assert step(balance(times, n, nbytes, slack=0.03, micro_batches=count, **LINK)) <= step(plain) + 1e-9
+
+
 def test_more_parts_than_steps_are_refused() -> None:
     with pytest.raises(ValueError, match="2 steps into 3 parts"):
         balance([1.0, 1.0], 3)

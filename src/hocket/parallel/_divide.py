@@ -141,7 +141,8 @@ def divide_layers(
         times = mesh.whole.from_root(measure(model, sample).total_s if measured else None)
         device = next((p.device for p in model.parameters()), torch.device("cpu"))
         link = link_of(mesh.pipeline, mesh.whole, device)
-    stages = split(model, ranks * plan.stages_per_rank, sample, points=plan.split, times=times, link=link)
+    count, passes = ranks * plan.stages_per_rank, plan.micro_batches * plan.stages_per_rank
+    stages = split(model, count, sample, points=plan.split, times=times, link=link, micro_batches=passes)
     mine = stages[mesh.pipeline.rank :: ranks]
     kept = {id(t) for stage in mine for t in (*stage.module.parameters(), *stage.module.buffers())}
     for tensor in (*model.parameters(), *model.buffers()):

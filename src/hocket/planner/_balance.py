@@ -14,6 +14,8 @@ Array = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
 CUT_SLACK = 0.03
 """Times are measured no more precisely than this; within it a cut that fewer bytes cross is better."""
+_SLACKS = (0.25, 1.0)  # that are tried where messages take long
+_LITTLE = 0.05  # of a step
 
 
 class Link(NamedTuple):
@@ -43,13 +45,15 @@ def balance(
     holds: Sequence[bool] | None = None,
     link: Link = LOCAL,
     slack: float = 0.0,
+    micro_batches: int = 0,
 ) -> list[int]:
     """The first step of each part but the first, so that the slowest part takes the least time.
 
     A part takes as long as it computes and hands over what crosses its cuts, or as the link carries that if it takes
     longer: messages go while the next micro-batch is computed. Exact, by dynamic programming over (parts, end): some
     n L^2 / 2 comparisons for L steps, twice: for the least time of the slowest part, then among the cuts that reach it
-    for those that the fewest bytes cross, and among these for the one whose parts compute the most alike.
+    for those that the fewest bytes cross, and among these for the one whose parts compute the most alike. With
+    `micro_batches`, the least time is missed by more if the whole step is the shorter for it.
 
     Args:
         times: seconds of each step, forward and backward.
@@ -59,6 +63,9 @@ def balance(
         holds: which steps hold weights; every part then gets one that does, if there are enough of them.
         link: between two ranks; it carries forward and backward messages of a rank one after the other.
         slack: by how much of it the least time may be missed for fewer bytes across cuts.
+        micro_batches: of a step. The first of them waits for every message on its way, the others for the slowest part
+            only; so where messages take long and micro-batches are few, a slower part with smaller messages around it
+            is better. 0 for so many that only the slowest part counts.
 
     Returns:
         n - 1 rising numbers of steps.
@@ -93,15 +100,28 @@ def balance(
     def slow(begins: Integers, end: int, so_far: Array, _: Array) -> tuple[Array, Array]:
         return np.maximum(so_far, cost(begins, end)), np.zeros(len(begins))
 
-    def light(begins: Integers, end: int, so_far: Array, longest: Array) -> tuple[Array, Array]:
-        moved = np.where(cost(begins, end) <= limit, so_far + crossing[begins], np.inf)
-        return moved, np.maximum(longest, computes(begins, end))
-
     least, _ = _best(count, n, slow)
     if not np.isfinite(least):  # fewer steps with weights than parts, or none between some of them
-        return balance(times, n, nbytes, link=link, slack=slack)
-    limit = least * (1 + slack) + 1e-12 * total[-1]
-    return _best(count, n, light)[1]
+        return balance(times, n, nbytes, link=link, slack=slack, micro_batches=micro_batches)
+
+    def lightest(slack: float) -> list[int]:
+        limit = least * (1 + slack) + 1e-12 * total[-1]
+
+        def light(begins: Integers, end: int, so_far: Array, longest: Array) -> tuple[Array, Array]:
+            moved = np.where(cost(begins, end) <= limit, so_far + crossing[begins], np.inf)
+            return moved, np.maximum(longest, computes(begins, end))
+
+        return _best(count, n, light)[1]
+
+    def step(begins: Sequence[int]) -> tuple[float, float]:
+        """What a step takes besides the first micro-batch's computation, and what of it messages are."""
+        sent = 2 * float(wire[list(begins)].sum())
+        return (micro_batches - 1) * slowest(begins, times, nbytes, link=link) + sent, sent
+
+    first = lightest(slack)
+    if not micro_batches or step(first)[1] <= _LITTLE * step(first)[0]:
+        return first
+    return min([first, *map(lightest, _SLACKS)], key=step)
 
 
 def _best(count: int, n: int, join: Callable[..., tuple[Array, Array]]) -> tuple[float, list[int]]:

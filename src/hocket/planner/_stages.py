@@ -48,7 +48,8 @@ def stage_cuts(
     if workload.measured and len(costs) <= _FEW:
         crossing = [0, *(round(layer.output_bytes * scale) for layer in workload.layers[:-1])]
         holds = [layer.parameters > 0 for layer in workload.layers]
-        return balance(costs, stages, crossing, holds=holds, link=link, slack=CUT_SLACK)
+        passes = plan.micro_batches * plan.stages_per_rank
+        return balance(costs, stages, crossing, holds=holds, link=link, slack=CUT_SLACK, micro_batches=passes)
     return balanced_cuts(costs, stages)
 
 

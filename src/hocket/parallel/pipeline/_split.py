@@ -26,6 +26,7 @@ def split(
     points: Sequence[str] = (),
     times: Times | Sequence[float] | None = None,
     link: Link | None = None,
+    micro_batches: int = 0,
     world: World | None = None,
     verify: bool = True,
 ) -> list[Stage]:
@@ -43,6 +44,7 @@ def split(
             are stages. Empty: balanced by measurement.
         times: seconds of each step, as `measure` gives them; None to measure now.
         link: between the ranks that hold neighbouring stages; that of two processes on one machine if not given.
+        micro_batches: of a step, times the stages of a rank; 0 for so many that only the slowest stage counts.
         world: the ranks that split the model together: rank 0's measurement counts for all.
         verify: whether to compare stages and model on the sample: outputs and gradients.
 
@@ -60,7 +62,7 @@ def split(
     begins = (
         _at_points(traced, n_stages, points)
         if points
-        else _balanced(traced, n_stages, sample, times, link or Link(), world)
+        else _balanced(traced, n_stages, sample, times, link or Link(), micro_batches, world)
     )
     stages = build(traced, begins)
     if verify:
@@ -74,6 +76,7 @@ def _balanced(
     sample: Sequence[Any],
     times: Times | Sequence[float] | None,
     link: Link,
+    micro_batches: int,
     world: World | None,
 ) -> list[int]:
     begins: list[int] = []
@@ -84,7 +87,15 @@ def _balanced(
         if len(seconds) != len(traced.steps):
             raise SplitError(f"{len(seconds)} times were given for the {len(traced.steps)} steps of the model")
         crossing = [cut.nbytes for cut in cuts(traced)]
-        begins = balance(seconds, n_stages, crossing, holds=holding(traced), link=link, slack=CUT_SLACK)
+        begins = balance(
+            seconds,
+            n_stages,
+            crossing,
+            holds=holding(traced),
+            link=link,
+            slack=CUT_SLACK,
+            micro_batches=micro_batches,
+        )
     return begins if world is None else world.from_root(begins)
 
 
