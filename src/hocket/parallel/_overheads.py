@@ -93,6 +93,7 @@ def with_overheads(constants: Constants, network: Network, device: torch.device,
     exchange_s = max(exchange_s, (besides("often divided", "much divided") - more_wire + wire) / (more - count))
     sent = besides("much divided", "much") - count * exchange_s
     exchange_share = min(1.0, max(0.05, wire / max(1e-9, sent)))
+    more_s = max(0.0, besides("gradients in parts", "parts") - besides("optimizer"))
     stage_s = 0.0
     if world.size % stages == 0:
         # Large ones compute, but on a slow network more of them hide more of each other's messages.
@@ -104,8 +105,8 @@ def with_overheads(constants: Constants, network: Network, device: torch.device,
         prefetch=prefetch,
         step_s=plain,
         stage_s=stage_s,
-        optimizer_shard_s=besides("optimizer"),
-        gradient_shard_s=max(0.0, besides("gradients in parts", "parts") - besides("optimizer")) / (_SEVERAL - 1),
+        optimizer_shard_s=besides("optimizer") / waiting(world.size),
+        gradient_shard_s=more_s / (_SEVERAL - 1) / waiting(world.size),
         block_s=max(0.0, waited - 2 * tensor_s) / crowd / waiting(world.size),
         tensor_s=tensor_s / crowd,
         exchange_s=exchange_s / waiting(degree),

@@ -39,8 +39,8 @@ class Constants:
         pass_s: What each part of a batch costs besides its computation where there is no pipeline: its gradients'
             hooks, its loss. Known from runs only (`fitted`).
         stage_s: What a stage of a pipeline costs for each micro-batch besides its computation and its messages.
-        optimizer_shard_s: What a step costs besides where the optimizer's state is sharded,
-        gradient_shard_s: and where gradients are as well, which are reduced once more for each further part of a batch.
+        optimizer_shard_s: What a step costs besides where two ranks share the optimizer's state; more wait longer,
+        gradient_shard_s: and where gradients are sharded as well, which are reduced for each further part of a batch.
         block_s: What a block with sharded parameters costs for each pass besides what is fetched, of two ranks; more
             wait longer for each other (`waiting`),
         tensor_s: and each of its tensors.

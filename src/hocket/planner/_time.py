@@ -249,7 +249,8 @@ def _sharding(plan: Plan, profile: Profile, layers: np.ndarray, passes: float) -
     if plan.data_parallel_degree == 1 or plan.shard == "none":
         return 0.0
     again = plan.accumulate - 1 if plan.shard == "gradients" else 0
-    return constants.optimizer_shard_s + again * constants.gradient_shard_s
+    waits_s = constants.optimizer_shard_s + again * constants.gradient_shard_s
+    return waits_s * waiting(plan.data_parallel_degree)
 
 
 def _hops(plan: Plan, profile: Profile, edges: Sequence[int], micro: int) -> list[float]:
