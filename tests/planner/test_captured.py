@@ -127,7 +127,7 @@ def test_sharded_gradients_cost_more_the_more_often_they_are_reduced(captured: W
     ):
         plan = Plan(shard=shard, accumulate=parts)
         found = predict(plan, captured, network, workers=4, batch=16 * BATCH, constants=constants)
-        assert found.parts.overhead == pytest.approx(cost)
+        assert found.parts.overhead == pytest.approx(1.5 * cost)  # four ranks wait longer than two
 
 
 def test_computing_again_exchanges_again(captured: Workload, network: Network) -> None:

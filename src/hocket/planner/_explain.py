@@ -44,11 +44,10 @@ def explain(found: Search) -> str:
             f"What one device alone would not need is {_WORDS[exposed]} above all, {_s(worst)} "
             f"({worst / best.step_s:.0%} of the step)."
         )
-    if found.choice:
-        lines.append(_chosen_for_being_simple(found))
     if found.others:
         second = found.others[0]
-        lines.append(f"Second is {_words(second)}, {_slower(best, second)}.")
+        said = _chosen_for_being_simple(best, second) if found.choice else f"{_slower(best, second)}."
+        lines.append(f"Second is {_words(second)}, {said}")
     if found.too_large:
         large = found.too_large[0]
         lines.append(
@@ -58,12 +57,13 @@ def explain(found: Search) -> str:
     return " ".join(lines)
 
 
-def _chosen_for_being_simple(found: Search) -> str:
-    fastest = found.ranked[0]
-    gain = 1 - fastest.step_s / found.best.step_s
+def _chosen_for_being_simple(best: Prediction, fastest: Prediction) -> str:
+    less = {name: getattr(best.parts, name) - getattr(fastest.parts, name) for name in _WORDS}
+    saved = max(less, key=lambda name: less[name])
+    gain = 1 - fastest.step_s / best.step_s
     return (
-        f"{_words(fastest)} is predicted to be {gain:.1%} faster, but predictions within {NEAR:.0%} of each other "
-        "cannot be told apart, and of such plans the simplest is taken."
+        f"predicted to be {gain:.1%} faster ({_WORDS[saved]} takes {_s(less[saved])} less); but "
+        f"predictions within {NEAR:.0%} of each other cannot be told apart, and of such plans the simplest is taken."
     )
 
 
