@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import time
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 import hocket
@@ -15,20 +13,11 @@ from hocket.planner import Plan
 from hocket.profile import Recorder
 from hocket.testing import run_ranks
 
+from ..comm import host_world
 from . import trainer_programs
 from .test_trainer import check
 
 WIDTH, BLOCKS, PAUSE_S = 64, 4, 0.05
-
-
-def on_hosts_of_their_own(action: Any, *args: Any) -> Any:
-    """What an action says on a rank that takes every other one for a rank of another host."""
-    os.environ["HOCKET_HOST"] = f"host{os.environ['RANK']}"
-    dist.init_process_group("hocket")
-    try:
-        return action(*args)
-    finally:
-        dist.destroy_process_group()
 
 
 def test_passes_add_up_to_what_one_process_has() -> None:
@@ -40,7 +29,7 @@ def test_passes_add_up_to_what_one_process_has() -> None:
         ("tables", "adam", Plan(shard="parameters")),
     ]
     action = trainer_programs.train_all
-    check(run_ranks(on_hosts_of_their_own, 4, action, wanted, backend=None, timeout_s=115), wanted)
+    check(host_world.run(range(4), action, wanted), wanted)
 
 
 class Slow(nn.Module):
@@ -77,7 +66,7 @@ def steps(accumulate: int) -> tuple[list[tuple[float, float]], list[dict[str, An
 
 
 def test_the_next_block_is_gathered_while_one_is_computed() -> None:
-    for times, events, _ in run_ranks(on_hosts_of_their_own, 2, steps, 1, backend=None):
+    for times, events, _ in host_world.run(range(2), steps, 1):
         gathers = [event for event in events if event["kind"] == "all_gather"][:BLOCKS]
         for (begin, end), gather in zip(times[:-1], gathers[1:], strict=True):
             assert gather["posted_s"] < begin
@@ -95,5 +84,5 @@ def test_ranks_of_one_host_wait_for_each_block() -> None:
 
 def test_weights_are_the_same_to_the_bit_whether_anything_goes_on_meanwhile() -> None:
     here = run_ranks(steps, 2, 2)[0][2]
-    apart = run_ranks(on_hosts_of_their_own, 2, steps, 2, backend=None)[0][2]
+    apart = host_world.run(range(2), steps, 2)[0][2]
     assert apart == here  # two numbers have one sum
