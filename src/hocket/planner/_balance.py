@@ -11,7 +11,6 @@ import numpy.typing as npt
 __all__ = ["CUT_SLACK", "Link", "balance", "slowest"]
 
 Array = npt.NDArray[np.float64]
-Integers = npt.NDArray[np.int64]
 CUT_SLACK = 0.03
 """Times are measured no more precisely than this; within it a cut that fewer bytes cross is better."""
 _SLACKS = (0.25, 1.0)  # that are tried where messages take long
@@ -51,7 +50,7 @@ def balance(
 
     A part takes as long as it computes and hands over what crosses its cuts, or as the link carries that if it takes
     longer: messages go while the next micro-batch is computed. Exact, by dynamic programming over (parts, end): some
-    n L^2 / 2 comparisons for L steps, twice: for the least time of the slowest part, then among the cuts that reach it
+    n L^2 comparisons for L steps, twice: for the least time of the slowest part, then among the cuts that reach it
     for those that the fewest bytes cross, and among these for the one whose parts compute the most alike. With
     `micro_batches`, the least time is missed by more if the whole step is the shorter for it.
 
@@ -88,17 +87,13 @@ def balance(
     total = np.concatenate([[0.0], np.cumsum(np.asarray(times, dtype=float))])
     weights = np.concatenate([[0], np.cumsum(np.asarray(holds if holds is not None else [True] * count, dtype=int))])
 
-    def computes(begins: Integers, end: int) -> Array:
-        spent: Array = np.maximum(total[end] - total[begins], 0.0)
-        return spent
+    # Rows are the begins of a part, 0 to count - 1, and columns its ends, 1 to count.
+    computes = np.maximum(total[None, 1:] - total[:-1, None], 0.0)
+    cost = np.maximum(computes + handled[:-1, None] + handled[None, 1:], wire[:-1, None] + wire[None, 1:])
+    cost[(np.arange(count)[:, None] > np.arange(count)) | (weights[:-1, None] == weights[None, 1:])] = np.inf
 
-    def cost(begins: Integers, end: int) -> Array:
-        spent: Array = np.maximum(computes(begins, end) + handled[begins] + handled[end], wire[begins] + wire[end])
-        spent[weights[begins] == weights[end]] = np.inf
-        return spent
-
-    def slow(begins: Integers, end: int, so_far: Array, _: Array) -> tuple[Array, Array]:
-        return np.maximum(so_far, cost(begins, end)), np.zeros(len(begins))
+    def slow(so_far: Array, _: Array) -> tuple[Array, Array]:
+        return np.maximum(so_far, cost), np.zeros_like(cost)
 
     least, _ = _best(count, n, slow)
     if not np.isfinite(least):  # fewer steps with weights than parts, or none between some of them
@@ -107,9 +102,9 @@ def balance(
     def lightest(slack: float) -> list[int]:
         limit = least * (1 + slack) + 1e-12 * total[-1]
 
-        def light(begins: Integers, end: int, so_far: Array, longest: Array) -> tuple[Array, Array]:
-            moved = np.where(cost(begins, end) <= limit, so_far + crossing[begins], np.inf)
-            return moved, np.maximum(longest, computes(begins, end))
+        def light(so_far: Array, longest: Array) -> tuple[Array, Array]:
+            moved = np.where(cost <= limit, so_far + crossing[:-1, None], np.inf)
+            return moved, np.maximum(longest, computes)
 
         return _best(count, n, light)[1]
 
@@ -124,26 +119,25 @@ def balance(
     return min([first, *map(lightest, _SLACKS)], key=step)
 
 
-def _best(count: int, n: int, join: Callable[..., tuple[Array, Array]]) -> tuple[float, list[int]]:
+def _best(count: int, n: int, join: Callable[[Array, Array], tuple[Array, Array]]) -> tuple[float, list[int]]:
     """The least first value of a way to cut `count` steps into `n` parts, and the cuts of those with the least second.
 
     Args:
         count: steps.
         n: parts.
-        join: both values of all up to an end, of the begins of the last part, that end, and both values up to each
-            begin.
+        join: both values of all up to an end, for each begin of the last part (rows) and each end (columns), of both
+            values up to each begin, as columns.
     """
     first, second = np.full(count + 1, np.inf), np.zeros(count + 1)
     first[0] = 0.0
     came_from = np.zeros((n + 1, count + 1), dtype=int)
+    columns = np.arange(count)
     for part in range(1, n + 1):
-        now, beside = np.full(count + 1, np.inf), np.zeros(count + 1)
-        for end in range(part, count + 1):
-            begins = np.arange(part - 1, end)
-            values, others = join(begins, end, first[begins], second[begins])
-            choice = int(np.lexsort((others, values))[0])
-            now[end], beside[end], came_from[part, end] = values[choice], others[choice], begins[choice]
-        first, second = now, beside
+        values, others = join(first[:-1, None], second[:-1, None])
+        others = np.where(values == values.min(axis=0), others, np.inf)
+        choice = others.argmin(axis=0)
+        first[1:], second[1:] = values[choice, columns], others[choice, columns]
+        first[0], came_from[part, 1:] = np.inf, choice
     cuts = []
     end = count
     for part in range(n, 1, -1):
