@@ -10,8 +10,19 @@ import torch
 from torch import nn
 
 from hocket import cluster
-from hocket.planner import Constants, Network, Plan, PlanError, Profile, admissible_plans, memory_of, predict, search
-from hocket.workload import Exchange, Workload, capture
+from hocket.planner import (
+    Constants,
+    Network,
+    Plan,
+    PlanError,
+    Prediction,
+    Profile,
+    admissible_plans,
+    memory_of,
+    predict,
+    search,
+)
+from hocket.workload import Exchange, Layer, Step, Workload, capture, refined
 
 BATCH, WIDTH = 8, 64
 PAIRS = 3
@@ -115,6 +126,32 @@ def test_ranks_that_go_in_step_wait_longer_the_more_they_are(captured: Workload,
         assert added(plan, exchange_s=1e-3) == pytest.approx(exchanges * 1e-3 * waiting)
     assert added(Plan(shard="parameters"), block_s=1e-3) == pytest.approx(holders * 1e-3 * 1.5)
     assert added(Plan(shard="parameters", tensor_parallel_degree=2), block_s=1e-3) == pytest.approx(holders * 1.5e-3)
+
+
+def test_a_layer_that_a_pipeline_cuts_is_gathered_by_both_its_ranks(network: Network) -> None:
+    layers = tuple(
+        Layer(name, "Block", 100, 400, 400, 800, 64.0, forward_s=seconds, backward_s=2 * seconds)
+        for name, seconds in (("small", 2e-3), ("large", 6e-3))
+    )
+    steps = [
+        Step(f"{name}_{half}", f"{name}.{half}", 1.0, 1.0, 64, 50, 1) for name in ("small", "large") for half in "ab"
+    ]
+    whole = Workload("two layers", BATCH, layers)
+    taken_apart = refined(whole, steps)
+    plan = Plan(pipeline_parallel_degree=2, data_parallel_degree=2, micro_batches=2, shard="parameters")
+
+    def found(workload: Workload, **costs: float) -> Prediction:
+        return predict(plan, workload, network, workers=4, batch=4 * BATCH, constants=Constants(**costs))
+
+    cut, uncut = found(taken_apart), found(whole)
+    assert (cut.cuts, uncut.cuts) == ((3,), (1,))
+    assert cut.parts.compute == pytest.approx(2 * (6e-3 + 9e-3))
+    assert uncut.parts.compute == pytest.approx(2 * 18e-3)
+    for workload, blocks in ((taken_apart, 2), (whole, 1)):  # the first rank has the small one and half of the large
+        there = found(workload, block_s=1e-3).parts.overhead - found(workload).parts.overhead
+        assert there == pytest.approx(2 * blocks * 1e-3)
+    assert cut.memory.parameters == (400 + 200) / 2
+    assert cut.memory.buffers == 2 * 400 + 2 * 600 + 4 * 64  # two of the small one, gradients, messages
 
 
 def test_sharded_gradients_cost_more_the_more_often_they_are_reduced(captured: Workload, network: Network) -> None:

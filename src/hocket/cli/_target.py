@@ -80,6 +80,7 @@ def _shape(text: str) -> Workload:
 def _function(target: str, device: str | None, optimizer: str, degrees: Sequence[int]) -> Workload:
     from torch import nn
 
+    from hocket.parallel.pipeline import in_steps
     from hocket.workload import capture
 
     file, _, name = target.rpartition(":")
@@ -98,7 +99,11 @@ def _function(target: str, device: str | None, optimizer: str, degrees: Sequence
     if not isinstance(given, tuple) or len(given) not in (2, 3) or not isinstance(given[0], nn.Module):
         raise TargetError(f"{target}: {name}() must return (model, sample) or (model, sample, loss), not {type(given)}")
     loss = given[2] if len(given) == 3 else None
-    return capture(given[0], given[1], loss=loss, name=path.stem, device=device, optimizer=optimizer, degrees=degrees)
+    model, sample = given[:2]
+    found = capture(model, sample, loss=loss, name=path.stem, device=device, optimizer=optimizer, degrees=degrees)
+    if not found.measured or device is not None or loss is not None:  # measured here, and a sample is what it takes
+        return found
+    return in_steps(found, model, sample if isinstance(sample, tuple | list) else (sample,))
 
 
 def _bundled(name: str, batch: int | None, device: str, optimizer: str, degrees: Sequence[int]) -> Workload:

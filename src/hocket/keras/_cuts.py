@@ -10,7 +10,7 @@ import keras
 import torch
 
 from hocket.parallel._links import link_of
-from hocket.parallel._world import World
+from hocket.parallel._mesh import Mesh
 from hocket.planner import CUT_SLACK, balance
 
 from ._graph import Graph
@@ -18,24 +18,25 @@ from ._graph import Graph
 _SAMPLES = 8
 _UNKNOWN_LENGTH = 16
 _REPEATS = 3
+_PASSES = 3  # forward, and backward, which does two products for each one of the forward pass
 
 
-def begins(graph: Graph, stages: int, points: Sequence[str], world: World) -> list[int]:
+def begins(graph: Graph, mesh: Mesh, points: Sequence[str], micro_batches: int) -> list[int]:
     """Number of the first step of each stage; a collective operation.
 
     Steps that use the same weights stay together. Among the rest cuts are where the slowest stage takes the least time,
-    by what rank 0 measures of the forward pass on zeros.
+    by what rank 0 measures of the forward pass on a few zeros, as a micro-batch would be.
 
     Args:
         graph: the model.
-        stages: how many.
+        mesh: the ranks, of which those of a pipeline hold a stage each.
         points: names of the layers that begin the second and later stages; none to choose by time.
-        world: all ranks.
+        micro_batches: of a step.
 
     Raises:
         ValueError: there are not so many stages in the model, or `points` are no such layers.
     """
-    blocks = _together(graph)
+    stages, blocks = mesh.pipeline.size, _together(graph)
     if len(blocks) < stages:
         raise ValueError(
             f"pipeline={stages} is more than the {len(blocks)} parts that {graph.model.name!r} can be cut into "
@@ -44,18 +45,19 @@ def begins(graph: Graph, stages: int, points: Sequence[str], world: World) -> li
     if points:
         return [0, *_at(graph, stages, points, blocks)]
     found: list[int] = []
-    link = link_of(world, world, world.device)
-    if world.rank == 0:
+    link = link_of(mesh.pipeline, mesh.whole, mesh.whole.device)
+    if mesh.whole.rank == 0:
         costs, nbytes = _measured(graph)
         edges = [*blocks, len(graph.steps)]
-        times = [math.fsum(costs[a:b]) for a, b in zip(edges[:-1], edges[1:], strict=True)]
+        times = [_PASSES * math.fsum(costs[a:b]) for a, b in zip(edges[:-1], edges[1:], strict=True)]
         holds = [
             any(v.trainable for step in graph.steps[a:b] for v in step.variables)
             for a, b in zip(edges[:-1], edges[1:], strict=True)
         ]
-        cuts = balance(times, stages, [nbytes[b] for b in blocks], holds=holds, link=link, slack=CUT_SLACK)
+        crossing = [nbytes[b] for b in blocks]
+        cuts = balance(times, stages, crossing, holds=holds, link=link, slack=CUT_SLACK, micro_batches=micro_batches)
         found = [0, *(blocks[cut] for cut in cuts)]
-    return world.from_root(found)
+    return mesh.whole.from_root(found)
 
 
 def _together(graph: Graph) -> list[int]:

@@ -63,7 +63,7 @@ class PipelinedSteps(Steps):
         functional = functional_of(self.model)
         if self._engine is None or self._engine.graph.functional is not functional:
             graph = Graph(self.model)
-            found = begins(graph, self._mesh.pipeline.size, self._split, self._mesh.whole)
+            found = begins(graph, self._mesh, self._split, self._micro_batches)
             self._engine = Engine(graph, found, self._mesh.pipeline, self._micro_batches, self._schedule)
         return self._engine
 

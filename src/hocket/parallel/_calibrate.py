@@ -25,6 +25,7 @@ from ._overheads import degrees, timed, usual, with_overheads
 from ._references import run_references
 from ._trees import mapped, samples_in
 from ._world import World, join
+from .pipeline import in_steps
 
 _SIZES = (1 << 12, 1 << 20, 1 << 22)
 _ROUNDS = 8
@@ -107,6 +108,7 @@ def _workload(model: torch.nn.Module, optimizer: Any, inputs: tuple[Any, ...], w
             dist.barrier(group=world.group)
             together.append(max(world.from_all(_steps_s(step, steps, device))))
     best = min(captured, key=lambda one: one.forward_s + one.backward_s)
+    best = world.from_root(in_steps(best, model, part) if world.rank == 0 else best)
     return best, min(world.size, max(1.0, world.size * min(alone) / min(together)))
 
 

@@ -64,54 +64,104 @@ def with_overheads(constants: Constants, network: Network, device: torch.device,
         device: on which they train.
         world: the ranks.
     """
-    degree, stages = degrees(world.size)[0], _stages(world.size)
     probes = _probes(world.size)
     steps = [_step(probe, device, world) for probe in probes.values()]
     seconds = in_turns(steps, device, world, turns=_TURNS, together=1, long_s=_LONG_S)
-    took = dict(zip(probes, seconds, strict=True))
-    crowd, plain = network.crowding(world.size), took["plain"]
-
-    def besides(probe: str, than: str = "plain") -> float:
-        return max(0.0, took[probe] - took[than])
-
-    one, several, large = (
-        besides(f"{prefix}parameters", than) / _BLOCKS
-        for prefix, than in (("", "plain"), ("several ", "several"), ("wide ", "wide"))
-    )
-    tensor_s = max(0.0, several - one) / (2 * _SEVERAL - 2)
     prefetch = device.type == "cuda" or on_several_hosts(world)
-    hidden = besides("much") / _BLOCKS if prefetch else 0.0
-    waited = max(one, besides("much parameters", "much") / _BLOCKS - max(0.0, large - one - hidden))
-    nbytes = 4.0 * _WIDE * _WIDE
-    fetches = 2 * network.collective("all_gather", nbytes, world.size, 1, constants).seconds
-    fetches += network.collective("reduce_scatter", nbytes, world.size, 1, constants).seconds
-    count, thin_wire = _exchanges(probes["exchanges"], degree, constants, network)
-    exchange_s = max(0.0, besides("exchanges") - thin_wire) / count
-    # As much is computed and sent in more exchanges, while all compute; then what sending takes is left.
-    count, wire = _exchanges(probes["much divided"], degree, constants, network)
-    more, more_wire = _exchanges(probes["often divided"], degree, constants, network)
-    exchange_s = max(exchange_s, (besides("often divided", "much divided") - more_wire + wire) / (more - count))
-    sent = besides("much divided", "much") - count * exchange_s
-    exchange_share = min(1.0, max(0.05, wire / max(1e-9, sent)))
-    more_s = max(0.0, besides("gradients in parts", "parts") - besides("optimizer"))
-    stage_s = 0.0
-    if world.size % stages == 0:
-        # Large ones compute, but on a slow network more of them hide more of each other's messages.
-        each = (besides(f"{_MANY}{size} micro-batches", f"{_FEW}{size} micro-batches") for size in ("", " large"))
-        stage_s = max(each) / (_MANY - _FEW) / crowd
-    return dataclasses.replace(
-        constants,
-        fetch_share=min(1.0, max(0.02, fetches / max(1e-9, large - one))),
-        prefetch=prefetch,
-        step_s=plain,
-        stage_s=stage_s,
-        optimizer_shard_s=besides("optimizer") / waiting(world.size),
-        gradient_shard_s=more_s / (_SEVERAL - 1) / waiting(world.size),
-        block_s=max(0.0, waited - 2 * tensor_s) / crowd / waiting(world.size),
-        tensor_s=tensor_s / crowd,
-        exchange_s=exchange_s / waiting(degree),
-        exchange_share=exchange_share,
-    )
+    found = _Measured(dict(zip(probes, seconds, strict=True)), probes, constants, network, prefetch)
+    changed: dict[str, Any] = {"prefetch": prefetch, "step_s": found.took["plain"], "stage_s": found.stage_s()}
+    changed |= found.of_sharded_states() | found.of_sharded_parameters() | found.of_exchanges()
+    return dataclasses.replace(constants, **changed)
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """What the probes took, and what that says of the constants.
+
+    Attributes:
+        took: seconds of a step of each probe, by its name.
+        probes: what they are.
+        constants: what collectives reach.
+        network: the ranks'.
+        prefetch: whether sharded parameters are gathered while others are computed.
+    """
+
+    took: dict[str, float]
+    probes: dict[str, _Probe]
+    constants: Constants
+    network: Network
+    prefetch: bool
+
+    def stage_s(self) -> float:
+        """Of a stage that hands on a micro-batch. Large ones compute, but on a slow network more of them hide more."""
+        ranks = self.network.world
+        if ranks % _stages(ranks):
+            return 0.0
+        each = (self._besides(f"{_MANY}{size} micro-batches", f"{_FEW}{size} micro-batches") for size in ("", " large"))
+        return max(each) / (_MANY - _FEW) / self.network.crowding(ranks)
+
+    def of_sharded_states(self) -> dict[str, float]:
+        """What it costs a step that the optimizer's state is sharded; and gradients, for each part but the first."""
+        optimizer_s = self._besides("optimizer")
+        more_s = max(0.0, self._besides("gradients in parts", "parts") - optimizer_s)
+        wait = waiting(self.network.world)
+        return {
+            "optimizer_shard_s": optimizer_s / wait,
+            "gradient_shard_s": more_s / (_SEVERAL - 1) / wait,
+        }
+
+    def of_sharded_parameters(self) -> dict[str, float]:
+        """What a block costs, each of its tensors, and what gathering reaches of its rate."""
+        ranks = self.network.world
+        one, several, large = (
+            self._besides(f"{prefix}parameters", than) / _BLOCKS
+            for prefix, than in (("", "plain"), ("several ", "several"), ("wide ", "wide"))
+        )
+        tensor_s = max(0.0, several - one) / (2 * _SEVERAL - 2)
+        hidden = self._besides("much") / _BLOCKS if self.prefetch else 0.0
+        waited = max(one, self._besides("much parameters", "much") / _BLOCKS - max(0.0, large - one - hidden))
+        fetches = sum(
+            times * self.network.collective(kind, 4.0 * _WIDE * _WIDE, ranks, 1, self.constants).seconds
+            for kind, times in (("all_gather", 2), ("reduce_scatter", 1))
+        )
+        crowd = self.network.crowding(ranks)
+        return {
+            "fetch_share": min(1.0, max(0.02, fetches / max(1e-9, large - one))),
+            "block_s": max(0.0, waited - 2 * tensor_s) / crowd / waiting(ranks),
+            "tensor_s": tensor_s / crowd,
+        }
+
+    def of_exchanges(self) -> dict[str, float]:
+        """What an exchange of ranks that share tensors costs, and what it reaches of its rate."""
+        count, thin_wire = self._exchanges("exchanges")
+        exchange_s = max(0.0, self._besides("exchanges") - thin_wire) / count
+        # As much is computed and sent in more exchanges, while all compute; then what sending takes is left.
+        count, wire = self._exchanges("much divided")
+        more, more_wire = self._exchanges("often divided")
+        exchange_s = max(
+            exchange_s, (self._besides("often divided", "much divided") - more_wire + wire) / (more - count)
+        )
+        sent = self._besides("much divided", "much") - count * exchange_s
+        return {
+            "exchange_s": exchange_s / waiting(degrees(self.network.world)[0]),
+            "exchange_share": min(1.0, max(0.05, wire / max(1e-9, sent))),
+        }
+
+    def _besides(self, probe: str, than: str = "plain") -> float:
+        """By how much a probe takes longer than another."""
+        return max(0.0, self.took[probe] - self.took[than])
+
+    def _exchanges(self, name: str) -> tuple[int, float]:
+        """Of a divided chain, how many exchanges there are in a step, and what their collectives take."""
+        probe, degree = self.probes[name], degrees(self.network.world)[0]
+        with torch.device("meta"):  # where no random numbers are drawn
+            batch = torch.zeros(probe.rows * degree, probe.width)
+            meta: Workload = capture(_model(probe), batch, degrees=[degree])
+        made = [one for layer in meta.layers for one in layer.share(degree).exchanges]
+        wire = sum(
+            one.count * self.network.collective(one.kind, one.nbytes, degree, 1, self.constants).seconds for one in made
+        )
+        return sum(one.count for one in made), wire
 
 
 def _probes(ranks: int) -> dict[str, _Probe]:
@@ -170,16 +220,6 @@ class _Chain(torch.nn.Module):
 
 def _model(probe: _Probe) -> torch.nn.Module:
     return torch.nn.Sequential(*(_Chain(probe.layers, probe.width) for _ in range(probe.blocks)))
-
-
-def _exchanges(probe: _Probe, degree: int, constants: Constants, network: Network) -> tuple[int, float]:
-    """Of a divided chain, how many exchanges there are in a step, and what their collectives take."""
-    with torch.device("meta"):  # where no random numbers are drawn
-        batch = torch.zeros(probe.rows * degree, probe.width)
-        meta: Workload = capture(_model(probe), batch, degrees=[degree])
-    made = [one for layer in meta.layers for one in layer.share(degree).exchanges]
-    wire = sum(one.count * network.collective(one.kind, one.nbytes, degree, 1, constants).seconds for one in made)
-    return sum(one.count for one in made), wire
 
 
 def in_turns(

@@ -23,9 +23,9 @@ from ._world import World
 if TYPE_CHECKING:
     from ._calibrate import Calibration
 
-_TURNS = 4
+_TURNS = 8  # over two of the phases of 10 to 20 s that shared machines have
 _STEPS = 3
-_LONG_S = 12.0
+_LONG_S = 20.0
 _ALL_S = 30.0  # of all plans: no other is built after it
 _HOPELESS = 5.0  # times the fastest: no search would prefer what is predicted to take so long
 

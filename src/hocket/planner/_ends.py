@@ -77,8 +77,11 @@ def _exchange(plan: Plan, profile: Profile, times: LayerTimes, layers: np.ndarra
     if plan.shard in ("optimizer", "gradients"):
         gather = cost("all_gather", float(parameters.sum())).seconds
     if plan.shard == "parameters":
-        each = np.array([cost("all_gather", float(nbytes), fetching).seconds for nbytes in parameters])
         forward = (times.forward + times.tensor_forward)[layers]
+        parameters, gradients, forward, backward = (
+            profile.by_block(values, layers) for values in (parameters, gradients, forward, backward)
+        )
+        each = np.array([cost("all_gather", float(nbytes), fetching).seconds for nbytes in parameters])
         back = np.array([cost(kind, float(nbytes), fetching).seconds for nbytes in gradients])
         if constants.overlap and constants.prefetch:
             gather, exposed = _meanwhile(each, back, forward, backward, m)

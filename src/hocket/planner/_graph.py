@@ -71,7 +71,8 @@ def step_graph(
     """
     network, constants = network_of(cluster), constants or Constants()
     plan = plan.resolve(workers)
-    profile = Profile(workload, network, constants)
+    profile = Profile(workload, network, constants).of(plan)
+    workload = profile.workload
     p, d, t = plan.pipeline_parallel_degree, plan.data_parallel_degree, plan.tensor_parallel_degree
     m = plan.micro_batches * plan.accumulate
     micro = -(-batch // (d * m))

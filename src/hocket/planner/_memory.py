@@ -129,13 +129,14 @@ def memory_of(
     micro = -(-batch // (data * plan.micro_batches * plan.accumulate))
     columns = _columns(workload, plan, micro / workload.batch)
     edges = [0, *cuts, len(workload.layers)]
+    blocks = np.array(workload.blocks)
 
     def of(rank: int) -> Memory:
-        own = np.concatenate(
-            [columns[:, edges[s] : edges[s + 1]] for s in range(rank, len(edges) - 1, pipeline)], axis=1
-        )
+        stages = range(rank, len(edges) - 1, pipeline)
+        mine = np.concatenate([np.arange(edges[s], edges[s + 1]) for s in stages])
+        own = columns[:, mine]
         parameters, gradients, optimizer, saved = own[:4].sum(axis=1).tolist()
-        largest, output, back = own[0].max(), own[4].max(), own[5].max()
+        largest, output, back = np.bincount(blocks[mine], own[0]).max(), own[4].max(), own[5].max()
         whole = gradients
         if plan.shard != "none":
             optimizer /= data

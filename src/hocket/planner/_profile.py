@@ -106,9 +106,33 @@ class Profile:
         self._per_kind = functools.lru_cache(maxsize=8192)(self._kind)
         self.output_bytes = self._column("output_bytes")
         self.tensors = self._column("tensors")
+        self.blocks = np.array(workload.blocks, dtype=np.int64)
 
     def _column(self, name: str) -> Floats:
         return np.array([float(getattr(kind, name)) for kind in self.kinds])[self.index]
+
+    def of(self, plan: Plan) -> Profile:
+        """The layers between which a plan cuts: the finer ones, if the workload has them.
+
+        Not where the plan's own cuts name layers, where tensors are divided, which is known of whole layers, or where
+        their input is all that is kept.
+        """
+        whole = plan.split or plan.recompute or plan.tensor_parallel_degree > 1
+        return self if whole or plan.pipeline_parallel_degree == 1 or not self.workload.finer else self._finer
+
+    @functools.cached_property
+    def _finer(self) -> Profile:
+        return Profile(self.workload.in_steps, self.network, self.constants)
+
+    def by_block(self, values: Floats, layers: NDArray[np.int64]) -> Floats:
+        """Sums over what of each block stands together.
+
+        Args:
+            values: One of each of the layers.
+            layers: Some, in the order of the forward pass.
+        """
+        begins = np.flatnonzero(np.diff(self.blocks[layers], prepend=-1))
+        return np.add.reduceat(values, begins)
 
     def times(self, plan: Plan, micro_batch: float) -> LayerTimes:
         """Times of all layers.

@@ -204,11 +204,12 @@ class _Hunt:
             self.considered += 1
             if plan.findings(self.grid.workers, batch=self.grid.batch):
                 continue
+            profile = self.profile.of(plan)
             if cuts is None:
                 micro = self.micro(layout)
-                costs = self.profile.times(plan, micro).total.tolist()
-                cuts = stage_cuts(plan, self.workload, costs, micro / self.workload.batch, self.profile.link(plan))
-            memory = memory_of(plan, self.workload, batch=self.grid.batch, cuts=cuts)
+                costs = profile.times(plan, micro).total.tolist()
+                cuts = stage_cuts(plan, profile.workload, costs, micro / self.workload.batch, profile.link(plan))
+            memory = memory_of(plan, profile.workload, batch=self.grid.batch, cuts=cuts)
             fits = not self.limit or memory.total <= self.limit
             if self.least is None or memory.total < self.least[0]:
                 self.least = (memory.total, plan)

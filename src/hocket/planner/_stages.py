@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 from hocket.workload import Workload
@@ -10,7 +11,7 @@ from ._balance import CUT_SLACK, LOCAL, Link, balance
 from ._findings import PlanError, PlanFinding
 from ._plan import Plan
 
-_FEW = 100  # layers, for which the exact way is fast enough
+_FEW = 400  # layers, for which the exact way is fast enough
 __all__ = ["balanced_cuts", "in_flight", "stage_cuts"]
 
 
@@ -46,11 +47,18 @@ def stage_cuts(
         remedy = f"use {len(workload.layers)} stages or fewer"
         raise PlanError("the plan cannot be timed:", [PlanFinding("pipeline_parallel_degree", rule, remedy)])
     if workload.measured and len(costs) <= _FEW:
-        crossing = [0, *(round(layer.output_bytes * scale) for layer in workload.layers[:-1])]
-        holds = [layer.parameters > 0 for layer in workload.layers]
+        crossing = (0, *(round(layer.output_bytes * scale) for layer in workload.layers[:-1]))
+        holds = tuple(layer.parameters > 0 for layer in workload.layers)
         passes = plan.micro_batches * plan.stages_per_rank
-        return balance(costs, stages, crossing, holds=holds, link=link, slack=CUT_SLACK, micro_batches=passes)
+        return list(_balanced(tuple(costs), stages, crossing, holds, link, passes))
     return balanced_cuts(costs, stages)
+
+
+@functools.lru_cache(maxsize=256)  # fitting constants asks for the same cuts again and again
+def _balanced(
+    costs: tuple[float, ...], stages: int, crossing: tuple[int, ...], holds: tuple[bool, ...], link: Link, passes: int
+) -> list[int]:
+    return balance(costs, stages, crossing, holds=holds, link=link, slack=CUT_SLACK, micro_batches=passes)
 
 
 def balanced_cuts(costs: Sequence[float], parts: int) -> list[int]:

@@ -98,7 +98,7 @@ class Prediction:
         parts: Of the step.
         memory: Of the worker that needs most.
         memory_limit: Of a worker, 0 if unknown.
-        cuts: Layers with which the later stages of the pipeline begin.
+        cuts: Layers with which the later stages of the pipeline begin, of those that `Profile.of` tells.
         gradient_cost: One reduction of all gradients of the busiest worker, hidden or not.
         flops: Of one sample's forward and backward pass.
     """
@@ -175,7 +175,8 @@ def predict(
         raise PlanError(f"the plan cannot be carried out by {workers} workers with batches of {batch}:", found)
     if plan.spatial_parallel_degree > 1:
         raise PlanError("the plan cannot be timed:", [UNPREDICTED])
-    profile = profile or Profile(workload, network, constants)
+    profile = (profile or Profile(workload, network, constants)).of(plan)
+    workload = profile.workload
     parts_of = plan.micro_batches * plan.accumulate
     micro = math.ceil(batch / (plan.data_parallel_degree * parts_of))
     times = profile.times(plan, micro)
@@ -243,7 +244,7 @@ def _sharding(plan: Plan, profile: Profile, layers: np.ndarray, passes: float) -
     """What sharding costs a step besides its collectives; of parameters, for each of so many passes."""
     constants = profile.constants
     if plan.shard == "parameters":
-        blocks = float((profile.held(plan).parameter_bytes[layers] > 0).sum())
+        blocks = float((profile.by_block(profile.held(plan).parameter_bytes[layers], layers) > 0).sum())
         waits_s = constants.block_s * waiting(plan.data_parallel_degree * plan.tensor_parallel_degree)
         return passes * (waits_s * blocks + constants.tensor_s * float(profile.tensors[layers].sum()))
     if plan.data_parallel_degree == 1 or plan.shard == "none":

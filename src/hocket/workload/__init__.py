@@ -5,6 +5,8 @@
 
 from typing import TYPE_CHECKING, Any
 
+from ._finer import Step as Step
+from ._finer import refined as refined
 from ._share import PARTS as PARTS
 from ._share import Exchange as Exchange
 from ._share import Operation as Operation
@@ -30,11 +32,13 @@ __all__ = [
     "Layer",
     "Operation",
     "Share",
+    "Step",
     "Workload",
     "WorkloadError",
     "capture",
     "named_transformer",
     "parse",
+    "refined",
     "summed",
     "to_text",
     "transformer",

@@ -43,7 +43,7 @@ class Operation:
         if self.part not in PARTS:
             raise WorkloadError(f"operation {self.name!r}: part {self.part!r} is not one of {', '.join(PARTS)}")
 
-    def over(self, degree: int) -> Operation:
+    def over(self, degree: float) -> Operation:
         """What each of `degree` ranks does of it."""
         if degree == 1:
             return self

@@ -1,4 +1,7 @@
-"""The text form of a workload: a line a layer, an operation, a share, an exchange; layers that are alike come once."""
+"""The text form of a workload: a line a layer, an operation, a share, an exchange; layers that are alike come once.
+
+Of the finer layers each is a line that begins with `step`.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +24,13 @@ def to_text(workload: Workload) -> str:
     lines = [f"workload {_word(workload.name)}"]
     lines += [f"{name} {_word(str(getattr(workload, name)))}" for name in _HEAD]
     seen: dict[Layer, str] = {}
-    for layer in workload.layers:
+    for kind, layer in (*(("layer", one) for one in workload.layers), *(("step", one) for one in workload.finer)):
         nameless = dataclasses.replace(layer, name="")
-        if nameless in seen:
+        if kind == "layer" and nameless in seen:
             lines.append(f"layer {_word(layer.name)} like {_word(seen[nameless])}")
             continue
         seen[nameless] = layer.name
-        lines.append(f"layer {_word(layer.name)}{_fields(layer)}")
+        lines.append(f"{kind} {_word(layer.name)}{_fields(layer)}")
         lines += [f"  {_word(one.name)}{_fields(one)}" for one in layer.operations]
         for share in layer.shares:
             lines.append(f"  over {share.degree}{_fields(share)}")
@@ -43,7 +46,8 @@ def parse(text: str) -> Workload:
         WorkloadError: it is not a workload's text; the message names the line.
     """
     head: dict[str, Any] = {}
-    layers: list[Layer] = []
+    found: dict[str, list[Layer]] = {"layer": [], "step": []}
+    layers = found["layer"]
     by_name: dict[str, Layer] = {}
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip() or line.lstrip().startswith("#"):
@@ -55,14 +59,16 @@ def parse(text: str) -> Workload:
                     raise WorkloadError("an operation stands before the first layer")
                 layers[-1] = _with(layers[-1], words, inner=line.startswith("    "))
             elif words[0] == "layer" and words[2:3] == ["like"]:
+                layers = found["layer"]
                 layers.append(dataclasses.replace(by_name[words[3]], name=words[1]))
-            elif words[0] == "layer":
+            elif words[0] in found:
+                layers = found[words[0]]
                 layers.append(Layer(words[1], **_values(Layer, words[2:])))
             elif words[0] in ("workload", *_HEAD):
                 head[words[0]] = words[1] if len(words) > 1 else ""
             else:
                 raise WorkloadError(f"no line begins with {words[0]!r}; write workload, {', '.join(_HEAD)} or layer")
-            if layers:
+            if layers is found["layer"] and layers:
                 by_name[layers[-1].name] = layers[-1]
         except (ValueError, TypeError, KeyError, IndexError) as error:
             said = f"no layer {error} stands above" if isinstance(error, KeyError) else error
@@ -76,7 +82,8 @@ def parse(text: str) -> Workload:
         optimizer_s = float(head.pop("optimizer_s", "0"))
     except ValueError as error:
         raise WorkloadError(f"workload {name!r}: {error}; write numbers for batch and optimizer_s") from None
-    return Workload(name, batch, tuple(layers), optimizer_s=optimizer_s, **head)
+    layers, finer = found.values()
+    return Workload(name, batch, tuple(layers), optimizer_s=optimizer_s, finer=tuple(finer), **head)
 
 
 def _with(layer: Layer, words: list[str], *, inner: bool) -> Layer:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -33,6 +34,8 @@ class Layer:
         reduced_bytes: What each of them reduces, for the whole batch.
         tensors: How many its parameters are, counted one by one; 0 if unknown.
         shares: Of a captured layer: what one rank does of it, for each number of ranks that can divide it.
+        block: Of a layer that is part of another one: that one's name. Parameters that are sharded are gathered for
+            what of a block a stage holds.
     """
 
     name: str
@@ -51,6 +54,7 @@ class Layer:
     reduced_bytes: float = 0.0
     tensors: int = 0
     shares: tuple[Share, ...] = ()
+    block: str = ""
 
     def share(self, degree: int, *, sequence: bool = False) -> Share:
         """What one of `degree` ranks does that divide tensors; all of the layer, if so many cannot divide it.
@@ -107,6 +111,8 @@ class Workload:
         source: Where the numbers are from: "analytic", "captured on cpu", ...
         unit: What a sample is, as "image" or "sequence".
         optimizer_s: Measured time of the optimizer's step; 0 if not measured.
+        finer: What the layers consist of, in the same order: parts that no rank divides, between which pipelines can be
+            cut, too; none if unknown.
     """
 
     name: str
@@ -116,14 +122,15 @@ class Workload:
     source: str = ""
     unit: str = "sample"
     optimizer_s: float = 0.0
+    finer: tuple[Layer, ...] = ()
 
     def __post_init__(self) -> None:
         if self.batch < 1:
             raise WorkloadError(f"workload {self.name!r}: a batch of {self.batch} samples; give 1 or more")
-        names = [layer.name for layer in self.layers]
-        if len(set(names)) != len(names):
-            twice = next(name for name in names if names.count(name) > 1)
-            raise WorkloadError(f"workload {self.name!r}: two layers are called {twice!r}; give each its own name")
+        for layers in (self.layers, self.finer):
+            twice = next((name for name, count in Counter(one.name for one in layers).items() if count > 1), None)
+            if twice is not None:
+                raise WorkloadError(f"workload {self.name!r}: two layers are called {twice!r}; give each its own name")
 
     @property
     def parameters(self) -> int:
@@ -161,6 +168,17 @@ class Workload:
         return tuple(sorted({share.degree for layer in self.layers for share in layer.shares}))
 
     @property
+    def in_steps(self) -> Workload:
+        """The same with the finer layers for its layers, if it has any."""
+        return dataclasses.replace(self, layers=self.finer, finer=()) if self.finer else self
+
+    @property
+    def blocks(self) -> tuple[int, ...]:
+        """Of every layer the number of its block, from 0 on; a layer that is part of no other is one by itself."""
+        numbers: dict[str, int] = {}
+        return tuple(numbers.setdefault(layer.block or layer.name, len(numbers)) for layer in self.layers)
+
+    @property
     def measured(self) -> bool:
         """Whether layers have measured times."""
         return any(layer.forward_s > 0 for layer in self.layers)
@@ -193,7 +211,7 @@ class Workload:
             dataclasses.replace(layer, forward_s=forward_s * share, backward_s=backward_s * share)
             for layer, share in zip(self.layers, shares, strict=True)
         )
-        return dataclasses.replace(self, layers=layers)
+        return dataclasses.replace(self, layers=layers, finer=())
 
     def __str__(self) -> str:
         from ._text import to_text

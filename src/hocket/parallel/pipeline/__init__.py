@@ -11,6 +11,8 @@ from ._run import Span as Span
 from ._schedule import SCHEDULES as SCHEDULES
 from ._split import split as split
 from ._stage import Stage as Stage
+from ._steps import in_steps as in_steps
+from ._steps import steps_of as steps_of
 from ._trace import SplitError as SplitError
 
 __all__ = [
@@ -23,6 +25,8 @@ __all__ = [
     "balance",
     "bubble",
     "idle_shares",
+    "in_steps",
     "measure",
     "split",
+    "steps_of",
 ]

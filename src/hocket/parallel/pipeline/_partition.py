@@ -45,15 +45,15 @@ def cuts(traced: Traced) -> list[Cut]:
 
 def holding(traced: Traced) -> list[bool]:
     """Which steps use parameters that are trained."""
-    modules = dict(traced.model.named_modules(remove_duplicate=False))
+    return [any(one.requires_grad for one in weights(traced, node)) for node in traced.steps]
 
-    def holds(node: fx.Node) -> bool:
-        if node.op == "call_module":
-            return any(p.requires_grad for p in modules[str(node.target)].parameters())
-        own = [source.meta["value"] for source in node.all_input_nodes if source.op == "get_attr"]
-        return any(isinstance(value, torch.nn.Parameter) and value.requires_grad for value in own)
 
-    return [holds(node) for node in traced.steps]
+def weights(traced: Traced, node: fx.Node) -> list[torch.nn.Parameter]:
+    """The parameters that a step uses."""
+    if node.op == "call_module":
+        return list(traced.model.get_submodule(str(node.target)).parameters())
+    own = [source.meta["value"] for source in node.all_input_nodes if source.op == "get_attr"]
+    return [value for value in own if isinstance(value, torch.nn.Parameter)]
 
 
 def build(traced: Traced, begins: Sequence[int]) -> list[Stage]:

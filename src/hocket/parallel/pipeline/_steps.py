@@ -1,0 +1,52 @@
+"""What a model's steps take, and what crosses between them: where a planner may cut it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from hocket.workload import Step, Workload, refined
+
+from ._measure import measured
+from ._partition import cuts, weights
+from ._trace import SplitError, trace
+
+__all__ = ["in_steps", "steps_of"]
+
+
+def steps_of(model: torch.nn.Module, sample: Sequence[Any]) -> list[Step]:
+    """The steps between which `split` cuts a model, measured on this device.
+
+    Args:
+        model: the user's; parameters, buffers, gradients and random numbers are as before afterwards.
+        sample: positional inputs.
+
+    Raises:
+        SplitError: the model's forward cannot be traced.
+    """
+    traced = trace(model, sample)
+    times = measured(traced, sample)
+    seen: set[int] = set()
+    found = []
+    for number, (node, cut) in enumerate(zip(traced.steps, cuts(traced), strict=True)):
+        fresh = {id(one): one.numel() for one in weights(traced, node) if id(one) not in seen}
+        seen.update(fresh)
+        seconds = times.forward_s[number], times.backward_s[number]
+        found.append(Step(node.name, times.modules[number], *seconds, cut.nbytes, sum(fresh.values()), len(fresh)))
+    return found
+
+
+def in_steps(workload: Workload, model: torch.nn.Module, sample: Sequence[Any]) -> Workload:
+    """The workload with the steps between which `split` would cut its model, if it can be cut.
+
+    Args:
+        workload: captured with the sample.
+        model: the user's, see `steps_of`.
+        sample: positional inputs.
+    """
+    try:
+        return refined(workload, steps_of(model, sample))
+    except SplitError:
+        return workload
