@@ -167,6 +167,22 @@ def test_sharded_gradients_cost_more_the_more_often_they_are_reduced(captured: W
         assert found.parts.overhead == pytest.approx(1.5 * cost)  # four ranks wait longer than two
 
 
+def test_messages_reach_a_share_of_the_link(captured: Workload, network: Network) -> None:
+    slow = dataclasses.replace(network, host_Bps=1e6, rank_Bps=1e6)
+    plan = Plan(pipeline_parallel_degree=4, micro_batches=4)
+
+    def found(share: float) -> Prediction:
+        return predict(
+            plan, captured, slow, workers=4, batch=4 * BATCH, constants=Constants(message_share=share, step_s=1e-3)
+        )
+
+    whole, half = found(1.0), found(0.5)
+    assert whole.cuts == half.cuts
+    latency = 6 * 4 * slow.between_s  # of the worst rank: it has two neighbours, and four micro-batches
+    assert half.parts.messages == pytest.approx(2 * whole.parts.messages, abs=2 * latency)
+    assert half.parts.compute == whole.parts.compute
+
+
 def test_computing_again_exchanges_again(captured: Workload, network: Network) -> None:
     plan = Plan(tensor_parallel_degree=2, data_parallel_degree=1)
     again = Plan(tensor_parallel_degree=2, data_parallel_degree=1, recompute=True)

@@ -124,3 +124,14 @@ def test_ranks_with_processors_of_their_own_stay_so(captured: Workload) -> None:
     network = dataclasses.replace(NETWORK, at_once=0.0)
     runs = [MeasuredPlan(plan, 3 * step_s(plan, captured, network, GUESS)) for plan in plans_of(captured)[:3]]
     assert fitted(runs, captured, network, GUESS, batch=BATCH)[0] == network
+
+
+def test_what_messages_reach_of_a_slow_link_is_found(captured: Workload) -> None:
+    network = dataclasses.replace(NETWORK, host_Bps=1e5, rank_Bps=1e5, at_once=0.0)
+    truth = dataclasses.replace(GUESS, message_share=0.5)
+    plans = [plan for plan in reference_plans(plans_of(captured, network), 4) if plan.pipeline_parallel_degree > 1]
+    runs = [MeasuredPlan(plan, step_s(plan, captured, network, truth)) for plan in plans]
+    found = fitted(runs, captured, network, GUESS, batch=BATCH)
+    assert found[1].message_share == pytest.approx(0.5, rel=0.15)
+    for run in runs:
+        assert step_s(run.plan, captured, *found) == pytest.approx(run.step_s, rel=0.03)

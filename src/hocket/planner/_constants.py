@@ -32,6 +32,7 @@ class Constants:
             do, whose layouts are copied on the way.
         fetch_share: Of that, what the gathers and reduce-scatters of sharded parameters do, block by block.
         prefetch: Whether a block's parameters are fetched, and its gradients reduced, while another is computed.
+        message_share: Of the links, what messages between the stages of a pipeline reach.
         collective_s: What starting a collective costs, besides the latencies of its steps.
         jitter: Standard deviation of the time that one rank's computation of a step takes, as a part of it. All wait
             for the slowest, whose expected time grows with their number.
@@ -58,6 +59,7 @@ class Constants:
     gather_share: float = 1.0
     fetch_share: float = 1.0
     prefetch: bool = True
+    message_share: float = 1.0
     collective_s: float = 10e-6
     jitter: float = 0.0
     step_s: float = 0.0

@@ -32,6 +32,7 @@ _BELIEF = {
     "block_s": 0.7,
     "exchange_s": 0.7,
     "exchange_share": 0.7,
+    "message_share": 0.5,  # begins with what collectives reach
 }
 _FARTHEST = 3.0  # such deviations
 _NOISE = 0.07  # of a measured step; also where a run begins to be taken for disturbed
@@ -127,5 +128,7 @@ def fitted(
         )
         return [*(math.log(ratio) / _NOISE for ratio in each), *values]
 
-    best = least_squares(residuals, [0.0] * len(names), bounds=(-_FARTHEST, _FARTHEST), loss="soft_l1")
+    # A share of 1 can only become less, which a step to both sides would not show.
+    begin = [-0.1 if name.endswith("_share") and getattr(constants, name) == 1 else 0.0 for name in names]
+    best = least_squares(residuals, begin, bounds=(-_FARTHEST, _FARTHEST), loss="soft_l1", ftol=1e-4, xtol=1e-4)
     return moved(best.x.tolist())

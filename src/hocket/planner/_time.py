@@ -15,6 +15,7 @@ from hocket.cluster import Cluster
 from hocket.workload import Workload
 
 from ._admissible import undivided
+from ._balance import Link
 from ._constants import Constants, slowest_of, waiting
 from ._ends import ends
 from ._findings import UNPREDICTED, PlanError, PlanFinding
@@ -261,6 +262,7 @@ def _hops(plan: Plan, profile: Profile, edges: Sequence[int], micro: int) -> lis
     if p == 1:
         return found
     link = profile.link(plan)
+    link = Link(link.rate_Bps * profile.constants.message_share, link.latency_s)
     for edge in edges[1:-1]:
         nbytes = float(profile.output_bytes[edge - 1]) * micro / profile.workload.batch
         # Each of the ranks that share tensors sends its part; those who get them collect the whole.
