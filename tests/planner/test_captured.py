@@ -149,7 +149,7 @@ def test_a_layer_that_a_pipeline_cuts_is_gathered_by_both_its_ranks(network: Net
     assert uncut.parts.compute == pytest.approx(2 * 18e-3)
     for workload, blocks in ((taken_apart, 2), (whole, 1)):  # the first rank has the small one and half of the large
         there = found(workload, block_s=1e-3).parts.overhead - found(workload).parts.overhead
-        assert there == pytest.approx(2 * blocks * 1e-3)
+        assert there == pytest.approx(2 * blocks * 1.25e-3)  # two ranks, and half as much for the other stage
     assert cut.memory.parameters == (400 + 200) / 2
     assert cut.memory.buffers == 2 * 400 + 2 * 600 + 4 * 64  # two of the small one, gradients, messages
 
@@ -165,6 +165,25 @@ def test_sharded_gradients_cost_more_the_more_often_they_are_reduced(captured: W
         plan = Plan(shard=shard, accumulate=parts)
         found = predict(plan, captured, network, workers=4, batch=16 * BATCH, constants=constants)
         assert found.parts.overhead == pytest.approx(1.5 * cost)  # four ranks wait longer than two
+
+
+def test_stages_wait_for_each_other_s_blocks_and_ranks_that_share_tensors_for_sharded_states(
+    captured: Workload, network: Network
+) -> None:
+    def added(plan: Plan, **costs: float) -> float:
+        each = (Constants(prefetch=False, **one) for one in (costs, {}))
+        there, without = (
+            predict(plan, captured, network, workers=4, batch=4 * BATCH, constants=one).parts.overhead for one in each
+        )
+        return there - without
+
+    plan = Plan(shard="parameters", pipeline_parallel_degree=2, micro_batches=2)
+    blocks = max(
+        sum(layer.parameters > 0 for layer in stage)
+        for stage in captured.stages(predict(plan, captured, network, workers=4, batch=4 * BATCH).cuts)
+    )
+    assert added(plan, block_s=1e-3) == pytest.approx(2 * blocks * 1.25e-3)  # as if they were 2 x sqrt(2)
+    assert added(Plan(shard="optimizer", tensor_parallel_degree=2), optimizer_shard_s=1e-3) == pytest.approx(1.5e-3)
 
 
 def test_messages_reach_a_share_of_the_link(captured: Workload, network: Network) -> None:

@@ -106,7 +106,7 @@ def slowest_of(count: int) -> float:
     return statistics.NormalDist().inv_cdf((count - 0.375) / (count + 0.25))
 
 
-def waiting(ranks: int) -> float:
+def waiting(ranks: float) -> float:
     """By how much longer so many ranks that go in step wait for each other than two do.
 
     Each waits for processors by itself and then for all others, whose messages pass in log2 rounds.

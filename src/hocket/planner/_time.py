@@ -244,15 +244,16 @@ def _step(
 def _sharding(plan: Plan, profile: Profile, layers: np.ndarray, passes: float) -> float:
     """What sharding costs a step besides its collectives; of parameters, for each of so many passes."""
     constants = profile.constants
+    together = plan.data_parallel_degree * plan.tensor_parallel_degree
     if plan.shard == "parameters":
         blocks = float((profile.by_block(profile.held(plan).parameter_bytes[layers], layers) > 0).sum())
-        waits_s = constants.block_s * waiting(plan.data_parallel_degree * plan.tensor_parallel_degree)
+        # Stages wait for each other, too, but once a pass and not for every block.
+        waits_s = constants.block_s * waiting(together * math.sqrt(plan.pipeline_parallel_degree))
         return passes * (waits_s * blocks + constants.tensor_s * float(profile.tensors[layers].sum()))
     if plan.data_parallel_degree == 1 or plan.shard == "none":
         return 0.0
     again = plan.accumulate - 1 if plan.shard == "gradients" else 0
-    waits_s = constants.optimizer_shard_s + again * constants.gradient_shard_s
-    return waits_s * waiting(plan.data_parallel_degree)
+    return (constants.optimizer_shard_s + again * constants.gradient_shard_s) * waiting(together)
 
 
 def _hops(plan: Plan, profile: Profile, edges: Sequence[int], micro: int) -> list[float]:
