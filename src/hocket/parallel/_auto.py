@@ -44,7 +44,7 @@ def auto_plan(model: torch.nn.Module, optimizer: Any, sample: Any, world: World)
         rule = f"the sample has {batch} of the global batch's samples, and there are {world.size} workers"
         raise PlanError("no plan was found:", [PlanFinding("sample", rule, "pass the inputs of a whole batch")])
     begin = time.perf_counter()
-    _say(world, f"an automatic plan: measuring the model and {world.size} ranks, for about a minute")
+    _say(world, f"an automatic plan: measuring the model and {world.size} ranks, for one to two minutes")
     measured = calibrate(model, optimizer, inputs, world)
     found: tuple[dict[str, Any] | None, str] = (None, "")
     if world.rank == 0:
