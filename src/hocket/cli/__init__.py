@@ -4,21 +4,21 @@ A verb is a module here with a function of its name, annotated as typer wants it
 name, if it has verbs of its own. One line in `_VERBS` makes it known; it is offered as soon as its module is there.
 """
 
-import functools
 import importlib
 import importlib.util
 import sys
-from collections.abc import Callable, Sequence
-from typing import Annotated, Any, ParamSpec, TypeVar
+from collections.abc import Sequence
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from hocket import __version__
+from hocket._extras import MissingExtraError
+
+from ._output import BAD_INPUT
 
 __all__ = ["main"]
-
-_P = ParamSpec("_P")
-_R = TypeVar("_R")
 
 # In the order of `hocket --help`: what it does, and the settings of its `typer.Typer.command`.
 _VERBS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -53,12 +53,31 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line, this process's own by default; ends in SystemExit with the exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     asked = next((word for word in words if not word.startswith("-")), None)
-    _interruptible(_application)(asked)(args=words, prog_name="hocket")
+    try:
+        application = _application(asked)
+    except KeyboardInterrupt:
+        raise SystemExit(_INTERRUPTED) from None
+    application(args=words, prog_name="hocket")
+
+
+class _Verbs(TyperGroup):
+    """The verbs, none of which ends in a traceback after Ctrl-C, or because an optional package is missing."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the verb that was asked for, and what is under it."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            raise SystemExit(_INTERRUPTED) from None
+        except MissingExtraError as error:
+            print(f"hocket {ctx.invoked_subcommand}: {error}", file=sys.stderr)
+            raise SystemExit(BAD_INPUT) from None
 
 
 def _application(asked: str | None) -> typer.Typer:
     """The application with one verb loaded; of the others only what `hocket --help` shows."""
     application = typer.Typer(
+        cls=_Verbs,
         help="Train on many devices the model that you have written for one.",
         no_args_is_help=True,
         add_completion=False,
@@ -77,7 +96,7 @@ def _application(asked: str | None) -> typer.Typer:
         if isinstance(loaded, typer.Typer):
             application.add_typer(loaded, name=verb, help=summary)
         else:
-            application.command(verb, **settings)(_interruptible(loaded))
+            application.command(verb, **settings)(loaded)
     return application
 
 
@@ -97,16 +116,3 @@ def _options(
     ] = False,
 ) -> None:
     del version  # its callback has done all
-
-
-def _interruptible(verb: Callable[_P, _R]) -> Callable[_P, _R]:
-    """End as a shell expects after Ctrl-C, without a traceback."""
-
-    @functools.wraps(verb)
-    def guarded(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-        try:
-            return verb(*args, **kwargs)
-        except KeyboardInterrupt:
-            raise SystemExit(_INTERRUPTED) from None
-
-    return guarded

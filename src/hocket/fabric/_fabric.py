@@ -14,6 +14,8 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from hocket._extras import require
+
 from . import _enter, _state, _sweep
 from ._errors import FabricError
 from ._wiring import Node, Wiring, wire
@@ -44,6 +46,7 @@ class Fabric:
         owner: the process with which it ends: this one, unless told otherwise; None if it is to stay.
 
     Raises:
+        MissingExtraError: pyroute2 is not installed.
         FabricError: the kernel or the cluster does not allow it, or the name is taken.
     """
 
@@ -243,6 +246,7 @@ def clear_stale() -> None:
 
 
 def _start_keeper(order: Mapping[str, Any]) -> "subprocess.Popen[str]":
+    require("an emulated cluster", "pyroute2")
     keeper = subprocess.Popen(
         [sys.executable, "-m", "hocket.fabric._keeper"],
         stdin=subprocess.PIPE,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import sys
 
+from hocket._extras import require
+
 _OLDEST = (3, 12)
 
 
@@ -12,7 +14,8 @@ def require_torch() -> None:
     """Makes sure that Keras is there and computes with torch; chooses torch where the environment says nothing.
 
     Raises:
-        ImportError: Keras is not installed or too old, or another backend is active or asked for.
+        MissingExtraError: Keras is not installed.
+        ImportError: Keras is too old, or another backend is active or asked for.
     """
     wanted = os.environ.get("KERAS_BACKEND")
     if "keras" not in sys.modules:
@@ -22,12 +25,9 @@ def require_torch() -> None:
                 "only: set KERAS_BACKEND=torch, or unset it"
             )
         os.environ["KERAS_BACKEND"] = "torch"
-    try:
-        import keras
-    except ModuleNotFoundError as error:
-        if error.name != "keras":
-            raise
-        raise ImportError("hocket.keras needs Keras 3: pip install 'hocket[keras]'") from error
+    require("hocket.keras", "keras")
+    import keras
+
     version = tuple(int(part) for part in keras.__version__.split(".")[:2])
     if version < _OLDEST:
         raise ImportError(

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
+from hocket._extras import require
 from hocket.workloads._settings import Settings, SettingsError
 
 if TYPE_CHECKING:
@@ -81,6 +82,12 @@ _HOMES: Mapping[str, tuple[str, str]] = MappingProxyType(
 )
 
 
+_NEEDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {"edsr": ("PIL", "skimage", "sklearn"), "resnet101": ("sklearn",)}
+)
+"""Optional packages that hold a workload's data."""
+
+
 def names() -> tuple[str, ...]:
     """The bundled workloads."""
     return tuple(_HOMES)
@@ -89,6 +96,7 @@ def names() -> tuple[str, ...]:
 def _settings_class(name: str) -> type[Settings]:
     if name not in _HOMES:
         raise SettingsError(f"there is no workload {name!r}; there are {', '.join(_HOMES)}")
+    require(f"the workload {name}", *_NEEDS.get(name, ()))
     package, prefix = _HOMES[name]
     found: type[Settings] = getattr(importlib.import_module(f"{package}.settings"), f"{prefix}Settings")
     return found
@@ -99,6 +107,7 @@ def settings_from_options(name: str, options: Mapping[str, Any]) -> Settings:
 
     Raises:
         SettingsError: If there is no such workload, or it cannot start with these options.
+        MissingExtraError: A package that holds its data is not installed.
     """
     return _settings_class(name).from_options({**options, "workload": name})
 

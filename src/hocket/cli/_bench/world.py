@@ -12,9 +12,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+
+from hocket._extras import require
 
 
 class BenchError(RuntimeError):
@@ -82,9 +83,13 @@ def _wait(ranks: list[subprocess.Popen[str]], deadline_s: float, timeout_s: floa
 
 
 def require_mpi() -> None:
-    """Raises BenchError if mpi4py or its mpiexec is missing."""
-    if find_spec("mpi4py") is None:
-        raise BenchError("mpi4py is not installed; install hocket[bench], or leave mpi out of --against")
+    """Make sure that mpi4py and its mpiexec are installed.
+
+    Raises:
+        MissingExtraError: mpi4py is not installed.
+        BenchError: There is no mpiexec.
+    """
+    require("--against mpi", "mpi4py")
     mpiexec()
 
 
@@ -101,5 +106,5 @@ def mpiexec() -> str:
             candidate = Path(entry).parents[2] / "bin" / "mpiexec" if len(Path(entry).parents) > 2 else None
             if candidate is not None and candidate.exists():
                 return str(candidate)
-        raise BenchError("no mpiexec was found; install hocket[bench] (it brings Open MPI), or leave mpi out")
+        raise BenchError('no mpiexec was found, which --against mpi needs: pip install "hocket[bench]" brings Open MPI')
     return found

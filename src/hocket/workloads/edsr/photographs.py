@@ -13,6 +13,8 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
+from hocket._extras import require
+
 Pixels = npt.NDArray[np.uint8]
 """RGB, (height, width, 3)."""
 
@@ -36,14 +38,16 @@ def path_of(name: str) -> Path:
     """Where an installed photograph lies.
 
     Raises:
-        FileNotFoundError: If the package that carries it is not installed, or does not carry it.
+        MissingExtraError: The package that carries it is not installed.
+        FileNotFoundError: The installed package does not carry it.
     """
     package, folder, project = (
         ("sklearn", "datasets/images", "scikit-learn") if name in _SCIKIT_LEARN else ("skimage", "data", "scikit-image")
     )
+    require(f"the photograph {name}", package)
     spec = find_spec(package)
-    if spec is None or spec.origin is None:
-        raise FileNotFoundError(f"photograph {name}: {project} is not installed; pip install 'hocket[workloads]'")
+    assert spec is not None
+    assert spec.origin is not None
     path = Path(spec.origin).parent / folder / name
     if not path.is_file():
         raise FileNotFoundError(f"photograph {name}: not in the installed {project} ({path})")

@@ -8,7 +8,6 @@ from types import MappingProxyType
 from typing import Any
 
 from hocket.workloads._settings import Settings, SettingsError
-from hocket.workloads.edsr import photographs
 
 SCALES = (2, 3, 4)
 PATCHES_PER_EPOCH = 1600
@@ -90,6 +89,8 @@ class EdsrSettings(Settings):
             raise SettingsError(
                 f"--patch {self.patch} is not a multiple of --scale {self.scale}; use for instance --patch {nearest}"
             )
+        from hocket.workloads.edsr import photographs  # needs Pillow, which the model and its sizes do not
+
         side, name = photographs.smallest_side(photographs.TRAINING)
         side -= side % self.scale
         if self.patch > side:

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from hocket._extras import require
 from hocket.workloads._drawn import Drawn
 from hocket.workloads.resnet101.settings import IMAGES_PER_EPOCH
 
@@ -35,14 +36,11 @@ def load() -> tuple[Digits, Digits]:
     """The 1,797 digits that come with scikit-learn: those to train with, and one in five, held out.
 
     Raises:
-        FileNotFoundError: scikit-learn is not installed.
+        MissingExtraError: scikit-learn is not installed.
     """
-    try:
-        from sklearn.datasets import load_digits
-    except ModuleNotFoundError as error:
-        raise FileNotFoundError(
-            "the digits of resnet101: scikit-learn is not installed; pip install 'hocket[workloads]'"
-        ) from error
+    require("the workload resnet101", "sklearn")
+    from sklearn.datasets import load_digits
+
     found: Any = load_digits()
     images, values = (found.images / 16.0).astype(np.float32), found.target.astype(np.int64)
     # They lie in an order that repeats: every fifth of them would be the same digits too often.

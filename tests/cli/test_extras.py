@@ -1,0 +1,123 @@
+"""Without Hocket's extras every verb works, or says in one line which command installs what it lacks."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hocket._extras import _EXTRAS, MissingExtraError, require
+from hocket.cli import _VERBS
+
+# Python runs this before anything else: what the extras bring is not there.
+BLOCKER = f"""
+from importlib.machinery import PathFinder
+
+find_spec = PathFinder.find_spec
+
+def find_if_not_of_an_extra(name, path=None, target=None):
+    return None if name in {{*{sorted(_EXTRAS)!r}, "numba", "mlxtend"}} else find_spec(name, path, target)
+
+PathFinder.find_spec = find_if_not_of_an_extra
+"""
+
+WORKING = {
+    "run": "run -n 1 --dry-run script.py",
+    "train": "train translation --size tiny --steps 1 --json",
+    "check": "check --help",
+    "bench": "bench allreduce --sizes 1KiB --rounds 1 -n 1 --against",
+    "plan": "plan edsr -n 2 --json",
+    "predict": "predict edsr --cluster laptop --workers 1,2 --json",
+    "compare": "compare one.toml one.toml",
+    "schedule": "schedule list -n 2",
+    "tune": "tune --help",
+    "simulate": "simulate collective --cluster star:hosts=2",
+    "cluster": "cluster list",
+    "fabric": "fabric status",
+    "aggregator": "aggregator --help",
+    "doctor": "doctor --json",
+    "clean": "clean --dry-run",
+}
+
+LACKING = {
+    "train edsr -n 2": ("Pillow and scikit-image and scikit-learn", "workloads"),
+    "train resnet101 -n 2": ("scikit-learn", "workloads"),
+    "plan resnet101 -n 2": ("scikit-learn", "workloads"),
+    "predict resnet101 --cluster laptop": ("scikit-learn", "workloads"),
+    "bench allreduce --against gloo,mpi": ("mpi4py", "bench"),
+    "fabric up star:hosts=2": ("pyroute2", "fabric"),
+    "run -n 2 --fabric star:hosts=2 script.py": ("pyroute2", "fabric"),
+}
+
+
+@pytest.fixture
+def bare(tmp_path):
+    """Run `hocket` where nothing of the extras can be imported, in a directory with a script."""
+    site = tmp_path / "site"
+    site.mkdir()
+    (site / "sitecustomize.py").write_text(BLOCKER)
+    (tmp_path / "script.py").write_text("print('hello')\n")
+    (tmp_path / "one.toml").write_text("micro_batches = 1\n")
+    path = os.pathsep.join([str(site), str(Path(__file__).parents[2] / "src")])
+    environment = {**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
+
+    def run(*words):
+        command = [sys.executable, "-m", "hocket", *words]
+        return subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=110, check=False
+        )
+
+    return run
+
+
+def test_every_verb_is_tried():
+    assert set(WORKING) == set(_VERBS)
+
+
+@pytest.mark.parametrize("command", WORKING.values(), ids=WORKING)
+def test_a_verb_that_needs_no_extra_works(command, bare):
+    words = command.split()
+    done = bare(*words, *([""] if words[-1] == "--against" else []))
+    assert done.returncode in ((0, 1) if "doctor" in command else (0,)), done.stderr
+    assert "Traceback" not in done.stderr
+    if "--json" in words:
+        json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("command", LACKING)
+def test_a_verb_that_needs_an_extra_names_the_command_that_installs_it(command, bare):
+    done = bare(*command.split())
+    project, extra = LACKING[command]
+    assert done.returncode == 2, done.stderr
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+    assert done.stderr.startswith(f"hocket {command.split()[0]}: ")
+    assert f"needs {project}, which " in done.stderr
+    assert done.stderr.endswith(f'not installed: pip install "hocket[{extra}]"\n')
+    assert not done.stdout
+
+
+def test_keras_is_asked_for_by_its_extra(bare, tmp_path):
+    (tmp_path / "script.py").write_text("import hocket.keras\n")
+    done = bare("run", "-n", "1", "script.py")
+    assert done.returncode == 1
+    assert 'hocket.keras needs Keras 3, which is not installed: pip install "hocket[keras]"' in done.stderr
+
+
+def test_every_extra_is_one_of_the_wheel():
+    import tomllib
+
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    assert {extra for _, extra in _EXTRAS.values()} <= set(project["optional-dependencies"])
+
+
+def test_what_is_installed_is_not_asked_for():
+    require("this test")
+    require("this test", "sys")
+
+
+def test_all_that_is_missing_is_named(monkeypatch):
+    monkeypatch.setattr("hocket._extras._is_installed", lambda module: module == "skimage")
+    with pytest.raises(MissingExtraError, match="this test needs Pillow and scikit-learn, which are not installed"):
+        require("this test", "PIL", "skimage", "sklearn")
