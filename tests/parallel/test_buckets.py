@@ -14,8 +14,12 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import hocket
-from hocket.parallel._layout import MAX_BUCKET_NBYTES, MIN_BUCKET_NBYTES, BucketSizes, plan
+from hocket import cluster
+from hocket.parallel._layout import plan
+from hocket.planner import BucketSizes, Plan, predict
+from hocket.planner._bucket_sizes import MAX_BUCKET_NBYTES, MIN_BUCKET_NBYTES
 from hocket.testing import RankError, run_ranks
+from hocket.workload import Layer, Operation, Workload
 
 parameters = st.lists(st.tuples(st.integers(0, 5000), st.sampled_from(["a", "b"])), min_size=1, max_size=40)
 
@@ -46,7 +50,7 @@ def test_plan_covers_all_in_order_within_sizes(
     [(0, MIN_BUCKET_NBYTES), (6 << 20, MIN_BUCKET_NBYTES), (200 << 20, 25 << 20), (4 << 30, MAX_BUCKET_NBYTES)],
 )
 def test_sizes_without_wishes_follow_the_model(total: int, most: int) -> None:
-    assert BucketSizes.choose(total, None, None) == BucketSizes(most, most)
+    assert BucketSizes.choose(total) == BucketSizes(most, most)
 
 
 def test_sizes_that_are_asked_for_are_kept() -> None:
@@ -54,6 +58,31 @@ def test_sizes_that_are_asked_for_are_kept() -> None:
     assert BucketSizes.choose(1 << 30, 100, 1000) == BucketSizes(100, 100)
     with pytest.raises(ValueError, match="first_bucket_bytes must be a positive number of bytes, not 0"):
         BucketSizes.choose(1, None, 0)
+
+
+def largest_bucket_nbytes() -> tuple[int, int]:
+    model = nn.Sequential(*(nn.Linear(512, 512, bias=False) for _ in range(40)))
+    trainer = hocket.Trainer(model, nn.functional.mse_loss, torch.optim.SGD(model.parameters()), Plan())
+    x = torch.ones(2, 512)
+    trainer.step((x, x))
+    form: Any = trainer._composition.form
+    total = sum(p.numel() * p.element_size() for p in model.parameters())
+    return max(bucket.flat.nbytes for bucket in form._reducer.buckets), total
+
+
+def test_the_trainer_takes_the_size_that_the_planner_times() -> None:
+    for largest, total in run_ranks(largest_bucket_nbytes, 2):
+        most = BucketSizes.choose(total).most
+        assert most < total
+        assert most - 2**20 < largest <= most + 4 * 40  # whole layers of 1 MiB, and which parameters were used
+        work = (Operation("forward", 1e9, saved_bytes=1e6),)
+        layers = tuple(Layer(f"l{i}", "x", 2**18, 2**20, 2**20, 0, 1e5, work, 1e-3, 2e-3) for i in range(40))
+        where = cluster.load("star:hosts=2,bandwidth=1Gbit/s,latency=15us")
+        said, unsaid = (
+            predict(wanted, Workload("net", 1, layers), where, workers=2, batch=2).step_s
+            for wanted in (Plan(bucket_bytes=most), Plan())
+        )
+        assert unsaid == said
 
 
 class Recording:

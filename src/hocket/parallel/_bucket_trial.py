@@ -6,8 +6,9 @@ import statistics
 from collections.abc import Callable
 from typing import Any
 
+from hocket.planner import BucketSizes
+
 from ._composition import Composition
-from ._layout import BucketSizes
 from ._replicas import Replicas
 from ._world import World
 
@@ -54,7 +55,7 @@ class BucketTrial:
         if not isinstance(form, Replicas) or mesh.data.size == 1 or mesh.pipeline.size > 1:
             return None
         total = sum(item.leaf.numel() * item.leaf.element_size() for item in form.owned)
-        default = BucketSizes.choose(total, None, None).most
+        default = BucketSizes.choose(total).most
         return cls(composition.plan.bucket_bytes, default, total, form.resize, mesh.whole)
 
     def step(self, seconds: float) -> None:

@@ -13,11 +13,12 @@ import torch.distributed as dist
 
 from hocket import comm
 from hocket.comm import torch_adapter
+from hocket.planner import BucketSizes
 
 from . import _batch
 from ._bucket import Bucket, Over
 from ._hooks import Ready, Scale, remove
-from ._layout import BucketSizes, plan
+from ._layout import plan
 from ._world import World
 from .compression import Compression
 

@@ -6,6 +6,7 @@ Read `_plan.py` (the value), `_memory.py` and `_time.py` (what it needs), `_sear
 from ._balance import CUT_SLACK as CUT_SLACK
 from ._balance import Link as Link
 from ._balance import balance as balance
+from ._bucket_sizes import BucketSizes as BucketSizes
 from ._check import PlanCheck as PlanCheck
 from ._check import check_run as check_run
 from ._compression import COMPRESSIONS as COMPRESSIONS
@@ -58,6 +59,7 @@ __all__ = [
     "NEAR",
     "PLAN_VARIABLE",
     "WHAT_IFS",
+    "BucketSizes",
     "CompressionSpec",
     "Constants",
     "Cost",

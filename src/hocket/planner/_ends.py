@@ -7,14 +7,14 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from ._bucket_sizes import BucketSizes
 from ._constants import Constants
 from ._network import NOTHING, Cost
 from ._plan import Plan
 from ._profile import LayerTimes, Profile
 
-__all__ = ["BUCKET_NBYTES", "ends", "optimizer_s"]
+__all__ = ["ends", "optimizer_s"]
 
-BUCKET_NBYTES = 25 * 2**20
 # Of the optimizer's state every byte is read and written; gradients are zeroed, accumulated, checked and read.
 _GRADIENT_PASSES = 4
 
@@ -65,7 +65,7 @@ def _exchange(plan: Plan, profile: Profile, times: LayerTimes, layers: np.ndarra
         return network.collective(kind, nbytes, data, tensor, constants)
 
     whole = cost(kind, float(gradients.sum()))
-    bucket = float(plan.bucket_bytes or BUCKET_NBYTES)
+    bucket = BucketSizes.choose(float(gradients.sum()), plan.bucket_bytes).most
     backward = (times.backward + times.again + times.tensor_backward)[layers]
     if constants.overlap:
         exposed = _exposed(gradients, backward, bucket, lambda nbytes: cost(kind, nbytes).seconds)

@@ -12,8 +12,9 @@ from hocket.schedule import Collective, Schedule, Wire
 from hocket.simulate import StepGraph, Work
 from hocket.workload import Workload
 
+from ._bucket_sizes import BucketSizes
 from ._constants import Constants
-from ._ends import BUCKET_NBYTES, optimizer_s
+from ._ends import optimizer_s
 from ._findings import PlanError, PlanFinding
 from ._memory import memory_of
 from ._network import network_of
@@ -147,7 +148,7 @@ def step_graph(
 def _buckets(plan: Plan, profile: Profile, layers: slice) -> list[tuple[int, int, float]]:
     """Layers of each bucket, from the last one on: first, end, bytes; every layer is in one."""
     sizes = profile.held(plan).gradient_bytes[layers]
-    limit = float(plan.bucket_bytes or BUCKET_NBYTES)
+    limit = BucketSizes.choose(float(sizes.sum()), plan.bucket_bytes).most
     found, held, end = [], 0.0, len(sizes)
     for index in range(len(sizes) - 1, -1, -1):
         held += float(sizes[index])

@@ -13,12 +13,11 @@ from numpy.typing import NDArray
 
 from hocket.workload import Layer, Share, Workload
 
+from ._bucket_sizes import BucketSizes
 from ._plan import Plan
 from ._stages import in_flight, stage_cuts
 
 __all__ = ["Memory", "memory_of", "saved_bytes", "shown_bytes"]
-
-_BUCKET_NBYTES = 25 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +146,7 @@ def memory_of(
             parameters /= data
             buffers += 2 * largest  # a layer that is computed with, and the next one, gathered
         if data > 1:
-            buffers += 2 * min(float(plan.bucket_bytes or _BUCKET_NBYTES), whole)
+            buffers += 2 * min(BucketSizes.choose(whole, plan.bucket_bytes).most, whole)
         if pipeline > 1:
             buffers += 4 * output  # a message each way that is sent, and one that is received
         held = saved * in_flight(plan, rank)
