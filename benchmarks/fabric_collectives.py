@@ -62,8 +62,8 @@ def main() -> None:
 
 def measure(cluster: Any, asked: argparse.Namespace) -> list[dict[str, Any]]:
     """One row for each size and system."""
-    from hocket.cluster import parse_bytes
     from hocket.fabric import Fabric, check
+    from hocket.units import parse_bytes
 
     sizes = [parse_bytes(word) for word in asked.sizes.split(",")]
     with Fabric(cluster) as fabric, tempfile.TemporaryDirectory() as directory:

@@ -33,8 +33,9 @@ def main() -> None:
     parser.add_argument("--clusters", default=",".join(str(index) for index in range(len(CLUSTERS))), help="0, 1")
     asked = parser.parse_args()
 
-    from hocket.cluster import load, parse_bytes
+    from hocket.cluster import load
     from hocket.fabric import Fabric, check
+    from hocket.units import parse_bytes
 
     head = ("cluster", "schedule", "best ms", "median ms", "worst ms", "simulated best", "median", "worst")
     print(f"| {' | '.join((*head, 'most bytes on a link between switches', 'worst'))} |\n{'|---' * (len(head) + 2)}|")

@@ -29,8 +29,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     asked = parser.parse_args()
 
-    from hocket.cluster import load, parse_bytes
+    from hocket.cluster import load
     from hocket.fabric import Fabric, check
+    from hocket.units import parse_bytes
 
     cluster = load(asked.cluster)
     sizes = [parse_bytes(word) for word in asked.sizes.split(",")]

@@ -6,6 +6,7 @@ from plots import table
 from hocket import algorithms, cluster
 from hocket.schedule import Collective, Schedule, Step
 from hocket.simulate import Settings, simulate_schedule
+from hocket.units import format_bytes
 
 # 8 GPUs, large messages, busbw in GB/s (nccl issue 1455): ring 365 to 370, NVLS 480; 450 GB/s is the wire.
 RING_BUSBW, NVLS_BUSBW, WIRE = 367.5e9, 480e9, 450e9
@@ -63,7 +64,7 @@ def report() -> str:
         )
         crossing = next(
             (
-                cluster.format_bytes(2**exponent)
+                format_bytes(2**exponent)
                 for exponent in range(10, 34)
                 if seconds(pulled, nvls_rate, 2**exponent, nvls_s) < seconds(ring, ring_rate, 2**exponent, ring_s)
             ),

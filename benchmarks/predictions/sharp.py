@@ -11,6 +11,7 @@ from hocket import algorithms, cluster
 from hocket.cluster import Cluster
 from hocket.schedule import Collective, Schedule
 from hocket.simulate import Settings, simulate_schedule
+from hocket.units import format_bytes
 
 # COMHPC 2016, abstract: 8 B MPI_Allreduce on 128 hosts, Switch-IB 2, EDR.
 HOST_BASED_S, SHARP_S = 6.01e-6, 2.83e-6
@@ -102,9 +103,7 @@ def report() -> tuple[str, str, str]:
         }
         best = min(seconds[name] for name in host_based)
         least = min(seconds[name] for name in in_network)
-        rows.append(
-            [cluster.format_bytes(nbytes), *(f"{one * 1e6:,.1f}" for one in seconds.values()), f"{best / least:.2f}"]
-        )
+        rows.append([format_bytes(nbytes), *(f"{one * 1e6:,.1f}" for one in seconds.values()), f"{best / least:.2f}"])
         for name, one in seconds.items():
             lines.setdefault(name, []).append((nbytes, one * 1e6))
     taken, worked = time.perf_counter() - begin[0], time.process_time() - begin[1]

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from hocket import simulate as simulate
     from hocket import testing as testing
     from hocket import timeline as timeline
+    from hocket import units as units
     from hocket import workload as workload
     from hocket import workloads as workloads
     from hocket.parallel import Trainer as Trainer
@@ -59,6 +60,7 @@ __all__ = [
     "testing",
     "timeline",
     "total",
+    "units",
     "workload",
     "workloads",
 ]
@@ -79,6 +81,7 @@ _ROOMS = frozenset(
         "simulate",
         "testing",
         "timeline",
+        "units",
         "workload",
         "workloads",
     }

@@ -1,7 +1,7 @@
 """Collective algorithms, one file each: a builder of schedules with its closed form. Read `_ring.py` first.
 
 `_algorithm.py` says what an algorithm is, `_registry.py` lists all, `_steps.py` has what they share,
-`_choices.py` picks one. numpy and `hocket.schedule` are all that is used here.
+`_choices.py` picks one. numpy, `hocket.schedule` and `hocket.units` are all that is used here.
 """
 
 from ._aggregation_tree import aggregation_tree as aggregation_tree

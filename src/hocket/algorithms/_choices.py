@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from hocket.schedule import KINDS, Collective, ScheduleError, Wire
+from hocket.units import format_time
 
 from ._choice import Choice, parse_spelled, spell
 from ._registry import algorithms
-from ._sizes import format_nbytes, format_range, format_seconds, parse_range
+from ._sizes import format_range, format_size, parse_range
 
 _SIZES: Final = tuple(1 << k for k in range(6, 33))  # 64 B to 4 GiB
 
@@ -207,8 +208,8 @@ def _cells(row: Choice) -> tuple[str, ...]:
         "any" if row.local is None else str(row.local),
         format_range(row.start, row.stop),
         str(row),
-        shown(row.nbytes, format_nbytes),
-        shown(row.seconds, format_seconds),
+        shown(row.nbytes, format_size),
+        shown(row.seconds, lambda seconds: format_time(seconds, 3)),
         shown(row.runner_up),
         shown(row.margin, lambda margin: f"{margin:.1%}"),
         row.origin,

@@ -6,9 +6,9 @@ import re
 from typing import Final
 
 from hocket.schedule import ScheduleError
+from hocket.units import format_bytes, parse_bytes
 
-_UNITS: Final = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
-_SIZE: Final = r"([\d.]+)\s*([A-Za-z]*)"
+_SIZE: Final = r"([\d.]+\s*[A-Za-z]*)"
 _RANGE: Final = re.compile(rf"(<|<=|>=|>)\s*{_SIZE}|{_SIZE}\s*-\s*{_SIZE}|\*")
 
 
@@ -21,46 +21,35 @@ def parse_range(text: str) -> tuple[int, int | None]:
     match = _RANGE.fullmatch(text.strip())
     if match is None:
         raise ScheduleError(f"size range {text!r}; write <64KiB, <=64KiB, >64KiB, >=64KiB, 64KiB-1MiB or *")
-    comparison, number, unit, low, low_unit, high, high_unit = match.groups()
+    comparison, size, low, high = match.groups()
     if comparison is None and low is None:
         return 0, None
     if comparison is None:
-        start, stop = _nbytes(low, low_unit, text), _nbytes(high, high_unit, text)
+        start, stop = _nbytes(low, text), _nbytes(high, text)
     else:
-        size = _nbytes(number, unit, text) + (comparison in ("<=", ">"))
+        edge = _nbytes(size, text) + (comparison in ("<=", ">"))
         if comparison.startswith(">"):
-            return size, None
-        start, stop = 0, size
+            return edge, None
+        start, stop = 0, edge
     if start >= stop:
         raise ScheduleError(f"size range {text!r} is empty")
     return start, stop
 
 
-def _nbytes(number: str, unit: str, text: str) -> int:
+def _nbytes(size: str, text: str) -> int:
     try:
-        return round(float(number) * _UNITS[unit.upper()])
-    except (KeyError, ValueError):
-        raise ScheduleError(f"size {number + unit!r} in {text!r}; write it as 512, 64KiB, 1.5MiB or 10MB") from None
+        return parse_bytes(size)
+    except ValueError:
+        raise ScheduleError(f"size {size!r} in {text!r}; write it as 512, 64KiB, 1.5MiB or 10MB") from None
 
 
-def format_nbytes(nbytes: int) -> str:
-    """Writes a size in the largest binary unit that it is a multiple of."""
-    for unit in ("GiB", "MiB", "KiB"):
-        if nbytes and nbytes % _UNITS[unit.upper()] == 0:
-            return f"{nbytes // _UNITS[unit.upper()]}{unit}"
-    return f"{nbytes}B"
+def format_size(nbytes: int) -> str:
+    """Return a size as ranges hold it, without a blank: "64KiB"."""
+    return format_bytes(nbytes).replace(" ", "")
 
 
 def format_range(start: int, stop: int | None) -> str:
     """Writes a range so that `parse_range` reads it."""
     if stop is None:
-        return f">={format_nbytes(start)}" if start else "*"
-    return f"{format_nbytes(start)}-{format_nbytes(stop)}" if start else f"<{format_nbytes(stop)}"
-
-
-def format_seconds(seconds: float) -> str:
-    """Writes a time with three digits."""
-    for factor, unit in ((1.0, "s"), (1e3, "ms"), (1e6, "us")):
-        if seconds * factor >= 1:
-            return f"{seconds * factor:.3g} {unit}"
-    return f"{seconds * 1e9:.3g} ns"
+        return f">={format_size(start)}" if start else "*"
+    return f"{format_size(start)}-{format_size(stop)}" if start else f"<{format_size(stop)}"

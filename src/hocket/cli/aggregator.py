@@ -39,7 +39,8 @@ def aggregator(
     Ends cleanly, with its counters, on SIGINT and SIGTERM.
     """
     from hocket.aggregator import AddressError, Aggregator, Limits, TokenError, parse_address, read_tokens
-    from hocket.cluster import ClusterError, parse_bytes
+    from hocket.cluster import ClusterError
+    from hocket.units import parse_bytes
 
     given: dict[str, Any] = {
         "connections": max_connections,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,10 +13,10 @@ from rich.console import Console
 from hocket.cli._bench import tables
 from hocket.cli._bench.machine import describe_machine
 from hocket.cli._bench.world import BenchError, require_mpi, run_world
+from hocket.units import parse_bytes
 
 bench = typer.Typer(no_args_is_help=True, help="Measure collectives and training steps beside other systems.")
 
-_UNITS = {"": 1, "B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 _PEERS = ("gloo", "mpi")
 
 Ranks = Annotated[int, typer.Option("-n", "--np", min=1, help="Number of ranks on this host.")]
@@ -44,10 +43,12 @@ def parse_sizes(text: str) -> list[int]:
     """
     sizes = []
     for item in text.split(","):
-        match = re.fullmatch(r"\s*(\d+)\s*([A-Za-z]*)\s*", item)
-        if match is None or match.group(2).upper() not in _UNITS or int(match.group(1)) == 0:
+        try:
+            sizes.append(parse_bytes(item))
+        except ValueError:
+            sizes.append(0)
+        if sizes[-1] == 0:
             raise BenchError(f"--sizes: {item.strip()!r} is no size; write 1KiB, 64KiB, 16MiB or plain bytes")
-        sizes.append(int(match.group(1)) * _UNITS[match.group(2).upper()])
     return sizes
 
 

@@ -94,7 +94,8 @@ def probe(
     """
     import os
 
-    from hocket.cluster import ClusterError, parse_bytes
+    from hocket.cluster import ClusterError
+    from hocket.units import parse_bytes
 
     try:
         wanted = [parse_bytes(word) for word in sizes.split(",")]

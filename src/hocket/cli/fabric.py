@@ -206,7 +206,7 @@ def _links(made: Fabric, seconds: float) -> list[dict[str, Any]]:
 
 
 def _nbytes(count: int) -> str:
-    from hocket.cluster import format_bytes
+    from hocket.units import format_bytes
 
     return format_bytes(count)
 

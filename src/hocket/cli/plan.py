@@ -42,8 +42,9 @@ def plan(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Choose how to train a model on many workers: the fastest plan that fits, why, and what comes second."""
-    from hocket.cluster import ClusterError, load, parse_bytes
+    from hocket.cluster import ClusterError, load
     from hocket.planner import Plan, PlanError, explain, plan_rows, predict, search, with_reasons
+    from hocket.units import parse_bytes
     from hocket.workload import WorkloadError
 
     from ._target import TargetError
@@ -99,7 +100,7 @@ def _degrees(workers: int, tensor: int | None, given: Path | None) -> list[int]:
 
 
 def _judge(one: Prediction, as_json: bool) -> None:
-    from hocket.planner import shown_bytes
+    from hocket.units import format_bytes
 
     if as_json:
         print_json(_row(one))
@@ -107,18 +108,18 @@ def _judge(one: Prediction, as_json: bool) -> None:
     typer.echo(f"{one.plan.describe()} on {one.workers} workers of {one.cluster}, batch {one.batch}")
     _parts(one)
     if not one.fits:
-        typer.echo(f"it does not fit: a worker has {shown_bytes(one.memory_limit)}")
+        typer.echo(f"it does not fit: a worker has {format_bytes(one.memory_limit, 3)}")
         raise SystemExit(1)
 
 
 def _parts(one: Prediction) -> None:
-    from hocket.planner import shown_bytes
+    from hocket.units import format_bytes
 
     for name, seconds in one.parts.rows():
         if seconds:
             typer.echo(f"  {name:12} {seconds * 1e3:12.3f} ms {seconds / one.step_s:7.1%}")
     typer.echo(f"  {'step':12} {one.step_s * 1e3:12.3f} ms   {one.throughput:.4g} samples/s")
-    kinds = ", ".join(f"{kind} {shown_bytes(nbytes)}" for kind, nbytes in one.memory.rows() if nbytes)
+    kinds = ", ".join(f"{kind} {format_bytes(nbytes, 3)}" for kind, nbytes in one.memory.rows() if nbytes)
     typer.echo(f"  memory of the fullest worker: {kinds}")
 
 

@@ -165,9 +165,10 @@ def time(
     as_json: _Json = False,
 ) -> None:
     """Predict how long a schedule takes on a cluster, by simulation; no clock is involved."""
-    from hocket.cluster import ClusterError, parse_bytes
+    from hocket.cluster import ClusterError
     from hocket.schedule import ScheduleError
     from hocket.simulate import SimulationError, simulate_schedule
+    from hocket.units import parse_bytes
 
     asked = _resolve("time", what, kind, world, root, cluster)
     assert asked.cluster is not None
@@ -194,7 +195,7 @@ def time(
 
 
 def _timing_row(timing: Any, nbytes: int) -> dict[str, Any]:
-    from hocket.cluster import format_bytes
+    from hocket.units import format_bytes
 
     seconds = timing.seconds
     rate = nbytes / seconds if seconds > 0 else 0.0

@@ -32,9 +32,10 @@ def collective(
 ) -> None:
     """Compare all algorithms that serve a collective on a cluster, by size; the fastest is marked."""
     from hocket.algorithms import candidates, cluster_tree, get
-    from hocket.cluster import ClusterError, format_bytes, load, parse_bytes
+    from hocket.cluster import ClusterError, load
     from hocket.schedule import Collective, ScheduleError
     from hocket.simulate import SimulationError, simulate_schedule
+    from hocket.units import format_bytes, parse_bytes
 
     try:
         found = load(cluster)
@@ -79,9 +80,10 @@ def step(
     """Predict a data-parallel training step: buckets are reduced while back-propagation goes on."""
     import numpy as np
 
-    from hocket.cluster import ClusterError, load, parse_bytes, parse_time
+    from hocket.cluster import ClusterError, load
     from hocket.schedule import ScheduleError
     from hocket.simulate import SimulationError, StepGraph, simulate_step
+    from hocket.units import parse_bytes, parse_time
 
     from ._schedules.resolve import resolve
 
@@ -115,8 +117,9 @@ def pipeline(
     as_json: _Json = False,
 ) -> None:
     """Predict a pipeline of equal stages, all forward passes first (GPipe)."""
-    from hocket.cluster import ClusterError, load, parse_bytes, parse_time
+    from hocket.cluster import ClusterError, load
     from hocket.simulate import SimulationError, StepGraph, simulate_step
+    from hocket.units import parse_bytes, parse_time
 
     try:
         found = load(cluster)

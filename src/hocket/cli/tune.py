@@ -85,7 +85,9 @@ def choices_of(rows: list[dict[str, Any]], world: int) -> Any:
 
 def table(rows: list[dict[str, Any]], transport: str) -> str:
     """Medians, one line an algorithm and one column a size, with how much faster than the engine's own each is."""
-    from ._bench.tables import seconds, size
+    from hocket.units import format_bytes
+
+    from ._bench.tables import seconds
     from ._schedules import ENGINE
 
     lines: list[list[str]] = []
@@ -93,7 +95,7 @@ def table(rows: list[dict[str, Any]], transport: str) -> str:
         mine = [row for row in rows if row["collective"] == kind]
         sizes = list(dict.fromkeys(row["nbytes"] for row in mine))
         medians = {(row["algorithm"], row["nbytes"]): row["median_s"] for row in mine}
-        lines.append([f"{kind} over {transport}", *map(size, sizes)])
+        lines.append([f"{kind} over {transport}", *map(format_bytes, sizes)])
         for label in dict.fromkeys(row["algorithm"] for row in mine):
             cells = [
                 f"{seconds(medians[label, nbytes])} ({medians[ENGINE, nbytes] / medians[label, nbytes]:.2f}x)"

@@ -27,14 +27,6 @@ from ._routes import Routes as Routes
 from ._servers import SERVERS as SERVERS
 from ._topologies import TOPOLOGIES as TOPOLOGIES
 from ._tree import AggregationTree as AggregationTree
-from ._units import format_bytes as format_bytes
-from ._units import format_flops as format_flops
-from ._units import format_rate as format_rate
-from ._units import format_time as format_time
-from ._units import parse_bytes as parse_bytes
-from ._units import parse_flops as parse_flops
-from ._units import parse_rate as parse_rate
-from ._units import parse_time as parse_time
 
 __all__ = [
     "CATALOGUE",
@@ -53,18 +45,10 @@ __all__ = [
     "describe",
     "draw_svg",
     "fit_ping",
-    "format_bytes",
-    "format_flops",
-    "format_rate",
-    "format_time",
     "from_measurements",
     "from_spec",
     "from_toml",
     "load",
-    "parse_bytes",
-    "parse_flops",
-    "parse_rate",
-    "parse_time",
     "preset",
     "preset_text",
     "to_toml",

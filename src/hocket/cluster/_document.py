@@ -7,12 +7,13 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from hocket.units import format_bytes, format_flops, format_rate, format_time
+
 from ._cluster import _ENDPOINTS, Cluster
 from ._errors import ClusterError
 from ._fields import Bytes, Flops, Form, Rate, ReductionField, ReductionForm, Seconds, check
 from ._layout import Layout
 from ._topologies import TOPOLOGIES
-from ._units import format_bytes, format_flops, format_rate, format_time
 
 __all__ = ["build", "from_spec", "from_toml", "to_toml"]
 

@@ -6,8 +6,9 @@ from xml.sax.saxutils import escape
 import numpy as np
 from numpy.typing import NDArray
 
+from hocket.units import format_rate, format_time
+
 from ._cluster import KINDS, Cluster
-from ._units import format_rate, format_time
 
 __all__ = ["describe", "draw_svg"]
 

@@ -5,9 +5,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationError
 
-from ._cluster import Reduction
-from ._errors import ClusterError
-from ._units import (
+from hocket.units import (
     format_bytes,
     format_flops,
     format_rate,
@@ -17,6 +15,9 @@ from ._units import (
     parse_rate,
     parse_time,
 )
+
+from ._cluster import Reduction
+from ._errors import ClusterError
 
 __all__ = ["Bytes", "Flops", "Form", "Rate", "ReductionField", "Seconds", "check"]
 

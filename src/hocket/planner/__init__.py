@@ -31,7 +31,6 @@ from ._graph import pipeline_order as pipeline_order
 from ._graph import step_graph as step_graph
 from ._memory import Memory as Memory
 from ._memory import memory_of as memory_of
-from ._memory import shown_bytes as shown_bytes
 from ._network import Cost as Cost
 from ._network import Network as Network
 from ._plan import PLAN_VARIABLE as PLAN_VARIABLE
@@ -97,7 +96,6 @@ __all__ = [
     "reference_plans",
     "scaling_curves",
     "search",
-    "shown_bytes",
     "step_graph",
     "waiting",
     "with_reasons",

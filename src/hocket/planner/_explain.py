@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from ._memory import shown_bytes
+from hocket.units import format_bytes, format_time
+
 from ._plan import Plan
 from ._preference import NEAR
 from ._search import Search
@@ -26,16 +27,16 @@ _WORDS = {
 
 
 def _s(seconds: float) -> str:
-    return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
+    return format_time(seconds, 3)
 
 
 def explain(found: Search) -> str:
     """One paragraph: what wins, what it costs, what comes second and why it is slower."""
     best = found.best
-    limit = f" of {shown_bytes(found.memory_limit)}" if found.memory_limit else ""
+    limit = f" of {format_bytes(found.memory_limit, 3)}" if found.memory_limit else ""
     lines = [
         f"{best.plan.describe()} on {best.workers} workers of {best.cluster} takes {_s(best.step_s)} a step "
-        f"({best.throughput:.4g} samples/s) and {shown_bytes(best.memory.total)}{limit} on the fullest worker."
+        f"({best.throughput:.4g} samples/s) and {format_bytes(best.memory.total, 3)}{limit} on the fullest worker."
     ]
     exposed = max(_WORDS.keys() - {"compute", "optimizer"}, key=lambda name: getattr(best.parts, name))
     worst = getattr(best.parts, exposed)
@@ -51,7 +52,7 @@ def explain(found: Search) -> str:
     if found.too_large:
         large = found.too_large[0]
         lines.append(
-            f"{large.plan.describe()} would take {_s(large.step_s)}, but needs {shown_bytes(large.memory.total)}."
+            f"{large.plan.describe()} would take {_s(large.step_s)}, but needs {format_bytes(large.memory.total, 3)}."
         )
     lines.append(f"{found.considered} plans were considered, {found.timed} timed.")
     return " ".join(lines)
@@ -101,7 +102,7 @@ def plan_rows(found: Search) -> list[dict[str, str]]:
         if one is best:
             why = "chosen"
         elif not one.fits:
-            why = f"needs {shown_bytes(one.memory.total)} of {shown_bytes(found.memory_limit)}"
+            why = f"needs {format_bytes(one.memory.total, 3)} of {format_bytes(found.memory_limit, 3)}"
         else:
             why = _slower(best, one)
         rows.append(
@@ -110,7 +111,7 @@ def plan_rows(found: Search) -> list[dict[str, str]]:
                 "step": _s(one.step_s),
                 "exposed": _s(parts.exposed),
                 "idle": f"{(parts.bubble + parts.straggle) / one.step_s:.1%}",
-                "memory": shown_bytes(one.memory.total),
+                "memory": format_bytes(one.memory.total, 3),
                 "why not": why,
             }
         )
@@ -123,7 +124,7 @@ def with_reasons(found: Search) -> Plan:
     parts = best.parts
     predicted = {"step_s": best.step_s, "samples_per_s": best.throughput, "memory_bytes": best.memory.total}
     predicted |= {f"{name}_s": seconds for name, seconds in parts.rows() if seconds}
-    within = f" of those that fit in {shown_bytes(found.memory_limit)}" if found.memory_limit else ""
+    within = f" of those that fit in {format_bytes(found.memory_limit, 3)}" if found.memory_limit else ""
     reasons = {"data_parallel_degree": "what tensors and stages leave of the workers"}
     if plan.tensor_parallel_degree > 1:
         reasons["tensor_parallel_degree"] = (

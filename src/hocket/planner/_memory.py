@@ -11,13 +11,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from hocket.units import format_bytes
 from hocket.workload import Layer, Share, Workload
 
 from ._bucket_sizes import BucketSizes
 from ._plan import Plan
 from ._stages import in_flight, stage_cuts
 
-__all__ = ["Memory", "memory_of", "saved_bytes", "shown_bytes"]
+__all__ = ["Memory", "memory_of", "saved_bytes"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,15 +57,7 @@ class Memory:
         return [(name, getattr(self, name)) for name in names]
 
     def __str__(self) -> str:
-        return ", ".join(f"{name} {shown_bytes(nbytes)}" for name, nbytes in self.rows() if nbytes >= 1)
-
-
-def shown_bytes(nbytes: float) -> str:
-    """Bytes with three digits, as "57.2 GiB"."""
-    for unit, size in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if nbytes >= size:
-            return f"{nbytes / size:.3g} {unit}" if nbytes < 1000 * size else f"{nbytes / size:,.0f} {unit}"
-    return f"{nbytes:.0f} B"
+        return ", ".join(f"{name} {format_bytes(nbytes, 3)}" for name, nbytes in self.rows() if nbytes >= 1)
 
 
 def saved_bytes(layer: Layer, plan: Plan, scale: float) -> float:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from hocket.cluster import parse_bytes
+from hocket.units import parse_bytes
 
 from ._findings import PlanError, PlanFinding
 from ._rules import broken_rules

@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from hocket.cluster import Cluster
+from hocket.units import format_bytes
 from hocket.workload import Workload
 
 from ._admissible import Grid, Layout, grid_of, layouts
 from ._constants import Constants
 from ._findings import PlanError, PlanFinding
-from ._memory import Memory, memory_of, shown_bytes
+from ._memory import Memory, memory_of
 from ._network import Network, network_of
 from ._plan import Plan
 from ._preference import NEAR, preferred
@@ -270,7 +271,7 @@ class _Hunt:
             return PlanFinding("data_parallel_degree", rule, "fix less, or make the batch larger")
         nbytes, plan = self.least
         rule = (
-            f"the plan that needs least, {plan.describe()}, needs {shown_bytes(nbytes)} on a worker, "
-            f"and there are {shown_bytes(self.limit)}"
+            f"the plan that needs least, {plan.describe()}, needs {format_bytes(nbytes, 3)} on a worker, "
+            f"and there are {format_bytes(self.limit, 3)}"
         )
         return PlanFinding("memory", rule, "use more workers, smaller batches, or devices with more memory")

@@ -8,8 +8,9 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from hocket.cluster import Cluster, format_bytes
+from hocket.cluster import Cluster
 from hocket.timeline import Arrow, Span, Timeline
+from hocket.units import format_bytes
 
 from ._fair import Usage
 from ._graph import StepGraph

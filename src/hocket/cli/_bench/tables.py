@@ -6,15 +6,9 @@ from typing import Any
 
 from rich.table import Table
 
+from hocket.units import format_bytes
+
 Cells = list[list[str]]
-
-
-def size(nbytes: int) -> str:
-    """Bytes in binary units."""
-    for unit, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if nbytes >= scale:
-            return f"{nbytes / scale:g} {unit}"
-    return f"{nbytes} B"
 
 
 def seconds(value_s: float) -> str:
@@ -34,7 +28,7 @@ def collective_cells(result: dict[str, Any]) -> tuple[list[str], Cells]:
         floor_s = floors.get(row["nbytes"])
         cells.append(
             [
-                size(row["nbytes"]),
+                format_bytes(row["nbytes"]),
                 row["system"] + (" registered" if row["registered"] else ""),
                 seconds(row["median_s"]),
                 seconds(row["p90_s"]),

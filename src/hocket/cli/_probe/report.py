@@ -9,13 +9,10 @@ from hocket.cluster import (
     MeasuredRank,
     Ping,
     fit_ping,
-    format_bytes,
-    format_flops,
-    format_rate,
-    format_time,
     from_measurements,
     to_toml,
 )
+from hocket.units import format_bytes, format_flops, format_rate, format_time
 
 
 def to_cluster(name: str, result: dict[str, Any]) -> tuple[Cluster, dict[tuple[int, int], Ping]]:

@@ -5,11 +5,9 @@ from ._decide import Decision as Decision
 from ._decide import How as How
 from ._distribute import EmbeddingParallel as EmbeddingParallel
 from ._distribute import distribute_embeddings as distribute_embeddings
-from ._exchange import Collective as Collective
 
 __all__ = [
     "REPLICATE_BELOW_NBYTES",
-    "Collective",
     "Decision",
     "EmbeddingParallel",
     "How",

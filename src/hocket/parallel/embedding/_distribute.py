@@ -10,11 +10,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from hocket.workload.division import CollectiveCount
+
 from .._alike import send_once
 from .._apart import set_apart
 from .._world import World
 from ._decide import REPLICATE_BELOW_NBYTES, Decision, How, Table, decide
-from ._exchange import Collective, Exchange
+from ._exchange import Exchange
 from ._modules import DIVIDED, Divisible, become_divided
 
 
@@ -50,7 +52,7 @@ class EmbeddingParallel:
         for exchange in self._exchanges.values():
             exchange.weight = weight
 
-    def collectives(self, ids: Mapping[str, int]) -> list[Collective]:
+    def collectives(self, ids: Mapping[str, int]) -> list[CollectiveCount]:
         """What a forward and a backward pass communicate.
 
         Args:
@@ -64,7 +66,7 @@ class EmbeddingParallel:
             for one in self._exchanges[name].expected(count, width, size, trained=weight.requires_grad):
                 before = total.get((one.phase, one.kind), (0, 0))
                 total[one.phase, one.kind] = before[0] + one.count, before[1] + one.nbytes
-        return [Collective(*key, *sums) for key, sums in total.items()]
+        return [CollectiveCount(*key, *sums) for key, sums in total.items()]
 
     def part(self, name: str, full: Tensor) -> Tensor:
         """This rank's rows of a tensor that has one for each row of a divided parameter: of optimizer state, say."""

@@ -16,29 +16,10 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from hocket import comm
+from hocket.workload.division import CollectiveCount
 
 from .._world import World
 from ._decide import Decision
-
-
-@dataclass(frozen=True, slots=True)
-class Collective:
-    """Operations of one kind in one pass, as all ranks together send them.
-
-    Attributes:
-        phase: "forward" or "backward".
-        kind: as `hocket.profile` names it.
-        count: how many; the same on every rank.
-        nbytes: bytes that all ranks together put in, what they send to themselves included.
-    """
-
-    phase: str
-    kind: str
-    count: int
-    nbytes: int
-
-    def __str__(self) -> str:
-        return f"{self.phase}: {self.count} {self.kind} of {self.nbytes} bytes in all"
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +85,7 @@ class Exchange:
         rows: Tensor = _Rows.apply(table(wanted - self.begin), self, route)  # type: ignore[no-untyped-call]
         return rows
 
-    def expected(self, ids: int, width: int, element_size: int, *, trained: bool) -> Iterator[Collective]:
+    def expected(self, ids: int, width: int, element_size: int, *, trained: bool) -> Iterator[CollectiveCount]:
         """What one look-up communicates.
 
         Args:
@@ -114,9 +95,9 @@ class Exchange:
             trained: whether gradients travel back.
         """
         size = self._world.size
-        yield Collective("forward", "all_to_all", 3, 8 * size * size + 8 * ids + ids * width * element_size)
+        yield CollectiveCount("forward", "all_to_all", 3, 8 * size * size + 8 * ids + ids * width * element_size)
         if trained:
-            yield Collective("backward", "all_to_all", 1, ids * width * element_size)
+            yield CollectiveCount("backward", "all_to_all", 1, ids * width * element_size)
 
     def _check(self, ids: Tensor) -> None:
         if not ids.numel():

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from hocket.workload.division import Collective, Region, Split, apart, choose, cut, record, sequences, tally
+from hocket.workload.division import CollectiveCount, Region, Split, apart, choose, cut, record, sequences, tally
 
 from .._alike import check_model, send_once
 from .._rng import restored
@@ -66,7 +66,7 @@ class TensorParallel:
     decisions: list[Decision] = field(default_factory=list)
     refused: list[tuple[str, str]] = field(default_factory=list)
     pieces: dict[str, Cut] = field(default_factory=dict)
-    collectives: list[Collective] = field(default_factory=list)
+    collectives: list[CollectiveCount] = field(default_factory=list)
 
     def __str__(self) -> str:
         width = max((len(d.name) for d in self.decisions), default=11)

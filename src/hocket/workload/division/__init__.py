@@ -33,7 +33,7 @@ from ._split import Split as Split
 from ._split import cut as cut
 from ._split import join as join
 from ._split import reshaped as reshaped
-from ._tally import Collective as Collective
+from ._tally import CollectiveCount as CollectiveCount
 from ._tally import Exchanged as Exchanged
 from ._tally import exchanges as exchanges
 from ._tally import tally as tally
@@ -48,7 +48,7 @@ __all__ = [
     "Call",
     "CannotSplit",
     "Choice",
-    "Collective",
+    "CollectiveCount",
     "Exchanged",
     "Operand",
     "Part",

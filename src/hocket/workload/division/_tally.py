@@ -12,14 +12,14 @@ from ._regions import Region, Role
 
 
 @dataclass(frozen=True, slots=True)
-class Collective:
-    """Operations of one kind in one pass.
+class CollectiveCount:
+    """The collectives of one kind that a group of ranks carries out in one pass.
 
     Attributes:
         phase: "forward" or "backward".
-        kind: "all_reduce", "all_gather" or "reduce_scatter".
-        count: how many.
-        nbytes: bytes of their full tensors together.
+        kind: As `hocket.profile` names it: "all_reduce", "all_gather", "reduce_scatter" or "all_to_all".
+        count: How many; the same on every rank.
+        nbytes: Bytes of their full tensors together; of an "all_to_all", what all ranks put in.
     """
 
     phase: str
@@ -49,13 +49,13 @@ class Exchanged(NamedTuple):
     with_batch: bool = True
 
 
-def tally(regions: list[Region], recording: Recording) -> list[Collective]:
+def tally(regions: list[Region], recording: Recording) -> list[CollectiveCount]:
     """The operations of a forward and a backward pass on the sample, by phase and kind."""
     found: dict[tuple[str, str], list[int]] = {}
     for one in exchanges(regions, recording):
         found.setdefault((one.phase, one.kind), []).append(one.nbytes)
     order = sorted(found.items(), key=lambda item: (item[0][0] == "backward", item[0][1]))
-    return [Collective(*key, len(sizes), sum(sizes)) for key, sizes in order]
+    return [CollectiveCount(*key, len(sizes), sum(sizes)) for key, sizes in order]
 
 
 def exchanges(regions: list[Region], recording: Recording) -> list[Exchanged]:

@@ -1,6 +1,7 @@
 """Quantities as people write them, "100 Gbit/s", and as code holds them: bytes, seconds, bytes per second.
 
-Prefixes are SI's powers of 1000, or IEC's of 1024 (Ki, Mi, ...); a bit is `bit` or `b`, a byte `B`.
+Prefixes are SI's powers of 1000, or IEC's of 1024 (Ki, Mi, ...); a bit is `bit` or `b`, a byte `B`. Sizes in bytes may
+be written in any case, as "64kib".
 """
 
 import re
@@ -34,6 +35,7 @@ _PREFIXES = {
     "Pi": Decimal(2**50),
 }
 _BYTES = {f"{prefix}B": factor for prefix, factor in _PREFIXES.items()}
+_SIZES = {unit.upper(): factor for unit, factor in _BYTES.items()}  # no bits among them, so that case says nothing
 _BITS = {f"{prefix}{unit}": factor / 8 for prefix, factor in _PREFIXES.items() for unit in ("bit", "b")}
 _RATES = {f"{unit}/s": factor for unit, factor in (_BYTES | _BITS).items()} | {
     f"{unit}ps": factor for unit, factor in (_BYTES | _BITS).items()
@@ -61,6 +63,8 @@ def _parse(value: str | float, units: Mapping[str, Decimal], what: str, examples
         if match is None:
             raise ValueError(f"{value!r} is no {what}; write {examples}")
         number, unit = Decimal(match.group(1)), match.group(2)
+    if units is _SIZES:
+        unit = unit.upper()
     if unit and unit not in units:
         raise ValueError(f"{value!r} is no {what}: its unit {unit!r} is not one; write {examples}")
     result = float(number * (units[unit] if unit else 1))
@@ -88,15 +92,15 @@ def parse_time(value: str | float) -> float:
 
 
 def parse_bytes(value: str | float) -> int:
-    """Bytes of "16 GiB", or of a number, which is bytes.
+    """Return the bytes of "16 GiB", or of a number, which is bytes; "0.3 MiB" is rounded.
 
     Raises:
-        ValueError: saying what was found and how it is written, also of a part of a byte.
+        ValueError: What was found is no size, or a part of a byte; the message says how one is written.
     """
-    nbytes = _parse(value, _BYTES, "number of bytes", '"16 GiB" or "256 B"')
-    if nbytes != int(nbytes):
+    nbytes = _parse(value, _SIZES, "number of bytes", '"16 GiB" or "256 B"')
+    if nbytes != int(nbytes) and (nbytes < 1 or not isinstance(value, str) or not re.search("[kmgtp]", value.lower())):
         raise ValueError(f"{value!r} is {nbytes} bytes; write whole bytes")
-    return int(nbytes)
+    return round(nbytes)
 
 
 def parse_flops(value: str | float) -> float:
@@ -122,19 +126,32 @@ def format_rate(rate_Bps: float) -> str:
     return _format(float(rate_Bps), [("1e12", "TB/s"), ("1e9", "GB/s"), ("1e6", "MB/s"), ("1e3", "kB/s"), ("1", "B/s")])
 
 
-def format_time(time_s: float) -> str:
-    """A time as `parse_time` reads it back exactly, as in "1.5 us"."""
+def format_time(time_s: float, digits: int | None = None) -> str:
+    """Return a time as `parse_time` reads it back exactly, as "1.5 us", or with so many digits at the most."""
     if time_s == 0:
         return "0 s"
-    return _format(float(time_s), [("1", "s"), ("1e-3", "ms"), ("1e-6", "us"), ("1e-9", "ns")])
+    steps = [("1", "s"), ("1e-3", "ms"), ("1e-6", "us"), ("1e-9", "ns")]
+    if digits is None:
+        return _format(float(time_s), steps)
+    factor, unit = next(((float(f), u) for f, u in steps if abs(time_s) >= float(f)), (1e-9, "ns"))
+    return f"{time_s / factor:.{digits}g} {unit}"
 
 
-def format_bytes(nbytes: int) -> str:
-    """A number of bytes as `parse_bytes` reads it back exactly, as in "16 GiB"."""
-    for exponent, unit in ((40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")):
-        if nbytes and nbytes % 2**exponent == 0:
-            return f"{nbytes >> exponent} {unit}"
-    return f"{nbytes} B"
+def format_bytes(nbytes: float, digits: int | None = None) -> str:
+    """Return a number of bytes as `parse_bytes` reads it back exactly, as "16 GiB", or with so many digits.
+
+    Args:
+        nbytes: Whole, unless digits are given.
+        digits: How many of them to show at the most, as in "57.2 GiB"; whole numbers are shown whole.
+    """
+    steps = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
+    if digits is None:
+        whole = int(nbytes)
+        factor, unit = next(((f, u) for f, u in steps if whole and whole % f == 0), (1, "B"))
+        return f"{whole // factor} {unit}"
+    factor, unit = next(((f, u) for f, u in steps if nbytes >= f), (1, "B"))
+    value = nbytes / factor
+    return f"{value:,.0f} {unit}" if value >= 10**digits or factor == 1 else f"{value:.{digits}g} {unit}"
 
 
 def format_flops(rate: float) -> str:
