@@ -74,19 +74,19 @@ def _parse(value: str | float, units: Mapping[str, Decimal], what: str, examples
 
 
 def parse_rate(value: str | float) -> float:
-    """Bytes per second of "25 GB/s", "100 Gbit/s", or of a number, which is bytes per second.
+    """Return bytes per second of "25 GB/s", "100 Gbit/s", or of a number, which is bytes per second.
 
     Raises:
-        ValueError: saying what was found and how it is written.
+        ValueError: The value is none; the message says what was found and how one is written.
     """
     return _parse(value, _RATES, "rate", '"25 GB/s" or "100 Gbit/s"')
 
 
 def parse_time(value: str | float) -> float:
-    """Seconds of "1.5 us", or of a number, which is seconds.
+    """Return seconds of "1.5 us", or of a number, which is seconds.
 
     Raises:
-        ValueError: saying what was found and how it is written.
+        ValueError: The value is none; the message says what was found and how one is written.
     """
     return _parse(value, _TIMES, "time", '"1.5 us" or "20 ms"')
 
@@ -104,16 +104,16 @@ def parse_bytes(value: str | float) -> int:
 
 
 def parse_flops(value: str | float) -> float:
-    """Floating-point operations per second of "15.7 TFLOP/s", or of a number.
+    """Return floating-point operations per second of "15.7 TFLOP/s", or of a number.
 
     Raises:
-        ValueError: saying what was found and how it is written.
+        ValueError: The value is none; the message says what was found and how one is written.
     """
     return _parse(value, _FLOPS, "compute rate", '"15.7 TFLOP/s"')
 
 
 def _format(value: float, steps: list[tuple[str, str]]) -> str:
-    """The value in the largest unit that leaves at least 1, with as many digits as it takes to read it back exactly."""
+    """Return the value in the largest unit that leaves at least 1, with as many digits as reading it back takes."""
     exact = Decimal(repr(float(value)))
     factor, unit = next(
         ((Decimal(f), u) for f, u in steps if exact >= Decimal(f)), (Decimal(steps[-1][0]), steps[-1][1])
@@ -122,7 +122,7 @@ def _format(value: float, steps: list[tuple[str, str]]) -> str:
 
 
 def format_rate(rate_Bps: float) -> str:
-    """A rate as `parse_rate` reads it back exactly, as in "12.5 GB/s"."""
+    """Return a rate as `parse_rate` reads it back exactly, as in "12.5 GB/s"."""
     return _format(float(rate_Bps), [("1e12", "TB/s"), ("1e9", "GB/s"), ("1e6", "MB/s"), ("1e3", "kB/s"), ("1", "B/s")])
 
 
@@ -155,5 +155,5 @@ def format_bytes(nbytes: float, digits: int | None = None) -> str:
 
 
 def format_flops(rate: float) -> str:
-    """A compute rate as `parse_flops` reads it back exactly, as in "15.7 TFLOP/s"."""
+    """Return a compute rate as `parse_flops` reads it back exactly, as in "15.7 TFLOP/s"."""
     return _format(float(rate), [("1e15", "PFLOP/s"), ("1e12", "TFLOP/s"), ("1e9", "GFLOP/s"), ("1", "FLOP/s")])
