@@ -179,7 +179,7 @@ def slowest(action: Callable[[], Any], group: Any) -> float:
 def built(system: str, cluster: Any, nbytes: int) -> Any:
     """The schedule, messages cut as the executor cuts them, so that it reduces one while the next is on the wire."""
     from hocket.algorithms import get
-    from hocket.comm._scheduled import MOST_PIECES, PIECE_NBYTES
+    from hocket.comm.scheduled._scheduled import MOST_PIECES, PIECE_NBYTES
     from hocket.schedule import Collective
 
     if system == "aggregator":

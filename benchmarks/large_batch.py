@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 import hocket
-from hocket.parallel.optim import scaled, warmup
+from hocket.parallel.state.optim import scaled, warmup
 
 TRAINED = 4000
 EPOCHS, WARMUP_EPOCHS = 12, 2

@@ -70,7 +70,7 @@ def layers(how: str, count: int, width: int, seconds: float) -> list[nn.Module]:
 
 def idle(asked: argparse.Namespace) -> list[tuple[Any, ...]]:
     """On a rank: (schedule, stages per rank, micro-batches, formula, idle share: median, least; step seconds)."""
-    from hocket.parallel._world import current
+    from hocket.parallel.mesh.world import current
     from hocket.parallel.pipeline import Pipeline, bubble, idle_shares, split
 
     world = current()
@@ -110,7 +110,7 @@ class Systems:
         import torch.distributed as dist
         from torch.distributed import pipelining
 
-        from hocket.parallel._world import World, current
+        from hocket.parallel.mesh.world import World, current
         from hocket.parallel.pipeline import Pipeline, split
 
         ours = current()
@@ -148,7 +148,7 @@ def beside_torch(asked: argparse.Namespace) -> list[tuple[Any, ...]]:
     """On a rank: (schedule, micro-batches, bytes that cross, seconds of each system's steps)."""
     import torch.distributed as dist
 
-    from hocket.parallel._world import current
+    from hocket.parallel.mesh.world import current
 
     world = current()
     group = dist.new_group(backend="gloo")

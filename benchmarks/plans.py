@@ -41,7 +41,7 @@ import torch.distributed as dist
 from torch.utils.data import default_collate
 
 import hocket
-from hocket.parallel import calibrate
+from hocket.calibrate import calibrate
 from hocket.planner import (
     Constants,
     MeasuredPlan,

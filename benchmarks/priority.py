@@ -73,7 +73,7 @@ def work(spec: dict[str, Any]) -> None:
     import torch.distributed as dist
 
     import hocket
-    from hocket.parallel.priority import Prioritised
+    from hocket.parallel.data.priority import Prioritised
     from hocket.planner import Plan
 
     torch.set_num_threads(1)

@@ -34,7 +34,7 @@ def step_of(name: str, meanwhile: bool) -> Callable[[], Any]:
     made, batch = setting(name)
     model = copy.deepcopy(made.model)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
-    with mock.patch("hocket.parallel._fully_sharded.on_several_hosts", return_value=meanwhile):
+    with mock.patch("hocket.parallel.data._fully_sharded.on_several_hosts", return_value=meanwhile):
         trainer = hocket.Trainer(model, made.loss_fn, optimizer, Plan(shard="parameters"), sample=batch[:-1])
     trainer.step(batch)
     return partial(trainer.step, batch)

@@ -22,7 +22,7 @@ import torch
 import hocket
 from benchmarks import equivalence
 from hocket import comm
-from hocket.parallel.spatial import LABEL
+from hocket.parallel.partition.spatial import LABEL
 from hocket.planner import Plan
 from hocket.testing import run_ranks
 from hocket.workloads import example

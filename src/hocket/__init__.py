@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from hocket.parallel import Trainer as Trainer
     from hocket.parallel import average as average
     from hocket.parallel import distribute as distribute
-    from hocket.parallel import optim as optim
     from hocket.parallel import shard as shard
     from hocket.parallel import total as total
+    from hocket.parallel.state import optim as optim
     from hocket.planner import Plan as Plan
 
 __version__ = "0.1.0.dev0"

@@ -7,11 +7,11 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from hocket.comm._bootstrap import process_nonce
-from hocket.comm._channel import SEGMENT_NBYTES, Channel
-from hocket.comm._peers import Peer
-from hocket.comm._segment import Segment
-from hocket.comm._shm import SharedMemoryTransport
+from hocket.comm.shm._channel import SEGMENT_NBYTES, Channel
+from hocket.comm.shm._peers import Peer
+from hocket.comm.shm._segment import Segment
+from hocket.comm.shm._shm import SharedMemoryTransport
+from hocket.comm.shm.bootstrap import process_nonce
 
 TIMEOUT_S = 20.0
 

@@ -11,7 +11,8 @@ import pytest
 
 from hocket.cluster import load
 from hocket.fabric import Fabric, FabricError
-from tests.processes import processes_with
+
+from ..processes import processes_with
 
 Up = Callable[..., Fabric]
 

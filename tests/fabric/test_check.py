@@ -6,7 +6,8 @@ import pytest
 
 from hocket.fabric import check
 from hocket.fabric._check import ways
-from tests.fabric.conftest import Up
+
+from .conftest import Up
 
 
 def test_slow_links_fill_and_the_check_is_content(up: Up) -> None:

@@ -11,8 +11,9 @@ import pytest
 
 from hocket.fabric import Fabric, FabricError, fabrics
 from hocket.fabric._namespace import in_network
-from tests.fabric.conftest import Up
-from tests.processes import processes_with, until
+
+from ..processes import processes_with, until
+from .conftest import Up
 
 STUBBORN = ["bash", "-c", "trap '' TERM INT HUP; setsid sleep 1000 & while :; do sleep 1; done"]
 SPEC = "star:hosts=2,bandwidth=80Mbit/s"

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from hocket.fabric import Fabric, FabricError
-from tests.fabric.conftest import SEND, TAKE, Up, output
+
+from .conftest import SEND, TAKE, Up, output
 
 NBYTES = 200_000
 PINGS = """

@@ -14,7 +14,8 @@ from hocket.cluster import load
 from hocket.fabric import fabrics, wire
 from hocket.launch import ArgumentError, launch
 from hocket.launch._fabric import Sites, sites, spread
-from tests.processes import processes_with, until
+
+from ..processes import processes_with, until
 
 SPEC = "star:hosts=2,bandwidth=80Mbit/s"
 NAMES = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "HOCKET_HOST", "GLOO_SOCKET_IFNAME")

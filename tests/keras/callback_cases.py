@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from keras import callbacks
 
-from tests.keras.cases import Wrap, dense, vectors
+from .cases import Wrap, dense, vectors
 
 CASES: dict[str, Callable[[Wrap, Path], dict[str, Any]]] = {}
 

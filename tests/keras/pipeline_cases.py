@@ -8,7 +8,7 @@ import keras
 import numpy as np
 from keras import layers, ops
 
-from tests.keras import callback_cases, cases
+from . import callback_cases, cases
 
 Wrap = cases.Wrap
 CASES: dict[str, Callable[[Wrap], dict[str, Any]]] = {}

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from hocket.testing import run_ranks
-from tests.keras import callback_cases as cases
-from tests.keras.compare import TOLERANCE, flat
+
+from . import callback_cases as cases
+from .compare import TOLERANCE, flat
 
 RANKS = 2
 

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from hocket.testing import run_ranks
-from tests.keras import cases
+
+from . import cases
 
 RANKS = 2
 

@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 
 from hocket.testing import run_ranks
-from tests.keras import cases, pipeline_cases
-from tests.keras.compare import check
+
+from . import cases, pipeline_cases
+from .compare import check
 
 pytestmark = pytest.mark.timeout(300)  # two or four processes that load Keras share a busy machine
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.keras.compare import TOLERANCE
+from .compare import TOLERANCE
 
 pytest.importorskip("tensorflow", reason="Keras' TensorBoard callback writes by tensorflow, which is not installed")
 pytest.importorskip(

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from hocket.launch import LaunchResult, launch
-from tests.processes import processes_with, until
+
+from ..processes import processes_with, until
 
 Script = Callable[[str], str]
 

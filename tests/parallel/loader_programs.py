@@ -22,7 +22,7 @@ from torch.utils.data import (
 )
 
 import hocket
-from hocket.parallel import _batch
+from hocket.parallel.batches import batch as _batch
 
 Part = tuple[int, int, Any]
 """A rank's part of a batch: how many of its samples count, the batch's size (-1 unknown), its contents as lists."""

@@ -9,9 +9,9 @@ import torch
 from torch.utils.data import DataLoader
 
 import hocket
-from hocket.parallel import calibrate
-from hocket.parallel._world import join
-from hocket.parallel.tensor import parallelize
+from hocket.calibrate import calibrate
+from hocket.parallel.mesh.world import join
+from hocket.parallel.partition.tensor import parallelize
 from hocket.planner import Plan, PlanError, admissible_plans
 
 from . import programs

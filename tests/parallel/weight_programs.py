@@ -242,7 +242,7 @@ def sums(model: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 def hocket_share() -> bool:
     """Whether this rank has samples in the batch: what a rank has to step along weighs nothing."""
-    from hocket.parallel import _batch
+    from hocket.parallel.batches import batch as _batch
 
     note = _batch.current()
     return note is None or note.weight > 0

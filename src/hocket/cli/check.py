@@ -14,7 +14,7 @@ from ._output import BAD_INPUT, bad_input, print_json
 from ._scratch import Scratch
 
 if TYPE_CHECKING:
-    from hocket.parallel.equivalence import Comparison, Run
+    from ._check.equivalence import Comparison, Run
 
 _SHOWN = 20
 _NAMED = 5
@@ -42,7 +42,7 @@ def check(
     """
     if not script.is_file():
         bad_input("check", f"there is no script {str(script)!r}")
-    from hocket.parallel.equivalence import NothingRecorded, compare
+    from ._check.equivalence import NothingRecorded, compare
 
     command = [str(script.absolute()), *(arguments or [])]
     with tempfile.TemporaryDirectory(prefix="hocket-check-") as directory:
@@ -81,8 +81,9 @@ def _warning(changed: list[str]) -> str:
 
 def _run(command: list[str], ranks: int, directory: Path, steps: int, seed: int, timeout_s: float) -> Run:
     from hocket.launch import launch
-    from hocket.parallel import check_runner
-    from hocket.parallel.equivalence import read
+
+    from ._check import rank as check_runner
+    from ._check.equivalence import read
 
     typer.echo(f"hocket check: {' '.join(command)} on {ranks} rank{'s' * (ranks > 1)}", err=True)
     # One thread in both runs, so that kernels cut their work alike.

@@ -20,6 +20,6 @@ def register() -> None:
 
 
 def _create(options: Any, backend_options: Any) -> Any:
-    from ._group import HocketGroup
+    from .group import HocketGroup
 
     return HocketGroup(options)

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from hocket.parallel._alike import send_once
-from hocket.parallel._world import World
+from hocket.parallel.mesh import World
+from hocket.parallel.state import send_once
 
 from . import _private
 from ._divided import DividedOptimizer, unbuilt

@@ -9,8 +9,7 @@ from typing import Any
 import keras
 import torch
 
-from hocket.parallel._links import link_of
-from hocket.parallel._mesh import Mesh
+from hocket.parallel.mesh import Mesh, link_of
 from hocket.planner import CUT_SLACK, balance
 
 from ._graph import Graph

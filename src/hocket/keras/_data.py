@@ -10,9 +10,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from hocket.parallel import DistributedLoader
-from hocket.parallel._cut import Cutter
-from hocket.parallel._shares import Share, fingerprint
-from hocket.parallel._world import World
+from hocket.parallel.batches import Cutter, Share, fingerprint
+from hocket.parallel.mesh import World
 
 from . import _private
 

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from hocket import comm
-from hocket.parallel._world import World
+from hocket.parallel.mesh import World
 
 from . import _private
 

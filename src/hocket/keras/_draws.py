@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from hocket.parallel._shares import Share
+from hocket.parallel.batches import Share
 
 from ._graph import Graph
 from ._random import memory_order

@@ -8,11 +8,9 @@ from typing import Any
 
 import torch
 
-from hocket.parallel._shares import Share
-from hocket.parallel._world import World
-from hocket.parallel.pipeline import Stage, _micro, _schedule
-from hocket.parallel.pipeline._run import Run
-from hocket.parallel.pipeline._wire import Wire
+from hocket.parallel.batches import Share
+from hocket.parallel.mesh import World
+from hocket.parallel.pipeline import Run, Stage, Wire, _micro, _schedule
 
 from . import _private
 from ._draws import Draws

@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 import keras
 
-from hocket.parallel import _world
-from hocket.parallel._mesh import Mesh
+from hocket.parallel.mesh import Mesh
+from hocket.parallel.mesh import world as _world
 
 from . import _arguments, _private
 from ._alike import Alike

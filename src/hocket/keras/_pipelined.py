@@ -10,9 +10,9 @@ import torch
 import torch.distributed as dist
 
 from hocket import comm
-from hocket.parallel._mesh import Mesh
-from hocket.parallel._reducer import Reducer
-from hocket.parallel._shares import Share
+from hocket.parallel.batches import Share
+from hocket.parallel.data import Reducer
+from hocket.parallel.mesh import Mesh
 
 from . import _arguments, _private, _random
 from ._cuts import begins

@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 
-from hocket.parallel._world import World
+from hocket.parallel.mesh import World
 
 from ._alike import Alike
 from .callbacks import Callback

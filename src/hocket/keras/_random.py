@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from hocket.parallel._shares import Share
+from hocket.parallel.batches import Share
 
 from . import _private
 

@@ -8,8 +8,8 @@ import torch
 
 from hocket import comm
 from hocket.comm import torch_adapter
-from hocket.parallel._shares import Share
-from hocket.parallel._world import World
+from hocket.parallel.batches import Share
+from hocket.parallel.mesh import World
 
 
 def gathered(rows: torch.Tensor, share: Share, world: World) -> torch.Tensor:

@@ -9,8 +9,7 @@ import torch
 import torch.distributed as dist
 
 from hocket import comm
-from hocket.parallel._mesh import Mesh
-from hocket.parallel._world import World
+from hocket.parallel.mesh import Mesh, World
 
 from ._alike import Alike
 from ._divided import DividedOptimizer, publish

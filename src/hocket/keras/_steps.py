@@ -8,10 +8,9 @@ from typing import Any
 
 import torch
 
-from hocket.parallel._reducer import Reducer
-from hocket.parallel._scale import scale_gradients
-from hocket.parallel._shares import Share
-from hocket.parallel._world import World
+from hocket.parallel.batches import Share
+from hocket.parallel.data import Reducer, scale_gradients
+from hocket.parallel.mesh import World
 
 from . import _batch_norm, _private, _random, _rows, _sums
 from ._tally import Tally

@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 
 from hocket import comm
-from hocket.parallel._shares import Share
-from hocket.parallel._world import World
+from hocket.parallel.batches import Share
+from hocket.parallel.mesh import World
 
 
 class Tally:

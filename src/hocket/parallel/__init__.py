@@ -1,21 +1,18 @@
 """Runs training: gradients averaged over ranks, batches shared out, the losses of one device kept."""
 
-from . import optim as optim
-from ._calibrate import Calibration as Calibration
-from ._calibrate import calibrate as calibrate
-from ._checkpoint import CheckpointError as CheckpointError
-from ._data_parallel import DataParallel as DataParallel
-from ._distribute import distribute as distribute
-from ._distribute import shard as shard
-from ._loader import DistributedLoader as DistributedLoader
-from ._loader import ShardedLoader as ShardedLoader
-from ._memory import StateBytes as StateBytes
-from ._totals import average as average
-from ._totals import total as total
-from ._trainer import Trainer as Trainer
+from .batches import DistributedLoader as DistributedLoader
+from .batches import ShardedLoader as ShardedLoader
+from .batches import average as average
+from .batches import total as total
+from .compose import Trainer as Trainer
+from .compose import distribute as distribute
+from .compose import shard as shard
+from .data import DataParallel as DataParallel
+from .state import CheckpointError as CheckpointError
+from .state import StateBytes as StateBytes
+from .state import optim as optim
 
 __all__ = [
-    "Calibration",
     "CheckpointError",
     "DataParallel",
     "DistributedLoader",
@@ -23,7 +20,6 @@ __all__ = [
     "StateBytes",
     "Trainer",
     "average",
-    "calibrate",
     "distribute",
     "optim",
     "shard",

@@ -37,7 +37,7 @@ COMPRESSIONS: dict[str, _Parameter | None] = {
     "terngrad": _Parameter("standard deviations at which to clip (0: not at all)", 2.5, 0.0, 100.0),
     "powersgd": _Parameter("rank of the approximation", 2, 1, 256, whole=True),
 }
-"""The methods by name, each with its parameter. `hocket.parallel.compression` carries them out."""
+"""The methods by name, each with its parameter. `hocket.parallel.data.compression` carries them out."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import hocket
-from hocket.parallel import _world
 from hocket.parallel.embedding import EmbeddingParallel, distribute_embeddings
+from hocket.parallel.mesh import world as _world
 from hocket.profile import Recorder
 from hocket.workloads import example
 

@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from hocket.parallel._world import World
 from hocket.parallel.embedding import distribute_embeddings
 from hocket.parallel.embedding._decide import How, Table, decide
+from hocket.parallel.mesh.world import World
 
 TABLES = st.lists(st.tuples(st.integers(1, 400), st.integers(1, 32)), min_size=1, max_size=12).map(
     lambda shapes: [Table(f"t{i}", rows, rows * width * 4, i % 5 == 4) for i, (rows, width) in enumerate(shapes)]

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from hocket.parallel._world import World, current
+from hocket.parallel.mesh.world import World, current
 from hocket.parallel.pipeline import Pipeline, split
 
 from .models import MODELS

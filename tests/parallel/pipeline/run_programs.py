@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from hocket.parallel._world import current
+from hocket.parallel.mesh.world import current
 from hocket.parallel.pipeline import Pipeline, Stage, idle_shares, split
 from hocket.parallel.pipeline._trace import trace
 

@@ -16,8 +16,9 @@ import torch
 import torch.distributed as dist
 
 from hocket import comm
-from hocket.cli._bench.rank import Rank, Sample
 from hocket.profile import bus_factor
+
+from .rank import Rank, Sample
 
 COLLECTIVES = ("allreduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all")
 _UNMEASURED = 2

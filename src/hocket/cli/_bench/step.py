@@ -11,8 +11,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import hocket
-from hocket.cli._bench.rank import Rank, Sample
 from hocket.workloads.edsr.model import EDSR
+
+from .rank import Rank, Sample
 
 SYSTEMS = ("ddp-gloo", "ddp-hocket", "hocket")
 _UNMEASURED = 1

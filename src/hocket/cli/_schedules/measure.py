@@ -15,12 +15,13 @@ import torch
 import torch.distributed as dist
 
 from hocket.algorithms import Choices, algorithms
-from hocket.cli._bench.collective import samples_a_turn
-from hocket.cli._bench.rank import Rank
-from hocket.cli._schedules import ENGINE
 from hocket.comm import EnginePoints, EngineTransport, PointToPoint, ScheduledTransport, open_mailbox, reducer
 from hocket.comm.torch_adapter import PrefixStore
 from hocket.schedule import Collective
+
+from .._bench.collective import samples_a_turn
+from .._bench.rank import Rank
+from . import ENGINE
 
 _SLOW: Final = 4.0
 """What was this much slower than the best in the first round takes part no more; its time is kept."""

@@ -12,9 +12,8 @@ from torch import Tensor, nn
 
 from hocket.workload.division import CollectiveCount
 
-from .._alike import send_once
-from .._apart import set_apart
-from .._world import World
+from ..mesh import World
+from ..state import send_once, set_apart
 from ._decide import REPLICATE_BELOW_NBYTES, Decision, How, Table, decide
 from ._exchange import Exchange
 from ._modules import DIVIDED, Divisible, become_divided

@@ -18,7 +18,7 @@ from torch.autograd.function import once_differentiable
 from hocket import comm
 from hocket.workload.division import CollectiveCount
 
-from .._world import World
+from ..mesh import World
 from ._decide import Decision
 
 

@@ -7,21 +7,28 @@ from ._idle import idle_shares as idle_shares
 from ._measure import Times as Times
 from ._measure import measure as measure
 from ._pipeline import Pipeline as Pipeline
+from ._run import Run as Run
 from ._run import Span as Span
 from ._schedule import SCHEDULES as SCHEDULES
+from ._schedule import admitted as admitted
 from ._split import split as split
 from ._stage import Stage as Stage
 from ._steps import in_steps as in_steps
 from ._steps import steps_of as steps_of
 from ._trace import SplitError as SplitError
+from ._trace import trace as trace
+from ._wire import Wire as Wire
 
 __all__ = [
     "SCHEDULES",
     "Pipeline",
+    "Run",
     "Span",
     "SplitError",
     "Stage",
     "Times",
+    "Wire",
+    "admitted",
     "balance",
     "bubble",
     "idle_shares",
@@ -29,4 +36,5 @@ __all__ = [
     "measure",
     "split",
     "steps_of",
+    "trace",
 ]

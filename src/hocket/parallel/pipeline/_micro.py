@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from .. import _trees
+from ..batches import trees as _trees
 from . import _values
 
 Tensor = torch.Tensor

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from .. import _trees
-from .._world import World
+from ..batches import trees as _trees
+from ..mesh import World
 from . import _micro, _schedule, _values
 from ._micro import Micro
 from ._recompute import runner

@@ -10,7 +10,7 @@ from torch import fx
 
 from hocket.planner import CUT_SLACK, Link, balance
 
-from .._world import World
+from ..mesh import World
 from . import _verify
 from ._measure import Times, measured
 from ._partition import build, cuts, holding

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import torch
 
-from .._world import World
+from ..mesh import World
 from ._stage import Stage
 from ._wire import Wire
 

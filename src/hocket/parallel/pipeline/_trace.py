@@ -15,8 +15,8 @@ from typing import Any, Final
 import torch
 from torch import fx
 
-from .. import _trees
-from ..tensor import is_leaf
+from ..batches import trees as _trees
+from ..partition.tensor import is_leaf
 from ._proxy import DataDependentError, Value, same
 
 _FACTORIES: Final = (

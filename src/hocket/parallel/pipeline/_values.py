@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from .. import _trees
+from ..batches import trees as _trees
 
 Tensor = torch.Tensor
 

@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from hocket import comm
 
-from .._world import World
+from ..mesh import World
 from . import _values
 
 Tensor = torch.Tensor

@@ -1,6 +1,6 @@
 """How the layers of a module can be divided among ranks: the one rule of tensor parallelism, told from a recording.
 
-`hocket.parallel.tensor` divides models by it, and `hocket.workload.capture` tells by it what dividing would cost.
+`hocket.parallel.partition.tensor` divides models by it; `hocket.workload.capture` tells by it what dividing would cost.
 """
 
 from ._call import NO_ANSWER as NO_ANSWER

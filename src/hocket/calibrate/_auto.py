@@ -1,0 +1,94 @@
+"""`plan="auto"`: the model and the network are measured by all ranks at once, and the planner's choice is taken."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+import torch
+
+from hocket.parallel.batches import mapped, samples_in
+from hocket.parallel.mesh import World
+from hocket.parallel.pipeline import SplitError, trace
+from hocket.parallel.state import check_elementwise
+from hocket.planner import Plan, PlanError, PlanFinding, search, with_reasons
+
+from ._calibrate import Calibration, calibrate
+
+
+def auto_plan(model: torch.nn.Module, optimizer: Any, sample: Any, world: World) -> Plan:
+    """The plan that is predicted to be the fastest of those that fit; a collective operation.
+
+    Pipelines are considered if the model can be traced; tensor parallelism and sharding if the optimizer can update a
+    part of a parameter by itself.
+
+    Args:
+        model: the user's, on the device that it trains on.
+        optimizer: the user's.
+        sample: inputs of a global batch.
+        world: all ranks.
+
+    Raises:
+        PlanError: there is no sample, it is smaller than the world, or nothing fits.
+    """
+    if world.size == 1:
+        return Plan()
+    if sample is None:
+        rule = '"auto" runs the model on a sample, to see how long it takes'
+        raise PlanError("no plan was found:", [PlanFinding("sample", rule, "pass Trainer(..., sample=inputs)")])
+    inputs = tuple(sample) if isinstance(sample, tuple | list) else (sample,)
+    batch = samples_in(inputs)
+    if batch < world.size:
+        rule = f"the sample has {batch} of the global batch's samples, and there are {world.size} workers"
+        raise PlanError("no plan was found:", [PlanFinding("sample", rule, "pass the inputs of a whole batch")])
+    begin = time.perf_counter()
+    _say(world, f"an automatic plan: measuring the model and {world.size} ranks, for one to two minutes")
+    measured = calibrate(model, optimizer, inputs, world)
+    found: tuple[dict[str, Any] | None, str] = (None, "")
+    if world.rank == 0:
+        fixed: dict[str, Any] = {} if _can_split(model, inputs) else {"pipeline_parallel_degree": 1}
+        fixed |= {} if _can_divide(optimizer) else {"tensor_parallel_degree": 1, "shard": "none"}
+        found = _chosen(measured, world.size, batch, fixed)
+    document, refused = world.from_root(found)
+    if document is None:
+        raise PlanError(refused)
+    plan = Plan.from_json(document)
+    _say(world, f"the plan is {plan.resolve(world.size).describe()}, found in {time.perf_counter() - begin:.0f} s")
+    return plan
+
+
+def _say(world: World, line: str) -> None:
+    """It takes long, so the user is told."""
+    if world.rank == 0:
+        print(f"hocket: {line}", file=sys.stderr, flush=True)
+
+
+def _chosen(
+    measured: Calibration, workers: int, batch: int, fixed: dict[str, Any]
+) -> tuple[dict[str, Any] | None, str]:
+    """The plan as JSON, or why there is none."""
+    try:
+        best = search(
+            measured.workload, measured.network, workers=workers, batch=batch, constants=measured.constants, fixed=fixed
+        )
+    except PlanError as error:
+        return None, str(error)
+    return with_reasons(best).to_json(), ""
+
+
+def _can_divide(optimizer: Any) -> bool:
+    try:
+        check_elementwise(optimizer)
+    except ValueError:
+        return False
+    return True
+
+
+def _can_split(model: torch.nn.Module, inputs: tuple[Any, ...]) -> bool:
+    """Whether a pipeline can be made of the model: some part of it can be traced."""
+    few = mapped(inputs, lambda one: one[:2] if one.dim() else one)
+    try:
+        return len(trace(model, few).steps) > 1
+    except SplitError:
+        return False

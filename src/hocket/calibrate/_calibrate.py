@@ -1,0 +1,173 @@
+"""Measures what the planner's formulas need: the model on these devices, the ranks' network, and what Python costs.
+
+All ranks measure together, as they will train together.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from hocket.parallel.batches import mapped, samples_in
+from hocket.parallel.mesh import World, join
+from hocket.parallel.pipeline import in_steps
+from hocket.planner import Constants, MeasuredPlan, Network, fitted
+from hocket.workload import Workload, capture, trial
+
+from ._overheads import degrees, timed, usual, with_overheads
+from ._references import run_references
+
+_SIZES = (1 << 12, 1 << 20, 1 << 22)
+_ROUNDS = 8
+_ROUNDS_OF_MODEL = 5
+_ENOUGH_S = 0.3  # of steps of the model in a row
+_LONG_S = 0.5  # of a collective: larger ones are not measured then
+# What is measured needs no shares of nominal rates; starting a collective is in the measured latency.
+_MEASURED = Constants(
+    matmul_share=1.0, memory_share=1.0, kernel_s=0.0, inside_share=1.0, network_share=1.0, collective_s=0.0
+)
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What was measured, the same on every rank.
+
+    Attributes:
+        workload: the model, with the times that a rank takes when it computes alone.
+        network: the ranks' network as a ring of equals, and how many of them compute at full speed at once.
+        constants: what collectives of shards reach, and the overhead of steps, stages and blocks.
+        runs: plans of the model that were run, on which the network's `at_once` and the overheads were fitted.
+    """
+
+    workload: Workload
+    network: Network
+    constants: Constants
+    runs: tuple[MeasuredPlan, ...] = ()
+
+
+def calibrate(
+    model: torch.nn.Module, optimizer: Any, inputs: tuple[Any, ...], world: World | None = None
+) -> Calibration:
+    """Measure a model and the ranks that are to train it; a collective operation.
+
+    The model is run on each rank's part of a batch, and copies of it are trained by a few plans (`run_references`); its
+    parameters and gradients stay as they are.
+
+    Args:
+        model: the user's, on the device that it trains on.
+        optimizer: the user's.
+        inputs: positional inputs of a global batch, one sample a rank at the least.
+        world: the ranks; all if not given.
+    """
+    world = world or join()
+    workload, at_once = _workload(model, optimizer, inputs, world)
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    network, share = _network(device, world)
+    network = dataclasses.replace(network, at_once=at_once)
+    constants = dataclasses.replace(_MEASURED, gather_share=share)
+    if world.size == 1:
+        return Calibration(workload, network, constants)
+    found = Calibration(workload, network, with_overheads(constants, network, device, world))
+    runs = run_references(model, optimizer, inputs, found, world)
+    if world.rank == 0:
+        network, constants = fitted(runs, workload, network, found.constants, batch=samples_in(inputs))
+        found = Calibration(workload, network, constants, tuple(runs))
+    return world.from_root(found)
+
+
+def _workload(model: torch.nn.Module, optimizer: Any, inputs: tuple[Any, ...], world: World) -> tuple[Workload, float]:
+    """What each rank's part of a batch asks for, and how many ranks can compute at once as fast as one alone."""
+    each = max(1, samples_in(inputs) // world.size)
+    part = mapped(inputs, lambda one: one[:each] if one.dim() else one)
+    kind = _kind(optimizer)
+    if world.size == 1:
+        return capture(model, part, optimizer=kind, degrees=()), 0.0
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    together: list[float] = []
+    alone: list[float] = []
+    captured: list[Workload] = []
+    for _ in range(_ROUNDS_OF_MODEL):  # by turns, and the fastest counts: the machine may be slow for a while
+        one = capture(model, part, optimizer=kind, degrees=degrees(world.size)) if world.rank == 0 else None
+        found = world.from_root(one)
+        assert found is not None
+        captured.append(found)
+        with trial(model, part) as step:
+            steps = max(2, math.ceil(_ENOUGH_S / max(1e-6, found.forward_s + found.backward_s)))
+            dist.barrier(group=world.group)
+            alone.append(world.from_root(_steps_s(step, steps, device) if world.rank == 0 else 0.0))
+            dist.barrier(group=world.group)
+            together.append(max(world.from_all(_steps_s(step, steps, device))))
+    best = min(captured, key=lambda one: one.forward_s + one.backward_s)
+    best = world.from_root(in_steps(best, model, part) if world.rank == 0 else best)
+    return best, min(world.size, max(1.0, world.size * min(alone) / min(together)))
+
+
+def _steps_s(step: Callable[[], None], steps: int, device: torch.device) -> float:
+    """Seconds of each of some forward and backward passes in a row."""
+    begin = time.perf_counter()
+    for _ in range(steps):
+        step()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return (time.perf_counter() - begin) / steps
+
+
+def _kind(optimizer: Any) -> str:
+    name = type(optimizer).__name__.lower()
+    if "adam" in name or "lamb" in name:
+        return "adam"
+    return "momentum" if any(group.get("momentum") for group in optimizer.param_groups) else "sgd"
+
+
+def _network(device: torch.device, world: World) -> tuple[Network, float]:
+    """Latency and bandwidth by all-reduces of two sizes, T = 2 (n - 1) alpha + 2 (n - 1)/n S beta, as of a ring.
+
+    And what an all-gather reaches of that.
+    """
+    n = world.size
+    if n == 1:
+        return Network("one rank", 1, 1, 1e18, 0.0, 1e18, 1e18, 0.0, 0.0, 0.0, _memory(device, 1), 0.0), 1.0
+    found = {_SIZES[0]: _timed(lambda data: dist.all_reduce(data, group=world.group), _SIZES[0], device, world)}
+    for nbytes in _SIZES[1:]:
+        found[nbytes] = _timed(lambda data: dist.all_reduce(data, group=world.group), nbytes, device, world)
+        if found[nbytes] * nbytes > _LONG_S * _SIZES[1]:
+            break
+    small, large = _SIZES[0], max(found)
+    slope = max(1e-13, (found[large] - found[small]) / (large - small))
+    rate = 2 * (n - 1) / n / slope
+    latency = max(1e-7, (found[small] - small * slope) / (2 * (n - 1)))
+
+    def gather(data: torch.Tensor) -> None:
+        part = data[: len(data) // n].clone()
+        dist.all_gather_into_tensor(data[: len(part) * n], part, group=world.group)
+
+    share = ((n - 1) * latency + (n - 1) / n * large / rate) / _timed(gather, large, device, world)
+    made = Network("these ranks", n, 1, rate, latency, rate, rate, latency, 0.0, 0.0, _memory(device, n), 0.0)
+    return made, max(0.01, min(1.0, share))
+
+
+def _memory(device: torch.device, ranks: int) -> int:
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", ranks))
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // here
+
+
+def _timed(work: Callable[[torch.Tensor], Any], nbytes: int, device: torch.device, world: World) -> float:
+    """Of some rounds, the mean over ranks."""
+    data, each = torch.zeros(nbytes // 4, device=device), []
+    for _ in range(_ROUNDS):
+        each.append(timed(partial(work, data), device, world))
+        if world.from_root(sum(each)) > _LONG_S:
+            break
+    return statistics.mean(world.from_all(usual(each)))

@@ -1,0 +1,270 @@
+"""What steps, stages, shards and exchanges cost besides computation, measured by small models.
+
+What only rank and interpreter do is measured by models that hardly compute; what makes ranks wait for each other by
+models that do, since a rank whose message has come waits for a processor on which another computes. All probes take
+turns, so that a slow phase of the machine meets all alike: it is their differences that count.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from hocket.parallel.data import on_several_hosts
+from hocket.parallel.mesh import World
+from hocket.planner import Constants, Network, Plan, waiting
+from hocket.workload import Workload, capture
+
+_THIN, _WIDE = 8, 256  # 8 x 8 weights a layer hardly compute, 256 x 256 do
+_BLOCKS = 6
+_ROWS = 16  # of a rank's part of a batch
+_MANY_ROWS = 1024  # so that wide layers compute for some ms, of a micro-batch too
+_SEVERAL = 4  # layers in a block whose many tensors count; parts of a batch
+_FEW, _MANY = 4, 16  # micro-batches
+_TURNS = 12
+_LONG_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Probe:
+    """A chain of blocks of linear layers, and how it is trained.
+
+    Attributes:
+        plan: by which.
+        layers: of a block.
+        width: of a layer.
+        rows: of a rank's part of a batch.
+        blocks: of the chain.
+    """
+
+    plan: Plan = Plan()
+    layers: int = 1
+    width: int = _THIN
+    rows: int = _ROWS
+    blocks: int = _BLOCKS
+
+
+def with_overheads(constants: Constants, network: Network, device: torch.device, world: World) -> Constants:
+    """The constants, completed by what was measured; a collective operation.
+
+    Times of stages and blocks, whose ranks shared processors meanwhile, are brought down to those of one alone.
+
+    Args:
+        constants: what collectives reach.
+        network: the ranks', as measured.
+        device: on which they train.
+        world: the ranks.
+    """
+    probes = _probes(world.size)
+    steps = [_step(probe, device, world) for probe in probes.values()]
+    seconds = in_turns(steps, device, world, turns=_TURNS, together=1, long_s=_LONG_S)
+    prefetch = device.type == "cuda" or on_several_hosts(world)
+    found = _Measured(dict(zip(probes, seconds, strict=True)), probes, constants, network, prefetch)
+    changed: dict[str, Any] = {"prefetch": prefetch, "step_s": found.took["plain"], "stage_s": found.stage_s()}
+    changed |= found.of_sharded_states() | found.of_sharded_parameters() | found.of_exchanges()
+    return dataclasses.replace(constants, **changed)
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """What the probes took, and what that says of the constants.
+
+    Attributes:
+        took: seconds of a step of each probe, by its name.
+        probes: what they are.
+        constants: what collectives reach.
+        network: the ranks'.
+        prefetch: whether sharded parameters are gathered while others are computed.
+    """
+
+    took: dict[str, float]
+    probes: dict[str, _Probe]
+    constants: Constants
+    network: Network
+    prefetch: bool
+
+    def stage_s(self) -> float:
+        """Of a stage that hands on a micro-batch. Large ones compute, but on a slow network more of them hide more."""
+        ranks = self.network.world
+        if ranks % _stages(ranks):
+            return 0.0
+        each = (self._besides(f"{_MANY}{size} micro-batches", f"{_FEW}{size} micro-batches") for size in ("", " large"))
+        return max(each) / (_MANY - _FEW) / self.network.crowding(ranks)
+
+    def of_sharded_states(self) -> dict[str, float]:
+        """What it costs a step that the optimizer's state is sharded; and gradients, for each part but the first."""
+        optimizer_s = self._besides("optimizer")
+        more_s = max(0.0, self._besides("gradients in parts", "parts") - optimizer_s)
+        wait = waiting(self.network.world)
+        return {
+            "optimizer_shard_s": optimizer_s / wait,
+            "gradient_shard_s": more_s / (_SEVERAL - 1) / wait,
+        }
+
+    def of_sharded_parameters(self) -> dict[str, float]:
+        """What a block costs, each of its tensors, and what gathering reaches of its rate."""
+        ranks = self.network.world
+        one, several, large = (
+            self._besides(f"{prefix}parameters", than) / _BLOCKS
+            for prefix, than in (("", "plain"), ("several ", "several"), ("wide ", "wide"))
+        )
+        tensor_s = max(0.0, several - one) / (2 * _SEVERAL - 2)
+        hidden = self._besides("much") / _BLOCKS if self.prefetch else 0.0
+        waited = max(one, self._besides("much parameters", "much") / _BLOCKS - max(0.0, large - one - hidden))
+        fetches = sum(
+            times * self.network.collective(kind, 4.0 * _WIDE * _WIDE, ranks, 1, self.constants).seconds
+            for kind, times in (("all_gather", 2), ("reduce_scatter", 1))
+        )
+        crowd = self.network.crowding(ranks)
+        return {
+            "fetch_share": min(1.0, max(0.02, fetches / max(1e-9, large - one))),
+            "block_s": max(0.0, waited - 2 * tensor_s) / crowd / waiting(ranks),
+            "tensor_s": tensor_s / crowd,
+        }
+
+    def of_exchanges(self) -> dict[str, float]:
+        """What an exchange of ranks that share tensors costs, and what it reaches of its rate."""
+        count, thin_wire = self._exchanges("exchanges")
+        exchange_s = max(0.0, self._besides("exchanges") - thin_wire) / count
+        # As much is computed and sent in more exchanges, while all compute; then what sending takes is left.
+        count, wire = self._exchanges("much divided")
+        more, more_wire = self._exchanges("often divided")
+        exchange_s = max(
+            exchange_s, (self._besides("often divided", "much divided") - more_wire + wire) / (more - count)
+        )
+        sent = self._besides("much divided", "much") - count * exchange_s
+        return {
+            "exchange_s": exchange_s / waiting(degrees(self.network.world)[0]),
+            "exchange_share": min(1.0, max(0.05, wire / max(1e-9, sent))),
+        }
+
+    def _besides(self, probe: str, than: str = "plain") -> float:
+        """By how much a probe takes longer than another."""
+        return max(0.0, self.took[probe] - self.took[than])
+
+    def _exchanges(self, name: str) -> tuple[int, float]:
+        """Of a divided chain, how many exchanges there are in a step, and what their collectives take."""
+        probe, degree = self.probes[name], degrees(self.network.world)[0]
+        with torch.device("meta"):  # where no random numbers are drawn
+            batch = torch.zeros(probe.rows * degree, probe.width)
+            meta: Workload = capture(_model(probe), batch, degrees=[degree])
+        made = [one for layer in meta.layers for one in layer.share(degree).exchanges]
+        wire = sum(
+            one.count * self.network.collective(one.kind, one.nbytes, degree, 1, self.constants).seconds for one in made
+        )
+        return sum(one.count for one in made), wire
+
+
+def _probes(ranks: int) -> dict[str, _Probe]:
+    """What is measured, by name."""
+    degree = degrees(ranks)[0]
+    thin, wide = (width if width % degree == 0 else width * degree for width in (_THIN, _WIDE))
+    divided = Plan(tensor_parallel_degree=degree)
+    stages = _stages(ranks)
+    probes = {
+        "plain": _Probe(),
+        "several": _Probe(layers=_SEVERAL),
+        "wide": _Probe(width=_WIDE),
+        "optimizer": _Probe(Plan(shard="optimizer")),
+        "parts": _Probe(Plan(accumulate=_SEVERAL)),
+        "gradients in parts": _Probe(Plan(accumulate=_SEVERAL, shard="gradients")),
+        "parameters": _Probe(Plan(shard="parameters")),
+        "several parameters": _Probe(Plan(shard="parameters"), layers=_SEVERAL),
+        "wide parameters": _Probe(Plan(shard="parameters"), width=_WIDE),
+        "exchanges": _Probe(divided, width=thin),
+        "much": _Probe(width=wide, rows=_MANY_ROWS),
+        "much divided": _Probe(divided, width=wide, rows=_MANY_ROWS),
+        "often divided": _Probe(divided, width=wide, rows=_MANY_ROWS // 2, blocks=2 * _BLOCKS),
+        "much parameters": _Probe(Plan(shard="parameters"), width=wide, rows=_MANY_ROWS),
+    }
+    if ranks % stages == 0:
+        for count in (_FEW, _MANY):
+            plan = Plan(pipeline_parallel_degree=stages, micro_batches=count)
+            probes[f"{count} micro-batches"] = _Probe(plan)
+            probes[f"{count} large micro-batches"] = _Probe(plan, width=wide, rows=_MANY_ROWS)
+    return probes
+
+
+def _stages(ranks: int) -> int:
+    """Of the pipelines that are tried; a divisor of the ranks, if there is a small one."""
+    return next((p for p in (2, 3) if ranks % p == 0), min(ranks, _BLOCKS))
+
+
+def degrees(ranks: int) -> list[int]:
+    """Numbers of ranks that could divide tensors."""
+    return [degree for degree in range(2, ranks + 1) if ranks % degree == 0]
+
+
+class _Chain(torch.nn.Module):
+    """A block of some small layers; without a list, whose elements would be blocks themselves."""
+
+    def __init__(self, layers: int, width: int) -> None:
+        super().__init__()
+        for number in range(layers):
+            self.add_module(str(number), torch.nn.Linear(width, width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.children():
+            x = layer(x)
+        return x
+
+
+def _model(probe: _Probe) -> torch.nn.Module:
+    return torch.nn.Sequential(*(_Chain(probe.layers, probe.width) for _ in range(probe.blocks)))
+
+
+def in_turns(
+    steps: Sequence[Callable[[], Any]], device: torch.device, world: World, *, turns: int, together: int, long_s: float
+) -> list[float]:
+    """Seconds of a step of each, on the slowest rank; a collective operation.
+
+    Args:
+        steps: of the plans or models that are compared.
+        device: on which they compute.
+        world: the ranks.
+        turns: how often each has its turn.
+        together: steps of a turn; of several the first, which finds the caches as another left them, does not count.
+        long_s: of all turns: there are fewer where steps take long.
+    """
+    each: list[list[float]] = [[] for _ in steps]
+    for _ in range(turns):
+        for step, own in zip(steps, each, strict=True):
+            own += [timed(step, device, world) for _ in range(together)][min(1, together - 1) :]
+        if world.from_root(sum(map(sum, each))) > long_s:
+            break
+    return [max(column) for column in zip(*world.from_all([usual(own) for own in each]), strict=True)]
+
+
+def _step(probe: _Probe, device: torch.device, world: World) -> Callable[[], Any]:
+    from hocket.parallel.compose import Trainer  # which makes automatic plans by what is measured here
+
+    with torch.random.fork_rng():
+        model = _model(probe).to(device)
+    batch = torch.zeros(probe.rows * world.size, probe.width, device=device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    trainer = Trainer(model, torch.nn.functional.mse_loss, optimizer, probe.plan, sample=batch[:2])
+    return partial(trainer.step, (batch, batch))
+
+
+def timed(work: Callable[[], Any], device: torch.device, world: World) -> float:
+    """Seconds that this rank's part of some work takes, which all ranks begin together."""
+    dist.barrier(group=world.group)
+    begin = time.perf_counter()
+    work()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - begin
+
+
+def usual(each: list[float]) -> float:
+    """The lower quartile, without the first two: whatever disturbs a measurement makes it longer."""
+    rest = each[min(2, len(each) - 1) :]
+    return statistics.quantiles(rest, n=4, method="inclusive")[0] if len(rest) > 1 else rest[0]

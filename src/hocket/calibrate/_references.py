@@ -1,0 +1,125 @@
+"""Runs a few plans of the user's own model, one of each form, for the planner to fit its constants on."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import logging
+import time
+import warnings
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hocket.parallel.batches import samples_in
+from hocket.parallel.mesh import World
+from hocket.planner import MeasuredPlan, Plan, admissible_plans, predict, reference_plans
+from hocket.workload import summed
+
+from ._overheads import in_turns
+
+if TYPE_CHECKING:
+    from ._calibrate import Calibration
+
+_TURNS = 8  # over two of the phases of 10 to 20 s that shared machines have
+_STEPS = 3
+_LONG_S = 20.0
+_ALL_S = 30.0  # of all plans: no other is built after it
+_HOPELESS = 5.0  # times the fastest: no search would prefer what is predicted to take so long
+
+_log = logging.getLogger("hocket")
+
+
+def run_references(
+    model: torch.nn.Module,
+    optimizer: Any,
+    inputs: tuple[Any, ...],
+    known: Calibration,
+    world: World,
+) -> list[MeasuredPlan]:
+    """Train copies of the model for some steps each; a collective operation.
+
+    The loss is the sum of the outputs, the learning rate 0. As many plans as there is memory for take turns, so that a
+    slow phase of the machine meets all alike. What a plan cannot do with the model, or has no memory for beside the
+    model itself, is left out.
+
+    Args:
+        model: the user's, which stays as it is.
+        optimizer: the user's, which does, too.
+        inputs: of a global batch.
+        known: what was captured and measured so far.
+        world: the ranks.
+
+    Returns:
+        What each plan took; the same on every rank.
+    """
+    batch = samples_in(inputs)
+    together = world.from_root(_chosen(known, world.size, batch) if world.rank == 0 else [])
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    begin = time.perf_counter()
+    found: list[MeasuredPlan] = []
+    refusals: list[str] = []
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        for documents in together:
+            steps: dict[Plan, Callable[[], Any]] = {}
+            step = None
+            for plan in map(Plan.from_json, documents):
+                if world.from_root(time.perf_counter() - begin) > _ALL_S:
+                    break
+                step, refused = _built(plan, model, optimizer, (*inputs, torch.zeros(batch, device=device)))
+                if reason := next(filter(None, world.from_all(refused)), ""):
+                    refusals.append(f"{plan.describe()}: {reason}")
+                elif step is not None:
+                    steps[plan] = step
+            took = in_turns(list(steps.values()), device, world, turns=_TURNS, together=_STEPS, long_s=_LONG_S)
+            found += [MeasuredPlan(plan, seconds) for plan, seconds in zip(steps, took, strict=True)]
+            del steps, step
+            gc.collect()  # trainers are held by the hooks that they hold
+    # What some plans cannot do with a model is no news; that none can be run means that predictions rest on small ones.
+    for line in refusals:
+        _log.log(logging.DEBUG if found else logging.WARNING, "calibration: a plan was not run: %s", line)
+    return found
+
+
+def _chosen(known: Calibration, workers: int, batch: int) -> list[list[dict[str, Any]]]:
+    """References that there is memory for, the fastest first, in lists of those that have room at the same time."""
+    workload, network, constants = known.workload, known.network, known.constants
+    admissible = admissible_plans(workload, network, workers=workers, batch=batch, fixed={"recompute": False})
+    each = [
+        predict(plan, workload, network, workers=workers, batch=batch, constants=constants)
+        for plan in reference_plans(admissible, workers)
+    ]
+    each.sort(key=lambda one: one.step_s)
+    found: list[list[dict[str, Any]]] = []
+    room = 0.0
+    for one in each:
+        own = one.memory.total + workload.parameter_bytes  # beside the model that is copied
+        if own > network.memory_nbytes or one.step_s > _HOPELESS * each[0].step_s:
+            continue
+        if not found or own > room:
+            found.append([])
+            room = float(network.memory_nbytes)
+        room -= own
+        found[-1].append(one.plan.to_json())
+    return found
+
+
+def _built(
+    plan: Plan, model: torch.nn.Module, optimizer: Any, batch: tuple[Any, ...]
+) -> tuple[Callable[[], Any] | None, str]:
+    """A step of the plan that was made once, or why there is none: models fail in as many ways as there are models."""
+    from hocket.parallel.compose import Trainer  # which makes automatic plans by what is measured here
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of a plan that is only tried
+        try:
+            own, updates = copy.deepcopy((model, optimizer))
+            for group in updates.param_groups:
+                group["lr"] = 0.0
+            trainer = Trainer(own, lambda output, _: summed(output), updates, plan, sample=batch[:-1])
+            trainer.step(batch)
+        except Exception as error:
+            return None, f"{type(error).__name__}: {error}"
+    return partial(trainer.step, batch), ""

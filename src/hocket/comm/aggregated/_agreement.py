@@ -1,0 +1,292 @@
+"""What the ranks of a group agree on when an aggregator serves them: no operation is lost, whatever becomes of it.
+
+Operations have numbers, the same on all ranks. An all_reduce or all_gather that one rank has finished has been begun by
+all, so ranks are never more than one operation apart. When the aggregator fails, every rank comes to `_settle`, over
+the host-based transport, with the number of the operation that it stands at:
+
+- all at the same number: nobody has finished it; all repeat it through the hosts with the original inputs, which no
+  rank has touched, since results arrive in other memory;
+- some one further: those have the result and keep it until the next operation ends; the first of them sends it to the
+  others, who are thereby done with it, and all meet again at the next number.
+
+For reduce, broadcast and reduce_scatter, where one rank's result does not help another, the aggregator says that the
+operation is over only when all ranks have confirmed their parts: if any rank has heard that, all have their results.
+
+A rank that turns to the hosts for an operation that the aggregator cannot do settles first too, so that nobody is left
+behind; and now and then, at numbers that all ranks know, they ask each other whether the aggregator is back.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+
+from hocket.aggregator import AggregationError, ElementType, FailCode, GroupFailedError, Kind, Operator
+
+from ..transport import (
+    CollectiveMismatchError,
+    CollectiveTimeoutError,
+    CommError,
+    PeerDiedError,
+    Transport,
+)
+from ._session import Session
+from ._wire_types import raw
+
+log = logging.getLogger("hocket.comm")
+
+Tensor = torch.Tensor
+
+PATH: Final = "aggregator"
+_ASK_EVERY: Final = 16
+"""While the aggregator is away, ranks ask each other after 1, 2, 4, 8 operations, and then after every so many."""
+_LEAST_RECOVERY_S: Final = 10.0
+
+
+@dataclass(slots=True)
+class AggregationStats:
+    """What became of the operations of a group that has an aggregator.
+
+    Attributes:
+        served: by the aggregator.
+        elsewhere: through the hosts: it cannot do them, or was away.
+        repeated: interrupted at the aggregator and done again through the hosts.
+        received: interrupted on this rank only, and finished with another rank's result.
+        failures: how often the aggregator was lost.
+        returns: how often it came back.
+    """
+
+    served: int = 0
+    elsewhere: int = 0
+    repeated: int = 0
+    received: int = 0
+    failures: int = 0
+    returns: int = 0
+
+
+@dataclass(slots=True)
+class Request:
+    """An operation in the aggregator's terms.
+
+    Attributes:
+        kind: what to do.
+        send: this rank's contribution.
+        receive: where the result arrives; the user's memory only where its old content is nobody's input.
+        deliver: puts it there.
+        operator: combines.
+        element: their type.
+        root: of reduce and broadcast.
+        kept: whether a rank that has finished it can help the others by what is in `receive`.
+    """
+
+    kind: Kind
+    send: Tensor | None
+    receive: Tensor | None
+    deliver: Callable[[], object]
+    operator: Operator = Operator.NONE
+    element: ElementType = ElementType.UINT8
+    root: int = 0
+    kept: bool = False
+
+
+_agreements: weakref.WeakSet[Agreement] = weakref.WeakSet()
+
+
+class Agreement:
+    """Takes each operation to where it is done, and through the aggregator's end; see the head of this module.
+
+    Args:
+        session: this rank's place at the aggregator.
+        hosts: the transport without it.
+        size: how many ranks there are.
+        name: of the group, for reports.
+        timeout_s: for coming in at the aggregator the first time.
+    """
+
+    def __init__(self, session: Session, hosts: Transport, size: int, name: str, timeout_s: float) -> None:
+        self.stats = AggregationStats()
+        self.name = name
+        self._session = session
+        self._hosts = hosts
+        self._size = size
+        self._number = 0
+        self._unsettled = False  # whether a rank may still be behind this one
+        self._must_settle = False  # whether this rank was behind, and the others wait at the next number
+        self._kept: Tensor | None = None  # the result of the operation before
+        self._rooms: list[Tensor] = [torch.empty(0, dtype=torch.uint8) for _ in range(2)]
+        self._away_since = 0
+        self._at_aggregator = False
+        weakref.finalize(self, session.close)
+        _agreements.add(self)
+        session.begin(timeout_s)
+        self._ask(timeout_s)
+
+    def close(self, timeout_s: float) -> None:
+        """Leaves the aggregator, once no rank needs the result of the last operation from this one.
+
+        All ranks call it, as they call an operation.
+        """
+        self._number += 1
+        try:
+            if self._unsettled or self._must_settle:
+                self._settle(None, timeout_s)
+        finally:
+            self._session.close()
+
+    def room(self, numel: int, dtype: torch.dtype) -> Tensor:
+        """Memory for a result; not that of the result before, which may still be asked for."""
+        which = self._number % 2
+        nbytes = numel * dtype.itemsize
+        if self._rooms[which].numel() < nbytes:
+            self._rooms[which] = torch.empty(nbytes, dtype=torch.uint8)
+        return self._rooms[which][:nbytes].view(dtype)
+
+    def do(self, make: Callable[[], Request] | None, through_hosts: Callable[[float], str], timeout_s: float) -> str:
+        """One operation, at the aggregator if it is there and can do it (then `make` says it in its terms)."""
+        self._number += 1
+        if self._must_settle:
+            self._settle(None, timeout_s)
+        elif not self._at_aggregator:
+            away = self._number - self._away_since
+            if away % _ASK_EVERY == 0 or (away < _ASK_EVERY and away & (away - 1) == 0):
+                self._ask(timeout_s)
+        if self._at_aggregator and make is None and self._unsettled:
+            self._settle(None, timeout_s)
+        if make is None or not self._at_aggregator:
+            self.stats.elsewhere += 1
+            self._kept = None
+            return through_hosts(timeout_s)
+        request = make()
+        try:
+            self._serve(request, timeout_s)
+        except AggregationError as error:
+            return self._recover(request, through_hosts, error, timeout_s)
+        self._finish(request)
+        self.stats.served += 1
+        return PATH
+
+    def _serve(self, request: Request, timeout_s: float) -> None:
+        work = self._session.group.post(
+            request.kind,
+            None if request.send is None else raw(request.send),
+            None if request.receive is None else raw(request.receive),
+            operator=request.operator,
+            element=request.element,
+            root=request.root,
+            timeout_s=timeout_s,
+        )
+        work.wait()
+
+    def _finish(self, request: Request) -> None:
+        request.deliver()
+        self._kept = request.receive if request.kept else None
+        self._unsettled = True
+
+    def _recover(
+        self, request: Request, through_hosts: Callable[[float], str], error: AggregationError, timeout_s: float
+    ) -> str:
+        """After the aggregator has failed in the middle of an operation."""
+        if isinstance(error, GroupFailedError):
+            if error.code == FailCode.TIMEOUT:
+                missing = () if error.member is None else (self._session.seat.order[error.member],)
+                raise CollectiveTimeoutError(f"{self.name} at the aggregator: {error}", missing) from None
+            if error.code == FailCode.MISMATCH:
+                self._go_away()
+                self._unsettled = False
+                raise CollectiveMismatchError(f"{self.name} at the aggregator: {error}") from None
+        log.warning("%s: operation %d goes on through the hosts: %s", self.name, self._number, error)
+        self.stats.failures += 1
+        try:
+            behind = self._settle(request, max(timeout_s, _LEAST_RECOVERY_S))
+        except Exception as trouble:
+            message = f"{self.name}: {error}; and the ranks could not agree how to go on: {trouble}"
+            if isinstance(error, GroupFailedError) and error.member is not None:
+                raise PeerDiedError(message, self._session.seat.order[error.member]) from trouble
+            raise CommError(message) from trouble
+        if behind:
+            self._finish(request)
+            self._unsettled = False
+            self.stats.received += 1
+            return f"{PATH}, received"
+        self.stats.repeated += 1
+        self._kept = None
+        return f"{through_hosts(timeout_s)}, repeated"
+
+    def _settle(self, failed: Request | None, timeout_s: float) -> bool:
+        """Brings all ranks to one number; see the head of this module.
+
+        Args:
+            failed: the operation that this rank could not finish; None if it has not begun the one it stands at.
+            timeout_s: for all of it.
+
+        Returns:
+            Whether this rank was behind: then `failed` is done, and its result is in place.
+        """
+        deadline_s = time.monotonic() + timeout_s
+        lost = failed is not None or self._must_settle or not self._session.ready
+        if lost and not self._must_settle:
+            self._session.lose()
+        while True:
+            table = self._exchange([self._number, int(lost)], deadline_s)
+            numbers = [number for number, _ in table]
+            lowest, highest = min(numbers), max(numbers)
+            if highest > lowest + 1:
+                raise CommError(f"ranks stand at operations {numbers}: they have not called the same ones")
+            if highest == lowest:
+                break
+            if not lost:
+                lost = True
+                self._session.lose()
+            behind = self._number == lowest
+            self._hand_over(failed if behind else None, numbers.index(highest), deadline_s)
+            if behind:
+                self._must_settle = True
+                self._at_aggregator = False
+                return True
+        self._must_settle = self._unsettled = False
+        if any(someone_lost for _, someone_lost in table):
+            self._go_away(already_lost=lost)
+        return False
+
+    def _hand_over(self, failed: Request | None, source: int, deadline_s: float) -> None:
+        """Gives the result of the last operation to those who have not got it."""
+        room = self._kept if failed is None else (failed.receive if failed.kept else None)
+        if room is None:
+            return
+        self._hosts.broadcast(room, source, max(1.0, deadline_s - time.monotonic()))
+
+    def _exchange(self, words: Sequence[int], deadline_s: float) -> list[list[int]]:
+        """What every rank says, in the order of ranks."""
+        mine = torch.tensor(words, dtype=torch.int64)
+        table = torch.zeros(self._size, len(words), dtype=torch.int64)
+        self._hosts.all_gather(list(table), mine, max(1.0, deadline_s - time.monotonic()))
+        rows: list[list[int]] = table.tolist()
+        return rows
+
+    def _go_away(self, *, already_lost: bool = False) -> None:
+        """From this number on operations go through the hosts, on all ranks."""
+        if not already_lost:
+            self._session.lose()
+        self._at_aggregator = False
+        self._away_since = self._number
+
+    def _ask(self, timeout_s: float) -> None:
+        """Whether all ranks are in the same incarnation of the group: then the aggregator is used from here on."""
+        table = self._exchange([self._session.ready], time.monotonic() + timeout_s)
+        generations = {generation for (generation,) in table}
+        if len(generations) == 1 and 0 not in generations:
+            self._at_aggregator = True
+            if self._away_since:
+                self.stats.returns += 1
+                log.info("%s: the aggregator serves again from operation %d on", self.name, self._number)
+
+
+def aggregation_stats() -> dict[str, AggregationStats]:
+    """What became of operations, for each group of this process that has an aggregator."""
+    return {agreement.name: agreement.stats for agreement in _agreements}

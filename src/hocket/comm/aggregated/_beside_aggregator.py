@@ -1,0 +1,79 @@
+"""Whether a group has an aggregator: all its ranks must have been told of one. How it gets it, and leaves it."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import socket
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any, Final
+
+from ..scheduled import TwoLevelTransport
+from ..transport import Transport
+from ._aggregated import AggregatedTransport
+from ._aggregation_settings import AggregationSettings
+from ._seat import seat
+from ._session import Session
+
+log = logging.getLogger("hocket.comm")
+
+_FAREWELL_S: Final = 2.0
+
+
+def beside_aggregator(
+    hosts: Transport,
+    store: Any,
+    name: str,
+    ranks: Sequence[int],
+    rank: int,
+    global_ranks: Sequence[int],
+    timeout: timedelta,
+) -> Transport:
+    """`hosts`, with the aggregator that the environment names before it; `hosts` itself if it names none.
+
+    Args:
+        hosts: the transport among `ranks`.
+        store: of the group.
+        name: of the group.
+        ranks: those of the group that take part, in order.
+        rank: this one of them.
+        global_ranks: the numbers in the world of all ranks of the group.
+        timeout: for all to come.
+
+    Raises:
+        CommError: the environment names one in a way that cannot be used.
+    """
+    if len(ranks) == 1:
+        return hosts
+    settings = AggregationSettings.from_environment()
+    mine = "" if settings is None else str(settings)
+    keys = [f"hocket/aggregation/{r}" for r in ranks]
+    store.set(f"hocket/aggregation/{rank}", f"{secrets.token_hex(8)} {mine}")
+    store.wait(keys, timeout)
+    nonces, _, addresses = zip(*(text.decode().partition(" ") for text in store.multi_get(keys)), strict=True)
+    if settings is None or "" in addresses:
+        if any(addresses):
+            without = [global_ranks[r] for r, address in zip(ranks, addresses, strict=True) if not address]
+            log.warning("group %s does without an aggregator: ranks %s are not told of one", name, without)
+        return hosts
+    unique = f"{name[-80:]}/{ranks[0]}/{nonces[0]}"
+    me = ranks.index(rank)
+    session = Session(settings, unique, seat(addresses, me), _label_of(global_ranks[rank]))
+    shown = name if len(ranks) == len(global_ranks) else f"{name}, rail of rank {ranks[0]}"
+    return AggregatedTransport(session, hosts, me, len(ranks), shown, timeout.total_seconds())
+
+
+def leave_aggregator(transport: Transport) -> None:
+    """Ends a group's use of its aggregator, if it has one."""
+    inner = transport.between if isinstance(transport, TwoLevelTransport) else transport
+    if isinstance(inner, AggregatedTransport):
+        try:
+            inner.close(_FAREWELL_S)
+        except Exception as error:  # others have gone already: nobody is left who could miss a result
+            log.debug("%s: %s", inner.agreement.name, error)
+
+
+def _label_of(global_rank: int) -> str:
+    """How the aggregator's errors call a rank."""
+    return f"rank {global_rank} ({socket.gethostname()})"

@@ -1,0 +1,54 @@
+"""Point-to-point of the engines, as the executor of schedules needs it."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any, Final
+
+import torch
+
+from ..scheduled import Pending
+
+_TAG: Final = 0x40_0000
+"""Users' tags are small numbers; messages of schedules are told apart from users' sends by this one."""
+
+
+class EngineMessage:
+    """A send or receive of one of torch's engines."""
+
+    __slots__ = ("_tensor", "_work")
+
+    def __init__(self, work: Any, tensor: torch.Tensor) -> None:
+        self._work = work
+        self._tensor = tensor  # the engine has its address
+
+    def done(self) -> bool:
+        """Never known for Gloo without waiting, which then takes no time."""
+        return False
+
+    def wait(self, timeout_s: float) -> None:
+        """Blocks until the engine is done with the tensor."""
+        self._work.wait(timedelta(seconds=timeout_s))
+
+
+class EnginePoints:
+    """Messages through a process group of torch: Gloo or NCCL.
+
+    Args:
+        engine: the process group.
+        name: of the engine.
+    """
+
+    def __init__(self, engine: Any, name: str) -> None:
+        self._engine = engine
+        self.name = name
+
+    def send(self, flat: torch.Tensor, peer: int) -> Pending:
+        """See PointToPoint."""
+        data = flat.view(torch.uint8)
+        return EngineMessage(self._engine.send([data], peer, _TAG), data)
+
+    def receive(self, flat: torch.Tensor, peer: int) -> Pending:
+        """See PointToPoint."""
+        data = flat.view(torch.uint8)
+        return EngineMessage(self._engine.recv([data], peer, _TAG), data)

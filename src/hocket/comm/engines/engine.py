@@ -1,0 +1,128 @@
+"""The engines: torch's own process groups, which move bytes between hosts and between GPUs."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import torch
+
+from .. import torch_adapter as c10d
+from ..transport import Flats, Reducer, cut
+
+_BYTES = torch.uint8
+
+
+def gloo(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
+    """Gloo over the same store: point-to-point, other hosts, and what shared memory cannot serve.
+
+    Raises:
+        RuntimeError: this build of torch has no Gloo.
+    """
+    if not torch.distributed.is_gloo_available():
+        raise RuntimeError("the hocket backend needs Gloo inside torch; this build of torch has none")
+    return c10d.process_group_gloo(c10d.PrefixStore("gloo/", store), rank, size, timeout)
+
+
+def nccl(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
+    """NCCL over the same store, for CUDA tensors of ranks that have a GPU each.
+
+    Raises:
+        RuntimeError: this build of torch has no NCCL.
+    """
+    if not torch.distributed.is_nccl_available():
+        raise RuntimeError("collectives on CUDA tensors need NCCL inside torch; this build of torch has none")
+    return c10d.process_group_nccl(c10d.PrefixStore("nccl/", store), rank, size, timeout)
+
+
+class EngineTransport:
+    """Collectives of flat CPU tensors through an engine's own collectives.
+
+    Copies travel as bytes, so that every element type passes; averages and scaled sums are built from sums, which all
+    engines have.
+    """
+
+    def __init__(self, engine: Any, name: str) -> None:
+        self._engine = engine
+        self._name = name
+
+    def _wait(self, work: Any, timeout_s: float) -> str:
+        work.wait(timedelta(seconds=timeout_s))
+        return self._name
+
+    def all_reduce(self, flat: torch.Tensor, op: Reducer, timeout_s: float) -> str:
+        """See Transport."""
+        flat = flat.view(op.view or flat.dtype)
+        if op.factor is not None:
+            flat.mul_(op.factor)
+        options = c10d.AllreduceOptions()
+        options.reduceOp = op.engine_operator
+        self._wait(self._engine.allreduce([flat], options), timeout_s)
+        op.finish(flat, self._engine.size())
+        return self._name
+
+    def reduce(self, flat: torch.Tensor, op: Reducer, root: int, timeout_s: float) -> str:
+        """See Transport."""
+        flat = flat.view(op.view or flat.dtype)
+        # Engines leave partial results in the tensors of other ranks; those belong to the user.
+        data = flat if self._engine.rank() == root and op.factor is None else flat.clone()
+        if op.factor is not None:
+            data.mul_(op.factor)
+        options = c10d.ReduceOptions()
+        options.reduceOp, options.rootRank = op.engine_operator, root
+        self._wait(self._engine.reduce([data], options), timeout_s)
+        if self._engine.rank() == root:
+            op.finish(data, self._engine.size())
+            if data is not flat:
+                flat.copy_(data)
+        return self._name
+
+    def broadcast(self, flat: torch.Tensor, root: int, timeout_s: float) -> str:
+        """See Transport."""
+        options = c10d.BroadcastOptions()
+        options.rootRank, options.rootTensor = root, 0
+        return self._wait(self._engine.broadcast([flat.view(_BYTES)], options), timeout_s)
+
+    def all_gather(self, outputs: Flats, flat: torch.Tensor, timeout_s: float) -> str:
+        """See Transport."""
+        targets = [output.view(_BYTES) for output in outputs]
+        return self._wait(self._engine.allgather([targets], [flat.view(_BYTES)]), timeout_s)
+
+    def reduce_scatter(self, output: torch.Tensor, inputs: Flats, op: Reducer, timeout_s: float) -> str:
+        """See Transport."""
+        dtype = op.view or output.dtype
+        sources = [i.view(dtype) if op.factor is None else i.view(dtype) * op.factor for i in inputs]
+        options = c10d.ReduceScatterOptions()
+        options.reduceOp = op.engine_operator
+        self._wait(self._engine.reduce_scatter([output.view(dtype)], [sources], options), timeout_s)
+        op.finish(output.view(dtype), self._engine.size())
+        return self._name
+
+    def all_to_all(self, outputs: Flats, inputs: Flats, timeout_s: float) -> str:
+        """See Transport."""
+        sent = [i.numel() * i.element_size() for i in inputs]
+        received = [o.numel() * o.element_size() for o in outputs]
+        target = torch.empty(sum(received), dtype=_BYTES)
+        source = torch.cat([i.view(_BYTES) for i in inputs])
+        self._wait(self._engine.alltoall_base(target, source, received, sent), timeout_s)
+        for output, part in zip(outputs, cut(target, received), strict=True):
+            output.view(_BYTES).copy_(part)
+        return self._name
+
+    def gather(self, outputs: Flats | None, flat: torch.Tensor, root: int, timeout_s: float) -> str:
+        """See Transport."""
+        options = c10d.GatherOptions()
+        options.rootRank = root
+        targets = [[output.view(_BYTES) for output in outputs]] if outputs is not None else []
+        return self._wait(self._engine.gather(targets, [flat.view(_BYTES)], options), timeout_s)
+
+    def scatter(self, flat: torch.Tensor, inputs: Flats | None, root: int, timeout_s: float) -> str:
+        """See Transport."""
+        options = c10d.ScatterOptions()
+        options.rootRank = root
+        sources = [[i.view(_BYTES) for i in inputs]] if inputs is not None else []
+        return self._wait(self._engine.scatter([flat.view(_BYTES)], sources, options), timeout_s)
+
+    def barrier(self, timeout_s: float) -> str:
+        """See Transport."""
+        return self._wait(self._engine.barrier(c10d.BarrierOptions()), timeout_s)

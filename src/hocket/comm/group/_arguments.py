@@ -1,0 +1,67 @@
+"""c10d's argument conventions: lists of one, options or bare operators, split sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch.distributed import ReduceOp
+
+from ..transport import cut
+
+Tensor = torch.Tensor
+
+
+def only(tensors: Any) -> Tensor:
+    """The one tensor of a list of one (c10d once had several a rank, one for each of its GPUs)."""
+    if isinstance(tensors, Tensor):
+        return tensors
+    if len(tensors) != 1:
+        raise ValueError(f"the hocket backend takes one tensor a rank, not {len(tensors)}")
+    tensor: Tensor = tensors[0]
+    return tensor
+
+
+def only_list(tensors: Any) -> Sequence[Tensor]:
+    """The one list of tensors of a list of one."""
+    if tensors and isinstance(tensors[0], Tensor):
+        found: Sequence[Tensor] = tensors
+        return found
+    if len(tensors) != 1:
+        raise ValueError(f"the hocket backend takes one list of tensors a rank, not {len(tensors)}")
+    return tensors[0]  # type: ignore[no-any-return]
+
+
+def options(kind: Any, opts: Any, timeout: timedelta | None = None) -> Any:
+    """`opts` as options of `kind`; it may be such, another kind with the same fields, an operator, or None."""
+    if isinstance(opts, kind):
+        return opts
+    made = kind()
+    if isinstance(opts, ReduceOp | ReduceOp.RedOpType):
+        made.reduceOp = opts
+    elif opts is not None and hasattr(opts, "reduceOp"):
+        made.reduceOp, made.asyncOp, made.timeout = opts.reduceOp, opts.asyncOp, opts.timeout
+    if timeout is not None:
+        made.timeout = timeout
+    return made
+
+
+def check_splits(which: str, tensor: Tensor, sizes: Sequence[int], world: int) -> None:
+    """Raises ValueError if `tensor` cannot be split along its first axis as `sizes` says (empty: equally)."""
+    rows = tensor.size(0) if tensor.dim() else 0
+    if sizes and (len(sizes) != world or sum(sizes) != rows):
+        raise ValueError(
+            f"all_to_all: the {which} split sizes {list(sizes)} must be {world} numbers that add up to the first axis "
+            f"of the tensor, {rows}"
+        )
+    if not sizes and rows % world:
+        raise ValueError(f"all_to_all: the first axis of the {which}, {rows}, cannot be divided among {world} ranks")
+
+
+def split_rows(flat: Tensor, tensor: Tensor, sizes: Sequence[int], world: int) -> Sequence[Tensor]:
+    """Views of `flat` (the flat form of `tensor`) for `sizes` rows each (empty: equally many)."""
+    rows = tensor.size(0) if tensor.dim() else 0
+    row = flat.numel() // rows if rows else 0
+    return cut(flat, [n * row for n in sizes] if sizes else [rows // world * row] * world)

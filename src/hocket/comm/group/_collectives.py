@@ -1,0 +1,209 @@
+"""c10d's collectives in terms of transports: users' tensors in, flat tensors across the seam, results back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch.distributed import Work
+
+from .. import torch_adapter as c10d
+from ..transport import (
+    Transport,
+    flatten,
+    split,
+    write_back,
+)
+from ._arguments import check_splits, only, only_list, options, split_rows
+from ._reductions import Reductions
+
+Tensor = torch.Tensor
+
+
+class Collectives(Reductions):
+    """All collectives of a process group; who subclasses it says which lane serves which tensors."""
+
+    def broadcast(self, tensors: Any, opts: Any = None) -> Work:
+        """Broadcast from a root."""
+        tensor = only(tensors)
+        opts = options(c10d.BroadcastOptions, opts)
+        lane = self._lane([tensor])
+        if lane is None:
+            return self._elsewhere(tensor, "broadcast", [tensor], opts)
+        root = opts.rootRank
+
+        def action(timeout_s: float) -> str:
+            flat = flatten(tensor)
+            path = lane.transport.broadcast(flat, root, timeout_s)
+            if self._rank != root:
+                write_back(flat, tensor)
+            return path
+
+        return lane.submit("broadcast", opts, [tensor], tensor, action)
+
+    def allgather(self, outputs: Sequence[Sequence[Tensor]], inputs: Any, opts: Any = None) -> Work:
+        """All-gather into lists of tensors."""
+        targets, tensor = only_list(outputs), only(inputs)
+        opts = options(c10d.AllgatherOptions, opts)
+        lane = self._lane([tensor])
+        if lane is None:
+            return self._elsewhere(tensor, "allgather", [targets], [tensor], opts)
+        return lane.submit(
+            "all_gather", opts, list(targets), targets, lambda s: _gather_lists(lane.transport, targets, tensor, s)
+        )
+
+    def allgather_coalesced(
+        self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any = None
+    ) -> Work:
+        """All-gather of several tensors into lists; `outputs[r]` belongs to rank r."""
+        opts = options(c10d.AllgatherOptions, opts)
+        lane = self._lane(inputs)
+        if lane is None:
+            return self._elsewhere(inputs[0], "allgather_coalesced", outputs, inputs, opts)
+
+        def action(timeout_s: float) -> str:
+            path = ""
+            for i, tensor in enumerate(inputs):
+                path = _gather_lists(lane.transport, [of_rank[i] for of_rank in outputs], tensor, timeout_s)
+            return path
+
+        everything = [t for of_rank in outputs for t in of_rank]
+        return lane.submit("all_gather", opts, everything, everything, action)
+
+    def all_gather_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> Work:
+        """All-gather into one tensor, the ranks' inputs one after the other."""
+        return self.all_gather_single_coalesced([output], [tensor], opts)
+
+    def all_gather_single_coalesced(
+        self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None
+    ) -> Work:
+        """Several all-gathers into one tensor each, as one operation."""
+        opts = options(c10d.AllgatherOptions, opts)
+        lane = self._lane(inputs)
+        if lane is None:
+            if len(inputs) == 1:
+                return self._elsewhere(inputs[0], "_allgather_base", outputs[0], inputs[0], opts)
+            return self._elsewhere(inputs[0], "allgather_into_tensor_coalesced", outputs, inputs, opts)
+        for output, tensor in zip(outputs, inputs, strict=True):
+            if output.numel() != tensor.numel() * self._size:
+                raise ValueError(
+                    f"all_gather: an output of {output.numel()} elements cannot hold {self._size} inputs of "
+                    f"{tensor.numel()}"
+                )
+
+        def action(timeout_s: float) -> str:
+            path = ""
+            for output, tensor in zip(outputs, inputs, strict=True):
+                flat = flatten(output)
+                path = lane.transport.all_gather(split(flat, self._size), flatten(tensor), timeout_s)
+                write_back(flat, output)
+            return path
+
+        return lane.submit("all_gather", opts, list(outputs), outputs, action)
+
+    def all_to_all_single(
+        self,
+        output: Tensor,
+        tensor: Tensor,
+        output_split_sizes: Sequence[int] | None = None,
+        input_split_sizes: Sequence[int] | None = None,
+        opts: Any = None,
+    ) -> Work:
+        """All-to-all of parts of one tensor along its first axis; no sizes means equal parts."""
+        opts = options(c10d.AllToAllOptions, opts)
+        received, sent = list(output_split_sizes or ()), list(input_split_sizes or ())
+        lane = self._lane([tensor])
+        if lane is None:
+            return self._elsewhere(tensor, "alltoall_base", output, tensor, received, sent, opts)
+        check_splits("output", output, received, self._size)
+        check_splits("input", tensor, sent, self._size)
+
+        def action(timeout_s: float) -> str:
+            flat = flatten(output)
+            path = lane.transport.all_to_all(
+                split_rows(flat, output, received, self._size),
+                split_rows(flatten(tensor), tensor, sent, self._size),
+                timeout_s,
+            )
+            write_back(flat, output)
+            return path
+
+        return lane.submit("all_to_all", opts, [output], tensor, action)
+
+    def alltoall(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None) -> Work:
+        """All-to-all of lists of tensors."""
+        opts = options(c10d.AllToAllOptions, opts)
+        lane = self._lane(inputs)
+        if lane is None:
+            return self._elsewhere(inputs[0], "alltoall", outputs, inputs, opts)
+
+        def action(timeout_s: float) -> str:
+            flats = [flatten(t) for t in outputs]
+            path = lane.transport.all_to_all(flats, [flatten(t) for t in inputs], timeout_s)
+            for flat, output in zip(flats, outputs, strict=True):
+                write_back(flat, output)
+            return path
+
+        return lane.submit("all_to_all", opts, list(outputs), inputs, action)
+
+    def gather(self, outputs: Sequence[Sequence[Tensor]], inputs: Any, opts: Any = None) -> Work:
+        """Gather to a root."""
+        tensor = only(inputs)
+        opts = options(c10d.GatherOptions, opts)
+        lane = self._lane([tensor])
+        if lane is None:
+            return self._elsewhere(tensor, "gather", outputs, [tensor], opts)
+        root = opts.rootRank
+        targets = only_list(outputs) if self._rank == root else None
+
+        def action(timeout_s: float) -> str:
+            flats = [flatten(t) for t in targets] if targets is not None else None
+            path = lane.transport.gather(flats, flatten(tensor), root, timeout_s)
+            for flat, target in zip(flats or (), targets or (), strict=True):
+                write_back(flat, target)
+            return path
+
+        return lane.submit("gather", opts, list(targets or ()), tensor, action)
+
+    def scatter(self, outputs: Any, inputs: Sequence[Sequence[Tensor]], opts: Any = None) -> Work:
+        """Scatter from a root."""
+        tensor = only(outputs)
+        opts = options(c10d.ScatterOptions, opts)
+        lane = self._lane([tensor])
+        if lane is None:
+            return self._elsewhere(tensor, "scatter", [tensor], inputs, opts)
+        root = opts.rootRank
+        sources = only_list(inputs) if self._rank == root else None
+
+        def action(timeout_s: float) -> str:
+            flat = flatten(tensor)
+            given = [flatten(t) for t in sources] if sources is not None else None
+            path = lane.transport.scatter(flat, given, root, timeout_s)
+            write_back(flat, tensor)
+            return path
+
+        return lane.submit("scatter", opts, [tensor], tensor, action)
+
+    def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> Work:
+        """Returns when all ranks have called it."""
+        opts = options(c10d.BarrierOptions, opts, timeout)
+        return self._host.submit("barrier", opts, [], (), self._host.transport.barrier)
+
+    # torch before 2.13 and some of its libraries use these names.
+    _allgather_base = all_gather_single
+    alltoall_base = all_to_all_single
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+
+
+def _gather_lists(transport: Transport, targets: Sequence[Tensor], tensor: Tensor, timeout_s: float) -> str:
+    flats = [flatten(t) for t in targets]
+    source = flatten(tensor)
+    for r, flat in enumerate(flats):
+        if flat.numel() != source.numel():
+            raise ValueError(f"all_gather: output {r} has {flat.numel()} elements, the input has {source.numel()}")
+    path = transport.all_gather(flats, source, timeout_s)
+    for flat, target in zip(flats, targets, strict=True):
+        write_back(flat, target)
+    return path

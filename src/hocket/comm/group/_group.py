@@ -1,0 +1,250 @@
+"""The process group "hocket": routes every c10d operation to shared memory or to an engine."""
+
+from __future__ import annotations
+
+import atexit
+import threading
+import weakref
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch.distributed import Work
+
+from .. import torch_adapter as c10d
+from ..aggregated import leave_aggregator
+from ..engines import engine as _engine
+from ..shm import SharedMemoryTransport
+from ..shm import cuda_ipc as _cuda_ipc
+from ._arguments import only
+from ._collectives import Collectives
+from ._hosts import open_transport
+from ._lane import HostStagedWork, Lane
+from ._runner import Runner
+
+Tensor = torch.Tensor
+
+_lives = 0
+_open_groups: weakref.WeakSet[HocketGroup] = weakref.WeakSet()
+
+
+class HocketGroup(Collectives):
+    """A c10d process group over shared memory on one host and engines elsewhere.
+
+    Args:
+        given: torch's DistributedBackendOptions: store, rank, size, time-out and the ranks' numbers in the world.
+    """
+
+    def __init__(self, given: Any) -> None:
+        rank, size = given.group_rank, given.group_size
+        super().__init__(rank, size)
+        self._rank: int = rank
+        self._size: int = size
+        self._name = str(given.group_id)
+        self._description = "undefined"
+        self._lock = threading.Lock()
+        self._nccl: Any = None
+        self._given_store = given.store
+        self._global_ranks = list(given.global_ranks_in_group) or list(range(size))
+        self._store = c10d.PrefixStore(f"hocket/{_count_lives()}/", given.store)
+        self._gloo: Any = _engine.gloo(self._store, rank, size, given.timeout)
+        transport, channel, self._postbox = open_transport(
+            self._store, self._name, rank, size, given.timeout, self._global_ranks, self._gloo
+        )
+        self._channel = channel
+        self._runner = Runner(self._name, size, channel, given.timeout)
+        self._host = Lane(transport, self._runner)
+        self._gpu: Lane | None = None  # set at the first CUDA tensor if the ranks share a GPU
+        self._gpu_known = False
+        _open_groups.add(self)
+
+    # --- what torch asks about a group ------------------------------------------------------------------------------
+
+    def getBackendName(self) -> str:  # noqa: N802, D102  (c10d's names)
+        return "hocket"
+
+    def name(self) -> str:  # noqa: D102
+        return "hocket"
+
+    def getGroupName(self) -> str:  # noqa: N802, D102
+        return self._name
+
+    def setGroupName(self, name: str) -> None:  # noqa: N802, D102
+        self._name = name
+
+    def getGroupDesc(self) -> str:  # noqa: N802, D102
+        return self._description
+
+    def setGroupDesc(self, description: str) -> None:  # noqa: N802, D102
+        self._description = description
+
+    @property
+    def group_name(self) -> str:  # noqa: D102
+        return self._name
+
+    @property
+    def group_desc(self) -> str:  # noqa: D102
+        return self._description
+
+    def rank(self) -> int:  # noqa: D102
+        return self._rank
+
+    def size(self) -> int:  # noqa: D102
+        return self._size
+
+    def get_group_store(self) -> Any:  # noqa: D102
+        return self._given_store
+
+    def _get_backend(self, device: torch.device) -> Any:
+        return self._nccl_engine() if torch.device(device).type == "cuda" else self._gloo
+
+    def _get_sequence_number_for_group(self) -> int:
+        return self._runner.seq
+
+    def _set_sequence_number_for_group(self) -> None:
+        """Sequence numbers start at 1 on every rank; there is nothing to agree on."""
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Sets the time-out of operations posted from now on."""
+        self._runner.timeout_s = timeout.total_seconds()
+        if self._postbox is not None:
+            self._postbox.timeout_s = timeout.total_seconds()
+        self._gloo.set_timeout(timeout)
+
+    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
+        """A barrier whose error on rank 0 names the ranks that did not come (torch's own, through Gloo)."""
+        if timeout is None:
+            timeout = timedelta(seconds=self._runner.timeout_s)
+        self._gloo.monitored_barrier(timeout, wait_all_ranks)
+
+    # --- point to point ---------------------------------------------------------------------------------------------
+
+    def send(self, tensors: Any, dst: int, tag: int = 0) -> Work:
+        """Sends to one rank."""
+        tensor = only(tensors)
+        if self._shares_gpu(tensor):
+            staged = tensor.cpu()
+            return HostStagedWork(self._gloo.send([staged], dst, tag), staged, None)
+        if self._postbox is not None and _is_plain(tensor):
+            return self._postbox.send(tensor, dst, tag)
+        return self._elsewhere(tensor, "send", [tensor], dst, tag)
+
+    def recv(self, tensors: Any, src: int, tag: int = 0) -> Work:
+        """Receives from one rank."""
+        tensor = only(tensors)
+        if self._shares_gpu(tensor):
+            staged = torch.empty_like(tensor, device="cpu")
+            return HostStagedWork(self._gloo.recv([staged], src, tag), staged, tensor)
+        if self._postbox is not None and _is_plain(tensor):
+            return self._postbox.receive(tensor, src, tag)
+        return self._elsewhere(tensor, "recv", [tensor], src, tag)
+
+    def recv_anysource(self, tensors: Any, tag: int = 0) -> Work:
+        """Receives from whichever rank sends first."""
+        tensor = only(tensors)
+        if self._shares_gpu(tensor):
+            staged = torch.empty_like(tensor, device="cpu")
+            return HostStagedWork(self._gloo.recv_anysource([staged], tag), staged, tensor)
+        if self._postbox is not None and _is_plain(tensor):
+            return self._postbox.receive(tensor, None, tag)
+        return self._elsewhere(tensor, "recv_anysource", [tensor], tag)
+
+    # --- life -------------------------------------------------------------------------------------------------------
+
+    def shutdown(self) -> None:
+        """Leaves the group: peers that still wait for this rank are told."""
+        _open_groups.discard(self)
+        for lane in (self._host, self._gpu):
+            if lane is not None:
+                lane.runner.close()
+        if self._postbox is not None:
+            self._postbox.close()
+        leave_aggregator(self._host.transport)
+        if self._nccl is not None:
+            self._nccl.shutdown()
+
+    def abort(self) -> None:
+        """Leaves the group at once."""
+        _open_groups.discard(self)
+        if self._channel is not None:
+            self._channel.leave()
+        if self._postbox is not None:
+            self._postbox.close()
+        if self._gpu is not None:
+            self._gpu.runner.leave()
+        if self._nccl is not None:
+            self._nccl.abort()
+
+    # --- inside -----------------------------------------------------------------------------------------------------
+
+    def _lane(self, tensors: Sequence[Tensor]) -> Lane | None:
+        for tensor in tensors:
+            if tensor.is_cuda:
+                return self._gpu_lane(tensor.device)
+            if not tensor.is_cpu or tensor.layout is not torch.strided:
+                return None
+        return self._host
+
+    def _gpu_lane(self, device: torch.device) -> Lane | None:
+        with self._lock:
+            if not self._gpu_known:
+                if self._size > 1:
+                    timeout = timedelta(seconds=self._runner.timeout_s)
+                    channel = _cuda_ipc.connect(
+                        c10d.PrefixStore("hocket-cuda/", self._store),
+                        self._name,
+                        self._rank,
+                        self._size,
+                        timeout,
+                        self._global_ranks,
+                        device,
+                    )
+                    if channel is not None:
+                        runner = Runner(f"{self._name}-cuda", self._size, channel, timeout)
+                        self._gpu = Lane(SharedMemoryTransport(channel), runner, device)
+                self._gpu_known = True
+            return self._gpu
+
+    def _shares_gpu(self, tensor: Tensor) -> bool:
+        return tensor.device.type == "cuda" and self._gpu_lane(tensor.device) is not None
+
+    def _nccl_engine(self) -> Any:
+        with self._lock:
+            if self._nccl is None:
+                self._nccl = _engine.nccl(
+                    self._store, self._rank, self._size, timedelta(seconds=self._runner.timeout_s)
+                )
+            return self._nccl
+
+    def _elsewhere(self, tensor: Tensor, method: str, *args: Any) -> Work:
+        """Passes an operation as it is to the engine for the device of `tensor`."""
+        kind = tensor.device.type
+        if kind not in ("cpu", "cuda"):
+            raise ValueError(f"the hocket backend has no transport for tensors on {tensor.device}; use cpu or cuda")
+        engine = self._nccl_engine() if kind == "cuda" else self._gloo
+        work: Work = getattr(engine, method)(*args)
+        return work
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    return tensor.device.type == "cpu" and tensor.layout is torch.strided
+
+
+def _count_lives() -> int:
+    """How often this process has initialised torch.distributed with this backend.
+
+    A second life finds the keys of the first in the launcher's store. Every rank takes part in every life's first
+    group, the world, so all count alike.
+    """
+    global _lives
+    if not torch.distributed.is_initialized():
+        _lives += 1
+    return _lives
+
+
+@atexit.register
+def _leave_all() -> None:
+    for group in list(_open_groups):
+        if group._channel is not None:
+            group._channel.leave()

@@ -1,0 +1,59 @@
+"""A lane: the transport for one kind of device in one group, with the queue that keeps its operations in order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.distributed import Work
+
+from ..shm import cuda_ipc as _cuda_ipc
+from ..transport import Transport
+from ._runner import Action, Runner
+
+
+class Lane:
+    """Runs operations on CPU tensors, or on CUDA tensors of one GPU that the ranks share.
+
+    Args:
+        transport: moves the bytes.
+        runner: keeps the order.
+        device: the GPU; None for the CPU.
+    """
+
+    def __init__(self, transport: Transport, runner: Runner, device: torch.device | None = None) -> None:
+        self.transport = transport
+        self.runner = runner
+        self._device = device
+        self._side = torch.cuda.Stream(device) if device is not None else None  # type: ignore[no-untyped-call]
+
+    def submit(self, kind: str, opts: Any, results: list[torch.Tensor], payload: Any, action: Action) -> Work:
+        """See Runner.submit; on a GPU the operation comes after what the current stream holds."""
+        if self._device is not None and self._side is not None:
+            action = _cuda_ipc.beside_stream(action, self._device, self._side)
+        return self.runner.submit(kind, opts, results, payload, action)
+
+
+class HostStagedWork(Work):
+    """A send or receive of a CUDA tensor through a copy on the host and the engine's own work."""
+
+    def __init__(self, inner: Any, staged: torch.Tensor, target: torch.Tensor | None) -> None:
+        super().__init__()
+        self._inner = inner
+        self._staged = staged
+        self._target = target
+
+    def wait(self, timeout: Any = None) -> bool:
+        """Blocks until the transfer is over and the tensor is in place."""
+        done = bool(self._inner.wait() if timeout is None else self._inner.wait(timeout))
+        if self._target is not None:
+            self._target.copy_(self._staged)
+            self._target = None
+        return done
+
+    def is_completed(self) -> bool:
+        """Whether `wait` would return at once."""
+        return bool(self._inner.is_completed())
+
+    def _source_rank(self) -> int:
+        return int(self._inner._source_rank())

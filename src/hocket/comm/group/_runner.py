@@ -1,0 +1,144 @@
+"""Runs the operations of one group in order, tells the observers, and ends the group when one of them breaks it."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+
+from ..shm import Channel
+from ..transport import CollectiveMismatchError, CommError
+from ..transport import observers as _observe
+from ._work import HocketWork, ProgressQueue
+
+Action = Callable[[float], str]
+"""Does the work within so many seconds and returns the path taken."""
+
+_CLOSE_S = 5.0
+
+
+class Runner:
+    """The operations of one group.
+
+    Args:
+        name: the group.
+        size: how many ranks it has.
+        channel: its meeting place, if its ranks share a host.
+        timeout: for operations that name none.
+    """
+
+    def __init__(self, name: str, size: int, channel: Channel | None, timeout: timedelta) -> None:
+        self.timeout_s = timeout.total_seconds()
+        self.seq = 0
+        self._name = name
+        self._size = size
+        self._channel = channel
+        self._broken: CommError | None = None
+        self._queue = ProgressQueue(name)
+
+    def submit(self, kind: str, opts: Any, results: list[torch.Tensor], payload: Any, action: Action) -> HocketWork:
+        """Runs `action` now, or queues it.
+
+        Args:
+            kind: what the operation is called in reports.
+            opts: c10d's options: time-out and whether the caller waits.
+            results: what the operation's future will hold.
+            payload: the tensor or tensors whose bytes reports count.
+            action: what to do.
+
+        Raises:
+            CommError: an earlier operation has broken the group.
+        """
+        if self._broken is not None:
+            raise copy.copy(self._broken)
+        timeout_s = opts.timeout.total_seconds()
+        if timeout_s <= 0:
+            timeout_s = self.timeout_s
+        record = self._record(kind, payload, opts.asyncOp) if _observe.observers else None
+        self.seq += 1
+        work = HocketWork(results, record)
+        if opts.asyncOp or not self._queue.enter():
+            # What this thread's inference mode permits the progress thread must be permitted too.
+            inference = torch.is_inference_mode_enabled()
+            self._queue.post(work, lambda: self._run_beside(action, record, timeout_s, inference))
+            return work
+        try:
+            error = self._run(action, record, timeout_s)
+        finally:
+            self._queue.leave()
+        if record is not None:
+            _observe.announce_waited(record, record.posted_s, time.perf_counter())
+        if error is not None and not isinstance(error, Exception):
+            raise error
+        work.over(error)
+        return work
+
+    def _run_beside(
+        self, action: Action, record: _observe.Operation | None, timeout_s: float, inference: bool
+    ) -> BaseException | None:
+        """On the progress thread, beside computation that needs the cores more than waiting does."""
+        with torch.inference_mode(inference):
+            if self._channel is None:
+                return self._run(action, record, timeout_s)
+            self._channel.patient = True
+            try:
+                return self._run(action, record, timeout_s)
+            finally:
+                self._channel.patient = False
+
+    def _run(self, action: Action, record: _observe.Operation | None, timeout_s: float) -> BaseException | None:
+        if self._broken is not None:
+            return copy.copy(self._broken)
+        try:
+            if record is None:
+                action(timeout_s)
+                return None
+            record.started_s = time.perf_counter()
+            record.path = action(timeout_s)
+            record.finished_s = time.perf_counter()
+            if self._channel is not None:
+                record.published_s, record.arrived_s = self._channel.published_s, self._channel.arrived_s
+            else:
+                record.published_s = record.arrived_s = record.started_s
+            _observe.announce_finished(record)
+        except CollectiveMismatchError as error:
+            return error
+        except BaseException as error:
+            self._break(error)
+            return error
+        return None
+
+    def close(self) -> None:
+        """Finishes what is queued, then tells the peers that this rank takes part no more."""
+        self._queue.close(_CLOSE_S)
+        self.leave()
+
+    def leave(self) -> None:
+        """Tells the peers at once that this rank takes part no more."""
+        if self._channel is not None:
+            self._channel.leave()
+
+    def _record(self, kind: str, payload: Any, asynchronous: bool) -> _observe.Operation:
+        tensors = [payload] if isinstance(payload, torch.Tensor) else payload
+        nbytes = sum(t.numel() * t.element_size() for t in tensors)
+        dtype = str(tensors[0].dtype).removeprefix("torch.") if tensors else ""
+        label = _observe.current_label()
+        return _observe.Operation(
+            self._name, self.seq + 1, kind, nbytes, dtype, self._size, "", asynchronous, time.perf_counter(),
+            label=label,
+        )  # fmt: skip
+
+    def _break(self, error: BaseException) -> None:
+        """After an error in the middle of an operation the ranks are out of step: the group is over."""
+        if isinstance(error, CommError):
+            self._broken = error
+        else:
+            self._broken = CommError(
+                f"group {self._name!r} cannot be used any more since an operation failed on this rank: {error!r}"
+            )
+        if self._channel is not None:
+            self._channel.fail(error)

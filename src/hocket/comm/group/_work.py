@@ -1,0 +1,192 @@
+"""The handle of an operation, and the thread that advances what was posted asynchronously."""
+
+from __future__ import annotations
+
+import _thread
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+
+import torch
+from torch.distributed import Work
+
+from ..transport import CollectiveTimeoutError
+from ..transport import observers as _observe
+
+log = logging.getLogger("hocket.comm")
+
+
+class HocketWork(Work):
+    """An operation that runs, or has run, in this process.
+
+    Args:
+        results: the output tensors, as torch's futures of collectives hold them.
+        record: what observers are told.
+    """
+
+    # Defaults here rather than in each object: many live for microseconds, and this is on the way of every operation.
+    _error: BaseException | None = None
+    _done = False
+    _gate: _thread.LockType | None = None
+    _future: torch.futures.Future[list[torch.Tensor]] | None = None
+
+    def __init__(self, results: list[torch.Tensor], record: _observe.Operation | None) -> None:
+        super().__init__()
+        self.record = record
+        self._results = results
+        self._guard = threading.Lock()
+
+    def over(self, error: BaseException | None) -> None:
+        """Marks the operation as over before anyone has seen this handle, who could be waiting."""
+        self._error = error
+        self._done = True
+
+    def finish(self, error: BaseException | None) -> None:
+        """Marks the operation as over and wakes whoever waits."""
+        with self._guard:
+            self._error = error
+            self._done = True
+            gate, future = self._gate, self._future
+        if gate is not None:
+            gate.release()
+        if future is not None:
+            self._settle(future)
+
+    def _settle(self, future: torch.futures.Future[list[torch.Tensor]]) -> None:
+        if self._error is None:
+            future.set_result(self._results)
+        else:
+            future.set_exception(self._error)  # type: ignore[arg-type]
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Blocks until the operation is over and raises its error, if any.
+
+        Raises:
+            CollectiveTimeoutError: `timeout` passed first; the operation goes on.
+        """
+        if not self._done:
+            self._block(timeout)
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def _block(self, timeout: timedelta | None) -> None:
+        begin_s = time.perf_counter()
+        with self._guard:
+            if self._done:
+                return
+            if self._gate is None:
+                self._gate = _thread.allocate_lock()
+                self._gate.acquire()
+            gate = self._gate
+        seconds = timeout.total_seconds() if timeout is not None else 0.0
+        if not gate.acquire(timeout=seconds if seconds > 0 else -1):
+            what = f"{self.record.kind} #{self.record.seq}" if self.record is not None else "the operation"
+            raise CollectiveTimeoutError(f"{what} was not finished {seconds:.1f} s after wait() was called", ())
+        gate.release()  # for the next thread that waits
+        if self.record is not None and _observe.observers:
+            _observe.announce_waited(self.record, begin_s, time.perf_counter())
+
+    def is_completed(self) -> bool:
+        """Whether the operation is over, with or without success."""
+        return self._done
+
+    def is_success(self) -> bool:
+        """Whether the operation is over without an error."""
+        return self._done and self._error is None
+
+    def exception(self) -> BaseException | None:
+        """The operation's error, if it has one."""
+        return self._error
+
+    def synchronize(self) -> None:
+        """Same as `wait`."""
+        self.wait()
+
+    def result(self) -> list[torch.Tensor]:
+        """The output tensors."""
+        return self._results
+
+    def source_rank(self) -> int:
+        """Only a receive from any rank has one."""
+        raise RuntimeError("source_rank() is for recv; this operation is a collective")
+
+    def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
+        """A future of the output tensors."""
+        with self._guard:
+            if self._future is None:
+                self._future = torch.futures.Future()
+                settle = self._done
+            else:
+                settle = False
+        if settle:
+            self._settle(self._future)
+        return self._future
+
+
+class ProgressQueue:
+    """Runs the operations of one group one after the other, in the order of posting.
+
+    What is posted asynchronously runs on a thread of its own while the caller goes on; a synchronous operation with
+    nothing before it runs on the caller's thread. The thread starts with the first asynchronous operation and sleeps
+    when there is nothing to do.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._items: queue.SimpleQueue[tuple[HocketWork, Callable[[], BaseException | None]] | None] = (
+            queue.SimpleQueue()
+        )
+        self._turn = threading.Lock()
+        self._pending = 0
+        self._count = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    def enter(self) -> bool:
+        """Takes the turn for this thread if nothing is before it; then `leave` must follow."""
+        if self._pending or not self._turn.acquire(blocking=False):
+            return False
+        if self._pending:
+            self._turn.release()
+            return False
+        return True
+
+    def leave(self) -> None:
+        """Gives the turn back."""
+        self._turn.release()
+
+    def post(self, work: HocketWork, body: Callable[[], BaseException | None]) -> None:
+        """Queues `body`, which returns its error, behind everything posted before."""
+        with self._count:
+            self._pending += 1
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._serve, name=f"hocket-{self._name}", daemon=True)
+                self._thread.start()
+        self._items.put((work, body))
+
+    def close(self, timeout_s: float) -> bool:
+        """Lets the thread end after what is queued; False if that takes longer than `timeout_s`."""
+        self._closed = True
+        if self._thread is None or self._thread is threading.current_thread():
+            return True
+        self._items.put(None)
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _serve(self) -> None:
+        torch.set_grad_enabled(False)  # of this thread only
+        while True:
+            item = self._items.get()
+            if item is None:
+                return
+            work, body = item
+            with self._turn:
+                error = body()
+                with self._count:
+                    self._pending -= 1
+            work.finish(error)
+            del item, work, body  # tensors must not outlive their operation because the thread is idle

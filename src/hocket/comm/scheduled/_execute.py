@@ -1,0 +1,241 @@
+"""Runs one endpoint's part of a schedule on real tensors, over whatever can send and receive."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Iterator
+from typing import Final, NamedTuple, Protocol
+
+import numpy as np
+import torch
+
+from hocket.schedule import Collective, Schedule
+
+from ..transport import CollectiveTimeoutError, CommError, Reducer
+from ._program import FINISH, FLUSH, POST, Instruction, Message, compile_schedule
+
+Tensor = torch.Tensor
+
+_MOST_BOUND: Final = 64
+"""Lengths of vectors for which a part keeps its offsets."""
+
+_MOST_KEPT: Final = 1 << 28
+"""Bytes of scratch memory kept from one operation to the next."""
+
+
+class Pending(Protocol):
+    """A message under way."""
+
+    def done(self) -> bool:
+        """Whether `wait` would return at once."""
+
+    def wait(self, timeout_s: float) -> None:
+        """Blocks until the tensor may be used again; raises after `timeout_s`."""
+
+
+class PointToPoint(Protocol):
+    """Sends and receives flat tensors between endpoints; messages from one endpoint to another keep their order."""
+
+    @property
+    def name(self) -> str:
+        """How reports call it."""
+
+    def send(self, flat: Tensor, peer: int) -> Pending:
+        """Begins to send; `flat` stays as it is until the message is done."""
+
+    def receive(self, flat: Tensor, peer: int) -> Pending:
+        """Begins to receive into `flat`."""
+
+
+class Bound(NamedTuple):
+    """A program for vectors of one length, in elements.
+
+    Attributes:
+        instructions: without those for messages that are empty.
+        place: of each message, a slice of the room.
+        staged: of each message that does not arrive in place, a slice of the staging room.
+        offsets: of each chunk of the room, where it begins; one more than there are chunks.
+        staging: elements of staging room.
+    """
+
+    instructions: tuple[Instruction, ...]
+    place: tuple[slice, ...]
+    staged: tuple[slice | None, ...]
+    offsets: tuple[int, ...]
+    staging: int
+
+
+def blocks_before(collective: Collective, rank: int) -> list[int]:
+    """The blocks to which a rank contributes, in order."""
+    return np.flatnonzero(collective.before(np.array(rank), np.arange(collective.blocks))).tolist()
+
+
+def blocks_after(collective: Collective, rank: int) -> list[int]:
+    """The blocks that a rank holds in the end, in order."""
+    return np.flatnonzero(collective.after(np.array(rank), np.arange(collective.blocks))).tolist()
+
+
+class Scratch:
+    """Memory that one operation after another uses: fresh pages cost as much as the reduction that needs them."""
+
+    def __init__(self) -> None:
+        self._room = torch.empty(0, dtype=torch.uint8)
+
+    def take(self, numel: int, dtype: torch.dtype) -> Tensor:
+        """A flat tensor of any content, good until the next call."""
+        nbytes = numel * dtype.itemsize
+        if nbytes > _MOST_KEPT:
+            return torch.empty(numel, dtype=dtype)
+        if self._room.numel() < nbytes:
+            self._room = torch.empty(nbytes, dtype=torch.uint8)
+        return self._room[:nbytes].view(dtype)
+
+
+class Part:
+    """What one endpoint does in a schedule: compiled once, and bound once to each length of vector.
+
+    Args:
+        schedule: see `hocket.schedule`.
+        endpoint: a rank, or a switch (which holds nothing at first).
+        pieces: in how many every message is cut, so that one can be sent on while the next comes.
+
+    Raises:
+        ScheduleError: chunks that hold something and chunks that do not arrive as one.
+    """
+
+    def __init__(self, schedule: Schedule, endpoint: int, *, pieces: int = 1) -> None:
+        self.schedule = schedule.part(endpoint).merged().split(pieces)
+        self.endpoint = endpoint
+        self._program = compile_schedule(self.schedule, endpoint)
+        self._bound: OrderedDict[int, Bound] = OrderedDict()
+
+    def numel(self, block_numel: int) -> int:
+        """Elements of the room that this endpoint needs for blocks of so many."""
+        return self.bound(block_numel).offsets[-1]
+
+    def block(self, block: int, block_numel: int) -> slice:
+        """Where a block lies in the room."""
+        pieces = self.schedule.chunks // self.schedule.collective.blocks
+        first = int(np.searchsorted(self._program.chunks, block * pieces))
+        offsets = self.bound(block_numel).offsets
+        return slice(offsets[first], offsets[first + pieces])
+
+    def bound(self, block_numel: int) -> Bound:
+        """The program for blocks of so many elements (see `Collective.blocks`); kept for the next time."""
+        bound = self._bound.get(block_numel)
+        if bound is None:
+            bound = self._bind(block_numel)
+            self._bound[block_numel] = bound
+            if len(self._bound) > _MOST_BOUND:
+                self._bound.popitem(last=False)
+        return bound
+
+    def _bind(self, block_numel: int) -> Bound:
+        program = self._program
+        pieces = self.schedule.chunks // self.schedule.collective.blocks
+        piece = program.chunks % pieces
+        sizes = (piece + 1) * block_numel // pieces - piece * block_numel // pieces
+        offsets = np.concatenate([[0], np.cumsum(sizes)])
+        largest = -(-block_numel // pieces)
+        place, staged = [], []
+        for message, room in zip(program.messages, program.staged, strict=True):
+            first = int(np.searchsorted(program.chunks, message.start))
+            begin, end = int(offsets[first]), int(offsets[first + message.stop - message.start])
+            place.append(slice(begin, end))
+            staged.append(slice(room * largest, room * largest + end - begin) if room >= 0 else None)
+        instructions = tuple(
+            instruction
+            for instruction in program.instructions
+            if place[instruction.messages[0]].start < place[instruction.messages[0]].stop
+        )
+        return Bound(instructions, tuple(place), tuple(staged), tuple(offsets.tolist()), program.staging * largest)
+
+    def play(
+        self, room: Tensor, block_numel: int, op: Reducer, transport: PointToPoint, scratch: Scratch | None = None
+    ) -> Iterator[tuple[Pending, Message]]:
+        """Does the part; yields what must be done before it goes on, and goes on once it is.
+
+        Args:
+            room: flat, the chunks of this endpoint one after the other; read and written.
+            block_numel: elements of a block.
+            op: combines two contributions.
+            transport: to the peers.
+            scratch: where to take staging room from; a new one if None.
+        """
+        program, bound = self._program, self.bound(block_numel)
+        messages, fresh = program.messages, program.fresh
+        staging = (scratch or Scratch()).take(bound.staging, room.dtype)
+        places = [room[place] for place in bound.place]
+        arrivals = [
+            staging[staged] if staged is not None else place for staged, place in zip(bound.staged, places, strict=True)
+        ]
+        under_way: list[Pending | None] = [None] * len(messages)
+        for code, numbers, own in bound.instructions:
+            first = numbers[0]
+            if code == POST:
+                under_way[first] = transport.receive(arrivals[first], messages[first].peer)
+                continue
+            if code in (FINISH, FLUSH):
+                for number in numbers:
+                    pending = under_way[number]
+                    assert pending is not None
+                    if not pending.done():
+                        yield pending, messages[number]
+                    under_way[number] = None
+                if code == FINISH:
+                    _put(places[first], [arrivals[n] for n in numbers], own, messages[first].reduce, fresh[first], op)
+                continue
+            under_way[first] = transport.send(places[first], messages[first].peer)
+
+
+def _put(place: Tensor, arrived: list[Tensor], own: int, reduce: bool, fresh: bool, op: Reducer) -> None:
+    """Adds what has arrived to what is there, in the order of endpoints, or copies it there."""
+    if not reduce:
+        if arrived[0].data_ptr() != place.data_ptr():
+            place.copy_(arrived[0])
+        return
+    if op.view is not None:
+        place, arrived = place.view(op.view), [one.view(op.view) for one in arrived]
+    if fresh:
+        place.copy_(arrived[0])
+        arrived = arrived[1:]
+    elif own:
+        before = arrived[0]
+        for one in arrived[1:own]:
+            op.kernel(before, one, out=before)
+        op.kernel(before, place, out=place)
+        arrived = arrived[own:]
+    for one in arrived:
+        op.kernel(place, one, out=place)
+
+
+def perform(
+    part: Part,
+    room: Tensor,
+    block_numel: int,
+    op: Reducer,
+    transport: PointToPoint,
+    timeout_s: float,
+    scratch: Scratch | None = None,
+) -> None:
+    """Does a part and blocks until it is done; for the arguments see `Part.play`.
+
+    Raises:
+        CollectiveTimeoutError: a message did not come in time; it says which, and from whom.
+        CommError: a peer or the engine failed.
+    """
+    deadline_s = time.monotonic() + timeout_s
+    for pending, message in part.play(room, block_numel, op, transport, scratch):
+        try:
+            pending.wait(max(0.001, deadline_s - time.monotonic()))
+        except CommError:
+            raise
+        except Exception as error:
+            where = f"{part.schedule.name} {part.schedule.collective}, step {message.step}: rank {part.endpoint} waits"
+            about = f"for chunks {message.start}:{message.stop} from or to rank {message.peer}"
+            if isinstance(error, TimeoutError) or time.monotonic() >= deadline_s:
+                raise CollectiveTimeoutError(
+                    f"{where} {about} and has waited {timeout_s:g} s", (message.peer,)
+                ) from error
+            raise CommError(f"{where} {about}, and {transport.name} failed: {error}") from error

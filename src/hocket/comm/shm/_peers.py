@@ -1,0 +1,136 @@
+"""The ranks of a group on one host: how they are, and what is said of those that are not well."""
+
+from __future__ import annotations
+
+import os
+import select
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..transport import (
+    CollectiveTimeoutError,
+    CommError,
+    PeerDiedError,
+)
+from . import kernel as _kernel
+from ._announcement import Board
+from ._segment import PAGE, Segment
+
+HEADER_NBYTES = PAGE
+
+# Words of 32 bits in the header of a rank's segment; the announcements lie between them and the message.
+PHASE = 0
+_STATE = 16
+_BLAME = 17
+ASLEEP = 24  # whether this rank sleeps, or is about to, until some counter changes
+_MESSAGE = 512  # byte offset
+_MESSAGE_NBYTES = 1024
+
+_RUNNING, _FAILED, _LEFT = 0, 1, 2
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """One rank of the group as seen from here."""
+
+    rank: int
+    pid: int
+    nonce: int
+    segment: Segment
+    pidfd: int  # -1 for this process itself
+
+
+class Peers:
+    """The ranks of one group, this one included.
+
+    Args:
+        group: its name, for messages.
+        rank: this rank in the group.
+        peers: all ranks in order.
+        numbers: the ranks' numbers in the world, for messages.
+        board: everyone's announcements, for messages.
+    """
+
+    def __init__(self, group: str, rank: int, peers: Sequence[Peer], numbers: Sequence[int], board: Board) -> None:
+        self.words = [peer.segment.view[:HEADER_NBYTES].cast("I") for peer in peers]
+        """The header of each rank."""
+        self.counters = [peer.segment.base + 4 * PHASE for peer in peers]
+        """The address of each rank's phase counter, on which others sleep."""
+        self._group = group
+        self._rank = rank
+        self._peers = tuple(peers)
+        self._numbers = tuple(numbers)
+        self._board = board
+        self._poll: select.poll | None = None
+
+    def fail(self, error: BaseException) -> None:
+        """Tells the peers that this rank has given up in the middle of an operation, and why."""
+        self.words[self._rank][_BLAME] = error.rank + 1 if isinstance(error, PeerDiedError) else 0
+        text = f"{type(error).__name__}: {error}".encode()[: _MESSAGE_NBYTES - 1]
+        view = self._peers[self._rank].segment.view
+        view[_MESSAGE : _MESSAGE + len(text) + 1] = text + b"\0"
+        self._leave(_FAILED)
+
+    def leave(self) -> None:
+        """Tells the peers that this rank takes part no more."""
+        # A forked child (a DataLoader worker, say) holds a copy of this object but does not speak for the rank.
+        if self._peers[self._rank].pid == os.getpid() and self.words[self._rank][_STATE] == _RUNNING:
+            self._leave(_LEFT)
+
+    def _leave(self, state: int) -> None:
+        if _kernel.fence is not None:
+            _kernel.fence()
+        self.words[self._rank][_STATE] = state
+        _kernel.futex_wake(self.counters[self._rank])
+
+    def check(self, late: Sequence[int], operation: str) -> None:
+        """Raises if one of the ranks that are `late` at `operation` is dead, has left or has failed.
+
+        Raises:
+            PeerDiedError: it is dead or has left, or it gave up because of another that is.
+            CommError: it has failed.
+        """
+        dead = self._dead()
+        for r in late:
+            state, blame = self.words[r][_STATE], self.words[r][_BLAME]
+            if blame:
+                raise self._gone(blame - 1, operation)
+            if state == _FAILED:
+                raise CommError(
+                    f"rank {self._numbers[r]} failed in {operation} of group {self._group!r}: {self._message(r)}"
+                )
+            if state == _LEFT or r in dead:
+                raise self._gone(r, operation)
+
+    def timed_out(self, late: Sequence[int], operation: str, timeout_s: float) -> CollectiveTimeoutError:
+        """The error that names the ranks that have not come to `operation`."""
+        where = "; ".join(f"rank {self._numbers[r]} was last at {self._board.last(r)}" for r in late)
+        return CollectiveTimeoutError(
+            f"{operation} of group {self._group!r} passed its timeout of {timeout_s:.1f} s on rank "
+            f"{self._numbers[self._rank]}: not arrived: {where}",
+            tuple(late),
+        )
+
+    def _dead(self) -> set[int]:
+        if self._poll is None:
+            self._poll = select.poll()
+            for peer in self._peers:
+                if peer.pidfd >= 0:
+                    self._poll.register(peer.pidfd, select.POLLIN)
+        gone = {fd for fd, _ in self._poll.poll(0)}
+        return {peer.rank for peer in self._peers if peer.pidfd in gone}
+
+    def _gone(self, rank: int, operation: str) -> PeerDiedError:
+        if self.words[rank][_STATE] == _LEFT:
+            how = f"rank {self._numbers[rank]} has left (it ended or destroyed the group)"
+        else:
+            how = f"rank {self._numbers[rank]} (process {self._peers[rank].pid}) died"
+        return PeerDiedError(
+            f"{how} while rank {self._numbers[self._rank]} waited for it in {operation} of group {self._group!r}; "
+            f"its last announcement was {self._board.last(rank)}",
+            rank,
+        )
+
+    def _message(self, rank: int) -> str:
+        raw = bytes(self._peers[rank].segment.view[_MESSAGE : _MESSAGE + _MESSAGE_NBYTES])
+        return raw.split(b"\0", 1)[0].decode(errors="replace")

@@ -1,0 +1,91 @@
+"""How the ranks of a group find out, through the group's store, whether shared memory can serve all of them."""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+import os
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+from . import kernel as _kernel
+from ._channel import SEGMENT_NBYTES, Channel
+from ._peers import Peer
+from ._segment import Address, Segment, host_identity, nonce
+
+log = logging.getLogger("hocket.comm")
+
+_NONCE_OFFSET = 4088  # the last word of the header page
+_process_nonce = 0
+_process_pid = 0
+
+
+def process_nonce() -> int:
+    """A number that no other process has, by which a mapping of its memory can be checked."""
+    global _process_nonce, _process_pid
+    if _process_pid != os.getpid():
+        _process_nonce, _process_pid = nonce(), os.getpid()
+    return _process_nonce
+
+
+def connect(
+    store: Any, name: str, rank: int, size: int, timeout: timedelta, global_ranks: Sequence[int]
+) -> Channel | None:
+    """Opens the channel of a group if all its ranks run on this host and can map each other's memory.
+
+    All ranks come to the same answer: each publishes what it found, and one refusal is enough for None.
+    """
+    segment, problem = None, None
+    mine: dict[str, object] = {"host": None}
+    if os.environ.get("HOCKET_SHARED_MEMORY", "1") == "0":
+        problem = "HOCKET_SHARED_MEMORY=0"
+    elif not _kernel.supported():
+        problem = "this processor or system is not supported"
+    else:
+        try:
+            segment = Segment.create(f"group-{name}", SEGMENT_NBYTES)
+            segment.view[_NONCE_OFFSET : _NONCE_OFFSET + 8] = process_nonce().to_bytes(8, "little")
+            mine = {"host": host_identity(), "pid": os.getpid(), "fd": segment.fd, "nonce": process_nonce()}
+        except OSError as error:
+            problem = f"no shared memory: {error}"
+    store.set(f"hocket/shm/{rank}", json.dumps(mine))
+    keys = [f"hocket/shm/{r}" for r in range(size)]
+    store.wait(keys, timeout)
+    peers: list[Peer] = []
+    if problem is None and segment is not None:
+        infos = [json.loads(raw) for raw in store.multi_get(keys)]
+        try:
+            for r, info in enumerate(infos):
+                if info["host"] != mine["host"]:
+                    problem = f"rank {global_ranks[r]} runs on another host or in another process namespace"
+                    break
+                peers.append(_attach(r, info, segment if r == rank else None))
+        except (OSError, ValueError) as error:
+            problem = f"rank {rank} cannot map the memory of rank {len(peers)}: {error}"
+    store.set(f"hocket/shm/{rank}/verdict", problem or "ok")
+    verdicts = [f"hocket/shm/{r}/verdict" for r in range(size)]
+    store.wait(verdicts, timeout)
+    refusals = [v.decode() for v in store.multi_get(verdicts) if v != b"ok"]
+    if segment is not None:
+        segment.close()  # mapped by everyone by now
+    if refusals:
+        log.debug("group %s uses its engine, not shared memory: %s", name, refusals[0])
+        return None
+    return Channel(name, rank, peers, global_ranks)
+
+
+def _attach(rank: int, info: dict[str, int], own: Segment | None) -> Peer:
+    if own is not None:
+        return Peer(rank, info["pid"], info["nonce"], own, -1)
+    segment = Segment.attach(Address(info["pid"], info["fd"], SEGMENT_NBYTES))
+    if int.from_bytes(segment.view[_NONCE_OFFSET : _NONCE_OFFSET + 8], "little") != info["nonce"]:
+        raise ValueError("the process number belongs to another process")
+    return Peer(rank, info["pid"], info["nonce"], segment, _watch(info["pid"], info["nonce"]))
+
+
+@functools.cache
+def _watch(pid: int, nonce: int) -> int:
+    """A descriptor that becomes readable when the process ends; one a peer, whatever the number of groups."""
+    return os.pidfd_open(pid)

@@ -1,0 +1,274 @@
+"""Loaders whose batch size is global: each rank gets its part of every batch that one device would get."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import BatchSampler, DataLoader
+
+from ..mesh import World
+from ..mesh import world as _world
+from . import _shares
+from . import batch as _batch
+from ._cut import Cutter
+from ._rng import States, Stream, mix
+from ._samples import RankSampler, SeededDataset, each
+from ._shares import Share
+from ._user_loader import (
+    draw_worker_seed,
+    expected_size,
+    generators,
+    inner_loader,
+    loads_by_index,
+    refuse_divided_sampler,
+    samplers,
+)
+
+
+class SharedLoader:
+    """What loaders for training and for evaluation have in common: the same batches on every rank, and a rank's part.
+
+    Args:
+        loader: a torch DataLoader or any iterable of batches, the same on every rank.
+        group: the ranks that share each batch; None for torch's default group.
+        seed_samples: whether each sample is loaded with the global random generators seeded by its place.
+        among: the ranks that divide each batch, if not all of the group do: others get the same parts as one of them.
+    """
+
+    _keep_step = True
+
+    def __init__(
+        self, loader: Iterable[Any], *, group: Any = None, seed_samples: bool = True, among: World | None = None
+    ) -> None:
+        self.loader = loader
+        self.world = _world.current(group)
+        self._among = among or self.world
+        self._begun = 0  # batches of this iteration that have been asked for
+        self._skip = 0  # batches to leave out at the beginning of the next iteration
+        self._given: Any = None  # random state to begin with, other than rank 0's
+        self._seed_samples = seed_samples
+        self._by_index = loads_by_index(loader)
+        self._upcoming = 0  # the epoch that the next iteration is to be
+        self._position = 0  # the epoch for which the random numbers stand ready
+        self._stream: Stream | None = None
+        refuse_divided_sampler(loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        raise NotImplementedError
+
+    @property
+    def epoch(self) -> int:
+        """The number of the next iteration over the loader, from 0."""
+        return self._upcoming
+
+    def set_epoch(self, epoch: int) -> None:
+        """Makes the next iteration that of `epoch`, as it would be in an uninterrupted run: for resuming.
+
+        Random numbers of the epochs between are drawn and dropped; that is exact for data sets that are loaded by
+        index. A sampler with a `set_epoch` of its own is told too.
+        """
+        self._upcoming = epoch
+        for sampler in samplers(self.loader):
+            if callable(getattr(sampler, "set_epoch", None)):
+                sampler.set_epoch(epoch)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "loader":  # not there yet: being unpickled
+            raise AttributeError(name)
+        return getattr(self.loader, name)
+
+    def __len__(self) -> int:
+        return len(self.loader)  # type: ignore[arg-type]
+
+    # --- one epoch --------------------------------------------------------------------------------------------------
+
+    def _parts(self) -> Iterator[tuple[Share, Any]]:
+        """This rank's part of each batch of the next epoch."""
+        agree = self._start() if self._stream is None else None
+        assert self._stream is not None
+        if self._upcoming != self._position:
+            self._seek(self._stream)
+        epoch = self._position
+        self._position = self._upcoming = epoch + 1
+        if not self._by_index:
+            yield from self._cut_parts(self._stream, agree)
+            return
+        self._sampler.epoch = epoch
+        self._sampler.skip = self._begun = self._take_skip()
+        self._sampler.shares = shares = deque[Share]()
+        with self._stream:
+            self._worker_generator.manual_seed(mix(draw_worker_seed(self.loader, epoch), self._among.rank))
+        for part in self._inner:
+            self._begun += 1
+            yield shares.popleft(), part
+        self._begun = 0
+
+    def _cut_parts(self, stream: Stream, agree: Any) -> Iterator[tuple[Share, Any]]:
+        cutter = Cutter(expected_size(self.loader))
+        skip, self._begun = self._take_skip(), 0
+        for batch in each(self.loader, stream, agree):
+            self._begun += 1
+            if self._begun <= skip:
+                continue
+            if self._among.size == 1:
+                yield Share(0, 1, 1, 1), batch
+                continue
+            share = Share.of(cutter.size(batch), self._among.size, self._among.rank)
+            if share.samples:
+                yield share, cutter.cut(batch, share.begin, share.end)
+            elif self._keep_step and share.total:
+                yield share, cutter.cut(batch, 0, 1)
+        self._begun = 0
+
+    # --- where it stands --------------------------------------------------------------------------------------------
+
+    def position(self) -> dict[str, Any]:
+        """Where the sequence of batches stands, for `resume`: what the latest iteration has yielded counts as used."""
+        initial = None if self._stream is None else (self._seed, self._initial, self._initial_generators)
+        try:
+            over = self._begun >= len(self)
+        except TypeError:
+            over = False
+        if over or not self._begun:
+            return {"epoch": self._upcoming, "batch": 0, "initial": initial}
+        return {"epoch": self._position - 1, "batch": self._begun, "initial": initial}
+
+    def resume(self, position: dict[str, Any]) -> None:
+        """Makes the next iteration go on where `position` was taken, with any number of ranks."""
+        self._given, self._stream = position["initial"], None
+        self._position, self._begun = 0, 0
+        self.set_epoch(position["epoch"])
+        self._skip = position["batch"]
+
+    def _take_skip(self) -> int:
+        skip, self._skip = self._skip, 0
+        return skip
+
+    # --- the same sequence on every rank ----------------------------------------------------------------------------
+
+    def _start(self) -> Any:
+        """Takes over rank 0's random state; a collective operation, once in the life of a loader."""
+        found = generators(self.loader)
+        mine: Any = self._given or (torch.initial_seed(), States.now(), [g.get_state() for g in found])
+        self._seed, self._initial, self._initial_generators = self.world.from_root(mine)
+        for generator, state in zip(found, self._initial_generators, strict=True):
+            generator.set_state(state)
+        self._stream = Stream(self._initial)
+        if self._by_index:
+            loader: Any = self.loader
+            self._sampler = RankSampler(
+                loader.batch_sampler,
+                self._stream,
+                self._among.size,
+                self._among.rank,
+                keep_step=self._keep_step,
+                agree=self._agree,
+            )
+            dataset = SeededDataset(loader.dataset, self._seed if self._seed_samples else None)
+            self._worker_generator = torch.Generator()
+            self._inner = inner_loader(loader, dataset, self._sampler, self._worker_generator)
+        return self._agree
+
+    def _agree(self, first: Any) -> None:
+        """Compares the first batch of the first epoch with other ranks'."""
+        for rank, mark in enumerate(marks := self.world.from_all(_shares.fingerprint(first))):
+            if mark != marks[0]:
+                raise ValueError(
+                    f"the loader's first batch on rank {rank} is not that of rank 0 (they begin "
+                    f"{_brief(mark)} and {_brief(marks[0])}). hocket shares out one sequence of batches: every rank "
+                    "must see the same. Seed the sampler or data set that draws random numbers of its own, and do not "
+                    "divide the data among ranks yourself"
+                )
+
+    def _seek(self, stream: Stream) -> None:
+        if self._upcoming < self._position:
+            stream.restart(self._initial)
+            for generator, state in zip(generators(self.loader), self._initial_generators, strict=True):
+                generator.set_state(state)
+            self._position = 0
+        while self._position < self._upcoming:
+            with stream:
+                self._draw_and_drop(self._position)
+            self._position += 1
+
+    def _draw_and_drop(self, epoch: int) -> None:
+        """Draws what one epoch draws."""
+        if isinstance(self.loader, DataLoader):
+            draw_worker_seed(self.loader, epoch)
+            if self._by_index and hasattr(self.loader.batch_sampler, "__len__"):  # an endless one has only one epoch
+                deque(self.loader.batch_sampler, maxlen=0)  # type: ignore[arg-type]
+
+
+class DistributedLoader(SharedLoader):
+    """A loader for training on several ranks: the user's loader with a batch size that counts for all ranks together.
+
+    Each rank iterates over its part of every batch: contiguous, in the order of ranks, the first `B % n` ranks one
+    sample more. All ranks make the same number of steps. Where a rank's part is smaller or larger than others', the
+    model's gradients and `hocket.average` are weighted accordingly; a rank without any sample in a batch gets one that
+    weighs nothing.
+
+    The sequence of samples does not depend on the number of ranks. It is the one that torch's own loader gives in a
+    program that draws no other random numbers while it iterates: rank 0's random state at the first iteration is where
+    all ranks begin. Random augmentation in a data set that is loaded by index is seeded for each sample by its place in
+    that sequence, so it depends neither on ranks nor on `num_workers`.
+
+    The first iteration is a collective operation: all ranks must begin it.
+
+    Args:
+        loader: a torch DataLoader or any iterable of batches, the same on every rank. A DataLoader over a map-style
+            data set loads only this rank's samples; batches of anything else are loaded by every rank and cut along
+            the first axis of their tensors (tuples, lists, mappings of tensors and arrays). A list has one tensor for
+            each field; lists with one for each sample are recognised by the loader's `batch_size`.
+        group: the ranks that share each batch; None for torch's default group.
+        seed_samples: whether each sample is loaded with torch's, Python's and numpy's global generators seeded by its
+            place (and put back after). It costs some 10 us a sample, nothing for data sets like TensorDataset.
+
+    Raises:
+        ValueError: the loader's sampler divides the data set already.
+    """
+
+    def __iter__(self) -> Iterator[Any]:
+        try:
+            for share, part in self._parts():
+                _batch.enter(self, share, part)
+                yield part
+        finally:
+            _batch.leave(self)
+
+
+class ShardedLoader(SharedLoader):
+    """A loader for evaluation: over all ranks, every sample is seen exactly once, and none is repeated to fill up.
+
+    All ranks must begin an iteration together; they then evaluate with rank 0's buffers (batch norm's statistics).
+    Ranks may get different numbers of batches, so the loop must not contain collective operations; add up with
+    `hocket.total` after it. Arguments as for `DistributedLoader`.
+    """
+
+    _keep_step = False
+
+    def __iter__(self) -> Iterator[Any]:
+        for synchronise in _batch.before_evaluation:
+            synchronise(self.world)
+        try:
+            for _, part in self._parts():
+                _batch.enter(self, None, part)
+                yield part
+        finally:
+            _batch.leave(self)
+
+    def __len__(self) -> int:
+        """Batches that this rank gets; one too many at most where the user's sampler does not tell its sizes."""
+        batches = getattr(self.loader, "batch_sampler", None)
+        if type(batches) is not BatchSampler or not self._by_index:
+            return super().__len__()
+        whole, rest = divmod(len(batches.sampler), batches.batch_size)  # type: ignore[arg-type]
+        rank = self._among.rank
+        return whole * (batches.batch_size > rank) + (rest > rank and not batches.drop_last)
+
+
+def _brief(mark: list[Any]) -> str:
+    text = repr(mark[:4])
+    return text if len(text) <= 60 else text[:57] + "..."

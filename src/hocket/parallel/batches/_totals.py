@@ -1,0 +1,94 @@
+"""Numbers that belong to all ranks: sums, and means over the global batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ..mesh import World
+from ..mesh import world as _world
+from . import batch as _batch
+
+
+def total(*values: Any, group: Any = None) -> Any:
+    """Sums over ranks; a collective operation.
+
+    Args:
+        *values: numbers or tensors, each of the same kind and shape on every rank.
+        group: the ranks; None for torch's default group.
+
+    Returns:
+        The sum of each value, of the value's kind: int for int and bool, float for float, a new tensor for a tensor.
+        One value gives one result, several a tuple.
+
+    Example::
+
+        correct = seen = 0
+        for x, y in hocket.shard(loader):
+            correct += (model(x).argmax(1) == y).sum().item()
+            seen += len(y)
+        correct, seen = hocket.total(correct, seen)
+    """
+    if not values:
+        raise TypeError("hocket.total needs at least one value")
+    sums = _sums(values, _world.current(group))
+    return sums[0] if len(values) == 1 else tuple(sums)
+
+
+def average(value: Any, *, group: Any = None) -> Any:
+    """The mean over the global batch of a loss that each rank has as the mean over its own samples.
+
+    Ranks count by the samples that the training loader gave them in its last batch, equally if there is no such loader.
+    A collective operation. The result has no gradient and is for reports: the model's gradients are averaged without.
+
+    Args:
+        value: a number or a tensor.
+        group: the ranks; None for torch's default group.
+
+    Raises:
+        RuntimeError: called while iterating over `hocket.shard(...)`, where ranks are not in step.
+    """
+    world = _world.current(group)
+    note = _batch.current()
+    if note is not None and note.share is None:
+        raise RuntimeError(
+            "hocket.average inside a loop over hocket.shard(...) would wait for ranks that have fewer batches; add up "
+            "in the loop and call hocket.total after it"
+        )
+    weight = 1.0 if note is None else note.weight
+    number = value.detach() if isinstance(value, torch.Tensor) else float(value)
+    part = number * (weight / world.size) if weight else number * 0.0
+    if not weight:  # what weighs nothing must not be heard of even if it is not finite
+        part = torch.zeros_like(part) if isinstance(part, torch.Tensor) else 0.0
+    return _sums((part,), world)[0]
+
+
+def _sums(values: tuple[Any, ...], world: World) -> list[Any]:
+    tensors = [
+        v.detach().clone() if isinstance(v, torch.Tensor) else torch.tensor(v, dtype=_dtype(v), device=world.device)
+        for v in values
+    ]
+    if world.size > 1:
+        kinds: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
+        for tensor in tensors:
+            kinds.setdefault((tensor.dtype, tensor.device), []).append(tensor)
+        for same_kind in kinds.values():
+            flat = torch.cat([t.reshape(-1) for t in same_kind])
+            dist.all_reduce(flat, group=world.group)
+            begin = 0
+            for tensor in same_kind:
+                tensor.copy_(flat[begin : begin + tensor.numel()].view(tensor.shape))
+                begin += tensor.numel()
+    return [t if isinstance(v, torch.Tensor) else t.item() for v, t in zip(values, tensors, strict=True)]
+
+
+def _dtype(number: Any) -> torch.dtype:
+    if isinstance(number, bool | int):
+        return torch.int64
+    if isinstance(number, float):
+        return torch.float64
+    if hasattr(number, "dtype") and hasattr(number, "item"):  # a scalar of numpy
+        return _dtype(number.item())
+    raise TypeError(f"can add up numbers and tensors over ranks, not {type(number).__name__}")

@@ -1,0 +1,125 @@
+"""Which batch is being trained on: what a loader yielded last, for whoever must know the batch's weight.
+
+The user's loop hands tensors, not weights, from the loader to the model. So loaders leave a note here, and the model
+reads it when it runs forward. Where several loaders are open at once with batches of different weights, the tensors
+themselves tell which batch is meant.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from ..mesh import World
+from ._shares import Share
+from .trees import tensors_in
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """What a loader says of the batch it has yielded.
+
+    Attributes:
+        share: this rank's part of the global batch; None where ranks are not in step (evaluation shards).
+        storages: weak references to the memory of the batch's tensors.
+    """
+
+    share: Share | None
+    storages: tuple[weakref.ref[torch.UntypedStorage], ...] = ()
+
+    @property
+    def weight(self) -> float:
+        """By what this rank's mean counts in the average over ranks."""
+        return 1.0 if self.share is None else self.share.weight
+
+
+class Listener(Protocol):
+    """Who wants to hear of every batch as it is yielded."""
+
+    def batch_began(self, note: Note) -> None:
+        """A loader is about to yield the batch of `note`, or an inner loop is over and it is the current one again."""
+
+
+before_evaluation: list[Callable[[World], None]] = []
+"""Collective operations that all ranks run together before a loader for evaluation begins."""
+
+listeners: weakref.WeakSet[Any] = weakref.WeakSet()  # of Listener
+
+_open: dict[int, Note] = {}  # by loader, the one that yielded last at the end
+_last: Note | None = None
+_counting: bool | None = None
+
+
+def enter(owner: object, share: Share | None, batch: Any) -> None:
+    """Notes that `owner` is about to yield `batch`."""
+    global _last
+    storages = []
+    for tensor in tensors_in(batch):
+        if tensor.layout is torch.strided:
+            storages.append(weakref.ref(tensor.untyped_storage()))
+    _open.pop(id(owner), None)
+    _last = _open[id(owner)] = Note(share, tuple(storages))
+    _tell(_last)
+
+
+def leave(owner: object) -> None:
+    """Notes that `owner` will yield no more: an outer loader's batch is the current one again."""
+    global _last
+    mine = _open.pop(id(owner), None)
+    if _open and mine is _last:
+        _last = next(reversed(_open.values()))
+        _tell(_last)
+
+
+def _tell(note: Note) -> None:
+    for listener in listeners:
+        listener.batch_began(note)
+
+
+def contested() -> bool:
+    """Whether several loaders are open and their batches weigh differently, so that it matters which one is meant.
+
+    All ranks come to the same answer: unequal parts are told apart by the size of the batch, not by this rank's weight.
+    """
+    shares = [note.share for note in _open.values() if note.share is not None]
+    return len({share.total if share.total % share.world else 0 for share in shares}) > 1
+
+
+def current(inputs: Any = None) -> Note | None:
+    """The note of the batch in use; None if no loader has yielded any.
+
+    Args:
+        inputs: what the model is called with.
+    """
+    if len(_open) > 1 and inputs is not None and len({note.weight for note in _open.values()}) > 1:
+        pointers = {t.untyped_storage().data_ptr() for t in tensors_in(inputs) if t.layout is torch.strided}
+        for note in reversed(_open.values()):
+            for reference in note.storages:
+                storage = reference()
+                if storage is not None and storage.data_ptr() in pointers:
+                    return note
+    return _last
+
+
+@contextmanager
+def counting(samples: int) -> Iterator[None]:
+    """A block in which `samples` of what goes through the model count; none if it is there only to keep step."""
+    global _counting
+    before, _counting = _counting, samples > 0
+    try:
+        yield
+    finally:
+        _counting = before
+
+
+def counts() -> bool:
+    """Whether what goes through the model now counts in statistics over ranks."""
+    if _counting is not None:
+        return _counting
+    note = current()
+    return note is None or note.share is None or note.share.samples > 0

@@ -1,0 +1,108 @@
+"""A model as one rank holds it, once its plan is carried out: what `compose` makes and the Trainer works with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from hocket.planner import Plan
+
+from ..data import Buffers, Form
+from ..data.priority import Prioritised
+from ..mesh import Mesh
+from ..partition.spatial import SpatialParallel
+from ..state import Owned, Piece, Place, StateBytes
+from ..state import memory as _memory
+from ._passes import Passes
+
+
+@dataclass(slots=True)
+class Composition:
+    """See the head of this module.
+
+    Attributes:
+        model: the user's; where there is a pipeline, other ranks' parts of it are empty.
+        modules: what this rank computes, with the model's name of each of their parameters and buffers.
+        places: where these lie in the model's own.
+        mesh: where this rank stands.
+        form: how parameters, gradients and optimizer state are held among data-parallel ranks.
+        passes: compute losses and gradients.
+        buffers: the modules', kept alike.
+        optimizer: works on what this rank owns.
+        plan: that all follows.
+        elements: of the parameters that this rank would hold if nothing were divided among data-parallel ranks.
+        apart: how many of elements that are divided among data-parallel ranks whatever the form.
+        cut: names of the parameters that are divided among ranks that share tensors.
+        holders: how many ranks of the pipeline hold each parameter.
+        spatial: how samples are divided; None where they are not.
+        notes: what was decided about the model, as sentences.
+        local: whether every rank holds all of the model.
+    """
+
+    model: torch.nn.Module
+    modules: list[tuple[torch.nn.Module, dict[str, str]]]
+    places: dict[str, Place]
+    mesh: Mesh
+    form: Form
+    passes: Passes
+    buffers: Buffers
+    optimizer: Any
+    plan: Plan
+    elements: int
+    apart: int
+    cut: frozenset[str]
+    holders: dict[str, int]
+    spatial: SpatialParallel | None = None
+    notes: list[str] = field(default_factory=list)
+    local: bool = False
+
+    def update(self) -> None:
+        """Has the optimizer make its step: now, or as gradients arrive."""
+        if isinstance(self.form, Prioritised):
+            self.form.update()
+        else:
+            self.optimizer.step()
+
+    def finish(self) -> None:
+        """Makes what is due of earlier steps."""
+        if isinstance(self.form, Prioritised):
+            self.form.finish()
+
+    def copies(self) -> list[tuple[Owned, int]]:
+        """What this rank updates, each with how many ranks of the world update the same."""
+        found = []
+        for item in self.form.owned:
+            sharers = 1 if item.name in self.cut else self.mesh.tensor.size
+            found.append((item, item.replicas * sharers * self.holders.get(item.name, 1)))
+        return found
+
+    def pieces(self) -> list[Piece]:
+        """What this rank holds of the model's parameters and buffers."""
+        found = [piece for item in (*self.form.owned, *self.form.frozen) for piece in item.pieces(item.leaf.detach())]
+        kept = self.model.state_dict().keys()
+        for module, names in self.modules:
+            for name, buffer in module.named_buffers():
+                if names[name] in kept:
+                    found += self.places[names[name]].pieces((0,) * buffer.ndim, buffer)
+        return found
+
+    def compression_report(self) -> dict[str, Any] | None:
+        """What compression of gradients has saved and cost; None where they go as they are."""
+        compression = self.form.compression
+        return None if compression is None else compression.report()
+
+    def memory(self) -> StateBytes:
+        """See `Trainer.memory`."""
+        parameters = [p for module, _ in self.modules for p in module.parameters()]
+        weights = [*parameters, *(b for module, _ in self.modules for b in module.buffers())]
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        gradients += [item.leaf.grad for item in self.form.owned if item.leaf.grad is not None]
+        return _memory.counted(weights, gradients, self.optimizer)
+
+    def predicted_memory(self) -> StateBytes:
+        """What the formulas say for a model in float32."""
+        state = _memory.state_nbytes(self.optimizer)
+        divided = _memory.predicted(self.elements, self.mesh.replicas.size, self.plan.shard, optimizer_nbytes=state)
+        return divided + _memory.predicted(self.apart, 1, "none", optimizer_nbytes=state)

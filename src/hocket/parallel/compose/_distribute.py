@@ -1,0 +1,164 @@
+"""The one call that makes a training script for one device one for many."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import Any, Literal
+
+import torch
+
+from hocket.planner import Plan, PlanError, PlanFinding, parse_compression
+
+from ..batches import (
+    DistributedLoader,
+    ShardedLoader,
+    SharedLoader,
+)
+from ..data import DataParallel, synchronise
+from ..mesh import Mesh, World
+from ..mesh import world as _world
+from ..state import align_optimizer
+
+
+def distribute(
+    model: torch.nn.Module,
+    optimizer: Any = None,
+    loader: Iterable[Any] | None = None,
+    *,
+    bucket_bytes: int | None = None,
+    first_bucket_bytes: int | None = None,
+    loss_reduction: Literal["mean", "sum"] = "mean",
+    group: Any = None,
+    broadcast_buffers: bool = True,
+    seed_samples: bool = True,
+    sync_batch_norm: bool = False,
+    compression: str | None = None,
+) -> tuple[DataParallel, Any, DistributedLoader | None]:
+    """Makes a model, its optimizer and its loader train on all ranks as they would on one; the loop stays as it is.
+
+    Batch sizes, and with them learning rates and schedules, are global: with n ranks each computes an n-th of every
+    batch, and the losses and parameters of one device come out, up to floating-point rounding, for any n. Batches that
+    n does not divide are weighted. What cannot be equal: layers whose result for a sample depends on other samples of
+    the batch (batch norm without synchronisation), and random numbers drawn in the model (dropout). The mean must be
+    over samples; for one over something else (tokens, pixels with labels), say `loss_reduction="sum"` and divide by
+    `hocket.total(count)` in the loop.
+
+    Under a launcher (`hocket run`, torchrun, or anything that sets RANK and WORLD_SIZE) this joins the world with
+    backend "hocket", unless a process group exists, and leaves it at exit. Without one it works as a world of one rank.
+
+    Args:
+        model: the model. If it is on a GPU, it goes to this rank's own (LOCAL_RANK), which becomes the current one.
+        optimizer: its optimizer; ranks whose state or settings differ get rank 0's. None if there is none.
+        loader: a torch DataLoader, or an iterable of batches that is the same on every rank. None if there is none.
+        bucket_bytes: most bytes of gradients that are reduced together. None: as many that there are about eight
+            buckets, since what the last one holds cannot be hidden behind back-propagation, but 4 MiB at least and
+            64 MiB at most.
+        first_bucket_bytes: the same for the bucket that is full first; None for no difference.
+        loss_reduction: whether the loss is a "mean" over the samples of a batch or a "sum". What is summed must come
+            out of the model's `forward`; a mean may also come from its other methods, over the loader's latest batch.
+        group: the ranks that train together; None for torch's default group.
+        broadcast_buffers: whether the model's buffers are kept as rank 0's.
+        seed_samples: whether random augmentation of a sample is seeded by its place in training, so that it depends
+            neither on ranks nor on worker processes.
+        sync_batch_norm: whether batch norm's statistics are those of all ranks' samples together, as on one device.
+            Batches that ranks share unequally are then weighted at the outputs of the model's `forward`.
+        compression: how gradients are made smaller on their way between ranks, as "fp16", "int8" or "topk:0.01"; None
+            for what the plan says, "none" for not at all. Training is not serially equivalent then; see
+            docs/compression.md.
+
+    A plan that `hocket run --plan` has given decides where the arguments say nothing; only plain data parallelism
+    leaves the loop to you, so other plans are refused.
+
+    Returns:
+        The model (`DataParallel`), the optimizer, and the loader (`DistributedLoader`); None where None was given.
+
+    Raises:
+        ValueError: ranks hold different models, a sampler divides the data already, or an argument makes no sense.
+        PlanError: the launcher's plan is not plain data parallelism.
+
+    Example::
+
+        model, optimizer, loader = hocket.distribute(model, optimizer, loader)
+        for x, y in loader:
+            optimizer.zero_grad()
+            loss_fn(model(x), y).backward()
+            optimizer.step()
+    """
+    if isinstance(model, DataParallel) or isinstance(loader, SharedLoader):
+        raise ValueError("what hocket.distribute has returned must not be distributed again")
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"the model must be a torch.nn.Module, not {type(model).__name__}")
+    world = _world.join(group)
+    plan = _plain_plan()
+    bucket_bytes = plan.bucket_bytes if bucket_bytes is None else bucket_bytes
+    compression = plan.compression if compression is None else compression
+    parse_compression(compression)
+    if sync_batch_norm or plan.sync_batch_norm:
+        ranks = 0 if sync_batch_norm else plan.batch_norm_group
+        synchronise(model, _neighbours(world, ranks or world.size))
+    if world.size > 1:
+        take_own_gpu(model)
+    distributed = DataParallel(
+        model,
+        world,
+        bucket_bytes=bucket_bytes,
+        first_bucket_bytes=first_bucket_bytes,
+        loss_reduction=loss_reduction,
+        broadcast_buffers=broadcast_buffers,
+        compression=compression,
+    )
+    if optimizer is not None and world.size > 1:
+        align_optimizer(optimizer, world)
+    shared = None if loader is None else DistributedLoader(loader, group=group, seed_samples=seed_samples)
+    return distributed, optimizer, shared
+
+
+def shard(loader: Iterable[Any], *, group: Any = None) -> ShardedLoader:
+    """Divides a loader among ranks for evaluation: every sample exactly once, nothing repeated.
+
+    Args:
+        loader: a torch DataLoader, or an iterable of batches that is the same on every rank, or what
+            `hocket.distribute` made of one.
+        group: the ranks; None for torch's default group.
+
+    Returns:
+        An iterable of this rank's parts of the batches. Ranks may get different numbers of them; see `hocket.total`.
+    """
+    inner = loader.loader if isinstance(loader, SharedLoader) else loader
+    return ShardedLoader(inner, group=_joined(group))
+
+
+def _joined(group: Any) -> Any:
+    world: World = _world.join(group)
+    return world.group
+
+
+def _plain_plan() -> Plan:
+    """The launcher's plan, if a loop of the user's own can carry it out."""
+    plan = Plan.from_environment() or Plan()
+    degrees = ("tensor_parallel_degree", "spatial_parallel_degree", "pipeline_parallel_degree")
+    for field in ("shard", *degrees, "accumulate", "embeddings", "priority"):
+        if getattr(plan, field) != getattr(Plan(), field):
+            rule = f"a loop of the program's own is for plain data parallelism, and this plan is {plan.describe()}"
+            raise PlanError(
+                "the plan cannot be carried out by hocket.distribute:",
+                [PlanFinding(field, rule, "use hocket.Trainer, or run without --plan")],
+            )
+    return plan
+
+
+def _neighbours(world: World, ranks: int) -> World:
+    """The group of this rank and its neighbours, `ranks` of them together."""
+    if ranks == world.size or world.size == 1:
+        return world
+    return Mesh.make(world, pipeline=1, tensor=1, batch_norm=ranks).batch_norm
+
+
+def take_own_gpu(model: torch.nn.Module) -> None:
+    """Moves a model that is on a GPU to this rank's own."""
+    devices = {p.device for p in model.parameters()}
+    if len(devices) == 1 and next(iter(devices)).type == "cuda":
+        own = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+        torch.cuda.set_device(own)
+        model.to(own)

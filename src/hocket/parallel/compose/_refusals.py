@@ -1,0 +1,75 @@
+"""What a plan asks for that this model, this optimizer or this runtime cannot do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from hocket.planner import Plan, PlanError, PlanFinding
+
+from ..mesh import Mesh
+from ..pipeline import Pipeline, admitted
+from ..state import check_elementwise
+
+
+def check_arguments(model: Any, optimizer: Any, plan: Plan) -> None:
+    """Refuses what can be seen before anything is changed.
+
+    Raises:
+        PlanError: the plan cannot be carried out on this model with this optimizer.
+        TypeError: the model or the optimizer is none.
+        ValueError: the optimizer is of another model, or cannot work on parts of parameters.
+    """
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"the model must be a torch.nn.Module, not {type(model).__name__}")
+    if not hasattr(optimizer, "param_groups") or not hasattr(optimizer, "step"):
+        raise TypeError(f"the optimizer must be a torch.optim.Optimizer, not {type(optimizer).__name__}")
+    if plan.shard != "none" or plan.tensor_parallel_degree > 1:
+        check_elementwise(optimizer)
+    elif plan.embeddings != "replicated":
+        check_elementwise(optimizer, rows=True)
+    if plan.priority:
+        _check_priority(model, optimizer)
+    if plan.recompute and plan.recompute_part != "layers":
+        rule = f"the Trainer computes whole layers again, not {plan.recompute_part!r} alone"
+        raise _refusal("recompute_part", rule, 'say recompute_part = "layers"')
+    schedule = plan.pipeline_schedule, plan.pipeline_parallel_degree, plan.stages_per_rank
+    if plan.pipeline_parallel_degree > 1 and not admitted(*schedule, plan.micro_batches):
+        possible = [k for k in range(1, 4 * schedule[1] + plan.micro_batches) if admitted(*schedule, k)]
+        near = min(possible, key=lambda k: (abs(k - plan.micro_batches), -k))
+        rule = f"{schedule[0]!r} on {schedule[1]} ranks cannot run {plan.micro_batches} micro-batches"
+        remedy = f'take {near}, or pipeline_schedule = "gpipe", which takes any number'
+        raise _refusal("micro_batches", rule, remedy)
+    mine = {id(p) for p in model.parameters()}
+    if any(id(p) not in mine for group in optimizer.param_groups for p in group["params"]):
+        raise ValueError("the optimizer has parameters that the model has not: make it of model.parameters()")
+
+
+def _check_priority(model: torch.nn.Module, optimizer: Any) -> None:
+    if hasattr(optimizer, "bind_norms"):
+        rule = f"{type(optimizer).__name__} needs norms over whole parameters before it can update the first of them"
+        raise _refusal("priority", rule, "say priority = false, or take an optimizer like Adam or SGD")
+    check_elementwise(optimizer)
+    other = next((p.device for p in model.parameters() if p.device.type != "cpu"), None)
+    if other is not None:
+        rule = f"gradients are sent by priority from the CPU's memory only, and the model is on {other}"
+        raise _refusal("priority", rule, "say priority = false")
+
+
+def check_tied(pipeline: Pipeline, plan: Plan, mesh: Mesh) -> None:
+    """Refuses plans that weights which stages share do not allow; a collective operation.
+
+    Raises:
+        PlanError: with the rule and the remedy.
+    """
+    tied = any(mesh.whole.from_all(bool(pipeline.tied)))
+    if tied and plan.shard == "parameters" and mesh.data.size > 1:
+        rule = (
+            "weights that stages share cannot be sharded themselves, and this model's first and last stage share some"
+        )
+        raise _refusal("shard", rule, 'say shard = "gradients", or untie them')
+
+
+def _refusal(field: str, rule: str, remedy: str) -> PlanError:
+    return PlanError("the plan cannot be carried out:", [PlanFinding(field, rule, remedy)])

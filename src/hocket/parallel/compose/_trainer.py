@@ -1,0 +1,334 @@
+"""The one object behind which every form of parallelism stands."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pkgutil
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+
+from hocket.planner import PLAN_VARIABLE, Plan, Synchronisation
+from hocket.timeline import Timeline
+
+from ..batches import DistributedLoader, Part, SharedLoader, Splitter
+from ..data import Relaxation
+from ..mesh import world as _world
+from ..state import StateBytes, clip
+from ..state import checkpoint as _checkpoint
+from ..state.optim import TrustRatios
+from ._bucket_trial import BucketTrial
+from ._compose import compose
+from ._composition import Composition
+from ._step_log import StepLog
+
+AUTO_PLANNER = "hocket.calibrate:auto_plan"
+"""Who chooses for `plan="auto"`. It trains models by several plans, so it stands above this package: bound by name."""
+
+
+class Trainer:
+    """Trains a model by any plan: the loss curve, and the model in the end, are those of one process.
+
+    The model, the loss, the optimizer and its learning-rate schedule stay as they are for one device; batch sizes are
+    global. What the plan cannot combine, or the world cannot hold, is refused before anything is allocated.
+
+    A batch is a tuple or list: the model's positional inputs, and the target last. The loss is
+    `loss_fn(model(*inputs), target)`.
+
+    Args:
+        model: the model, built alike on every rank; rank 0's weights count.
+        loss_fn: gives a scalar for the model's output and the target.
+        optimizer: a torch optimizer of the model's parameters. It keeps its identity, settings and groups; where the
+            plan divides parameters among ranks, the groups hold this rank's parts.
+        plan: how to train: a `Plan`, or the path of one; None for the one that `hocket run --plan` has given, or plain
+            data parallelism over all ranks. "auto" measures the model and the network, and takes the plan that is
+            predicted to be the fastest of those that fit (`hocket.planner.search`).
+        sample: inputs of the model (a tuple, or one tensor), by which plans with tensor or pipeline parallelism trace
+            and check it; for "auto" those of a global batch, which are the best for a pipeline, too: a micro-batch of
+            them says where it is cut.
+        loss_reduction: whether the loss is a "mean" over the samples of the batch or a "sum".
+
+    Raises:
+        PlanError: a rule of the plan is broken; with the rule and the remedy.
+        ValueError: ranks hold different models, or the optimizer cannot work on parts of parameters.
+
+    Example::
+
+        trainer = hocket.Trainer(model, loss_fn, optimizer, plan=Plan(shard="gradients"))
+        for epoch in range(epochs):
+            for batch in trainer.batches(loader):
+                loss = trainer.step(batch)
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        loss_fn: Callable[[Any, Any], torch.Tensor],
+        optimizer: Any,
+        plan: Plan | str | Path | None = None,
+        *,
+        sample: Any = None,
+        loss_reduction: Literal["mean", "sum"] = "mean",
+    ) -> None:
+        if loss_reduction not in ("mean", "sum"):
+            raise ValueError(f'loss_reduction must be "mean" or "sum", not {loss_reduction!r}')
+        world = _world.join()
+        automatic = plan == "auto" or (plan is None and os.environ.get(PLAN_VARIABLE) == "auto")
+        chosen = pkgutil.resolve_name(AUTO_PLANNER)(model, optimizer, sample, world) if automatic else read_plan(plan)
+        self.plan = chosen.resolve(world.size)
+        self.optimizer = optimizer
+        self.steps = 0
+        self.grad_norm: float | None = None
+        self._loss_fn = loss_fn
+        self._reduction: Literal["mean", "sum"] = loss_reduction
+        self._composition: Composition = compose(
+            model, loss_fn, optimizer, self.plan, world, sample=sample, reduction=loss_reduction
+        )
+        self._mesh = self._composition.mesh
+        self._splitter = Splitter(self._mesh.data)
+        self._log = StepLog()
+        self._trial = BucketTrial.of(self._composition) if automatic else None
+        self._relaxation: Relaxation | None = None
+        synchronisation = Synchronisation.parse(self.plan.synchronisation)
+        if synchronisation.rule != "every_step":
+            reasons = {**self.plan.reasons, "synchronisation": synchronisation.reason}
+            self.plan = dataclasses.replace(self.plan, reasons=reasons)
+            self._relaxation = Relaxation(
+                synchronisation, model, optimizer, world, self._composition.passes.train, loss_reduction
+            )
+        self._loaders: list[SharedLoader] = []
+        self._positions: list[dict[str, Any]] = []
+
+    # --- training ---------------------------------------------------------------------------------------------------
+
+    @property
+    def model(self) -> torch.nn.Module:
+        """The model as this rank holds it."""
+        self._composition.finish()
+        return self._composition.model
+
+    def batches(self, loader: Iterable[Any]) -> Iterator[Any]:
+        """This rank's part of each batch of the next epoch over `loader`; see `hocket.distribute` for what it may be.
+
+        After `load`, the first call for each loader goes on where the saved run had stopped. Where the plan relaxes
+        synchronisation, workers may get different numbers of parts, and the models are made alike at the epoch's end.
+        """
+        shared = self._shared(loader)
+        if self._relaxation is not None:
+            return self._relaxation.batches(shared)
+        return iter(shared)
+
+    def step(self, batch: Any) -> torch.Tensor:
+        """One step of training: forward, backward, and the update of the weights.
+
+        Args:
+            batch: what `batches` has yielded, or a global batch that is the same on every rank.
+
+        Returns:
+            The loss of the global batch, the same on every rank; a scalar without gradient. Where the plan relaxes
+            synchronisation, that of this rank's part.
+
+        Raises:
+            TypeError: the batch is no tuple or list, or the loss no scalar.
+        """
+        begun_s = self._log.begin()
+        self._composition.form.forget()
+        parts = self._splitter.parts(batch, self.plan.accumulate)
+        loss = self._relaxation.step(parts, self._clip) if self._relaxation is not None else self._step(parts)
+        self.steps += 1
+        ended_s = time.perf_counter()
+        self._log.add(begun_s, ended_s)
+        if self._trial is not None:
+            self._trial.step(ended_s - begun_s)
+        return loss
+
+    def _step(self, parts: Sequence[Part]) -> torch.Tensor:
+        loss = self._composition.passes.train(parts)
+        self._clip()
+        self._composition.update()
+        self._composition.form.publish()
+        return loss()
+
+    def _clip(self) -> None:
+        composition, norm = self._composition, self.plan.clip_norm
+        if norm is not None:
+            self.grad_norm = clip(composition.copies(), norm, self._mesh.whole, local=composition.local)
+
+    def finish(self) -> None:
+        """Waits for what `step` has left under way, which is nothing unless the plan says `priority` or is relaxed.
+
+        `evaluate`, `save` and `load` do so by themselves, and with `priority` so do `model` and state dicts: this is
+        for programs that read parameters that they have kept. With `priority` a rank may call it alone; a relaxed plan
+        makes all ranks' models one here, so all call it.
+        """
+        self._composition.finish()
+        if self._relaxation is not None:
+            self._relaxation.settle()
+
+    # --- evaluation -------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def evaluate(self, loader: Iterable[Any], metric: Callable[[Any, Any], Any] | None = None) -> float:
+        """The mean over all samples of `loader`, each exactly once, of a metric or of the loss; the same on every rank.
+
+        Args:
+            loader: batches of inputs and target, as for training.
+            metric: gives the mean over samples for an output and a target; None for the loss, as it was reduced.
+        """
+        self.finish()
+        composition, training = self._composition, self.model.training
+        summed = metric is None and self._reduction == "sum"
+        composition.buffers.send()
+        found = torch.zeros(2, dtype=torch.float64)
+        self.model.eval()
+        try:
+            for batch in DistributedLoader(loader, among=self._mesh.data):
+                (part,) = self._splitter.parts(batch, 1)
+                value = composition.passes.value(part, metric or self._loss_fn)
+                if part.samples and value is not None and composition.passes.answers:
+                    found[0] += float(value) * (1 if summed else part.samples)
+                    found[1] += part.samples
+        finally:
+            self.model.train(training)
+        found = found.to(self._mesh.whole.device)
+        if self._mesh.whole.size > 1:
+            dist.all_reduce(found, group=self._mesh.whole.group)
+        total, samples = found.tolist()
+        return total if summed else total / samples if samples else float("nan")
+
+    # --- checkpoints ------------------------------------------------------------------------------------------------
+
+    def save(self, path: str | Path, extra: Any = None) -> None:
+        """Writes a checkpoint that can be loaded under any plan and with any number of ranks; a collective operation.
+
+        It holds weights, buffers, the optimizer's state and settings, random states, the number of steps, and where the
+        loaders of `batches` stand: files of torch's DCP, under the model's own names. What compression has not sent yet
+        is not in it, since each rank has something else: error feedback begins anew.
+
+        Args:
+            path: a directory; an older checkpoint there is replaced when the new one is whole.
+            extra: anything picklable to be kept with it (the state of a learning-rate schedule, say); rank 0's counts.
+        """
+        self.finish()
+        self._composition.buffers.send()
+        positions = [shared.position() for shared in self._loaders]
+        about = {"steps": self.steps, "plan": self.plan.to_json(), "loaders": positions, "extra": extra}
+        composition = self._composition
+        _checkpoint.write(
+            Path(path), composition.pieces(), composition.form.owned, self.optimizer, about, self._mesh.whole
+        )
+
+    def load(self, path: str | Path) -> Any:
+        """Goes on where `save` was called, whatever the plan and the number of ranks were; a collective operation.
+
+        Returns:
+            The `extra` that was saved.
+
+        Raises:
+            CheckpointError: there is no checkpoint, or it is of another model.
+        """
+        self.finish()
+        composition = self._composition
+        about = _checkpoint.read(
+            Path(path), composition.pieces(), composition.form.owned, self.optimizer, self._mesh.whole
+        )
+        composition.form.publish()
+        if composition.form.compression is not None:
+            composition.form.compression.forget()
+        self.steps = about["steps"]
+        self._positions = about["loaders"]
+        for shared, position in zip(self._loaders, self._positions, strict=False):
+            shared.resume(position)
+        return about["extra"]
+
+    def close(self) -> None:
+        """Lets go of what relaxed synchronisation holds: shared memory, threads. The model is then this rank's own.
+
+        Not needed at the end of a program, nor for other plans.
+        """
+        if self._relaxation is not None:
+            self._relaxation.close()
+
+    # --- what it says of itself -------------------------------------------------------------------------------------
+
+    @property
+    def trust_ratios(self) -> TrustRatios | None:
+        """What LARS or LAMB scaled the last step's updates by; None for other optimizers, or before the first step.
+
+        Every rank knows those of the whole model.
+        """
+        return getattr(self.optimizer, "trust_ratios", None)
+
+    def memory(self) -> StateBytes:
+        """The bytes of weights, gradients and optimizer state that this rank holds now."""
+        return self._composition.memory()
+
+    def report(self) -> dict[str, Any]:
+        """The plan, this rank's place in it, its memory, and what was decided about the model; JSON values.
+
+        After some steps of a plan that predicts its time (an automatic one, or one of `hocket plan -o`), "prediction"
+        has the seconds of a step's parts as predicted and as this rank measured them, and the error of the whole.
+        With compression also what it has saved and cost so far, and whether it pays: see docs/compression.md.
+        """
+        mesh, expected = self._mesh, self._composition.predicted_memory()
+        return {
+            "plan": self.plan.describe(),
+            "rank": mesh.whole.rank,
+            "world": mesh.whole.size,
+            "place": {
+                "pipeline": mesh.pipeline.rank,
+                "data": mesh.data.rank,
+                "tensor": mesh.tensor.rank,
+                "spatial": mesh.spatial.rank,
+            },
+            "memory": self.memory().to_json(),
+            "memory_predicted": expected.to_json(),
+            "notes": [*self._composition.notes, *str(self._composition.spatial or "").splitlines()],
+            "compression": self._composition.compression_report(),
+            "steps": self.steps,
+            **self._log.checked(self.plan, mesh.whole.rank),
+            **({} if self._trial is None else {"buckets": self._trial.to_json()}),
+            "relaxed": None if self._relaxation is None else self._relaxation.report(),
+            "trust_ratios": None if self.trust_ratios is None else self.trust_ratios.to_json(),
+        }
+
+    def timeline(self) -> Timeline:
+        """The last steps (50 at most, not the first two) of all ranks; a collective operation.
+
+        `hocket.timeline.write_perfetto` makes of it what Perfetto and `hocket compare` open. Computation is the time in
+        which a rank did not wait for communication.
+        """
+        return self._log.timeline(self._mesh.whole)
+
+    def _shared(self, loader: Iterable[Any]) -> SharedLoader:
+        for shared in self._loaders:
+            if shared.loader is loader or shared is loader:
+                return shared
+        shared = self._new_shared(loader)
+        if len(self._loaders) < len(self._positions):
+            shared.resume(self._positions[len(self._loaders)])
+        self._loaders.append(shared)
+        return shared
+
+    def _new_shared(self, loader: Iterable[Any]) -> SharedLoader:
+        if self._relaxation is not None:
+            return self._relaxation.loader(loader)
+        return DistributedLoader(loader, among=self._mesh.data)
+
+
+def read_plan(plan: Plan | str | Path | None) -> Plan:
+    """The plan that was meant: as given, of a file, of the launcher, or the default one.
+
+    Raises:
+        PlanError: it cannot be read.
+    """
+    if isinstance(plan, Plan):
+        return plan
+    if plan is not None:
+        return Plan.from_toml(Path(plan))
+    return Plan.from_environment() or Plan()

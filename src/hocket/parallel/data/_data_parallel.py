@@ -1,0 +1,289 @@
+"""The model, trained on several ranks at once: each with its part of the batch, all with the same gradients."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import itertools
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Literal
+
+import torch
+
+from hocket.comm import torch_adapter
+
+from ..batches import batch as _batch
+from ..batches import tensors_in
+from ..mesh import World
+from ..state import (
+    Parcels,
+    check_model,
+    is_apart,
+    keepers,
+    send_once,
+)
+from ._batch_norm import SynchronisedBatchNorm
+from ._reducer import Reducer
+from ._scale import scale_gradients
+
+_serial = itertools.count()
+_living: weakref.WeakSet[DataParallel] = weakref.WeakSet()
+
+
+class DataParallel(torch.nn.Module):
+    """Wraps a model so that `backward()` leaves in every parameter's `.grad` the average over all ranks.
+
+    The average is that over the global batch: where a `DistributedLoader` gave this rank a smaller or larger part than
+    others, its gradients are weighted by it. Parameters and buffers start as rank 0's. Attributes, parameter names and
+    the state dict are those of the model itself, which `module` holds; a deep copy or a pickle of this is one of the
+    model alone.
+
+    As in torch's DistributedDataParallel: buffers (running statistics of batch norm, say) are rank 0's before each
+    forward pass in training; gradients add up over several backward passes; `no_sync` puts off the averaging. Other
+    than there, parameters that took no part in the loss need no option, and may be frozen and thawed between steps.
+
+    A gradient is a view of a bucket, so it must not be resized; sparse gradients are refused.
+
+    Args:
+        module: the model.
+        world: the ranks.
+        bucket_bytes: most bytes of gradients that are reduced together. None: as many that there are about eight
+            buckets, since what the last one holds cannot be hidden behind back-propagation, but 4 MiB at least and
+            64 MiB at most.
+        first_bucket_bytes: the same for the bucket that is full first, to get communication going early; None for no
+            difference.
+        loss_reduction: whether the loss is a "mean" over the samples of the batch or a "sum".
+        broadcast_buffers: whether buffers are kept as rank 0's.
+        compression: of gradients on their way; see `hocket.planner.Plan`.
+
+    Raises:
+        ValueError: the ranks' models have different parameters or buffers, or the arguments make no sense.
+    """
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        world: World,
+        *,
+        bucket_bytes: int | None = None,
+        first_bucket_bytes: int | None = None,
+        loss_reduction: Literal["mean", "sum"] = "mean",
+        broadcast_buffers: bool = True,
+        compression: str = "none",
+    ) -> None:
+        super().__init__()
+        if loss_reduction not in ("mean", "sum"):
+            raise ValueError(f'loss_reduction must be "mean" or "sum", not {loss_reduction!r}')
+        if _is_distributed(module):
+            gc.collect()  # who held it may be gone but for a reference cycle
+        if _is_distributed(module):
+            raise ValueError("this model is distributed already; use what hocket.distribute returned the first time")
+        self._loss_reduction = loss_reduction
+        self._broadcast_buffers = broadcast_buffers
+        self._world = world
+        self._reducer: Reducer | None = None
+        self._buffers_differ = broadcast_buffers
+        # Gradients that other ranks' losses send through batch norm have those ranks' weights.
+        self._crosses_ranks = any(isinstance(m, SynchronisedBatchNorm) for m in module.modules())
+        self._parcels = Parcels(world)
+        self._number = next(_serial)
+        self.module = module
+        if world.size > 1:
+            check_model(module, world)
+            alike = {name: parameter for name, parameter in module.named_parameters() if not is_apart(parameter)}
+            send_once([*alike.values(), *module.buffers()], world)
+            reducer = Reducer(list(alike), list(alike.values()), world, bucket_bytes, first_bucket_bytes, compression)
+            self._reducer = reducer
+            for keeper in keepers(module):
+                keeper.weigh_by(_weight_of(weakref.ref(reducer)))
+        _living.add(self)
+        _batch.listeners.add(self)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the model."""
+        reducer = self._reducer
+        if reducer is None or not torch.is_grad_enabled():
+            return self.module(*args, **kwargs)
+        factor = self._before_forward(reducer, (args, kwargs))
+        return self._after_forward(reducer, self.module(*args, **kwargs), factor)
+
+    @torch_adapter.outside_compiler
+    def _before_forward(self, reducer: Reducer, inputs: Any) -> float:
+        """Gets ready for the backward pass of this forward pass; returns by what to scale its gradients besides."""
+        factor = self._weigh(reducer, _batch.current(inputs))
+        reducer.prepare()
+        if self.training and self._buffers_differ:
+            self.send_buffers()
+        self._buffers_differ = self._broadcast_buffers and reducer.synchronises
+        return factor
+
+    @torch_adapter.outside_compiler
+    def _after_forward(self, reducer: Reducer, output: Any, factor: float) -> Any:
+        if factor != 1.0:
+            output = scale_gradients(output, factor)
+        if reducer.synchronises:
+            for tensor in tensors_in(output):
+                if tensor.requires_grad and not tensor.is_leaf:
+                    tensor.register_hook(reducer.expect_backward)  # type: ignore[no-untyped-call]
+        return output
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """A block whose forward and backward passes add up gradients on this rank alone, to be averaged by the next.
+
+        Example::
+
+            with model.no_sync():
+                loss_fn(model(first), target).backward()
+            loss_fn(model(second), target).backward()  # averages the sum of both
+            optimizer.step()
+        """
+        return nullcontext() if self._reducer is None else self._reducer.no_sync()
+
+    def compression_report(self) -> dict[str, Any] | None:
+        """What compression of gradients has saved and cost; None where they go as they are. See docs/compression.md."""
+        compression = None if self._reducer is None else self._reducer.compression
+        return None if compression is None else compression.report()
+
+    def send_buffers(self) -> None:
+        """Gives all ranks rank 0's buffers; a collective operation."""
+        # Sent even if they seem unchanged: batch norm writes its statistics without raising their version counters, and
+        # ranks would have to agree on it first, which costs as much as sending what most models have.
+        self._parcels.send(self.module.buffers())
+
+    def batch_began(self, note: _batch.Note) -> None:
+        """A loader yields a batch: for losses that are computed by other methods of the model than forward.
+
+        What these are given cannot be seen, so that the latest batch must be meant; where other loaders are open with
+        batches of another weight, the reducer refuses. Batches to evaluate have no part in it.
+        """
+        if self._reducer is None or self._loss_reduction != "mean" or note.share is None or self._crosses_ranks:
+            return
+        if not self._reducer.awaits_backward:
+            self._reducer.set_weight(note.weight)
+
+    def _weigh(self, reducer: Reducer, note: _batch.Note | None) -> float:
+        """Sets the weight of the coming gradients; returns by what to scale those of this forward pass besides.
+
+        A mean over the samples is weighed where gradients arrive at parameters, whatever way they come: through outputs
+        of any type, or terms of the loss that the model keeps as attributes; terms of the parameters alone come out
+        right too, because the weights of all ranks average to one. Only if forward passes on batches of different
+        weights meet in one back-propagation, or for sums, does the weight go to the outputs.
+
+        Raises:
+            RuntimeError: such batches meet, and the first of them had no samples for this rank.
+        """
+        if self._loss_reduction == "sum":
+            return 0.0 if note is not None and note.weight == 0.0 else float(self._world.size)
+        weight = 1.0 if note is None else note.weight
+        if self._crosses_ranks:
+            return weight
+        if not reducer.awaits_backward:
+            reducer.set_weight(weight)
+        if weight == reducer.weight:
+            return 1.0
+        if reducer.weight == 0.0:
+            raise RuntimeError(
+                "forward passes on batches of different sizes meet in one backward pass, and the first batch had no "
+                "samples for this rank; call backward() in between, make the batches larger, or drop the last ones"
+            )
+        return weight / reducer.weight
+
+    # --- looks like the model itself --------------------------------------------------------------------------------
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name == "module":
+                raise
+            return getattr(self.module, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        module = self.__dict__.get("_modules", {}).get("module")
+        if module is None or name in self.__dict__ or hasattr(type(self), name) or not hasattr(module, name):
+            super().__setattr__(name, value)
+        else:
+            setattr(module, name, value)
+
+    def __len__(self) -> int:
+        return len(self.module)  # type: ignore[arg-type]
+
+    def __getitem__(self, key: Any) -> Any:
+        return self.module[key]  # type: ignore[index]
+
+    def __iter__(self) -> Iterator[Any]:
+        module: Any = self.module
+        return iter(module)
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> torch.nn.Module:
+        return copy.deepcopy(self.module, memo)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return _itself, (self.module,)
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """The model's state, under the model's own names."""
+        return self.module.state_dict(*args, **kwargs)
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Loads the model's state, under the model's own names; every rank must load the same."""
+        return self.module.load_state_dict(*args, **kwargs)
+
+    def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, torch.nn.Parameter]]:
+        """The model's parameters, under its own names."""
+        return self.module.named_parameters(*args, **kwargs)
+
+    def named_buffers(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, torch.Tensor]]:
+        """The model's buffers, under its own names."""
+        return self.module.named_buffers(*args, **kwargs)
+
+    def named_modules(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, torch.nn.Module]]:
+        """The model's modules, under its own names."""
+        modules: Iterator[tuple[str, torch.nn.Module]] = self.module.named_modules(*args, **kwargs)
+        return modules
+
+    def get_submodule(self, target: str) -> torch.nn.Module:
+        """A module of the model by the model's own name for it."""
+        return self.module.get_submodule(target)
+
+
+def living() -> list[DataParallel]:
+    """The distributed models of this process, in the order of their making."""
+    return sorted(_living, key=lambda model: model._number)
+
+
+def send_stale_buffers(world: World) -> None:
+    """Gives all ranks rank 0's buffers for every model whose ranks may have come apart; a collective operation."""
+    if world.size == 1:
+        return
+    stale = {m._number: m for m in _living if m._buffers_differ and m._reducer is not None}
+    # A model that nobody uses any more may not have been collected on every rank yet.
+    for number in sorted(set.intersection(*map(set, world.from_all(list(stale))))):
+        stale[number].send_buffers()
+        stale[number]._buffers_differ = False
+
+
+_batch.before_evaluation.append(send_stale_buffers)
+
+
+def _is_distributed(module: torch.nn.Module) -> bool:
+    return any(model.module is module for model in _living)
+
+
+def _weight_of(reference: weakref.ref[Reducer]) -> Callable[[], float]:
+    """Asks a reducer, while there is one, for the weight of this rank's gradients."""
+
+    def weight() -> float:
+        reducer = reference()
+        return 1.0 if reducer is None else reducer.weight
+
+    return weight
+
+
+def _itself(module: torch.nn.Module) -> torch.nn.Module:
+    return module

@@ -1,0 +1,148 @@
+"""Each rank holds a part of every parameter, and a whole block only while it is computed: torch's FSDP2 underneath."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+
+from ..mesh import World
+from ..state import Box, Owned, Place, is_apart
+from ._blocks import blocks
+from ._overlap import (
+    Gather,
+    GatherAhead,
+    Reduction,
+    on_several_hosts,
+)
+
+
+class FullySharded:
+    """Parameters, gradients and optimizer state divided among data-parallel ranks (stage 3 of ZeRO).
+
+    Each block of a module is gathered before it is computed, in the forward and in the backward pass, and its gradients
+    are reduce-scattered after. What belongs to no block is held like one more. A stage of a pipeline has the blocks of
+    the model that it was cut from, as far as they are in it. While a block is computed the next one is gathered and
+    the gradients of the one before are reduced, but for CPUs of one host (`_meanwhile.py`).
+
+    Args:
+        modules: what this rank computes, with the model's name for each of their parameters.
+        places: where each parameter lies in the model's own, by the model's names.
+        world: the ranks.
+        whole: names of the model's blocks.
+    """
+
+    def __init__(
+        self,
+        modules: Sequence[tuple[torch.nn.Module, Mapping[str, str]]],
+        places: Mapping[str, Place],
+        world: World,
+        whole: Sequence[str],
+    ) -> None:
+        self.compression = None  # FSDP2 sends gradients as they are
+        self.owned: list[Owned] = []
+        self.frozen: list[Owned] = []
+        self._sharded: list[tuple[torch.nn.Parameter, Owned]] = []
+        self._reductions: list[Reduction] = []
+        self._ahead: list[GatherAhead] = []
+        several_hosts = on_several_hosts(world)
+        for module, names in modules:
+            apart = {p for p in module.parameters() if is_apart(p)}
+            before = {name: p for name, p in module.named_parameters() if p not in apart}
+            if not before:
+                continue
+            for parameter in before.values():
+                if not parameter.is_contiguous():  # a matter of speed only, and FSDP2 takes no others
+                    parameter.data = parameter.detach().contiguous()
+            device = next(iter(before.values())).device.type
+            mesh = DeviceMesh.from_group(world.group, device)
+            groups = _together(module, names, whole)
+            for group in groups:
+                fully_shard(group, mesh=mesh, ignored_params=apart)
+            fully_shard(module, mesh=mesh, ignored_params=apart)
+            if device == "cpu" and several_hosts:
+                self._overlap(module, groups, apart)
+            after = dict(module.named_parameters())
+            for name, original in before.items():
+                self._take(original, after[name], places[names[name]], world)
+                original.data = original.new_empty(0)  # optimizers and programs may hold on to it
+
+    def _overlap(
+        self, module: torch.nn.Module, groups: list[list[torch.nn.Module]], apart: set[torch.nn.Parameter]
+    ) -> None:
+        """Has collectives go on meanwhile, as they do on GPUs anyway."""
+        under_way: deque[Any] = deque()
+        rest = dict.fromkeys(p for p in module.parameters() if p not in apart)
+        for group in [*groups, [module]]:
+            parameters = [p for one in group for p in one.parameters() if p in rest]
+            for parameter in parameters:
+                rest.pop(parameter, None)
+            reduction = Reduction(parameters, under_way)
+            self._reductions.append(reduction)
+            first: Any = group[0]
+            first.set_custom_all_gather(Gather())
+            first.set_custom_reduce_scatter(reduction)
+        self._ahead.append(GatherAhead(groups))
+
+    def _take(self, original: torch.nn.Parameter, sharded: Any, place: Place, world: World) -> None:
+        local = sharded.detach().to_local()
+        if local.numel() == 0:
+            return
+        # FSDP2 cuts the first axis as torch.chunk does.
+        each = -(-original.shape[0] // world.size)
+        offsets = (world.rank * each, *(0 for _ in original.shape[1:]))
+        leaf = torch.nn.Parameter(local, original.requires_grad)
+        item = Owned(leaf, original, Box(place, offsets), 1)
+        if not original.requires_grad:
+            self.frozen.append(item)
+            return
+        self.owned.append(item)
+        self._sharded.append((sharded, item))
+
+    def passing(self, last: bool) -> AbstractContextManager[None]:
+        """See Form. The gradients of every pass are reduced."""
+        return nullcontext()
+
+    def adding(self) -> AbstractContextManager[None]:
+        """See Form. The gradients of every pass are reduced."""
+        return nullcontext()
+
+    def reduce(self) -> None:
+        """See Form. They have been reduced already."""
+
+    def collect(self) -> None:
+        """See Form."""
+        for reduction in self._reductions:
+            reduction.finish()
+        for ahead in self._ahead:
+            ahead.settle()
+        for sharded, item in self._sharded:
+            gradient: Any = sharded.grad
+            item.leaf.grad = None if gradient is None else gradient.to_local()
+
+    def publish(self) -> None:
+        """See Form. The next forward pass gathers them."""
+
+    def forget(self) -> None:
+        """See Form."""
+        for reduction in self._reductions:
+            reduction.forget()
+        for sharded, _ in self._sharded:
+            sharded.grad = None
+        for item in self.owned:
+            item.leaf.grad = None
+
+
+def _together(module: torch.nn.Module, names: Mapping[str, str], whole: Sequence[str]) -> list[list[torch.nn.Module]]:
+    """The blocks of a module, those in one list that come from one block of the model."""
+    found: dict[str, list[torch.nn.Module]] = {}
+    for name, block in blocks(module):
+        first = names[f"{name}.{next(iter(block.named_parameters()))[0]}"]
+        key = next((one for one in whole if first.startswith(f"{one}.")), first)
+        found.setdefault(key, []).append(block)
+    return list(found.values())

@@ -1,0 +1,337 @@
+"""Averages gradients over ranks while back-propagation goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from hocket import comm
+from hocket.comm import torch_adapter
+from hocket.planner import BucketSizes
+
+from ..batches import batch as _batch
+from ..mesh import World
+from ._bucket import Bucket, Over
+from ._hooks import Ready, Scale, remove
+from ._layout import plan
+from .compression import Compression
+
+
+class Reducer:
+    """Gradients of a set of parameters, averaged over ranks.
+
+    Each parameter's `.grad` becomes a view of a bucket. A hook notes when a gradient is complete; a bucket whose
+    gradients all are is reduced at once, provided that those before it have been, so that every rank posts the same
+    operations in the same order. When back-propagation ends, whatever is missing counts as zero, and `backward()`
+    returns when all buckets are reduced.
+
+    Behind the gradients the last bucket carries one element for each parameter that says whether this rank used it:
+    parameters that no rank used keep `.grad` as it was, None at the first step.
+
+    Args:
+        names: of the parameters, for messages.
+        parameters: all parameters of the model, each once, in the same order on every rank.
+        world: the ranks.
+        bucket_bytes: most bytes of a bucket; None to choose by the size of the model.
+        first_bucket_bytes: most bytes of the bucket that is full first; None for no difference.
+        compression: of the gradients; see `hocket.planner.Plan`.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        parameters: Sequence[torch.nn.Parameter],
+        world: World,
+        bucket_bytes: int | None,
+        first_bucket_bytes: int | None,
+        compression: str = "none",
+    ) -> None:
+        self.compression = None if compression == "none" else Compression(compression, world)
+        self.buckets: list[Bucket] = []
+        self._names = list(names)
+        self._parameters = list(parameters)
+        self._world = world
+        self._wanted_sizes = (bucket_bytes, first_bucket_bytes)
+        self._order = list(reversed(range(len(self._parameters))))
+        self._hooks: dict[int, Any] = {}
+        self.weight = 1.0  # of this rank's gradients in the average
+        self._weight_hooks: list[Any] = []
+        self._lock = threading.Lock()
+        self._unsynchronised = 0  # how many no_sync blocks we are in
+        self._forward_synchronises: bool | None = None  # as the last forward said; None if backward came since
+        self._running = False  # a gradient has arrived in a back-propagation that has not ended
+        self._callback_queued = False
+        self._synchronise = False
+        self._seen: list[int] | None = []  # parameters as their gradients arrived; None once their order is known
+        self._order_observed = False
+        self._build()
+        weakref.finalize(self, remove, self._hooks)
+
+    # --- what the model says ----------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Any:
+        """Inside the block gradients add up on this rank alone."""
+        self._unsynchronised += 1
+        try:
+            yield
+        finally:
+            self._unsynchronised -= 1
+
+    @property
+    def synchronises(self) -> bool:
+        """Whether a forward pass at this point is one whose gradients are to be averaged."""
+        return self._unsynchronised == 0
+
+    @property
+    def awaits_backward(self) -> bool:
+        """Whether a forward pass has been made since the last back-propagation."""
+        return self._forward_synchronises is not None
+
+    def prepare(self) -> None:
+        """Gets ready for the back-propagation of a forward pass that is about to begin."""
+        if torch_adapter.in_backward():  # activation checkpointing runs parts of forward again
+            return
+        if self._running or self._callback_queued:
+            self._recover()
+        self._forward_synchronises = self.synchronises
+        if [_kind(p) for p in self._parameters] != self._kinds:
+            self._build()  # parameters have been frozen, thawed or converted
+        if self._order_observed:
+            self._adopt_order()
+
+    def resize(self, bucket_bytes: int) -> None:
+        """Makes buckets of at most so many bytes, from the next forward pass on."""
+        self._wanted_sizes = (bucket_bytes, None)
+        self._kinds.clear()
+
+    def reduce_all(self) -> None:
+        """Averages the gradients that have added up so far, after the back-propagations that made them."""
+        with self._lock:
+            self._forward_synchronises = None
+            self._rewind()
+            self._reduce_rest()
+            self._rewind()
+
+    def set_weight(self, weight: float) -> None:
+        """Makes this rank's gradients count `weight` times in the average from the next back-propagation on."""
+        if weight == self.weight:
+            return
+        self.weight = weight
+        self._hang_weights()
+
+    def expect_backward(self, _: torch.Tensor | None = None) -> None:
+        """A hook for outputs of the model: has `_finish` called at the end of the back-propagation that has begun.
+
+        With re-entrant activation checkpointing gradients arrive in back-propagations nested in the one that matters,
+        and only the outputs are sure to be met in the latter.
+        """
+        if not self._callback_queued:
+            self._callback_queued = True
+            torch_adapter.queue_callback(self._finish)
+
+    # --- buckets ----------------------------------------------------------------------------------------------------
+
+    def _build(self) -> None:
+        """Lays out the buckets for the parameters that now require gradients.
+
+        Gradients that exist move into the new buckets in the next back-propagation; where there are none, the memory of
+        the old buckets is free to be used again.
+        """
+        self._kinds = [_kind(p) for p in self._parameters]
+        active = [i for i in self._order if self._parameters[i].requires_grad]
+        nbytes = [p.numel() * p.element_size() for p in self._parameters]
+        sizes = BucketSizes.choose(sum(nbytes[i] for i in active), *self._wanted_sizes)
+        plans = plan(active, nbytes, self._kinds, sizes)
+        self.buckets.clear()
+        self._slots: dict[int, tuple[Bucket, int]] = {}
+        for members in plans:
+            bucket = self._make_bucket(members, members is plans[-1])
+            self.buckets.append(bucket)
+            self._slots.update({i: (bucket, slot) for slot, i in enumerate(members)})
+        for i in active:
+            parameter = self._parameters[i]
+            if i not in self._hooks:
+                self._hooks[i] = parameter.register_post_accumulate_grad_hook(Ready(self, i))  # type: ignore[no-untyped-call]
+        if self.compression is not None:
+            self.compression.rebuilt(self.buckets)
+        self._hang_weights()
+        self._rewind()
+
+    def _make_bucket(self, members: list[int], last: bool) -> Bucket:
+        extra = len(self._parameters) if last else 0
+        return Bucket(members, [self._parameters[i] for i in members], extra)
+
+    def _hang_weights(self) -> None:
+        for handle in self._weight_hooks:
+            handle.remove()
+        self._weight_hooks.clear()
+        if self.weight != 1.0:
+            scale = Scale(self.weight)
+            for parameter in self._parameters:
+                if parameter.requires_grad:
+                    self._weight_hooks.append(parameter.register_hook(scale))  # type: ignore[no-untyped-call]
+
+    def _adopt_order(self) -> None:
+        """Lays out the buckets once more, by the order in which rank 0's first gradients arrived."""
+        seen = self._world.from_root(self._seen) or []
+        self._seen, self._order_observed = None, False
+        met = set(seen)
+        order = seen + [i for i in self._order if i not in met]
+        if order != self._order:
+            self._order = order
+            self._build()
+
+    def _rewind(self) -> None:
+        self._running = self._callback_queued = False
+        self._next = 0
+        self._absent: list[int] = []  # parameters without a gradient on this rank
+        self._arrived = [False] * len(self._parameters)
+        for bucket in self.buckets:
+            bucket.pending = len(bucket.members)
+            bucket.work = None
+
+    def _recover(self) -> None:
+        """Back-propagation was left by an exception: waits for what had been posted, and forgets the rest."""
+        for bucket in self.buckets:
+            if bucket.work is not None:
+                bucket.work.wait()
+        if self._seen is not None:
+            self._seen = []
+        self._rewind()
+
+    # --- back-propagation -------------------------------------------------------------------------------------------
+
+    def ready(self, number: int, parameter: torch.Tensor) -> None:
+        """The gradient of parameter `number` is complete.
+
+        Raises:
+            TypeError: it is sparse.
+            RuntimeError: it has been reduced already in this back-propagation, or which batch it is of is not known.
+        """
+        with self._lock:
+            if not self._running:
+                self._running = True
+                wanted = self._forward_synchronises
+                self._synchronise = self.synchronises if wanted is None else wanted
+                if wanted is None and not self._callback_queued and self._synchronise and _batch.contested():
+                    self._running = False
+                    raise RuntimeError(
+                        "a loss was computed without the model's forward while several loaders are open whose batches "
+                        "weigh differently, so that its gradients' weight is not known: compute it in forward, whose "
+                        "inputs tell the batch, or make all batches of a size that the ranks can share equally"
+                    )
+                self.expect_backward()
+            if not self._synchronise or number not in self._slots:
+                return
+            bucket, _ = self._slots[number]
+            if bucket.work is not None:
+                raise RuntimeError(
+                    f"the gradient of parameter {self._names[number]!r} arrived twice in one back-propagation, and the "
+                    "first had been averaged over ranks already. Re-entrant activation checkpointing of a part that is "
+                    "used twice does this; use torch.utils.checkpoint.checkpoint(..., use_reentrant=False)"
+                )
+            self._adopt(number, parameter)
+            if self._arrived[number]:
+                return
+            self._arrived[number] = True
+            if self._seen is not None and not self._order_observed:
+                self._seen.append(number)
+            bucket.pending -= 1
+            if bucket.pending == 0:
+                self._launch()
+
+    def _adopt(self, number: int, parameter: torch.Tensor) -> None:
+        """Makes the parameter's gradient a view of its bucket, values kept."""
+        bucket, slot = self._slots[number]
+        gradient = parameter.grad
+        assert gradient is not None
+        self._open(bucket)
+        if gradient is bucket.view(slot):
+            return
+        if gradient.layout is not torch.strided:
+            raise TypeError(
+                f"parameter {self._names[number]!r} has a gradient of layout {gradient.layout}; hocket averages dense "
+                "gradients only. For an embedding, say sparse=False"
+            )
+        view = bucket.writable(slot)
+        view.copy_(gradient.detach() if gradient.requires_grad else gradient)
+        parameter.grad = view
+
+    def _open(self, bucket: Bucket) -> None:
+        """A gradient is about to go into `bucket`."""
+
+    def _launch(self) -> None:
+        """Posts the reductions of the buckets that are complete and whose turn it is."""
+        while self._next < len(self.buckets) and self.buckets[self._next].pending == 0:
+            bucket = self.buckets[self._next]
+            last = self._next == len(self.buckets) - 1
+            if last:
+                self._mark_used(bucket.tail)
+            with comm.label(f"bucket {self._next}"):
+                bucket.work = self._post(bucket, last) or Over()
+            self._next += 1
+
+    def _post(self, bucket: Bucket, last: bool) -> Any:
+        if self.compression is not None and (exchange := self.compression.post(bucket, self._next)):
+            return exchange
+        operator = dist.ReduceOp.AVG
+        if bucket.flat.dtype is torch.float16:  # a sum may be beyond its range where the average is not
+            bucket.flat.div_(self._world.size)
+            operator = dist.ReduceOp.SUM
+        # Nothing is left to hide the last one behind: it may run on this thread.
+        return dist.all_reduce(bucket.flat, op=operator, group=self._world.group, async_op=not last)
+
+    def _mark_used(self, tail: torch.Tensor) -> None:
+        tail.fill_(1)
+        if self._absent:
+            tail[self._absent] = 0
+
+    def _finish(self) -> None:
+        """Back-propagation has ended: reduces what is left and waits for all."""
+        with self._lock:
+            if not self._running:  # torch.autograd.grad has passed through the outputs: nothing was accumulated
+                self._callback_queued = False
+                return
+            self._forward_synchronises = None
+            if self._synchronise:
+                self._reduce_rest()
+                self._order_observed = self._seen is not None
+            self._rewind()
+
+    def _reduce_rest(self) -> None:
+        for i, (bucket, slot) in self._slots.items():
+            if self._arrived[i]:
+                continue
+            if self._parameters[i].grad is None:
+                self._open(bucket)
+                bucket.writable(slot).zero_()
+                self._absent.append(i)
+            else:  # from an earlier back-propagation
+                self._adopt(i, self._parameters[i])
+            bucket.pending -= 1
+        self._launch()
+        for bucket in self.buckets:
+            bucket.work.wait()
+        self._settle()
+        if self.compression is not None:
+            self.compression.reduced()
+
+    def _settle(self) -> None:
+        """All buckets are reduced: parameters that other ranks used have a gradient here too."""
+        if self._absent:
+            used = self.buckets[-1].tail.tolist()
+            for i in self._absent:
+                if used[i]:
+                    bucket, slot = self._slots[i]
+                    self._parameters[i].grad = bucket.view(slot)
+
+
+def _kind(parameter: torch.Tensor) -> tuple[bool, torch.dtype, torch.device]:
+    return parameter.requires_grad, parameter.dtype, parameter.device

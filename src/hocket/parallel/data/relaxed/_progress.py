@@ -1,0 +1,75 @@
+"""What a worker has done without waiting for the others, and what they have done together."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...mesh import World
+
+
+@dataclass(slots=True)
+class Progress:
+    """Counts of one worker, or of all together.
+
+    Attributes:
+        rule: as a plan writes it, as "stale:4".
+        updates: that this worker's gradients have made.
+        applied: updates of others that were added to this worker's parameters; 0 where they share memory or average.
+        averages: how often parameters were averaged.
+        samples: that this worker's updates were made of.
+        waited_s: seconds spent waiting for others: at the bound, or for averages. The end of an epoch is not counted.
+        rested_s: seconds spent at the end of epochs, until the slowest had come.
+        staleness: how many updates had missed how many others; see the rules for what is counted.
+        workers: the counts of each worker at the last time that all met; empty in those.
+    """
+
+    rule: str
+    updates: int = 0
+    applied: int = 0
+    averages: int = 0
+    samples: float = 0.0
+    waited_s: float = 0.0
+    rested_s: float = 0.0
+    staleness: Counter[int] = field(default_factory=Counter)
+    workers: list[dict[str, Any]] = field(default_factory=list)
+
+    def alone(self) -> dict[str, Any]:
+        """This worker's counts as JSON values."""
+        return {
+            "updates": self.updates,
+            "applied": self.applied,
+            "averages": self.averages,
+            "samples": self.samples,
+            "waited_s": self.waited_s,
+            "rested_s": self.rested_s,
+            "staleness": histogram_json(self.staleness),
+        }
+
+    def meet(self, world: World) -> None:
+        """Learns what all workers have counted; a collective operation."""
+        self.workers = world.from_all(self.alone())
+
+    def to_json(self) -> dict[str, Any]:
+        """This worker's counts, each worker's when all last met, and the staleness of all their updates together."""
+        return {
+            "rule": self.rule,
+            **self.alone(),
+            "workers": self.workers,
+            "staleness_of_all": histogram_json(added([worker["staleness"] for worker in self.workers])),
+        }
+
+
+def histogram_json(counts: Counter[int]) -> dict[str, int]:
+    """Counts by number, as JSON has them, in order."""
+    return {str(number): counts[number] for number in sorted(counts)}
+
+
+def added(histograms: Sequence[dict[str, int]]) -> Counter[int]:
+    """Several histograms of `histogram_json` as one."""
+    total: Counter[int] = Counter()
+    for histogram in histograms:
+        total.update({int(number): count for number, count in histogram.items()})
+    return total

@@ -1,0 +1,117 @@
+"""What a Trainer does by a plan whose workers do not agree at every step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+import torch
+
+from hocket.planner import Synchronisation
+
+from ...batches import DistributedLoader, Part, SharedLoader
+from ...batches import batch as _batch
+from ...mesh import World
+from ._hogwild import Hogwild
+from ._local import LocalSGD
+from ._stale import BoundedStaleness
+from ._tickets import StoreTickets, TicketLoader
+
+Train = Callable[[Sequence[Part]], Callable[[], torch.Tensor]]
+
+
+class Relaxation:
+    """Runs the steps of one worker.
+
+    Args:
+        synchronisation: of the plan.
+        model: whole on every worker.
+        optimizer: of its parameters.
+        world: the workers.
+        train: computes the gradients of parts of a batch on this worker alone, and gives what tells their loss.
+        reduction: of the loss.
+    """
+
+    def __init__(
+        self,
+        synchronisation: Synchronisation,
+        model: torch.nn.Module,
+        optimizer: Any,
+        world: World,
+        train: Train,
+        reduction: Literal["mean", "sum"],
+    ) -> None:
+        self._world, self._train, self._reduction = world, train, reduction
+        self._model, self._optimizer = model, optimizer
+        group, number = world.group, synchronisation.number
+        self._form: LocalSGD | BoundedStaleness | Hogwild
+        if synchronisation.rule == "local":
+            self._form = LocalSGD(model, optimizer, number, group=group)
+        elif synchronisation.rule == "hogwild":
+            self._form = Hogwild(model, optimizer, group=group)
+        else:
+            rule: Literal["stale", "ssp"] = "stale" if synchronisation.rule == "stale" else "ssp"
+            self._form = BoundedStaleness(model, optimizer, number, rule, group=group)
+        self._tickets = StoreTickets(world)
+        self._settled = True
+
+    def loader(self, loader: Iterable[Any]) -> SharedLoader:
+        """The user's loader as workers share it: equal parts where they keep step, and parts by need where not."""
+        if isinstance(self._form, LocalSGD):
+            return DistributedLoader(loader, among=self._world)
+        return TicketLoader(loader, self._world, self._tickets)
+
+    def batches(self, shared: SharedLoader) -> Iterator[Any]:
+        """This worker's parts of an epoch; at its end the workers meet."""
+        self._settled = False  # on all workers, whether or not they will get a part
+        if isinstance(shared, TicketLoader):
+            try:
+                for share, part in shared:
+                    _batch.enter(shared, share, part)
+                    yield part
+            finally:
+                _batch.leave(shared)
+        else:
+            yield from shared
+        self.settle()
+
+    def step(self, parts: Sequence[Part], clip: Callable[[], None]) -> torch.Tensor:
+        """One step of this worker; returns the loss of its part, as that of a whole batch of such samples.
+
+        Args:
+            parts: of this worker's part of the batch.
+            clip: clips the gradients before they are used.
+        """
+        samples, total = sum(part.samples for part in parts), parts[0].total
+        self._settled = False
+        form = self._form
+        if not isinstance(form, LocalSGD):
+            form.begin()
+        loss = self._train([replace(part, total=max(1, samples)) for part in parts])()
+        if self._reduction == "sum" and samples:
+            gradients = [p.grad for p in self._model.parameters() if p.grad is not None]
+            for gradient in gradients:
+                gradient.mul_(total / samples)
+            loss = loss * (total / samples)
+        clip()
+        if isinstance(form, LocalSGD):
+            self._optimizer.step()
+            form.step(samples=samples)
+        else:
+            form.step(weight=samples / total, samples=samples)
+        return loss
+
+    def settle(self) -> None:
+        """Waits for all workers and makes them alike; a collective operation."""
+        if not self._settled:
+            self._form.settle()
+        self._settled = True
+
+    def close(self) -> None:
+        """Leaves, with a model of one's own."""
+        self._form.close()
+
+    def report(self) -> dict[str, Any]:
+        """See `Progress.to_json`."""
+        return self._form.report()

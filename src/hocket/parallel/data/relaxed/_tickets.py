@@ -1,0 +1,136 @@
+"""Batches for workers of different speed: each takes the next part of the sequence when it is ready for it."""
+
+from __future__ import annotations
+
+import secrets
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import Any, Protocol
+
+from hocket.comm import torch_adapter
+
+from ...batches import (
+    Cutter,
+    Key,
+    RankSampler,
+    SeededDataset,
+    Share,
+    SharedLoader,
+    Stream,
+    each,
+    expected_size,
+    inner_loader,
+)
+from ...mesh import World
+
+
+class Tickets(Protocol):
+    """Numbers 0, 1, 2, ... of each epoch, each given to one worker."""
+
+    def take(self, epoch: int) -> int:
+        """The next number of an epoch."""
+
+
+class StoreTickets:
+    """Tickets counted in the store by which the workers of torch's default group have found each other.
+
+    Args:
+        world: the workers; making this is a collective operation.
+    """
+
+    def __init__(self, world: World) -> None:
+        self._store = torch_adapter.default_store() if world.size > 1 else None
+        self._name = f"hocket/tickets/{world.from_root(secrets.token_hex(8))}"
+        self._taken = 0
+        self._epoch = -1
+
+    def take(self, epoch: int) -> int:
+        """See Tickets."""
+        if self._store is not None:
+            return int(self._store.add(f"{self._name}/{epoch}", 1)) - 1
+        if epoch != self._epoch:
+            self._epoch, self._taken = epoch, 0
+        self._taken += 1
+        return self._taken - 1
+
+
+class TicketLoader(SharedLoader):
+    """A loader that gives out parts of the user's batches by tickets: part t is the (t mod n)-th n-th of batch t / n.
+
+    All workers together see every sample once in an epoch, as with `DistributedLoader`, and the sequence of batches is
+    that of one process; but a worker that is slow gets fewer parts, and workers end the epoch at most one part apart.
+    Workers that load in the background (`num_workers`) take tickets as far ahead as they load.
+
+    Args:
+        loader: the user's, with global batches.
+        world: the workers.
+        tickets: who gets which part.
+    """
+
+    _keep_step = False
+
+    def __init__(self, loader: Iterable[Any], world: World, tickets: Tickets) -> None:
+        super().__init__(loader, among=world)
+        self._tickets = tickets
+        self.share: Share | None = None
+
+    def __iter__(self) -> Iterator[tuple[Share, Any]]:
+        yield from self._parts()
+
+    def position(self) -> dict[str, Any]:
+        """See SharedLoader; workers meet at the ends of epochs only, so that the beginning of one is all there is."""
+        self._begun = 0
+        return super().position()
+
+    def _start(self) -> Any:
+        agree = super()._start()
+        if self._by_index:
+            loader: Any = self.loader
+            assert self._stream is not None
+            dataset = SeededDataset(loader.dataset, self._seed if self._seed_samples else None)
+            self._sampler = TicketSampler(loader.batch_sampler, self._stream, self._among, self._tickets, agree=agree)
+            self._inner = inner_loader(loader, dataset, self._sampler, self._worker_generator)
+        return agree
+
+    def _cut_parts(self, stream: Stream, agree: Any) -> Iterator[tuple[Share, Any]]:
+        cutter = Cutter(expected_size(self.loader))
+        epoch, world = self._position - 1, self._among.size
+        mine = None
+        for number, batch in enumerate(each(self.loader, stream, agree)):
+            size = cutter.size(batch)
+            mine = self._tickets.take(epoch) if mine is None else mine
+            while mine // world == number:
+                share = Share.of(size, world, mine % world)
+                if share.samples:
+                    yield share, cutter.cut(batch, share.begin, share.end)
+                mine = self._tickets.take(epoch)
+
+
+class TicketSampler(RankSampler):
+    """Like RankSampler, for the parts that tickets give.
+
+    Args:
+        batches: the user's batch sampler.
+        stream: where it draws random numbers.
+        world: the workers.
+        tickets: who gets which part.
+        agree: is given the very first batch, to compare it with other workers'.
+    """
+
+    def __init__(self, batches: Iterable[Any], stream: Stream, world: World, tickets: Tickets, *, agree: Any) -> None:
+        super().__init__(batches, stream, world.size, world.rank, keep_step=False, agree=agree)
+        self._tickets = tickets
+
+    def _run(self, epoch: int, shares: deque[Share], skip: int) -> Iterator[list[Key]]:
+        agree, self._agree = self._agree, None
+        place, mine = 0, None
+        for number, batch in enumerate(each(self._batches, self._stream, agree)):
+            indices = list(batch)
+            mine = self._tickets.take(epoch) if mine is None else mine
+            while mine // self._world == number:
+                share = Share.of(len(indices), self._world, mine % self._world)
+                if share.samples:
+                    shares.append(share)
+                    yield [(epoch, indices[i], place + i) for i in range(share.begin, share.end)]
+                mine = self._tickets.take(epoch)
+            place += len(indices)

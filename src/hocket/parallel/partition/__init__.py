@@ -1,0 +1,1 @@
+"""Tensors divided among ranks: layers (tensor parallelism) and samples (spatial parallelism)."""

@@ -1,0 +1,154 @@
+"""The two operations that cross ranks: fetching rows that others own, and adding up. Each with its gradient.
+
+| operation | forward | backward |
+|---|---|---|
+| `fetch` | all_to_all of the rows that are wanted and not owned | the same rows' gradients back, added by their owner |
+| `total` | all_reduce | all_reduce |
+
+Gradients obey one rule: that of a divided tensor is complete where a rank owns it; those of a tensor that every rank
+has whole (a parameter, the loss) add up, over the ranks, to the gradient. So a whole tensor may be used on slabs
+without any communication, and the gradients of parameters have to be summed in the end, as data parallelism does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from hocket import comm
+
+from ...mesh import World
+from ._slabs import Interval, Slabs, halo_rows, overlap
+
+LABEL = "halo"
+"""What `hocket.comm` calls the exchanges of rows when it announces them."""
+
+
+def fetch(
+    world: World, tensor: torch.Tensor, slabs: Slabs, wanted: Sequence[Interval], fill: float = 0.0
+) -> torch.Tensor:
+    """The rows of this rank's wanted interval.
+
+    Args:
+        world: the ranks.
+        tensor: this rank's slab.
+        slabs: how the full tensor is divided.
+        wanted: what each rank wants; the same on all ranks. It may reach beyond the tensor on both sides.
+        fill: what stands there.
+    """
+    if all(want == own for want, own in zip(wanted, slabs.intervals(), strict=True)):
+        return tensor
+    fetched: torch.Tensor = _Fetch.apply(world, tensor, slabs, tuple(wanted), fill)  # type: ignore[no-untyped-call]
+    return fetched
+
+
+def gather(world: World, tensor: torch.Tensor, slabs: Slabs) -> torch.Tensor:
+    """The full tensor, on every rank."""
+    return fetch(world, tensor, slabs, [(0, slabs.size)] * slabs.ranks)
+
+
+def total(world: World, tensor: torch.Tensor) -> torch.Tensor:
+    """The sum over the ranks, on every rank."""
+    summed: torch.Tensor = _Total.apply(world, tensor)  # type: ignore[no-untyped-call]
+    return summed
+
+
+class _Fetch(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, world: World, tensor: torch.Tensor, slabs: Slabs, wanted: tuple[Interval, ...], fill: float
+    ) -> torch.Tensor:
+        ctx.world, ctx.slabs, ctx.wanted, ctx.shape = world, slabs, wanted, tensor.shape
+        dim, size = slabs.dim, slabs.size
+        begin, end = wanted[world.rank]
+        own = slabs.interval(world.rank)
+        inside = [overlap(one, (0, size)) for one in wanted]
+        parts = [_cut(tensor, dim, share, own[0]) for share in _shares(own, inside, world.rank)]
+        taken = _shares(inside[world.rank], slabs.intervals(), world.rank)
+        received = _exchanged(world, parts, tensor, dim, taken) if any(halo_rows(slabs, wanted)) else {}
+        shape = list(tensor.shape)
+        pieces = []
+        if low := max(0, min(end, 0) - begin):
+            shape[dim] = low
+            pieces.append(tensor.new_full(shape, fill))
+        for rank in range(slabs.ranks):
+            if rank == world.rank:
+                pieces.append(_cut(tensor, dim, overlap(own, inside[rank]), own[0]))
+            elif rank in received:
+                pieces.append(received[rank])
+        if high := max(0, end - max(begin, size)):
+            shape[dim] = high
+            pieces.append(tensor.new_full(shape, fill))
+        return torch.cat(pieces, dim)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        world, slabs, wanted, shape = ctx.world, ctx.slabs, ctx.wanted, ctx.shape
+        (gradient,) = gradients
+        dim, size = slabs.dim, slabs.size
+        begin, _ = wanted[world.rank]
+        own = slabs.interval(world.rank)
+        inside = [overlap(one, (0, size)) for one in wanted]
+        shares = _shares(inside[world.rank], slabs.intervals(), world.rank)
+        parts = [_cut(gradient, dim, share, begin) for share in shares]
+        given = _shares(own, inside, world.rank)
+        received = _exchanged(world, parts, gradient, dim, given) if any(halo_rows(slabs, wanted)) else {}
+        mine = gradient.new_zeros(shape)
+        a, b = overlap(own, inside[world.rank])
+        if a < b:
+            mine.narrow(dim, a - own[0], b - a).copy_(gradient.narrow(dim, a - begin, b - a))
+        for rank, part in received.items():
+            a, b = given[rank]
+            mine.narrow(dim, a - own[0], b - a).add_(part)
+        return None, mine, None, None, None
+
+
+def _shares(mine: Interval, theirs: Sequence[Interval], rank: int) -> list[Interval]:
+    """What of `mine` is each other rank's; nothing is this rank's own, which need not travel."""
+    return [(mine[0], mine[0]) if r == rank else overlap(mine, one) for r, one in enumerate(theirs)]
+
+
+def _cut(tensor: torch.Tensor, dim: int, rows: Interval, first: int) -> torch.Tensor:
+    """Rows of a tensor whose own first row has the number `first`."""
+    begin, end = rows
+    return tensor.narrow(dim, begin - first, end - begin) if begin < end else tensor.narrow(dim, 0, 0)
+
+
+def _exchanged(
+    world: World, parts: Sequence[torch.Tensor], like: torch.Tensor, dim: int, taken: Sequence[Interval]
+) -> dict[int, torch.Tensor]:
+    """Sends `parts`, one for each rank, and receives rows `taken` of each rank; empty ones are left out."""
+    shape = list(like.shape)
+    others = math.prod(shape[:dim]) * math.prod(shape[dim:][1:])
+    sent = torch.cat([part.reshape(-1) for part in parts])
+    counts = [(end - begin) * others if begin < end else 0 for begin, end in taken]
+    found = sent.new_empty(sum(counts))
+    with comm.label(LABEL):
+        dist.all_to_all_single(found, sent, counts, [part.numel() for part in parts], group=world.group)
+    received = {}
+    for rank, (flat, (begin, end)) in enumerate(zip(torch.split(found, counts), taken, strict=True)):
+        if begin < end:
+            shape[dim] = end - begin
+            received[rank] = flat.view(shape)
+    return received
+
+
+class _Total(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, world: World, tensor: torch.Tensor) -> torch.Tensor:
+        ctx.world = world
+        return _summed(world, tensor)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        return None, _summed(ctx.world, gradients[0])
+
+
+def _summed(world: World, tensor: torch.Tensor) -> torch.Tensor:
+    summed = tensor.contiguous() if not tensor.is_contiguous() else tensor.clone()
+    dist.all_reduce(summed, group=world.group)
+    return summed

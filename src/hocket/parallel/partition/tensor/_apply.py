@@ -1,0 +1,130 @@
+"""Cuts the layers of regions in place, and can put everything back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from hocket.workload.division import CHANNEL, Recording, Region, Role, Split, Value, cut, cut_tensors
+
+from ...mesh import World
+from ._attention import CutMultiheadAttention
+from ._interpret import Interpretation, interpret
+from ._layers import CUT_CLASSES, Form, Shared
+
+
+class Applied:
+    """Regions, cut in a model.
+
+    Args:
+        model: the model.
+        regions: what to cut.
+        recording: of the model, for which layers are given the same input.
+        world: the ranks.
+    """
+
+    def __init__(self, model: nn.Module, regions: Iterable[Region], recording: Recording, world: World) -> None:
+        self._world = world
+        self._undo: list[Callable[[], None]] = []
+        self._forms: dict[nn.Module, Form] = {}
+        self.cuts: dict[int, Split] = {}  # by id of the parameter or buffer
+        regions = list(regions)
+        sharing = _sharing(regions, recording)
+        for region in regions:
+            for module, role in region.roles.items():
+                self._cut_layer(module, role, bool(region.aware), sharing.get(module, [Shared(1)]))
+        for region in regions:
+            for layer, places in region.gathers.items():
+                self._forms[layer].gathers = places
+            for layer in region.scatters:
+                self._forms[layer].scatters = True
+                self._forms[layer].noted = bool(region.aware)
+        homes: dict[str, dict[int, Split]] = {}
+        for region in regions:
+            for home, given in region.homes.items():
+                homes.setdefault(home, {}).update(given)
+        for home, given in homes.items():
+            self._undo.append(interpret(model.get_submodule(home), Interpretation(world, given)))
+        for encoder in model.modules():
+            if isinstance(encoder, nn.TransformerEncoder | nn.TransformerEncoderLayer):
+                self._without_fast_path(encoder)
+
+    def undo(self) -> None:
+        """Puts everything back."""
+        while self._undo:
+            self._undo.pop()()
+        self.cuts.clear()
+
+    def _set(self, module: nn.Module, name: str, value: Any) -> None:
+        if name in module.__dict__:
+            old = module.__dict__[name]
+            self._undo.append(lambda: setattr(module, name, old))
+        else:
+            self._undo.append(lambda: delattr(module, name))
+        setattr(module, name, value)
+
+    def _become(self, module: nn.Module, kind: type[nn.Module], form: Form) -> None:
+        old = type(module)
+        self._undo.append(lambda: setattr(module, "__class__", old))
+        self._set(module, "form", form)
+        self._forms[module] = form
+        module.__class__ = kind
+
+    def _cut(self, tensor: torch.Tensor, split: Split) -> None:
+        if id(tensor) in self.cuts:
+            return
+        full = tensor.data
+        self._undo.append(lambda: setattr(tensor, "data", full))
+        self.cuts[id(tensor)] = split
+        tensor.data = cut(full, split, self._world.rank, self._world.size).clone()
+
+    def _cut_layer(self, module: Any, role: Role, noted: bool, shared: list[Shared]) -> None:
+        world, segments, kind = self._world, role.split.segments, type(module)
+        channel = CHANNEL.get(kind, -1)
+        form = Form(world, role.kind, channel, segments, role.whole, tuple(shared), noted and not role.whole)
+        for tensor, split in cut_tensors(module, role):
+            self._cut(tensor, split)
+        if role.kind == "heads":
+            self._set(module, "weights_used", role.whole)
+            self._become(module, CutMultiheadAttention, form)
+        elif role.kind == "channels":
+            self._narrow_channels(module)
+        else:
+            self._become(module, CUT_CLASSES[kind], form)
+
+    def _narrow_channels(self, module: Any) -> None:
+        for name in ("num_features", "num_groups", "num_channels", "num_parameters", "groups", "in_channels"):
+            if hasattr(module, name):
+                self._set(module, name, getattr(module, name) // self._world.size)
+        if type(module) in CHANNEL:
+            self._set(module, "out_channels", module.out_channels // self._world.size)
+
+    def _without_fast_path(self, encoder: Any) -> None:
+        """Torch's fused inference takes weights out of the layers, which are parts now."""
+        if not any(hasattr(module, "form") for module in encoder.modules()):
+            return
+        if isinstance(encoder, nn.TransformerEncoder):
+            self._set(encoder, "use_nested_tensor", False)
+        else:
+            self._set(encoder, "activation_relu_or_gelu", 0)
+
+
+def _sharing(regions: list[Region], recording: Recording) -> dict[nn.Module, list[Shared]]:
+    """What layers that are given the same tensors have in common: for each of their inputs."""
+    makers = {m: role for r in regions for m, role in r.roles.items() if role.kind in ("column", "heads")}
+    inputs: dict[tuple[nn.Module, int], list[Value]] = {}
+    for call in recording.calls:
+        if call.module in makers and type(call.module) is not nn.Embedding:
+            for place, value in enumerate(call.inputs[: 3 if makers[call.module].kind == "heads" else 1]):
+                inputs.setdefault((call.module, place), []).append(value)
+    groups: dict[tuple[int, ...], set[nn.Module]] = {}
+    for (module, _), values in inputs.items():
+        groups.setdefault(tuple(map(id, values)), set()).add(module)
+    made = {key: Shared(len(users)) for key, users in groups.items()}
+    found: dict[nn.Module, list[Shared]] = {}
+    for (module, _), values in inputs.items():
+        found.setdefault(module, []).append(made[tuple(map(id, values))])
+    return found

@@ -1,0 +1,191 @@
+"""Makes a model tensor-parallel: examines it on a sample, cuts it, and makes sure that it computes what it did."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from hocket.workload.division import CollectiveCount, Region, Split, apart, choose, cut, record, sequences, tally
+
+from ...batches import mapped as with_tensors
+from ...batches import restored, tensors_in
+from ...mesh import World
+from ...state import check_model, send_once
+from ._apply import Applied
+from ._numbers import align
+from ._verify import Verifier
+
+
+class Decision(NamedTuple):
+    """What became of a layer.
+
+    Attributes:
+        name: of the layer.
+        form: "column", "row", "heads", "vocabulary", "channels", ..., or "whole".
+        reason: why.
+    """
+
+    name: str
+    form: str
+    reason: str
+
+
+class Cut(NamedTuple):
+    """Where this rank's part of a parameter or buffer lies in the full one.
+
+    Attributes:
+        shape: of the full tensor.
+        dim: the one that is cut.
+        segments: into which the dim falls; each is shared out equally. One, unless one matrix holds several.
+    """
+
+    shape: tuple[int, ...]
+    dim: int
+    segments: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class TensorParallel:
+    """A model that was made tensor-parallel in place.
+
+    Attributes:
+        model: the user's model.
+        world: the ranks that share it.
+        decisions: what became of each layer.
+        refused: (layer, reason) of those that stayed whole although they have parameters that might be cut.
+        pieces: how parameters and buffers are cut, by their names in the model; what is not named is whole.
+        collectives: what one training step on the sample is expected to communicate within `world`.
+    """
+
+    model: nn.Module
+    world: World
+    decisions: list[Decision] = field(default_factory=list)
+    refused: list[tuple[str, str]] = field(default_factory=list)
+    pieces: dict[str, Cut] = field(default_factory=dict)
+    collectives: list[CollectiveCount] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        width = max((len(d.name) for d in self.decisions), default=11)
+        lines = [f"{d.name or '(the model)':{width}}  {d.form:10}  {d.reason}" for d in self.decisions]
+        return "\n".join([*lines, *map(str, self.collectives)])
+
+    def chunks(
+        self, name: str, tensor: torch.Tensor, offsets: tuple[int, ...] | None = None
+    ) -> list[tuple[tuple[int, ...], torch.Tensor]]:
+        """The boxes in the full tensor that a box of this rank's part is: several, where the part has segments.
+
+        Args:
+            name: of the parameter; `tensor` may also be a gradient or optimizer state that is cut alike.
+            tensor: a box of this rank's part, or all of it.
+            offsets: where the box begins in this rank's part; None where it is all of it.
+
+        Returns:
+            For each box, where it begins in the full tensor, and a view of `tensor` that is the box.
+        """
+        offsets = offsets or (0,) * tensor.dim()
+        piece = self.pieces.get(name)
+        if piece is None:
+            return [(offsets, tensor)]
+        found, at, dim = [], 0, piece.dim
+        mine = offsets[dim], offsets[dim] + tensor.shape[dim]
+        for begin, end in Split(dim, piece.segments).ranges(self.world.rank, self.world.size):
+            low, high = max(mine[0], at), min(mine[1], at + end - begin)
+            if low < high:
+                where = (*offsets[:dim], begin + low - at, *offsets[dim + 1 :])
+                found.append((where, tensor.narrow(dim, low - mine[0], high - low)))
+            at += end - begin
+        return found
+
+    def part(self, name: str, full: torch.Tensor) -> torch.Tensor:
+        """This rank's part of a full tensor that is to be cut as parameter `name` is."""
+        piece = self.pieces.get(name)
+        if piece is None:
+            return full
+        return cut(full, Split(piece.dim, piece.segments), self.world.rank, self.world.size)
+
+
+def parallelize(
+    model: nn.Module, world: World, sample: tuple[Any, ...], *, sequence: bool = False, verify: bool = True
+) -> TensorParallel:
+    """Cuts the layers of `model` over the ranks of `world`, in place; a collective operation.
+
+    The model is run on the sample, and what is seen decides: pairs of layers between which every rank has its part
+    (MLPs, attention by heads, convolutions) need one all_reduce forward and one backward; what pairs with nothing is
+    cut alone, and its output gathered; what cannot be cut stays whole. Parameters keep their identity. All ranks begin
+    with rank 0's weights, sample, and state of the default random number generators.
+
+    Where the model has no dropout, the loss curve is that of one process up to rounding. Dropout on what is whole
+    drops alike on all ranks; dropout on parts drops by other random numbers on every rank, so that a run with dropout
+    is like one of one process in distribution, not in numbers.
+
+    Args:
+        model: an ordinary module, built alike on all ranks.
+        world: the ranks that share the model; all of them get the same batches.
+        sample: the positional inputs of one forward pass; sizes other than the first (the batch's) as in training.
+        sequence: whether norms, dropout and residual sums between the cut layers work on parts of the sequence.
+        verify: whether to compare outputs and gradients with the plain model's; regions that differ stay whole.
+
+    Raises:
+        ValueError: the ranks' models differ.
+    """
+    if world.size == 1:
+        return TensorParallel(model, world)
+    check_model(model, world)
+    send_once([*model.parameters(), *model.buffers()], world)
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    sample = with_tensors(tuple(sample), lambda t: t.detach().cpu().requires_grad_(t.requires_grad))
+    sample = with_tensors(world.from_root(sample), lambda t: t.detach().to(device).requires_grad_(t.requires_grad))
+    align(world, device)
+    with restored():
+        recording = record(model, lambda: model(*sample), tensors_in)
+    choice = choose(model, recording, world.size)
+    regions = choice.regions
+    wrong: list[tuple[Region, str]] = []
+    verifier = Verifier(model, sample, recording, world)
+    if verify:
+        regions, wrong = verifier.sort_out(regions)
+        singles = [single for region, why in wrong for single in apart(region, why, world.size)]
+        if singles:
+            singles, _ = verifier.sort_out(singles, regions)
+            regions = [*regions, *singles]
+    if sequence:
+        zones, unsuited = sequences(model, recording, regions, world.size)
+        choice.refused.update(unsuited)
+        if verify:
+            zones, more = verifier.sort_out(zones, regions)
+            wrong += more
+        regions = [*regions, *zones]
+    refused = dict(choice.refused)
+    cut_layers = {name for region in regions for name in region.names}
+    for region, difference in wrong:
+        names = [name for name in region.names if name not in cut_layers]
+        refused.update(dict.fromkeys(names, f"cut as {region.reason or 'a pair'}, {difference}"))
+    applied = Applied(model, regions, recording, world)
+    result = TensorParallel(model, world, _decisions(model, regions, refused), list(refused.items()))
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        split = applied.cuts.get(id(tensor))
+        if split is not None:
+            shape = (*tensor.shape[: split.dim], split.size, *tensor.shape[split.dim + 1 :])
+            result.pieces[name] = Cut(tuple(shape), split.dim, split.segments)
+    result.collectives = tally(regions, recording)
+    return result
+
+
+def is_leaf(module: nn.Module) -> bool:
+    """Whether a graph of the model must take the module as one: it is cut, or its forward is interpreted."""
+    return hasattr(module, "form") or hasattr(module, "interpretation")
+
+
+def _decisions(model: nn.Module, regions: list[Region], refused: dict[str, str]) -> list[Decision]:
+    forms: dict[str, tuple[str, str]] = {name: ("whole", reason) for name, reason in refused.items()}
+    for region in regions:
+        members = ", ".join(region.names)
+        for name, role in zip(region.names, region.roles.values(), strict=True):
+            reason = region.reason or f"together: {members}"
+            if region.aware:
+                reason += f"; interpreted for {region.aware}"
+            forms[name] = (role.kind, reason)
+    return [Decision(n, *forms[n]) for n, _ in model.named_modules() if n in forms]

@@ -1,0 +1,207 @@
+"""Compares the model with some regions cut with the model as it was: outputs, gradients and buffers on the sample.
+
+Dropout is off, and weights are moved a little off what they are, so that zeros (new biases, say) cannot hide an
+error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from hocket.workload.division import DROPOUT, DROPOUTS, Recording, Region, Split, cut, function_name
+
+from ...batches import restored, tensors_in
+from ...mesh import World
+from ._apply import Applied
+
+_TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-3, torch.float16: 5e-2, torch.bfloat16: 2e-1}
+_SEED = 20
+
+
+@dataclass(slots=True)
+class _Result:
+    outputs: list[torch.Tensor]
+    gradients: dict[str, torch.Tensor | None]
+    buffers: dict[str, torch.Tensor]
+
+
+class Verifier:
+    """Finds which regions give what the plain model gives.
+
+    Args:
+        model: the whole model, the same on all ranks.
+        sample: for its forward, the same on all ranks.
+        recording: of the model.
+        world: the ranks.
+    """
+
+    def __init__(self, model: nn.Module, sample: tuple[Any, ...], recording: Recording, world: World) -> None:
+        self._model, self._sample, self._recording, self._world = model, sample, recording, world
+
+    def sort_out(
+        self, regions: Sequence[Region], base: Sequence[Region] = ()
+    ) -> tuple[list[Region], list[tuple[Region, str]]]:
+        """The regions that are right, and those that are not, with what went wrong; `base` is cut besides.
+
+        All ranks come to the same result. Many right regions cost one comparison.
+        """
+        self._base = base
+        with _unchanged(self._model), _moved(self._model, self._world.device):
+            self._expected = self._run()
+            return self._halve(list(regions))
+
+    def _halve(self, regions: list[Region]) -> tuple[list[Region], list[tuple[Region, str]]]:
+        if not regions:
+            return [], []
+        wrong = self._wrong(regions)
+        if wrong is None:
+            return regions, []
+        if len(regions) == 1:
+            return [], [(regions[0], wrong)]
+        middle = len(regions) // 2
+        good, bad = self._halve(regions[:middle])
+        more_good, more_bad = self._halve(regions[middle:])
+        if not bad and not more_bad:  # each half is right by itself: not together
+            return good, [(region, wrong) for region in more_good]
+        return good + more_good, bad + more_bad
+
+    def _wrong(self, regions: list[Region]) -> str | None:
+        applied = Applied(self._model, [*self._base, *regions], self._recording, self._world)
+        try:
+            try:
+                found: str | None = self._difference(self._run(), applied)
+            except Exception as error:  # whatever a user's forward raises on parts
+                found = f"on the sample: {type(error).__name__}: {error}"
+        finally:
+            applied.undo()
+        return next((f for f in self._world.from_all(found) if f is not None), None)
+
+    def _run(self) -> _Result:
+        parameters = {n: p for n, p in self._model.named_parameters() if p.requires_grad}
+        saved = [(b, b.detach().clone()) for b in self._model.buffers()]
+        with restored(), torch.enable_grad(), _NoDropout():
+            torch.manual_seed(_SEED)
+            outputs = tensors_in(self._model(*self._sample))
+            losses = []
+            generator = torch.Generator().manual_seed(_SEED)
+            for tensor in outputs:
+                if tensor.is_floating_point() and tensor.requires_grad:
+                    weights = torch.randn(tensor.shape, generator=generator).to(tensor.device, tensor.dtype)
+                    losses.append((tensor * weights).sum().float())
+            gradients: Any = [None] * len(parameters)
+            if losses and parameters:
+                total = torch.stack(losses).sum()
+                gradients = torch.autograd.grad(total, list(parameters.values()), allow_unused=True)
+        buffers = {n: b.detach().clone() for n, b in self._model.named_buffers()}
+        with torch.no_grad():
+            for buffer, value in saved:
+                buffer.copy_(value)
+        return _Result([t.detach() for t in outputs], dict(zip(parameters, gradients, strict=True)), buffers)
+
+    def _difference(self, found: _Result, applied: Applied) -> str | None:
+        expected = self._expected
+        if len(found.outputs) != len(expected.outputs):
+            return "the model returns another number of tensors"
+        scale = max((_largest(t) for t in expected.outputs), default=0.0)
+        for i, (a, b) in enumerate(zip(found.outputs, expected.outputs, strict=True)):
+            if not _close(a, b, scale * 1e-3):
+                return f"output {i} differs from the plain model's{_by(a, b)}"
+        splits = {n: applied.cuts.get(id(p)) for n, p in self._model.named_parameters()}
+        splits.update((n, applied.cuts.get(id(b))) for n, b in self._model.named_buffers())
+        scale = max((_largest(g) for g in expected.gradients.values() if g is not None), default=0.0)
+        for name, full in expected.gradients.items():
+            mine = found.gradients[name]
+            if (mine is None) != (full is None):
+                return f"the gradient of {name} is {'missing' if mine is None else 'there'}, unlike the plain model's"
+            if mine is not None and full is not None and not _close(mine, self._part(full, splits[name]), scale * 1e-3):
+                return (
+                    f"the gradient of {name} differs from the plain model's{_by(mine, self._part(full, splits[name]))}"
+                )
+        for name, full in expected.buffers.items():
+            if not _close(found.buffers[name], self._part(full, splits[name]), 1e-6):
+                return f"the buffer {name} differs from the plain model's"
+        return None
+
+    def _part(self, full: torch.Tensor, split: Split | None) -> torch.Tensor:
+        return full if split is None else cut(full, split, self._world.rank, self._world.size)
+
+
+def _largest(tensor: torch.Tensor) -> float:
+    if not tensor.is_floating_point() or tensor.numel() == 0:
+        return 0.0
+    return float(tensor.abs().nan_to_num(0.0, 0.0, 0.0).max())
+
+
+def _close(a: torch.Tensor, b: torch.Tensor, floor: float) -> bool:
+    if a.shape != b.shape:
+        return False
+    if not b.is_floating_point():
+        return torch.equal(a, b)
+    rtol = _TOLERANCE.get(b.dtype, 2e-3)
+    return torch.allclose(a, b, rtol=rtol, atol=rtol * max(_largest(b), floor), equal_nan=True)
+
+
+def _by(a: torch.Tensor, b: torch.Tensor) -> str:
+    if a.shape != b.shape:
+        return f": shape {list(a.shape)}, not {list(b.shape)}"
+    return f": by {_largest(a - b):.1e}, where the largest is {_largest(b):.1e}" if b.is_floating_point() else ""
+
+
+class _NoDropout(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        name = function_name(func)
+        if name in DROPOUT:
+            return args[0] if args else kwargs["input"]
+        if name == "scaled_dot_product_attention":
+            args = [*args[:4], 0.0, *args[5:]] if len(args) > 4 else args
+            kwargs = {k: (0.0 if k == "dropout_p" else v) for k, v in kwargs.items()}
+        if name == "multi_head_attention_forward":
+            kwargs["training"] = False
+        return func(*args, **kwargs)
+
+
+@contextmanager
+def _unchanged(model: nn.Module) -> Iterator[None]:
+    """In the block the model is in training mode; afterwards modes are as before."""
+    modes = {module: module.training for module in model.modules()}
+    if not model.training:
+        model.train()
+    drops: list[tuple[Any, str, float]] = []
+    for module in model.modules():
+        name = "dropout" if isinstance(module, nn.MultiheadAttention) else "p"
+        if name == "dropout" or type(module) in DROPOUTS:
+            drops.append((module, name, getattr(module, name)))
+    try:
+        for module, name, _ in drops:
+            setattr(module, name, 0.0)
+        yield
+    finally:
+        for module, name, p in drops:
+            setattr(module, name, p)
+        for module, mode in modes.items():
+            module.training = mode
+
+
+@contextmanager
+def _moved(model: nn.Module, device: torch.device) -> Iterator[None]:
+    """In the block weights are a little off, alike on all ranks."""
+    generator = torch.Generator().manual_seed(_SEED)
+    saved = [(p, p.data) for p in model.parameters()]
+    try:
+        for parameter, data in saved:
+            if data.is_floating_point():
+                noise = torch.randn(data.shape, generator=generator).to(data.device, data.dtype)
+                size = float(data.abs().mean()) if data.numel() else 0.0
+                parameter.data = data + noise * (0.02 + 0.05 * size)
+        yield
+    finally:
+        for parameter, data in saved:
+            parameter.data = data

@@ -1,0 +1,258 @@
+"""Ranks that die, stop, leave or disagree: the others hear of it within seconds, and nothing is left behind."""
+
+import errno
+import os
+import random
+import re
+import signal
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from hocket import comm
+from hocket.comm import CollectiveMismatchError, CollectiveTimeoutError, CommError, PeerDiedError
+from hocket.testing import no_leftovers, run_ranks
+
+DETECTION_S = 5.0
+
+
+def _endless_operations(seed):
+    """Random collectives until one raises."""
+    draw = random.Random(seed)
+    n = dist.get_world_size()
+    registered = comm.zeros(400_000)
+    while True:
+        kind = draw.choice(
+            ("all_reduce", "registered", "async", "all_gather", "broadcast", "reduce_scatter", "barrier")
+        )
+        numel = draw.choice((1, 1000, 70_000, 600_000))
+        if kind == "all_reduce":
+            dist.all_reduce(torch.zeros(numel))
+        elif kind == "registered":
+            dist.all_reduce(registered)
+        elif kind == "async":
+            for work in [dist.all_reduce(torch.zeros(numel), async_op=True) for _ in range(3)]:
+                work.wait()
+        elif kind == "all_gather":
+            dist.all_gather([torch.zeros(numel) for _ in range(n)], torch.zeros(numel))
+        elif kind == "broadcast":
+            dist.broadcast(torch.zeros(numel), draw.randrange(n))
+        elif kind == "reduce_scatter":
+            dist.reduce_scatter(torch.zeros(numel), [torch.zeros(numel) for _ in range(n)])
+        else:
+            dist.barrier()
+
+
+def _killed_at_a_random_moment(seed, victim, delay_s, path):
+    me = dist.get_rank()
+    if me == victim:
+
+        def die():
+            time.sleep(delay_s)
+            Path(path).write_text(str(time.monotonic()))
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        threading.Thread(target=die, daemon=True).start()
+    try:
+        _endless_operations(seed)
+    except Exception as error:
+        return time.monotonic(), type(error).__name__, str(error), isinstance(error, CommError)
+
+
+@pytest.mark.parametrize("batch", range(5))
+def test_fifty_kills_at_random_moments(batch):
+    with no_leftovers(), tempfile.TemporaryDirectory() as directory:
+        for number in range(10):
+            seed = batch * 10 + number
+            draw = random.Random(seed)
+            n = draw.randint(2, 4)
+            victim = draw.randrange(n)
+            path = os.path.join(directory, str(seed))
+            results = run_ranks(
+                _killed_at_a_random_moment, n, seed, victim, draw.random() * 0.3, path, expect_death={victim}
+            )
+            killed_s = float(Path(path).read_text())
+            for rank, result in enumerate(results):
+                if rank == victim:
+                    assert result is None
+                    continue
+                raised_s, name, text, is_comm_error = result
+                assert is_comm_error, (seed, name, text)
+                assert raised_s - killed_s < DETECTION_S, (seed, name, text)
+                assert name == "PeerDiedError", (seed, name, text)
+                assert f"rank {victim} " in text, (seed, text)
+                assert re.search(r"(all_reduce|all_gather|broadcast|reduce_scatter|barrier) #\d+", text), (seed, text)
+
+
+def _one_stops(seconds):
+    dist.all_reduce(torch.ones(4))
+    if dist.get_rank() == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    begin = time.monotonic()
+    try:
+        dist.all_reduce(torch.ones(4))
+    except CollectiveTimeoutError as error:
+        return str(error), error.missing, time.monotonic() - begin
+
+
+def test_a_stopped_rank_is_a_timeout_that_names_it():
+    with no_leftovers():
+        found = run_ranks(_one_stops, 3, 2, group_timeout_s=2.0, timeout_s=30, expect_death={1}, allow_late={1})
+    for rank in (0, 2):
+        text, missing, waited_s = found[rank]
+        assert missing == (1,)
+        assert "rank 1 was last at all_reduce #1" in text
+        assert "all_reduce #2" in text
+        assert 1.5 < waited_s < 5
+
+
+def _one_leaves():
+    dist.all_reduce(torch.ones(4))
+    if dist.get_rank() == 0:
+        return None
+    try:
+        dist.barrier()
+    except PeerDiedError as error:
+        return error.rank, str(error)
+
+
+def test_a_rank_that_ends_without_the_others_is_named():
+    found = run_ranks(_one_leaves, 3)
+    for rank in (1, 2):
+        assert found[rank][0] == 0
+        assert "rank 0 has left" in found[rank][1]
+
+
+def _one_fails_inside():
+    work = dist.all_reduce(torch.ones(100), async_op=True)
+    work.wait()
+    try:
+        if dist.get_rank() == 1:
+            # An output of the wrong length is noticed only on this rank, in the middle of the operation.
+            dist.all_gather([torch.ones(3), torch.ones(4)], torch.ones(3))
+        else:
+            dist.all_gather([torch.ones(3), torch.ones(3)], torch.ones(3))
+    except Exception as error:
+        first = f"{type(error).__name__}: {error}"
+    try:
+        dist.barrier()
+    except CommError as error:
+        return first, str(error)
+
+
+def test_an_error_on_one_rank_reaches_the_others_with_its_text():
+    found = run_ranks(_one_fails_inside, 2)
+    assert "output 1 has 4 elements" in found[1][0]
+    assert "rank 1 failed in all_gather #2" in found[0][0]
+    assert "output 1 has 4 elements" in found[0][0]
+    assert all("failed" in later for _, later in found)
+
+
+def _disagree(case):
+    me = dist.get_rank()
+    odd = me == 1
+    try:
+        if case == "size":
+            dist.all_reduce(torch.ones(5 + odd))
+        elif case == "type":
+            dist.all_reduce(torch.ones(5, dtype=torch.float64 if odd else torch.float32))
+        elif case == "operator":
+            dist.all_reduce(torch.ones(5), dist.ReduceOp.MAX if odd else dist.ReduceOp.SUM)
+        elif case == "operation":
+            if odd:
+                dist.barrier()
+            else:
+                dist.all_reduce(torch.ones(5))
+        elif case == "asynchronous":
+            dist.all_reduce(torch.ones(5 + odd), async_op=True).wait()
+    except CollectiveMismatchError as error:
+        after = torch.ones(3)
+        dist.all_reduce(after)
+        return str(error), after.tolist()
+
+
+@pytest.mark.parametrize("case", ["size", "type", "operator", "operation", "asynchronous"])
+def test_disagreement_is_an_error_on_all_ranks_and_the_group_stays_usable(case):
+    for text, after in run_ranks(_disagree, 3, case):
+        assert "disagree at operation #1" in text
+        assert "rank 1:" in text
+        assert "ranks 0, 2:" in text
+        assert after == [3.0] * 3
+
+
+def _errors_in_a_subgroup():
+    me = dist.get_rank()
+    group = dist.new_group([1, 3])
+    if me == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if me == 1:
+        try:
+            dist.all_reduce(torch.ones(2), group=group)
+        except PeerDiedError as error:
+            return str(error)
+    return None
+
+
+def test_messages_count_ranks_as_the_world_does():
+    found = run_ranks(_errors_in_a_subgroup, 4, expect_death={3})
+    assert "rank 3 " in found[1]
+    assert "while rank 1 waited" in found[1]
+
+
+def _queue_behind_a_death():
+    dist.all_reduce(torch.ones(4))
+    if dist.get_rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    works = [dist.all_reduce(torch.ones(4), async_op=True) for _ in range(3)]
+    texts = []
+    for work in works:
+        with pytest.raises(PeerDiedError) as caught:
+            work.wait()
+        texts.append(str(caught.value))
+    with pytest.raises(PeerDiedError):
+        dist.barrier()
+    return texts
+
+
+def test_everything_queued_behind_a_death_ends_with_its_error():
+    texts = run_ranks(_queue_behind_a_death, 2, expect_death={1}, timeout_s=20)[0]
+    assert len(texts) == 3
+    assert all("rank 1 " in text and "died" in text for text in texts)
+
+
+def _a_peers_memory_is_out_of_sight(dies):
+    from hocket.comm.shm import _all_reduce
+
+    plain = _all_reduce.registration_cache.lookup
+
+    def lookup(pid, nonce, place):
+        if not dies:
+            raise OSError(errno.EMFILE, "Too many open files")
+        os.kill(pid, signal.SIGKILL)
+        time.sleep(0.2)
+        return plain(pid, nonce, place)
+
+    registered = comm.zeros(400_000)
+    if dist.get_rank() == 0:
+        _all_reduce.registration_cache.lookup = lookup
+    with pytest.raises(CommError) as caught:
+        dist.all_reduce(registered)
+    return type(caught.value), str(caught.value)
+
+
+def test_a_death_before_the_registered_buffer_was_mapped_is_a_death():
+    kind, text = run_ranks(_a_peers_memory_is_out_of_sight, 2, True, expect_death={1}, timeout_s=20)[0]
+    assert kind is PeerDiedError
+    assert re.search(r"rank 1 .* died .* all_reduce #1", text)
+
+
+def test_a_registered_buffer_that_cannot_be_mapped_is_an_error_on_all_ranks():
+    (_, mine), (_, theirs) = run_ranks(_a_peers_memory_is_out_of_sight, 2, False, timeout_s=20)
+    assert "rank 0 cannot map the registered buffer of rank 1 in all_reduce #1" in mine
+    assert "Too many open files" in mine
+    assert "rank 0 failed in all_reduce #1" in theirs

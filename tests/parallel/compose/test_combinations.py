@@ -1,0 +1,80 @@
+"""Data, tensor and pipeline parallelism together, sharded or not, lose what one process loses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import hocket
+from hocket.planner import Plan, PlanError
+from hocket.testing import run_ranks
+
+from .. import programs, trainer_programs
+from .test_trainer import check
+
+T: dict[str, Any] = {"tensor_parallel_degree": 2}
+P: dict[str, Any] = {"pipeline_parallel_degree": 2, "micro_batches": 2}
+
+
+def test_two_axes_on_four_ranks() -> None:
+    wanted = [
+        ("words", "adam", Plan(**T, shard="parameters", clip_norm=0.5)),
+        ("conv", "sgd", Plan(**T, shard="gradients", clip_norm=0.5)),
+        ("mlp", "sgd", Plan(**P, shard="parameters", clip_norm=0.5)),
+        ("words", "sgd", Plan(**P, shard="optimizer", clip_norm=0.5)),
+        ("words", "adam", Plan(**P, **T, clip_norm=0.5)),
+        ("mlp", "adam", Plan(**P, pipeline_schedule="zero_bubble", shard="gradients")),
+        ("mlp", "adam", Plan(**P, pipeline_schedule="interleaved", stages_per_rank=2, shard="gradients")),
+    ]
+    check(run_ranks(trainer_programs.train_all, 4, wanted, timeout_s=115), wanted)
+
+
+@pytest.mark.long
+def test_three_axes_on_eight_ranks() -> None:
+    wanted = [("words", "adam", Plan(**T, **P, shard="gradients", clip_norm=0.5))]
+    check(run_ranks(trainer_programs.train_all, 8, wanted, timeout_s=115), wanted)
+
+
+def refused(plan: Plan, sample: bool = True) -> str:
+    model, data, loss_fn = programs.setting("words", torch.float32)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    try:
+        hocket.Trainer(model, loss_fn, optimizer, plan, sample=data.tensors[0][:2] if sample else None)
+    except PlanError as error:
+        return str(error)
+    return ""
+
+
+def all_refusals() -> list[str]:
+    return [
+        refused(Plan(**T), sample=False),
+        refused(Plan(**P, **T)),
+        refused(Plan(**P, accumulate=2)),
+        refused(Plan(shard="parameters", pipeline_parallel_degree=2, data_parallel_degree=2)),
+    ]
+
+
+def test_what_cannot_be_combined_is_refused_on_every_rank_with_rule_and_remedy() -> None:
+    for said in run_ranks(all_refusals, 2):
+        for message, part in zip(
+            said,
+            [
+                "pass Trainer(..., sample=inputs)",
+                "use 4 workers, or degrees whose product divides them",
+                "say accumulate = 1 and micro_batches = 4",
+                "say 1, or -1 for the rest of the world",
+            ],
+            strict=True,
+        ):
+            assert part in message
+
+
+def tied_and_sharded() -> str:
+    return refused(Plan(shard="parameters", **P))
+
+
+def test_tied_weights_of_several_stages_cannot_be_sharded_themselves() -> None:
+    for message in run_ranks(tied_and_sharded, 4):
+        assert 'say shard = "gradients", or untie them' in message

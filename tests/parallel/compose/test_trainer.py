@@ -1,0 +1,135 @@
+"""The trainer's plans give the losses of one process."""
+
+from __future__ import annotations
+
+import functools
+import json
+from typing import Any
+
+import pytest
+import torch
+
+import hocket
+from hocket.planner import Plan, PlanError
+from hocket.testing import run_ranks
+
+from .. import programs, trainer_programs
+
+SHARDS = ("none", "optimizer", "gradients", "parameters")
+
+
+@functools.cache
+def one_process(model: str, optimizer: str, plan: Plan) -> Any:
+    return trainer_programs.train(model, optimizer, plan)
+
+
+def cases(clip_norm: float | None = None) -> list[tuple[str, str, Plan]]:
+    """Every model, optimizer and form at least once with each other, in a third of the runs."""
+    grid = [(m, o, s) for m in programs.MODELS for o in programs.OPTIMIZERS for s in SHARDS]
+    return [(m, o, Plan(shard=s, clip_norm=clip_norm)) for m, o, s in grid[::3] + grid[1::6]]
+
+
+def check(found: list[list[Any]], wanted: list[tuple[str, str, Plan]], tolerance: float = 1e-12) -> None:
+    for i, (model, optimizer, plan) in enumerate(wanted):
+        losses, metric, norm = one_process(model, optimizer, Plan(clip_norm=plan.clip_norm))
+        assert len(losses) == 24
+        for rank in found:
+            assert rank[i][0] == pytest.approx(losses, rel=tolerance), (model, optimizer, plan)
+            assert rank[i][1] == pytest.approx(metric, rel=tolerance)
+            assert rank[i][2] == (None if norm is None else pytest.approx(norm, rel=1e-9))
+
+
+def test_one_process_trains_as_a_program_without_hocket() -> None:
+    for model, optimizer in [("mlp", "sgd"), ("words", "adam")]:
+        losses, _ = programs.plain(model, optimizer, torch.float64)
+        assert one_process(model, optimizer, Plan())[0] == pytest.approx(losses, rel=1e-14)
+
+
+@pytest.mark.parametrize("n", [2, 3])
+def test_sharded_forms_lose_what_one_process_loses_with_gradients_clipped(n: int) -> None:
+    wanted = cases(clip_norm=0.5)
+    check(run_ranks(trainer_programs.train_all, n, wanted, timeout_s=110), wanted)
+
+
+def test_accumulation_and_recomputation_change_nothing_but_memory() -> None:
+    wanted = [("mlp", "adam", Plan(shard=s, accumulate=3, recompute=True, bucket_bytes=300)) for s in SHARDS]
+    check(run_ranks(trainer_programs.train_all, 4, wanted, timeout_s=110), wanted)
+
+
+def in_bfloat16(plans: list[Plan]) -> list[Any]:
+    return [trainer_programs.train("mlp", "adam", plan, torch.float32) for plan in plans]
+
+
+def test_bfloat16_loses_what_one_process_loses_in_bfloat16() -> None:
+    plain, exact = (in_bfloat16([Plan(precision=p)])[0][0] for p in ("bfloat16", "float32"))  # type: ignore[arg-type]
+    assert plain != exact
+    assert plain == pytest.approx(exact, rel=2e-2)
+    plans = [
+        Plan(precision="bfloat16", shard="gradients"),
+        Plan(precision="bfloat16", shard="parameters", recompute=True),
+        Plan(precision="bfloat16", pipeline_parallel_degree=2, micro_batches=2),
+        Plan(precision="bfloat16", tensor_parallel_degree=2),
+    ]
+    for rank in run_ranks(in_bfloat16, 2, plans, timeout_s=110):
+        for plan, (losses, _, _) in zip(plans, rank, strict=True):
+            assert losses == pytest.approx(plain, rel=1e-2), plan
+
+
+def test_a_plan_that_does_not_fit_is_refused_with_the_remedy() -> None:
+    model, _, loss_fn = programs.setting("mlp", torch.float32)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(PlanError, match="say 1, or -1 for the rest of the world"):
+        hocket.Trainer(model, loss_fn, optimizer, Plan(data_parallel_degree=2))
+    assert hocket.Trainer(model, loss_fn, optimizer, "auto").plan == Plan(data_parallel_degree=1)
+
+
+def test_a_plan_found_by_measurement_trains_as_one_process_and_says_why() -> None:
+    found = run_ranks(trainer_programs.train_by_measurement, 2, timeout_s=110)
+    losses, _, _ = one_process("mlp", "adam", Plan())
+    for each, plan, refused in found:
+        assert each == pytest.approx(losses, rel=1e-12)
+        assert plan == found[0][1]
+        assert plan["data_parallel_degree"] == 2
+        assert plan["predicted"]["step_s"] > 0
+        assert plan["reasons"]
+        assert "pass Trainer(..., sample=inputs)" in refused[0]
+        assert "the sample has 1 of the global batch's samples, and there are 2 workers" in refused[1]
+
+
+def test_calibration_measures_what_dividing_tensors_costs_and_leaves_a_model_that_can_be_divided() -> None:
+    for found in run_ranks(trainer_programs.divide_what_was_measured, 2, timeout_s=110):
+        assert found["degrees"] == (2,)
+        assert found["considered"] == [1, 2]
+        assert 0 <= found["exchange_s"] < 1
+        assert 0.05 <= found["exchange_share"] <= 1
+        assert not found["refused"]
+        assert found["said"] == found["held"] < 0.7 * found["whole"]
+        assert found["untouched"]
+        assert {"2 data", "2 data (optimizer sharded)", "1 data x 2 tensor"} <= {name for name, _ in found["ran"]}
+        assert all(0 < step_s < 10 for _, step_s in found["ran"])
+        assert 1 <= found["at_once"] <= 2
+
+
+def test_an_optimizer_that_needs_whole_parameters_is_refused_where_they_are_divided() -> None:
+    model, _, loss_fn = programs.setting("mlp", torch.float32)
+    optimizer = torch.optim.LBFGS(model.parameters())
+    with pytest.raises(ValueError, match="LBFGS is not known to work so. Use one of ASGD, Adadelta"):
+        hocket.Trainer(model, loss_fn, optimizer, Plan(shard="optimizer"))
+
+
+def test_the_launcher_s_plan_is_taken_up_or_refused_by_a_loop_of_one_s_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, _, loss_fn = programs.setting("mlp", torch.float32)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    monkeypatch.setenv("HOCKET_PLAN", json.dumps(Plan(shard="gradients", clip_norm=2.0).to_json()))
+    assert hocket.Trainer(model, loss_fn, optimizer).plan.clip_norm == 2.0
+    with pytest.raises(PlanError, match="shard: a loop of the program's own is for plain data parallelism"):
+        hocket.distribute(model, optimizer)
+
+
+def test_batches_and_losses_of_a_wrong_kind_are_named() -> None:
+    model, data, _ = programs.setting("mlp", torch.float32)
+    trainer = hocket.Trainer(model, lambda output, _: output, torch.optim.SGD(model.parameters(), lr=0.1))
+    with pytest.raises(TypeError, match="a scalar tensor, not one of shape .4, 3."):
+        trainer.step(tuple(t[:4] for t in data.tensors))
+    with pytest.raises(TypeError, match="a batch is a tuple or list of the model's inputs and then the target, not Te"):
+        trainer.step(data.tensors[0])

@@ -1,0 +1,69 @@
+"""Batches that ranks cannot share equally give the gradients and losses of the whole batch."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hocket.testing import RankError, run_ranks
+
+from .. import weight_programs as programs
+
+
+@functools.cache
+def results(n: int) -> list[dict[str, programs.Result]]:
+    return run_ranks(programs.all_equal, n, timeout_s=60)
+
+
+@pytest.mark.parametrize("name", programs.EQUAL)
+@pytest.mark.parametrize("n", [2, 3])
+def test_as_on_one_rank(n: int, name: str) -> None:
+    (alone,) = results(1)
+    for rank in results(n):
+        same(rank[name], alone[name])
+
+
+def same(mine: programs.Result, expected: programs.Result) -> None:
+    assert mine[0] == pytest.approx(expected[0], rel=1e-11)
+    for ours, theirs in zip(mine[1], expected[1], strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-10, atol=1e-12)
+
+
+def test_what_weighs_nothing_may_be_infinite() -> None:
+    (alone,) = run_ranks(programs.not_finite_where_nothing_counts, 1)
+    for rank in run_ranks(programs.not_finite_where_nothing_counts, 3):
+        same(rank, alone)
+
+
+def test_weights_that_cannot_be_joined_are_refused() -> None:
+    with pytest.raises(RankError, match=r"forward passes on batches of different sizes meet in one backward pass"):
+        run_ranks(programs.weight_of_nothing_meets_another, 3)
+
+
+def test_a_loss_without_forward_must_be_of_the_only_batch() -> None:
+    with pytest.raises(RankError, match="a loss was computed without the model's forward while several loaders"):
+        run_ranks(programs.two_batches_at_once_without_forward, 2)
+
+
+def opaque() -> Any:
+    class Answer:
+        def __init__(self, value: Any) -> None:
+            self.value = value
+
+    class Model(programs.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = programs.net()
+
+        def forward(self, x: Any) -> Answer:
+            return Answer(self.net(x))
+
+    programs.fit(Model(), lambda m, x, y: m(x).value.sum(), loss_reduction="sum")
+
+
+def test_sums_need_outputs_that_can_be_seen_through() -> None:
+    with pytest.raises(RankError, match="no tensor that requires a gradient in the model's output of type Answer"):
+        run_ranks(opaque, 2)

@@ -1,0 +1,124 @@
+"""What is saved under one plan goes on under another, with another number of ranks, as if never stopped."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import hocket
+from hocket.parallel import CheckpointError
+from hocket.parallel.state._pieces import (
+    Place,
+    Range,
+    Segment,
+    boxes,
+    memory_order,
+)
+from hocket.planner import Plan
+from hocket.testing import run_ranks
+
+from ..trainer_programs import part_of_a_run, parts_of_runs
+
+SHARDS = ("none", "optimizer", "gradients", "parameters")
+
+
+def test_a_run_goes_on_under_any_other_plan_and_world(tmp_path: Path) -> None:
+    whole = part_of_a_run(Plan())
+    paths = {shard: str(tmp_path / shard) for shard in SHARDS}
+    first = run_ranks(parts_of_runs, 2, [(Plan(shard=s), "", paths[s], 7) for s in SHARDS], timeout_s=110)
+    for losses in first[0]:
+        assert losses == pytest.approx(whole[:7], rel=1e-12)
+    others = dict(zip(SHARDS, (*SHARDS[1:], SHARDS[0]), strict=True))
+    second = run_ranks(parts_of_runs, 4, [(Plan(shard=others[s]), paths[s], "", 11) for s in SHARDS], timeout_s=110)
+    alone = [part_of_a_run(Plan(), paths[s]) for s in SHARDS]
+    for losses in (*second[0], *second[3], *alone):
+        assert losses == pytest.approx(whole[7:], rel=1e-12)
+
+
+def test_divided_tensors_layers_and_tables_go_on_where_they_were_not_divided_and_back(tmp_path: Path) -> None:
+    # Saved under one plan, loaded under the next: on two ranks, then on four, then on one.
+    tensor, pipeline = Plan(tensor_parallel_degree=2), Plan(pipeline_parallel_degree=2, micro_batches=2)
+    tables = Plan(embeddings="row", shard="gradients")
+    first: list[tuple[str, Plan]] = [("conv", tensor), ("conv", pipeline), ("tables", tables)]
+    second = [pipeline, Plan(tensor_parallel_degree=2, shard="optimizer"), Plan(embeddings="table")]
+    whole = {name: part_of_a_run(Plan(), name=name) for name in ("conv", "tables")}
+    paths = [(str(tmp_path / f"{i}a"), str(tmp_path / f"{i}b")) for i in range(3)]
+    cases: list[tuple[Any, ...]] = [(plan, "", paths[i][0], 5, name) for i, (name, plan) in enumerate(first)]
+    for i, losses in enumerate(run_ranks(parts_of_runs, 2, cases, timeout_s=110)[1]):
+        assert losses == pytest.approx(whole[first[i][0]][:5], rel=1e-12), first[i]
+    cases = [(plan, *paths[i], 9, first[i][0]) for i, plan in enumerate(second)]
+    for i, losses in enumerate(run_ranks(parts_of_runs, 4, cases, timeout_s=110)[2]):
+        assert losses == pytest.approx(whole[first[i][0]][5:9], rel=1e-12), (first[i], second[i])
+    for i, (name, plan) in enumerate(first):
+        losses = part_of_a_run(Plan(), paths[i][1], name=name)
+        assert losses == pytest.approx(whole[name][9:], rel=1e-12), (plan, second[i])
+
+
+def test_what_is_empty_is_kept(tmp_path: Path) -> None:
+    # SGD's state has no entry but momentum, which has the weights' shape.
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    trainer = hocket.Trainer(model, nn.functional.mse_loss, optimizer)
+    trainer.step((torch.ones(4, 3), torch.ones(4, 2)))
+    trainer.save(tmp_path / "one", {"seen": {}, "none": []})
+    kept = optimizer.state[model.weight]["momentum_buffer"].clone()
+    trainer.step((torch.ones(4, 3), torch.ones(4, 2)))
+    assert trainer.load(tmp_path / "one") == {"seen": {}, "none": []}
+    assert torch.equal(optimizer.state[model.weight]["momentum_buffer"], kept)
+
+
+def test_a_checkpoint_of_another_model_is_refused_by_name(tmp_path: Path) -> None:
+    def trainer(width: int, bias: bool = True) -> hocket.Trainer:
+        model = nn.Sequential(nn.Linear(3, width, bias=bias))
+        return hocket.Trainer(model, nn.functional.mse_loss, torch.optim.SGD(model.parameters(), lr=0.1))
+
+    with pytest.raises(CheckpointError, match="there is no checkpoint at"):
+        trainer(2).load(tmp_path / "none")
+    trainer(2, bias=False).save(tmp_path / "one")
+    with pytest.raises(CheckpointError, match=r"'0.weight' has the shape \[4, 3\] here and \[2, 3\]"):
+        trainer(4, bias=False).load(tmp_path / "one")
+    with pytest.raises(CheckpointError, match="has no '0.bias'"):
+        trainer(2).load(tmp_path / "one")
+
+
+@given(st.lists(st.integers(1, 4), max_size=4).map(tuple), st.data())
+@settings(deadline=None, max_examples=200)
+def test_boxes_cover_a_range_once_and_are_few(shape: tuple[int, ...], data: st.DataObject) -> None:
+    numel = math.prod(shape)
+    begin = data.draw(st.integers(0, numel))
+    end = data.draw(st.integers(begin, numel))
+    numbers = torch.arange(numel).view(shape)
+    found = []
+    for offsets, sizes, at in boxes(shape, begin, end):
+        box = numbers[tuple(slice(o, o + s) for o, s in zip(offsets, sizes, strict=True))]
+        assert box.flatten().tolist() == list(range(at, at + math.prod(sizes)))
+        found += box.flatten().tolist()
+    assert found == list(range(begin, end))
+    assert len(list(boxes(shape, begin, end))) <= max(1, 2 * len(shape))
+
+
+@given(st.permutations(range(3)), st.integers(0, 24), st.integers(0, 24))
+@settings(deadline=None, max_examples=60)
+def test_a_range_of_memory_finds_its_place_whatever_the_order_of_axes(axes: list[int], a: int, b: int) -> None:
+    begin, end = sorted((a, b))
+    tensor = torch.arange(24).view(2, 3, 4).permute(axes)
+    order = tuple(memory_order(tensor.stride(), tensor.shape))
+    shape = tuple(tensor.shape)
+    # The second axis is divided: this rank has two stretches of it, which lie further behind in the model's.
+    segments = (Segment(0, 1, 4), Segment(1, shape[1], 7)) if shape[1] > 1 else (Segment(0, shape[1], 4),)
+    place = Range(Place("w", (9, 12, 9), 1, segments), shape, order, begin, end)
+    here = {4: 0, **{7 + i: 1 + i for i in range(shape[1])}}  # index of the model's axis, to the rank's
+    seen = []
+    for piece in place.pieces(torch.arange(begin, end)):
+        offsets = (piece.offsets[0], here[piece.offsets[1]], piece.offsets[2])
+        where = tuple(slice(o, o + s) for o, s in zip(offsets, piece.tensor.shape, strict=True))
+        assert torch.equal(tensor[where], piece.tensor)
+        seen += piece.tensor.flatten().tolist()
+    assert sorted(seen) == list(range(begin, end))
