@@ -76,7 +76,7 @@ USED_TWICE = {
 }
 
 # Packages that still import another package's private modules, with the number. Only ever make it shorter.
-PRIVATE_IMPORTS = {"hocket.cli": 5, "hocket.keras": 34}
+PRIVATE_IMPORTS = {"hocket.cli": 5, "hocket.keras": 2}
 
 # Packages whose source still says "room" for package, memory or space. Only ever make it shorter.
 SAY_ROOM = {

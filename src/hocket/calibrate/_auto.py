@@ -14,7 +14,8 @@ from hocket.parallel.pipeline import SplitError, trace
 from hocket.parallel.state import check_elementwise
 from hocket.planner import Plan, PlanError, PlanFinding, search, with_reasons
 
-from ._calibrate import Calibration, calibrate
+from ._calibrate import calibrate
+from ._calibration import Calibration
 
 
 def auto_plan(model: torch.nn.Module, optimizer: Any, sample: Any, world: World) -> Plan:

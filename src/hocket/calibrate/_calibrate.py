@@ -11,7 +11,6 @@ import os
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -21,9 +20,10 @@ import torch.distributed as dist
 from hocket.parallel.batches import mapped, samples_in
 from hocket.parallel.mesh import World, join
 from hocket.parallel.pipeline import in_steps
-from hocket.planner import Constants, MeasuredPlan, Network, fitted
+from hocket.planner import Constants, Network, fitted
 from hocket.workload import Workload, capture, trial
 
+from ._calibration import Calibration
 from ._overheads import degrees, timed, usual, with_overheads
 from ._references import run_references
 
@@ -36,23 +36,6 @@ _LONG_S = 0.5  # of a collective: larger ones are not measured then
 _MEASURED = Constants(
     matmul_share=1.0, memory_share=1.0, kernel_s=0.0, inside_share=1.0, network_share=1.0, collective_s=0.0
 )
-
-
-@dataclass(frozen=True)
-class Calibration:
-    """What was measured, the same on every rank.
-
-    Attributes:
-        workload: the model, with the times that a rank takes when it computes alone.
-        network: the ranks' network as a ring of equals, and how many of them compute at full speed at once.
-        constants: what collectives of shards reach, and the overhead of steps, stages and blocks.
-        runs: plans of the model that were run, on which the network's `at_once` and the overheads were fitted.
-    """
-
-    workload: Workload
-    network: Network
-    constants: Constants
-    runs: tuple[MeasuredPlan, ...] = ()
 
 
 def calibrate(

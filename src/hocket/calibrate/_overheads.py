@@ -18,6 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from hocket.parallel.compose import Trainer
 from hocket.parallel.data import on_several_hosts
 from hocket.parallel.mesh import World
 from hocket.planner import Constants, Network, Plan, waiting
@@ -244,8 +245,6 @@ def in_turns(
 
 
 def _step(probe: _Probe, device: torch.device, world: World) -> Callable[[], Any]:
-    from hocket.parallel.compose import Trainer  # which makes automatic plans by what is measured here
-
     with torch.random.fork_rng():
         model = _model(probe).to(device)
     batch = torch.zeros(probe.rows * world.size, probe.width, device=device)

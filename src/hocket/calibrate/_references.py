@@ -9,19 +9,18 @@ import time
 import warnings
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from hocket.parallel.batches import samples_in
+from hocket.parallel.compose import Trainer
 from hocket.parallel.mesh import World
 from hocket.planner import MeasuredPlan, Plan, admissible_plans, predict, reference_plans
 from hocket.workload import summed
 
+from ._calibration import Calibration
 from ._overheads import in_turns
-
-if TYPE_CHECKING:
-    from ._calibrate import Calibration
 
 _TURNS = 8  # over two of the phases of 10 to 20 s that shared machines have
 _STEPS = 3
@@ -84,7 +83,7 @@ def run_references(
 
 
 def _chosen(known: Calibration, workers: int, batch: int) -> list[list[dict[str, Any]]]:
-    """References that there is memory for, the fastest first, in lists of those that have room at the same time."""
+    """References that there is memory for, the fastest first, in lists of those that fit at the same time."""
     workload, network, constants = known.workload, known.network, known.constants
     admissible = admissible_plans(workload, network, workers=workers, batch=batch, fixed={"recompute": False})
     each = [
@@ -93,15 +92,15 @@ def _chosen(known: Calibration, workers: int, batch: int) -> list[list[dict[str,
     ]
     each.sort(key=lambda one: one.step_s)
     found: list[list[dict[str, Any]]] = []
-    room = 0.0
+    free_nbytes = 0.0
     for one in each:
         own = one.memory.total + workload.parameter_bytes  # beside the model that is copied
         if own > network.memory_nbytes or one.step_s > _HOPELESS * each[0].step_s:
             continue
-        if not found or own > room:
+        if not found or own > free_nbytes:
             found.append([])
-            room = float(network.memory_nbytes)
-        room -= own
+            free_nbytes = float(network.memory_nbytes)
+        free_nbytes -= own
         found[-1].append(one.plan.to_json())
     return found
 
@@ -110,8 +109,6 @@ def _built(
     plan: Plan, model: torch.nn.Module, optimizer: Any, batch: tuple[Any, ...]
 ) -> tuple[Callable[[], Any] | None, str]:
     """A step of the plan that was made once, or why there is none: models fail in as many ways as there are models."""
-    from hocket.parallel.compose import Trainer  # which makes automatic plans by what is measured here
-
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of a plan that is only tried
         try:

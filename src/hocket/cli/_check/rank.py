@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from hocket.parallel.batches import batch as _batch
-from hocket.parallel.data import _data_parallel
+from hocket.parallel.data import DataParallel, living
 from hocket.parallel.data.relaxed import register as _register
 
 
@@ -50,7 +50,7 @@ class Notebook:
         self._count = 0
         self._random_state: bytes | None = None
         self._draws = False
-        self._models: dict[int, _data_parallel.DataParallel] = {}
+        self._models: dict[int, DataParallel] = {}
         self._shared_batches = False
 
     def backward_done(self, loss: float) -> None:
@@ -70,7 +70,7 @@ class Notebook:
         state = torch.get_rng_state().numpy().tobytes()
         self._draws |= self._random_state not in (None, state)
         self._random_state = state
-        self._models.update({m._number: m for m in _data_parallel.living()})  # keeps them for the facts
+        self._models.update({m._number: m for m in living()})  # keeps them for the facts
         if self._steps and self._count == self._steps:
             raise Enough(0)
 

@@ -5,6 +5,7 @@ from ._batch_norm import synchronise as synchronise
 from ._blocks import blocks as blocks
 from ._buffers import Buffers as Buffers
 from ._data_parallel import DataParallel as DataParallel
+from ._data_parallel import living as living
 from ._fully_sharded import FullySharded as FullySharded
 from ._overlap import on_several_hosts as on_several_hosts
 from ._reducer import Reducer as Reducer
@@ -24,6 +25,7 @@ __all__ = [
     "Replicas",
     "Scattered",
     "blocks",
+    "living",
     "normalise",
     "on_several_hosts",
     "scale_gradients",
