@@ -34,6 +34,7 @@ from ._registry import REGISTRY as REGISTRY
 from ._registry import algorithms as algorithms
 from ._registry import candidates as candidates
 from ._registry import get as get
+from ._registry import planned as planned
 from ._ring import ring as ring
 from ._scatter_gather import scatter_gather as scatter_gather
 from ._torus import torus as torus
@@ -65,6 +66,7 @@ __all__ = [
     "one_shot",
     "parse_spelled",
     "pairwise",
+    "planned",
     "rails",
     "recursive_doubling",
     "ring",

@@ -84,6 +84,10 @@ class Algorithm:
         limit: the same arguments -> why they cannot be served, or None.
         variants: parameters worth a try when a table of choices is made.
         in_network: whether switches must reduce.
+        planned: Parameters with which the planner considers it in a group of any ranks; `local`, ranks on each host, is
+            added where there is such a parameter. None where the closed form holds on one network only, or promises
+            too much as long as posting a message costs nothing.
+        along_hosts: Whether a rank sends to the next one only, so that one stream enters each host and one leaves it.
     """
 
     name: str
@@ -95,6 +99,8 @@ class Algorithm:
     limit: Callable[..., str | None] = _everything
     variants: tuple[Mapping[str, Any], ...] = ({},)
     in_network: bool = False
+    planned: tuple[Mapping[str, Any], ...] = ({},)
+    along_hosts: bool = False
 
     def __repr__(self) -> str:
         return f"<algorithm {self.name}: {', '.join(self.kinds)}>"
@@ -173,10 +179,13 @@ def algorithm(
     limit: Callable[..., str | None] = _everything,
     variants: tuple[Mapping[str, Any], ...] = ({},),
     in_network: bool = False,
+    planned: tuple[Mapping[str, Any], ...] = ({},),
+    along_hosts: bool = False,
 ) -> Callable[[Callable[..., Schedule]], Algorithm]:
     """Makes an `Algorithm` of the function that builds its schedules, under the function's name."""
 
     def wrap(builder: Callable[..., Schedule]) -> Algorithm:
-        return Algorithm(builder.__name__, title, source, kinds, builder, form, limit, variants, in_network)
+        name = builder.__name__
+        return Algorithm(name, title, source, kinds, builder, form, limit, variants, in_network, planned, along_hosts)
 
     return wrap

@@ -28,6 +28,7 @@ def _form(collective: Collective, *, pieces: int = 1) -> Form:
     kinds=("broadcast", "reduce", "scatter", "gather"),
     form=_form,
     limit=piece_limit,
+    along_hosts=True,
     variants=({}, *({"pieces": pieces} for pieces in (4, 16, 64, 256))),
 )
 def chain(collective: Collective, *, pieces: int = 1) -> Schedule:

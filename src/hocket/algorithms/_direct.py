@@ -20,7 +20,7 @@ def _one_shot_form(collective: Collective) -> Form:
     return Form(1, others, others, others, messages=collective.world - 1)
 
 
-@algorithm(title="One-shot direct", source=_SOURCE, kinds=("all_reduce", "barrier"), form=_one_shot_form)
+@algorithm(title="One-shot direct", source=_SOURCE, kinds=("all_reduce", "barrier"), form=_one_shot_form, planned=())
 def one_shot(collective: Collective) -> Schedule:
     """Builds one step in which every rank sends its whole vector to every other: the fewest latencies, most bytes."""
     source, destination = _pairs(collective.world)
@@ -46,7 +46,7 @@ def _form(collective: Collective) -> Form:
     return Form(phases, sent, wire, reduced, messages=phases * (p - 1))
 
 
-@algorithm(title="Direct", source=_SOURCE, kinds=KINDS, form=_form)
+@algorithm(title="Direct", source=_SOURCE, kinds=KINDS, form=_form, planned=())
 def direct(collective: Collective) -> Schedule:
     """Builds the schedule that serves every collective: whoever has a part sends it to whoever needs it.
 

@@ -73,6 +73,7 @@ def hdrm_places(upper: int, ports: int) -> NDArray[np.int64]:
     kinds=("all_reduce", "reduce_scatter", "all_gather"),
     form=_form,
     limit=_limit,
+    planned=(),
 )
 def hdrm(
     collective: Collective, *, upper: int | None = None, ports: int | None = None, order: str = "halving"

@@ -58,6 +58,7 @@ def _leaders_limit(collective: Collective, *, local: int = 1, between: str = "ha
     kinds=("all_reduce", "barrier", "broadcast", "reduce"),
     form=_leaders_form,
     limit=_leaders_limit,
+    planned=(),
 )
 def leaders(collective: Collective, *, local: int = 1, between: str = "halving_doubling") -> Schedule:
     """Builds: to the leader of each host, between the leaders, and back; fewest messages between hosts.
@@ -129,6 +130,7 @@ def _levels(collective: Collective, local: int, inside: str, between: str) -> li
     kinds=("all_reduce", "reduce_scatter", "all_gather"),
     form=_rails_form,
     limit=_rails_limit,
+    planned=({}, {"between": "circulant"}),
 )
 def rails(
     collective: Collective, *, local: int = 1, inside: str = "direct", between: str = "halving_doubling"

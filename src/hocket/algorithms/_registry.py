@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 from hocket.schedule import Collective, ScheduleError
 
@@ -62,6 +62,25 @@ def get(name: str) -> Algorithm:
     if name not in REGISTRY:
         raise ScheduleError(f"algorithm {name!r} is unknown; there are {', '.join(REGISTRY)}")
     return REGISTRY[name]
+
+
+def planned(collective: Collective, local: int = 1) -> tuple[tuple[Algorithm, dict[str, Any]], ...]:
+    """Return the algorithms that planners consider for a group, each with its parameters; switches do not reduce.
+
+    Args:
+        collective: Of the group.
+        local: Ranks of the group on each host; what has two levels is left out where there is only one.
+    """
+    found = []
+    for one in REGISTRY.values():
+        levels = "local" in one.parameters
+        if one.in_network or (levels and not 1 < local < collective.world):
+            continue
+        for given in one.planned:
+            parameters = {**given, **({"local": local} if levels else {})}
+            if one.serves(collective, **parameters) is None:
+                found.append((one, parameters))
+    return tuple(found)
 
 
 def candidates(collective: Collective, *, in_network: bool = False) -> tuple[Algorithm, ...]:

@@ -70,6 +70,7 @@ def _around(home: NDArray[np.int64], order: NDArray[np.int64], first: int, *, re
     kinds=("all_reduce", "reduce_scatter", "all_gather"),
     form=_form,
     limit=_limit,
+    along_hosts=True,
 )
 def ring(collective: Collective, *, rings: int = 1, orders: ArrayLike | None = None) -> Schedule:
     """Builds the ring; the chunks of all_reduce are numbered as in MSCCL's ring.

@@ -69,6 +69,7 @@ def _phase(sizes: tuple[int, ...], kind: str) -> list[Step]:
     kinds=("all_reduce", "reduce_scatter", "all_gather"),
     form=_form,
     limit=_limit,
+    planned=(),
 )
 def torus(collective: Collective, *, dims: Sequence[int] | None = None, at_once: bool = False) -> Schedule:
     """Builds reduce_scatter along each dimension and all_gather back; ranks are in row-major order.

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from hocket.algorithms import get
+from hocket.algorithms import planned
 from hocket.cluster import Cluster
 from hocket.schedule import Collective, Schedule, Wire
 from hocket.simulate import StepGraph, Work
@@ -165,9 +165,9 @@ def _default_pick(wire: Wire) -> Pick:
         power = int(nbytes).bit_length()
         key = (collective, power)
         if key not in made:
-            names = [name for name in ("halving_doubling", "ring") if get(name).serves(collective) is None]
-            best = min(names, key=lambda name: get(name).cost(collective, int(nbytes), wire))
-            made[key] = get(best)(collective)
+            costs = [one.cost(collective, int(nbytes), wire, **given) for one, given in planned(collective)]
+            best, given = planned(collective)[costs.index(min(costs))]
+            made[key] = best(collective, **given)
         return made[key]
 
     return pick

@@ -6,20 +6,19 @@ The costs are those of the algorithms' own closed forms (`hocket.algorithms`), o
 from __future__ import annotations
 
 import functools
+import weakref
 from dataclasses import dataclass
 
 import numpy as np
 
-from hocket.algorithms import candidates, get
-from hocket.cluster import Cluster, ClusterError
-from hocket.schedule import Collective, ScheduleError
+from hocket.algorithms import algorithms, planned
+from hocket.cluster import Cluster
+from hocket.schedule import Collective
 
 from ._balance import Link
 from ._constants import Constants
 
-__all__ = ["Cost", "Network"]
-
-_ALGORITHMS = ("ring", "halving_doubling", "circulant", "double_tree", "recursive_doubling", "binomial", "pairwise")
+__all__ = ["Cost", "Network", "network_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,14 +154,14 @@ class Network:
         if kind in ("all_gather", "reduce_scatter"):
             inside, between = inside * constants.gather_share, between * constants.gather_share
         best = Cost(float("inf"))
-        for name, steps, steps_in, wire, wire_in in _forms(kind, size, local):
+        for name, along_hosts, steps, steps_in, wire, wire_in in _forms(kind, size, local):
             if hosts == 1:
                 rate_in = rate_out = inside
                 late_in = late_out = self.inside_s
             elif wire_in or steps_in:  # two levels: each member has its share of what leaves the host
                 rate_in, rate_out, late_in, late_out = inside, between / local, self.inside_s, self.between_s
             else:  # one level: the ring enters and leaves each host by all of its ports; all others cross at once
-                rate_out = min(inside if local > 1 else between, between if name == "ring" else between / local)
+                rate_out = min(inside if local > 1 else between, between if along_hosts else between / local)
                 rate_in, late_in, late_out = rate_out, self.between_s, self.between_s
             parts = {
                 "inside hosts": wire_in * nbytes / rate_in,
@@ -174,15 +173,13 @@ class Network:
             if seconds < best.seconds:
                 best = Cost(seconds, name, max(parts, key=lambda part: parts[part]).strip())
         if constants.in_network and self.reduces and kind == "all_reduce" and hosts > 1:
-            best = min(best, self._in_network(nbytes, local, inside, between, constants), key=lambda one: one.seconds)
+            near = 2 * (local - 1) / local * nbytes / inside + 2 * (local - 1) * self.inside_s if local > 1 else 0.0
+            far = nbytes / (between * self.reduces) + 2 * self.between_s
+            link = "between hosts" if far > near else "inside hosts"
+            # Reduce-scatter in each host, one tree per member with its share, all-gather in each host.
+            name = next(one.name for one in algorithms() if one.in_network and kind in one.kinds)
+            best = min(best, Cost(near + far + constants.collective_s, name, link), key=lambda one: one.seconds)
         return best
-
-    def _in_network(self, nbytes: float, local: int, inside: float, between: float, constants: Constants) -> Cost:
-        """Reduce-scatter in each host, one tree per member with its share, all-gather in each host."""
-        near = 2 * (local - 1) / local * nbytes / inside + 2 * (local - 1) * self.inside_s if local > 1 else 0.0
-        far = nbytes / (between * self.reduces) + 2 * self.between_s
-        link = "between hosts" if far > near else "inside hosts"
-        return Cost(near + far + constants.collective_s, "aggregation_tree", link)
 
     def link(self, stride: int, sharers: int, constants: Constants) -> Link:
         """What joins a rank with the rank `stride` further on, while `sharers` ranks of the host send."""
@@ -193,32 +190,24 @@ class Network:
 
 
 @functools.lru_cache(maxsize=4096)
-def _forms(kind: str, size: int, local: int) -> tuple[tuple[str, float, float, float, float], ...]:
-    """Name, steps, steps inside hosts, wire, wire inside hosts of the algorithms that serve a group."""
+def _forms(kind: str, size: int, local: int) -> tuple[tuple[str, bool, float, float, float, float], ...]:
+    """Return name, `along_hosts`, steps, steps inside hosts, wire, wire inside hosts of what serves a group."""
     collective = Collective(kind, size)
-    found = []
-    names = [one.name for one in candidates(collective) if one.name in _ALGORITHMS]
-    for name in names:
-        form = get(name).form(collective)
-        found.append((name, float(form.steps), 0.0, float(form.wire), 0.0))
-    for between in ("halving_doubling", "circulant") if 1 < local < size else ():
-        try:
-            form = get("rails").form(collective, local=local, between=between)
-        except ScheduleError:
-            continue
-        found.append(("rails", float(form.steps), float(form.steps_inside), float(form.wire), float(form.wire_inside)))
-    return tuple(found)
+    forms = [(one, one.form(collective, **given)) for one, given in planned(collective, local)]
+    return tuple(
+        (one.name, one.along_hosts, form.steps, form.steps_inside, float(form.wire), float(form.wire_inside))
+        for one, form in forms
+    )
+
+
+_networks: dict[int, Network] = {}  # by the identity of the cluster, as long as it lives: clusters have no hash
 
 
 def network_of(cluster: Cluster | Network) -> Network:
-    """The wires of a cluster, made once for each."""
+    """Return the wires of a cluster, made once for each."""
     if isinstance(cluster, Network):
         return cluster
-    made: Network | None = getattr(cluster, "_hocket_network", None)
-    if made is None:
-        made = Network.of(cluster)
-        object.__setattr__(cluster, "_hocket_network", made)
-    return made
-
-
-__all__ += ["ClusterError", "network_of"]
+    if id(cluster) not in _networks:
+        _networks[id(cluster)] = Network.of(cluster)
+        weakref.finalize(cluster, _networks.pop, id(cluster))
+    return _networks[id(cluster)]
