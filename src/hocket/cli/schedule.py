@@ -1,4 +1,4 @@
-"""`hocket schedule`: collective algorithms, to read, to verify and to time."""
+"""`hocket schedule`: collective algorithms and orders of pipelines, to read, to verify and to time."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ schedule = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
 _What = Annotated[
     list[str],
-    typer.Argument(metavar="SCHEDULE", help="ring, double_tree pieces=4, or a .txt, .json or MSCCL .xml file."),
+    typer.Argument(metavar="SCHEDULE", help="ring, double_tree pieces=4, 1f1b, or a .txt, .json or MSCCL .xml file."),
 ]
+_Stages = Annotated[int | None, typer.Option(min=1, help="Of a pipeline: all stages; by default one a rank.")]
+_Micro = Annotated[int | None, typer.Option("--micro-batches", min=1, help="Of a pipeline: of a step; by default 8.")]
 _World = Annotated[int | None, typer.Option("-n", "--world", min=1, help="Ranks; by default the cluster's, or 4.")]
 _Kind = Annotated[str, typer.Option("--collective", help="all_reduce, reduce_scatter, broadcast, ...")]
 _Root = Annotated[int, typer.Option(help="Of reduce, broadcast, gather and scatter.")]
@@ -75,6 +77,8 @@ def show(
     kind: _Kind = "all_reduce",
     root: _Root = 0,
     cluster: _Cluster = None,
+    stages: _Stages = None,
+    micro_batches: _Micro = None,
     svg: Annotated[Path | None, typer.Option(help="Also draw it into this file.")] = None,
     msccl: Annotated[Path | None, typer.Option(help="Also write it as MSCCL XML into this file.")] = None,
     text: Annotated[bool, typer.Option("--text", help="Print all transfers, in the form that is read back.")] = False,
@@ -83,6 +87,12 @@ def show(
     """Show a schedule as a grid: who sends which chunk to whom in every step."""
     from hocket import schedule as room
 
+    from ._schedules import orders
+
+    order = orders.asked("show", what, world, stages, micro_batches)
+    if order is not None:
+        orders.show(order, text=text, as_json=as_json)
+        return
     asked = _resolve("show", what, kind, world, root, cluster)
     if svg is not None:
         _write("show", svg, room.svg(asked.schedule))
@@ -110,14 +120,26 @@ def verify(
     kind: _Kind = "all_reduce",
     root: _Root = 0,
     cluster: _Cluster = None,
+    stages: _Stages = None,
+    micro_batches: _Micro = None,
+    in_flight: Annotated[
+        float | None, typer.Option(help="Of a pipeline: micro-batches whose activations a rank may hold.")
+    ] = None,
     as_json: _Json = False,
 ) -> None:
     """Check a schedule: its contract, its closed form, how far it is from the bounds, and the links that it loads.
 
-    The exit code is 1 if the contract is broken, else 0.
+    Of a pipeline's order: each forward and backward once and in order, messages that meet, and nobody who waits for
+    ever. The exit code is 1 if something is broken, else 0.
     """
     from hocket import schedule as room
 
+    from ._schedules import orders
+
+    order = orders.asked("verify", what, world, stages, micro_batches)
+    if order is not None:
+        orders.check(order, in_flight=in_flight, as_json=as_json)
+        return
     asked = _resolve("verify", what, kind, world, root, cluster)
     one = asked.schedule
     findings = room.verify(one)
@@ -156,15 +178,54 @@ def verify(
 @schedule.command()
 def time(
     what: _What,
-    size: Annotated[str, typer.Option("--bytes", help="S, the size of the vector: 1MiB, or several: 1KiB,1MiB.")],
-    cluster: Annotated[str, typer.Option(help="A name, a spec (star:hosts=8) or a .toml file.")],
+    size: Annotated[
+        str | None,
+        typer.Option("--bytes", help="Of the vector: 1MiB, or 1KiB,1MiB. Of a pipeline: between stages, each way."),
+    ] = None,
+    cluster: _Cluster = None,
     world: _World = None,
     kind: _Kind = "all_reduce",
     root: _Root = 0,
+    stages: _Stages = None,
+    micro_batches: _Micro = None,
+    forward: Annotated[str, typer.Option(help="Of a pipeline: a micro-batch's forward through one stage.")] = "10ms",
+    backward: Annotated[str, typer.Option(help="Of a pipeline: its backward.")] = "20ms",
+    message: Annotated[str, typer.Option(help="Of a pipeline without a cluster: a message between stages.")] = "0s",
+    at_once: Annotated[
+        float | None, typer.Option(min=0.01, help="Of a pipeline: how many ranks compute at full speed at once.")
+    ] = None,
     trace: Annotated[Path | None, typer.Option(help="Write a trace for Perfetto into this file.")] = None,
     as_json: _Json = False,
 ) -> None:
-    """Predict how long a schedule takes on a cluster, by simulation; no clock is involved."""
+    """Predict how long a schedule takes, by simulation; no clock is involved.
+
+    A collective needs --bytes and --cluster. A pipeline's order is timed with messages of a given time, or of given
+    bytes on a cluster.
+    """
+    from ._schedules import orders
+
+    order = orders.asked("time", what, world, stages, micro_batches)
+    if order is not None:
+        asked_for = orders.Timed(forward, backward, message, size, cluster, at_once)
+        orders.time(order, asked_for, trace=trace, as_json=as_json)
+        return
+    if size is None or cluster is None:
+        bad_input(
+            "schedule time", "a collective is timed with --bytes, on a --cluster: --bytes 1MiB --cluster star:hosts=8"
+        )
+    _time(what, size, cluster, world, kind, root, trace, as_json)
+
+
+def _time(
+    what: list[str],
+    size: str,
+    cluster: str,
+    world: int | None,
+    kind: str,
+    root: int,
+    trace: Path | None,
+    as_json: bool,
+) -> None:
     from hocket.cluster import ClusterError
     from hocket.schedule import ScheduleError
     from hocket.simulate import SimulationError, simulate_schedule

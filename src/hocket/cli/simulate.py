@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -113,28 +113,23 @@ def pipeline(
     forward: Annotated[str, typer.Option(help="Time of a micro-batch's forward pass through one stage.")] = "10ms",
     backward: Annotated[str, typer.Option(help="Of its backward pass.")] = "20ms",
     activations: Annotated[str, typer.Option(help="Bytes between stages for one micro-batch.")] = "1MB",
+    order: Annotated[str, typer.Option(help="gpipe, 1f1b, zero_bubble, or a file; see `hocket schedule`.")] = "gpipe",
     trace: _Trace = None,
     as_json: _Json = False,
 ) -> None:
-    """Predict a pipeline of equal stages, all forward passes first (GPipe)."""
+    """Predict a pipeline of equal stages, one on each rank."""
     from hocket.cluster import ClusterError, load
-    from hocket.simulate import SimulationError, StepGraph, simulate_step
+    from hocket.schedule import ScheduleError
+    from hocket.schedule.pipeline import pipeline_order
+    from hocket.simulate import SimulationError, StageWork, order_graph, simulate_step
     from hocket.units import parse_bytes, parse_time
 
     try:
         found = load(cluster)
-        graph = StepGraph(stages)
-        for way, text, order in (("F", forward, range(stages)), ("B", backward, range(stages - 1, -1, -1))):
-            for batch in range(micro):
-                came: list[Any] = []
-                for stage in order:
-                    work = graph.compute(stage, parse_time(text), name=f"{way}{batch}", after=came)
-                    onward = stage + (1 if way == "F" else -1)
-                    if 0 <= onward < stages:
-                        nbytes = parse_bytes(activations)
-                        came = [graph.send(stage, onward, nbytes, name=f"{way}{batch}", after=[work])]
+        works = [StageWork(parse_time(forward), parse_time(backward))] * stages
+        graph = order_graph(pipeline_order(order, stages, 1, micro), works, parse_bytes(activations))
         timing = simulate_step(graph, found, trace=trace is not None)
-    except (ClusterError, SimulationError, ValueError) as error:
+    except (ClusterError, ScheduleError, SimulationError, ValueError) as error:
         bad_input("simulate pipeline", error)
     _report("pipeline", timing, trace, as_json)
 

@@ -1,0 +1,171 @@
+"""`hocket schedule` on the order of a pipeline."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from hocket.cli._output import bad_input, print_json
+
+if TYPE_CHECKING:
+    from hocket.schedule.pipeline import PipelineOrder
+
+
+@dataclass(frozen=True)
+class Timed:
+    """With what an order is timed, as it stands on the command line.
+
+    Attributes:
+        forward: A micro-batch's forward through one stage.
+        backward: Its backward.
+        message: A message between two stages, without a cluster.
+        nbytes: Bytes of a message, on a cluster.
+        cluster: Where; None for messages of a given time.
+        at_once: How many ranks compute at full speed at once; None for all.
+    """
+
+    forward: str
+    backward: str
+    message: str
+    nbytes: str | None
+    cluster: str | None
+    at_once: float | None
+
+
+def asked(
+    verb: str, words: list[str], ranks: int | None, stages: int | None, micro_batches: int | None
+) -> PipelineOrder | None:
+    """The order that is meant: by name, or from a file, broken or not; None if a collective is meant."""
+    from hocket.schedule import ScheduleError
+    from hocket.schedule.pipeline import NAMED_ORDERS, PipelineOrder, pipeline_order
+
+    word = " ".join(words)
+    try:
+        if word in NAMED_ORDERS:
+            each = (stages // ranks if ranks and stages else 0) or (2 if word == "interleaved" else 1)
+            ranks = ranks or (stages // each if stages else 4)
+            if (stages or ranks * each) != ranks * each:
+                raise ScheduleError(f"--stages {stages} is no multiple of {ranks} ranks; give as many to each")
+            return pipeline_order(word, ranks, each, micro_batches or 8)
+        text = Path(word).read_text() if Path(word).suffix == ".txt" or Path(word).is_file() else ""
+        lines = (line.split("#", 1)[0].strip() for line in text.splitlines())
+        if not next((line for line in lines if line), "").startswith("order "):
+            return None
+        order = PipelineOrder.parse(text)
+    except (OSError, UnicodeDecodeError):
+        return None
+    except ScheduleError as error:
+        bad_input(f"schedule {verb}", error)
+    given = {"-n": (ranks, order.world), "--stages": (stages, order.stages)}
+    given["--micro-batches"] = micro_batches, order.micro_batches
+    for option, (wanted, found) in given.items():
+        if wanted not in (None, found):
+            bad_input(
+                f"schedule {verb}", f"{option} {wanted}: the order {order.name} in {word} has {found}; leave it out"
+            )
+    return order
+
+
+def show(order: PipelineOrder, *, text: bool, as_json: bool) -> None:
+    """Print an order as a grid over time, as text that is read back, or as JSON."""
+    from hocket.schedule import pipeline
+
+    if text:
+        typer.echo(str(order), nl=False)
+        return
+    if as_json:
+        print_json(_facts(order) | {"ranks": [[str(action) for action in rank] for rank in order.ranks]})
+        return
+    typer.echo(pipeline.describe(order))
+    typer.echo(pipeline.grid(order), nl=False)
+    _echo_memory(order)
+
+
+def check(order: PipelineOrder, *, in_flight: float | None, as_json: bool) -> None:
+    """Print what is wrong with an order; the exit code is 1 if anything is."""
+    from hocket.schedule import pipeline
+
+    found = pipeline.verify(order, in_flight=in_flight)
+    if as_json:
+        print_json(_facts(order) | {"can_be_carried_out": not found, "findings": [asdict(one) for one in found]})
+    else:
+        typer.echo(pipeline.describe(order) if not found else f"{order.name}: BROKEN")
+        for one in found:
+            typer.echo(f"  {one}")
+        if found:
+            typer.echo(pipeline.grid(order, found), nl=False)
+        else:
+            work = order.world * order.stages_per_rank * order.micro_batches
+            typer.echo(f"every forward and backward once and in order ({work} of each); nobody waits for ever")
+            _echo_memory(order)
+    if found:
+        raise typer.Exit(1)
+
+
+def time(order: PipelineOrder, given: Timed, *, trace: Path | None, as_json: bool) -> None:
+    """Print how long an order takes."""
+    from hocket.cluster import ClusterError, load
+    from hocket.schedule.pipeline import verify
+    from hocket.simulate import SimulationError, StageWork, order_graph, simulate_order, simulate_step
+    from hocket.timeline import write_perfetto
+    from hocket.units import parse_bytes, parse_time
+
+    found = verify(order, limit=1)
+    if found:
+        bad_input("schedule time", f"the order {order.name} cannot be carried out: {found[0]}")
+    timing: Any
+    try:
+        work = StageWork(parse_time(given.forward), parse_time(given.backward), hop=parse_time(given.message))
+        works = [work] * order.stages
+        if given.cluster is None:
+            if given.nbytes is not None:
+                raise ValueError("--bytes needs a --cluster whose links they cross; without one give --message 1ms")
+            timing = simulate_order(order, works, given.at_once or float("inf"))
+        else:
+            if given.at_once is not None:
+                raise ValueError("--at-once is for an order without --cluster")
+            graph = order_graph(order, works, parse_bytes(given.nbytes or "1MB"))
+            timing = simulate_step(graph, load(given.cluster), trace=trace is not None)
+        if trace is not None:
+            write_perfetto(timing.timeline if given.cluster else timing.timeline(), trace)
+            typer.echo(f"wrote {trace}; open it at https://ui.perfetto.dev", err=True)
+    except (ClusterError, SimulationError, ValueError) as error:
+        bad_input("schedule time", error)
+    except OSError as error:
+        bad_input("schedule time", f"--trace: {str(trace)!r} cannot be written: {error}")
+    if as_json:
+        print_json(_facts(order) | {"seconds": timing.seconds, "idle_share": timing.idle_share})
+        return
+    where = given.cluster or f"messages of {given.message}"
+    typer.echo(
+        f"{order.name}: {order.world} ranks, {order.stages} stages, {order.micro_batches} micro-batches; {where}"
+    )
+    typer.echo(f"step time   {timing.seconds * 1e3:.3f} ms, predicted")
+    typer.echo(f"idle share  {timing.idle_share:.1%}")
+
+
+def _facts(order: PipelineOrder) -> dict[str, Any]:
+    ranks = range(order.world)
+    return {
+        "order": order.name,
+        "world": order.world,
+        "stages": order.stages,
+        "micro_batches": order.micro_batches,
+        "idle_share_of_equal_stages": None if order.played.stuck else order.idle_share(),
+        "warm_up": [order.warm_up(rank) for rank in ranks],
+        "in_flight": [order.in_flight(rank) for rank in ranks],
+        "weights_left": [order.weights_left(rank) for rank in ranks],
+    }
+
+
+def _echo_memory(order: PipelineOrder) -> None:
+    ranks = range(min(order.world, 16))
+    rows = [("forwards before the first backward", order.warm_up), ("micro-batches in flight", order.in_flight)]
+    if order.halves:
+        rows.append(("micro-batches whose weights are left", order.weights_left))
+    more = " ..." if order.world > len(ranks) else ""
+    for label, of in rows:
+        typer.echo(f"{label + ', by rank:':46} " + " ".join(f"{of(rank):g}" for rank in ranks) + more)

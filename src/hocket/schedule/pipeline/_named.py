@@ -1,0 +1,264 @@
+"""The orders that have a name: a rule for each, and what follows from the rule without writing the order out."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from .._collective import ScheduleError
+from ._order import PipelineAction, PipelineOrder
+from ._verify import verify
+
+
+@dataclass(frozen=True)
+class NamedOrder:
+    """A rule that makes an order for any number of ranks.
+
+    Attributes:
+        name: As it stands in a plan.
+        title: What it is, in a few words.
+        source: Where it was published.
+        ahead: Forwards that a rank does before it takes turns between forwards and backwards. Called with the number of
+            ranks, the stages of each, the micro-batches of a round (see `round_of`), and the rank. None if all of them.
+        halves: Whether backwards are done in halves, those for the weights later.
+        divisor: Called with the stages of each rank: by how much it divides the time in which GPipe's ranks are idle.
+        rounds: Whether micro-batches pass in rounds, all of which must be equal.
+    """
+
+    name: str
+    title: str
+    source: str
+    ahead: Callable[[int, int, int, int], int] | None
+    halves: bool
+    divisor: Callable[[int], float]
+    rounds: bool
+
+    def admits(self, ranks: int, stages_per_rank: int, micro_batches: int) -> bool:
+        """Whether there is such an order for so many micro-batches."""
+        if micro_batches < 1:
+            return False
+        whole_rounds = micro_batches % max(1, micro_batches // ranks) == 0
+        return whole_rounds or not (self.rounds or (stages_per_rank > 1 and self.ahead is not None))
+
+    def nearest(self, ranks: int, stages_per_rank: int, micro_batches: int) -> int:
+        """The number of micro-batches nearest to this one that the order admits; of two the larger."""
+        possible = (n for n in range(1, micro_batches + ranks + 1) if self.admits(ranks, stages_per_rank, n))
+        return min(possible, key=lambda n: (abs(n - micro_batches), -n))
+
+    def warm_up(self, ranks: int, stages_per_rank: int, micro_batches: int, rank: int) -> int:
+        """Forwards that a rank does before its first backward."""
+        every = micro_batches * stages_per_rank
+        if self.ahead is None or self._too_few(ranks, stages_per_rank, micro_batches):
+            return every
+        size = round_of(ranks, micro_batches)
+        return min(every, self.ahead(ranks, stages_per_rank, size, rank) + 1)
+
+    def in_flight(self, ranks: int, stages_per_rank: int, micro_batches: int, rank: int) -> float:
+        """As `PipelineOrder.in_flight`: a rank holds most when its warm-up ends."""
+        return self.warm_up(ranks, stages_per_rank, micro_batches, rank) / stages_per_rank
+
+    def idle_share(self, ranks: int, stages_per_rank: int, micro_batches: int) -> float:
+        """The part of a step in which ranks with equal stages wait for the pipeline to fill and to drain."""
+        return bubble(ranks, micro_batches, self.divisor(stages_per_rank))
+
+    def build(self, ranks: int, stages_per_rank: int, micro_batches: int) -> PipelineOrder:
+        """Make the order.
+
+        Raises:
+            ScheduleError: it does not admit so many micro-batches; the message says how many it does.
+        """
+        p, v, m = ranks, stages_per_rank, micro_batches
+        if min(p, v, m) < 1:
+            raise ScheduleError(f"a pipeline of {p} ranks x {v} stages x {m} micro-batches is empty")
+        if not self.admits(p, v, m):
+            raise ScheduleError(
+                f"micro_batches = {m} cannot be run by the schedule {self.name!r} on {p} ranks x {v} stages; take "
+                f"{self.nearest(p, v, m)}, or the schedule 'gpipe', which takes any number"
+            )
+        rule = _breadth_first if self.ahead is None or self._too_few(p, v, m) else self._in_turns
+        rows = tuple(tuple(rule(p, v, m, rank)) for rank in range(p))
+        return PipelineOrder(self.name, p * v, m, rows)
+
+    def _too_few(self, ranks: int, stages_per_rank: int, micro_batches: int) -> bool:
+        """Whether 1F1B would be all warm-up on the first rank, which is GPipe."""
+        return not self.rounds and stages_per_rank == 1 and micro_batches < ranks
+
+    def _in_turns(self, p: int, v: int, m: int, rank: int) -> Iterator[PipelineAction]:
+        """Some forwards ahead; then a forward and a backward in turns; then the backwards that are left.
+
+        Micro-batches pass in rounds: all of a round through the rank's first stage, then through its next. Of halves
+        those for the weights are done as many backwards later as there are ranks before this one.
+        """
+        size, every = round_of(p, m), m * v
+        assert self.ahead is not None
+        ahead = min(every, self.ahead(p, v, size, rank))
+
+        def at(number: int) -> tuple[int, int]:
+            """Which of the rank's stages, and which micro-batch, the forward of this number is of."""
+            turn, inside = divmod(number, size * v)
+            return inside // size, turn * size + inside % size
+
+        def backward(number: int, kind: str) -> PipelineAction:
+            local, micro_batch = at(number)
+            return PipelineAction((v - 1 - local) * p + rank, kind, micro_batch)
+
+        weights = 0
+        for number in range(every + ahead):
+            if number < every:
+                local, micro_batch = at(number)
+                yield PipelineAction(local * p + rank, "F", micro_batch)
+            if number >= ahead:
+                yield backward(number - ahead, "I" if self.halves else "B")
+                if self.halves and number - ahead >= rank:
+                    yield backward(weights, "W")
+                    weights += 1
+        if self.halves:
+            yield from (backward(number, "W") for number in range(weights, every))
+
+
+def _breadth_first(p: int, v: int, m: int, rank: int) -> Iterator[PipelineAction]:
+    """All forwards, stage by stage, and all backwards the other way round."""
+    forwards = [PipelineAction(stage, "F", n) for stage in range(rank, p * v, p) for n in range(m)]
+    yield from forwards
+    yield from (action._replace(kind="B") for action in reversed(forwards))
+
+
+def round_of(ranks: int, micro_batches: int) -> int:
+    """Micro-batches of a round: about as many as there are ranks."""
+    return micro_batches // max(1, micro_batches // ranks)
+
+
+def bubble(ranks: int, micro_batches: int, divisor: float = 1) -> float:
+    """The idle share of a step of a pipeline with balanced stages: (N-1) / (N-1 + dK).
+
+    With N ranks and K micro-batches it is GPipe's and 1F1B's for d = 1 (Huang et al. 2019); with v stages on each rank,
+    interleaved, d = v (Narayanan et al. 2021); with the backward of weights last, d = 3 (Qi et al. 2023).
+
+    Args:
+        ranks: N, those of the pipeline.
+        micro_batches: K.
+        divisor: d, by how much the order divides the time to fill and to drain the pipeline.
+    """
+    return (ranks - 1) / (ranks - 1 + divisor * micro_batches)
+
+
+NAMED_ORDERS: Final = {
+    one.name: one
+    for one in (
+        NamedOrder(
+            "gpipe",
+            "all forwards, then all backwards (breadth first with several stages a rank)",
+            "Huang et al. 2019, GPipe; Lamy-Poirier 2022, Breadth-First Pipeline Parallelism",
+            None,
+            halves=False,
+            divisor=lambda v: v,
+            rounds=False,
+        ),
+        NamedOrder(
+            "1f1b",
+            "one forward, one backward in turns, after a warm-up; interleaved with several stages a rank",
+            "Narayanan et al. 2019, PipeDream-Flush",
+            lambda p, v, size, rank: (v - 1) * size + (p - 1 - rank) * (1 if v == 1 else 2),
+            halves=False,
+            divisor=lambda v: v,
+            rounds=False,
+        ),
+        NamedOrder(
+            "interleaved",
+            "1F1B with several stages a rank, through which micro-batches pass in rounds",
+            "Narayanan et al., SC'21, section 2.2.2",
+            lambda p, v, size, rank: (v - 1) * size + 2 * (p - 1 - rank),
+            halves=False,
+            divisor=lambda v: v,
+            rounds=True,
+        ),
+        NamedOrder(
+            "zero_bubble",
+            "1F1B with backwards in halves, those for the weights where ranks were idle (ZB1P)",
+            "Qi et al. 2023, Zero Bubble Pipeline Parallelism",
+            lambda p, v, size, rank: (v - 1) * size + (p - 1 - rank),
+            halves=True,
+            divisor=lambda v: 3,
+            rounds=True,
+        ),
+    )
+}
+"""The orders by name; one row makes a new one known to the Trainer, the planner, the simulator and the command."""
+
+
+def pipeline_order(spelled: str, ranks: int, stages_per_rank: int, micro_batches: int) -> PipelineOrder:
+    """The order that is meant, for a pipeline of this shape; messages are implied.
+
+    Args:
+        spelled: A name of `NAMED_ORDERS`, the path of a file with an order, or the text of one.
+        ranks: In the pipeline.
+        stages_per_rank: Stages of each rank.
+        micro_batches: Of a step.
+
+    Raises:
+        ScheduleError: there is no such order, it is for another shape, or it cannot be carried out (see `verify`).
+    """
+    if spelled in NAMED_ORDERS:
+        return _built(spelled, ranks, stages_per_rank, micro_batches)
+    order = read_order(spelled)
+    shape = (order.world, order.stages_per_rank, order.micro_batches)
+    if shape != (ranks, stages_per_rank, micro_batches):
+        raise ScheduleError(
+            f"the order {order.name} is for {shape[0]} ranks x {shape[1]} stages x {shape[2]} micro-batches, not for "
+            f"{ranks} x {stages_per_rank} x {micro_batches}"
+        )
+    return order
+
+
+def read_order(spelled: str) -> PipelineOrder:
+    """Read a user's order, and verify it.
+
+    Args:
+        spelled: The path of a file, or its text.
+
+    Raises:
+        ScheduleError: it cannot be read, or it cannot be carried out.
+    """
+    if "\n" in spelled:
+        return _parsed(spelled)
+    try:
+        text = Path(spelled).read_text()
+    except OSError as error:
+        known = ", ".join(NAMED_ORDERS)
+        raise ScheduleError(
+            f"pipeline_schedule = {spelled!r} is not known; choose one of {known}, or a file with an order "
+            f"({error.strerror})"
+        ) from None
+    try:
+        return _parsed(text)
+    except ScheduleError as error:
+        raise ScheduleError(f"{spelled}: {error}") from None
+
+
+def order_for_batch(spelled: str, ranks: int, stages_per_rank: int, micro_batches: int) -> PipelineOrder:
+    """The order for a batch that may be short: GPipe's where the one that is meant does not admit so few.
+
+    The gradients are the same. Arguments and errors are those of `pipeline_order`.
+    """
+    if spelled in NAMED_ORDERS:
+        fits = NAMED_ORDERS[spelled].admits(ranks, stages_per_rank, micro_batches)
+    else:
+        fits = read_order(spelled).micro_batches == micro_batches
+    return pipeline_order(spelled if fits else "gpipe", ranks, stages_per_rank, micro_batches)
+
+
+@functools.lru_cache(maxsize=64)
+def _built(name: str, ranks: int, stages_per_rank: int, micro_batches: int) -> PipelineOrder:
+    return NAMED_ORDERS[name].build(ranks, stages_per_rank, micro_batches)
+
+
+@functools.lru_cache(maxsize=16)
+def _parsed(text: str) -> PipelineOrder:
+    order = PipelineOrder.parse(text)
+    found = verify(order, limit=1)
+    if found:
+        raise ScheduleError(f"the order {order.name} cannot be carried out: {found[0]}")
+    return order

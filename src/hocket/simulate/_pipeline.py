@@ -1,0 +1,233 @@
+"""A pipeline's order followed from event to event: how long it takes where ranks share processors and ports.
+
+Nothing but the ranks of one pipeline takes part, so this loop is small enough to time the plans of a search one by one;
+with links and collectives an order is a `StepGraph` (`order_graph`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hocket.schedule.pipeline import PipelineAction, PipelineOrder
+from hocket.timeline import Span, Timeline
+
+from ._graph import StepGraph, Work
+from ._tasks import SimulationError
+
+__all__ = ["OrderTiming", "StageWork", "order_graph", "simulate_order"]
+
+_DONE_S = 1e-12  # what is left of a computation when it is over
+
+
+@dataclass(frozen=True, slots=True)
+class StageWork:
+    """What one micro-batch asks of a stage, in seconds of a rank that computes alone.
+
+    Attributes:
+        forward: Computation of the forward pass.
+        backward: Computation of the backward pass, with what is done again.
+        forward_exchange: What follows the forward pass without a processor: exchanges of ranks that share tensors.
+        backward_exchange: The same of the backward pass.
+        hop: Of a message from this stage to the next, or back.
+        weights: The part of the backward pass that is for the weights; half of it if not given.
+    """
+
+    forward: float
+    backward: float
+    forward_exchange: float = 0.0
+    backward_exchange: float = 0.0
+    hop: float = 0.0
+    weights: float | None = None
+
+    def seconds(self, kind: str) -> tuple[float, float]:
+        """Computation of an action, and the exchange that follows it."""
+        weights = self.backward / 2 if self.weights is None else self.weights
+        return {
+            "F": (self.forward, self.forward_exchange),
+            "B": (self.backward, self.backward_exchange),
+            "I": (self.backward - weights, self.backward_exchange),
+            "W": (weights, 0.0),
+        }[kind]
+
+
+@dataclass(frozen=True, slots=True)
+class OrderTiming:
+    """When everything of an order happened.
+
+    Attributes:
+        order: What was followed.
+        spans: Of every rank (action, begin, end) of what it computed, exchanges included, in seconds.
+        computed_s: Of every rank the seconds in which it computed or waited for a processor.
+    """
+
+    order: PipelineOrder
+    spans: tuple[tuple[tuple[PipelineAction, float, float], ...], ...]
+    computed_s: tuple[float, ...]
+
+    @property
+    def seconds(self) -> float:
+        """From the first begin to the last end."""
+        return max((end for rank in self.spans for _, _, end in rank), default=0.0)
+
+    @property
+    def idle_share(self) -> float:
+        """The part of all ranks' time in which they do not compute, 0 to 1."""
+        return 1 - sum(self.computed_s) / len(self.computed_s) / self.seconds if self.seconds else 0.0
+
+    def timeline(self) -> Timeline:
+        """A span for each action."""
+        spans = tuple(
+            Span(rank, "compute", str(action), begin, end, kind="compute")
+            for rank, row in enumerate(self.spans)
+            for action, begin, end in row
+        )
+        return Timeline(f"the order {self.order.name}", spans, (), ())
+
+
+def simulate_order(order: PipelineOrder, stages: Sequence[StageWork], at_once: float = math.inf) -> OrderTiming:
+    """Follow an order until every rank has done all of its actions.
+
+    Ranks that compute share the processors evenly. A message leaves when its action is done, and its rank has sent and
+    the other received what came before; nothing waits for it but the action that needs it.
+
+    Args:
+        order: What each rank does. Where messages are written, only their being needed counts.
+        stages: The work of each stage.
+        at_once: How many of the ranks compute at full speed at once.
+
+    Raises:
+        SimulationError: ranks wait for each other, or the works are not those of the order's stages.
+    """
+    if len(stages) != order.stages:
+        raise SimulationError(f"{order.name} has {order.stages} stages, and the work of {len(stages)} is given")
+    run = _OrderRun(order, stages)
+    while run.start():
+        busy = sum(rank.computes for rank in run.ranks)
+        rate = min(1.0, at_once / busy) if busy else 1.0
+        run.advance(min(run.next_event(rank, rate) for rank in run.ranks), rate)
+    return OrderTiming(
+        order, tuple(tuple(rank.spans) for rank in run.ranks), tuple(rank.computed for rank in run.ranks)
+    )
+
+
+class _OrderRank:
+    """Where a rank is in its order.
+
+    Attributes:
+        actions: What is still to be done, the next one last.
+        computes: Whether it is at the computation of the next one.
+        left: Seconds of it that are left.
+        until: When the exchange after it ends; None if there is none.
+        begun: When the next one began.
+        computed: Seconds of computation so far.
+        spans: What is done.
+    """
+
+    __slots__ = ("actions", "begun", "computed", "computes", "left", "spans", "until")
+
+    def __init__(self, actions: Sequence[PipelineAction]) -> None:
+        self.actions = list(reversed(actions))
+        self.computes, self.left = False, 0.0
+        self.begun = self.computed = 0.0
+        self.until: float | None = None
+        self.spans: list[tuple[PipelineAction, float, float]] = []
+
+
+class _OrderRun:
+    """A step under way."""
+
+    def __init__(self, order: PipelineOrder, stages: Sequence[StageWork]) -> None:
+        self.now = 0.0
+        rows = order.computes().ranks if order.explicit else order.ranks
+        self.ranks = [_OrderRank(row) for row in rows]
+        self._seconds = {kind: [stage.seconds(kind) for stage in stages] for kind in "FBIW"}
+        self._hops = [stage.hop for stage in stages]
+        self._last = len(stages) - 1
+        self._arrived: dict[tuple[str, int, int], float] = {}
+        self._free_out = [0.0] * len(rows)  # when a rank has sent what it has to send
+        self._free_in = [0.0] * len(rows)
+
+    def start(self) -> bool:
+        """Begin what can begin now; whether anything is left to be done."""
+        for rank in self.ranks:
+            if rank.until is not None and rank.until <= self.now:
+                self._finish(rank)
+            if rank.actions and not rank.computes and rank.until is None and self._needs(rank) <= self.now:
+                stage, kind, _ = rank.actions[-1]
+                rank.computes, rank.left, rank.begun = True, self._seconds[kind][stage][0], self.now
+        return any(rank.actions for rank in self.ranks)
+
+    def next_event(self, rank: _OrderRank, rate: float) -> float:
+        """When something changes for a rank if nothing does for the others."""
+        if rank.computes:
+            return self.now + rank.left / rate
+        if rank.until is not None:
+            return rank.until
+        return self._needs(rank) if rank.actions else math.inf
+
+    def advance(self, then: float, rate: float) -> None:
+        """Let time pass, in which those who compute do so at a rate."""
+        if then == math.inf:
+            raise SimulationError("the ranks of the pipeline wait for each other")
+        for rank in self.ranks:
+            if not rank.computes:
+                continue
+            rank.left -= (then - self.now) * rate
+            if rank.left <= _DONE_S:
+                stage, kind, _ = rank.actions[-1]
+                rank.computes, rank.until = False, then + self._seconds[kind][stage][1]
+                rank.computed += then - rank.begun
+        self.now = then
+
+    def _needs(self, rank: _OrderRank) -> float:
+        """When what the next action needs is there."""
+        stage, kind, number = rank.actions[-1]
+        if kind == "W" or stage == (0 if kind == "F" else self._last):
+            return 0.0
+        return self._arrived.get(("F" if kind == "F" else "B", stage, number), math.inf)
+
+    def _finish(self, rank: _OrderRank) -> None:
+        action = rank.actions.pop()
+        stage, kind, number = action
+        rank.until = None
+        rank.spans.append((action, rank.begun, self.now))
+        onward = stage + (1 if kind == "F" else -1)
+        if kind == "W" or not 0 <= onward <= self._last:
+            return
+        source, target = stage % len(self.ranks), onward % len(self.ranks)
+        there = self.now
+        if source != target:
+            there = max(self.now, self._free_out[source], self._free_in[target]) + self._hops[min(stage, onward)]
+            self._free_out[source] = self._free_in[target] = there
+        self._arrived["F" if kind == "F" else "B", onward, number] = there
+
+
+def order_graph(order: PipelineOrder, stages: Sequence[StageWork], nbytes: float) -> StepGraph:
+    """An order as a step of its ranks, whose messages cross a cluster's links.
+
+    Args:
+        order: What each rank does.
+        stages: The work of each stage; `hop` is left out, and exchanges count as computation.
+        nbytes: Of a message between two stages, each way.
+
+    Raises:
+        SimulationError: ranks wait for each other.
+    """
+    if order.explicit:
+        order = order.computes()
+    if order.played.stuck:
+        raise SimulationError("the ranks of the pipeline wait for each other")
+    graph = StepGraph(order.world)
+    arrived: dict[tuple[str, int, int], Work] = {}
+    for rank, (stage, kind, number) in order.played.sequence:
+        way = "F" if kind == "F" else "B"
+        came = [arrived[key] for key in [(way, stage, number)] if kind != "W" and key in arrived]
+        name = f"{stage}{kind}{number}" if order.stages_per_rank > 1 else f"{kind}{number}"
+        work = graph.compute(rank, sum(stages[stage].seconds(kind)), name=name, after=came)
+        onward = stage + (1 if way == "F" else -1)
+        if kind != "W" and 0 <= onward < order.stages and onward % order.world != rank:
+            sent = graph.send(rank, onward % order.world, nbytes, name=name, after=[work])
+            arrived[way, onward, number] = sent
+    return graph

@@ -1,0 +1,120 @@
+"""An order followed from event to event: against what ranks do by themselves, the general loop, and a cluster."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hocket.cluster import load
+from hocket.schedule.pipeline import NAMED_ORDERS, PipelineOrder, pipeline_order
+from hocket.simulate import SimulationError, StageWork, Usage, order_graph, simulate_order, simulate_step
+from hocket.simulate._loop import run
+from hocket.simulate._tasks import Tasks
+
+SHAPES = [(1, 1, 3), (1, 2, 2), (2, 1, 4), (2, 2, 4), (3, 1, 6), (4, 1, 4), (4, 2, 8), (2, 3, 6)]
+ORDERS = [pipeline_order(name, *shape) for name, one in NAMED_ORDERS.items() for shape in SHAPES if one.admits(*shape)]
+
+orders = st.sampled_from(ORDERS)
+
+
+def ids(order: PipelineOrder) -> str:
+    return f"{order.name}-{order.world}-{order.stages}-{order.micro_batches}"
+
+
+@pytest.mark.parametrize("order", ORDERS, ids=ids)
+def test_equal_stages_take_what_the_order_itself_tells(order: PipelineOrder) -> None:
+    timing = simulate_order(order, [StageWork(1.0, 2.0)] * order.stages)
+    assert timing.seconds == pytest.approx(order.played.seconds)
+    assert timing.idle_share == pytest.approx(order.idle_share())
+    for rank, row in enumerate(timing.spans):
+        assert [action for action, _, _ in row] == list(order.ranks[rank])
+        assert [begin for _, begin, _ in row] == pytest.approx(order.played.begins[rank])
+
+
+@pytest.mark.parametrize("order", ORDERS, ids=ids)
+def test_messages_that_are_written_change_nothing(order: PipelineOrder) -> None:
+    works = [StageWork(1.0, 2.0, hop=0.1)] * order.stages
+    assert simulate_order(order.with_messages(), works).seconds == simulate_order(order, works).seconds
+
+
+def by_the_general_loop(order: PipelineOrder, works: list[StageWork], at_once: float) -> float:
+    """Seconds of an order whose computations are flows over one link, of the processors; messages take no time."""
+    number = {action: index for index, (_, action) in enumerate(order.played.sequence)}
+    before, after = [], []
+    for row in order.ranks:
+        for first, then in zip(row[:-1], row[1:], strict=True):
+            before.append(number[first])
+            after.append(number[then])
+    for action, index in number.items():
+        for need in order.needs(action):
+            before.append(number[need] if need in number else number[need._replace(kind="B")])
+            after.append(index)
+    count = len(number)
+    return run(
+        Tasks(
+            delay_s=np.zeros(count),
+            nbytes=np.array([works[stage].seconds(kind)[0] for stage, kind, _ in number]),
+            usage=Usage(np.arange(count + 1), np.zeros(count, dtype=np.int64), np.ones(count)),
+            before=np.array(before, dtype=np.int64),
+            after=np.array(after, dtype=np.int64),
+            limit_Bps=np.ones(count),
+        ),
+        np.array([at_once]),
+    ).seconds
+
+
+@settings(deadline=None, max_examples=60)
+@given(orders, st.floats(0.5, 4.0), st.data())
+def test_shared_processors_are_a_shared_link(order: PipelineOrder, at_once: float, data: st.DataObject) -> None:
+    works = [StageWork(data.draw(st.floats(0.1, 2)), data.draw(st.floats(0.1, 2))) for _ in range(order.stages)]
+    found = simulate_order(order, works, at_once).seconds
+    assert found == pytest.approx(by_the_general_loop(order, works, at_once), rel=1e-9)
+
+
+@pytest.mark.parametrize("order", ORDERS, ids=ids)
+def test_on_a_fast_cluster_messages_are_nothing(order: PipelineOrder) -> None:
+    works = [StageWork(1.0, 2.0)] * order.stages
+    where = load(f"star:hosts={max(2, order.world)},bandwidth=100Gbit/s,latency=1us")
+    timing = simulate_step(order_graph(order, works, 1e3), where)
+    assert timing.seconds == pytest.approx(simulate_order(order, works).seconds, rel=1e-4)
+    assert timing.compute_s.sum() == pytest.approx(3.0 * order.stages * order.micro_batches)
+
+
+def test_ranks_that_share_one_processor_take_the_sum_of_their_work() -> None:
+    assert simulate_order(pipeline_order("1f1b", 4, 1, 8), [StageWork(1.0, 2.0)] * 4, 1.0).seconds == pytest.approx(96)
+
+
+def test_messages_of_one_way_go_one_after_the_other() -> None:
+    # Four messages of 10 s on one link, then the last stage's two passes and the way back.
+    stages = [StageWork(0.1, 0.1, hop=10.0), StageWork(0.1, 0.1)]
+    assert simulate_order(pipeline_order("gpipe", 2, 1, 4), stages).seconds > 4 * 10 + 10
+
+
+def test_nothing_slows_where_there_are_processors_for_all() -> None:
+    order, stages = pipeline_order("1f1b", 3, 1, 5), [StageWork(1.0, 2.0, hop=0.1)] * 3
+    assert simulate_order(order, stages, 3.0).seconds == simulate_order(order, stages, math.inf).seconds
+
+
+def test_the_half_for_the_weights_takes_its_part_and_sends_nothing() -> None:
+    order = pipeline_order("zero_bubble", 2, 1, 4)
+    short, long = (
+        simulate_order(order, [StageWork(1.0, 2.0, hop=0.5, weights=weights)] * 2).seconds for weights in (1.9, 0.1)
+    )
+    assert short < long
+
+
+def test_orders_that_wait_for_each_other_are_refused() -> None:
+    text = "order circle ranks=2 stages=2 micro_batches=1\nrank 0\n0B0 0F0\nrank 1\n1F0 1B0"
+    with pytest.raises(SimulationError, match="wait for each other"):
+        simulate_order(PipelineOrder.parse(text), [StageWork(1, 1)] * 2)
+    with pytest.raises(SimulationError, match="wait for each other"):
+        order_graph(PipelineOrder.parse(text), [StageWork(1, 1)] * 2, 1.0)
+
+
+def test_works_are_those_of_the_stages() -> None:
+    with pytest.raises(SimulationError, match="1f1b has 2 stages, and the work of 1 is given"):
+        simulate_order(pipeline_order("1f1b", 2, 1, 4), [StageWork(1, 1)])
