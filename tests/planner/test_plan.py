@@ -43,11 +43,22 @@ def test_a_plan_is_what_is_read_back_from_toml_and_from_json(plan: Plan) -> None
 def test_the_file_has_a_line_for_each_decision_and_nothing_else(tmp_path: Path) -> None:
     plan = Plan(shard="gradients", bucket_bytes=4096, split=("a.b",), reasons={"shard": "memory"})
     text = plan.to_toml()
-    assert text == 'shard = "gradients"\nsplit = ["a.b"]\nbucket_bytes = 4096\n\n[reasons]\nshard = "memory"\n'
+    assert text == (
+        '[data]\nshard = "gradients"\n\n[pipeline]\nsplit = [\n    "a.b",\n]\n\n[reduce]\nbucket_bytes = 4096\n\n'
+        '[reasons]\nshard = "memory"\n'
+    )
     path = tmp_path / "plan.toml"
     path.write_text(text)
     assert Plan.from_toml(path) == Plan.from_toml(str(path)) == plan
     assert Plan.from_toml("") == Plan()
+
+
+def test_files_without_sections_are_read_as_they_were() -> None:
+    flat = 'shard = "gradients"\ntensor_parallel_degree = 2\nsplit = ["a.b"]\nclip_norm = 1\nbucket_bytes = 4096\n'
+    nested = 'clip_norm = 1\nbucket_bytes = 4096\n[data]\nshard = "gradients"\n[tensor]\ndegree = 2\n'
+    assert Plan.from_toml(flat + '[reasons]\nshard = "memory"\n') == Plan.from_toml(
+        nested + '[pipeline]\nsplit = ["a.b"]\n[reasons]\nshard = "memory"\n'
+    )
 
 
 def test_bytes_are_read_as_people_write_them() -> None:
@@ -58,6 +69,10 @@ def test_bytes_are_read_as_people_write_them() -> None:
     ("text", "message"),
     [
         ("shards = 1", "shards: a plan has no such field"),
+        ("[tensor]\ndegrees = 2", "tensor.degrees: a plan has no such field; it has degree, sequence"),
+        ("tensor_parallel_degree = 2\n[tensor]\ndegree = 2", "tensor.degree: tensor_parallel_degree is said twice"),
+        ("[tensor]\ndegree = true", "tensor_parallel_degree: must be of type int, not True"),
+        ("tensor = 2", "tensor: a plan has no such field"),
         ('shard = "all"', "shard: there is no 'all'; choose among 'none', 'optimizer'"),
         ("micro_batches = 1.5", "micro_batches: must be of type int, not 1.5"),
         ("sync_batch_norm = 1", "sync_batch_norm: must be of type bool"),

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_type_hints
+
+import tomli_w
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model
 
 from hocket.units import parse_bytes
 
@@ -25,6 +29,32 @@ PipelineSchedule = Literal["gpipe", "1f1b", "interleaved", "zero_bubble"]
 Embeddings = Literal["replicated", "table", "row", "hybrid"]
 Precision = Literal["float32", "bfloat16"]
 RecomputePart = Literal["layers", "attention"]
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a field of a plan must be, for whoever has written something else.
+
+    Attributes:
+        what: Behind "must be".
+        remedy: Behind "write".
+    """
+
+    what: str
+    remedy: str
+
+
+def _as_tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _as_bytes(value: Any) -> Any:
+    return parse_bytes(value) if isinstance(value, str) else value
+
+
+def _as_synchronisation(value: str) -> str:
+    Synchronisation.parse(value)
+    return value
 
 
 @dataclass(frozen=True)
@@ -82,7 +112,7 @@ class Plan:
     pipeline_schedule: PipelineSchedule = "1f1b"
     stages_per_rank: int = 1
     micro_batches: int = 1
-    split: tuple[str, ...] = ()
+    split: Annotated[tuple[str, ...], BeforeValidator(_as_tuple), Wanted("names of modules", '["layer3", ...]')] = ()
     spatial_parallel_degree: int = 1
     accumulate: int = 1
     embeddings: Embeddings = "replicated"
@@ -91,20 +121,32 @@ class Plan:
     recompute: bool = False
     recompute_part: RecomputePart = "layers"
     precision: Precision = "float32"
-    clip_norm: float | None = None
-    bucket_bytes: int | None = None
+    clip_norm: Annotated[float | None, Field(gt=0), Wanted("a positive number", "one, or leave it out")] = None
+    bucket_bytes: Annotated[
+        int | None,
+        Field(gt=0),
+        BeforeValidator(_as_bytes),
+        Wanted("a positive number", 'a number of bytes, or "25 MiB"'),
+    ] = None
     priority: bool = False
     compression: str = "none"
-    synchronisation: str = "every_step"
+    synchronisation: Annotated[str, AfterValidator(_as_synchronisation), Wanted("a rule", WRITTEN)] = "every_step"
     choices: str = ""
-    predicted: Mapping[str, float] = field(default_factory=dict, hash=False)
-    reasons: Mapping[str, str] = field(default_factory=dict, hash=False)
+    predicted: Annotated[Mapping[str, float], Wanted("a table of numbers", "a table")] = field(
+        default_factory=dict, hash=False
+    )
+    reasons: Annotated[Mapping[str, str], Wanted("a table of sentences", "a table")] = field(
+        default_factory=dict, hash=False
+    )
 
     def __post_init__(self) -> None:
-        """Raises PlanError for values of a wrong type, or words that are not among those allowed."""
-        wrong = [finding for name in _FIELDS if (finding := _check(name, getattr(self, name))) is not None]
-        if wrong:
-            raise PlanError("this is no plan:", wrong)
+        """Raise PlanError for values of a wrong type, or words that are not among those allowed."""
+        try:
+            checked = _values().model_validate(vars(self))
+        except ValidationError as error:
+            faults = {fault["loc"][0]: fault for fault in reversed(error.errors())}
+            raise PlanError("this is no plan:", [_told(faults[name]) for name in _FIELDS if name in faults]) from None
+        vars(self).update(vars(checked))  # a list has become a tuple, and "25 MiB" a number
 
     # --- what it says -----------------------------------------------------------------------------------------------
 
@@ -156,18 +198,17 @@ class Plan:
     # --- to and from files ------------------------------------------------------------------------------------------
 
     def to_toml(self) -> str:
-        """The plan as TOML: a line for each field that is not as it is by default."""
-        lines = []
-        for name in _FIELDS:
+        """Return the plan as TOML: what is not as it is by default, by section."""
+        single: dict[str, Any] = {}
+        tables: dict[str, dict[str, Any]] = {section: {} for section in _SECTIONS}
+        for name, item in _FIELDS.items():
             value = getattr(self, name)
-            if value == _FIELDS[name].default or name in _TABLES:
-                continue
-            lines.append(f"{name} = {_toml(value)}")
-        for table in _TABLES:
-            entries = getattr(self, table)
-            if entries:
-                lines += ["", f"[{table}]", *(f"{_toml_key(key)} = {_toml(value)}" for key, value in entries.items())]
-        return "\n".join(lines).lstrip("\n") + "\n"
+            if isinstance(value, Mapping):
+                tables[name] = dict(value)
+            elif value != item.default:
+                section, key = _PLACES.get(name, ("", name))
+                (tables[section] if section else single)[key] = value
+        return tomli_w.dumps(single | {name: table for name, table in tables.items() if table})
 
     @classmethod
     def from_toml(cls, source: str | Path) -> Plan:
@@ -218,78 +259,67 @@ class Plan:
 
     @classmethod
     def _from_values(cls, values: Mapping[str, Any], name: str) -> Plan:
-        unknown = [key for key in values if key not in _FIELDS]
-        if unknown:
-            near = [PlanFinding(key, "a plan has no such field", f"it has {', '.join(_FIELDS)}") for key in unknown]
-            raise PlanError(f"{name} cannot be read:", near)
-        plain = dict(values)
-        if isinstance(plain.get("split"), list):
-            plain["split"] = tuple(plain["split"])
-        if isinstance(plain.get("bucket_bytes"), str):
-            try:
-                plain["bucket_bytes"] = int(parse_bytes(plain["bucket_bytes"]))
-            except ValueError as error:
-                found = PlanFinding("bucket_bytes", str(error), 'write a number of bytes, or "25 MiB"')
-                raise PlanError(f"{name} cannot be read:", [found]) from None
-        return cls(**plain)
+        flat: dict[str, Any] = {}
+        wrong = []
+        for key, value in _flattened(values):
+            found = _NAMES.get(key)
+            if found is None or found in flat:
+                section = key.partition(".")[0] if "." in key else ""
+                known = ", ".join(_SECTIONS.get(section) or [*_FIELDS, *(f"[{one}]" for one in _SECTIONS)])
+                rule = "a plan has no such field" if found is None else f"{found} is said twice"
+                wrong.append(PlanFinding(key, rule, f"it has {known}" if found is None else "say it once"))
+            else:
+                flat[found] = value
+        if wrong:
+            raise PlanError(f"{name} cannot be read:", wrong)
+        return cls(**flat)
 
 
 _FIELDS = {item.name: item for item in dataclasses.fields(Plan)}
-_TABLES = ("predicted", "reasons")
-_WORDS: dict[str, tuple[str, ...]] = {
-    "shard": get_args(Shard),
-    "pipeline_schedule": get_args(PipelineSchedule),
-    "embeddings": get_args(Embeddings),
-    "precision": get_args(Precision),
-    "recompute_part": get_args(RecomputePart),
+# How a file groups the fields: by section, key and field. A file may name fields without sections, too.
+_SECTIONS = {
+    "data": {"degree": "data_parallel_degree", "shard": "shard"},
+    "tensor": {"degree": "tensor_parallel_degree", "sequence": "sequence_parallel"},
+    "pipeline": {
+        "degree": "pipeline_parallel_degree",
+        "schedule": "pipeline_schedule",
+        "stages_per_rank": "stages_per_rank",
+        "micro_batches": "micro_batches",
+        "split": "split",
+    },
+    "spatial": {"degree": "spatial_parallel_degree"},
+    "reduce": {name: name for name in ("bucket_bytes", "priority", "compression", "synchronisation", "choices")},
 }
-_OPTIONAL: dict[str, Any] = {"clip_norm": (int, float), "bucket_bytes": (int,)}
+_PLACES = {name: (section, key) for section, keys in _SECTIONS.items() for key, name in keys.items()}
+_NAMES = {f"{section}.{key}": name for name, (section, key) in _PLACES.items()} | {name: name for name in _FIELDS}
 
 
-def _check(name: str, value: Any) -> PlanFinding | None:
-    """What is wrong with the type of a field, or with its word."""
-    if name in _WORDS:
-        if isinstance(value, str) and value in _WORDS[name]:
-            return None
-        return PlanFinding(name, f"there is no {value!r}", "choose among " + ", ".join(map(repr, _WORDS[name])))
-    if name in _OPTIONAL:
-        number = isinstance(value, _OPTIONAL[name]) and not isinstance(value, bool)
-        fine = value is None or (number and value > 0)
-        return None if fine else PlanFinding(name, f"must be a positive number, not {value!r}", "give one, or leave it")
-    if name == "split":
-        fine = isinstance(value, tuple) and all(isinstance(item, str) for item in value)
-        return None if fine else PlanFinding(name, f"must be names of modules, not {value!r}", 'write ["layer3", ...]')
-    if name in _TABLES:
-        kinds = (int, float) if name == "predicted" else (str,)
-        fine = isinstance(value, Mapping) and all(isinstance(item, kinds) for item in value.values())
-        what = "numbers" if name == "predicted" else "sentences"
-        return None if fine else PlanFinding(name, f"must be a table of {what}, not {value!r}", "write a table")
-    if name == "synchronisation" and isinstance(value, str):
-        return _check_synchronisation(value)
-    wanted = type(_FIELDS[name].default)
-    if type(value) is wanted:
-        return None
-    return PlanFinding(name, f"must be of type {wanted.__name__}, not {value!r}", f"write it as a {wanted.__name__}")
+def _flattened(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the fields of a file with their values, those of a section as "section.key"."""
+    for key, value in values.items():
+        if key in _SECTIONS and isinstance(value, Mapping):
+            yield from ((f"{key}.{inner}", one) for inner, one in value.items())
+        else:
+            yield key, value
 
 
-def _check_synchronisation(value: str) -> PlanFinding | None:
-    try:
-        Synchronisation.parse(value)
-    except ValueError as error:
-        return PlanFinding("synchronisation", str(error), f"write {WRITTEN}")
-    return None
+@functools.cache
+def _values() -> type[BaseModel]:
+    """Return what checks the values of a plan's fields, made of their annotations."""
+    hints = get_type_hints(Plan, include_extras=True)
+    fields: dict[str, Any] = {name: (hints[name], ...) for name in _FIELDS}
+    return create_model("_Values", __config__=ConfigDict(strict=True), **fields)
 
 
-def _toml(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, tuple):
-        return "[" + ", ".join(map(_toml, value)) + "]"
-    if isinstance(value, float):
-        return {"inf": "inf", "-inf": "-inf", "nan": "nan"}.get(repr(value), repr(value))
-    # A basic string of TOML is one of JSON, except that TOML wants DEL escaped too.
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f") if isinstance(value, str) else str(value)
-
-
-def _toml_key(key: str) -> str:
-    return key if key and all(c.isascii() and (c.isalnum() or c in "_-") for c in key) else _toml(key)
+def _told(fault: Any) -> PlanFinding:
+    """Return what pydantic has found in our words."""
+    name, value, context = fault["loc"][0], fault["input"], fault.get("ctx", {})
+    wanted = next((one for one in _values().model_fields[name].metadata if isinstance(one, Wanted)), None)
+    if fault["type"] == "literal_error":
+        return PlanFinding(name, f"there is no {value!r}", f"choose among {context['expected']}")
+    if fault["type"] == "value_error":
+        return PlanFinding(name, str(context["error"]), f"write {wanted.remedy if wanted else 'another'}")
+    if wanted is not None:
+        return PlanFinding(name, f"must be {wanted.what}, not {value!r}", f"write {wanted.remedy}")
+    kind = type(_FIELDS[name].default).__name__
+    return PlanFinding(name, f"must be of type {kind}, not {value!r}", f"write it as a {kind}")
