@@ -1,5 +1,6 @@
 """The examples do what they say."""
 
+import os
 import re
 import subprocess
 import sys
@@ -8,10 +9,12 @@ from pathlib import Path
 import pytest
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
+HOCKET = (sys.executable, "-m", "hocket")
+ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
 def output(*command: str) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False, env=ONE_THREAD)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -24,7 +27,7 @@ def numbers(text: str) -> list[float]:
 def test_distribute_gives_the_same_numbers_on_one_worker_and_on_two() -> None:
     script = str(EXAMPLES / "distribute.py")
     alone = output(sys.executable, script)
-    together = output(sys.executable, "-c", "from hocket.cli import main; main()", "run", "-n", "2", script)
+    together = output(*HOCKET, "run", "-n", "2", script)
     *losses, right = numbers(alone)
     assert len(losses) == 5
     assert losses[-1] < 0.5 * losses[0]
@@ -32,3 +35,28 @@ def test_distribute_gives_the_same_numbers_on_one_worker_and_on_two() -> None:
     *losses_together, right_together = numbers(together.replace("[0] ", ""))
     assert losses_together == pytest.approx(losses, abs=0.002)
     assert right_together == pytest.approx(right, abs=1)
+
+
+def epochs(text: str) -> dict[int, tuple[float, float]]:
+    """By epoch the loss, and the percentage of test rows that are right."""
+    found = re.findall(r"epoch (\d+): loss ([\d.]+), ([\d.]+)% of the test rows right", text)
+    return {int(epoch): (float(loss), float(right)) for epoch, loss, right in found}
+
+
+def test_trainer_learns_to_sort_and_goes_on_under_another_plan(tmp_path: Path) -> None:
+    script, checkpoint, plan = str(EXAMPLES / "trainer.py"), str(tmp_path / "checkpoint"), tmp_path / "plan.toml"
+    plan.write_text("tensor_parallel_degree = 2\n")
+    alone = epochs(output(sys.executable, script, "--epochs", "2"))
+    assert list(alone) == [0, 1]
+    assert alone[1][1] > 90
+    first = output(*HOCKET, "run", "-n", "2", script, "--epochs", "1", "--checkpoint", checkpoint)
+    second = output(
+        *(*HOCKET, "run", "-n", "2", "--plan", str(plan), script),
+        *("--epochs", "2", "--checkpoint", checkpoint),
+    )
+    assert "plan: 2 data\n" in first
+    assert "plan: 1 data x 2 tensor\n" in second
+    for text, epoch in ((first, 0), (second, 1)):
+        assert list(epochs(text)) == [epoch]
+        assert epochs(text)[epoch][0] == pytest.approx(alone[epoch][0], abs=0.001)
+        assert epochs(text)[epoch][1] == pytest.approx(alone[epoch][1], abs=1)
