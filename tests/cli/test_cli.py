@@ -1,6 +1,7 @@
 """The command itself: what it lists, what it costs, and how it refuses."""
 
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -151,7 +152,10 @@ def test_doctor_says_what_to_do_when_something_is_wrong(monkeypatch: pytest.Monk
     def broken() -> None:
         raise OSError("no /proc here")
 
+    monkeypatch.setattr(os, "getloadavg", lambda: (1000.0, 1000.0, 1000.0))
     monkeypatch.setattr(_doctor, "_memory", broken)
     found = {finding.name: finding for finding in _doctor.examine()}
     assert found["broken"].status == "error"
     assert "no /proc here" in found["broken"].found
+    assert found["cores"].status == "warning"
+    assert "load 1000.0" in found["cores"].found

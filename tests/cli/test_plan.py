@@ -32,12 +32,24 @@ def test_a_plan_is_chosen_explained_and_written(capsys: Captured, tmp_path: Path
     said = capsys.readouterr().out
     plan = Plan.from_toml(file)
     assert plan.describe() in said
-    assert "Second is" in said
+    assert "The runner-up is" in said
     assert "why not" in said
     assert plan.reasons
     assert plan.predicted["step_s"] > 0
     assert run("plan", "gpt-7b", "-n", "16", "--cluster", "selene-like", "--batch", "64", "--plan", str(file)) == 0
     assert plan.describe() in capsys.readouterr().out
+
+
+def test_a_narrow_terminal_gets_narrow_lines(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ("plan", "gpt-1.7b", "-n", "8", "--cluster", "selene-like", "--batch", "32")
+    monkeypatch.setenv("COLUMNS", "90")
+    assert run(*words) == 0
+    explanation, table = capsys.readouterr().out.split("\n\n")[:2]
+    assert max(map(len, (explanation + table).splitlines())) <= 90
+    assert table.splitlines()[0].split() == ["plan", "step", "exposed", "idle", "memory", "why", "not"]
+    monkeypatch.delenv("COLUMNS")
+    assert run(*words) == 0
+    assert len(capsys.readouterr().out.splitlines()[0]) > 300
 
 
 def test_hand_constraints_hold_and_json_holds_all(capsys: Captured) -> None:

@@ -76,13 +76,13 @@ def test_the_explanation_names_the_faster_plan_and_the_margin() -> None:
     found = search(net(), cluster.load("star:hosts=4,bandwidth=10Gbit/s"), workers=4, batch=4, memory_limit=0)
     assert found.choice > 0  # something less simple is a little faster: the optimizer's work is shared out
     text = explain(found)
-    assert f"predictions within {NEAR:.0%} of each other cannot be told apart" in text
-    assert f"Second is {found.ranked[0].plan.describe()}" in text
-    assert "predicted to be" in text
+    assert f"Predictions within {NEAR:.0%} of each other cannot be told apart" in text
+    assert f"The runner-up is {found.ranked[0].plan.describe()}" in text
+    assert "It is predicted to be" in text
     rows = plan_rows(found)
     assert rows[0]["why not"] == "chosen"
-    assert "faster, which is within the error, and less simple" in rows[1]["why not"]
-    assert "within the error" in with_reasons(found).reasons["plan"]
+    assert "faster, which is within the prediction's error, and less simple" in rows[1]["why not"]
+    assert "within the prediction's error" in with_reasons(found).reasons["plan"]
 
 
 def test_a_simple_plan_that_fills_the_memory_is_not_preferred_to_one_that_leaves_room() -> None:

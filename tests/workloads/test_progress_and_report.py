@@ -113,7 +113,8 @@ def test_what_was_not_held_fair_is_said(tmp_path: Path) -> None:
     report(conclude(run, "finished"), console)
     shown = " ".join(text.getvalue().split())
     assert "2 workers on 1 x GPU, 1 thread on 1 core shared by all workers." in shown
-    assert "fewer cores than workers: the one had a core to itself, the 2 had to share 1, so that 50.0% is" in shown
+    assert "fewer cores than workers: the one alone had a core to itself, and the 2 shared 1. " in shown
+    assert "The efficiency could not be above 50.0%." in shown
     assert "The 2 workers share 1 GPU; the one had it to itself." in shown
 
 
@@ -158,9 +159,11 @@ def test_everything_that_is_known_is_reported(tmp_path: Path) -> None:
         "cat 34.57",
         "better than before.",
         "Scaling efficiency: 95.1% (94.0% to 96.0% in 3 rounds): 2 workers 160 images/s, one alone 84.1.",
-        "at most 0.4% of a core",
+        "Each of the 2, and the one alone, had 1 core of its own. A worker's share of a step was ",
+        "One worker and all 2 took turns, 10 steps each. ",
+        "Workers that waited for their turn used at most 0.4% of a core.",
         "all_reduce up to 128 KB 80 9.76 12.3 1.10 0.20 0.79 0.79",
-        "Hidden behind back-propagation: 91.0% of 0.01 s of communication; for 0.00 s the training waited.",
+        "Hidden behind back-propagation: 91.0% of 0.01 s of communication. Training waited for 0.00 s.",
         "Compression, which is not serially equivalent: int8:256 pays on this link.",
     ):
         assert expected in shown

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ._output import bad_input, print_json
+from ._output import bad_input, print_json, print_paragraph, print_table
 from ._target import TARGET_HELP, resolve_target
 
 if TYPE_CHECKING:
@@ -80,8 +80,9 @@ def plan(
     if as_json:
         print_json(_as_json(found, chosen.to_json()))
         return
-    typer.echo(explain(found) + "\n")
-    _table(plan_rows(found))
+    print_paragraph(explain(found))
+    typer.echo("")
+    print_table(plan_rows(found))
     typer.echo("")
     _parts(found.best)
     if out is not None:
@@ -121,15 +122,6 @@ def _parts(one: Prediction) -> None:
     typer.echo(f"  {'step':12} {one.step_s * 1e3:12.3f} ms   {one.throughput:.4g} samples/s")
     kinds = ", ".join(f"{kind} {format_bytes(nbytes, 3)}" for kind, nbytes in one.memory.rows() if nbytes)
     typer.echo(f"  memory of the fullest worker: {kinds}")
-
-
-def _table(rows: list[dict[str, str]]) -> None:
-    columns = list(rows[0])
-    widths = [max(len(column), *(len(row[column]) for row in rows)) for column in columns]
-    typer.echo("  ".join(f"{column:{width}}" for column, width in zip(columns, widths, strict=True)).rstrip())
-    for row in rows:
-        cells = (f"{row[column]:{width}}" for column, width in zip(columns, widths, strict=True))
-        typer.echo("  ".join(cells).rstrip())
 
 
 def _row(one: Prediction) -> dict[str, Any]:

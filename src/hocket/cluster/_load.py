@@ -29,8 +29,8 @@ def load(text: str) -> Cluster:
         return read(Path(text))
     known = [*CATALOGUE, *TOPOLOGIES]
     near = get_close_matches(text.partition(":")[0], known, n=1)
-    hint = f"; did you mean {near[0]}?" if near else ""
+    hint = f"; did you mean {near[0]}?" if near else "."
     raise ClusterError(
-        f"{text!r} is no cluster{hint} It is a name of the catalogue ({', '.join(CATALOGUE)}), a spec such as "
+        f"{text!r} is no cluster{hint} Give a name of the catalogue ({', '.join(CATALOGUE)}), a spec such as "
         f"star:hosts=8 ({', '.join(TOPOLOGIES)}), or the path of a .toml file"
     )

@@ -91,6 +91,13 @@ def _cores() -> Finding:
             f"{found}, but a quota of {quota:.1f}",
             f"start at most {max(1, int(quota))} CPU ranks, or raise the container's CPU limit",
         )
+    if os.getloadavg()[0] > usable:
+        return Finding(
+            "cores",
+            "warning",
+            f"{found}: other processes use them",
+            "end what is not needed, or expect slow training and times that vary",
+        )
     return Finding("cores", "ok", found)
 
 

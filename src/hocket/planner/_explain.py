@@ -16,8 +16,8 @@ __all__ = ["explain", "plan_rows", "with_reasons"]
 _WORDS = {
     "compute": "computation",
     "recompute": "computing again",
-    "tensor": "exchanges between workers that share tensors",
-    "messages": "messages between stages",
+    "tensor": "exchanging divided tensors",
+    "messages": "sending messages between stages",
     "bubble": "waiting for the pipeline",
     "gather": "gathering sharded parameters",
     "gradients": "reducing gradients",
@@ -42,19 +42,19 @@ def explain(found: Search) -> str:
     worst = getattr(best.parts, exposed)
     if worst > 0:
         lines.append(
-            f"What one device alone would not need is {_WORDS[exposed]} above all, {_s(worst)} "
-            f"({worst / best.step_s:.0%} of the step)."
+            f"Its largest overhead over one device is {_WORDS[exposed]}: {_s(worst)}, "
+            f"{worst / best.step_s:.0%} of the step."
         )
     if found.others:
         second = found.others[0]
-        said = _chosen_for_being_simple(best, second) if found.choice else f"{_slower(best, second)}."
-        lines.append(f"Second is {_words(second)}, {said}")
+        said = _chosen_for_being_simple(best, second) if found.choice else f"It is {_slower(best, second)}."
+        lines.append(f"The runner-up is {_words(second)}. {said}")
     if found.too_large:
         large = found.too_large[0]
         lines.append(
             f"{large.plan.describe()} would take {_s(large.step_s)}, but needs {format_bytes(large.memory.total, 3)}."
         )
-    lines.append(f"{found.considered} plans were considered, {found.timed} timed.")
+    lines.append(f"The search considered {found.considered} plans and predicted {found.timed} step times.")
     return " ".join(lines)
 
 
@@ -63,15 +63,15 @@ def _chosen_for_being_simple(best: Prediction, fastest: Prediction) -> str:
     saved = max(less, key=lambda name: less[name])
     gain = 1 - fastest.step_s / best.step_s
     return (
-        f"predicted to be {gain:.1%} faster ({_WORDS[saved]} takes {_s(less[saved])} less); but "
-        f"predictions within {NEAR:.0%} of each other cannot be told apart, and of such plans the simplest is taken."
+        f"It is predicted to be {gain:.1%} faster ({_WORDS[saved]} takes {_s(less[saved])} less). Predictions within "
+        f"{NEAR:.0%} of each other cannot be told apart, so the simplest of such plans is taken."
     )
 
 
 def _slower(best: Prediction, other: Prediction) -> str:
     more = other.step_s / best.step_s - 1
     if more < 0:
-        return f"{-more:.1%} faster, which is within the error, and less simple"
+        return f"{-more:.1%} faster, which is within the prediction's error, and less simple"
     gains = {name: getattr(other.parts, name) - getattr(best.parts, name) for name in _WORDS}
     worse = max(gains, key=lambda name: gains[name])
     better = min(gains, key=lambda name: gains[name])

@@ -48,7 +48,7 @@ def report(result: dict[str, Any], console: Console) -> None:
         say(f"Failed: {result['error']}")
     if "picture" in result:
         say(f"Picture: {result['picture']}")
-    say(f"All of it: {result['run']}")
+    say(f"Run directory: {result['run']}")
 
 
 class _Printer:
@@ -94,17 +94,18 @@ def _scaling(scaling: dict[str, Any], placement: dict[str, Any], unit: Unit, say
         f"{scaling['efficiency_highest']:.1%} in {scaling['rounds']} rounds): {workers} workers "
         f"{_number(rate)} {unit.name}/s, one alone {_number(rate_alone)}."
     )
-    held = (
-        f"The one had {placement['cores']}, as each of the {workers}"
+    cores = placement["cores_in_all"]
+    had = (
+        f"Each of the {workers}, and the one alone, had {placement['cores']}."
         if placement["exclusive_cores"]
-        else f"There are fewer cores than workers: the one had a core to itself, the {workers} had to share "
-        f"{placement['cores_in_all']}, so that {placement['cores_in_all'] / workers:.1%} is the most there could be"
+        else f"There are fewer cores than workers: the one alone had a core to itself, and the {workers} shared "
+        f"{cores}. The efficiency could not be above {cores / workers:.1%}."
     )
     steps = scaling["steps_per_block"]
     say(
-        f"  {held}; and {scaling['samples_per_worker']} {unit.samples} a step, the same share of the batch. "
-        f"Blocks of {steps} step{'s' * (steps > 1)} of one and of all took turns; meanwhile the waiting used at most "
-        f"{scaling['idle_core_share']:.1%} of a core."
+        f"  {had} A worker's share of a step was {scaling['samples_per_worker']} {unit.samples} in both cases. One "
+        f"worker and all {workers} took turns, {steps} step{'s' * (steps > 1)} each. Workers that waited for their "
+        f"turn used at most {scaling['idle_core_share']:.1%} of a core."
     )
     if 0 < placement["gpus"] < workers:
         say(f"  The {workers} workers share {placement['gpus']} GPU; the one had it to itself.")
@@ -130,12 +131,12 @@ def _communication(communication: dict[str, Any], console: Console, say: _Printe
             *(f"{value:.2f}" for value in rates_GBps),
         )
     console.print(table)
-    say("algbw and busbw are bytes over time less skew, which is waiting for peers that arrive late.")
+    say("algbw and busbw divide the bytes by the time without skew. Skew is the wait for ranks that arrive late.")
     if communication["hidden_share"] is not None:
         say(
             f"Hidden behind back-propagation: {communication['hidden_share']:.1%} of "
-            f"{communication['communication_s']:.2f} s of communication; for {communication['exposed_s']:.2f} s the "
-            "training waited."
+            f"{communication['communication_s']:.2f} s of communication. Training waited for "
+            f"{communication['exposed_s']:.2f} s."
         )
 
 
