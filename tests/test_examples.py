@@ -43,6 +43,7 @@ def epochs(text: str) -> dict[int, tuple[float, float]]:
     return {int(epoch): (float(loss), float(right)) for epoch, loss, right in found}
 
 
+@pytest.mark.timeout(300)
 def test_trainer_learns_to_sort_and_goes_on_under_another_plan(tmp_path: Path) -> None:
     script, checkpoint, plan = str(EXAMPLES / "trainer.py"), str(tmp_path / "checkpoint"), tmp_path / "plan.toml"
     plan.write_text("tensor_parallel_degree = 2\n")

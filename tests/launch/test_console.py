@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hocket.launch import launch
 from hocket.launch._console import Terminal
 from hocket.launch._lines import LineAssembler
 
@@ -58,6 +59,36 @@ def test_an_unfinished_line_is_shown_again_only_if_it_has_changed() -> None:
     assert assembler.snapshot() == []
     assembler.feed(b"\r3%")
     assert assembler.snapshot() == [b"3%"]
+
+
+def test_a_line_that_was_shown_before_its_end_is_not_shown_again_at_its_end() -> None:
+    assembler = LineAssembler()
+    assembler.feed(b"epoch 0")
+    assert assembler.snapshot() == [b"epoch 0"]
+    assert assembler.feed(b"\nepoch 1") == []
+    assert assembler.snapshot() == [b"epoch 1"]
+    assert assembler.feed(b": done\nepoch 1\n") == [b"epoch 1: done", b"epoch 1"]
+    assembler.feed(b"last")
+    assert assembler.snapshot() == [b"last"]
+    assert assembler.rest() == []
+
+
+def test_a_line_is_not_shown_in_parts_because_the_line_before_is_old(
+    script: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`print` writes a line and its end apart: a moment between them must not make two lines of them."""
+    monkeypatch.setattr("hocket.launch._merge.SNAPSHOT_S", 1.0)
+    source = """
+import sys, time
+print("first", flush=True)
+time.sleep(1.5)
+sys.stdout.write("second"); sys.stdout.flush()
+time.sleep(0.2)
+print(" half", flush=True)
+"""
+    output = io.BytesIO()
+    launch([script(source)], 1, stdout=output, stderr=output)
+    assert output.getvalue().splitlines() == [b"first", b"second half"]
 
 
 def test_endless_lines_do_not_fill_the_memory() -> None:

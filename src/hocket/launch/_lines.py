@@ -23,7 +23,7 @@ class LineAssembler:
             rest = b""
         # Of what was overwritten nothing is kept; a return at the very end has not overwritten anything yet.
         self._pending = rest[rest.rstrip(b"\r").rfind(b"\r") + 1 :]
-        return [_last_state(line) for line in lines]
+        return self._new([_last_state(line) for line in lines])
 
     def snapshot(self) -> list[bytes]:
         """The unfinished line, if it has changed since the last snapshot."""
@@ -36,7 +36,14 @@ class LineAssembler:
     def rest(self) -> list[bytes]:
         """At the end: the line that was never finished, if there is one."""
         state, self._pending = _last_state(self._pending), b""
-        return [state] if state else []
+        return self._new([state] if state else [])
+
+    def _new(self, lines: list[bytes]) -> list[bytes]:
+        """Completed lines, without the first if a snapshot has shown it as it is."""
+        if not lines:
+            return []
+        shown, self._snapshot = self._snapshot, b""
+        return lines[1:] if shown and lines[0] == shown else lines
 
 
 def _last_state(line: bytes) -> bytes:

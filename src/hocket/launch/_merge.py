@@ -220,6 +220,8 @@ class Merger:
         if pipe.terminal is not None:
             self._show(pipe.terminal.draw, pipe.stream.prefix, chunk)
         else:
+            if not pipe.lines.unfinished:  # a line begins, and has so long to end before a part of it is shown
+                pipe.shown_s = time.monotonic()
             self._show_lines(pipe, pipe.lines.feed(chunk))
         return True
 
