@@ -8,13 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from hocket.testing import deadline
+
 EXAMPLES = Path(__file__).parents[1] / "examples"
 HOCKET = (sys.executable, "-m", "hocket")
 ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
 def output(*command: str) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False, env=ONE_THREAD)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=deadline(110), check=False, env=ONE_THREAD)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

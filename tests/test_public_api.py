@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 import hocket
+from hocket.testing import deadline
 
 
 def run_python(code: str, *flags: str) -> str:
-    done = subprocess.run([sys.executable, *flags, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, *flags, "-c", code], capture_output=True, text=True, timeout=deadline(60))
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 

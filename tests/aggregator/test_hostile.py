@@ -25,6 +25,7 @@ from hocket.aggregator import (
 from hocket.aggregator import _codec as codec
 from hocket.aggregator import _frames as wire
 from hocket.aggregator._handshake import key_of, prove
+from hocket.testing import deadline
 
 from .world import TOKEN, aggregators, members, members_of_tree
 
@@ -40,7 +41,7 @@ def all_reduce(group, numel=1000, timeout_s=10.0, value=1):
         result.view(np.uint8),
         operator=Operator.SUM,
         element=ElementType.INT32,
-        timeout_s=timeout_s,
+        timeout_s=deadline(timeout_s),
     ).wait()
     return result
 
@@ -60,7 +61,7 @@ class Raw:
 
     def __init__(self, server, token=TOKEN, greet=True):
         self.sock = socket.create_connection(server.address, 5)
-        self.sock.settimeout(5)
+        self.sock.settimeout(deadline(5))
         if greet:
             nonce = bytes(32)
             self.say(wire.Hello(1, 1, key_of(token), nonce))
@@ -132,7 +133,7 @@ def test_a_client_that_breaks_the_protocol_is_dropped_with_a_reason_and_alone(sh
     def pair(position):
         client = AggregationClient(shared.address, TOKEN)
         group = client.join(f"beside {reason}", 2, position)
-        group.wait(10)
+        group.wait(deadline(10))
         results = [all_reduce(group, 5000) for _ in range(30)]
         client.close()
         return all((result == 2).all() for result in results)
@@ -212,10 +213,10 @@ def test_the_token_never_travels():
         thread.start()
         client = AggregationClient(listener.getsockname()[:2], TOKEN)
         group = client.join("seen", 1, 0)
-        group.wait(5)
+        group.wait(deadline(5))
         all_reduce(group)
         client.close()
-        thread.join(10)
+        thread.join(deadline(10))
         assert len(seen) > 8000
         assert TOKEN not in seen
 
@@ -267,11 +268,11 @@ def test_a_flood_of_questions_without_reading_is_ended(shared):
 
 
 def test_strangers_are_few_and_have_little_time():
-    with aggregators(limits=Limits(connections=16, hello_s=0.5)) as server:
+    with aggregators(limits=Limits(connections=16, hello_s=deadline(0.5))) as server:
         strangers = [socket.create_connection(server.address) for _ in range(12)]
-        time.sleep(1.2)
+        time.sleep(deadline(1.2))
         for sock in strangers:
-            sock.settimeout(2)
+            sock.settimeout(deadline(2))
             with pytest.raises((ConnectionError, EOFError)):  # noqa: PT012
                 while sock.recv(1000):
                     pass
@@ -285,15 +286,15 @@ def test_quotas_for_groups_members_operations_and_bytes():
     with aggregators(limits=limits) as server:
         client = AggregationClient(server.address, TOKEN)
         with pytest.raises(GroupFailedError, match="4 are allowed") as error:
-            client.join("too many", 5, 0).wait(5)
+            client.join("too many", 5, 0).wait(deadline(5))
         assert error.value.code == FailCode.QUOTA
         kept = [client.join(f"g{i}", size, 0) for i, size in enumerate((4, 3))]
         with pytest.raises(GroupFailedError, match="2097152 bytes and 1048576 are left"):
-            client.join("too much", 2, 0).wait(5)
+            client.join("too much", 2, 0).wait(deadline(5))
         kept.append(client.join("last", 1, 0))
-        kept[-1].wait(5)
+        kept[-1].wait(deadline(5))
         with pytest.raises(GroupFailedError, match="3 groups already"):
-            client.join("one more", 1, 0).wait(5)
+            client.join("one more", 1, 0).wait(deadline(5))
         works = [kept[-1].post(Kind.BARRIER, None, None) for _ in range(10)]  # the client keeps to the limit by itself
         for work in works:
             work.wait()
@@ -328,7 +329,7 @@ def _outcomes(server, total, action):
         client = AggregationClient(server.address, TOKEN)
         try:
             group = client.join("doomed", total, position, label=f"rank {position}")
-            group.wait(10)
+            group.wait(deadline(10))
             return action(position, client, group)
         except Exception as error:
             return error, time.monotonic()
@@ -358,14 +359,14 @@ def test_a_member_that_dies_ends_the_operation_on_all_others_at_once_and_by_name
             assert isinstance(error, GroupFailedError)
             assert (error.code, error.member, error.sequence) == (FailCode.MEMBER_LOST, 1, 2)
             assert "rank 1" in str(error)
-            assert when_s - died_s[0] < 1.0
+            assert when_s - died_s[0] < deadline(1.0)
         still_serves(server)
 
 
 def test_a_member_that_does_not_come_is_named_when_the_time_is_over():
     def action(position, client, group):
         if position == 2:
-            time.sleep(1.5)
+            time.sleep(deadline(2.0))
             return None
         return all_reduce(group, timeout_s=1.0)
 
@@ -397,9 +398,9 @@ def test_a_member_that_stops_reading_is_dropped_and_its_group_told():
         def eager():
             client = AggregationClient(server.address, TOKEN)
             group = client.join("mixed", 2, 0, label="rank 0")
-            group.wait(10)
+            group.wait(deadline(10))
             data = np.ones(segment * count, dtype=np.uint8)
-            work = group.post(Kind.BROADCAST, data, None, timeout_s=30, segment=segment)
+            work = group.post(Kind.BROADCAST, data, None, timeout_s=deadline(30), segment=segment)
             try:
                 work.wait()
             except GroupFailedError as error:
@@ -414,7 +415,7 @@ def test_a_member_that_stops_reading_is_dropped_and_its_group_told():
             lazy.say(
                 wire.Open(1, 1, Kind.BROADCAST, Operator.NONE, ElementType.UINT8, 0, segment * count, segment, 30_000)
             )
-            error = outcome.result(20)
+            error = outcome.result(deadline(20))
         assert error.member == 1
         assert "taken nothing of what waits for it for 1 s" in str(error)
         held = server._directory._pool._kept_nbytes
@@ -440,11 +441,11 @@ def test_a_stopped_aggregator_is_noticed_by_its_silence():
         thread.start()
         client = AggregationClient(listener.getsockname()[:2], TOKEN, stall_s=0.8)
         group = client.join("quiet", 2, 0)
-        group.wait(5)
+        group.wait(deadline(5))
         begin_s = time.monotonic()
         with pytest.raises(AggregatorLostError, match="has not answered"):
             all_reduce(group, timeout_s=30)
-        assert time.monotonic() - begin_s < 2.0
+        assert time.monotonic() - begin_s < deadline(2.0)
         thread.join()
 
 

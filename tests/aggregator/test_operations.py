@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from hocket.aggregator import AggregationClient, AggregationError, ElementType, Kind, Limits, Operator, fold
+from hocket.testing import deadline
 
 from .world import TOKEN, aggregators, members, members_of_tree
 
@@ -125,7 +126,7 @@ def _all_reduces(group, numel, segment):
         given = contribution(operator, element, numel, 1000 * number + group.position)
         result = np.zeros_like(given)
         work = group.post(
-            Kind.ALL_REDUCE, given, result, operator=operator, element=element, segment=segment, timeout_s=20
+            Kind.ALL_REDUCE, given, result, operator=operator, element=element, segment=segment, timeout_s=deadline(20)
         )
         works.append((work, given, result))
     for work, _, _ in works:
@@ -173,7 +174,7 @@ def _every_kind(group, numel):
         results[name] = receive
         sent = None if send is None else send.view(np.uint8)
         wanted = None if receive is None else receive.view(np.uint8)
-        works.append(group.post(kind, sent, wanted, element=ElementType.FLOAT64, timeout_s=20, **more))
+        works.append(group.post(kind, sent, wanted, element=ElementType.FLOAT64, timeout_s=deadline(20), **more))
 
     summing = {"operator": Operator.SUM, "segment": 1024}
     post("all", Kind.ALL_REDUCE, own, np.zeros_like(own), **summing)
@@ -275,7 +276,7 @@ def test_many_groups_with_many_operations_at_once_on_one_connection():
         try:
             joined = [client.join(f"group {g}", total, position) for g in range(groups)]
             for group in joined:
-                group.wait(20)
+                group.wait(deadline(20))
             order = list(range(groups))
             np.random.default_rng(position).shuffle(order)  # groups know nothing of each other
             works = []

@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 from hocket.aggregator import AggregationClient, Aggregator, Level, Limits
+from hocket.testing import deadline
 
 TOKEN = b"a token of a test, long enough"
 
@@ -25,7 +26,7 @@ def aggregators(count=1, limits=None, parent=None, tokens=(TOKEN,)):
     finally:
         for server, thread in zip(servers, threads, strict=True):
             server.stop()
-            thread.join(10)
+            thread.join(deadline(10))
             assert not thread.is_alive()
 
 
@@ -42,7 +43,7 @@ def members(server, total, action, *args, name="world", **settings):
         client = AggregationClient(server.address, TOKEN, **settings)
         try:
             group = client.join(name, total, position, label=f"rank {position}")
-            group.wait(20)
+            group.wait(deadline(20))
             return action(group, *args)
         finally:
             client.close()
@@ -64,7 +65,7 @@ def members_of_tree(servers, shape, action, *args):
         client = AggregationClient(servers[1 + leaf].address, TOKEN)
         try:
             group = client.join("tree", total, position, levels=levels, label=f"rank {position}")
-            group.wait(20)
+            group.wait(deadline(20))
             return action(group, *args)
         finally:
             client.close()

@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+from hocket.testing import deadline
+
 PROGRAM = """
 import json, resource, sys, time
 from hocket.algorithms import get
@@ -34,7 +36,11 @@ print(json.dumps({
 )
 def test_large_schedules_take_under_ten_seconds_and_four_gigabytes(name: str, world: int, steps: int) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, name, str(world)], capture_output=True, text=True, timeout=100, check=True
+        [sys.executable, "-c", PROGRAM, name, str(world)],
+        capture_output=True,
+        text=True,
+        timeout=deadline(100),
+        check=True,
     )
     result = json.loads(done.stdout)
     assert result["findings"] == 0

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from hocket.aggregator import AggregationClient, ElementType, Kind, Operator, parse_address
 from hocket.cli import _application
+from hocket.testing import deadline
 
 
 def _run(*arguments):
@@ -36,7 +37,7 @@ def test_it_serves_until_it_is_told_to_end_and_says_what_it_has_done(token, tmp_
         text=True,
     )
     try:
-        deadline_s = time.monotonic() + 20
+        deadline_s = time.monotonic() + deadline(20)
         while not address_file.exists():
             assert time.monotonic() < deadline_s
             time.sleep(0.02)
@@ -44,7 +45,7 @@ def test_it_serves_until_it_is_told_to_end_and_says_what_it_has_done(token, tmp_
         assert client.welcome.window_nbytes == 1 << 20
         assert client.welcome.operations == 3
         group = client.join("alone", 1, 0)
-        group.wait(5)
+        group.wait(deadline(5))
         data = np.arange(10, dtype=np.int32)
         result = np.zeros_like(data)
         group.post(
@@ -56,7 +57,7 @@ def test_it_serves_until_it_is_told_to_end_and_says_what_it_has_done(token, tmp_
         ).wait()
         assert np.array_equal(result, data)
         process.send_signal(number)
-        out, err = process.communicate(timeout=10)
+        out, err = process.communicate(timeout=deadline(10))
     finally:
         process.kill()
         process.wait()
@@ -121,7 +122,7 @@ def test_run_starts_one_beside_the_ranks_and_leaves_nothing(tmp_path):
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
     command = [sys.executable, "-m", "hocket", "run", "-n", "2", "--aggregate", str(script)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=deadline(100))
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("served [1]") == 2
     token_file = done.stdout.split("token ")[1].split()[0]
@@ -138,6 +139,6 @@ def test_run_refuses_aggregate_for_several_hosts(tmp_path):
     script = tmp_path / "train.py"
     script.write_text("")
     command = [sys.executable, "-m", "hocket", "run", "--nnodes", "2", "--aggregate", str(script)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=deadline(100))
     assert done.returncode == 2
     assert "--aggregate is for one host" in done.stderr

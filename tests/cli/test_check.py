@@ -5,6 +5,8 @@ import textwrap
 
 import pytest
 
+from hocket.testing import deadline
+
 SCRIPT = """
 import argparse
 import torch
@@ -57,7 +59,7 @@ def script(tmp_path_factory):
 
 def _check(*arguments):
     command = [sys.executable, "-m", "hocket", "check", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=deadline(100), check=False)
 
 
 @pytest.mark.parametrize(
@@ -154,7 +156,7 @@ def test_a_run_does_not_find_what_the_other_wrote(tmp_path):
     (tmp_path / "data" / "numbers.txt").write_text("\n".join(map(str, range(8))))
     (tmp_path / "resuming.py").write_text(RESUMING)
     command = [sys.executable, "-m", "hocket", "check", "resuming.py"]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False, cwd=tmp_path)
+    result = subprocess.run(command, capture_output=True, text=True, timeout=deadline(100), check=False, cwd=tmp_path)
     assert result.returncode == 0, result.stdout + result.stderr
     assert not (tmp_path / "checkpoint.pt").exists()
     assert "warning: during the first run log.txt changed in this directory" in result.stderr

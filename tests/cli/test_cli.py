@@ -14,6 +14,7 @@ import pytest
 from hocket import __version__, cli
 from hocket.launch import _doctor
 from hocket.launch._doctor import Finding
+from hocket.testing import deadline
 
 
 @dataclass
@@ -43,7 +44,7 @@ def hocket(capsys: pytest.CaptureFixture[str]) -> Command:
 
 def test_help_lists_the_verbs_that_are_there_and_loads_neither_them_nor_torch() -> None:
     command = [sys.executable, "-X", "importtime", "-m", "hocket", "--help"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=deadline(90), check=False)
     assert done.returncode == 0
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
     assert not {"torch", "numpy", "hocket.cli.run", "hocket.cli.doctor"} & imported

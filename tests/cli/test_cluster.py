@@ -9,6 +9,7 @@ import pytest
 from hocket import cli
 from hocket.cli._probe.rank import pairs_of
 from hocket.cluster import load
+from hocket.testing import deadline
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
@@ -106,7 +107,7 @@ def test_simulate_pipeline_has_the_published_idle_share(capsys: pytest.CaptureFi
 @pytest.mark.flaky(reruns=2)  # it measures, on a machine that may be busy
 def test_probe_measures_this_machine_and_describes_it(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "here.toml"
-    options = ("--sizes", "8B,64KiB,1MiB", "--rounds", "7", "--timeout", "100", "--out", str(path))
+    options = ("--sizes", "8B,64KiB,1MiB", "--rounds", "7", "--timeout", str(deadline(100)), "--out", str(path))
     code, out, err = run(capsys, "cluster", "probe", "-n", "2", *options)
     assert code == 0, err
     assert "rank 1 on" in out

@@ -10,6 +10,7 @@ import pytest
 
 from hocket._extras import _EXTRAS, MissingExtraError, require
 from hocket.cli import _VERBS
+from hocket.testing import deadline
 
 # Python runs this before anything else: what the extras bring is not there.
 BLOCKER = f"""
@@ -66,7 +67,7 @@ def bare(tmp_path):
     def run(*words):
         command = [sys.executable, "-m", "hocket", *words]
         return subprocess.run(
-            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=110, check=False
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=deadline(110), check=False
         )
 
     return run

@@ -9,6 +9,7 @@ import threading
 import pytest
 
 from hocket.cli._interrupt import interrupts_kept
+from hocket.testing import deadline
 
 
 def _interrupt():
@@ -41,7 +42,9 @@ with interrupts_kept():
     os.kill(os.getpid(), signal.SIGINT)
     print("two", flush=True)
 """
-    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", source], capture_output=True, text=True, timeout=deadline(60), check=False
+    )
     assert done.returncode == -signal.SIGINT
     assert done.stdout == "one\n"
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from hocket.cli import main
+from hocket.testing import deadline
 
 _DEADLINE_S = 60
 _HOCKET = (sys.executable, "-c", "from hocket.cli import main; main()")
@@ -25,7 +26,7 @@ def hocket(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
         cwd=cwd,
         capture_output=True,
         text=True,
-        timeout=_DEADLINE_S,
+        timeout=deadline(_DEADLINE_S),
         check=False,
     )
 
@@ -47,7 +48,7 @@ def lines_of(path: Path) -> list[dict[str, Any]]:
 
 
 def wait_for_lines(path: Path, count: int) -> None:
-    deadline_s = time.monotonic() + _DEADLINE_S
+    deadline_s = time.monotonic() + deadline(_DEADLINE_S)
     while len(lines_of(path)) < count:
         assert time.monotonic() < deadline_s, f"{path} has not got {count} lines"
         time.sleep(0.05)
@@ -68,7 +69,7 @@ def workers_of(run: Path) -> list[int]:
 
 
 def assert_no_worker_left(run: Path, within_s: float) -> None:
-    deadline_s = time.monotonic() + within_s
+    deadline_s = time.monotonic() + deadline(within_s)
     while left := workers_of(run):
         assert time.monotonic() < deadline_s, f"processes {left} are left"
         time.sleep(0.1)
@@ -96,7 +97,7 @@ def test_two_workers_train_and_report(tmp_path: Path) -> None:
     assert json.loads((run / "config.json").read_text())["settings"]["patch"] == 16
     operations = [event for event in lines_of(run / "events.jsonl") if event["event"] == "operation"]
     assert sum(operation["kind"] == "all_reduce" for operation in operations) >= 6
-    assert_no_worker_left(run, within_s=0)
+    assert_no_worker_left(run, within_s=0.0)
 
 
 def test_json_is_the_only_thing_on_stdout(tmp_path: Path) -> None:
@@ -174,7 +175,7 @@ def test_ctrl_c_writes_what_is_known(tmp_path: Path) -> None:
     try:
         wait_for_lines(run / "metrics.jsonl", 3)
         os.killpg(process.pid, signal.SIGINT)
-        output, _ = process.communicate(timeout=30)
+        output, _ = process.communicate(timeout=deadline(30))
     finally:
         process.kill()
     assert process.returncode == 130
@@ -183,7 +184,7 @@ def test_ctrl_c_writes_what_is_known(tmp_path: Path) -> None:
     result = json.loads((run / "result.json").read_text())
     assert result["status"] == "interrupted"
     assert result["training"]["steps"] == lines_of(run / "metrics.jsonl")[-1]["step"] < 2400
-    assert_no_worker_left(run, within_s=0)
+    assert_no_worker_left(run, within_s=0.0)
 
 
 def test_kill_9_leaves_the_directory_readable_and_no_worker(tmp_path: Path) -> None:
@@ -193,7 +194,7 @@ def test_kill_9_leaves_the_directory_readable_and_no_worker(tmp_path: Path) -> N
         wait_for_lines(run / "metrics.jsonl", 3)
     finally:
         process.kill()
-        process.wait(timeout=10)
+        process.wait(timeout=deadline(10))
     assert_no_worker_left(run, within_s=10)
     assert lines_of(run / "metrics.jsonl")[-1]["loss"] > 0
     assert lines_of(run / "events.jsonl")[0]["event"] == "started"
@@ -206,7 +207,7 @@ def test_a_killed_worker_fails_the_run_and_is_named(tmp_path: Path) -> None:
     try:
         wait_for_lines(run / "metrics.jsonl", 3)
         os.kill(max(workers_of(run)), signal.SIGKILL)
-        output, _ = process.communicate(timeout=40)
+        output, _ = process.communicate(timeout=deadline(40))
     finally:
         process.kill()
     assert process.returncode == 1
@@ -215,4 +216,4 @@ def test_a_killed_worker_fails_the_run_and_is_named(tmp_path: Path) -> None:
     assert re.search(r"rank [01]: killed by SIGKILL", result["error"])
     assert result["error"] in output
     assert result["training"]["steps"] >= 1
-    assert_no_worker_left(run, within_s=0)
+    assert_no_worker_left(run, within_s=0.0)

@@ -12,6 +12,7 @@ from hocket.comm.shm._peers import Peer
 from hocket.comm.shm._segment import Segment
 from hocket.comm.shm._shm import SharedMemoryTransport
 from hocket.comm.shm.bootstrap import process_nonce
+from hocket.testing import deadline
 
 TIMEOUT_S = 20.0
 
@@ -42,7 +43,7 @@ class ThreadWorld:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(2 * TIMEOUT_S)
+            thread.join(deadline(2 * TIMEOUT_S))
             assert not thread.is_alive(), "a rank hangs"
         return results
 

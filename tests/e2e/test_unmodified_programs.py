@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from hocket.testing import deadline
+
 pytestmark = pytest.mark.long
 
 PROGRAMS = Path(__file__).parents[2] / "examples" / "torch"
@@ -27,7 +29,7 @@ def _run(program, backend):
         [*command, str(PROGRAMS / f"{program}.py"), "--backend", backend],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=deadline(100),
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         check=False,
     )

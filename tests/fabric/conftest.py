@@ -11,6 +11,7 @@ import pytest
 
 from hocket.cluster import load
 from hocket.fabric import Fabric, FabricError
+from hocket.testing import deadline
 
 from ..processes import processes_with
 
@@ -77,6 +78,6 @@ def output(fabric: Fabric, host: str, code: str, *arguments: str) -> str:
     process = fabric.run_in_host(
         host, [sys.executable, "-I", "-S", "-c", code, *arguments], stdout=subprocess.PIPE, text=True
     )
-    printed, _ = process.communicate(timeout=30)
+    printed, _ = process.communicate(timeout=deadline(30))
     assert process.returncode == 0
     return str(printed)

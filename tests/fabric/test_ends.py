@@ -11,6 +11,7 @@ import pytest
 
 from hocket.fabric import Fabric, FabricError, fabrics
 from hocket.fabric._namespace import in_network
+from hocket.testing import deadline
 
 from ..processes import processes_with, until
 from .conftest import Up
@@ -30,7 +31,7 @@ def test_taking_it_down_ends_what_runs_in_it(up: Up, temporary: Path) -> None:
     until(lambda: len(in_network(set(fabric._state.numbers))) >= 3)
     fabric.close()
     assert gone(fabric, temporary)
-    assert inside.wait(timeout=5) == -signal.SIGKILL
+    assert inside.wait(timeout=deadline(5)) == -signal.SIGKILL
     fabric.close()  # a second time does nothing
 
 
@@ -40,7 +41,7 @@ def test_killing_the_keeper_leaves_nothing(up: Up, temporary: Path) -> None:
     until(lambda: len(in_network(set(fabric._state.numbers))) >= 3)
     os.kill(fabric.keeper, signal.SIGKILL)
     until(lambda: gone(fabric, temporary))
-    inside.wait(timeout=5)
+    inside.wait(timeout=deadline(5))
     with pytest.raises(FabricError, match="does not answer"):
         fabric.counters()
 
@@ -79,7 +80,7 @@ def test_what_keeper_and_warden_could_not_end_goes_with_the_next_fabric(up: Up, 
     assert in_network(set(fabric._state.numbers))
     other = up(SPEC, name="lost")
     assert not in_network(set(fabric._state.numbers))
-    assert inside.wait(timeout=5) == -signal.SIGKILL
+    assert inside.wait(timeout=deadline(5)) == -signal.SIGKILL
     assert [state.name for state in fabrics()] == [other.name]
 
 
@@ -108,7 +109,9 @@ from hocket.cluster import load
 from hocket.fabric import Fabric
 print(Fabric(load("{SPEC}"), owner=None).name)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=deadline(60), check=True
+    )
     time.sleep(0.2)
     fabric = Fabric.attach(done.stdout.strip())
     assert set(fabric.counters()) == {"host0->switch0", "host1->switch0", "switch0->host0", "switch0->host1"}
@@ -141,7 +144,7 @@ with fabric:
     own = fabric._state.user_namespace is not None
     print(rights & ~(1 << 31), cat.communicate()[0].count("eth0"), len(fabric.counters()), own)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=deadline(60))
     assert done.returncode == 0, done.stderr
     if done.stdout.startswith("refused this user may not make namespaces"):
         pytest.skip(done.stdout)

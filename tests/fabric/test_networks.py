@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from hocket.fabric import Fabric, FabricError
+from hocket.testing import deadline
 
 from .conftest import SEND, TAKE, Up, output
 
@@ -25,7 +26,7 @@ def send(fabric: Fabric, source: str, goal: str, nbytes: int, *ports: int) -> di
         assert taker.stdout is not None
         assert taker.stdout.readline() == "ready\n"
         output(fabric, source, SEND, fabric.address(goal), str(nbytes), *map(str, ports))
-        seen: dict[str, float] = json.loads(taker.communicate(timeout=30)[0])
+        seen: dict[str, float] = json.loads(taker.communicate(timeout=deadline(30))[0])
     finally:
         taker.kill()
         taker.communicate()
@@ -184,4 +185,4 @@ with Fabric(load("star:hosts=2"), name="inner") as fabric:
     print(cat.communicate()[0].decode().count("eth0"), len(fabric.counters()))
 """
     inner = fabric.run_in_host("host1", [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-    assert inner.communicate(timeout=60)[0] == "1 4\n"
+    assert inner.communicate(timeout=deadline(60))[0] == "1 4\n"

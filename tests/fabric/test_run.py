@@ -14,6 +14,7 @@ from hocket.cluster import load
 from hocket.fabric import fabrics, wire
 from hocket.launch import ArgumentError, launch
 from hocket.launch._fabric import Sites, sites, spread
+from hocket.testing import deadline
 
 from ..processes import processes_with, until
 
@@ -23,7 +24,7 @@ NAMES = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", 
 
 def hocket(*words: str, **settings: Any) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "-m", "hocket", *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False, **settings)
+    return subprocess.run(command, capture_output=True, text=True, timeout=deadline(100), check=False, **settings)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hocket.testing import run_ranks
+from hocket.testing import deadline, run_ranks
 
 from . import cases
 
@@ -199,7 +199,7 @@ def test_every_rank_tells_what_is_wrong_and_what_to_do(told: list[dict[str, str]
 def run_python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
     kept = {name: value for name, value in os.environ.items() if name != "KERAS_BACKEND"}
     return subprocess.run(
-        [sys.executable, "-c", code], env={**kept, **environment}, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", code], env={**kept, **environment}, capture_output=True, text=True, timeout=deadline(60)
     )
 
 

@@ -7,12 +7,16 @@ from pathlib import Path
 
 import pytest
 
+from hocket.testing import deadline
+
 SCRIPT = Path(__file__).parents[2] / "examples" / "keras_mnist.py"
 SMALL = ["--epochs", "2", "--digits", "700"]
 
 
 def numbers(*launcher: str) -> list[float]:
-    done = subprocess.run([*launcher, str(SCRIPT), *SMALL], capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(
+        [*launcher, str(SCRIPT), *SMALL], capture_output=True, text=True, timeout=deadline(100), check=False
+    )
     assert done.returncode == 0, done.stderr
     return [float(value) for value in re.findall(r"(?:loss|accuracy): ([\d.]+)", done.stdout)]
 

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hocket.testing import deadline
+
 from .compare import TOLERANCE
 
 pytest.importorskip("tensorflow", reason="Keras' TensorBoard callback writes by tensorflow, which is not installed")
@@ -25,7 +27,7 @@ WAYS = ["data", "pipeline"]
 
 def written_by(directory: Path, *launcher: str) -> Path:
     command = [sys.executable, *launcher, str(PROGRAM), str(directory)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=140, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=deadline(140), check=False)
     assert done.returncode == 0, done.stderr
     return directory
 

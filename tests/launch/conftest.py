@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from hocket.launch import LaunchResult, launch
+from hocket.testing import deadline
 
 from ..processes import processes_with, until
 
@@ -74,7 +75,7 @@ def hocket() -> Iterator[Callable[..., "subprocess.Popen[str]"]]:
     yield start
     for process in started:
         process.kill()
-        process.communicate(timeout=60)
+        process.communicate(timeout=deadline(60))
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from hocket.launch import launch
 from hocket.launch._console import Terminal
 from hocket.launch._lines import LineAssembler
+from hocket.testing import deadline
 
 pieces = st.lists(st.sampled_from([b"a", b"bc", b"\n", b"\r", b"\r\n", b"12%"]), max_size=30).map(b"".join)
 
@@ -209,7 +210,7 @@ def on_a_terminal(command: list[str], rows: int, columns: int) -> str:
     process = subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave, env=environment)
     os.close(slave)
     shown = b""
-    end_s = time.monotonic() + 60
+    end_s = time.monotonic() + deadline(60)
     while time.monotonic() < end_s:
         if select.select([master], [], [], 0.1)[0]:
             try:
@@ -217,7 +218,7 @@ def on_a_terminal(command: list[str], rows: int, columns: int) -> str:
             except OSError:  # the last one that had the terminal open has gone
                 break
     os.close(master)
-    assert process.wait(timeout=60) == 0, shown
+    assert process.wait(timeout=deadline(60)) == 0, shown
     return shown.decode()
 
 

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from hocket.testing import deadline
+
 pytestmark = pytest.mark.long
 
 # What a program can see of how it was started, less what the process numbers and the launchers' variables are.
@@ -62,7 +64,7 @@ def output(command: list[str], directory: Path, **environment: str) -> str:
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=deadline(100),
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from hocket.launch import ArgumentError, launch
+from hocket.testing import deadline
 
 DUMP = "import json, os, sys; print(json.dumps({'argv': sys.argv[1:], 'env': dict(os.environ)}), flush=True)"
 
@@ -90,7 +91,7 @@ def test_of_a_progress_bar_the_last_state_remains_where_there_is_no_terminal(lau
 def test_rank_0_alone_reads_what_the_user_types(hocket: Any, script: Any) -> None:
     path = script("import os, sys; print(repr(sys.stdin.read()))")
     process = hocket("run", "-n", "2", path, stdin=subprocess.PIPE)
-    out, _ = process.communicate("typed", timeout=60)
+    out, _ = process.communicate("typed", timeout=deadline(60))
     assert sorted(out.splitlines()) == ["[0] 'typed'", "[1] ''"]
 
 
@@ -138,7 +139,7 @@ def test_a_launch_ends_at_its_time_limit(launched: Any, script: Any) -> None:
     ran = launched(script("import time; time.sleep(60)"), n=2, timeout_s=0.5)
     assert ran.result.outcome == "timed-out"
     assert ran.result.exit_code == 124
-    assert ran.result.wall_s < 10
+    assert ran.result.wall_s < deadline(10)
     assert "timed-out" in ran.err
 
 
@@ -149,7 +150,7 @@ def test_launches_at_the_same_time_do_not_meet(hocket: Any, script: Any) -> None
     processes = [hocket("run", "-n", str(n), path) for n in (2, 3)]
     ports = set()
     for n, process in zip((2, 3), processes, strict=True):
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=deadline(60))
         assert process.returncode == 0, err
         words = [line.split()[-2:] for line in out.splitlines()]
         assert [world for _, world in words] == [str(n)] * n
@@ -163,7 +164,7 @@ def test_a_launch_whose_output_nobody_reads_ends(hocket: Any, script: Any) -> No
     process = hocket("run", "-n", "2", path)
     process.stdout.readline()
     process.stdout.close()
-    assert process.wait(timeout=30) == 141
+    assert process.wait(timeout=deadline(30)) == 141
 
 
 def test_logs_and_tees_go_where_torchrun_puts_them(launched: Any, script: Any, tmp_path: Path) -> None:
@@ -193,7 +194,7 @@ def test_two_launchers_make_one_world_with_torchrun_s_flags(hocket: Any, script:
     flags = ["-n", "2", "--nnodes=2", "--master-addr=127.0.0.1", f"--master-port={port}"]
     path = script("import os; print(os.environ['GROUP_RANK'], os.environ['WORLD_SIZE'])")
     hosts = [hocket("run", *flags, f"--node-rank={rank}", path) for rank in (0, 1)]
-    outputs = [host.communicate(timeout=60) for host in hosts]
+    outputs = [host.communicate(timeout=deadline(60)) for host in hosts]
     assert sorted(outputs[0][0].splitlines()) == ["[0] 0 4", "[1] 0 4"], outputs[0][1]
     assert sorted(outputs[1][0].splitlines()) == ["[2] 1 4", "[3] 1 4"], outputs[1][1]
 
@@ -202,7 +203,7 @@ def test_a_full_disk_ends_a_log_and_not_the_job(hocket: Any, script: Any, tmp_pa
     path = script("import time\nfor i in range(5): print('x' * 49999, flush=True); time.sleep(0.1)")
     limit = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (100_000, 100_000))
     process = hocket("run", "-n", "1", "-t", "1", "--log-dir", str(tmp_path / "logs"), path, preexec_fn=limit)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=deadline(60))
     assert process.returncode == 0
     assert len(out) == 5 * 50_000
     (log,) = (tmp_path / "logs").glob("*/attempt_0/0/stdout.log")
@@ -239,7 +240,7 @@ def test_hosts_that_do_not_meet_are_an_error(script: Any) -> None:
         + ["--rdzv-endpoint=localhost:1", "--rdzv-conf=timeout=1,read_timeout=1,is_host=0", script("")],
         capture_output=True,
         text=True,
-        timeout=90,
+        timeout=deadline(90),
         check=False,
     )
     assert done.returncode == 1

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from hocket.launch import _sweep
+from hocket.testing import deadline
 
 # Each rank starts a child in its own session, one in a session apart, and one by fork alone, as data loaders do.
 RANKS = """
@@ -54,7 +55,7 @@ def job(hocket: Any, script: Any, tmp_path: Path, wait_until: Any) -> Any:
 def test_one_interrupt_ends_all_in_order(job: Any, running: Any) -> None:
     process = job()
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=deadline(60))
     assert process.returncode == 130
     assert sorted(out.splitlines()) == ["[0] finally", "[1] finally"]
     assert "SIGINT: the ranks have 10 s to end; once more ends them at once" in err
@@ -72,8 +73,8 @@ def test_a_second_interrupt_ends_those_that_will_not(job: Any, running: Any) -> 
     assert process.poll() is None
     begin_s = time.monotonic()
     process.send_signal(signal.SIGINT)
-    process.wait(timeout=60)
-    assert time.monotonic() - begin_s < 5
+    process.wait(timeout=deadline(60))
+    assert time.monotonic() - begin_s < deadline(5)
     assert process.returncode == 130
     assert running() == []
 
@@ -81,7 +82,7 @@ def test_a_second_interrupt_ends_those_that_will_not(job: Any, running: Any) -> 
 def test_stubborn_ranks_are_killed_after_the_grace(job: Any, running: Any) -> None:
     process = job("--shutdown-timeout=1", stubborn=True)
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=60)
+    process.communicate(timeout=deadline(60))
     assert process.returncode == 130
     assert running() == []
 
@@ -89,7 +90,7 @@ def test_stubborn_ranks_are_killed_after_the_grace(job: Any, running: Any) -> No
 def test_a_request_to_terminate_is_passed_on(job: Any, running: Any) -> None:
     process = job()
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=60)
+    process.communicate(timeout=deadline(60))
     assert process.returncode == 143
     assert running() == []
 
@@ -100,7 +101,7 @@ def test_under_nohup_a_job_outlives_its_terminal(hocket: Any, script: Any, tmp_p
     process = hocket("run", "-n", "1", script(source), preexec_fn=ignore)
     wait_until((tmp_path / "ready").exists)
     process.send_signal(signal.SIGHUP)
-    assert process.communicate(timeout=60)[0] == "done\n"
+    assert process.communicate(timeout=deadline(60))[0] == "done\n"
     assert process.returncode == 0
 
 
@@ -111,7 +112,7 @@ def test_an_interrupt_while_the_launcher_starts_leaves_nothing(
     maps = Path(f"/proc/{process.pid}/maps")
     wait_until(lambda: "/torch/" in maps.read_text())  # its extension modules are being imported
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=deadline(60))
     assert process.returncode == 130, err
     assert running() == []
 
@@ -144,7 +145,7 @@ def test_clean_removes_what_a_crash_has_left(job: Any, running: Any, temporary: 
     assert name not in clean("--dry-run")  # a job that runs is none of its business
     for pid in (warden(process.pid), process.pid):
         os.kill(pid, signal.SIGKILL)
-    process.wait(timeout=60)
+    process.wait(timeout=deadline(60))
     listed = json.loads(clean("--dry-run", "--json"))["leftovers"]
     (leftover,) = [leftover for leftover in listed if leftover["job"] == name]
     assert leftover["directory"] == str(directory)
@@ -162,7 +163,7 @@ def test_a_rank_whose_launcher_has_gone_before_it_could_ask_ends(script: Any, tm
     gone = subprocess.Popen(["true"])
     gone.wait()
     command = [sys.executable, _worker.__file__, str(gone.pid), str(tmp_path), "held", "script", script("print('ran')")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=deadline(60), check=False)
     assert done.returncode == 1
     assert done.stdout == ""
     assert f"the launcher (process {gone.pid}) has gone" in done.stderr
@@ -182,7 +183,7 @@ def test_an_interrupted_gloo_job_ends_too(hocket: Any, script: Any, tmp_path: Pa
     wait_until(lambda: all((tmp_path / f"ready{rank}").exists() for rank in (0, 1)), limit_s=60)
     time.sleep(0.3)
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=60)
+    process.communicate(timeout=deadline(60))
     assert process.returncode == 130
 
 
@@ -198,4 +199,4 @@ def warden(launcher: int) -> int:
 
 def clean(*flags: str) -> str:
     command = [sys.executable, "-m", "hocket", "clean", *flags]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    return subprocess.run(command, capture_output=True, text=True, timeout=deadline(60), check=True).stdout

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hocket.planner import Plan, PlanError, Synchronisation
+from hocket.testing import deadline
 
 names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8)
 plans = st.builds(
@@ -166,7 +167,7 @@ def test_a_plan_cannot_be_changed_and_does_not_load_torch() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         Plan().shard = "none"  # type: ignore[misc]
     code = "import sys; import hocket.planner; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=deadline(60)).returncode == 0
 
 
 @pytest.mark.parametrize(

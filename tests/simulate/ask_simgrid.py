@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from hocket.testing import deadline
+
 PYTHON = "/usr/bin/python3"
 RUNNER = Path(__file__).with_name("simgrid_runner.py")
 
@@ -26,7 +28,9 @@ def missing() -> str:
     """Why SimGrid cannot be asked, or an empty string."""
     if not Path(PYTHON).exists():
         return f"there is no {PYTHON}"
-    done = subprocess.run([PYTHON, "-c", "import simgrid"], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [PYTHON, "-c", "import simgrid"], capture_output=True, text=True, timeout=deadline(60), check=False
+    )
     return "" if done.returncode == 0 else f"{PYTHON} cannot import simgrid; install Debian's python3-simgrid"
 
 
@@ -35,7 +39,9 @@ def run(settings: list[str], cases: list[dict[str, Any]]) -> dict[str, Any]:
     if missing():
         pytest.skip(missing())
     asked = json.dumps({"settings": settings, "cases": cases})
-    done = subprocess.run([PYTHON, str(RUNNER)], input=asked, capture_output=True, text=True, timeout=110, check=False)
+    done = subprocess.run(
+        [PYTHON, str(RUNNER)], input=asked, capture_output=True, text=True, timeout=deadline(110), check=False
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     answer: dict[str, Any] = json.loads(done.stdout[done.stdout.index("{") :])
     return answer

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from hocket.testing import deadline
+
 pytestmark = pytest.mark.long
 HERE = Path(__file__).parent
 PASSES_ON_GLOO = [name for name in (HERE / "passes_on_gloo.txt").read_text().split("\n") if name.startswith("test_")]
@@ -25,7 +27,7 @@ def run_suite(directory, names):
     result = directory / "result.json"
     command = [sys.executable, str(HERE / "run.py"), "hocket", str(result), *names]
     env = {**os.environ, "TMPDIR": str(directory)}
-    said = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False, env=env)
+    said = subprocess.run(command, capture_output=True, text=True, timeout=deadline(600), check=False, env=env)
     assert said.returncode == 0, said.stderr[-3000:]
     return json.loads(result.read_text())
 

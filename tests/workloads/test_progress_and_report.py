@@ -5,6 +5,7 @@ from typing import Any
 
 from rich.console import Console
 
+from hocket.testing import deadline
 from hocket.workloads import Follower, RunDirectory, conclude, report
 from hocket.workloads._progress import clock
 
@@ -45,7 +46,7 @@ def test_a_terminal_gets_a_bar_that_moves_while_the_run_goes_on(tmp_path: Path) 
     console = Console(file=text, force_terminal=True, width=100)
     with Follower(run, console):
         metric(run, 10)
-        deadline_s = time.monotonic() + 10
+        deadline_s = time.monotonic() + deadline(10)
         while "step 10/20" not in text.getvalue():
             assert time.monotonic() < deadline_s
             time.sleep(0.02)

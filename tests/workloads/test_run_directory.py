@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from hocket.testing import deadline
 from hocket.workloads import RunDirectory, conclude
 from hocket.workloads._run import METRICS, RESULT, Tail
 
@@ -25,7 +26,7 @@ def test_what_is_written_is_read(run: RunDirectory) -> None:
     assert run.metrics() == [{"step": 1, "loss": 0.5}, {"step": 2, "loss": 0.25}]
     (event,) = run.events()
     assert event["event"] == "started"
-    assert abs(event["time_s"] - time.time()) < 60
+    assert abs(event["time_s"] - time.time()) < deadline(60)
     assert run.config["settings"]["steps"] == 9
     assert run.result() is None
 
@@ -97,13 +98,13 @@ while True:
 def test_a_killed_writer_leaves_every_file_readable(run: RunDirectory) -> None:
     writer = subprocess.Popen([sys.executable, "-c", _WRITER, str(run.path)])
     try:
-        deadline_s = time.monotonic() + 20
+        deadline_s = time.monotonic() + deadline(20)
         while run.result() is None or len(run.metrics()) < 50:
             assert time.monotonic() < deadline_s
             time.sleep(0.01)
     finally:
         os.kill(writer.pid, signal.SIGKILL)
-        writer.wait(timeout=10)
+        writer.wait(timeout=deadline(10))
     steps = [record["step"] for record in run.metrics()]
     assert steps == list(range(1, len(steps) + 1))
     assert json.loads((run.path / RESULT).read_text())["step"] in (len(steps) - 1, len(steps))

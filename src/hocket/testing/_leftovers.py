@@ -8,6 +8,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from ._patience import deadline
+
 
 def leftovers() -> set[str]:
     """This user's files in /dev/shm, and this process's descendants, as texts.
@@ -50,14 +52,14 @@ def no_leftovers(within_s: float = 5.0) -> Iterator[None]:
     """Fails if the block leaves shared memory or processes that were not there before.
 
     Args:
-        within_s: how long they may take to vanish.
+        within_s: how long they may take to vanish, on an idle machine.
 
     Raises:
         AssertionError: with the list of what is left.
     """
     before = leftovers()
     yield
-    deadline_s = time.monotonic() + within_s
+    deadline_s = time.monotonic() + deadline(within_s)
     while left := leftovers() - before:
         if time.monotonic() > deadline_s:
             raise AssertionError(f"left behind: {sorted(left)}")

@@ -16,7 +16,11 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
+from . import _patience
+from ._patience import deadline, patience
+
 _GRACE_S = 2.0
+_preloaded = ["hocket.testing._preload"]
 
 
 class RankError(RuntimeError):
@@ -31,6 +35,17 @@ class RankError(RuntimeError):
         super().__init__(f"rank {rank} {summary}\n{traceback}")
         self.rank = rank
         self.traceback = traceback
+
+
+def preload(*modules: str) -> None:
+    """Let the ranks of `run_ranks` start with these modules loaded, so that none of them pays the imports anew.
+
+    Has no effect once the first rank has started. A module that cannot be imported is left to the ranks.
+
+    Args:
+        *modules: absolute names. They may start no threads: those would not survive the fork.
+    """
+    _preloaded.extend(module for module in modules if module not in _preloaded)
 
 
 def run_ranks(
@@ -54,11 +69,11 @@ def run_ranks(
         n: number of ranks.
         *args: passed to every rank.
         backend: of the default process group, which is set up before and destroyed after `fn`; None for no group.
-        timeout_s: for everything; then all ranks are killed.
+        timeout_s: for everything, on an idle machine (see `deadline`); then all ranks are killed.
         env: further environment variables.
         expect_death: ranks that `fn` may kill; their results are None.
         allow_late: ranks that need not end by themselves (stopped ones, say); they are killed at the end.
-        group_timeout_s: time-out of the process group's operations.
+        group_timeout_s: time-out of the process group's operations, on an idle machine (see `deadline`).
 
     Raises:
         RankError: a rank failed; with the traceback of the first.
@@ -66,7 +81,7 @@ def run_ranks(
     from hocket.comm.torch_adapter import TCPStore
 
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["hocket.testing._preload"])
+    context.set_forkserver_preload(_preloaded)
     # The store lives in this process, so that ranks may come and go and no port is chosen before it is bound.
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     common = {
@@ -76,6 +91,7 @@ def run_ranks(
         "MASTER_PORT": str(store.port),
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "TORCHELASTIC_RESTART_COUNT": "0",
+        _patience.VARIABLE: str(patience()),
         **(env or {}),
     }
     with tempfile.TemporaryDirectory(prefix="hocket-test-") as directory:
@@ -86,7 +102,7 @@ def run_ranks(
             settings = {**common, "RANK": str(rank), "LOCAL_RANK": str(rank)}
             process = context.Process(
                 target=_rank_main,
-                args=(fn, args, settings, backend, group_timeout_s, writer, str(Path(directory) / str(rank))),
+                args=(fn, args, settings, backend, deadline(group_timeout_s), writer, str(Path(directory) / str(rank))),
                 name=f"rank-{rank}",
             )
             process.start()
@@ -95,14 +111,12 @@ def run_ranks(
             processes.append(process)
         try:
             needed = {r: reader for r, reader in enumerate(readers) if r not in allow_late}
-            return _collect(
-                processes, needed, time.monotonic() + timeout_s, timeout_s, frozenset(expect_death), directory
-            )
+            return _collect(processes, needed, timeout_s, frozenset(expect_death), directory)
         finally:
             for process in processes:
                 if process.is_alive():
                     process.kill()
-                process.join(_GRACE_S)
+                process.join(deadline(_GRACE_S))
             for reader in readers:
                 reader.close()
             del store
@@ -111,19 +125,23 @@ def run_ranks(
 def _collect(
     processes: list[Any],
     open_ranks: dict[int, Connection],
-    deadline_s: float,
     timeout_s: float,
     expect_death: frozenset[int],
     directory: str,
 ) -> list[Any]:
     results: list[Any] = [None] * len(processes)
     failures: list[tuple[int, str, str]] = []
+    begin_s = time.monotonic()
+    deadline_s = begin_s + deadline(timeout_s)
     while open_ranks:
         ready = wait(list(open_ranks.values()), max(0.0, deadline_s - time.monotonic()))
+        if not ready and (later_s := begin_s + deadline(timeout_s)) > deadline_s + 1.0:
+            deadline_s = later_s  # the machine has become slower in the meantime
+            continue
         if not ready:
             late = sorted(open_ranks)
             stacks = _stacks(processes, late, directory)
-            summary = f"had not ended after {timeout_s:.0f} s (ranks still running: {late})"
+            summary = f"had not ended after {time.monotonic() - begin_s:.0f} s (ranks still running: {late})"
             raise RankError(late[0], summary, "\n".join(f"--- rank {r}\n{s}" for r, s in stacks.items()))
         for rank in [r for r, reader in open_ranks.items() if reader in ready]:
             try:
@@ -131,18 +149,18 @@ def _collect(
                 if failed:
                     failures.append((rank, "raised", value))
                     # Others fail because this one did; give them a moment, but no longer.
-                    deadline_s = min(deadline_s, time.monotonic() + _GRACE_S)
+                    deadline_s = min(deadline_s, time.monotonic() + deadline(_GRACE_S))
                 else:
                     results[rank] = value
             except EOFError:
                 if rank not in expect_death:
-                    processes[rank].join(_GRACE_S)
+                    processes[rank].join(deadline(_GRACE_S))
                     failures.append((rank, f"died with exit code {processes[rank].exitcode}", ""))
-                    deadline_s = min(deadline_s, time.monotonic() + _GRACE_S)
+                    deadline_s = min(deadline_s, time.monotonic() + deadline(_GRACE_S))
             del open_ranks[rank]
         if failures and time.monotonic() >= deadline_s:
             break
-        if failures and not wait(list(open_ranks.values()), max(0.0, deadline_s - time.monotonic())):
+        if failures and open_ranks and not wait(list(open_ranks.values()), max(0.0, deadline_s - time.monotonic())):
             break
     if failures:
         raise RankError(*failures[0])
@@ -153,7 +171,7 @@ def _stacks(processes: list[Any], ranks: list[int], directory: str) -> dict[int,
     for rank in ranks:
         if processes[rank].is_alive():
             os.kill(processes[rank].pid, signal.SIGUSR1)
-    time.sleep(0.5)
+    time.sleep(deadline(0.5))
     found = {}
     for rank in ranks:
         path = Path(directory) / str(rank)

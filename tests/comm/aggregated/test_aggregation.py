@@ -21,7 +21,7 @@ from hocket.aggregator import Level
 from hocket.comm import CollectiveMismatchError, CollectiveTimeoutError, CommError
 from hocket.comm.aggregated._seat import Seat, seat
 from hocket.profile import Recorder
-from hocket.testing import run_ranks
+from hocket.testing import deadline, run_ranks
 
 from ..group.test_random_operations import _programs
 from ..host_world import on_hosts, run
@@ -51,7 +51,7 @@ class Process:
             stderr=subprocess.DEVNULL,
             text=True,
         )
-        deadline_s = time.monotonic() + 20
+        deadline_s = time.monotonic() + deadline(20)
         while not self._address_file.exists():
             assert time.monotonic() < deadline_s
             assert self.process.poll() is None
@@ -60,12 +60,12 @@ class Process:
 
     def kill(self):
         self.process.kill()
-        self.process.wait(10)
+        self.process.wait(deadline(10))
         self.process.stdout.close()
 
     def stop(self):
         self.process.send_signal(signal.SIGTERM)
-        return self.process.communicate(timeout=10)[0]
+        return self.process.communicate(timeout=deadline(10))[0]
 
     def environment(self, **more):
         return {
@@ -341,7 +341,7 @@ def _disturbed(tmp_path, aggregator, disturb, steps, numel=20_000, pause_s=0.0, 
     thread = Thread(target=disturb, args=(mark,), daemon=True)
     thread.start()
     got = run([0, 1, 2], _training, steps, numel, pause_s, str(mark), env=aggregator.environment(**variables))
-    thread.join(30)
+    thread.join(deadline(30))
     for (sums, stats), want in zip(got, _expected(steps, numel, 3), strict=True):
         assert sums == want, stats
         assert stats.served + stats.elsewhere + stats.repeated + stats.received == steps
@@ -349,7 +349,7 @@ def _disturbed(tmp_path, aggregator, disturb, steps, numel=20_000, pause_s=0.0, 
 
 
 def _wait_for(mark, step):
-    deadline_s = time.monotonic() + 40
+    deadline_s = time.monotonic() + deadline(40)
     while not (mark.exists() and int(mark.read_text()) >= step):
         assert time.monotonic() < deadline_s, f"step {step} was never reached"
         time.sleep(0.002)
@@ -447,7 +447,7 @@ def test_ranks_that_disagree_all_hear_it_and_the_group_goes_on(aggregator):
 
 def _late():
     if dist.get_rank() == 1:
-        time.sleep(3)
+        time.sleep(deadline(3))
         return None
     with pytest.raises(CollectiveTimeoutError, match="still waits for rank 1") as error:
         dist.all_reduce(torch.ones(1000))
@@ -466,10 +466,10 @@ def _late_main():
     from datetime import timedelta
 
     os.environ["HOCKET_HOST"] = f"host{os.environ['RANK']}"
-    dist.init_process_group("hocket", timeout=timedelta(seconds=2))
+    dist.init_process_group("hocket", timeout=timedelta(seconds=deadline(2)))
     result = _late()
     if dist.get_rank() != 1:
-        time.sleep(2)
+        time.sleep(deadline(2))
     return result
 
 
@@ -490,7 +490,7 @@ def _dies():
 
 def test_a_rank_that_dies_is_named_at_once(aggregator):
     outcome = run([0, 1, 2], _dies, env=aggregator.environment(), expect_death={1})
-    assert max(outcome[0], outcome[2]) < 5.0
+    assert max(outcome[0], outcome[2]) < deadline(5.0)
 
 
 def test_settings_that_cannot_be_used_are_refused_with_the_variable(aggregator, monkeypatch):

@@ -13,6 +13,7 @@ from hocket.aggregator import AggregatorLostError, Kind
 from hocket.comm.aggregated._aggregated import AggregatedTransport
 from hocket.comm.aggregated._seat import seat
 from hocket.comm.transport._reduce import reducer
+from hocket.testing import deadline
 
 N = 3
 KINDS = ["all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "barrier", "all_to_all"]
@@ -24,7 +25,7 @@ class Meeting:
     """Ranks on threads exchange what they bring; it fails if they come for different things."""
 
     def __init__(self):
-        self._barrier = threading.Barrier(N, timeout=10)
+        self._barrier = threading.Barrier(N, timeout=deadline(10))
         self._brought = [None] * N
 
     def all(self, rank, what, value):

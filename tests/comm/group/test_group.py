@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from hocket import comm
-from hocket.testing import run_ranks
+from hocket.testing import deadline, run_ranks
 
 
 def _futures_and_works():
@@ -243,5 +243,7 @@ def test_the_backend_needs_no_import_of_hocket():
         "import torch.distributed as dist; dist.init_process_group('hocket', store=dist.HashStore(), rank=0, "
         "world_size=1); import torch; t = torch.ones(2); dist.all_reduce(t); print(dist.get_backend(), t.tolist())"
     )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=deadline(60), check=True
+    )
     assert result.stdout.strip() == "hocket [1.0, 1.0]"

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from hocket.comm import CollectiveMismatchError, CollectiveTimeoutError, PeerDiedError
-from hocket.testing import run_ranks
+from hocket.testing import deadline, run_ranks
 
 LARGE = 3_000_000  # 12 MB: more than a lane holds
 
@@ -134,7 +134,7 @@ def _threads():
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(deadline(60))
     return wrong, [thread.is_alive() for thread in threads]
 
 
@@ -184,11 +184,11 @@ def test_a_dead_peer_is_named_and_what_it_had_sent_is_received():
 def _late():
     store = dist.group.WORLD.get_group_store()
     if dist.get_rank() == 1:
-        store.wait(["over"], timedelta(seconds=30))
+        store.wait(["over"], timedelta(seconds=deadline(30)))
         return None
     work = dist.irecv(torch.zeros(1), 1)
     with pytest.raises(CollectiveTimeoutError, match=r"recv from rank 1 of 4 bytes with tag 0 .* timeout of 0\.3 s"):
-        work.wait(timedelta(seconds=0.3))
+        work.wait(timedelta(seconds=deadline(0.3)))
     store.set("over", "yes")
     return True
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch.distributed as dist
 
 from hocket.comm import open_window
-from hocket.testing import no_leftovers, run_ranks
+from hocket.testing import deadline, no_leftovers, run_ranks
 
 
 def exchange(value: Any) -> list[Any]:
@@ -44,7 +44,7 @@ def outlive() -> set[int]:
     dist.barrier()
     if rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
-    deadline_s = time.monotonic() + 10
+    deadline_s = time.monotonic() + deadline(10)
     while not window.dead() and time.monotonic() < deadline_s:
         time.sleep(0.01)
     assert window.words(1, 1)[0] == 6

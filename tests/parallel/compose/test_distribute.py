@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import hocket
 from hocket.parallel import DataParallel, DistributedLoader
-from hocket.testing import RankError, run_ranks
+from hocket.testing import RankError, deadline, run_ranks
 
 from ..programs import arrays
 
@@ -279,7 +279,12 @@ for x, y in loader:
 
 def output_of(command: list[str], **env: str) -> list[str]:
     done = subprocess.run(
-        [sys.executable, *command], capture_output=True, text=True, timeout=90, env={**os.environ, **env}, check=False
+        [sys.executable, *command],
+        capture_output=True,
+        text=True,
+        timeout=deadline(90),
+        env={**os.environ, **env},
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     return [line.rpartition("] ")[2] for line in done.stdout.splitlines()]

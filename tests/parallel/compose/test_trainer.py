@@ -11,7 +11,7 @@ import torch
 
 import hocket
 from hocket.planner import Plan, PlanError
-from hocket.testing import run_ranks
+from hocket.testing import deadline, run_ranks
 
 from .. import programs, trainer_programs
 
@@ -100,13 +100,13 @@ def test_calibration_measures_what_dividing_tensors_costs_and_leaves_a_model_tha
     for found in run_ranks(trainer_programs.divide_what_was_measured, 2, timeout_s=110):
         assert found["degrees"] == (2,)
         assert found["considered"] == [1, 2]
-        assert 0 <= found["exchange_s"] < 1
+        assert 0 <= found["exchange_s"] < deadline(1)
         assert 0.05 <= found["exchange_share"] <= 1
         assert not found["refused"]
         assert found["said"] == found["held"] < 0.7 * found["whole"]
         assert found["untouched"]
         assert {"2 data", "2 data (optimizer sharded)", "1 data x 2 tensor"} <= {name for name, _ in found["ran"]}
-        assert all(0 < step_s < 10 for _, step_s in found["ran"])
+        assert all(0 < step_s < deadline(10) for _, step_s in found["ran"])
         assert 1 <= found["at_once"] <= 2
 
 

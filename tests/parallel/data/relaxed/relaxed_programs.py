@@ -17,6 +17,7 @@ from hocket.parallel.data.relaxed import (
     Hogwild,
     LocalSGD,
 )
+from hocket.testing import deadline
 
 WIDTH = 6
 SAMPLES = 48
@@ -46,7 +47,7 @@ def asynchronous(rule: str, bound: int, steps: int, delays_s: list[list[float]] 
     model, inputs, targets, optimum = problem()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     rank, size = dist.get_rank(), dist.get_world_size()
-    with BoundedStaleness(model, optimizer, bound, rule, timeout_s=20.0) as training:  # type: ignore[arg-type]
+    with BoundedStaleness(model, optimizer, bound, rule, timeout_s=deadline(20.0)) as training:  # type: ignore[arg-type]
         for step in range(steps):
             training.begin()
             gradient(model, optimizer, mine(inputs), mine(targets))
@@ -69,7 +70,7 @@ def for_a_while(rule: str, bound: int, step_s: float, slower: float, seconds: fl
     model, inputs, targets, _ = problem()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
     pause_s = step_s * (slower if dist.get_rank() == 0 else 1.0)
-    with BoundedStaleness(model, optimizer, bound, rule, timeout_s=20.0) as training:  # type: ignore[arg-type]
+    with BoundedStaleness(model, optimizer, bound, rule, timeout_s=deadline(20.0)) as training:  # type: ignore[arg-type]
         dist.barrier()
         end_s = time.perf_counter() + seconds
         while time.perf_counter() < end_s:
@@ -88,8 +89,8 @@ def killed(kind: str, victim: int) -> tuple[str, float, str]:
     """One rank kills itself in the middle; what error the others get, how long after, and what it says."""
     model, inputs, targets, _ = problem()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    training: Any = BoundedStaleness(model, optimizer, 3, timeout_s=15.0) if kind == "stale" else None
-    training = training or Hogwild(model, optimizer, timeout_s=15.0)
+    training: Any = BoundedStaleness(model, optimizer, 3, timeout_s=deadline(15.0)) if kind == "stale" else None
+    training = training or Hogwild(model, optimizer, timeout_s=deadline(15.0))
     began_s = time.perf_counter()
     try:
         with training:
@@ -110,7 +111,7 @@ def failed() -> str:
     model, inputs, targets, _ = problem()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     try:
-        with BoundedStaleness(model, optimizer, 2, timeout_s=15.0) as training:
+        with BoundedStaleness(model, optimizer, 2, timeout_s=deadline(15.0)) as training:
             for step in range(400):
                 training.begin()
                 gradient(model, optimizer, mine(inputs), mine(targets))
@@ -164,7 +165,7 @@ def hogwild(steps: int) -> dict[str, Any]:
     """Least squares without locks."""
     model, inputs, targets, optimum = problem()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    with Hogwild(model, optimizer, timeout_s=20.0) as training:
+    with Hogwild(model, optimizer, timeout_s=deadline(20.0)) as training:
         for _ in range(steps):
             training.begin()
             gradient(model, optimizer, mine(inputs), mine(targets))
@@ -182,7 +183,7 @@ def hogwild_sparse(steps: int) -> dict[str, Any]:
     targets = torch.randn(40, 3, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     optimizer = torch.optim.SGD(table.parameters(), lr=0.3)
     generator = torch.Generator().manual_seed(dist.get_rank())
-    with Hogwild(table, optimizer, timeout_s=20.0) as training:
+    with Hogwild(table, optimizer, timeout_s=deadline(20.0)) as training:
         for _ in range(steps):
             training.begin()
             rows = torch.randint(0, 40, (5,), generator=generator)
@@ -201,11 +202,11 @@ def hogwild_cases() -> list[dict[str, Any]]:
 def late() -> tuple[str, float, str]:
     """Rank 1 makes no step for longer than rank 0 waits; what rank 0 gets."""
     model, inputs, targets, _ = problem()
-    training = BoundedStaleness(model, torch.optim.SGD(model.parameters(), lr=0.01), 1, timeout_s=1.0)
+    training = BoundedStaleness(model, torch.optim.SGD(model.parameters(), lr=0.01), 1, timeout_s=deadline(1.0))
     dist.barrier()
     began_s = time.perf_counter()
     if dist.get_rank() == 1:
-        time.sleep(3.0)
+        time.sleep(deadline(3.0))
         return "", 0.0, ""
     try:
         for _ in range(5):
