@@ -104,7 +104,7 @@ def test_every_algorithm_says_where_it_is_from() -> None:
         assert one.name == name
         assert one.title
         assert any(year in one.source for year in map(str, range(1980, 2030)))
-        assert "Builds" in one.description
+        assert "Build" in one.description
 
 
 def test_costs_are_the_formulas_of_the_literature() -> None:

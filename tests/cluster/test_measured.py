@@ -3,11 +3,11 @@
 import pytest
 
 from hocket import cluster
-from hocket.cluster import ClusterError, MeasuredRank, Ping
+from hocket.cluster import ClusterError, MeasuredRank, PingFit
 from hocket.simulate import simulate_flows
 
 RANKS = [MeasuredRank(host, 10e9, 2**30, 1e11) for host in ("a", "a", "b", "b")]
-NEAR, FAR = Ping(1e-6, 8e9), Ping(30e-6, 1e9)
+NEAR, FAR = PingFit(1e-6, 8e9), PingFit(30e-6, 1e9)
 PINGS = {(0, 1): NEAR, (2, 3): NEAR, (0, 2): FAR, (1, 3): FAR}
 
 

@@ -167,9 +167,9 @@ def test_a_dgx1_has_six_nvlinks_per_device_and_pcie_where_there_is_none() -> Non
 
 
 def test_nvswitches_of_the_fourth_generation_reduce_and_of_the_third_do_not() -> None:
-    assert cluster.load("single:server=dgx-h100").aggregation_tree().depth == 1
+    assert cluster.aggregation_tree(cluster.load("single:server=dgx-h100")).depth == 1
     with pytest.raises(cluster.ClusterError, match="none of its switches reduces"):
-        cluster.load("single:server=dgx-a100").aggregation_tree()
+        cluster.aggregation_tree(cluster.load("single:server=dgx-a100"))
 
 
 def test_rail_switches_join_nics_of_one_number() -> None:

@@ -20,7 +20,7 @@ from hocket.cluster import ClusterError
 )
 def test_a_tree_spans_all_ranks(spec: str, depth: int, switches: int) -> None:
     described = cluster.load(spec)
-    tree = described.aggregation_tree()
+    tree = cluster.aggregation_tree(described)
     assert (tree.depth, len(tree.switches)) == (depth, switches)
     assert len(tree.rank_parents) == described.world
     assert tree.parents[0] == -1
@@ -28,16 +28,16 @@ def test_a_tree_spans_all_ranks(spec: str, depth: int, switches: int) -> None:
     assert (tree.parents[1:] >= 0).all()
     assert all(int(node) in described.reductions for node in tree.switches)
     assert [described.node(name) for name in tree.names] == tree.switches.tolist()
-    again = described.aggregation_tree()
+    again = cluster.aggregation_tree(described)
     assert (tree.parents == again.parents).all()
     assert (tree.switches == again.switches).all()
 
 
 def test_a_tree_of_few_ranks_uses_few_switches() -> None:
     described = cluster.load("leafspine:leaves=4,ports=3,reduction=true")
-    under_one_leaf = described.aggregation_tree([0, 1])
+    under_one_leaf = cluster.aggregation_tree(described, [0, 1])
     assert under_one_leaf.names == ("leaf0",)
-    across = described.aggregation_tree([0, 11])
+    across = cluster.aggregation_tree(described, [0, 11])
     assert across.depth == 2
     assert set(across.names[1:]) == {"leaf0", "leaf3"}
 
@@ -60,20 +60,20 @@ def test_a_tree_passes_switches_that_do_not_reduce() -> None:
         f'[[links]]\nends = ["{a}", "{b}"]\nbandwidth = 1e9\n'
         for a, b in (("a", "plain"), ("b", "plain"), ("plain", "able"))
     )
-    tree = cluster.from_toml(text + links).aggregation_tree()
+    tree = cluster.aggregation_tree(cluster.from_toml(text + links))
     assert tree.names == ("able",)
     assert tree.depth == 1
 
 
 def test_trees_that_cannot_be_are_refused() -> None:
     with pytest.raises(ClusterError, match="none of its switches reduces"):
-        cluster.load("star:hosts=2").aggregation_tree()
+        cluster.aggregation_tree(cluster.load("star:hosts=2"))
     with pytest.raises(ClusterError, match=r"ranks 0\.\.1"):
-        cluster.load("star:hosts=2,reduction=true").aggregation_tree([2])
+        cluster.aggregation_tree(cluster.load("star:hosts=2,reduction=true"), [2])
     with pytest.raises(ClusterError, match="no reducing switch is reached by all"):
-        cluster.load("rails:hosts=2,server=dgx-h100").aggregation_tree()
+        cluster.aggregation_tree(cluster.load("rails:hosts=2,server=dgx-h100"))
 
 
 def test_a_tree_shows_its_levels() -> None:
-    text = str(cluster.load("leafspine:leaves=2,ports=2,reduction=true").aggregation_tree())
+    text = str(cluster.aggregation_tree(cluster.load("leafspine:leaves=2,ports=2,reduction=true")))
     assert text.splitlines() == ["depth 2, 3 switches, 4 ranks", "spine0", "  leaf0: 2 ranks", "  leaf1: 2 ranks"]

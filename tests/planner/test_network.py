@@ -9,7 +9,7 @@ from fractions import Fraction
 import pytest
 
 from hocket import cluster
-from hocket.algorithms import REGISTRY, Form, ring
+from hocket.algorithms import REGISTRY, ClosedForm, ring
 from hocket.algorithms._algorithm import algorithm
 from hocket.planner import Constants, Network, Plan, predict, step_graph
 from hocket.planner import _network as network
@@ -23,7 +23,7 @@ def toy(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         title="Toy",
         source="here",
         kinds=("all_reduce",),
-        form=lambda collective: Form(1, Fraction(1, 8), Fraction(1, 8)),
+        form=lambda collective: ClosedForm(1, Fraction(1, 8), Fraction(1, 8)),
     )
     def toy(collective: Collective) -> Schedule:
         made = ring(collective)

@@ -15,7 +15,7 @@ LINK_S = 500e-9
 
 def tree_schedule(described: Cluster, world: int) -> Schedule:
     """All-reduce over the aggregation tree of the cluster: up level by level, and down again."""
-    tree = described.aggregation_tree(range(world))
+    tree = cluster.aggregation_tree(described, range(world))
     level = np.zeros(len(tree.switches), dtype=int)
     for child in range(1, len(level)):
         level[child] = level[tree.parents[child]] + 1

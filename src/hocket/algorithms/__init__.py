@@ -8,7 +8,7 @@ from ._aggregation_tree import aggregation_tree as aggregation_tree
 from ._aggregation_tree import cluster_tree as cluster_tree
 from ._aggregation_tree import switch_tree as switch_tree
 from ._algorithm import Algorithm as Algorithm
-from ._algorithm import Form as Form
+from ._algorithm import ClosedForm as ClosedForm
 from ._all_to_all import bruck as bruck
 from ._all_to_all import pairwise as pairwise
 from ._binomial import binomial as binomial
@@ -44,7 +44,7 @@ __all__ = [
     "Algorithm",
     "Choice",
     "Choices",
-    "Form",
+    "ClosedForm",
     "aggregation_tree",
     "algorithms",
     "binomial",

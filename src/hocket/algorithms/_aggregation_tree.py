@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from hocket.schedule import Collective, Schedule, ScheduleError, Step
 
-from ._algorithm import Form, algorithm
+from ._algorithm import ClosedForm, algorithm
 from ._steps import mirrored, pipelined
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ Parents = NDArray[np.int64]
 
 
 def switch_tree(world: int, arity: int = 32) -> tuple[Parents, tuple[str, ...]]:
-    """A tree of switches over `world` ranks, with up to `arity` children each, filled from the left.
+    """Return a tree of switches over `world` ranks, with up to `arity` children each, filled from the left.
 
     Returns:
         The parents of ranks and switches, -1 at the top, and the names of the switches, `s1.0` ... from below.
@@ -38,7 +38,7 @@ def switch_tree(world: int, arity: int = 32) -> tuple[Parents, tuple[str, ...]]:
 def cluster_tree(
     cluster: Cluster, ranks: Sequence[int] | NDArray[np.int64] | None = None
 ) -> tuple[Parents, tuple[str, ...]]:
-    """The tree of a cluster's switches over some of its ranks, or all, in the form that `aggregation_tree` takes.
+    """Return the tree of a cluster's switches over some or all of its ranks, as `aggregation_tree` takes it.
 
     Returns:
         The parents of ranks and switches, -1 at the top, and the names of the switches.
@@ -46,7 +46,9 @@ def cluster_tree(
     Raises:
         ClusterError: no switch reduces, or a rank cannot reach one.
     """
-    tree = cluster.aggregation_tree(ranks)
+    from hocket.cluster import aggregation_tree as aggregation_tree_of
+
+    tree = aggregation_tree_of(cluster, ranks)
     world = len(tree.rank_parents)
     return np.concatenate([tree.rank_parents + world, np.where(tree.parents < 0, -1, tree.parents + world)]), tree.names
 
@@ -54,7 +56,7 @@ def cluster_tree(
 def _tree(
     collective: Collective, parents: ArrayLike | None, switches: Sequence[str] | None, arity: int, local: int
 ) -> tuple[Parents, tuple[str, ...]]:
-    """The tree, checked. Parts without ranks, and all above the lowest switch over all ranks, are left out as -2."""
+    """Return the tree, checked; parts without ranks, and all above the lowest switch over all ranks, become -2."""
     world, rank = collective.world, np.arange(collective.world)
     leader = np.arange(0, world, local)
     leader[collective.root // local] = collective.root
@@ -96,7 +98,7 @@ def _check(above: Parents, names: tuple[str, ...], world: int) -> None:
 
 
 def _depths(above: Parents) -> Parents:
-    """Links from each endpoint to the top."""
+    """Return the links from each endpoint to the top."""
     deep, at = np.zeros(len(above), np.int64), above.copy()
     most = len(np.unique(above))  # a way up meets each inner endpoint once
     while (at >= 0).any():
@@ -108,7 +110,7 @@ def _depths(above: Parents) -> Parents:
 
 
 def _rooted(above: Parents, root: int) -> Parents:
-    """The tree hung up at rank `root`."""
+    """Return the tree re-rooted at rank `root`."""
     turned, here, before = above.copy(), root, -1
     while here >= 0:
         turned[here], before, here = before, here, int(above[here])
@@ -123,7 +125,7 @@ def _form(
     arity: int = 32,
     pieces: int = 1,
     local: int = 1,
-) -> Form:
+) -> ClosedForm:
     p, root = collective.world, collective.root
     above, _ = _tree(collective, parents, switches, arity, local)
     far = _depths(above)[:p]  # of every rank from the top, or from the root
@@ -140,7 +142,7 @@ def _form(
         hops = int(far.max())
     if local == 1:
         passed = Fraction(hops + pieces - 1, pieces)
-        return Form(hops + pieces - 1, Fraction(1), passed, Fraction(int(collective.kind == "reduce")))
+        return ClosedForm(hops + pieces - 1, Fraction(1), passed, Fraction(int(collective.kind == "reduce")))
     # Each leader has a step with all of its host. They coincide for leaders that are equally far, and in the first
     # step of all_reduce. A root has its switch and its host in one step.
     others, leads = local - 1, above[:p] >= p
@@ -148,7 +150,7 @@ def _form(
     whole = turns + int(not collective.rooted)
     busy = hops + whole * (others - 1) + others * int(collective.rooted)
     reduced = {"broadcast": 0, "reduce": turns * others + local}.get(collective.kind, others)
-    return Form(
+    return ClosedForm(
         hops,
         Fraction(1 if collective.kind == "reduce" else local),
         Fraction(busy),
@@ -196,18 +198,18 @@ def aggregation_tree(
     pieces: int = 1,
     local: int = 1,
 ) -> Schedule:
-    """Builds: up with reduction as children arrive, down with multicast from the lowest switch over all ranks.
+    """Build: up with reduction as children arrive, down with multicast from the lowest switch over all ranks.
 
     broadcast spreads from the root along the tree without going over the top, and reduce is its mirror image.
 
     Args:
-        collective: all_reduce, reduce, broadcast or barrier of any world.
+        collective: An all_reduce, reduce, broadcast or barrier of any world.
         parents: `(world + switches,)`, the switch over each rank and switch, -1 at the top, as `cluster_tree` gives
             it; by default a tree that `switch_tree` makes.
-        switches: their names; by default s0, s1 ...
-        arity: children a switch of the default tree.
-        pieces: into how many pieces the vector is cut, which follow each other through the levels (streaming).
-        local: ranks a host, those of a host one after the other; all but one give to that one, their leader, which is
+        switches: Their names; by default s0, s1 ...
+        arity: Children a switch of the default tree.
+        pieces: Number of pieces that the vector is cut into; they follow each other through the levels (streaming).
+        local: Ranks a host, those of a host one after the other; all but one give to that one, their leader, which is
             the root or else the first rank, and get the result from it. What `parents` says of the others is not used.
 
     Raises:
@@ -230,7 +232,7 @@ def _down(above: Parents) -> list[Step]:
 
 
 def _up(above: Parents) -> list[Step]:
-    """A switch sends on in the step after the last of its children has sent."""
+    """Return the step in which each switch sends on: the one after the last of its children has sent."""
     deep = _depths(above)
     height = np.zeros(len(above), np.int64)
     for level in range(int(deep.max()), 0, -1):

@@ -12,7 +12,7 @@ from hocket.schedule import Collective, Schedule, ScheduleError, Wire
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class ClosedForm:
     """The closed form of an algorithm: what it costs, written from the formula and not from its schedule.
 
     Every rank has one port, which sends and receives at once. A step costs the latency once, however many messages a
@@ -23,14 +23,14 @@ class Form:
     by which nccl-tests measure (`Collective.vector_blocks`).
 
     Args:
-        steps: steps one after the other, each of which costs a latency.
-        sent: the most that any rank sends.
-        wire: what the busiest port of each step passes, summed over the steps; `sent` where all ranks do the same.
-        reduced: what the busiest rank of each step reduces, summed over the steps.
-        steps_inside: how many of `steps` stay within a host.
-        wire_inside: how much of `wire` stays within a host.
-        messages: of the busiest rank of each step, sent or received, summed over the steps; -1 for one a step.
-        messages_inside: how many of `messages` stay within a host; -1 for one a step.
+        steps: Steps one after the other, each of which costs a latency.
+        sent: The most that any rank sends.
+        wire: What the busiest port of each step passes, summed over the steps; `sent` where all ranks do the same.
+        reduced: What the busiest rank of each step reduces, summed over the steps.
+        steps_inside: How many of `steps` stay within a host.
+        wire_inside: How much of `wire` stays within a host.
+        messages: Messages of the busiest rank of each step, sent or received, summed over the steps; -1 for one a step.
+        messages_inside: How many of `messages` stay within a host; -1 for one a step.
     """
 
     steps: int
@@ -49,7 +49,7 @@ class Form:
             object.__setattr__(self, "messages_inside", self.steps_inside)
 
     def seconds(self, nbytes: int, wire: Wire, inside: Wire | None = None) -> float:
-        """The time for a vector of `nbytes`; steps that stay within a host use `inside` if it is given."""
+        """Return the time for a vector of `nbytes`; steps that stay within a host use `inside` if it is given."""
         near = inside or wire
         return (
             (self.steps - self.steps_inside) * wire.latency_s
@@ -63,7 +63,7 @@ class Form:
 
 
 _VALUES = {bool: "truth value", int: "whole number", str: "word"}
-_ALONE = Form(0, Fraction(0), Fraction(0))
+_ALONE = ClosedForm(0, Fraction(0), Fraction(0))
 
 
 def _everything(collective: Collective, **parameters: Any) -> None:
@@ -75,15 +75,15 @@ class Algorithm:
     """One way to carry out some collectives. `algorithm(collective, **parameters)` builds its schedule.
 
     Args:
-        name: as in `get(name)` and in tables of choices.
-        title: for people.
-        source: paper or document that it is from.
-        kinds: of collectives, see `hocket.schedule.KINDS`.
-        builder: makes the schedule for two ranks or more; its keyword arguments are the algorithm's parameters.
-        closed_form: the same arguments -> `Form`.
-        limit: the same arguments -> why they cannot be served, or None.
-        variants: parameters worth a try when a table of choices is made.
-        in_network: whether switches must reduce.
+        name: Name as in `get(name)` and in tables of choices.
+        title: Name for people.
+        source: Paper or document that it is from.
+        kinds: Kinds of collectives that it serves, see `hocket.schedule.KINDS`.
+        builder: Makes the schedule for two ranks or more; its keyword arguments are the algorithm's parameters.
+        closed_form: The same arguments -> `ClosedForm`.
+        limit: The same arguments -> why they cannot be served, or None.
+        variants: Parameters worth a try when a table of choices is made.
+        in_network: Whether switches must reduce.
         planned: Parameters with which the planner considers it in a group of any ranks; `local`, ranks on each host, is
             added where there is such a parameter. None where the closed form holds on one network only, or promises
             too much as long as posting a message costs nothing.
@@ -95,7 +95,7 @@ class Algorithm:
     source: str
     kinds: tuple[str, ...]
     builder: Callable[..., Schedule]
-    closed_form: Callable[..., Form]
+    closed_form: Callable[..., ClosedForm]
     limit: Callable[..., str | None] = _everything
     variants: tuple[Mapping[str, Any], ...] = ({},)
     in_network: bool = False
@@ -117,7 +117,7 @@ class Algorithm:
         return inspect.getdoc(self.builder) or ""
 
     def serves(self, collective: Collective, **parameters: Any) -> str | None:
-        """The reason why it cannot do this, or None if it can."""
+        """Return the reason why it cannot do this, or None if it can."""
         if collective.kind not in self.kinds:
             return f"{self.name} serves {', '.join(self.kinds)}, not {collective.kind}"
         for name in parameters.keys() - self.parameters.keys():
@@ -132,7 +132,7 @@ class Algorithm:
         return reason and f"{self.name}, {collective}: {reason}"
 
     def build(self, collective: Collective, **parameters: Any) -> Schedule:
-        """Makes the schedule; one rank has nothing to transfer.
+        """Make the schedule; one rank has nothing to transfer.
 
         Raises:
             ScheduleError: with the reason that `serves` gives.
@@ -145,8 +145,8 @@ class Algorithm:
 
     __call__ = build
 
-    def form(self, collective: Collective, **parameters: Any) -> Form:
-        """The closed form.
+    def form(self, collective: Collective, **parameters: Any) -> ClosedForm:
+        """Return the closed form.
 
         Raises:
             ScheduleError: with the reason that `serves` gives.
@@ -156,17 +156,17 @@ class Algorithm:
         return _ALONE if collective.world == 1 else self.closed_form(collective, **parameters)
 
     def sent(self, collective: Collective, **parameters: Any) -> Fraction:
-        """The most that any rank sends, in units of S, by the closed form."""
+        """Return the most that any rank sends, in units of S, by the closed form."""
         return self.form(collective, **parameters).sent
 
     def steps(self, collective: Collective, **parameters: Any) -> int:
-        """Number of steps, by the closed form."""
+        """Return the number of steps, by the closed form."""
         return self.form(collective, **parameters).steps
 
     def cost(
         self, collective: Collective, nbytes: int, wire: Wire, *, inside: Wire | None = None, **parameters: Any
     ) -> float:
-        """Seconds for a vector of `nbytes`, by the closed form; see `Form` for what is counted."""
+        """Return the seconds for a vector of `nbytes`, by the closed form; see `ClosedForm` for what is counted."""
         return self.form(collective, **parameters).seconds(nbytes, wire, inside)
 
 
@@ -175,14 +175,14 @@ def algorithm(
     title: str,
     source: str,
     kinds: tuple[str, ...],
-    form: Callable[..., Form],
+    form: Callable[..., ClosedForm],
     limit: Callable[..., str | None] = _everything,
     variants: tuple[Mapping[str, Any], ...] = ({},),
     in_network: bool = False,
     planned: tuple[Mapping[str, Any], ...] = ({},),
     along_hosts: bool = False,
 ) -> Callable[[Callable[..., Schedule]], Algorithm]:
-    """Makes an `Algorithm` of the function that builds its schedules, under the function's name."""
+    """Make an `Algorithm` of the function that builds its schedules, under the function's name."""
 
     def wrap(builder: Callable[..., Schedule]) -> Algorithm:
         name = builder.__name__

@@ -8,13 +8,13 @@ import numpy as np
 
 from hocket.schedule import Collective, Schedule, Step
 
-from ._algorithm import Form, algorithm
+from ._algorithm import ClosedForm, algorithm
 from ._steps import rounds
 
 
-def _pairwise_form(collective: Collective) -> Form:
+def _pairwise_form(collective: Collective) -> ClosedForm:
     part = Fraction(collective.world - 1, collective.world)
-    return Form(collective.world - 1, part, part)
+    return ClosedForm(collective.world - 1, part, part)
 
 
 @algorithm(
@@ -24,17 +24,17 @@ def _pairwise_form(collective: Collective) -> Form:
     form=_pairwise_form,
 )
 def pairwise(collective: Collective) -> Schedule:
-    """Builds world - 1 steps; in step k rank r sends one block to rank r + k, and gets one from rank r - k."""
+    """Build world - 1 steps; in step k rank r sends one block to rank r + k and receives one from rank r - k."""
     p = collective.world
     rank = np.arange(p)
     steps = [Step.of(rank, (rank + k) % p, rank * p + (rank + k) % p, reduce=False) for k in range(1, p)]
     return Schedule("pairwise", collective, p * p, tuple(steps))
 
 
-def _bruck_form(collective: Collective) -> Form:
+def _bruck_form(collective: Collective) -> ClosedForm:
     p = collective.world
     hops = Fraction(sum(offset.bit_count() for offset in range(p)), p)  # a block travels the ones of its distance
-    return Form(rounds(p), hops, hops)
+    return ClosedForm(rounds(p), hops, hops)
 
 
 @algorithm(
@@ -44,7 +44,7 @@ def _bruck_form(collective: Collective) -> Form:
     form=_bruck_form,
 )
 def bruck(collective: Collective) -> Schedule:
-    """Builds ceil(log2 world) steps; in step k the blocks whose distance has bit k set go 2^k ranks further.
+    """Build ceil(log2 world) steps; in step k the blocks whose distance has bit k set go 2^k ranks further.
 
     Fewer latencies than pairwise, for about log2(world) / 2 times the bytes.
     """

@@ -8,17 +8,17 @@ import numpy as np
 
 from hocket.schedule import Collective, Schedule, Step
 
-from ._algorithm import Form, algorithm
+from ._algorithm import ClosedForm, algorithm
 from ._steps import mirrored, piece_limit, pipelined
 
 
-def _form(collective: Collective, *, pieces: int = 1) -> Form:
+def _form(collective: Collective, *, pieces: int = 1) -> ClosedForm:
     p, kind = collective.world, collective.kind
     if kind in ("gather", "scatter"):
-        return Form(p - 1, Fraction(p - 1, p), Fraction(p - 1, p))
+        return ClosedForm(p - 1, Fraction(p - 1, p), Fraction(p - 1, p))
     steps = p - 2 + pieces
     passed = Fraction(steps, pieces)
-    return Form(steps, Fraction(1), passed, passed * (kind == "reduce"))
+    return ClosedForm(steps, Fraction(1), passed, passed * (kind == "reduce"))
 
 
 @algorithm(
@@ -32,12 +32,12 @@ def _form(collective: Collective, *, pieces: int = 1) -> Form:
     variants=({}, *({"pieces": pieces} for pieces in (4, 16, 64, 256))),
 )
 def chain(collective: Collective, *, pieces: int = 1) -> Schedule:
-    """Builds the chain of any root: its neighbour, and so on around.
+    """Build the chain of any root: its neighbour, and so on around.
 
     Args:
-        collective: broadcast, reduce, scatter or gather of any world.
-        pieces: into how many pieces broadcast and reduce cut the vector. Those of scatter and gather are its blocks,
-            that of the last rank first.
+        collective: Broadcast, reduce, scatter or gather of any world.
+        pieces: Number of pieces that broadcast and reduce cut the vector into. Of scatter and gather they are its
+            blocks, that of the last rank first.
     """
     p, kind = collective.world, collective.kind
     place = (np.arange(p) + collective.root) % p

@@ -17,17 +17,17 @@ class Choice:
     """One row: what is used for messages of `start <= nbytes < stop`.
 
     Args:
-        kind: of the collective, see `hocket.schedule.KINDS`.
-        algorithm: by name, see `get`.
-        parameters: of the algorithm.
-        world: ranks of the group; None for any.
-        local: ranks of the group on each host; None for any.
-        start: in bytes of S, see `Collective.vector_blocks`.
-        stop: in bytes, None for no end.
-        nbytes: the size for which the times are: one in the middle of the range.
-        seconds: its time there.
-        runner_up: the best other algorithm there, with its parameters.
-        margin: how much longer that takes, as a part of `seconds`.
+        kind: Kind of collective, see `hocket.schedule.KINDS`.
+        algorithm: Name of the algorithm, see `get`.
+        parameters: Parameters of the algorithm.
+        world: Ranks of the group; None for any.
+        local: Ranks of the group on each host; None for any.
+        start: First S of the range in bytes, see `Collective.vector_blocks`.
+        stop: End of the range in bytes, not included; None for no end.
+        nbytes: The size for which the times are: one in the middle of the range.
+        seconds: Its time there.
+        runner_up: The best other algorithm there, with its parameters.
+        margin: How much longer that takes, as a part of `seconds`.
         origin: "closed form", "measured" or "user".
     """
 
@@ -59,7 +59,7 @@ class Choice:
         return spell(self.algorithm, self.parameters)
 
     def covers(self, kind: str, world: int, nbytes: int, local: int) -> bool:
-        """Whether the row is for such an operation."""
+        """Return whether the row is for such an operation."""
         return (
             self.kind == kind
             and self.world in (None, world)
@@ -69,7 +69,7 @@ class Choice:
         )
 
     def without(self, other: Choice) -> list[Choice]:
-        """What is left of the row where `other` goes before it; its times only where their size is left."""
+        """Return what is left of the row where `other` goes before it; its times only where their size is left."""
         if self.kind != other.kind or other.world not in (None, self.world) or other.local not in (None, self.local):
             return [self]
         parts = []
@@ -85,7 +85,7 @@ class Choice:
         return replace(self, start=start, stop=stop, nbytes=None, seconds=None, runner_up=None, margin=None)
 
     def build(self, collective: Collective) -> Schedule:
-        """The schedule that the row chooses.
+        """Return the schedule that the row chooses.
 
         Raises:
             ScheduleError: a row for any group names an algorithm that cannot serve this one; with the reason.
@@ -101,12 +101,12 @@ class Choice:
 
 
 def spell(name: str, parameters: Mapping[str, Parameter]) -> str:
-    """An algorithm with its parameters as in `double_tree pieces=16`."""
+    """Return an algorithm with its parameters as in `double_tree pieces=16`."""
     return " ".join([name, *(f"{key}={value}" for key, value in parameters.items())])
 
 
 def parse_spelled(text: str) -> tuple[str, dict[str, Parameter]]:
-    """Reads `double_tree pieces=16`."""
+    """Read `double_tree pieces=16`."""
     name, *words = text.split() or [""]
     parameters: dict[str, Parameter] = {}
     for word in words:

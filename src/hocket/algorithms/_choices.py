@@ -34,17 +34,18 @@ class Choices:
         in_network: bool = False,
         sizes: Sequence[int] = _SIZES,
     ) -> Choices:
-        """Takes the fastest algorithm by its closed form for each of `sizes` and joins equal neighbours.
+        """Take the fastest algorithm by its closed form for each of `sizes`, and join equal neighbours.
 
         Args:
-            wire: of one rank's port; see `Form` for what is counted, above all for `message_s`. Every rank has a port
-                of its own: where those of a host share a NIC, two levels are better than the table says.
-            world: ranks of the group.
-            local: ranks on each host, one host's after another's; those with two levels are tried if it is above 1.
-            inside: within a host; flat algorithms are held to cross hosts in every step.
-            kinds: of collectives.
-            in_network: whether switches can reduce.
-            sizes: in bytes, ascending; a row begins at the first size at which it is the fastest.
+            wire: Alpha and beta of one rank's port; see `ClosedForm` for what is counted, above all for `message_s`.
+                Every rank has a port of its own: where those of a host share a NIC, two levels are better than the
+                table says.
+            world: Ranks of the group.
+            local: Ranks on each host, one host's after another's; those with two levels are tried if it is above 1.
+            inside: The same within a host; flat algorithms are held to cross hosts in every step.
+            kinds: Kinds of collectives.
+            in_network: Whether switches can reduce.
+            sizes: Sizes in bytes, ascending; a row begins at the first size at which it is the fastest.
         """
         rows: list[Choice] = []
         for kind in kinds:
@@ -71,14 +72,14 @@ class Choices:
         local: int = 1,
         origin: str = "measured",
     ) -> Choices:
-        """Makes the rows of one kind and group from times.
+        """Make the rows of one kind and group from times.
 
         Args:
-            kind: of the collective.
-            world: ranks of the group.
+            kind: Kind of collective.
+            world: Ranks of the group.
             times: `{"double_tree pieces=16": {nbytes: seconds}}`; every algorithm for the same sizes.
-            local: ranks on each host.
-            origin: what the rows say of where they come from.
+            local: Ranks on each host.
+            origin: What the rows say of where they come from.
 
         Raises:
             ScheduleError: no times, or not the same sizes for all.
@@ -119,7 +120,7 @@ class Choices:
 
     @classmethod
     def parse(cls, text: str) -> Choices:
-        """Reads what a user writes: `all_reduce <64KiB recursive_doubling; all_reduce >=64KiB ring rings=2`.
+        """Read what a user writes: `all_reduce <64KiB recursive_doubling; all_reduce >=64KiB ring rings=2`.
 
         Each entry, between semicolons or on a line of its own, is a collective, optionally `world=N` and `local=N`, a
         range of sizes (`<64KiB`, `>=64KiB`, `64KiB-1MiB` or `*`) and an algorithm with its parameters. Later entries
@@ -148,14 +149,14 @@ class Choices:
     def override(
         self, kind: str, sizes: str, algorithm: str, *, world: int | None = None, local: int | None = None
     ) -> Choices:
-        """The same table with one more row of the user's, which goes before all others.
+        """Return the same table with one more row of the user's, which goes before all others.
 
         Args:
-            kind: of the collective.
+            kind: Kind of collective.
             sizes: `<64KiB`, `>=64KiB`, `64KiB-1MiB` or `*`.
-            algorithm: a name, with parameters as in `double_tree pieces=16`.
-            world: ranks of the groups that it is for; None for all.
-            local: ranks a host of the groups that it is for; None for all.
+            algorithm: A name, with parameters as in `double_tree pieces=16`.
+            world: Ranks of the groups that it is for; None for all.
+            local: Ranks a host of the groups that it is for; None for all.
 
         Raises:
             ScheduleError: an unknown word, or an algorithm that cannot serve this.
@@ -166,14 +167,14 @@ class Choices:
         return Choices((mine, *(part for row in self.rows for part in row.without(mine))))
 
     def __or__(self, other: Choices) -> Choices:
-        """The rows of this table, then those of the other for what this one leaves open."""
+        """Return the rows of this table, then those of the other for what this one leaves open."""
         rows = list(other.rows)
         for mine in self.rows:
             rows = [part for row in rows for part in row.without(mine)]
         return Choices((*self.rows, *rows))
 
     def pick(self, kind: str, world: int, nbytes: int, *, local: int = 1) -> Choice:
-        """The row for an operation.
+        """Return the row for an operation.
 
         Raises:
             ScheduleError: no row covers it.
@@ -194,7 +195,7 @@ class Choices:
 
 
 def _fastest(times: Mapping[str, Mapping[int, float]], size: int) -> str:
-    """The label with the least time; the first of equal ones."""
+    """Return the label with the least time; the first of equal ones."""
     return min(times, key=lambda label: times[label][size])
 
 

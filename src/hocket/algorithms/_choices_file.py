@@ -30,7 +30,7 @@ _NAMES: Final = {"start": "from_nbytes", "stop": "below_nbytes", "nbytes": "at_n
 
 
 def to_toml(choices: Choices) -> str:
-    """Writes a table; what is None is left out. `from_toml` reads it back to an equal one."""
+    """Write a table; what is None is left out. `from_toml` reads it back to an equal one."""
     lines = ["# Which algorithm carries out which collective; the first row that covers an operation is used."]
     for row in choices.rows:
         lines += ["", "[[choice]]"]
@@ -42,7 +42,7 @@ def to_toml(choices: Choices) -> str:
 
 
 def from_toml(text: str) -> Choices:
-    """Reads a table.
+    """Read a table.
 
     Raises:
         ScheduleError: no TOML, or with the path in the document of what is not understood.

@@ -8,18 +8,18 @@ import numpy as np
 
 from hocket.schedule import Collective, Schedule, Step
 
-from ._algorithm import Form, algorithm
+from ._algorithm import ClosedForm, algorithm
 from ._steps import mirrored, rounds, wrapped
 
 
-def _form(collective: Collective) -> Form:
+def _form(collective: Collective) -> ClosedForm:
     p, kind = collective.world, collective.kind
     part, phases = Fraction(p - 1, p), 2 if kind == "all_reduce" else 1
-    return Form(phases * rounds(p), phases * part, phases * part, part * (kind != "all_gather"))
+    return ClosedForm(phases * rounds(p), phases * part, phases * part, part * (kind != "all_gather"))
 
 
 def gathering(p: int) -> list[Step]:
-    """The all_gather of p ranks and blocks: with d blocks from its own on, rank r sends them to rank r - d."""
+    """Return the all_gather of p ranks and blocks: with d blocks from its own on, rank r sends them to rank r - d."""
     rank, steps = np.arange(p), []
     for k in range(rounds(p)):
         distance = 1 << k
@@ -36,7 +36,7 @@ def gathering(p: int) -> list[Step]:
     form=_form,
 )
 def circulant(collective: Collective) -> Schedule:
-    """Builds ceil(log2 world) steps a phase that move the fewest bytes, for any world.
+    """Build ceil(log2 world) steps a phase that move the fewest bytes, for any world.
 
     reduce_scatter is all_gather backwards: a block is collected along the tree on which it would spread.
     """

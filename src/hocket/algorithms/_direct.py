@@ -9,25 +9,25 @@ from numpy.typing import NDArray
 
 from hocket.schedule import KINDS, Collective, Schedule, Step
 
-from ._algorithm import Form, algorithm
+from ._algorithm import ClosedForm, algorithm
 from ._steps import mirrored
 
 _SOURCE = "NVIDIA, Scaling deep learning training, Hot Chips 2020 tutorial: one-shot and two-phase all-reduce"
 
 
-def _one_shot_form(collective: Collective) -> Form:
+def _one_shot_form(collective: Collective) -> ClosedForm:
     others = Fraction(collective.world - 1)
-    return Form(1, others, others, others, messages=collective.world - 1)
+    return ClosedForm(1, others, others, others, messages=collective.world - 1)
 
 
 @algorithm(title="One-shot direct", source=_SOURCE, kinds=("all_reduce", "barrier"), form=_one_shot_form, planned=())
 def one_shot(collective: Collective) -> Schedule:
-    """Builds one step in which every rank sends its whole vector to every other: the fewest latencies, most bytes."""
+    """Build one step in which every rank sends its whole vector to every other: the fewest latencies, most bytes."""
     source, destination = _pairs(collective.world)
     return Schedule("one_shot", collective, 1, (Step.of(source, destination, reduce=True),))
 
 
-def _form(collective: Collective) -> Form:
+def _form(collective: Collective) -> ClosedForm:
     p, kind = collective.world, collective.kind
     part, others = Fraction(p - 1, p), Fraction(p - 1)
     none = Fraction(0)
@@ -43,12 +43,12 @@ def _form(collective: Collective) -> Form:
         "barrier": (others, others, others),
     }[kind]
     phases = 2 if kind == "all_reduce" else 1
-    return Form(phases, sent, wire, reduced, messages=phases * (p - 1))
+    return ClosedForm(phases, sent, wire, reduced, messages=phases * (p - 1))
 
 
 @algorithm(title="Direct", source=_SOURCE, kinds=KINDS, form=_form, planned=())
 def direct(collective: Collective) -> Schedule:
-    """Builds the schedule that serves every collective: whoever has a part sends it to whoever needs it.
+    """Build the schedule that serves every collective: whoever has a part sends it to whoever needs it.
 
     all_reduce has two phases: part j of every rank goes to rank j, which sends the reduced part to all.
     """
@@ -73,6 +73,6 @@ def direct(collective: Collective) -> Schedule:
 
 
 def _pairs(p: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """All ordered pairs of different ranks; at offset k every rank r comes with r + k, so no receiver is hit first."""
+    """Return all ordered pairs of different ranks; at offset k rank r comes with r + k: no receiver is hit first."""
     offset, rank = np.meshgrid(np.arange(1, p), np.arange(p), indexing="ij")
     return rank.ravel(), ((rank + offset) % p).ravel()

@@ -8,7 +8,7 @@ import numpy as np
 
 from hocket.schedule import Collective, Schedule, Step
 
-from ._algorithm import Form, algorithm
+from ._algorithm import ClosedForm, algorithm
 
 
 def _factors(number: int) -> list[int]:
@@ -21,10 +21,10 @@ def _factors(number: int) -> list[int]:
     return found
 
 
-def _form(collective: Collective) -> Form:
+def _form(collective: Collective) -> ClosedForm:
     factors = _factors(collective.world)
     told = sum(factors) - len(factors)
-    return Form(len(factors), Fraction(told), Fraction(told), Fraction(told), messages=told)
+    return ClosedForm(len(factors), Fraction(told), Fraction(told), Fraction(told), messages=told)
 
 
 @algorithm(
@@ -34,7 +34,7 @@ def _form(collective: Collective) -> Form:
     form=_form,
 )
 def dissemination(collective: Collective) -> Schedule:
-    """Builds one step for each prime factor f of the world's size, in which a rank tells f - 1 others.
+    """Build one step for each prime factor f of the world's size, in which a rank tells f - 1 others.
 
     With 2 in every step a rank may hear of others twice, which does a barrier no harm; with the factors each window is
     filled exactly. Sums would be exact too, but every rank would add in another order and get other bits, so it is not

@@ -9,28 +9,28 @@ from numpy.typing import NDArray
 
 from hocket.schedule import Collective, Schedule, Step
 
-from ._algorithm import Form, algorithm
+from ._algorithm import ClosedForm, algorithm
 from ._steps import piece_limit, pipelined, rounds
 
 
-def _form(collective: Collective, *, pieces: int = 1) -> Form:
+def _form(collective: Collective, *, pieces: int = 1) -> ClosedForm:
     """`wire`, `reduced` and `messages` are bounds from above, equal for one piece and an even world."""
     p, depth = collective.world, rounds(collective.world)
     steps = 2 * depth + pieces - 1
     if p == 2:
-        return Form(steps, Fraction(1), Fraction(1), Fraction(1, 2))
+        return ClosedForm(steps, Fraction(1), Fraction(1), Fraction(1, 2))
     if p == 3:  # two chains with their middles and leaves at different ranks
         wire = min(Fraction(2), Fraction(3 * (pieces + 1), 2 * pieces))
-        return Form(steps, Fraction(3, 2), wire, Fraction(1), messages=2 * (pieces + 1))
+        return ClosedForm(steps, Fraction(3, 2), wire, Fraction(1), messages=2 * (pieces + 1))
     # Inner ranks send a half up, two down, and one as a leaf of the other tree: 2 S while the pipeline is full.
     # Each of 2 depth - 3 further steps, in which it fills or drains, passes two pieces of a half, to or from children.
     drain = Fraction(2 * depth - 3, pieces)
     messages = 4 * pieces + 2 * (2 * depth - 3)
-    return Form(steps, Fraction(2), 2 + drain, 1 + drain / 2, messages=messages)
+    return ClosedForm(steps, Fraction(2), 2 + drain, 1 + drain / 2, messages=messages)
 
 
 def double_tree_parents(world: int) -> NDArray[np.int64]:
-    """The parents of every rank in both trees, -1 at the root.
+    """Return the parents of every rank in both trees, -1 at the root.
 
     In the first, the parent of r with lowest set bit b is r with b cleared and 2b set, or r with b cleared if there is
     no such rank. The second is its mirror image for an even world, and the first shifted by one rank for an odd one.
@@ -68,11 +68,11 @@ def _depths(parent: NDArray[np.int64]) -> NDArray[np.int64]:
     variants=({}, *({"pieces": pieces} for pieces in (4, 16, 64))),
 )
 def double_tree(collective: Collective, *, pieces: int = 1) -> Schedule:
-    """Builds the two trees: up with reduction, then down with copies.
+    """Build the two trees: up with reduction, then down with copies.
 
     Args:
-        collective: all_reduce of any world.
-        pieces: into how many pieces the half of each tree is cut; they follow each other through the levels.
+        collective: An all_reduce of any world.
+        pieces: Number of pieces that the half of each tree is cut into; they follow each other through the levels.
     """
     p, deepest = collective.world, rounds(collective.world)
     parents = double_tree_parents(p)

@@ -9,16 +9,16 @@ from numpy.typing import NDArray
 
 from hocket.schedule import Collective, Schedule, Step
 
-from ._algorithm import Form, algorithm
+from ._algorithm import ClosedForm, algorithm
 from ._steps import mirrored, power_below, relabelled
 
 
-def _form(collective: Collective, *, order: str = "halving") -> Form:
+def _form(collective: Collective, *, order: str = "halving") -> ClosedForm:
     p, q = collective.world, power_below(collective.world)
     levels, fold, window = q.bit_length() - 1, int(p > q), Fraction(q - 1, q)
     if collective.kind != "all_reduce":
-        return Form(levels, window, window, window * (collective.kind == "reduce_scatter"))
-    return Form(2 * (levels + fold), 2 * window + fold, 2 * (window + fold), window + fold)
+        return ClosedForm(levels, window, window, window * (collective.kind == "reduce_scatter"))
+    return ClosedForm(2 * (levels + fold), 2 * window + fold, 2 * (window + fold), window + fold)
 
 
 def _limit(collective: Collective, *, order: str = "halving") -> str | None:
@@ -31,7 +31,7 @@ def _limit(collective: Collective, *, order: str = "halving") -> str | None:
 
 
 def halving(p: int, order: str) -> list[Step]:
-    """The reduce_scatter of p = 2^n ranks over p chunks that windows make contiguous.
+    """Return the reduce_scatter of p = 2^n ranks over p chunks that windows make contiguous.
 
     With order "halving" the distance is p/2, p/4 .. 1 (the largest message travels farthest) and rank r ends with
     chunk r. With "doubling" it is 1, 2 .. p/2 and rank r ends with the chunk whose number is r's bits reversed.
@@ -48,7 +48,7 @@ def halving(p: int, order: str) -> list[Step]:
 
 
 def bits_reversed(p: int) -> NDArray[np.int64]:
-    """The numbers 0 to p - 1 = 2^n - 1, each with its n bits in reverse."""
+    """Return the numbers 0 to p - 1 = 2^n - 1, each with its n bits in reverse."""
     number, turned = np.arange(p), np.zeros(p, np.int64)
     for bit in range(p.bit_length() - 1):
         turned = turned << 1 | number >> bit & 1
@@ -63,14 +63,14 @@ def bits_reversed(p: int) -> NDArray[np.int64]:
     limit=_limit,
 )
 def halving_doubling(collective: Collective, *, order: str = "halving") -> Schedule:
-    """Builds it in either order of distances.
+    """Build it in either order of distances.
 
     all_reduce serves any world: ranks above the largest power of two give to a partner before, and get it back after.
     reduce_scatter and all_gather are for powers of two; in order "doubling" they take some world^2 transfers.
 
     Args:
-        collective: all_reduce, reduce_scatter or all_gather.
-        order: of the distances while halving, "halving" (p/2 .. 1) or "doubling" (1 .. p/2); back in reverse.
+        collective: An all_reduce, reduce_scatter or all_gather.
+        order: Order of the distances while halving, "halving" (p/2 .. 1) or "doubling" (1 .. p/2); back in reverse.
     """
     p, q = collective.world, power_below(collective.world)
     if collective.kind != "all_reduce":

@@ -9,13 +9,13 @@ from numpy.typing import NDArray
 
 from hocket.schedule import Collective, Schedule
 
-from ._algorithm import Form, algorithm
+from ._algorithm import ClosedForm, algorithm
 from ._halving_doubling import bits_reversed, halving
 from ._steps import mirrored, placed, power_below, relabelled
 
 
 def _shape(world: int, upper: int | None, ports: int | None) -> tuple[int, int]:
-    """(upper, ports); by default the squarest that the world fills, with no more ports than upper switches."""
+    """Return (upper, ports); by default the squarest that the world fills, with no more ports than upper switches."""
     if upper is None and ports is None:
         ports = 1 << ((world.bit_length() - 2) // 2)
     if upper is None:
@@ -27,10 +27,10 @@ def _shape(world: int, upper: int | None, ports: int | None) -> tuple[int, int]:
 
 def _form(
     collective: Collective, *, upper: int | None = None, ports: int | None = None, order: str = "halving"
-) -> Form:
+) -> ClosedForm:
     p, kind = collective.world, collective.kind
     part, phases = Fraction(p - 1, p), 2 if kind == "all_reduce" else 1
-    return Form(phases * (p.bit_length() - 1), phases * part, phases * part, part * (kind != "all_gather"))
+    return ClosedForm(phases * (p.bit_length() - 1), phases * part, phases * part, part * (kind != "all_gather"))
 
 
 def _limit(
@@ -48,7 +48,7 @@ def _limit(
 
 
 def hdrm_places(upper: int, ports: int) -> NDArray[np.int64]:
-    """Which physical rank plays each rank of halving-doubling.
+    """Return which physical rank plays each rank of halving-doubling.
 
     Physical ranks are in the order of the BiGraph: the slots of upper switch 0, of upper switch 1 .., then of the
     lower ones. Rank r = v * 2 * upper + 2 * i + b, with slot v, stands at upper switch (i + v) mod upper if the number
@@ -78,14 +78,14 @@ def hdrm_places(upper: int, ports: int) -> NDArray[np.int64]:
 def hdrm(
     collective: Collective, *, upper: int | None = None, ports: int | None = None, order: str = "halving"
 ) -> Schedule:
-    """Builds halving-doubling with the ranks where the BiGraph gives each flow of a step its own link.
+    """Build halving-doubling with the ranks where the BiGraph gives each flow of a step its own link.
 
     Args:
-        collective: all_reduce of `2 * upper * ports` ranks in the physical order of the BiGraph (see `hdrm_places`);
+        collective: An all_reduce of `2 * upper * ports` ranks in the physical order of the BiGraph (see `hdrm_places`);
             reduce_scatter and all_gather, with some world^2 transfers.
-        upper: upper switches, as many as lower ones, a power of two.
-        ports: ranks at each switch, a power of two; up to `upper` of them have links of their own.
-        order: of the distances, as for `halving_doubling`.
+        upper: Upper switches, as many as lower ones, a power of two.
+        ports: Ranks at each switch, a power of two; up to `upper` of them have links of their own.
+        order: Order of the distances, as for `halving_doubling`.
     """
     p, kind = collective.world, collective.kind
     place = hdrm_places(*_shape(p, upper, ports))

@@ -8,7 +8,7 @@ import numpy as np
 
 from hocket.schedule import Collective, Schedule, Step
 
-from ._algorithm import Algorithm, Form, algorithm
+from ._algorithm import Algorithm, ClosedForm, algorithm
 from ._binomial import binomial
 from ._circulant import circulant
 from ._direct import direct
@@ -30,13 +30,13 @@ def _hosts(collective: Collective, local: int, between: str) -> str | None:
     return None
 
 
-def _leaders_form(collective: Collective, *, local: int = 1, between: str = "halving_doubling") -> Form:
+def _leaders_form(collective: Collective, *, local: int = 1, between: str = "halving_doubling") -> ClosedForm:
     hosts, kind = collective.world // local, collective.kind
     rooted = collective.rooted
     far = (binomial if rooted else _BETWEEN[between]).form(Collective(kind if rooted else "all_reduce", hosts))
     ways = 1 if rooted else 2  # inside a host: to the leader or from it, or both
     others = Fraction(local - 1)
-    return Form(
+    return ClosedForm(
         far.steps + ways,
         Fraction(1) if kind == "reduce" else far.sent + others,
         far.wire + ways * others,
@@ -61,13 +61,13 @@ def _leaders_limit(collective: Collective, *, local: int = 1, between: str = "ha
     planned=(),
 )
 def leaders(collective: Collective, *, local: int = 1, between: str = "halving_doubling") -> Schedule:
-    """Builds: to the leader of each host, between the leaders, and back; fewest messages between hosts.
+    """Build: to the leader of each host, between the leaders, and back; fewest messages between hosts.
 
     Args:
-        collective: of hosts with `local` ranks each, those of a host one after the other. The root is the leader of
-            its host, elsewhere the first rank is.
-        local: ranks a host.
-        between: the all_reduce of the leaders; broadcast and reduce use a binomial tree.
+        collective: Contract of hosts with `local` ranks each, those of a host one after the other. The root is
+            the leader of its host, elsewhere the first rank is.
+        local: Ranks a host.
+        between: The all_reduce of the leaders; broadcast and reduce use a binomial tree.
     """
     p, root, kind = collective.world, collective.root, collective.kind
     hosts = p // local
@@ -93,11 +93,11 @@ def leaders(collective: Collective, *, local: int = 1, between: str = "halving_d
 
 def _rails_form(
     collective: Collective, *, local: int = 1, inside: str = "direct", between: str = "halving_doubling"
-) -> Form:
+) -> ClosedForm:
     near, far = (
         one.form(Collective(collective.kind, size)) for one, size in _levels(collective, local, inside, between)
     )
-    return Form(
+    return ClosedForm(
         near.steps + far.steps,
         near.sent + far.sent / local,
         near.wire + far.wire / local,
@@ -135,16 +135,16 @@ def _levels(collective: Collective, local: int, inside: str, between: str) -> li
 def rails(
     collective: Collective, *, local: int = 1, inside: str = "direct", between: str = "halving_doubling"
 ) -> Schedule:
-    """Builds: reduce_scatter within hosts, all_reduce of each part between the ranks of one place, all_gather back.
+    """Build: reduce_scatter within hosts, all_reduce of each part between the ranks of one place, all_gather back.
 
     The ranks of all places work at once, each over its own NIC (rail) and with 1/local of the data. reduce_scatter
     and all_gather are its halves, with some world^2 transfers.
 
     Args:
-        collective: of hosts with `local` ranks each, those of a host one after the other.
-        local: ranks a host.
-        inside: algorithm within hosts, direct or ring.
-        between: algorithm between hosts; one that serves their number.
+        collective: Contract of hosts with `local` ranks each, those of a host one after the other.
+        local: Ranks a host.
+        inside: Algorithm within hosts, direct or ring.
+        between: Algorithm between hosts; one that serves their number.
     """
     kind, hosts = collective.kind, collective.world // local
     host_major = np.arange(collective.world).reshape(hosts, local)

@@ -8,16 +8,18 @@ import numpy as np
 
 from hocket.schedule import Collective, Schedule, Step
 
-from ._algorithm import Form, algorithm
+from ._algorithm import ClosedForm, algorithm
 from ._steps import power_below
 
 
-def _form(collective: Collective) -> Form:
+def _form(collective: Collective) -> ClosedForm:
     p, q = collective.world, power_below(collective.world)
     levels, folds = q.bit_length() - 1, int(p > q)
     if collective.kind == "all_gather":
-        return Form(levels, Fraction(p - 1, p), Fraction(p - 1, p))
-    return Form(levels + 2 * folds, Fraction(levels + folds), Fraction(levels + 2 * folds), Fraction(levels + folds))
+        return ClosedForm(levels, Fraction(p - 1, p), Fraction(p - 1, p))
+    return ClosedForm(
+        levels + 2 * folds, Fraction(levels + folds), Fraction(levels + 2 * folds), Fraction(levels + folds)
+    )
 
 
 def _limit(collective: Collective) -> str | None:
@@ -35,7 +37,7 @@ def _limit(collective: Collective) -> str | None:
     limit=_limit,
 )
 def recursive_doubling(collective: Collective) -> Schedule:
-    """Builds it for any world; ranks above the largest power of two give to a partner before, and get it back after.
+    """Build it for any world; ranks above the largest power of two give to a partner before, and get it back after.
 
     all_gather, whose windows double, is for powers of two.
     """

@@ -49,12 +49,12 @@ REGISTRY: Final[dict[str, Algorithm]] = {
 
 
 def algorithms() -> tuple[Algorithm, ...]:
-    """All algorithms, in the order of the registry."""
+    """Return all algorithms, in the order of the registry."""
     return tuple(REGISTRY.values())
 
 
 def get(name: str) -> Algorithm:
-    """The algorithm of that name.
+    """Return the algorithm of that name.
 
     Raises:
         ScheduleError: there is none; the message lists those that there are.
@@ -84,11 +84,11 @@ def planned(collective: Collective, local: int = 1) -> tuple[tuple[Algorithm, di
 
 
 def candidates(collective: Collective, *, in_network: bool = False) -> tuple[Algorithm, ...]:
-    """The algorithms that serve a collective with their default parameters; there is always one.
+    """Return the algorithms that serve a collective with their default parameters; there is always one.
 
     Args:
-        collective: any.
-        in_network: whether there are switches that reduce, so that those that need them are among the candidates.
+        collective: Any contract.
+        in_network: Whether there are switches that reduce, so that those that need them are among the candidates.
     """
     usable = (one for one in REGISTRY.values() if in_network or not one.in_network)
     return tuple(one for one in usable if one.serves(collective) is None)

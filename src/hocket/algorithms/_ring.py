@@ -11,16 +11,16 @@ from numpy.typing import ArrayLike, NDArray
 
 from hocket.schedule import Collective, Schedule, ScheduleError, Step
 
-from ._algorithm import Form, algorithm
+from ._algorithm import ClosedForm, algorithm
 
 
-def _form(collective: Collective, *, rings: int = 1, orders: ArrayLike | None = None) -> Form:
+def _form(collective: Collective, *, rings: int = 1, orders: ArrayLike | None = None) -> ClosedForm:
     p, kind = collective.world, collective.kind
     phase = Fraction(p - 1, p)
     phases = 2 if kind == "all_reduce" else 1
     distinct = len(_strides(p)) if orders is None else p - 1  # neighbours that rings can have
     around = rings if orders is None else len(np.atleast_2d(np.asarray(orders)))
-    return Form(
+    return ClosedForm(
         phases * (p - 1),
         phases * phase,
         phases * phase,
@@ -34,7 +34,7 @@ def _limit(collective: Collective, *, rings: int = 1, orders: ArrayLike | None =
 
 
 def _strides(p: int) -> list[int]:
-    """Those that visit all ranks."""
+    """Return the strides that visit all ranks."""
     return [stride for stride in range(1, p) if gcd(stride, p) == 1]
 
 
@@ -50,7 +50,7 @@ def _orders(p: int, rings: int, orders: ArrayLike | None) -> NDArray[np.int64]:
 
 
 def _around(home: NDArray[np.int64], order: NDArray[np.int64], first: int, *, reduce: bool) -> Sequence[Step]:
-    """The p - 1 steps; in step k place i of every ring passes on the part that is at home at place i + first - k."""
+    """Return the p - 1 steps; in step k place i of every ring passes on the part at home at place i + first - k."""
     rings, p = order.shape
     source, destination, lane = order, np.roll(order, -1, axis=1), np.arange(rings)[:, None]
     stride = np.unique((np.roll(home, -1, axis=1) - home) % p)
@@ -73,11 +73,11 @@ def _around(home: NDArray[np.int64], order: NDArray[np.int64], first: int, *, re
     along_hosts=True,
 )
 def ring(collective: Collective, *, rings: int = 1, orders: ArrayLike | None = None) -> Schedule:
-    """Builds the ring; the chunks of all_reduce are numbered as in MSCCL's ring.
+    """Build the ring; the chunks of all_reduce are numbered as in MSCCL's ring.
 
     Args:
-        collective: all_reduce, reduce_scatter or all_gather of any world.
-        rings: number of rings over different orders of the ranks, each of which carries 1/rings of the data.
+        collective: An all_reduce, reduce_scatter or all_gather of any world.
+        rings: Number of rings over different orders of the ranks, each of which carries 1/rings of the data.
         orders: `(rings, world)`, the ranks along each ring; by default strides without a divisor in common with the
             world's size (repeated if there are not enough of them).
 

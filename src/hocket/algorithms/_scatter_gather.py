@@ -8,18 +8,18 @@ import numpy as np
 
 from hocket.schedule import Collective, Schedule
 
-from ._algorithm import Form, algorithm
+from ._algorithm import ClosedForm, algorithm
 from ._binomial import largest_subtree, scattering
 from ._circulant import gathering
 from ._steps import mirrored, placed, rounds
 
 
-def _form(collective: Collective) -> Form:
+def _form(collective: Collective) -> ClosedForm:
     p = collective.world
     part, steps = Fraction(p - 1, p), 2 * rounds(p)
     if collective.kind == "reduce":
-        return Form(steps, part + Fraction(largest_subtree(p), p), 2 * part, part)
-    return Form(steps, 2 * part, 2 * part)
+        return ClosedForm(steps, part + Fraction(largest_subtree(p), p), 2 * part, part)
+    return ClosedForm(steps, 2 * part, 2 * part)
 
 
 @algorithm(
@@ -29,7 +29,7 @@ def _form(collective: Collective) -> Form:
     form=_form,
 )
 def scatter_gather(collective: Collective) -> Schedule:
-    """Builds a broadcast of a binomial scatter and a circulant all_gather, for any world and root.
+    """Build a broadcast of a binomial scatter and a circulant all_gather, for any world and root.
 
     reduce is its mirror image: reduce_scatter and gather.
     """

@@ -13,7 +13,7 @@ _RANGE: Final = re.compile(rf"(<|<=|>=|>)\s*{_SIZE}|{_SIZE}\s*-\s*{_SIZE}|\*")
 
 
 def parse_range(text: str) -> tuple[int, int | None]:
-    """Reads a range of sizes as bytes `(start, stop)`, the end not included, or None for no end.
+    """Read a range of sizes as bytes `(start, stop)`, the end not included, or None for no end.
 
     Raises:
         ScheduleError: what is no range, no size, or an empty range.
@@ -49,7 +49,7 @@ def format_size(nbytes: int) -> str:
 
 
 def format_range(start: int, stop: int | None) -> str:
-    """Writes a range so that `parse_range` reads it."""
+    """Write a range so that `parse_range` reads it."""
     if stop is None:
         return f">={format_size(start)}" if start else "*"
     return f"{format_size(start)}-{format_size(stop)}" if start else f"<{format_size(stop)}"

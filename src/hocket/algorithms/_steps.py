@@ -12,7 +12,7 @@ from hocket.schedule import Collective, Step
 
 
 def power_below(number: int) -> int:
-    """The largest power of two that is not above `number`."""
+    """Return the largest power of two that is not above `number`."""
     return 1 << (number.bit_length() - 1)
 
 
@@ -22,7 +22,7 @@ def rounds(world: int) -> int:
 
 
 def mirrored(steps: Sequence[Step], *, reduce: bool) -> list[Step]:
-    """The steps backwards in time with every transfer turned around.
+    """Return the steps backwards in time with every transfer turned around.
 
     A broadcast becomes a reduce, an all_gather a reduce_scatter, a scatter a gather (with `reduce=False`): the tree
     along which a block spreads is the tree along which it is collected. Repeated steps must not wrap around.
@@ -42,14 +42,14 @@ def mirrored(steps: Sequence[Step], *, reduce: bool) -> list[Step]:
 
 
 def joined(steps: Iterable[Step]) -> Step:
-    """The transfers of several steps as one step."""
+    """Return the transfers of several steps as one step."""
     parts = list(steps)
     columns = [np.concatenate([part.columns[i] for part in parts]) for i in range(5)]
     return Step.of(*columns[:4], reduce=columns[4])
 
 
 def side_by_side(*lanes: Sequence[Step]) -> list[Step]:
-    """Step k of every lane as one step, as long as there are lanes that go on; no step of them may repeat."""
+    """Return step k of every lane as one step, as long as there are lanes that go on; no step of them may repeat."""
     assert all(step.repeat == 1 for lane in lanes for step in lane)
     return [joined(step for step in level if step is not None) for level in zip_longest(*lanes)]
 
@@ -57,14 +57,14 @@ def side_by_side(*lanes: Sequence[Step]) -> list[Step]:
 def placed(
     steps: Sequence[Step], ranks: ArrayLike, chunk: ArrayLike = 0, *, scale: int = 1, chunks: int = 0
 ) -> list[Step]:
-    """The steps of a small group, done by several groups at once, on some of the chunks.
+    """Return the steps of a small group, done by several groups at once, on some of the chunks.
 
     Args:
-        steps: of ranks 0 to k-1.
+        steps: Steps of ranks 0 to k-1.
         ranks: `(groups, k)`; who plays each of them.
         chunk: `(groups,)`; the chunk of the large schedule at which chunk 0 of each group is.
-        scale: how many chunks of the large schedule one of the small schedule is.
-        chunks: of the small schedule; needed if steps repeat, since they wrap around there.
+        scale: How many chunks of the large schedule one of the small schedule is.
+        chunks: Chunks of the small schedule; needed if steps repeat, since they wrap around there.
     """
     player = np.atleast_2d(np.asarray(ranks))
     offset = np.broadcast_to(np.asarray(chunk), player.shape[:1])[:, None]
@@ -82,7 +82,7 @@ def placed(
 
 
 def relabelled(steps: Sequence[Step], place: NDArray[np.int64]) -> list[Step]:
-    """The steps with chunk c in the place of `place[c]`; ranges become single chunks. No step may repeat."""
+    """Return the steps with chunk c in the place of `place[c]`; ranges become single chunks. No step may repeat."""
     assert all(step.repeat == 1 for step in steps)
     renamed = []
     for step in steps:
@@ -97,7 +97,7 @@ def relabelled(steps: Sequence[Step], place: NDArray[np.int64]) -> list[Step]:
 def wrapped(
     source: ArrayLike, destination: ArrayLike, start: ArrayLike, length: ArrayLike, chunks: int, *, reduce: bool
 ) -> Step:
-    """A step of ranges that go on at chunk 0 after the last; such a range is two transfers."""
+    """Return a step of ranges that go on at chunk 0 after the last; such a range is two transfers."""
     columns = np.broadcast_arrays(np.atleast_1d(source), destination, np.asarray(start) % chunks, length)
     first, last, begin, size = (np.asarray(column, np.int64) for column in columns)
     over = begin + size - chunks
@@ -112,7 +112,7 @@ def wrapped(
 
 
 def piece_limit(collective: Collective, *, pieces: int = 1) -> str | None:
-    """Why a vector cannot be cut into so many pieces that follow each other; None if it can."""
+    """Return why a vector cannot be cut into so many pieces that follow each other; None if it can."""
     if pieces < 1:
         return f"pieces={pieces}; give 1 or more"
     if pieces > 1 and collective.kind in ("gather", "scatter"):
@@ -121,7 +121,7 @@ def piece_limit(collective: Collective, *, pieces: int = 1) -> str | None:
 
 
 def pipelined(stages: Sequence[Step], pieces: int) -> list[Step]:
-    """Cuts every chunk in `pieces` and sends them one behind the other through the stages.
+    """Cut every chunk in `pieces` and send them one behind the other through the stages.
 
     In step t, stage s moves piece t - s. While all stages are busy the steps differ by the piece only, and are stored
     once. Transfers of the stages must be of one chunk each.

@@ -10,25 +10,25 @@ import numpy as np
 
 from hocket.schedule import Collective, Schedule, Step
 
-from ._algorithm import Form, algorithm
+from ._algorithm import ClosedForm, algorithm
 from ._ring import ring
 from ._steps import placed, side_by_side
 
 
 def _dims(world: int, dims: Sequence[int] | None) -> tuple[int, ...]:
-    """The dimensions; by default the squarest two."""
+    """Return the dimensions; by default the squarest two."""
     if dims is not None:
         return tuple(dims)
     rows = max(a for a in range(1, isqrt(world) + 1) if world % a == 0)
     return rows, world // rows
 
 
-def _form(collective: Collective, *, dims: Sequence[int] | None = None, at_once: bool = False) -> Form:
+def _form(collective: Collective, *, dims: Sequence[int] | None = None, at_once: bool = False) -> ClosedForm:
     p, kind = collective.world, collective.kind
     around = sum(size - 1 for size in _dims(p, dims))
     part, phases = Fraction(p - 1, p), 2 if kind == "all_reduce" else 1
     lanes = sum(size > 1 for size in _dims(p, dims)) if at_once else 1
-    return Form(
+    return ClosedForm(
         phases * around,
         phases * part,
         phases * part,
@@ -47,7 +47,7 @@ def _limit(collective: Collective, *, dims: Sequence[int] | None = None, at_once
 
 
 def _phase(sizes: tuple[int, ...], kind: str) -> list[Step]:
-    """The reduce_scatter or all_gather of a torus, rank r with chunk r, in row-major order.
+    """Return the reduce_scatter or all_gather of a torus, rank r with chunk r, in row-major order.
 
     After the ring along dimension j a rank has the chunks of all ranks whose first j + 1 coordinates are its own.
     """
@@ -72,13 +72,13 @@ def _phase(sizes: tuple[int, ...], kind: str) -> list[Step]:
     planned=(),
 )
 def torus(collective: Collective, *, dims: Sequence[int] | None = None, at_once: bool = False) -> Schedule:
-    """Builds reduce_scatter along each dimension and all_gather back; ranks are in row-major order.
+    """Build reduce_scatter along each dimension and all_gather back; ranks are in row-major order.
 
     Args:
-        collective: all_reduce, reduce_scatter or all_gather of any world.
-        dims: sizes of the dimensions, two, three or more; their product is the world's size. By default the squarest
+        collective: An all_reduce, reduce_scatter or all_gather of any world.
+        dims: Sizes of the dimensions, two, three or more; their product is the world's size. By default the squarest
             two, which for a prime number of ranks is a ring.
-        at_once: cuts the vector of all_reduce in as many parts as there are dimensions; each starts along another
+        at_once: Cuts the vector of all_reduce in as many parts as there are dimensions; each starts along another
             one, so that all links work all the time.
     """
     sizes = _dims(collective.world, dims)

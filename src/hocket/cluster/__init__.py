@@ -5,6 +5,7 @@ algorithms and fabric read it.
 """
 
 from ._catalogue import CATALOGUE as CATALOGUE
+from ._catalogue import load as load
 from ._catalogue import preset as preset
 from ._catalogue import preset_text as preset_text
 from ._cluster import KINDS as KINDS
@@ -18,15 +19,15 @@ from ._document import to_toml as to_toml
 from ._draw import describe as describe
 from ._draw import draw_svg as draw_svg
 from ._errors import ClusterError as ClusterError
-from ._load import load as load
 from ._measured import MeasuredRank as MeasuredRank
-from ._measured import Ping as Ping
+from ._measured import PingFit as PingFit
 from ._measured import fit_ping as fit_ping
 from ._measured import from_measurements as from_measurements
 from ._routes import Routes as Routes
 from ._servers import SERVERS as SERVERS
 from ._topologies import TOPOLOGIES as TOPOLOGIES
 from ._tree import AggregationTree as AggregationTree
+from ._tree import aggregation_tree as aggregation_tree
 
 __all__ = [
     "CATALOGUE",
@@ -38,9 +39,10 @@ __all__ = [
     "Cluster",
     "ClusterError",
     "MeasuredRank",
-    "Ping",
+    "PingFit",
     "Reduction",
     "Routes",
+    "aggregation_tree",
     "build",
     "describe",
     "draw_svg",

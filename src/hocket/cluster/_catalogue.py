@@ -1,19 +1,20 @@
 """Clusters that are known by name; their TOML files stand in `presets/`, with the source of every figure."""
 
+from difflib import get_close_matches
 from importlib.resources import files
+from pathlib import Path
 
 from ._cluster import Cluster
-from ._document import from_toml
+from ._document import from_spec, from_toml, read
 from ._errors import ClusterError
-
-__all__ = ["CATALOGUE", "preset", "preset_text"]
+from ._topologies import TOPOLOGIES
 
 CATALOGUE = ("closet", "eflops-like", "laptop", "lassen", "selene-like", "sharp-1500", "summit")
 """The names, in order."""
 
 
 def preset_text(name: str) -> str:
-    """The TOML document of a cluster of the catalogue, with its comments.
+    """Return the TOML document of a cluster of the catalogue, with its comments.
 
     Raises:
         ClusterError: if there is none of this name.
@@ -24,9 +25,33 @@ def preset_text(name: str) -> str:
 
 
 def preset(name: str) -> Cluster:
-    """A cluster of the catalogue.
+    """Return a cluster of the catalogue.
 
     Raises:
         ClusterError: if there is none of this name.
     """
     return from_toml(preset_text(name))
+
+
+def load(text: str) -> Cluster:
+    """Return the cluster that is meant.
+
+    Args:
+        text: A name of the catalogue (`lassen`), a spec (`star:hosts=8,bandwidth=100Gbit/s`), or a TOML file's path.
+
+    Raises:
+        ClusterError: if it is none of them, or what it describes is wrong.
+    """
+    if text in CATALOGUE:
+        return preset(text)
+    if text.partition(":")[0] in TOPOLOGIES:
+        return from_spec(text)
+    if text.endswith(".toml") or Path(text).is_file():
+        return read(Path(text))
+    known = [*CATALOGUE, *TOPOLOGIES]
+    near = get_close_matches(text.partition(":")[0], known, n=1)
+    hint = f"; did you mean {near[0]}?" if near else "."
+    raise ClusterError(
+        f"{text!r} is no cluster{hint} Give a name of the catalogue ({', '.join(CATALOGUE)}), a spec such as "
+        f"star:hosts=8 ({', '.join(TOPOLOGIES)}), or the path of a .toml file"
+    )

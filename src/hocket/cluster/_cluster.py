@@ -1,6 +1,6 @@
 """`Cluster`: a directed graph of devices, hosts, NICs, switches and links, with the ways through it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -10,9 +10,6 @@ from numpy.typing import NDArray
 from ._errors import ClusterError, NoSuchNodeError
 from ._hosts import HostRouter, has_inner_fabrics
 from ._routes import NoPathError, Router, Routes
-from ._tree import AggregationTree, grow_tree
-
-__all__ = ["KINDS", "Cluster", "Reduction", "ROUTINGS"]
 
 Indices = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -57,10 +54,10 @@ class Cluster:
 
     Attributes:
         name: What it is called.
-        node_names: Of every node, each once.
-        kinds: Of every node, one of `KINDS`.
-        hosts: Of every node the index into `host_names`, or -1 outside of all hosts.
-        host_names: Of every host.
+        node_names: Name of every node, each once.
+        kinds: Kind of every node, one of `KINDS`.
+        hosts: int64, each node's index into `host_names`, or -1 outside of all hosts.
+        host_names: Name of every host.
         ranks: int64; the node that rank r runs on is `ranks[r]`. In order of the nodes' indices unless a builder says
             otherwise; a host stands for its device where none is modelled.
         link_tail: int64 per directed link: the node that sends.
@@ -69,12 +66,12 @@ class Cluster:
         latency_s: float64, seconds.
         link_cost: int64, 1 or more; routes are of least total cost, then of least index.
         forwards: bool per node: whether it passes on what is for others.
-        reductions: Of the nodes that can reduce: what they can.
+        reductions: What each node that can reduce can do, by node.
         routing: "shortest", or "ecmp": where paths cost the same, a hash of the flow decides.
         tables: Paths that are given explicitly, as links, by (source, destination); they come before `routing`.
-        flops: Of every node floating-point operations per second, 0 where unknown or none.
-        memory_Bps: Of every node the bandwidth of its memory, 0 where unknown or none.
-        memory_nbytes: Of every node the size of its memory, 0 where unknown or none.
+        flops: Floating-point operations per second of every node, 0 where unknown or none.
+        memory_Bps: Memory bandwidth of every node in bytes per second, 0 where unknown or none.
+        memory_nbytes: Memory of every node in bytes, 0 where unknown or none.
         recipe: The document that a builder made it from, if one did; `to_toml` writes it.
     """
 
@@ -113,7 +110,7 @@ class Cluster:
         return len(self.node_names)
 
     def __eq__(self, other: object) -> bool:
-        """Whether both describe the same graph with the same routes; how it was described does not count."""
+        """Return whether both describe the same graph with the same routes; how it was described does not count."""
         if not isinstance(other, Cluster):
             return NotImplemented
         return all(
@@ -147,7 +144,7 @@ class Cluster:
         return {name: index for index, name in enumerate(self.node_names)}
 
     def node(self, name: str) -> int:
-        """The index of a node.
+        """Return the index of a node.
 
         Raises:
             NoSuchNodeError: a ClusterError and a KeyError, if there is none of this name.
@@ -175,12 +172,12 @@ class Cluster:
         return packed, offsets, np.array([link for key in keys for link in self.tables[key]], dtype=np.int64)
 
     def routes(self, source: Indices, destination: Indices, *, seed: int = 0) -> Routes:
-        """The links that flows take, all at once.
+        """Return the links that flows take, all at once.
 
         Args:
             source: int64, the nodes where the flows start.
             destination: int64 of the same length, where they end; a flow to its own node takes no link.
-            seed: Of the hash by which ECMP spreads flows; other routings ignore it.
+            seed: Seed of the hash by which ECMP spreads flows; other routings ignore it.
 
         Raises:
             ClusterError: if a node does not exist, or no path joins two.
@@ -217,30 +214,12 @@ class Cluster:
             out.links[out.offsets[flow] : out.offsets[flow + 1]] = taken
         return out
 
-    def aggregation_tree(self, ranks: Sequence[int] | Indices | None = None) -> AggregationTree:
-        """A reduction tree over the switches that reduce, which spans these ranks, or all.
-
-        Its root is the reducing switch from which the farthest rank is nearest, the first of several; every rank and
-        switch climbs along its shortest way to the root, so equal questions get equal trees.
-
-        Raises:
-            ClusterError: if no switch reduces, a rank is outside, or a rank cannot reach one.
-        """
-        asked = np.arange(self.world) if ranks is None else np.asarray(ranks, dtype=np.int64)
-        if not len(asked) or asked.min() < 0 or asked.max() >= self.world:
-            raise ClusterError(f"{self.name}: a tree spans at least one of the ranks 0..{self.world - 1}")
-        if not self.reductions:
-            raise ClusterError(
-                f"{self.name}: none of its switches reduces; give some a `reduction` (a builder: reduction=true)"
-            )
-        return grow_tree(self, self.ranks[asked])
-
     def host_of_rank(self, rank: int) -> int:
-        """The index into `host_names` of the host that a rank runs on, or -1."""
+        """Return the index into `host_names` of the host that a rank runs on, or -1."""
         return int(self.hosts[self.ranks[rank]])
 
     def ranks_per_host(self) -> int:
-        """How many ranks each host holds.
+        """Return how many ranks each host holds.
 
         Raises:
             ClusterError: if hosts differ, or ranks stand outside of hosts.

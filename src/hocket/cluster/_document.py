@@ -11,14 +11,12 @@ from hocket.units import format_bytes, format_flops, format_rate, format_time
 
 from ._cluster import _ENDPOINTS, Cluster
 from ._errors import ClusterError
-from ._fields import Bytes, Flops, Form, Rate, ReductionField, ReductionForm, Seconds, check
-from ._layout import Layout
+from ._fields import Bytes, Flops, Rate, ReductionField, ReductionTable, Seconds, TomlTable, check
+from ._graph_builder import GraphBuilder
 from ._topologies import TOPOLOGIES
 
-__all__ = ["build", "from_spec", "from_toml", "to_toml"]
 
-
-class _Node(Form):
+class _Node(TomlTable):
     name: str = Field(min_length=1)
     kind: str = "host"
     host: str | None = None
@@ -30,7 +28,7 @@ class _Node(Form):
     memory: Bytes | None = None
 
 
-class _Link(Form):
+class _Link(TomlTable):
     ends: tuple[str, str]
     bandwidth: Rate
     latency: Seconds = 0.0
@@ -40,26 +38,26 @@ class _Link(Form):
     cost: int = Field(default=1, ge=1)
 
 
-class _Route(Form):
+class _RouteTable(TomlTable):
     path: tuple[str, ...] = Field(min_length=2)
     both_ways: bool = False
 
 
-class _Explicit(Form):
+class _Explicit(TomlTable):
     name: str = "cluster"
     about: str = ""
     routing: Literal["shortest", "ecmp"] = "shortest"
     ranks: tuple[str, ...] | None = None
     nodes: tuple[_Node, ...] = Field(min_length=1)
     links: tuple[_Link, ...] = ()
-    routes: tuple[_Route, ...] = ()
+    routes: tuple[_RouteTable, ...] = ()
 
 
 def build(values: Mapping[str, Any]) -> Cluster:
-    """The cluster that a document describes, read already.
+    """Return the cluster that a document, read already, describes.
 
     Args:
-        values: With `topology`, a builder's parameters; otherwise `nodes`, `links` and `routes`.
+        values: A builder's parameters with `topology`; otherwise `nodes`, `links` and `routes`.
 
     Raises:
         ClusterError: naming the place in the document, the value found, and the remedy.
@@ -73,7 +71,7 @@ def build(values: Mapping[str, Any]) -> Cluster:
 
 
 def _build_explicit(form: _Explicit) -> Cluster:
-    layout = Layout()
+    layout = GraphBuilder()
     for index, node in enumerate(form.nodes):
         host = node.name if node.host is None and node.kind == "host" else node.host
         layout.node(
@@ -99,7 +97,7 @@ def _build_explicit(form: _Explicit) -> Cluster:
     return layout.freeze(form.name, form.routing, tables=_tables(form, layout))
 
 
-def _ranks(form: _Explicit, layout: Layout) -> list[int]:
+def _ranks(form: _Explicit, layout: GraphBuilder) -> list[int]:
     if form.ranks is not None:
         found = [layout.find(name, f"ranks[{index}]") for index, name in enumerate(form.ranks)]
     elif any(node.rank is not None for node in form.nodes):
@@ -116,7 +114,7 @@ def _ranks(form: _Explicit, layout: Layout) -> list[int]:
     return found
 
 
-def _tables(form: _Explicit, layout: Layout) -> dict[tuple[int, int], tuple[int, ...]]:
+def _tables(form: _Explicit, layout: GraphBuilder) -> dict[tuple[int, int], tuple[int, ...]]:
     joined = {(link[0], link[1]): index for index, link in reversed(list(enumerate(layout.links)))}
     tables = {}
     for index, route in enumerate(form.routes):
@@ -133,7 +131,7 @@ def _tables(form: _Explicit, layout: Layout) -> dict[tuple[int, int], tuple[int,
 
 
 def from_toml(text: str, *, source: str = "") -> Cluster:
-    """The cluster that a TOML document describes.
+    """Return the cluster that a TOML document describes.
 
     Args:
         text: The document.
@@ -151,13 +149,13 @@ def from_toml(text: str, *, source: str = "") -> Cluster:
     except ClusterError as error:
         if not source:
             raise
-        told = ClusterError(f"{source}: {error}")
-        told.path = error.path
-        raise told from None
+        problem = ClusterError(f"{source}: {error}")
+        problem.path = error.path
+        raise problem from None
 
 
 def from_spec(spec: str) -> Cluster:
-    """The cluster of a spec such as `star:hosts=8,bandwidth=100Gbit/s` or `star:hosts=2,server.kind=eflops`.
+    """Return the cluster of a spec such as `star:hosts=8,bandwidth=100Gbit/s` or `star:hosts=2,server.kind=eflops`.
 
     Raises:
         ClusterError: naming the parameter, the value found, and the remedy.
@@ -182,7 +180,7 @@ def from_spec(spec: str) -> Cluster:
 
 
 def to_toml(cluster: Cluster, *, explicit: bool = False) -> str:
-    """A document that describes the cluster; reading it gives an equal one.
+    """Return a document that describes the cluster; reading it gives an equal one.
 
     Args:
         cluster: What to describe.
@@ -202,7 +200,7 @@ def to_toml(cluster: Cluster, *, explicit: bool = False) -> str:
         if bool(cluster.forwards[index]) == (cluster.kinds[index] in _ENDPOINTS):
             node["forwards"] = bool(cluster.forwards[index])
         if index in cluster.reductions:
-            node["reduction"] = ReductionForm.of(cluster.reductions[index]).model_dump()
+            node["reduction"] = ReductionTable.of(cluster.reductions[index]).model_dump()
         if cluster.flops[index]:
             node["flops"] = format_flops(float(cluster.flops[index]))
         if cluster.memory_Bps[index]:
@@ -218,7 +216,7 @@ def to_toml(cluster: Cluster, *, explicit: bool = False) -> str:
 
 
 def _cables(cluster: Cluster) -> list[tuple[int, bool]]:
-    """Directed links that start a table, and whether the next one is their way back."""
+    """Return the directed links that start a table, and whether the next one is their way back."""
     tail, head = cluster.link_tail, cluster.link_head
     cables, link = [], 0
     while link < len(tail):
@@ -269,7 +267,7 @@ def _value(value: object) -> str:
 
 
 def read(path: Path) -> Cluster:
-    """The cluster that a TOML file describes.
+    """Return the cluster that a TOML file describes.
 
     Raises:
         ClusterError: if it cannot be read, or naming the place in it, the value found, and the remedy.

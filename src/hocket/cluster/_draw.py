@@ -10,8 +10,6 @@ from hocket.units import format_rate, format_time
 
 from ._cluster import KINDS, Cluster
 
-__all__ = ["describe", "draw_svg"]
-
 Indices = NDArray[np.int64]
 
 _SHOWN = 24  # nodes whose links the text lists one by one
@@ -25,7 +23,7 @@ _PLURALS = {
 
 
 def describe(cluster: Cluster) -> str:
-    """The cluster as text: what it holds, its classes of links, what reduces, and each switch's neighbours."""
+    """Return the cluster as text: what it holds, its classes of links, what reduces, each switch's neighbours."""
     counts = Counter(cluster.kinds)
     parts = [f"{counts[kind]} {_noun(kind, counts[kind])}" for kind in KINDS if counts[kind]]
     lines = [
@@ -78,7 +76,7 @@ def _reductions(cluster: Cluster) -> list[str]:
 
 
 def _neighbours(cluster: Cluster) -> list[str]:
-    """Every node that passes things on, with what it is linked to; runs of names are drawn together."""
+    """Return every node that passes things on, with what it is linked to; runs of names are drawn together."""
     order = np.argsort(cluster.link_tail, kind="stable")
     start = np.searchsorted(cluster.link_tail[order], np.arange(len(cluster) + 1))
     centres = np.flatnonzero(cluster.forwards).tolist()
@@ -92,7 +90,7 @@ def _neighbours(cluster: Cluster) -> list[str]:
 
 
 def _runs(names: list[str]) -> str:
-    """Names one after the other; those that count up are written "host0..host7"."""
+    """Return the names one after the other; those that count up are written "host0..host7"."""
     parts: list[list[str]] = []
     for name in names:
         if parts and _next(parts[-1][-1]) == name:
@@ -103,7 +101,7 @@ def _runs(names: list[str]) -> str:
 
 
 def _next(name: str) -> str:
-    """The name that counts one further; empty if it does not end in a number."""
+    """Return the name that counts one further; empty if it does not end in a number."""
     stem = name.rstrip("0123456789")
     digits = name[len(stem) :]
     return f"{stem}{int(digits) + 1}" if digits else ""
@@ -123,7 +121,7 @@ _ROW, _LEAST, _WIDTH, _BOW = 90, 6, 1200, 90
 
 
 def draw_svg(cluster: Cluster) -> str:
-    """The cluster as SVG: ranks at the bottom, every other node above what it is nearest to.
+    """Return the cluster as SVG: ranks at the bottom, every other node above what it is nearest to.
 
     Lines are as thick as their links are wide; every node has its name and links as a title, which browsers show.
     """
@@ -168,7 +166,7 @@ def draw_svg(cluster: Cluster) -> str:
 
 
 def _levels(cluster: Cluster) -> Indices:
-    """How many links every node is from the nearest rank; hosts and devices are at the bottom in any case."""
+    """Return how many links every node is from the nearest rank; hosts and devices are at the bottom in any case."""
     level = np.full(len(cluster), -1, dtype=np.int64)
     level[cluster.ranks] = 0
     reach = 0
@@ -185,16 +183,16 @@ def _levels(cluster: Cluster) -> Indices:
 
 
 def _places(cluster: Cluster, rows: list[Indices]) -> tuple[dict[int, tuple[float, float]], float]:
-    """Each node's place, in order on its level by the mean place of what it stands on; and the height of it all.
+    """Return each node's place, in order on its level by the mean place of what it stands on, and the full height.
 
-    Levels within which nodes are joined have room for the bows above them.
+    Levels within which nodes are joined leave space for the bows above them.
     """
     level_of = np.empty(len(cluster), dtype=np.int64)
     for level, row in enumerate(rows):
         level_of[row] = level
     joined = set(level_of[cluster.link_tail[level_of[cluster.link_tail] == level_of[cluster.link_head]]].tolist())
-    room = [_ROW * 0.5 + _BOW * (level in joined) for level in range(len(rows))]
-    height = sum(room) + _ROW * 0.5 * len(rows) + 10
+    heights = [_ROW * 0.5 + _BOW * (level in joined) for level in range(len(rows))]
+    height = sum(heights) + _ROW * 0.5 * len(rows) + 10
     place: dict[int, tuple[float, float]] = {}
     order_by_tail = np.argsort(cluster.link_tail, kind="stable")
     start = np.searchsorted(cluster.link_tail[order_by_tail], np.arange(len(cluster) + 1))
@@ -211,5 +209,5 @@ def _places(cluster: Cluster, rows: list[Indices]) -> tuple[dict[int, tuple[floa
         for position, node in enumerate(order):
             x = _WIDTH * (position + 0.5) / len(order)
             place[node] = (x, y)
-        y -= room[level]
+        y -= heights[level]
     return place, height

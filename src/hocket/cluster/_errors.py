@@ -1,7 +1,5 @@
 """What is said when a description of a cluster is wrong."""
 
-__all__ = ["ClusterError", "NoSuchNodeError"]
-
 
 class ClusterError(ValueError):
     """A cluster's description is wrong, or asks for what the cluster has not.

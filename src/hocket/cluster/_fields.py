@@ -1,4 +1,4 @@
-"""Fields of documents that carry units, and how a document's faults are told."""
+"""Fields of documents that carry units, and how a document's faults are reported."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, TypeVar
@@ -19,21 +19,19 @@ from hocket.units import (
 from ._cluster import Reduction
 from ._errors import ClusterError
 
-__all__ = ["Bytes", "Flops", "Form", "Rate", "ReductionField", "Seconds", "check"]
-
 Rate = Annotated[float, BeforeValidator(parse_rate), PlainSerializer(format_rate), Field(gt=0)]
 Seconds = Annotated[float, BeforeValidator(parse_time), PlainSerializer(format_time)]
 Bytes = Annotated[int, BeforeValidator(parse_bytes), PlainSerializer(format_bytes), Field(gt=0)]
 Flops = Annotated[float, BeforeValidator(parse_flops), PlainSerializer(format_flops), Field(gt=0)]
 
 
-class Form(BaseModel):
+class TomlTable(BaseModel):
     """A table of a document: its keys are known, and there are no others."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
 
 
-class ReductionForm(Form):
+class ReductionTable(TomlTable):
     """What a switch that reduces can do; `true` stands for the defaults."""
 
     groups: int = Field(default=64, ge=1)
@@ -45,7 +43,7 @@ class ReductionForm(Form):
     delay: Seconds = 0.0
 
     def capability(self) -> Reduction:
-        """The value that a node carries."""
+        """Return the value that a node carries."""
         return Reduction(
             self.groups,
             self.outstanding,
@@ -57,20 +55,20 @@ class ReductionForm(Form):
         )
 
     @classmethod
-    def of(cls, capability: Reduction) -> "ReductionForm":
-        """The table that describes a capability."""
+    def of(cls, capability: Reduction) -> "ReductionTable":
+        """Return the table that describes a capability."""
         known = vars(capability)
         return cls(**{("delay" if key == "delay_s" else key): value for key, value in known.items()})
 
 
 def _as_table(value: object) -> object:
-    """`true` means a table of defaults, `false` means none."""
+    """Read `true` as a table of defaults and `false` as none."""
     return {} if value is True else None if value is False else value
 
 
-ReductionField = Annotated[ReductionForm | None, BeforeValidator(_as_table)]
+ReductionField = Annotated[ReductionTable | None, BeforeValidator(_as_table)]
 
-_Form = TypeVar("_Form", bound=Form)
+_Form = TypeVar("_Form", bound=TomlTable)
 
 
 def check(form: type[_Form], values: Mapping[str, Any], *, path: str = "") -> _Form:
@@ -90,13 +88,13 @@ def check(form: type[_Form], values: Mapping[str, Any], *, path: str = "") -> _F
         found = [(_place(path, fault["loc"], values), fault) for fault in error.errors()]
         faults = [_tell(form, fault, where) for where, fault in found]
         where = found[0][0]
-        told = ClusterError("\n".join(faults))
-        told.path = where
-        raise told from None
+        problem = ClusterError("\n".join(faults))
+        problem.path = where
+        raise problem from None
 
 
 def _place(path: str, location: tuple[int | str, ...], values: Any) -> str:
-    """Where in the document; pydantic's tags of alternatives, which the document does not hold, are left out."""
+    """Return the path in the document, without pydantic's tags of alternatives, which the document does not hold."""
     text, here = path, values
     for index, part in enumerate(location):
         if isinstance(part, str) and isinstance(here, Mapping) and part not in here and index + 1 < len(location):
@@ -109,7 +107,7 @@ def _place(path: str, location: tuple[int | str, ...], values: Any) -> str:
     return text
 
 
-def _tell(form: type[Form], fault: Any, where: str) -> str:
+def _tell(form: type[TomlTable], fault: Any, where: str) -> str:
     if fault["type"] == "extra_forbidden":
         known = f"; known here are {', '.join(form.model_fields)}" if len(fault["loc"]) == 1 else ""
         return f"{where}: unknown key{known}"

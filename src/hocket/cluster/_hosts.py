@@ -12,8 +12,6 @@ from numpy.typing import NDArray
 
 from ._routes import NoPathError, Router, Routes, mix, ragged
 
-__all__ = ["HostRouter", "has_inner_fabrics"]
-
 Indices = NDArray[np.int64]
 
 _FAR = 2**29
@@ -21,7 +19,7 @@ _CHUNK = 1 << 14  # flows whose pairs of ports are compared in one go
 
 
 def has_inner_fabrics(hosts: Indices, forwards: NDArray[np.bool_], tail: Indices, head: Indices) -> bool:
-    """Whether paths can be taken apart at the hosts: some have several nodes, and none touches another directly."""
+    """Return whether paths can be taken apart at hosts: some have several nodes, and none touches another directly."""
     inside = hosts[tail] == hosts[head]
     touching = (hosts[tail] >= 0) & (hosts[head] >= 0) & ~inside
     several = np.bincount(hosts[hosts >= 0], minlength=1).max() > 1
@@ -31,7 +29,7 @@ def has_inner_fabrics(hosts: Indices, forwards: NDArray[np.bool_], tail: Indices
 
 
 @dataclass(frozen=True, eq=False)
-class _Shape:
+class _HostShape:
     """Hosts that are alike, by the numbers that nodes have within the host.
 
     `inner` finds paths between its nodes, and `distance` is what they cost. The others are of its cables to the network
@@ -74,7 +72,7 @@ class HostRouter:
         self._out = _listed(np.flatnonzero(leaving), hosts[tail], count)
         self._in = _listed(np.flatnonzero(entering), hosts[head], count)
         self._shape_of = np.empty(count, dtype=np.int64)
-        self._shapes: list[_Shape] = []
+        self._shapes: list[_HostShape] = []
         known: dict[tuple[bytes, ...], int] = {}
         for host in range(count):
             nodes, links = self._nodes[host], self._links[host]
@@ -97,7 +95,7 @@ class HostRouter:
             self._shape_of[host] = known[key]
 
     def routes(self, source: Indices, destination: Indices, seed: int) -> Routes:
-        """The links of each flow; a flow from a node to itself takes none.
+        """Return the links of each flow; a flow from a node to itself takes none.
 
         Raises:
             NoPathError: naming the first flow that has no path.
@@ -132,7 +130,7 @@ class HostRouter:
         return Routes(offsets, links[np.argsort(owner, kind="stable")])
 
     def _inside(self, source: Indices, destination: Indices) -> list[tuple[Indices, Indices]]:
-        """Paths within hosts, by shape; nodes outside of hosts stay where they are."""
+        """Return the paths within hosts, by shape; nodes outside of hosts stay where they are."""
         host = self._hosts[source]
         moving = np.flatnonzero((host >= 0) & (source != destination))
         pieces = []
@@ -146,7 +144,7 @@ class HostRouter:
         return pieces
 
     def _doors(self, source: Indices, destination: Indices, seed: int) -> tuple[Indices, Indices]:
-        """The cables by which flows leave and enter hosts; -1 where an end is in the network itself."""
+        """Return the cables by which flows leave and enter hosts; -1 where an end is in the network itself."""
         out_owner, out_link, out_cost = self._ways(source, self._out, leaving=True)
         in_owner, in_link, in_cost = self._ways(destination, self._in, leaving=False)
         # All pairs of a way out and a way in of the same flow.
@@ -171,7 +169,7 @@ class HostRouter:
         return leave[good[chosen]], enter[good[chosen]]
 
     def _ways(self, node: Indices, doors: "_Lists", *, leaving: bool) -> tuple[Indices, Indices, Indices]:
-        """Of every flow the cables of its host, and what the way inside to them costs; flow by flow."""
+        """Return the cables of each flow's host, and what the way inside to them costs; flow by flow."""
         host = self._hosts[node]
         counts = np.where(host >= 0, doors.count[host], 1)
         owner, entry = ragged(np.where(host >= 0, doors.start[host], 0), counts)
@@ -203,7 +201,7 @@ class _Lists:
 
 
 def _listed(links: Indices, host_of: Indices, count: int) -> _Lists:
-    """Links by the host that `host_of` gives them, in their own order within a host."""
+    """Return the links by the host that `host_of` gives them, in their own order within a host."""
     order = np.argsort(host_of[links], kind="stable")
     return _Lists(links[order], host_of[links[order]], count)
 
@@ -217,9 +215,9 @@ def _shape(
     out_cost: Indices,
     in_node: Indices,
     in_cost: Indices,
-) -> _Shape:
+) -> _HostShape:
     inner = Router(forwards, tail, head, cost, ecmp=False)
     nodes = np.arange(len(forwards))
     source, destination = np.repeat(nodes, len(nodes)), np.tile(nodes, len(nodes))
     distance = inner.distance(source, destination).reshape(len(nodes), len(nodes))
-    return _Shape(inner, distance, out_node, out_cost, in_node, in_cost)
+    return _HostShape(inner, distance, out_node, out_cost, in_node, in_cost)

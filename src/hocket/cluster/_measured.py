@@ -8,9 +8,7 @@ from numpy.typing import NDArray
 
 from ._cluster import Cluster
 from ._errors import ClusterError
-from ._layout import Layout
-
-__all__ = ["MeasuredRank", "Ping", "fit_ping", "from_measurements"]
+from ._graph_builder import GraphBuilder
 
 Floats = NDArray[np.float64]
 
@@ -33,15 +31,15 @@ class MeasuredRank:
 
 
 @dataclass(frozen=True, slots=True)
-class Ping:
+class PingFit:
     """Messages one way between two ranks: they take `latency_s` plus their bytes by `rate_Bps`."""
 
     latency_s: float
     rate_Bps: float
 
 
-def fit_ping(seconds: Mapping[int, float]) -> Ping:
-    """The line through measured times.
+def fit_ping(seconds: Mapping[int, float]) -> PingFit:
+    """Return the line through measured times.
 
     The latency is the time of the smallest message. The rate is the slope by least squares through that point, with
     weights that make relative errors count alike, so that neither end of the sizes rules.
@@ -60,20 +58,20 @@ def fit_ping(seconds: Mapping[int, float]) -> Ping:
     slope = float((weight * extra * bytes_more).sum() / (weight * bytes_more**2).sum())
     if slope <= 0:
         raise ClusterError(f"messages of {int(sizes[-1])} bytes took no longer than of {int(sizes[0])}; measure again")
-    return Ping(float(times[0]), 1 / slope)
+    return PingFit(float(times[0]), 1 / slope)
 
 
-def from_measurements(name: str, ranks: Sequence[MeasuredRank], pings: Mapping[tuple[int, int], Ping]) -> Cluster:
-    """The cluster that explains the measurements: ranks around their host's memory, hosts around one switch.
+def from_measurements(name: str, ranks: Sequence[MeasuredRank], pings: Mapping[tuple[int, int], PingFit]) -> Cluster:
+    """Return the cluster that explains the measurements: ranks around their host's memory, hosts around one switch.
 
     Ways between ranks are medians over the pairs of a host, and over the pairs of different hosts; the port of a host
     gets what the way between hosts takes beyond that within one. Which switches and cables there are cannot be seen
     from two ranks at a time; where hosts share something beyond one switch, describe it by hand.
 
     Args:
-        name: Of the cluster.
-        ranks: In order.
-        pings: By (rank, rank); not every pair needs to be there.
+        name: Name of the cluster.
+        ranks: Ranks in order.
+        pings: Measured lines by (rank, rank); not every pair needs to be there.
 
     Raises:
         ClusterError: if there are no ranks, or no pair of two hosts where there are several.
@@ -86,8 +84,8 @@ def from_measurements(name: str, ranks: Sequence[MeasuredRank], pings: Mapping[t
     if len(hosts) > 1 and not across:
         raise ClusterError(f"no message between the {len(hosts)} hosts was measured; measure a pair of two hosts")
     # Without a pair within a host a rank's memory is as far as it can be told.
-    near = _median(inside) if inside else Ping(0.0, float(np.median([rank.memory_Bps for rank in ranks])))
-    layout = Layout()
+    near = _median(inside) if inside else PingFit(0.0, float(np.median([rank.memory_Bps for rank in ranks])))
+    layout = GraphBuilder()
     centres = {host: layout.node(host, "memory", host=host) for host in hosts}
     counts = dict.fromkeys(hosts, 0)
     for rank in ranks:
@@ -110,7 +108,7 @@ def from_measurements(name: str, ranks: Sequence[MeasuredRank], pings: Mapping[t
     return layout.freeze(name, "shortest")
 
 
-def _median(pings: Sequence[Ping]) -> Ping:
-    return Ping(
+def _median(pings: Sequence[PingFit]) -> PingFit:
+    return PingFit(
         float(np.median([ping.latency_s for ping in pings])), float(np.median([ping.rate_Bps for ping in pings]))
     )

@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 
 from ._errors import ClusterError
 
-__all__ = ["Router", "Routes"]
-
 Indices = NDArray[np.int64]
 
 _FAR = np.int32(2**30)
@@ -50,7 +48,7 @@ class Routes:
 
 
 def ragged(starts: Indices, counts: Indices) -> tuple[Indices, Indices]:
-    """Of ranges that start at `starts` and are `counts` long: the owner and the value of every element."""
+    """Return the owner and the value of every element of ranges that start at `starts` and are `counts` long."""
     owner = np.repeat(np.arange(len(counts)), counts)
     ends = np.cumsum(counts)
     return owner, np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - counts, counts) + starts[owner]
@@ -127,12 +125,12 @@ class Router:
     def routes(
         self, source: Indices, destination: Indices, seed: int, *, named: tuple[Indices, Indices] | None = None
     ) -> Routes:
-        """The links of each flow; a flow from a node to itself takes none.
+        """Return the links of each flow; a flow from a node to itself takes none.
 
         Args:
             source: Where flows start.
             destination: Where they end.
-            seed: Of the hash.
+            seed: Seed of the hash.
             named: The ends by which the hash knows the flows, if they are parts of longer ones.
 
         Raises:
@@ -161,7 +159,7 @@ class Router:
         return Routes(offsets, links[np.argsort(owner, kind="stable")])
 
     def distance(self, source: Indices, destination: Indices) -> Indices:
-        """What the cheapest path of each flow costs; 2^30 or more where there is none."""
+        """Return what the cheapest path of each flow costs; 2^30 or more where there is none."""
         at, to, total = source.copy(), destination.copy(), np.zeros(len(source), dtype=np.int64)
         while True:
             apart = at != to
@@ -234,7 +232,7 @@ class Router:
         self._distances = np.concatenate([self._distances, *blocks])
 
     def _search(self, targets: Indices) -> NDArray[np.int32]:
-        """Cost from every node of the core to each target: Dial's buckets, all targets at once."""
+        """Return the cost from every node of the core to each target: Dial's buckets, all targets at once."""
         width = len(self._core)
         distance = np.full(len(targets) * width, _FAR, dtype=np.int32)
         start = np.arange(len(targets)) * width + targets
@@ -269,7 +267,7 @@ class NoPathError(ClusterError):
 
 
 def _cuts(degrees: Indices) -> list[int]:
-    """Where to cut a list of flows so that no piece looks at more than a batch of links."""
+    """Return where to cut a list of flows so that no piece looks at more than a batch of links."""
     total = np.cumsum(degrees)
     if not len(total) or total[-1] <= _BATCH:
         return [len(degrees)]

@@ -11,21 +11,19 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field
 
-from ._fields import Bytes, Flops, Form, Rate, ReductionField, ReductionForm, Seconds
-from ._layout import Layout
-
-__all__ = ["SERVERS", "Ac922", "CommodityServer", "Dgx1", "DgxA100", "DgxH100", "EflopsServer", "PlainHost", "Server"]
+from ._fields import Bytes, Flops, Rate, ReductionField, ReductionTable, Seconds, TomlTable
+from ._graph_builder import GraphBuilder
 
 _PCIE_COST = 2
 
 
-class _Server(Form):
-    def place(self, layout: Layout, name: str) -> list[int]:
+class _Server(TomlTable):
+    def place(self, layout: GraphBuilder, name: str) -> list[int]:
         """Add one server's nodes.
 
         Args:
             layout: What it is added to.
-            name: Of the server; its nodes' names begin with it.
+            name: Name of the server; its nodes' names begin with it.
 
         Returns:
             The nodes to be cabled to the network, one per port.
@@ -47,7 +45,7 @@ class PlainHost(_Server):
     memory_bandwidth: Rate = 10e9
     memory_latency: Seconds = 200e-9
 
-    def place(self, layout: Layout, name: str) -> list[int]:
+    def place(self, layout: GraphBuilder, name: str) -> list[int]:
         """Add the host, and its ranks if it has several."""
         if self.ranks == 1:
             node = layout.node(name, "host", host=name, flops=self.flops or 0.0, memory_Bps=self.memory_bandwidth)
@@ -73,7 +71,7 @@ class _DeviceServer(_Server):
     bus: Rate = 10e9
     bus_latency: Seconds = 300e-9
 
-    def device(self, layout: Layout, name: str, index: int) -> int:
+    def device(self, layout: GraphBuilder, name: str, index: int) -> int:
         node = layout.node(
             f"{name}.gpu{index}",
             "device",
@@ -85,16 +83,16 @@ class _DeviceServer(_Server):
         layout.ranks.append(node)
         return node
 
-    def sockets(self, layout: Layout, name: str, count: int = 2) -> list[int]:
+    def sockets(self, layout: GraphBuilder, name: str, count: int = 2) -> list[int]:
         cpus = [layout.node(f"{name}.cpu{socket}", "cpu", host=name) for socket in range(count)]
         for a, b in zip(cpus, cpus[1:], strict=False):
             layout.link(a, b, self.bus, self.bus_latency, _PCIE_COST)
         return cpus
 
-    def pcie_link(self, layout: Layout, a: int, b: int) -> None:
+    def pcie_link(self, layout: GraphBuilder, a: int, b: int) -> None:
         layout.link(a, b, self.pcie, self.pcie_latency, _PCIE_COST)
 
-    def paired(self, layout: Layout, name: str, devices: list[int], cpus: list[int]) -> list[int]:
+    def paired(self, layout: GraphBuilder, name: str, devices: list[int], cpus: list[int]) -> list[int]:
         """Put each device and a NIC of its own under one PCIe switch; the NICs."""
         nics = []
         for index, device in enumerate(devices):
@@ -119,7 +117,7 @@ class CommodityServer(_DeviceServer):
         """One per NIC."""
         return self.nics
 
-    def place(self, layout: Layout, name: str) -> list[int]:
+    def place(self, layout: GraphBuilder, name: str) -> list[int]:
         """Add two sockets; PCIe switches and NICs are dealt to them in turn."""
         cpus = self.sockets(layout, name)
         for index in range(self.devices):
@@ -149,7 +147,7 @@ class EflopsServer(_DeviceServer):
         """One per device."""
         return self.devices
 
-    def place(self, layout: Layout, name: str) -> list[int]:
+    def place(self, layout: GraphBuilder, name: str) -> list[int]:
         """Add the devices with their NICs, and two sockets that join their switches."""
         cpus = self.sockets(layout, name)
         devices = [self.device(layout, name, index) for index in range(self.devices)]
@@ -177,7 +175,7 @@ class Dgx1(_DeviceServer):
         """Four NICs."""
         return 4
 
-    def place(self, layout: Layout, name: str) -> list[int]:
+    def place(self, layout: GraphBuilder, name: str) -> list[int]:
         """Add the mesh; devices that no NVLink joins meet over PCIe, as devices do not forward."""
         cpus = self.sockets(layout, name)
         devices = [self.device(layout, name, index) for index in range(8)]
@@ -216,7 +214,7 @@ class Ac922(_DeviceServer):
         """One at each socket."""
         return 2
 
-    def place(self, layout: Layout, name: str) -> list[int]:
+    def place(self, layout: GraphBuilder, name: str) -> list[int]:
         """Add two sockets, the first half of the devices at the first."""
         cpus = self.sockets(layout, name)
         devices = [self.device(layout, name, index) for index in range(self.devices)]
@@ -245,7 +243,7 @@ class _NvSwitchServer(_DeviceServer):
         """One NIC per device."""
         return self.devices
 
-    def place(self, layout: Layout, name: str) -> list[int]:
+    def place(self, layout: GraphBuilder, name: str) -> list[int]:
         """Add the devices at one NVSwitch (its planes are striped, so they act as one), each with a NIC of its own."""
         cpus = self.sockets(layout, name)
         devices = [self.device(layout, name, index) for index in range(self.devices)]
@@ -275,7 +273,7 @@ class DgxH100(_NvSwitchServer):
     nvlink: Rate = 450e9
     pcie: Rate = 48e9  # PCIe 5.0 x16
     reduction: ReductionField = Field(
-        default_factory=lambda: ReductionForm(streaming=True, low_latency=False, efficiency=1.0)
+        default_factory=lambda: ReductionTable(streaming=True, low_latency=False, efficiency=1.0)
     )
 
 

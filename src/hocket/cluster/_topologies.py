@@ -7,21 +7,9 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from ._fields import Seconds
-from ._layout import Layout
+from ._graph_builder import GraphBuilder
 from ._servers import PlainHost
 from ._topology import Topology
-
-__all__ = [
-    "TOPOLOGIES",
-    "BiGraph",
-    "DragonflyPlus",
-    "FatTree",
-    "LeafSpine",
-    "Rails",
-    "Single",
-    "Star",
-    "Torus",
-]
 
 
 class Single(Topology):
@@ -29,7 +17,7 @@ class Single(Topology):
 
     topology: Literal["single"] = "single"
 
-    def lay_out(self, layout: Layout) -> None:
+    def lay_out(self, layout: GraphBuilder) -> None:
         """Add the server; its NICs lead nowhere."""
         self.server.place(layout, "host0")
 
@@ -40,7 +28,7 @@ class Star(Topology):
     topology: Literal["star"] = "star"
     hosts: int = Field(ge=1)
 
-    def lay_out(self, layout: Layout) -> None:
+    def lay_out(self, layout: GraphBuilder) -> None:
         """Add the switch and the servers."""
         centre = self.switch(layout, "switch0")
         self.fill(layout, [centre] * (self.hosts * self.server.ports))
@@ -62,7 +50,7 @@ class LeafSpine(Topology):
             raise ValueError("`spines` and `taper` both say how many spines there are; give one of them")
         return self
 
-    def lay_out(self, layout: Layout) -> None:
+    def lay_out(self, layout: GraphBuilder) -> None:
         """Add leaves, spines and servers, leaf by leaf."""
         spines = self.spines or ceil(self.ports / self.taper)
         leaves = [self.switch(layout, f"leaf{index}") for index in range(self.leaves)]
@@ -87,7 +75,7 @@ class FatTree(Topology):
         self.whole_servers(self.k // 2)
         return self
 
-    def lay_out(self, layout: Layout) -> None:
+    def lay_out(self, layout: GraphBuilder) -> None:
         """Add pods, then cores, then servers, edge by edge."""
         half = self.k // 2
         upward = self.bandwidth / self.taper
@@ -125,7 +113,7 @@ class BiGraph(Topology):
         self.whole_servers(self.ports)
         return self
 
-    def lay_out(self, layout: Layout) -> None:
+    def lay_out(self, layout: GraphBuilder) -> None:
         """Add both parts, the links between them, and the servers."""
         uppers = [self.switch(layout, f"upper{index}") for index in range(self.upper)]
         lowers = [self.switch(layout, f"lower{index}") for index in range(self.upper)]
@@ -162,7 +150,7 @@ class DragonflyPlus(Topology):
             raise ValueError(f"{self.hosts} hosts do not fit: there are ports for {capacity}")
         return self
 
-    def lay_out(self, layout: Layout) -> None:
+    def lay_out(self, layout: GraphBuilder) -> None:
         """Add the groups, then the global cables, then the servers, leaf by leaf."""
         leaves: list[int] = []
         spines: list[list[int]] = []
@@ -214,7 +202,7 @@ class Torus(Topology):
             raise ValueError("the hosts of a torus are its switches too; `server` must be a plain host with one rank")
         return self
 
-    def lay_out(self, layout: Layout) -> None:
+    def lay_out(self, layout: GraphBuilder) -> None:
         """Add the hosts, then the cables of one dimension after the other: routes prefer the first dimensions."""
         server = self.server
         assert isinstance(server, PlainHost)
@@ -246,7 +234,7 @@ class Rails(Topology):
     hosts: int = Field(ge=1)
     spines: int = Field(default=0, ge=0)
 
-    def lay_out(self, layout: Layout) -> None:
+    def lay_out(self, layout: GraphBuilder) -> None:
         """Add the rails, the spines and the servers."""
         rails = [self.switch(layout, f"rail{index}") for index in range(self.server.ports)]
         tops = [self.switch(layout, f"spine{index}") for index in range(self.spines)]

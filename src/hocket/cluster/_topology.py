@@ -9,14 +9,12 @@ from typing import Any, Literal
 from pydantic import model_validator
 
 from ._cluster import Cluster
-from ._fields import Form, Rate, ReductionField, Seconds
-from ._layout import Layout
+from ._fields import Rate, ReductionField, Seconds, TomlTable
+from ._graph_builder import GraphBuilder
 from ._servers import AnyServer, PlainHost
 
-__all__ = ["Topology"]
 
-
-class Topology(Form):
+class Topology(TomlTable):
     """A network and what stands at its ports; `build` lays it out."""
 
     name: str = ""
@@ -41,8 +39,8 @@ class Topology(Form):
         return values
 
     def build(self) -> Cluster:
-        """The cluster that this describes."""
-        layout = Layout()
+        """Return the cluster that this describes."""
+        layout = GraphBuilder()
         self.lay_out(layout)
         recipe = self.model_dump(exclude_defaults=True, exclude_none=True)
         recipe["topology"] = kind = str(self.topology)  # type: ignore[attr-defined]  # every one has it
@@ -50,15 +48,15 @@ class Topology(Form):
             recipe["server"] = {"kind": self.server.kind, **recipe["server"]}
         return layout.freeze(self.name or kind, self.routing, recipe=recipe)
 
-    def lay_out(self, layout: Layout) -> None:
+    def lay_out(self, layout: GraphBuilder) -> None:
         """Add all nodes and links."""
         raise NotImplementedError
 
-    def switch(self, layout: Layout, name: str) -> int:
+    def switch(self, layout: GraphBuilder, name: str) -> int:
         """Add a network switch, which reduces if this topology's do."""
         return layout.node(name, "switch", reduction=self.reduction.capability() if self.reduction else None)
 
-    def fill(self, layout: Layout, switches: list[int], *, servers: int | None = None) -> None:
+    def fill(self, layout: GraphBuilder, switches: list[int], *, servers: int | None = None) -> None:
         """Put servers at ports, given as the switch of each port in order; a part of a server is not put."""
         count = len(switches) // self.server.ports if servers is None else servers
         for index in range(count):

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ._cluster import Cluster
 from ._errors import ClusterError
 from ._routes import ragged
-
-if TYPE_CHECKING:
-    from ._cluster import Cluster
-
-__all__ = ["AggregationTree", "grow_tree"]
 
 Indices = NDArray[np.int64]
 
@@ -25,7 +21,7 @@ class AggregationTree:
 
     Attributes:
         switches: int64, the nodes of the cluster that take part; the root first, every parent before its children.
-        names: Of those switches.
+        names: Names of those switches.
         parents: int64; `parents[i]` is the position in `switches` of the parent of `switches[i]`, -1 for the root.
         rank_parents: int64, of every rank asked for the position in `switches` that it sends to.
         depth: Levels of edges from the farthest rank to the root: 1 when all hang on the root.
@@ -38,7 +34,7 @@ class AggregationTree:
     depth: int
 
     def __str__(self) -> str:
-        """The tree as indented text; a switch's ranks are counted."""
+        """Return the tree as indented text; a switch's ranks are counted."""
         leaves = np.bincount(self.rank_parents, minlength=len(self.switches))
         lines: list[str] = [f"depth {self.depth}, {len(self.switches)} switches, {len(self.rank_parents)} ranks"]
         children: list[list[int]] = [[] for _ in self.switches]
@@ -53,12 +49,23 @@ class AggregationTree:
         return "\n".join(lines)
 
 
-def grow_tree(cluster: Cluster, leaves: Indices) -> AggregationTree:
-    """A tree of the cluster's reducing switches over these nodes.
+def aggregation_tree(cluster: Cluster, ranks: Sequence[int] | Indices | None = None) -> AggregationTree:
+    """Return a reduction tree over a cluster's switches that reduce, which spans some ranks, or all.
+
+    Its root is the reducing switch from which the farthest rank is nearest, the first of several; every rank and
+    switch climbs along its shortest way to the root, so equal questions get equal trees.
 
     Raises:
-        ClusterError: if a node reaches no reducing switch.
+        ClusterError: if no switch reduces, a rank is outside, or a rank cannot reach one.
     """
+    asked = np.arange(cluster.world) if ranks is None else np.asarray(ranks, dtype=np.int64)
+    if not len(asked) or asked.min() < 0 or asked.max() >= cluster.world:
+        raise ClusterError(f"{cluster.name}: a tree spans at least one of the ranks 0..{cluster.world - 1}")
+    if not cluster.reductions:
+        raise ClusterError(
+            f"{cluster.name}: none of its switches reduces; give some a `reduction` (a builder: reduction=true)"
+        )
+    leaves = cluster.ranks[asked]
     reducing = np.array(sorted(cluster.reductions), dtype=np.int64)
     farthest = _farthest(cluster, reducing, leaves)
     root = int(reducing[int(np.argmin(farthest))])
@@ -86,7 +93,7 @@ _FAR = 2**29
 
 
 def _farthest(cluster: Cluster, roots: Indices, leaves: Indices) -> Indices:
-    """Hops from every candidate to the leaf that is farthest; breadth first over the nodes that pass things on."""
+    """Return the hops from each candidate to the farthest leaf; breadth first over the nodes that pass things on."""
     count = len(cluster)
     onward = np.flatnonzero(cluster.forwards[cluster.link_tail])
     order = onward[np.argsort(cluster.link_head[onward], kind="stable")]
@@ -118,7 +125,7 @@ def _farthest(cluster: Cluster, roots: Indices, leaves: Indices) -> Indices:
 
 
 def _number(cluster: Cluster, root: int, above: dict[int, int], first: Indices) -> AggregationTree:
-    """Number the switches from the root, level by level and by index within a level."""
+    """Give numbers to the switches from the root, level by level and by index within a level."""
     children: dict[int, list[int]] = {}
     for node, parent in above.items():
         children.setdefault(parent, []).append(node)

@@ -15,8 +15,6 @@ from ._errors import FabricError
 from ._namespace import enter, new_network
 from ._wiring import Node, Port, Wiring
 
-__all__ = ["MTU", "Networks"]
-
 MTU = 9000
 _FRAME = MTU + 14  # Ethernet's header; preamble and gap are not counted
 _LATE_S = 200e-6  # how late the kernel's timer may wake a link without its rate suffering

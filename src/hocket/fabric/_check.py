@@ -16,8 +16,6 @@ from . import _traffic
 from ._fabric import Fabric
 from ._wiring import Wiring
 
-__all__ = ["Check", "check"]
-
 ENOUGH = 0.93  # of a link: the rest is for timers that wake late
 _SETTLE_S = 0.4  # connections are made, and queues fill
 _PORT = 9

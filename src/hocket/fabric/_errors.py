@@ -1,7 +1,5 @@
 """What can go wrong with an emulated cluster."""
 
-__all__ = ["FabricError"]
-
 
 class FabricError(RuntimeError):
     """A fabric cannot be made, found or asked; the message says why and what to do."""

@@ -23,7 +23,6 @@ from ._wiring import Node, Wiring, wire
 if TYPE_CHECKING:
     from hocket.cluster import Cluster
 
-__all__ = ["Fabric"]
 
 _UP_DEADLINE_S = 60.0
 _ANSWER_DEADLINE_S = 10.0

@@ -9,8 +9,6 @@ import os
 
 from ._errors import FabricError
 
-__all__ = ["enter", "in_network", "network_of", "new_network", "new_user"]
-
 _CLONE_NEWUSER = 0x10000000  # <linux/sched.h>
 _CLONE_NEWNET = 0x40000000
 

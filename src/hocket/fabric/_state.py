@@ -14,8 +14,6 @@ from pathlib import Path
 from ._errors import FabricError
 from ._wiring import Wiring
 
-__all__ = ["State", "directory", "read", "read_all", "start_ticks"]
-
 _PREFIX = "hocket-fabric-"
 _NAME = re.compile(r"[A-Za-z0-9_.]{1,40}")
 

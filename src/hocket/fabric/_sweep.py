@@ -14,8 +14,6 @@ from collections.abc import Callable
 
 from ._namespace import in_network
 
-__all__ = ["end_processes", "remove_files", "stand_by"]
-
 GRACE_S = 5.0  # longer than a launch's own warden takes, so that it can clean up after its ranks
 _KILL_DEADLINE_S = 5.0
 _POLL_S = 0.02

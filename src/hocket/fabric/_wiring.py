@@ -14,7 +14,6 @@ from ._errors import FabricError
 if TYPE_CHECKING:
     from hocket.cluster import Cluster
 
-__all__ = ["Node", "Port", "Wiring", "wire"]
 
 MOST_NODES = 1 << 14  # addresses 10.64.0.0 and up for hosts, 10.128.0.0 and up for switches
 

@@ -8,7 +8,7 @@ Interval = tuple[float, float]
 
 
 def union(intervals: Iterable[Interval]) -> list[Interval]:
-    """The same points as disjoint intervals in order; empty ones vanish."""
+    """Return the same points as disjoint intervals in order; empty ones vanish."""
     merged: list[Interval] = []
     for begin, end in sorted(intervals):
         if end <= begin:
@@ -21,12 +21,12 @@ def union(intervals: Iterable[Interval]) -> list[Interval]:
 
 
 def length(intervals: Iterable[Interval]) -> float:
-    """Sum of the lengths."""
+    """Return the sum of the lengths."""
     return sum(end - begin for begin, end in intervals)
 
 
 def intersection(first: list[Interval], second: list[Interval]) -> list[Interval]:
-    """What two unions (disjoint, in order) have in common."""
+    """Return what two unions (disjoint, in order) have in common."""
     common: list[Interval] = []
     i = j = 0
     while i < len(first) and j < len(second):
@@ -42,7 +42,7 @@ def intersection(first: list[Interval], second: list[Interval]) -> list[Interval
 
 
 def difference(whole: Interval, holes: Iterable[Interval]) -> list[Interval]:
-    """What is left of one interval outside of some others."""
+    """Return what is left of one interval outside of some others."""
     left, at = [], whole[0]
     for begin, end in union(holes):
         if end <= at:

@@ -11,7 +11,7 @@ from hocket import comm
 from hocket.comm import Operation
 
 
-class Listener(ABC):
+class OperationListener(ABC):
     """Is told of each operation; see hocket.comm.Observer."""
 
     def __init__(self) -> None:
@@ -26,12 +26,12 @@ class Listener(ABC):
         """See hocket.comm.Observer."""
 
     def start(self) -> None:
-        """Begins to listen; what was recorded before stays."""
+        """Begin to listen; what was recorded before stays."""
         if self._stop is None:
             self._stop = comm.observe(self)
 
     def stop(self) -> None:
-        """Ends listening."""
+        """End listening."""
         if self._stop is not None:
             self._stop()
             self._stop = None

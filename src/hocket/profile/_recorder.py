@@ -10,29 +10,65 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from hocket.comm import Operation
+from hocket.schedule import KINDS, Collective
 
-from ._bins import HVPROF_BINS, Bin, bus_factor
 from ._intervals import Interval, intersection, length, union
-from ._listener import Listener
+from ._listener import OperationListener
 
 _FOLD_AFTER = 4096
+_KIB, _MIB = 2**10, 2**20
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class Bin:
+    """Messages of more than `above` and at most `upto` bytes, so that a full 64 MiB bucket falls in 32-64 MB.
+
+    Attributes:
+        name: Name as reports print it; KB and MB there are powers of 1,024, as in hvprof.
+        above: Lower end in bytes, exclusive.
+        upto: Upper end in bytes, inclusive.
+    """
+
+    name: str
+    above: int
+    upto: int
+
+
+HVPROF_BINS = (
+    Bin("up to 128 KB", -1, 128 * _KIB),
+    Bin("128 KB-16 MB", 128 * _KIB, 16 * _MIB),
+    Bin("16-32 MB", 16 * _MIB, 32 * _MIB),
+    Bin("32-64 MB", 32 * _MIB, 64 * _MIB),
+    Bin("above 64 MB", 64 * _MIB, 2**63),
+)
+"""The bins in which MVAPICH2-GDR's hvprof reports all-reduce (EDSR on MVAPICH2-GDR), with one for the rest."""
+
+
+def bus_factor(kind: str, world: int) -> float:
+    """Return the bus bytes per byte of the full vector: what a link of a ring would carry (nccl-tests, PERFORMANCE.md).
+
+    Args:
+        kind: Kind as in `hocket.comm.Operation`.
+        world: Number of ranks.
+    """
+    return Collective(kind, world).bus_factor if kind in KINDS else 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class OperationTotals:
     """The operations of one kind whose messages fall in one bin.
 
     Attributes:
         kind: "all_reduce", ...
-        bin: name of the bin.
-        count: how many.
-        nbytes: their bytes; of one, the full vector as nccl-tests count it.
-        time_s: from this rank's start to its end, added up; waiting for late peers is part of it.
-        exposed_s: how long the user's thread was blocked on them.
-        skew_s: how much of `time_s` this rank waited for the last peer to arrive; that is the peers' computation, not
+        bin: Name of the bin.
+        count: Number of operations.
+        nbytes: Bytes of all operations; of one, the full vector as nccl-tests count it.
+        time_s: Time from this rank's start to its end, added up; waiting for late peers is part of it.
+        exposed_s: How long the user's thread was blocked on them.
+        skew_s: How much of `time_s` this rank waited for the last peer to arrive; that is the peers' computation, not
             communication. 0 where an engine moves the bytes, since it does not tell.
-        algbw_Bps: bytes over time less skew, since nccl-tests let all ranks begin together; 0.0 if nothing is left.
-        busbw_Bps: algbw times the collective's bus factor.
+        algbw_Bps: Bytes over time less skew, since nccl-tests let all ranks begin together; 0.0 if nothing is left.
+        busbw_Bps: `algbw_Bps` times the collective's bus factor.
     """
 
     kind: str
@@ -46,12 +82,12 @@ class Row:
     busbw_Bps: float
 
     def to_json(self) -> dict[str, Any]:
-        """The fields as JSON values."""
+        """Return the fields as JSON values."""
         return asdict(self)
 
 
 @dataclass(slots=True)
-class _Sum:
+class _Totals:
     count: int = 0
     nbytes: int = 0
     bus_nbytes: float = 0.0
@@ -60,15 +96,15 @@ class _Sum:
     skew_s: float = 0.0
 
 
-class Recorder(Listener):
+class Recorder(OperationListener):
     """Listens to the operations of this process between `start` and `stop`, or inside a `with` block.
 
     Recording appends to a list and costs about a microsecond; nothing is synchronised and no device is waited for. What
     has come is added up when somebody asks, or when it is much.
 
     Args:
-        bins: of message sizes, for the histogram.
-        keep: how many of the last operations are kept one by one.
+        bins: Bins of message sizes, for the histogram.
+        keep: How many of the last operations are kept one by one.
     """
 
     def __init__(self, bins: Sequence[Bin] = HVPROF_BINS, *, keep: int = 100_000) -> None:
@@ -77,7 +113,7 @@ class Recorder(Listener):
         self._finished: list[Operation] = []
         self._waited: list[tuple[Operation, float, float]] = []
         self._lock = threading.Lock()
-        self._sums: dict[tuple[str, str], _Sum] = {}
+        self._sums: dict[tuple[str, str], _Totals] = {}
         self._paths: dict[str, int] = {}
         self._events: deque[Operation] = deque(maxlen=keep)
         self._waits: deque[Interval] = deque(maxlen=keep)
@@ -99,8 +135,8 @@ class Recorder(Listener):
 
     # --- answers ----------------------------------------------------------------------------------------------------
 
-    def histogram(self) -> list[Row]:
-        """Operations by kind and message size, in the order of kinds' names and of bins; empty bins are left out."""
+    def histogram(self) -> list[OperationTotals]:
+        """Return the operations by kind and message size, by name of kind and in order of bins; no empty bins."""
         self._fold()
         order = {size.name: i for i, size in enumerate(self._bins)}
         rows = []
@@ -108,7 +144,7 @@ class Recorder(Listener):
             own_s = total.time_s - total.skew_s
             seconds = own_s if own_s > 0 else float("inf")
             rows.append(
-                Row(
+                OperationTotals(
                     kind,
                     name,
                     total.count,
@@ -123,7 +159,7 @@ class Recorder(Listener):
         return rows
 
     def hidden_share(self) -> float | None:
-        """The share of communication time in which the user's thread was not blocked; None without communication.
+        """Return the share of communication time that did not block the user's thread; None without communication.
 
         Communication time is the union of the operations' intervals, so that concurrent operations count once; exposed
         is that part of it in which the user's thread waited.
@@ -134,32 +170,32 @@ class Recorder(Listener):
         return 1.0 - self._exposed_s / self._communication_s
 
     def communication_s(self) -> float:
-        """Seconds in which at least one operation was under way."""
+        """Return the seconds in which at least one operation was under way."""
         self._fold()
         return self._communication_s
 
     def exposed_s(self) -> float:
-        """Seconds of communication in which the user's thread was blocked."""
+        """Return the seconds of communication in which the user's thread was blocked."""
         self._fold()
         return self._exposed_s
 
     def paths(self) -> dict[str, int]:
-        """How many operations went which way ("shm-direct", "shm-staged", an engine's name)."""
+        """Return how many operations went which way ("shm-direct", "shm-staged", an engine's name)."""
         self._fold()
         return dict(self._paths)
 
     def operations(self) -> list[Operation]:
-        """The last operations, in the order in which they finished."""
+        """Return the last operations, in the order in which they finished."""
         self._fold()
         return list(self._events)
 
     def waits(self) -> list[Interval]:
-        """When the user's thread was blocked on an operation, of late: begin and end in perf_counter seconds."""
+        """Return when the user's thread was blocked on an operation, of late: begin and end in perf_counter seconds."""
         self._fold()
         return list(self._waits)
 
     def events(self) -> list[dict[str, Any]]:
-        """The last operations as JSON values, in the order in which they finished, after one with the clocks.
+        """Return the last operations as JSON values, in the order in which they finished, after one with the clocks.
 
         Times are perf_counter seconds; the first event tells what to add for seconds since the epoch.
         """
@@ -191,10 +227,10 @@ class Recorder(Listener):
         self._paths[op.path] = self._paths.get(op.path, 0) + 1
         self._events.append(op)
 
-    def _sum(self, op: Operation) -> _Sum:
+    def _sum(self, op: Operation) -> _Totals:
         for size in self._bins:
             if size.above < op.nbytes <= size.upto:
-                return self._sums.setdefault((op.kind, size.name), _Sum())
+                return self._sums.setdefault((op.kind, size.name), _Totals())
         raise ValueError(f"no bin for a message of {op.nbytes} bytes; bins must cover all sizes")
 
     def _count_time(self, busy: list[Interval], blocked: list[Interval]) -> None:

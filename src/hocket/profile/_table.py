@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
-from ._recorder import Row
+from ._recorder import OperationTotals
 
 
-def histogram_table(rows: Sequence[Row], title: str = "Collectives by message size") -> Table:
-    """A table of `rows` in the manner of hvprof: times in ms, bandwidths in GB/s (10^9 bytes) of time less skew."""
+def histogram_table(rows: Sequence[OperationTotals], title: str = "Collectives by message size") -> Table:
+    """Return a table in the manner of hvprof: times in ms, bandwidths in GB/s (10^9 bytes) of time less skew."""
     caption = "algbw and busbw: bytes over time less skew (waiting for late peers)"
     table = Table(title=title, title_justify="left", title_style="bold", caption=caption, caption_justify="left")
     table.add_column("collective")

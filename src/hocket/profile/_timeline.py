@@ -2,25 +2,56 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 
+from hocket.comm import Operation
 from hocket.timeline import Span, Timeline
 
 from ._intervals import Interval, difference
-from ._recent import Recent
+from ._listener import OperationListener
 from ._recorder import Recorder
+
+
+class Recent(OperationListener):
+    """Keeps the last operations, and when the user's thread waited; an operation costs two appends.
+
+    Args:
+        keep: How many of each kind are kept.
+    """
+
+    def __init__(self, keep: int) -> None:
+        super().__init__()
+        self._operations: deque[Operation] = deque(maxlen=keep)
+        self._waits: deque[Interval] = deque(maxlen=keep)
+
+    def operation_finished(self, op: Operation) -> None:
+        """See hocket.comm.Observer."""
+        self._operations.append(op)
+
+    def operation_waited(self, op: Operation, begin_s: float, end_s: float) -> None:
+        """See hocket.comm.Observer."""
+        self._waits.append((begin_s, end_s))
+
+    def operations(self) -> list[Operation]:
+        """Return the last operations, in the order in which they finished."""
+        return list(self._operations)
+
+    def waits(self) -> list[Interval]:
+        """Return when the user's thread was blocked on an operation, of late: begin and end in perf_counter seconds."""
+        return list(self._waits)
 
 
 def timeline_of(
     recorder: Recorder | Recent, steps: Sequence[Interval], *, rank: int = 0, name: str = "run"
 ) -> Timeline:
-    """The operations of this process in some steps, and its computation: all time in which its thread did not wait.
+    """Return this process's operations and computation in some steps; what does not wait is computation.
 
     Args:
-        recorder: that listened during the steps.
-        steps: when each began and ended, in perf_counter seconds, in order.
-        rank: of this process.
-        name: of the timeline.
+        recorder: Recorder that listened during the steps.
+        steps: Begin and end of each step, in perf_counter seconds, in order.
+        rank: Rank of this process.
+        name: Name of the timeline.
 
     Returns:
         Spans of kind "compute" on the stream "compute", and of kind "collective" on one stream for each group; zero is

@@ -16,13 +16,13 @@ from ._findings import Finding as Finding
 from ._ir import Columns as Columns
 from ._ir import Schedule as Schedule
 from ._ir import Step as Step
+from ._links import FlowRoutes as FlowRoutes
+from ._links import RoutedNetwork as RoutedNetwork
 from ._links import StepLoad as StepLoad
 from ._links import link_loads as link_loads
 from ._links import place as place
 from ._msccl_read import from_msccl as from_msccl
 from ._msccl_write import to_msccl as to_msccl
-from ._network import Network as Network
-from ._network import Routes as Routes
 from ._render import describe as describe
 from ._render import grid as grid
 from ._render import svg as svg
@@ -37,8 +37,8 @@ __all__ = [
     "Collective",
     "Columns",
     "Finding",
-    "Network",
-    "Routes",
+    "FlowRoutes",
+    "RoutedNetwork",
     "Schedule",
     "ScheduleError",
     "Step",

@@ -16,10 +16,10 @@ class Wire:
     """The alpha-beta-gamma model of one rank's port, full duplex.
 
     Attributes:
-        latency_s: alpha, seconds a message takes however short it is.
-        seconds_per_byte: beta, in each direction.
-        reduce_seconds_per_byte: gamma, of combining two operands.
-        message_s: what posting each message takes besides, one after the other (the o of LogP); no bound counts it.
+        latency_s: Alpha, seconds a message takes however short it is.
+        seconds_per_byte: Beta, seconds per byte in each direction.
+        reduce_seconds_per_byte: Gamma, seconds per byte to combine two operands.
+        message_s: What posting each message takes besides, one after the other (the o of LogP); no bound counts it.
     """
 
     latency_s: float
@@ -33,10 +33,10 @@ class Bounds:
     """Lower bounds, or what a schedule needs of the same three things.
 
     Attributes:
-        steps: rounds in which a port sends one message and receives one, in units of alpha. A step of a schedule in
+        steps: Rounds in which a port sends one message and receives one, in units of alpha. A step of a schedule in
             which a rank has several messages is as many rounds.
-        moved: the most bytes that cross one port in one direction, in units of S.
-        reduced: the most bytes combined by one rank, in units of S.
+        moved: The most bytes that cross one port in one direction, in units of S.
+        reduced: The most bytes combined by one rank, in units of S.
     """
 
     steps: int
@@ -44,7 +44,7 @@ class Bounds:
     reduced: Fraction
 
     def seconds(self, nbytes: float, wire: Wire) -> float:
-        """The time for S = `nbytes` if nothing overlaps; as a lower bound each of the three holds by itself."""
+        """Return the time for S = `nbytes` if nothing overlaps; as a lower bound each of the three holds by itself."""
         return (
             self.steps * wire.latency_s
             + float(self.moved) * nbytes * wire.seconds_per_byte
@@ -53,15 +53,15 @@ class Bounds:
 
 
 def lower_bounds(collective: Collective, *, in_network: bool = False) -> Bounds:
-    """What any algorithm over one full-duplex port a rank needs.
+    """Return what any algorithm over one full-duplex port a rank needs.
 
     The latency is ceil(log2 p) rounds of one message a port for everything in which data of one rank reaches all, or of
     all reaches one. Sources: Patarasu and Yuan (JPDC 2009) and Chan et al. (2007) for bandwidth; nccl-tests,
     PERFORMANCE.md.
 
     Args:
-        collective: kind and world; the root makes no difference.
-        in_network: whether switches may reduce and multicast. An all_reduce then needs every byte sent once and
+        collective: Kind and world; the root makes no difference.
+        in_network: Whether switches may reduce and multicast. An all_reduce then needs every byte sent once and
             received once, two hops, and no rank computes.
     """
     p = collective.world
@@ -89,7 +89,7 @@ def lower_bounds(collective: Collective, *, in_network: bool = False) -> Bounds:
 
 
 def needs(schedule: Schedule) -> Bounds:
-    """What a schedule needs of the same three things: its rounds, its busiest port and its busiest rank."""
+    """Return what a schedule needs of the same three things: its rounds, its busiest port and its busiest rank."""
     moved = max((max(sent, got) for sent, got in _ranks(schedule)), default=Fraction(0))
     return Bounds(_rounds(schedule), moved, max(_reduced(schedule), default=Fraction(0)))
 
@@ -110,7 +110,7 @@ def _ranks(schedule: Schedule) -> list[tuple[Fraction, Fraction]]:
 
 
 def _reduced(schedule: Schedule) -> list[Fraction]:
-    """What each rank combines, in units of S."""
+    """Return what each rank combines, in units of S."""
     total = np.zeros(schedule.endpoints, np.int64)
     for step in schedule.steps:
         length = (step.stop - step.start).astype(np.int64) * step.repeat

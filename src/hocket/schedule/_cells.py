@@ -1,7 +1,7 @@
-"""Where the verifier keeps its state: one value for each piece of each endpoint's room.
+"""Where the verifier keeps its state: one value for each piece of each endpoint's buffer.
 
 Small schedules get one cell a chunk. A halving-doubling of 65,536 ranks has as many chunks, and four thousand million
-cells would be needed; but a rank handles few ranges as a whole, so its room is cut only where one of its own
+cells would be needed; but a rank handles few ranges as a whole, so its buffer is cut only where one of its own
 transfers begins or ends. That is exact as long as what is written into a cell is the same all over it; the first time
 that it is not, `Uneven` says where more cuts are needed.
 """
@@ -25,10 +25,10 @@ class Moves(NamedTuple):
     """What a step does, cell by cell.
 
     Attributes:
-        source: the cell that is read.
-        destination: the cell that is written.
-        row: the transfer's number within the step; sorted.
-        begin: of each transfer, where its first cell stands in the columns above.
+        source: The cell that is read.
+        destination: The cell that is written.
+        row: The transfer's number within the step; sorted.
+        begin: Where the first cell of each transfer stands in the columns above.
     """
 
     source: Index
@@ -49,8 +49,8 @@ class Cells:
     """Numbers the cells of all endpoints, and finds those of a transfer.
 
     Attributes:
-        count: number of cells.
-        endpoint, chunk: of each cell; the chunk where it begins.
+        count: Number of cells.
+        endpoint, chunk: Endpoint of each cell, and the chunk where it begins.
     """
 
     def __init__(self, schedule: Schedule, cuts: Index | None = None) -> None:
@@ -68,7 +68,7 @@ class Cells:
         self.endpoint, self.chunk = np.divmod(self._keys, self.chunks)
 
     def moves(self, step: Step) -> Moves:
-        """The cells that a step's transfers write, and those that hold what is written."""
+        """Return the cells that a step's transfers write, and those that hold what is written."""
         if self.dense:
             length = (step.stop - step.start).astype(np.int64)
             row, offset = _spread(length)
@@ -86,7 +86,7 @@ class Cells:
         return Moves(read, write, row, np.cumsum(write_count) - write_count)
 
     def check_even(self, step: Step, moves: Moves, values: NDArray[Any], flags: NDArray[np.bool_]) -> None:
-        """Raises Uneven if a cell that is written gets different values in its parts."""
+        """Raise Uneven if a cell that is written gets different values in its parts."""
         if self.dense:
             return
         first, count = self._of(step.source, step)
@@ -104,13 +104,13 @@ class Cells:
             raise Uneven(np.union1d(self._keys, destination[odd] * self.chunks + self.chunk[read[odd]]))
 
     def _of(self, endpoint: NDArray[np.int32], step: Step) -> tuple[Index, Index]:
-        """The first cell of each transfer at one of its ends, and how many it has there."""
+        """Return the first cell of each transfer at one of its ends, and how many it has there."""
         base = endpoint.astype(np.int64) * self.chunks
         first = np.searchsorted(self._keys, base + step.start)
         return first, np.searchsorted(self._keys, base + step.stop) - first
 
     def _holding(self, endpoint: Index, chunk: Index) -> Index:
-        """The cell of an endpoint that a chunk is in."""
+        """Return the cell of an endpoint that a chunk is in."""
         return np.searchsorted(self._keys, endpoint * self.chunks + chunk, side="right") - 1
 
 
@@ -122,7 +122,7 @@ def _spread(lengths: Index) -> tuple[Index, Index]:
 
 
 def _cuts(schedule: Schedule) -> Index:
-    """Keys `endpoint * chunks + chunk` where a transfer, or a block that the contract names, begins or ends."""
+    """Return the keys `endpoint * chunks + chunk` where a transfer, or a block of the contract, begins or ends."""
     chunks, world = schedule.chunks, schedule.world
     size = chunks // schedule.collective.blocks
     rank = np.arange(world, dtype=np.int64)

@@ -35,15 +35,15 @@ class ScheduleError(ValueError):
 class Collective:
     """The contract of one collective operation.
 
-    The data is a row of *blocks*; every rank has room for all of them, and a block keeps its place wherever it goes.
+    The data is a row of *blocks*; every rank has memory for all of them, and a block keeps its place wherever it goes.
     An all_reduce, reduce, broadcast or barrier has one block, the vector. all_gather, reduce_scatter, gather and
     scatter have one a rank. all_to_all has `world * world`: block `s * world + d` goes from rank s to rank d.
     The operator is not part of it: a schedule serves every associative and commutative one.
 
     Args:
-        kind: one of `KINDS`.
-        world: number of ranks.
-        root: the root of reduce, broadcast, gather and scatter; 0 for the others.
+        kind: One of `KINDS`.
+        world: Number of ranks.
+        root: The root of reduce, broadcast, gather and scatter; 0 for the others.
 
     Raises:
         ScheduleError: an unknown kind, an empty world, or a root that is not in it.
@@ -97,7 +97,7 @@ class Collective:
         return (self.world - 1) / self.world if shared else 1.0
 
     def before(self, rank: Ints, block: Ints) -> Bools:
-        """Whether `rank` contributes to `block` when the operation begins; the arguments broadcast."""
+        """Return whether `rank` contributes to `block` when the operation begins; the arguments broadcast."""
         if self.reduces:
             return np.broadcast_to(np.True_, np.broadcast_shapes(rank.shape, block.shape))
         if self.kind in ("broadcast", "scatter"):
@@ -107,7 +107,7 @@ class Collective:
         return np.asarray(rank == block)
 
     def after(self, rank: Ints, block: Ints) -> Bools:
-        """Whether `rank` must hold the final `block` when the operation ends; the arguments broadcast."""
+        """Return whether `rank` must hold the final `block` when the operation ends; the arguments broadcast."""
         shape = np.broadcast_shapes(rank.shape, block.shape)
         if self.kind in ("all_reduce", "broadcast", "all_gather", "barrier"):
             return np.broadcast_to(np.True_, shape)

@@ -49,7 +49,7 @@ class Step:
         repeat: int = 1,
         shift: int = 0,
     ) -> Step:
-        """Makes a step of numbers or arrays, which are broadcast to one length; `stop` is `start + 1` if left out."""
+        """Make a step of numbers or arrays, which are broadcast to one length; `stop` is `start + 1` if left out."""
         first = np.asarray(start, dtype=np.int32)
         last = first + 1 if stop is None else np.asarray(stop, dtype=np.int32)
         rows = np.broadcast_arrays(
@@ -65,7 +65,7 @@ class Step:
         return cls(columns[0], columns[1], columns[2], columns[3], columns[4], repeat, shift)
 
     def __len__(self) -> int:
-        """Number of rows, repetitions not counted."""
+        """Return the number of rows, repetitions not counted."""
         return len(self.source)
 
     def __eq__(self, other: object) -> bool:
@@ -86,14 +86,14 @@ class Step:
         return self.source, self.destination, self.start, self.stop, self.reduce
 
     def turn(self, times: int, chunks: int) -> Step:
-        """The step of repetition `times` by itself."""
+        """Return the step of repetition `times` by itself."""
         if times == 0 and self.repeat == 1:
             return self
         start = (self.start + np.int64(times) * self.shift) % chunks
         return Step.of(self.source, self.destination, start, start + (self.stop - self.start), reduce=self.reduce)
 
     def take(self, rows: NDArray[np.intp] | Flags) -> Step:
-        """The step with some of its rows, in the order given."""
+        """Return the step with some of its rows, in the order given."""
         picked = [column[rows] for column in self.columns]
         return Step.of(*picked[:4], reduce=picked[4], repeat=self.repeat, shift=self.shift)
 
@@ -113,17 +113,17 @@ class Columns(NamedTuple):
 class Schedule:
     """One collective as an ordered list of transfers. A value: frozen, printable, parseable.
 
-    Every endpoint has room for all `chunks`. A chunk keeps its place: a transfer names the endpoints and the chunks,
+    Every endpoint has memory for all `chunks`. A chunk keeps its place: a transfer names the endpoints and the chunks,
     and the same chunks are read and written. Before the first step an endpoint holds what the contract says, switches
     nothing; what is added where nothing was is copied. A transfer waits for every transfer of an earlier step that
     touches one of its chunks at its source or its destination, and for nothing else: steps are an order, no barrier.
 
     Args:
-        name: of the algorithm.
-        collective: the contract.
-        chunks: number of parts of the data; a multiple of `collective.blocks`.
-        steps: see `Step`; those of equal shape may be stored once.
-        switches: names of the endpoints `world`, `world + 1`, ... that hold no data of their own.
+        name: Name of the algorithm.
+        collective: The contract.
+        chunks: Number of parts of the data; a multiple of `collective.blocks`.
+        steps: See `Step`; those of equal shape may be stored once.
+        switches: Names of the endpoints `world`, `world + 1`, ... that hold no data of their own.
 
     Raises:
         ScheduleError: a row names an endpoint or a chunk that is not there, or sends to itself.
@@ -148,9 +148,25 @@ class Schedule:
             _check(number, step, self.endpoints, self.chunks)
 
     def __str__(self) -> str:
-        from ._text import format_schedule
+        """Return the schedule as people read it and `parse` reads it back.
 
-        return format_schedule(self)
+        One line for what it is, one for its switches if there are any, one a step and one a transfer::
+
+            schedule ring all_reduce world=2 chunks=2
+            step repeat=1 shift=0
+              0 -> 1 reduce 0
+              1 -> 0 reduce 1
+        """
+        lines = [f"schedule {self.name} {self.collective} chunks={self.chunks}"]
+        if self.switches:
+            lines.append("switches " + " ".join(self.switches))
+        names = [self.endpoint(number) for number in range(self.endpoints)]
+        for step in self.steps:
+            lines.append("step" if step.repeat == 1 else f"step repeat={step.repeat} shift={step.shift}")
+            for source, destination, start, stop, reduce in zip(*(c.tolist() for c in step.columns), strict=True):
+                chunks = str(start) if stop == start + 1 else f"{start}:{stop}"
+                lines.append(f"  {names[source]} -> {names[destination]} {'reduce' if reduce else 'copy'} {chunks}")
+        return "\n".join(lines) + "\n"
 
     @property
     def world(self) -> int:
@@ -173,21 +189,21 @@ class Schedule:
         return sum(step.repeat * len(step) for step in self.steps)
 
     def endpoint(self, number: int) -> str:
-        """The name of an endpoint: a rank's number or a switch's name."""
+        """Return the name of an endpoint: a rank's number or a switch's name."""
         return str(number) if number < self.world else self.switches[number - self.world]
 
     def describe(self, number: int) -> str:
-        """An endpoint for people: "rank 3" or "switch leaf0"."""
+        """Return an endpoint's name for people: "rank 3" or "switch leaf0"."""
         return f"{'rank' if number < self.world else 'switch'} {self.endpoint(number)}"
 
     def each_step(self) -> Iterator[Step]:
-        """The steps in order, repetitions written out one after the other."""
+        """Return the steps in order, repetitions written out one after the other."""
         for step in self.steps:
             for times in range(step.repeat):
                 yield step.turn(times, self.chunks)
 
     def columns(self) -> Columns:
-        """All transfers, repetitions written out: 21 bytes each."""
+        """Return all transfers with repetitions written out, 21 bytes each."""
         parts = list(self.each_step())
         label = np.repeat(np.arange(len(parts), dtype=np.int32), [len(part) for part in parts])
         if not parts:
@@ -206,17 +222,17 @@ class Schedule:
         )
 
     def part(self, endpoint: int) -> Schedule:
-        """What one endpoint takes part in; the other rows are left out."""
+        """Return what one endpoint takes part in; the other rows are left out."""
         steps = (step.take((step.source == endpoint) | (step.destination == endpoint)) for step in self.steps)
         return Schedule(self.name, self.collective, self.chunks, tuple(steps), self.switches)
 
     def merged(self) -> Schedule:
-        """The same with neighbouring chunks that go from one endpoint to another in one step as one transfer."""
+        """Return the same with neighbouring chunks that go from one endpoint to another in one step as one transfer."""
         steps = (step if step.repeat > 1 else _merge(step) for step in self.steps)
         return Schedule(self.name, self.collective, self.chunks, tuple(steps), self.switches)
 
     def split(self, pieces: int) -> Schedule:
-        """The same with every transfer cut in `pieces` that follow each other, and chunks as much smaller.
+        """Return the same with every transfer cut in `pieces` that follow each other, and chunks as much smaller.
 
         The first piece can be on its way in the next step while the second is still in this one.
         """
@@ -239,11 +255,11 @@ class Schedule:
         return Schedule(self.name, self.collective, self.chunks * pieces, tuple(steps), self.switches)
 
     def sent(self) -> tuple[Fraction, ...]:
-        """What each endpoint sends, in units of S (see `Collective.vector_blocks`), exactly."""
+        """Return what each endpoint sends, in units of S (see `Collective.vector_blocks`), exactly."""
         return self._moved(0)
 
     def received(self) -> tuple[Fraction, ...]:
-        """What each endpoint receives, in units of S, exactly."""
+        """Return what each endpoint receives, in units of S, exactly."""
         return self._moved(1)
 
     def _moved(self, side: int) -> tuple[Fraction, ...]:
@@ -255,7 +271,7 @@ class Schedule:
 
 
 def _merge(step: Step) -> Step:
-    """Joins rows of one source, destination and verb whose ranges follow each other; sorts the rows."""
+    """Join rows of one source, destination and verb whose ranges follow each other, and sort them."""
     if not len(step):
         return step
     order = np.lexsort((step.start, step.reduce, step.destination, step.source))
@@ -272,7 +288,7 @@ def _merge(step: Step) -> Step:
 
 
 def _check(number: int, step: Step, endpoints: int, chunks: int) -> None:
-    """Raises ScheduleError for the first row that is out of bounds."""
+    """Raise ScheduleError for the first row that is out of bounds."""
     where = f"step {number}"
     if step.repeat < 1:
         raise ScheduleError(f"{where}: repeat={step.repeat}; give 1 or more")

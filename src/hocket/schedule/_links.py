@@ -2,14 +2,53 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ._collective import ScheduleError
 from ._ir import Schedule, Step
-from ._network import Network
+
+
+class FlowRoutes(Protocol):
+    """The directed links that each of several flows crosses, in order: `links[offsets[i]:offsets[i + 1]]`."""
+
+    @property
+    def offsets(self) -> NDArray[np.int64]:
+        """One more than there are flows."""
+
+    @property
+    def links(self) -> NDArray[np.int64]:
+        """Numbers of links."""
+
+
+class RoutedNetwork(Protocol):
+    """Nodes joined by directed links, and the paths that flows take; `hocket.cluster.Cluster` fits it."""
+
+    @property
+    def ranks(self) -> NDArray[np.int64]:
+        """The node of each rank."""
+
+    @property
+    def capacity_Bps(self) -> NDArray[np.float64]:
+        """Bytes per second of each link."""
+
+    @property
+    def latency_s(self) -> NDArray[np.float64]:
+        """Seconds of each link."""
+
+    @property
+    def link_names(self) -> Sequence[str]:
+        """Name of each link, for people."""
+
+    def node(self, name: str) -> int:
+        """Return the node of that name, or raise KeyError."""
+
+    def routes(self, source: NDArray[np.int64], destination: NDArray[np.int64]) -> FlowRoutes:
+        """Return the links of one flow for each pair of nodes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,13 +56,13 @@ class StepLoad:
     """The links under one step.
 
     Attributes:
-        step: its number, repetitions counted.
-        repeat: how many steps are like it.
-        flows: how many flows it has.
-        hops: the most links that one of them crosses.
-        most_flows: the most flows that share one directed link.
-        busiest: that link's name.
-        seconds: the time of the step alone: the longest of all paths' latencies, and the bytes on the slowest link.
+        step: Its number, repetitions counted.
+        repeat: How many steps are like it.
+        flows: How many flows it has.
+        hops: The most links that one of them crosses.
+        most_flows: The most flows that share one directed link.
+        busiest: That link's name.
+        seconds: The time of the step alone: the longest of all paths' latencies, and the bytes on the slowest link.
     """
 
     step: int
@@ -35,16 +74,16 @@ class StepLoad:
     seconds: float
 
 
-def link_loads(schedule: Schedule, network: Network, nbytes: float = 1.0) -> tuple[StepLoad, ...]:
-    """Lays every step of a schedule over a network.
+def link_loads(schedule: Schedule, network: RoutedNetwork, nbytes: float = 1.0) -> tuple[StepLoad, ...]:
+    """Lay every step of a schedule over a network.
 
     The transfers of one step from one endpoint to another are one flow. A step takes as long as the latency of its
     longest path and the bytes of its busiest link; the sum over steps is the time of an execution in lock step,
     which is an upper estimate, for without a barrier steps overlap.
 
     Args:
-        schedule: any whose ranks and switches the network has.
-        network: see `Network`.
+        schedule: Any schedule whose ranks and switches the network has.
+        network: A cluster, or what else is a `RoutedNetwork`.
         nbytes: S, the size of the vector (see `Collective.vector_blocks`).
 
     Raises:
@@ -60,8 +99,8 @@ def link_loads(schedule: Schedule, network: Network, nbytes: float = 1.0) -> tup
     return tuple(loads)
 
 
-def place(schedule: Schedule, network: Network) -> NDArray[np.int64]:
-    """The node of each endpoint of a schedule.
+def place(schedule: Schedule, network: RoutedNetwork) -> NDArray[np.int64]:
+    """Return the node of each endpoint of a schedule.
 
     Raises:
         ScheduleError: see `link_loads`.
@@ -80,7 +119,7 @@ def place(schedule: Schedule, network: Network) -> NDArray[np.int64]:
     return np.concatenate([network.ranks[: schedule.world], np.array(switches, np.int64)]).astype(np.int64)
 
 
-def _load(number: int, step: Step, nodes: NDArray[np.int64], network: Network, chunk_bytes: float) -> StepLoad:
+def _load(number: int, step: Step, nodes: NDArray[np.int64], network: RoutedNetwork, chunk_bytes: float) -> StepLoad:
     if not len(step):
         return StepLoad(number, step.repeat, 0, 0, 0, "", 0.0)
     ends = nodes[step.source] * (nodes.max() + 1) + nodes[step.destination]

@@ -19,7 +19,7 @@ Place = tuple[str, int]
 
 
 @dataclass(slots=True)
-class Operation:
+class MscclOperation:
     """One `step` element."""
 
     gpu: int
@@ -38,13 +38,13 @@ class Operation:
 
 
 @dataclass(slots=True)
-class Block:
+class ThreadBlock:
     """One `tb` element: the peers of a thread block, the channel to them, and how much of its work is done."""
 
     send: int
     receive: int
     channel: int
-    operations: list[Operation]
+    operations: list[MscclOperation]
     done: int = 0
 
     @property
@@ -53,12 +53,12 @@ class Block:
         return self.done == len(self.operations)
 
 
-Blocks = dict[tuple[int, int], Block]
+Blocks = dict[tuple[int, int], ThreadBlock]
 """Thread blocks by (gpu, number)."""
 
 
 def blocks_of(root: ElementTree.Element, world: int) -> Blocks:
-    """All thread blocks of a program.
+    """Return all thread blocks of a program.
 
     Raises:
         ScheduleError: a GPU that is none of the world's, an unknown type of step, or steps in another order.
@@ -72,13 +72,13 @@ def blocks_of(root: ElementTree.Element, world: int) -> Blocks:
             key = rank, number_of(block, "id")
             operations = [_operation(key, place, step) for place, step in enumerate(block.iter("step"))]
             channel = int(block.get("chan", "0"))
-            blocks[key] = Block(number_of(block, "send"), number_of(block, "recv"), channel, operations)
+            blocks[key] = ThreadBlock(number_of(block, "send"), number_of(block, "recv"), channel, operations)
     return blocks
 
 
-def _operation(key: tuple[int, int], place: int, step: ElementTree.Element) -> Operation:
+def _operation(key: tuple[int, int], place: int, step: ElementTree.Element) -> MscclOperation:
     verb = text_of(step, "type")
-    one = Operation(
+    one = MscclOperation(
         *key,
         number_of(step, "s"),
         verb,
@@ -96,8 +96,8 @@ def _operation(key: tuple[int, int], place: int, step: ElementTree.Element) -> O
     return one
 
 
-def run(blocks: Blocks) -> tuple[list[Operation], dict[int, Operation]]:
-    """Lets all blocks go on as far as they can until all are done.
+def run(blocks: Blocks) -> tuple[list[MscclOperation], dict[int, MscclOperation]]:
+    """Let all blocks go on as far as they can until all are done.
 
     Every operation gets a vector clock: how far it knows each block of its own gpu to be.
 
@@ -108,9 +108,9 @@ def run(blocks: Blocks) -> tuple[list[Operation], dict[int, Operation]]:
         ScheduleError: blocks wait for each other in a circle, a receive takes less or more than its send gives, or a
             send has no receive.
     """
-    lanes: dict[tuple[int, int, int], deque[Operation]] = {}  # (sender, receiver, channel) -> sends under way
-    ordered: list[Operation] = []
-    sent: dict[int, Operation] = {}
+    lanes: dict[tuple[int, int, int], deque[MscclOperation]] = {}  # (sender, receiver, channel) -> sends under way
+    ordered: list[MscclOperation] = []
+    sent: dict[int, MscclOperation] = {}
     moved = True
     while moved:
         moved = False
@@ -151,7 +151,7 @@ def run(blocks: Blocks) -> tuple[list[Operation], dict[int, Operation]]:
     return ordered, sent
 
 
-def _stuck(block: Block) -> str:
+def _stuck(block: ThreadBlock) -> str:
     one = block.operations[block.done]
     if one.verb in RECEIVES:
         return f"{one} waits for gpu {block.receive}"
@@ -159,7 +159,7 @@ def _stuck(block: Block) -> str:
 
 
 def text_of(element: ElementTree.Element, name: str) -> str:
-    """An attribute that must be there."""
+    """Return an attribute that must be there."""
     value = element.get(name)
     if value is None:
         raise ScheduleError(f"<{element.tag}> {dict(element.attrib)}: the attribute {name!r} is missing")
@@ -167,7 +167,7 @@ def text_of(element: ElementTree.Element, name: str) -> str:
 
 
 def number_of(element: ElementTree.Element, name: str) -> int:
-    """A whole number that must be there."""
+    """Return a whole number that must be there."""
     value = text_of(element, name)
     try:
         return int(value)

@@ -2,8 +2,8 @@
 
 A program can be wrong where a schedule cannot: a receive may have no send, blocks may wait for each other in a circle,
 and two operations may touch one chunk with nothing that orders them. Each is an error here, with the place
-(`_msccl_program.py`). What is left is read as a schedule: MSCCL's buffers become the one room of a rank
-(`_msccl_rooms.py`), and operations get the earliest steps that keep their order.
+(`_msccl_program.py`). What is left is read as a schedule: MSCCL's buffers become the one buffer of a rank
+(`_msccl_buffers.py`), and operations get the earliest steps that keep their order.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from xml.etree import ElementTree
 
 from ._collective import Collective, ScheduleError
 from ._ir import Schedule, Step
+from ._msccl_buffers import MscclBuffers, MscclMessage, Touches
 from ._msccl_program import blocks_of, number_of, run, text_of
-from ._msccl_rooms import Message, Rooms, Touches
 from ._msccl_write import NAMES
 
 _KINDS: Final = {name: kind for kind, name in NAMES.items()} | {"reducescatter": "reduce_scatter"}
 
 
 def from_msccl(text: str) -> Schedule:
-    """Reads MSCCL XML.
+    """Read MSCCL XML.
 
     Args:
-        text: of an `algo` element in the classic form; scratch buffers may hold chunks that are passed on or reduced.
+        text: An `algo` element in the classic form; scratch buffers may hold chunks that are passed on or reduced.
 
     Raises:
         ScheduleError: no such XML, a receive without a send, waits in a circle, chunks touched in no order, or a
@@ -40,13 +40,13 @@ def from_msccl(text: str) -> Schedule:
     collective = Collective(_KINDS[coll], number_of(root, "ngpus"), int(root.get("root", "0")))
     chunks = _chunks(root, collective)
     ordered, sent = run(blocks_of(root, collective.world))
-    messages, touches = Rooms(collective, chunks, root.get("inplace") == "1").follow(ordered, sent)
+    messages, touches = MscclBuffers(collective, chunks, root.get("inplace") == "1").follow(ordered, sent)
     steps = _steps(_ordered(messages, touches))
     return Schedule("".join(c if c.isalnum() or c in "_." else "-" for c in name), collective, chunks, steps)
 
 
-def _ordered(messages: list[Message], touches: Touches) -> list[tuple[Message, int]]:
-    """Gives each message the earliest step that keeps the order of what touches each chunk at each rank."""
+def _ordered(messages: list[MscclMessage], touches: Touches) -> list[tuple[MscclMessage, int]]:
+    """Give each message the earliest step that keeps the order of what touches each chunk at each rank."""
     reads: dict[tuple[int, int, int], list[int]] = {}
     writes: dict[tuple[int, int, int], list[int]] = {}
     for number, message in enumerate(messages):
@@ -79,11 +79,11 @@ def _ordered(messages: list[Message], touches: Touches) -> list[tuple[Message, i
     )
 
 
-def _steps(messages: list[tuple[Message, int]]) -> tuple[Step, ...]:
+def _steps(messages: list[tuple[MscclMessage, int]]) -> tuple[Step, ...]:
     steps = []
     for number in sorted({step for _, step in messages}):
         rows = [message for message, step in messages if step == number]
-        merged: list[Message] = []
+        merged: list[MscclMessage] = []
         for message in sorted(rows, key=lambda m: (m.source, m.destination, m.reduce, m.start)):
             last = merged[-1] if merged else None
             if last and (last.source, last.destination, last.reduce, last.stop) == (
@@ -105,7 +105,7 @@ def _steps(messages: list[tuple[Message, int]]) -> tuple[Step, ...]:
 
 
 def _chunks(root: ElementTree.Element, collective: Collective) -> int:
-    """Chunks of the whole row, from `nchunksperloop` or the buffers' sizes."""
+    """Return the chunks of the whole row, from `nchunksperloop` or the buffers' sizes."""
     vector = int(root.get("nchunksperloop", "0"))
     if not vector:
         vector = max(max(int(gpu.get("i_chunks", "0")), int(gpu.get("o_chunks", "0"))) for gpu in root.iter("gpu"))

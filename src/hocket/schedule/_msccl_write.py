@@ -27,12 +27,12 @@ NAMES: Final = {
 
 
 def to_msccl(schedule: Schedule, *, protocol: str = "Simple") -> str:
-    """Writes a schedule as MSCCL XML.
+    """Write a schedule as MSCCL XML.
 
     All kinds but all_to_all are in place: all_gather in the output buffer, the others in the input buffer.
 
     Args:
-        schedule: of ranks only.
+        schedule: A schedule of ranks only.
         protocol: NCCL's: Simple, LL or LL128.
 
     Raises:
@@ -77,12 +77,12 @@ class _Operation:
     awaited: bool = False
 
     def after(self, other: _Operation) -> bool:
-        """Whether it must come after another of the same rank: they share a chunk and one of them writes."""
+        """Return whether it must come after another of the same rank: they share a chunk and one of them writes."""
         return self.start < other.stop and other.start < self.stop and not (self.sends and other.sends)
 
 
 def _operations(schedule: Schedule) -> list[list[_Operation]]:
-    """Each rank's operations in an order that is right: within a step all are read before any is written."""
+    """Return each rank's operations in an order that is right: within a step all are read before any is written."""
     of_rank: list[list[_Operation]] = [[] for _ in range(schedule.world)]
     for number, step in enumerate(schedule.each_step()):
         for source, destination, start, stop, reduce in zip(*(c.tolist() for c in step.columns), strict=True):
@@ -119,7 +119,7 @@ def _write_rank(root: ElementTree.Element, schedule: Schedule, rank: int, operat
 
 
 def _assign_blocks(operations: list[_Operation]) -> list[tuple[int, int]]:
-    """Gives every operation its thread block and place there; returns the blocks' peers."""
+    """Give every operation its thread block and place there; return the blocks' peers."""
     to = dict.fromkeys(one.peer for one in operations if one.sends)
     sources = dict.fromkeys(one.peer for one in operations if not one.sends)
     if len(to) == len(sources) == 1:
@@ -134,7 +134,7 @@ def _assign_blocks(operations: list[_Operation]) -> list[tuple[int, int]]:
 
 
 def _find_waits(operations: list[_Operation]) -> None:
-    """Finds for each operation the last one of every other block that it must come after, and numbers the steps."""
+    """Find for each operation the last one of every other block that it must come after, and number the steps."""
     counts: dict[int, int] = {}
     for position, one in enumerate(operations):
         found: dict[int, _Operation] = {}
@@ -170,7 +170,7 @@ class _Places:
         return "s", chunk
 
     def sizes(self) -> dict[str, str]:
-        """Attributes of the `gpu` element: chunks of the buffers."""
+        """Return the attributes of the `gpu` element: chunks of the buffers."""
         kind = self._collective.kind
         if kind == "all_to_all":
             vector = self._world * self._pieces
@@ -180,7 +180,7 @@ class _Places:
 
 
 def _own_block(place: _Places, schedule: Schedule, number: int) -> ElementTree.Element:
-    """An all_to_all's block that stays where it is: from the input to the output buffer."""
+    """Return an all_to_all's block that stays where it is: from the input to the output buffer."""
     pieces = schedule.chunks // schedule.collective.blocks
     offset = place._rank * pieces
     element = ElementTree.Element("tb", id=str(number), send="-1", recv="-1", chan="0")

@@ -11,7 +11,7 @@ from ._cells import Cells, Index, Moves, Uneven
 from ._ir import Schedule, Step
 
 EXACT_BYTES: Final = 1 << 28
-"""Room to count contributions one by one, a byte for each rank in each piece; beyond it random numbers are used."""
+"""Memory to count contributions one by one, a byte for each rank in each piece; beyond it random numbers are used."""
 
 Values = NDArray[Any]
 
@@ -25,15 +25,15 @@ class Race(NamedTuple):
     chunk: int
 
 
-class Outcome(NamedTuple):
+class PlayResult(NamedTuple):
     """Places that do not hold what the contract says, as rows of (endpoint, first chunk), and races."""
 
     wrong: Index
     races: tuple[Race, ...]
 
 
-def play(schedule: Schedule) -> Outcome:
-    """Plays all steps and compares the end with the contract.
+def play(schedule: Schedule) -> PlayResult:
+    """Play all steps and compare the end with the contract.
 
     Raises:
         MemoryError: there are too many pieces of vectors.
@@ -46,7 +46,7 @@ def play(schedule: Schedule) -> Outcome:
             cells = Cells(schedule, uneven.cuts)
 
 
-def _play(schedule: Schedule, cells: Cells) -> Outcome:
+def _play(schedule: Schedule, cells: Cells) -> PlayResult:
     collective, world = schedule.collective, schedule.world
     block = cells.chunk // (schedule.chunks // collective.blocks)
     is_rank = cells.endpoint < world
@@ -60,7 +60,7 @@ def _play(schedule: Schedule, cells: Cells) -> Outcome:
             number += 1
     wanted = np.flatnonzero(is_rank & collective.after(cells.endpoint, block))
     wrong = wanted[state.spoilt[wanted] | ~algebra.complete(state.values[wanted])]
-    return Outcome(np.stack([cells.endpoint[wrong], cells.chunk[wrong]], axis=1), tuple(state.races))
+    return PlayResult(np.stack([cells.endpoint[wrong], cells.chunk[wrong]], axis=1), tuple(state.races))
 
 
 class _Counts:
@@ -172,7 +172,7 @@ class _State:
             self.races.append(Race(number, row, int(self._cells.endpoint[cell]), int(self._cells.chunk[cell])))
 
     def _copy(self, moves: Moves, copies: Index, read: Values, spoilt: NDArray[np.bool_]) -> Index:
-        """Puts what was read in place; returns the moves that disagree with another into the same cell."""
+        """Put what was read in place; return the moves that disagree with another into the same cell."""
         cell = moves.destination[copies]
         self._latest[cell] = np.arange(len(copies))
         last = copies[self._latest[cell]]
@@ -182,7 +182,7 @@ class _State:
         return np.asarray(copies[differs])
 
     def _add(self, moves: Moves, adds: Index, read: Values, spoilt: NDArray[np.bool_]) -> Index:
-        """Adds what was read, several additions to one cell together."""
+        """Add what was read, several additions to one cell together."""
         cell = moves.destination[adds]
         self._latest[cell] = np.arange(len(adds))
         more = read[adds] if len(adds) < len(read) else read

@@ -17,7 +17,7 @@ _COLOURS: Final = ("#4063d8", "#389826", "#9558b2", "#cb3c33", "#d8870b", "#1b9a
 
 
 def describe(schedule: Schedule) -> str:
-    """One line: name, contract, and how much of everything."""
+    """Return one line: name, contract, and how much of everything."""
     parts = [
         f"{schedule.name}: {schedule.collective}",
         _count(schedule.chunks, "chunk"),
@@ -30,7 +30,7 @@ def describe(schedule: Schedule) -> str:
 
 
 def grid(schedule: Schedule, findings: Sequence[Finding] = ()) -> str:
-    """What each endpoint sends in each step, one row an endpoint, one column a step.
+    """Return what each endpoint sends in each step, one row an endpoint, one column a step.
 
     `3+>1` is "chunk 3 is added to rank 1's", `3=>1` "is copied to rank 1's", `0:4+>1` four chunks. A place that a
     finding names is marked with !. Large schedules are cut to their first ranks and steps, and say so.
@@ -51,7 +51,9 @@ def grid(schedule: Schedule, findings: Sequence[Finding] = ()) -> str:
 
 
 def svg(schedule: Schedule, findings: Sequence[Finding] = ()) -> str:
-    """The same as a picture: time goes down, one column an endpoint, an arrow a transfer (solid: reduce, dashed: copy).
+    """Return the grid as an SVG picture: time goes down, one column an endpoint, an arrow a transfer.
+
+    Solid arrows reduce, dashed ones copy.
 
     Colours go by chunk; a red arrow is one that a finding names.
     """

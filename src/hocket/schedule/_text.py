@@ -1,4 +1,4 @@
-"""Text and JSON forms of a schedule; both round-trip exactly."""
+"""Text and JSON forms of a schedule, read and written; both round-trip exactly."""
 
 from __future__ import annotations
 
@@ -14,30 +14,8 @@ from ._ir import Schedule, Step
 _TRANSFER: Final = re.compile(r"(\S+) -> (\S+) (reduce|copy) (\d+)(?::(\d+))?")
 
 
-def format_schedule(schedule: Schedule) -> str:
-    """Writes a schedule so that people can read it and `parse` gives it back.
-
-    One line for what it is, one for its switches if there are any, one a step and one a transfer::
-
-        schedule ring all_reduce world=2 chunks=2
-        step repeat=1 shift=0
-          0 -> 1 reduce 0
-          1 -> 0 reduce 1
-    """
-    lines = [f"schedule {schedule.name} {schedule.collective} chunks={schedule.chunks}"]
-    if schedule.switches:
-        lines.append("switches " + " ".join(schedule.switches))
-    names = [schedule.endpoint(number) for number in range(schedule.endpoints)]
-    for step in schedule.steps:
-        lines.append("step" if step.repeat == 1 else f"step repeat={step.repeat} shift={step.shift}")
-        for source, destination, start, stop, reduce in zip(*(c.tolist() for c in step.columns), strict=True):
-            chunks = str(start) if stop == start + 1 else f"{start}:{stop}"
-            lines.append(f"  {names[source]} -> {names[destination]} {'reduce' if reduce else 'copy'} {chunks}")
-    return "\n".join(lines) + "\n"
-
-
 def parse(text: str) -> Schedule:
-    """Reads what `str(schedule)` wrote; empty lines and what follows a # are left out.
+    """Read what `str(schedule)` wrote; empty lines and what follows a # are left out.
 
     Raises:
         ScheduleError: with the number of the line that is not understood.
@@ -63,7 +41,7 @@ def parse(text: str) -> Schedule:
 
 
 def _steps(rows: Iterator[tuple[int, str]], world: int, switches: dict[str, int]) -> Iterator[Step]:
-    """Reads the lines from the first `step` on."""
+    """Read the lines from the first `step` on."""
     repeat, shift = 1, 0
     columns: tuple[list[int], list[int], list[int], list[int], list[bool]] | None = None
     for number, line in rows:
@@ -108,7 +86,7 @@ def _settings(number: int, words: list[str], known: set[str]) -> dict[str, int]:
 
 @contextmanager
 def _at(number: int) -> Iterator[None]:
-    """Adds the line's number to the errors of what is made from it."""
+    """Add the line's number to the errors of what is made from it."""
     try:
         yield
     except ScheduleError as error:
@@ -116,7 +94,7 @@ def _at(number: int) -> Iterator[None]:
 
 
 def to_json(schedule: Schedule) -> str:
-    """Writes a schedule as JSON: the header and, for each stored step, its columns."""
+    """Write a schedule as JSON: the header and, for each stored step, its columns."""
     return json.dumps(
         {
             "schedule": schedule.name,
@@ -144,7 +122,7 @@ def to_json(schedule: Schedule) -> str:
 
 
 def from_json(text: str) -> Schedule:
-    """Reads what `to_json` wrote.
+    """Read what `to_json` wrote.
 
     Raises:
         ScheduleError: no JSON, or with the path in the document of what is missing or of the wrong type.

@@ -35,7 +35,7 @@ class _Write(NamedTuple):
 
 
 def explain(schedule: Schedule, endpoint: int, chunk: int) -> Finding:
-    """Says what is wrong with a chunk at a rank that does not hold what the contract says."""
+    """Say what is wrong with a chunk at a rank that does not hold what the contract says."""
     moves = _moves(schedule, chunk)
     who = schedule.describe(endpoint)
     if len(moves) * schedule.world > MOST_COUNTS:
@@ -73,7 +73,7 @@ def explain(schedule: Schedule, endpoint: int, chunk: int) -> Finding:
 
 
 def _moves(schedule: Schedule, chunk: int) -> list[_Move]:
-    """The transfers of one chunk in order."""
+    """Return the transfers of one chunk in order."""
     found: list[_Move] = []
     number = 0
     for step in schedule.steps:
@@ -88,14 +88,14 @@ def _moves(schedule: Schedule, chunk: int) -> list[_Move]:
 
 
 def _wanted(schedule: Schedule, chunk: int) -> set[int]:
-    """The ranks that contribute to a chunk."""
+    """Return the ranks that contribute to a chunk."""
     block = np.array(chunk // (schedule.chunks // schedule.collective.blocks))
     ranks = np.arange(schedule.world)
     return set(ranks[schedule.collective.before(ranks, block)].tolist())
 
 
 def _follow(schedule: Schedule, chunk: int, moves: list[_Move]) -> list[list[_Write]]:
-    """Of every endpoint, what it held of the chunk: at the beginning and after each step that wrote it."""
+    """Return what every endpoint held of the chunk: at the beginning and after each step that wrote it."""
     first = _wanted(schedule, chunk)
     history = [
         [_Write(-1, (), Counter([endpoint] if endpoint in first else []), False)]
@@ -115,7 +115,7 @@ def _follow(schedule: Schedule, chunk: int, moves: list[_Move]) -> list[list[_Wr
 
 
 def _write(step: int, history: list[list[_Write]], into: list[_Move], endpoint: int) -> _Write:
-    """What an endpoint holds after all transfers of one step into it."""
+    """Return what an endpoint holds after all transfers of one step into it."""
     copies = [move for move in into if not move.reduce]
     read = {move.source: history[move.source][-1] for move in into}
     values = [read[move.source].counts for move in copies]
@@ -129,12 +129,12 @@ def _write(step: int, history: list[list[_Write]], into: list[_Move], endpoint: 
 
 
 def _before(history: list[list[_Write]], endpoint: int, step: int) -> _Write:
-    """What an endpoint held when a step began."""
+    """Return what an endpoint held when a step began."""
     return next(write for write in reversed(history[endpoint]) if write.step < step)
 
 
 def _origin_of_second(history: list[list[_Write]], endpoint: int, rank: int) -> _Move | None:
-    """The transfer by which a rank's contribution first came a second time into what ended at `endpoint`."""
+    """Return the transfer by which a rank's contribution first came a second time into what ended at `endpoint`."""
     write = history[endpoint][-1]
     while True:
         heavy = next((m for m in write.moves if _before(history, m.source, write.step).counts[rank] > 1), None)
@@ -151,7 +151,7 @@ def _origin_of_second(history: list[list[_Write]], endpoint: int, rank: int) -> 
 
 
 def _origin_of_race(history: list[list[_Write]], endpoint: int) -> _Move | None:
-    """The last of the transfers whose order matters."""
+    """Return the last of the transfers whose order matters."""
     write = history[endpoint][-1]
     while True:
         spoilt = next((m for m in write.moves if _before(history, m.source, write.step).race), None)
@@ -166,7 +166,7 @@ def _origin_of_race(history: list[list[_Write]], endpoint: int) -> _Move | None:
 
 
 def _last_write(history: list[list[_Write]], endpoint: int) -> _Move | None:
-    """The transfer that wrote what is incomplete, followed back through copies."""
+    """Return the transfer that wrote what is incomplete, followed back through copies."""
     write = history[endpoint][-1]
     blamed: _Move | None = None
     while write.moves:
@@ -178,7 +178,7 @@ def _last_write(history: list[list[_Write]], endpoint: int) -> _Move | None:
 
 
 def _last_carrier(history: list[list[_Write]], moves: list[_Move], rank: int) -> _Move | None:
-    """The last transfer that carries a rank's contribution."""
+    """Return the last transfer that carries a rank's contribution."""
     carrying = (move for move in reversed(moves) if _before(history, move.source, move.step).counts[rank])
     return next(carrying, None)
 

@@ -9,7 +9,7 @@ from ._trace import explain
 
 
 def verify(schedule: Schedule, *, limit: int = 20) -> tuple[Finding, ...]:
-    """Plays a schedule on symbols and compares what every rank holds with the contract.
+    """Play a schedule on symbols and compare what every rank holds with the contract.
 
     Concurrent transfers may end in any order: if the order of two writes matters, and what comes of it is part of a
     result, the contract is broken too. With up to a few hundred ranks the contributions are counted one by one, which
@@ -19,8 +19,8 @@ def verify(schedule: Schedule, *, limit: int = 20) -> tuple[Finding, ...]:
     other systems can be wrong there; `from_msccl` finds it.)
 
     Args:
-        schedule: any.
-        limit: of findings, at most.
+        schedule: Any schedule.
+        limit: Number of findings, at most.
 
     Returns:
         The findings; none if the schedule keeps its contract and has no race.

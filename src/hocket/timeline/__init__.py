@@ -1,7 +1,7 @@
 """Timelines: spans, arrows and counters per rank and stream, from a simulation or a run; Perfetto JSON; comparison."""
 
 from ._compare import Comparison as Comparison
-from ._compare import Row as Row
+from ._compare import ComparisonRow as ComparisonRow
 from ._compare import compare as compare
 from ._perfetto import to_perfetto as to_perfetto
 from ._perfetto import write_perfetto as write_perfetto
@@ -17,7 +17,7 @@ __all__ = [
     "Arrow",
     "Comparison",
     "Counter",
-    "Row",
+    "ComparisonRow",
     "Span",
     "Timeline",
     "TimelineError",

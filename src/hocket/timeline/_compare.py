@@ -7,16 +7,14 @@ from dataclasses import dataclass
 
 from ._timeline import Timeline
 
-__all__ = ["Comparison", "Row", "compare"]
-
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ComparisonRow:
     """One kind of work in both timelines.
 
     Attributes:
-        kind: Of spans; "step" for the whole.
-        name: Of spans, empty for all of the kind.
+        kind: Kind of spans; "step" for the whole.
+        name: Name of spans, empty for all of the kind.
         first_s: Mean over the first's ranks of the time that it took there.
         second_s: The same for the second.
     """
@@ -46,7 +44,7 @@ class Comparison:
 
     first: str
     second: str
-    rows: tuple[Row, ...]
+    rows: tuple[ComparisonRow, ...]
 
     @property
     def error(self) -> float:
@@ -73,11 +71,14 @@ def compare(first: Timeline, second: Timeline) -> Comparison:
     """
     kinds = [_by_kind(timeline) for timeline in (first, second)]
     names = [_by_name(timeline) for timeline in (first, second)]
-    rows = [Row("step", "", first.seconds, second.seconds)]
+    rows = [ComparisonRow("step", "", first.seconds, second.seconds)]
     for kind in sorted(set(kinds[0]) | set(kinds[1])):
-        rows.append(Row(kind, "", kinds[0].get(kind, 0.0), kinds[1].get(kind, 0.0)))
+        rows.append(ComparisonRow(kind, "", kinds[0].get(kind, 0.0), kinds[1].get(kind, 0.0)))
         inside = {name for one, name in (*names[0], *names[1]) if one == kind}
-        each = [Row(kind, name, names[0].get((kind, name), 0.0), names[1].get((kind, name), 0.0)) for name in inside]
+        each = [
+            ComparisonRow(kind, name, names[0].get((kind, name), 0.0), names[1].get((kind, name), 0.0))
+            for name in inside
+        ]
         rows += sorted(each, key=lambda row: (-abs(row.second_s - row.first_s), row.name))
     return Comparison(first.name, second.name, tuple(rows))
 

@@ -10,11 +10,9 @@ from typing import Any
 
 from ._timeline import Counter, Span, Timeline
 
-__all__ = ["to_perfetto", "write_perfetto"]
-
 
 def to_perfetto(timeline: Timeline) -> dict[str, Any]:
-    """The document.
+    """Return the document.
 
     Args:
         timeline: What to write.
@@ -90,7 +88,7 @@ def _counters(counters: tuple[Counter, ...], pid: int) -> list[dict[str, Any]]:
 
 
 def _lanes(spans: tuple[Span, ...]) -> list[tuple[Span, int]]:
-    """Each span with the first lane of its stream that is free when it begins; in order of rank, stream and time."""
+    """Return each span with the first lane of its stream that is free when it begins; by rank, stream and time."""
     free: dict[tuple[int, str], list[float]] = {}
     placed = []
     for span in sorted(spans, key=lambda one: (one.rank, one.stream, one.start_s, -one.end_s, one.name)):

@@ -10,15 +10,13 @@ from typing import Any
 
 from ._timeline import Counter, Span, Timeline
 
-__all__ = ["TimelineError", "from_perfetto", "read_perfetto"]
-
 
 class TimelineError(ValueError):
     """A file is no timeline; the message says where and what is expected."""
 
 
 def read_perfetto(path: str | Path) -> Timeline:
-    """The timeline of a file; its name is the document's, or the file's.
+    """Return the timeline of a file; its name is the document's, or the file's.
 
     Raises:
         TimelineError: the file cannot be read, or holds no trace events.
@@ -33,13 +31,13 @@ def read_perfetto(path: str | Path) -> Timeline:
 
 
 def from_perfetto(document: Any, name: str = "trace") -> Timeline:
-    """The spans and counters of a document of the Trace Event Format; arrows are left out.
+    """Return the spans and counters of a document of the Trace Event Format; arrows are left out.
 
     Processes are ranks and threads streams. A span's kind is its category.
 
     Args:
         document: An object with `traceEvents`, or the list of events itself.
-        name: Of the timeline, if the document has none.
+        name: Name of the timeline, if the document has none.
 
     Raises:
         TimelineError: there are no events, or one lacks a time.

@@ -6,8 +6,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-__all__ = ["Arrow", "Counter", "Span", "Timeline"]
-
 
 @dataclass(frozen=True, slots=True)
 class Span:
@@ -65,10 +63,10 @@ class Timeline:
 
     Attributes:
         name: What was simulated or run.
-        spans: In any order.
-        arrows: In any order.
-        counters: In any order.
-        names: Of ranks that are called otherwise than "rank 3".
+        spans: Spans in any order.
+        arrows: Arrows in any order.
+        counters: Counters in any order.
+        names: Names of ranks that are called otherwise than "rank 3".
     """
 
     name: str
@@ -98,7 +96,7 @@ class Timeline:
         return tuple(sorted({span.rank for span in self.spans}))
 
     def of(self, rank: int, kind: str | None = None) -> tuple[Span, ...]:
-        """The spans of one rank, of one kind if given, by start."""
+        """Return the spans of one rank, of one kind if given, by start."""
         return tuple(span for span in self._by_rank.get(rank, ()) if kind is None or span.kind == kind)
 
     @cached_property
@@ -109,17 +107,17 @@ class Timeline:
         return found
 
     def busy_s(self, rank: int, kind: str | None = None) -> float:
-        """How long a rank had at least one span, of one kind if given: what overlaps counts once."""
+        """Return how long a rank had at least one span, of one kind if given: what overlaps counts once."""
         return covered_s((span.start_s, span.end_s) for span in self.of(rank, kind))
 
     def exposed_s(self, rank: int, kind: str = "collective", *, under: str = "compute") -> float:
-        """How long a rank had spans of one kind and none of the other: communication that nothing hides."""
+        """Return how long a rank had spans of one kind and none of the other: communication that nothing hides."""
         both = [(span.start_s, span.end_s) for span in (*self.of(rank, kind), *self.of(rank, under))]
         return covered_s(both) - self.busy_s(rank, under)
 
 
 def covered_s(intervals: Iterable[tuple[float, float]]) -> float:
-    """The length of the union of intervals."""
+    """Return the length of the union of intervals."""
     total, reach = 0.0, float("-inf")
     for start, end in sorted(intervals):
         if end > reach:

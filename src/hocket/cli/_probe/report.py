@@ -7,7 +7,7 @@ from typing import Any
 from hocket.cluster import (
     Cluster,
     MeasuredRank,
-    Ping,
+    PingFit,
     fit_ping,
     from_measurements,
     to_toml,
@@ -15,7 +15,7 @@ from hocket.cluster import (
 from hocket.units import format_bytes, format_flops, format_rate, format_time
 
 
-def to_cluster(name: str, result: dict[str, Any]) -> tuple[Cluster, dict[tuple[int, int], Ping]]:
+def to_cluster(name: str, result: dict[str, Any]) -> tuple[Cluster, dict[tuple[int, int], PingFit]]:
     """The cluster that explains a probe's measurements, and the line of each pair."""
     ranks = [MeasuredRank(**rank) for rank in result["ranks"]]
     pings = {
@@ -25,7 +25,7 @@ def to_cluster(name: str, result: dict[str, Any]) -> tuple[Cluster, dict[tuple[i
     return from_measurements(name, ranks, pings), pings
 
 
-def document(cluster: Cluster, pings: dict[tuple[int, int], Ping], result: dict[str, Any]) -> str:
+def document(cluster: Cluster, pings: dict[tuple[int, int], PingFit], result: dict[str, Any]) -> str:
     """The TOML document, with every measurement as a comment."""
     lines = ["# Measured by `hocket cluster probe`, on " + ", ".join(dict.fromkeys(r["host"] for r in result["ranks"]))]
     lines += [f"# {line}" for line in table(pings, result)]
@@ -41,7 +41,7 @@ def _rounded(cluster: Cluster) -> Cluster:
     return Cluster(**values)
 
 
-def table(pings: dict[tuple[int, int], Ping], result: dict[str, Any]) -> list[str]:
+def table(pings: dict[tuple[int, int], PingFit], result: dict[str, Any]) -> list[str]:
     """Lines for people: each rank, then each pair by size."""
     lines = []
     for number, rank in enumerate(result["ranks"]):

@@ -7,10 +7,8 @@ import numpy as np
 from ._cluster import _ENDPOINTS, KINDS, Cluster, Reduction
 from ._errors import ClusterError
 
-__all__ = ["Layout"]
 
-
-class Layout:
+class GraphBuilder:
     """Nodes and links in the order in which they are added; `freeze` makes the `Cluster`."""
 
     def __init__(self) -> None:
@@ -29,7 +27,7 @@ class Layout:
         self._host_index: dict[str, int] = {}
 
     def host(self, name: str) -> int:
-        """The index of the host of this name, which is made if it is new."""
+        """Return the index of the host of this name, which is made if it is new."""
         if name not in self._host_index:
             self._host_index[name] = len(self.host_names)
             self.host_names.append(name)
@@ -70,7 +68,7 @@ class Layout:
         return index
 
     def find(self, name: str, path: str) -> int:
-        """The index of a node that a document names.
+        """Return the index of a node that a document names.
 
         Raises:
             ClusterError: if it has not been added.
@@ -96,7 +94,7 @@ class Layout:
         tables: Mapping[tuple[int, int], tuple[int, ...]] | None = None,
         recipe: Mapping[str, object] | None = None,
     ) -> Cluster:
-        """The cluster that has been laid out."""
+        """Return the cluster that has been laid out."""
         ends = np.array([link[:2] for link in self.links], dtype=np.int64).reshape(-1, 2)
         return Cluster(
             name=name,

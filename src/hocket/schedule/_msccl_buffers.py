@@ -1,6 +1,6 @@
 """Which chunk lies where while an MSCCL program runs, and which value of it is the latest: operations become messages.
 
-MSCCL's buffers become the one room that a rank has in a schedule, with one value of each chunk.
+MSCCL's buffers become the one buffer that a rank has in a schedule, with one value of each chunk.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from ._collective import Collective, ScheduleError
-from ._msccl_program import LOCAL, RECEIVES, REDUCES, SENDS, Operation, Place
+from ._msccl_program import LOCAL, RECEIVES, REDUCES, SENDS, MscclOperation, Place
 
-Touches = dict[tuple[int, int], list[tuple[Operation, bool]]]
+Touches = dict[tuple[int, int], list[tuple[MscclOperation, bool]]]
 """By (gpu, chunk) the operations that read (False) or wrote it, in their order."""
 
 
 @dataclass(slots=True)
-class Message:
+class MscclMessage:
     """A transfer under construction: read by one operation, written by another."""
 
     source: int
@@ -25,17 +25,17 @@ class Message:
     start: int
     stop: int
     reduce: bool
-    read: Operation
-    written: Operation
+    read: MscclOperation
+    written: MscclOperation
 
 
-class Rooms:
+class MscclBuffers:
     """The memory of all ranks; see the head of this module.
 
     Args:
-        collective: what each rank holds at first.
-        chunks: of the whole row.
-        in_place: whether input and output share memory.
+        collective: What each rank holds at first.
+        chunks: Number of chunks in the whole row.
+        in_place: Whether input and output share memory.
     """
 
     def __init__(self, collective: Collective, chunks: int, in_place: bool) -> None:
@@ -44,7 +44,7 @@ class Rooms:
         self._in_place = in_place
         self._held: dict[tuple[int, Place], int] = {}  # (gpu, place) -> chunk
         self._current: dict[tuple[int, int], set[Place]] = {}  # (gpu, chunk) -> places with its latest value
-        self._parked: dict[tuple[int, Place], Message] = {}  # arrived in scratch, not yet reduced
+        self._parked: dict[tuple[int, Place], MscclMessage] = {}  # arrived in scratch, not yet reduced
         self._touches: Touches = {}
         for gpu in range(collective.world):
             for chunk in range(chunks):
@@ -54,14 +54,14 @@ class Rooms:
                     self._held[gpu, self._home(gpu, chunk)] = chunk
 
     def _home(self, gpu: int, chunk: int) -> Place:
-        """Where a rank has a chunk in the beginning."""
+        """Return where a rank has a chunk in the beginning."""
         block, piece = divmod(chunk, self._pieces)
         if self._collective.kind == "all_to_all":
             return "i", block % self._collective.world * self._pieces + piece
         return self._same(gpu, ("i", piece)) if self._collective.kind == "all_gather" else ("i", chunk)
 
     def _same(self, gpu: int, place: Place) -> Place:
-        """One name for a place that has two, because input and output share memory."""
+        """Return one name for a place that has two, because input and output share memory."""
         buffer, offset = place
         if not self._in_place:
             return place
@@ -71,12 +71,14 @@ class Rooms:
             return "i", gpu * self._pieces + offset
         return ("i", offset) if self._collective.kind != "all_gather" and buffer == "o" else place
 
-    def follow(self, ordered: list[Operation], sent: dict[int, Operation]) -> tuple[list[Message], Touches]:
-        """Lets operations happen in their order.
+    def follow(
+        self, ordered: list[MscclOperation], sent: dict[int, MscclOperation]
+    ) -> tuple[list[MscclMessage], Touches]:
+        """Let operations happen in their order.
 
         Args:
-            ordered: all operations.
-            sent: the send of each receive; see `hocket.schedule._msccl_program.run`.
+            ordered: All operations.
+            sent: The send of each receive; see `hocket.schedule._msccl_program.run`.
 
         Returns:
             The messages, one a chunk, and what touched each chunk at each rank.
@@ -84,7 +86,7 @@ class Rooms:
         Raises:
             ScheduleError: chunks touched in no order, never used, or of which a rank needs two values at once.
         """
-        messages: list[Message] = []
+        messages: list[MscclMessage] = []
         carried: dict[tuple[int, int], int] = {}  # (order of a send, offset) -> chunk
         for one in ordered:
             for k in range(one.count):
@@ -94,7 +96,7 @@ class Rooms:
                     sender = sent[one.order]
                     chunk = carried[sender.order, k]
                     reduce = one.verb in REDUCES
-                    messages.append(Message(sender.gpu, one.gpu, chunk, chunk + 1, reduce, sender, one))
+                    messages.append(MscclMessage(sender.gpu, one.gpu, chunk, chunk + 1, reduce, sender, one))
                     self._arrive(one, messages[-1], target)
                 elif one.verb in LOCAL and one.verb != "nop":
                     self._local(one, source, target)
@@ -106,7 +108,7 @@ class Rooms:
         self._check_order()
         return messages, self._touches
 
-    def _arrive(self, one: Operation, message: Message, place: Place) -> None:
+    def _arrive(self, one: MscclOperation, message: MscclMessage, place: Place) -> None:
         gpu, chunk = one.gpu, message.start
         there = self._current.get((gpu, chunk))
         if there and place not in there and not message.reduce and place[0] == "s":
@@ -116,7 +118,7 @@ class Rooms:
         self._current[gpu, chunk] = {place}
         self._touch(one, chunk, writes=True)
 
-    def _local(self, one: Operation, source: Place, target: Place) -> None:
+    def _local(self, one: MscclOperation, source: Place, target: Place) -> None:
         parked = self._parked.pop((one.gpu, source), None)
         if parked is not None:
             parked.reduce = one.verb == "re"
@@ -131,7 +133,7 @@ class Rooms:
         self._held[one.gpu, target] = chunk
         self._current[one.gpu, chunk].add(target)
 
-    def _read(self, one: Operation, place: Place) -> int:
+    def _read(self, one: MscclOperation, place: Place) -> int:
         chunk = self._held.get((one.gpu, place))
         if chunk is None or place not in self._current.get((one.gpu, chunk), ()):
             raise ScheduleError(
@@ -141,11 +143,11 @@ class Rooms:
         self._touch(one, chunk, writes=False)
         return chunk
 
-    def _touch(self, one: Operation, chunk: int, *, writes: bool) -> None:
+    def _touch(self, one: MscclOperation, chunk: int, *, writes: bool) -> None:
         self._touches.setdefault((one.gpu, chunk), []).append((one, writes))
 
     def _check_order(self) -> None:
-        """Raises if two operations touch a chunk, one of them writes, and nothing says which comes first."""
+        """Raise if two operations touch a chunk, one of them writes, and nothing says which comes first."""
         for (_, chunk), touches in self._touches.items():
             for position, (later, writes) in enumerate(touches):
                 for earlier, wrote in touches[:position]:
