@@ -13,7 +13,7 @@ import pytest
 
 from hocket import __version__, cli
 from hocket.launch import _doctor
-from hocket.launch._doctor import Finding
+from hocket.launch._doctor import Diagnosis
 from hocket.testing import deadline
 
 
@@ -130,8 +130,8 @@ def test_doctor_finds_this_machine_fit(hocket: Command) -> None:
 
 
 def test_doctor_s_exit_code_says_that_training_would_fail(hocket: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    def unlisted(*_: object) -> Finding:
-        return Finding("backend", "error", "not known", "reinstall hocket")
+    def unlisted(*_: object) -> Diagnosis:
+        return Diagnosis("backend", "error", "not known", "reinstall hocket")
 
     monkeypatch.setattr(_doctor, "_backend", unlisted)
     done = hocket("doctor")

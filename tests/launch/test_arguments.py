@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hocket.launch._arguments import ArgumentError, parse
+from hocket.launch._arguments import ArgumentError, parse_arguments
 from hocket.planner import Plan
 
 
@@ -21,14 +21,14 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     "flag", [["-n", "3"], ["-n3"], ["--np", "3"], ["--nproc-per-node=3"], ["--nproc_per_node", "3"]]
 )
 def test_the_number_of_ranks_has_several_names(flag: list[str]) -> None:
-    parsed = parse([*flag, "s.py"])
+    parsed = parse_arguments([*flag, "s.py"])
     assert parsed.nproc == 3
     assert parsed.target == "s.py"
 
 
 def test_auto_and_cpu_count_what_is_there() -> None:
-    assert parse(["-n", "cpu", "s.py"]).nproc == os.cpu_count()
-    assert parse(["-n", "auto", "s.py"]).nproc >= 1
+    assert parse_arguments(["-n", "cpu", "s.py"]).nproc == os.cpu_count()
+    assert parse_arguments(["-n", "auto", "s.py"]).nproc >= 1
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_auto_and_cpu_count_what_is_there() -> None:
     ],
 )
 def test_flags_end_at_the_script(line: str, target: str, arguments: list[str]) -> None:
-    parsed = parse(line.split())
+    parsed = parse_arguments(line.split())
     assert parsed.target == target
     assert list(parsed.arguments) == arguments
 
@@ -69,39 +69,41 @@ def test_flags_end_at_the_script(line: str, target: str, arguments: list[str]) -
 )
 def test_mistakes_are_named(line: str, message: str) -> None:
     with pytest.raises(ArgumentError) as caught:
-        parse(line.split())
+        parse_arguments(line.split())
     assert message in str(caught.value)
 
 
 def test_variables_may_be_named_without_a_value(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SET_HERE", "v")
-    assert parse(["-x", "SET_HERE", "-x", "A=b=c", "s.py"]).environment == {"SET_HERE": "v", "A": "b=c"}
+    assert parse_arguments(["-x", "SET_HERE", "-x", "A=b=c", "s.py"]).environment == {"SET_HERE": "v", "A": "b=c"}
 
 
 def test_torchrun_s_variables_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PET_NPROC_PER_NODE", "3")
-    assert parse(["s.py"]).nproc == 3
-    assert parse(["-n", "2", "s.py"]).nproc == 2
+    assert parse_arguments(["s.py"]).nproc == 3
+    assert parse_arguments(["-n", "2", "s.py"]).nproc == 2
 
 
 def test_one_host_gets_a_rendezvous_of_its_own_and_several_what_they_ask_for() -> None:
-    alone = parse(["-n", "2", "s.py"]).flags
+    alone = parse_arguments(["-n", "2", "s.py"]).flags
     assert (alone.rdzv_backend, alone.rdzv_endpoint, alone.local_addr) == ("c10d", "localhost:0", "localhost")
-    assert alone.rdzv_id != parse(["-n", "2", "s.py"]).flags.rdzv_id
-    several = parse(["--nnodes=2", "--node-rank=1", "--master-addr=127.0.0.1", "--master-port=1234", "s.py"]).flags
+    assert alone.rdzv_id != parse_arguments(["-n", "2", "s.py"]).flags.rdzv_id
+    several = parse_arguments(
+        ["--nnodes=2", "--node-rank=1", "--master-addr=127.0.0.1", "--master-port=1234", "s.py"]
+    ).flags
     assert (several.rdzv_backend, several.node_rank, several.master_port) == ("static", 1, 1234)
 
 
 def test_a_plan_goes_to_the_ranks_whole(tmp_path: Path) -> None:
     (tmp_path / "plan.toml").write_text('shard = "gradients"')
-    parsed = parse(["-n", "2", "--plan", "plan.toml", "s.py"])
+    parsed = parse_arguments(["-n", "2", "--plan", "plan.toml", "s.py"])
     assert Plan.from_json(json.loads(parsed.environment["HOCKET_PLAN"])) == Plan(shard="gradients")
 
 
 def test_a_plan_that_does_not_fit_the_ranks_is_refused_before_they_start(tmp_path: Path) -> None:
     (tmp_path / "plan.toml").write_text("tensor_parallel_degree = 3")
     with pytest.raises(ArgumentError, match="does not divide 2 workers; use 3 workers"):
-        parse(["-n", "2", "--plan", "plan.toml", "s.py"])
+        parse_arguments(["-n", "2", "--plan", "plan.toml", "s.py"])
     with pytest.raises(ArgumentError, match="cannot read plan 'none.toml'"):
-        parse(["-n", "2", "--plan", "none.toml", "s.py"])
-    assert parse(["-n", "2", "--plan", "auto", "s.py"]).environment["HOCKET_PLAN"] == "auto"
+        parse_arguments(["-n", "2", "--plan", "none.toml", "s.py"])
+    assert parse_arguments(["-n", "2", "--plan", "auto", "s.py"]).environment["HOCKET_PLAN"] == "auto"

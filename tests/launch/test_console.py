@@ -17,8 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hocket.launch import launch
-from hocket.launch._console import Terminal
-from hocket.launch._lines import LineAssembler
+from hocket.launch._console import LineAssembler, Terminal
 from hocket.testing import deadline
 
 pieces = st.lists(st.sampled_from([b"a", b"bc", b"\n", b"\r", b"\r\n", b"12%"]), max_size=30).map(b"".join)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from hocket.launch import _sweep
+from hocket import _sweep
 from hocket.testing import deadline
 
 # Each rank starts a child in its own session, one in a session apart, and one by fork alone, as data loaders do.

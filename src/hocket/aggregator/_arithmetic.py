@@ -51,13 +51,13 @@ class Fold(Protocol):
     """Combines raw contributions (flat uint8 arrays) one after the other."""
 
     def begin(self, part: Array) -> Array:
-        """The total of the first contribution alone; may use its memory."""
+        """Return the total of the first contribution alone; it may use that one's memory."""
 
     def add(self, total: Array, part: Array) -> None:
-        """Combines one more into the total."""
+        """Combine one more into the total."""
 
-    def end(self, total: Array, room: Array) -> Array:
-        """The total as flat uint8: its own memory, or `room`, which has as many bytes as a contribution."""
+    def end(self, total: Array, buffer: Array) -> Array:
+        """Return the total as flat uint8: its own memory, or `buffer`, which has as many bytes as a contribution."""
 
 
 class _Plain:
@@ -76,7 +76,7 @@ class _Plain:
         with np.errstate(all="ignore"):  # infinities and overflow are results, not events
             self._ufunc(total, part.view(self._dtype), out=total)
 
-    def end(self, total: Array, room: Array) -> Array:
+    def end(self, total: Array, buffer: Array) -> Array:
         return total.view(np.uint8)
 
 
@@ -99,11 +99,11 @@ class _Wide:
         with np.errstate(all="ignore"):
             self._ufunc(total, self._widen(part), out=total)
 
-    def end(self, total: Array, room: Array) -> Array:
+    def end(self, total: Array, buffer: Array) -> Array:
         with np.errstate(all="ignore"):
             narrow: Array = round_bfloat16(total) if self._brain else total.astype(np.float16)
-        room[:] = narrow.view(np.uint8)
-        return room
+        buffer[:] = narrow.view(np.uint8)
+        return buffer
 
 
 class _Locating:
@@ -131,12 +131,12 @@ class _Locating:
             better = np.where(old_nan, new_nan & lower, new_nan | better)
         total[better] = new[better]
 
-    def end(self, total: Array, room: Array) -> Array:
+    def end(self, total: Array, buffer: Array) -> Array:
         return total.view(np.uint8)
 
 
 def fold(operator: Operator, element: ElementType) -> Fold:
-    """How contributions of one type are combined.
+    """Return how contributions of one type are combined.
 
     Raises:
         ValueError: there is no such arithmetic.

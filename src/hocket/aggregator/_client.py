@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from ._errors import AggregationError, AggregatorLostError
+from ._errors import AggregationError, AggregatorLostError, GroupFailedError
 from ._frames import (
     MOST_SEGMENT_NBYTES,
     SEGMENT_GRAIN,
@@ -21,6 +21,7 @@ from ._frames import (
     Data,
     Done,
     Fail,
+    FailCode,
     Frame,
     FrameType,
     Join,
@@ -34,22 +35,24 @@ from ._frames import (
     Welcome,
 )
 from ._handshake import Applicant
-from ._link import Link, prepare
-from ._membership import AHEAD_NBYTES, AggregationGroup
+from ._link import FrameLink, prepare
+from ._membership import AHEAD_NBYTES, AggregationGroup, AggregationWork
 
 _AWAIT_S: Final = 0.02
 """While the kernel wakes this process for many bytes only, it looks itself so often: for a failure, which is few."""
 _FAREWELL_S: Final = 0.5
+_LOOK_S: Final = 0.05
+"""How long several connections may stay quiet before deadlines and failures are looked at again."""
 
 
 class AggregationClient:
     """A connection to an aggregator; safe to use from several threads.
 
     Args:
-        address: host and port.
-        token: the job's.
-        timeout_s: for connecting and proving.
-        stall_s: seconds of silence, answers to pings included, after which the aggregator counts as lost.
+        address: Host and port.
+        token: Token of the job.
+        timeout_s: Seconds for connecting and proving.
+        stall_s: Seconds of silence, answers to pings included, after which the aggregator counts as lost.
 
     Raises:
         AggregatorLostError: it cannot be reached, does not hold the token, or refuses.
@@ -70,7 +73,7 @@ class AggregationClient:
         except OSError as error:
             raise AggregatorLostError(f"{self._where} cannot be reached: {error}") from None
         prepare(sock, max(stall_s, 1.0))
-        self._link = Link(sock, frozenset({FrameType.CHALLENGE, FrameType.REFUSE}), MOST_SEGMENT_NBYTES)
+        self._link = FrameLink(sock, frozenset({FrameType.CHALLENGE, FrameType.REFUSE}), MOST_SEGMENT_NBYTES)
         self._poll = select.poll()
         self._poll.register(sock, select.POLLIN)
         self._interest = select.POLLIN
@@ -86,14 +89,14 @@ class AggregationClient:
     def join(
         self, name: str, total: int, position: int, *, levels: Sequence[Level] | None = None, label: str = ""
     ) -> AggregationGroup:
-        """Takes part in a group; `AggregationGroup.wait` blocks until all members have come.
+        """Take part in a group; `AggregationGroup.wait` blocks until all members have come.
 
         Args:
-            name: of the group; all members give the same.
-            total: how many members it has.
-            position: of this one.
-            levels: the way up the tree, this aggregator's level first; by default all members are its children.
-            label: how errors call this member.
+            name: Name of the group; all members give the same.
+            total: How many members it has.
+            position: Position of this member.
+            levels: Way up the tree, this aggregator's level first; by default all members are its children.
+            label: Name of this member in errors.
         """
         with self.lock:
             self._handle += 1
@@ -106,7 +109,7 @@ class AggregationClient:
             return group
 
     def close(self) -> None:
-        """Leaves: other members' operations with this one fail."""
+        """Leave: other members' operations with this one fail."""
         for group in list(self._groups.values()):
             group.leave()
         if self.error is None:
@@ -115,7 +118,7 @@ class AggregationClient:
         self._link.sock.close()
 
     def _bid_farewell(self) -> None:
-        """Closing a socket in which something is unread throws away what it has still to send."""
+        """Drain, then close: closing a socket in which something is unread throws away what it has still to send."""
         sock = self._link.sock
         try:
             sock.shutdown(socket.SHUT_WR)
@@ -127,7 +130,7 @@ class AggregationClient:
             return
 
     def look(self) -> None:
-        """Takes in what has come while nobody waited, without blocking.
+        """Take in what has come while nobody waited, without blocking.
 
         Raises:
             AggregatorLostError: the connection is gone.
@@ -143,7 +146,7 @@ class AggregationClient:
     # --- called by groups and works -----------------------------------------------------------------------------------
 
     def forget(self, group: AggregationGroup, handle: int) -> None:
-        """Moves bytes for a group no more, and says so while there is somebody to say it to."""
+        """Move bytes for a group no more, and say so while there is somebody to say it to."""
         with self.lock:
             if self._groups.pop(handle, None) is not None and group.failure is None and self.error is None:
                 self._link.send(Leave(handle))
@@ -151,7 +154,7 @@ class AggregationClient:
                     self._link.flush()
 
     def drive(self, finished: Callable[[], bool], deadline_s: float, what: str) -> None:
-        """Moves bytes until `finished()`.
+        """Move bytes until `finished()`.
 
         Raises:
             AggregatorLostError: the connection is gone, or silent for too long.
@@ -169,7 +172,7 @@ class AggregationClient:
                 self.lock.release()
 
     def advance(self, began_s: float, waiting: select.poll) -> bool:
-        """Moves what can be moved now; if that is nothing, registers in `waiting` what must be waited for."""
+        """Move what can be moved now; if that is nothing, register in `waiting` what must be waited for."""
         with self.lock:
             if self._step(began_s, 0.0):
                 return True
@@ -179,10 +182,10 @@ class AggregationClient:
     # --- inside -------------------------------------------------------------------------------------------------------
 
     def _step(self, began_s: float, wait_s: float) -> bool:
-        """Sends and receives what it can, and waits up to `wait_s` for that.
+        """Send and receive what is possible, and wait up to `wait_s` for that.
 
         Args:
-            began_s: when somebody began to wait: silence before that is nobody's fault.
+            began_s: When somebody began to wait: silence before that is nobody's fault.
             wait_s: 0 to look only.
 
         Returns:
@@ -229,7 +232,7 @@ class AggregationClient:
         return max(to_come_nbytes, decoder.missing_nbytes)
 
     def _pump(self) -> None:
-        """Queues as much as windows allow, in turns among groups, and sends what the socket takes."""
+        """Queue as much as windows allow, in turns among groups, and send what the socket takes."""
         link = self._link
         while True:  # until windows are used up, at the latest
             queued = sum(group.feed(link) for group in list(self._groups.values()))
@@ -262,3 +265,23 @@ class AggregationClient:
                 self._link.decoder.expected = SERVER_FRAMES
             case Refuse():
                 raise ProtocolError(f"it refuses this client: {frame.reason}")
+
+
+def wait_for_all(works: Sequence[AggregationWork]) -> None:
+    """Block until works at several aggregators are over; all connections move at once.
+
+    Raises:
+        AggregationError: of the first that fails.
+    """
+    clients = list(dict.fromkeys(work.group.client for work in works))
+    began_s = time.monotonic()
+    while unfinished := [work for work in works if not work.over]:
+        for work in unfinished:
+            if work.group.failure is not None:
+                raise work.group.failure
+            if time.monotonic() >= work.deadline_s:
+                raise GroupFailedError(f"no time left for {work}", FailCode.TIMEOUT, None, work.sequence)
+        waiting = select.poll()
+        moved = [client.advance(began_s, waiting) for client in clients]
+        if not any(moved):
+            waiting.poll(1000 * _LOOK_S)

@@ -71,12 +71,12 @@ _EXACT = {
 
 
 def data_head(group: int, sequence: int, offset: int, nbytes: int) -> bytes:
-    """What stands before a segment of so many bytes."""
+    """Return the header of a segment of so many bytes."""
     return DATA_HEAD.pack(MAGIC, FrameType.DATA, group, nbytes + _DATA_BODY_NBYTES, sequence, offset)
 
 
 def encode(frame: Frame) -> bytes:
-    """A control frame as bytes (for DATA see `data_head`)."""
+    """Return a control frame as bytes (for DATA see `data_head`)."""
     group, body = 0, b""
     match frame:
         case Hello():
@@ -119,7 +119,7 @@ def encode(frame: Frame) -> bytes:
 
 
 def check_length(kind: FrameType, nbytes: int, segment_nbytes: int) -> None:
-    """Raises ProtocolError if no frame of this type has a body of so many bytes."""
+    """Raise ProtocolError if no frame of this type has a body of so many bytes."""
     exact = _EXACT.get(kind)
     if kind == FrameType.DATA:
         fits = _DATA_BODY_NBYTES < nbytes <= _DATA_BODY_NBYTES + segment_nbytes
@@ -132,7 +132,7 @@ def check_length(kind: FrameType, nbytes: int, segment_nbytes: int) -> None:
 
 
 def decode(kind: FrameType, group: int, body: bytes) -> Frame:
-    """The control frame of a body whose length `check_length` has passed.
+    """Return the control frame of a body whose length `check_length` has passed.
 
     Raises:
         ProtocolError: a field is out of its range.
@@ -200,7 +200,7 @@ def _decode_join(group: int, body: bytes) -> Join:
 
 
 def check_join(join: Join) -> None:
-    """Raises ProtocolError if a JOIN frame makes no sense by itself."""
+    """Raise ProtocolError if a JOIN frame makes no sense by itself."""
     if not 1 <= len(join.levels) <= MOST_LEVELS or not join.name or len(join.name) > MOST_NAME or not join.total:
         raise ProtocolError(f"a JOIN frame with {len(join.levels)} levels and a name of {len(join.name)} bytes")
     first, count = join.levels[0].first, 1
@@ -212,7 +212,7 @@ def check_join(join: Join) -> None:
 
 
 def check_open(frame: Open, total: int, segment_nbytes: int) -> None:
-    """Raises ProtocolError if an OPEN frame makes no sense in a group of `total` members."""
+    """Raise ProtocolError if an OPEN frame makes no sense in a group of `total` members."""
     width = element_nbytes(frame.operator, frame.element)
     blocks = total if frame.kind in IN_BLOCKS else 1
     if frame.root >= total:

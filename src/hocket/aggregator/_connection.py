@@ -31,9 +31,10 @@ from ._frames import (
     ProtocolError,
     Welcome,
 )
-from ._group import Group, Member
+from ._group import Group
 from ._handshake import prove, same
-from ._link import Link
+from ._link import FrameLink
+from ._member import Member
 from ._pool import Array
 
 if TYPE_CHECKING:
@@ -44,19 +45,19 @@ class Registry(Protocol):
     """Where groups are found."""
 
     def join(self, connection: Connection, join: Join) -> None:
-        """Puts a client into a group. Raises ProtocolError if it may not be there."""
+        """Put a client into a group, or raise ProtocolError if it may not be there."""
 
 
-class Connection(Link):
+class Connection(FrameLink):
     """See the head of this module.
 
     Args:
-        sock: accepted, non-blocking.
-        peer: its address, for messages.
-        tokens: known ones, by their keys.
-        limits: see Limits.
-        registry: of groups.
-        changed: see Link.
+        sock: Accepted socket, non-blocking.
+        peer: Address of the client, for messages.
+        tokens: Known tokens, by their keys.
+        limits: Quotas and deadlines.
+        registry: Registry of groups.
+        changed: See FrameLink.
     """
 
     def __init__(
@@ -66,7 +67,7 @@ class Connection(Link):
         tokens: Mapping[bytes, bytes],
         limits: Limits,
         registry: Registry,
-        changed: Callable[[Link], None],
+        changed: Callable[[FrameLink], None],
     ) -> None:
         super().__init__(sock, frozenset({FrameType.HELLO}), limits.segment_nbytes, changed)
         self.peer = peer
@@ -86,7 +87,7 @@ class Connection(Link):
         self._trash: Array | None = None
 
     def place(self, data: Data) -> memoryview:
-        """Where a segment shall lie; of a group that has ended, nowhere in particular."""
+        """Return where a segment shall lie; of a group that has ended, nowhere in particular."""
         group, member = self._find(data.group)
         if group.ended or member.gone:
             if self._trash is None or self._trash.nbytes < data.nbytes:
@@ -97,7 +98,7 @@ class Connection(Link):
         return self._incoming.data
 
     def handle(self, frame: Frame) -> None:
-        """One frame of the client's.
+        """Handle one frame of the client's.
 
         Raises:
             ProtocolError: it may not say this; the connection must end.
@@ -179,7 +180,7 @@ class Connection(Link):
         self.send(Welcome(limits.segment_nbytes, limits.window_nbytes, limits.operations, limits.groups))
 
     def lost(self, reason: str) -> None:
-        """The connection is over: so are the groups that it was in."""
+        """End the groups that the connection was in, since it is over."""
         for group, member in list(self.places.values()):
             if not group.ended and group.members.get(member.index) is member and not member.gone:
                 member.gone = True

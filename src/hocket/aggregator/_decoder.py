@@ -20,8 +20,8 @@ class Decoder:
     Fill `buffers()` in order with what arrives, say how much that was with `filled`, and take the frames out.
 
     Args:
-        expected: the types of frames that may come now; may be changed between frames.
-        segment_nbytes: the longest payload of a DATA frame.
+        expected: Types of frames that may come now; may be changed between frames.
+        segment_nbytes: The longest payload of a DATA frame.
     """
 
     def __init__(self, expected: frozenset[FrameType], segment_nbytes: int) -> None:
@@ -34,7 +34,7 @@ class Decoder:
         self._payload = memoryview(b"")  # what is still missing of the payload of `_data`
 
     def buffers(self) -> list[memoryview]:
-        """Where the next bytes belong: never empty."""
+        """Return where the next bytes belong: never empty."""
         if self._begin == self._end:
             self._begin = self._end = 0
         elif self._begin and self._end == _STAGE_NBYTES:
@@ -55,13 +55,13 @@ class Decoder:
         return payload_nbytes + self._end - self._begin
 
     def filled(self, nbytes: int) -> None:
-        """Says that so many bytes have been put into `buffers()`."""
+        """Say that so many bytes have been put into `buffers()`."""
         direct = min(nbytes, len(self._payload))
         self._payload = self._payload[direct:]
         self._end += nbytes - direct
 
     def frames(self, place: Place) -> Iterator[Frame]:
-        """The frames that are complete. A DATA frame comes out once its payload lies where `place` said.
+        """Return the frames that are complete. A DATA frame comes out once its payload lies where `place` said.
 
         Raises:
             ProtocolError: what came is no frame that may come now; the connection must end.

@@ -7,12 +7,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ._frames import NOBODY, Fail, FailCode, Join, ProtocolError
-from ._group import Group, Member, Parent
+from ._group import Group
+from ._member import Member, Parent
 from ._pool import Pool
 
 if TYPE_CHECKING:
     from ._connection import Connection
-    from ._operation import Operation
+    from ._operation import GroupOperation
     from ._settings import Limits
     from ._stats import Stats
 
@@ -24,9 +25,9 @@ class Directory:
     """See the head of this module; it is the `Registry` of connections and the `Owner` of groups.
 
     Args:
-        limits: quotas.
-        stats: in which groups and operations are counted.
-        climb: leads groups that span more than this aggregator to its parent; None if it has none.
+        limits: Quotas.
+        stats: Counters of groups and operations.
+        climb: Function that leads groups which span more than this aggregator to its parent; None if it has none.
     """
 
     def __init__(self, limits: Limits, stats: Stats, climb: Climb | None) -> None:
@@ -82,7 +83,7 @@ class Directory:
         return None
 
     def _turn_away(self, connection: Connection, join: Join, label: str, reason: str) -> None:
-        """Refuses a group without ending the connection."""
+        """Refuse a group without ending the connection."""
         refused = Group(join, self._pool, self._limits, self)
         member = Member(connection, join.group, join.levels[0], label)
         refused.members[join.levels[0].child] = member
@@ -119,17 +120,17 @@ class Directory:
         """See Owner."""
         self.indebted.add(group)
 
-    def operation_over(self, operation: Operation) -> None:
+    def operation_over(self, operation: GroupOperation) -> None:
         """See Owner."""
         kind = operation.request.kind.name.lower()
         self._stats.operations[kind] = self._stats.operations.get(kind, 0) + 1
 
     def check(self, now_s: float) -> None:
-        """Ends groups that wait for too long."""
+        """End groups that wait for too long."""
         for group in list(self._groups):
             group.check(now_s)
 
     def close(self) -> None:
-        """Ends all groups."""
+        """End all groups."""
         for group in list(self._groups):
             group.fail(FailCode.CLOSING, None, "the aggregator is closing")

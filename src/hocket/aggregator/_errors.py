@@ -17,9 +17,9 @@ class GroupFailedError(AggregationError):
     """The group is over.
 
     Attributes:
-        code: why.
-        member: the position of the member that caused it, or None.
-        sequence: the operation that it ended, or 0.
+        code: Reason in words.
+        member: Position of the member that caused it, or None.
+        sequence: Number of the operation that it ended, or 0.
     """
 
     def __init__(self, message: str, code: FailCode, member: int | None, sequence: int) -> None:

@@ -105,10 +105,10 @@ class Level(NamedTuple):
     """A place in the tree of a group.
 
     Attributes:
-        size: children of the aggregator of this level.
-        child: which of them leads to the sender; sums are in the order of these.
-        first: the lowest position in the group of the members below that child.
-        members: how many are below it; their positions follow each other.
+        size: Number of children of the aggregator of this level.
+        child: Number of the child that leads to the sender; sums are in the order of these.
+        first: Lowest position in the group of the members below that child.
+        members: Number of members below it; their positions follow each other.
     """
 
     size: int
@@ -145,10 +145,10 @@ class Open(NamedTuple):
 
     Attributes:
         sequence: 1 for the first of a group, and so on.
-        root: a position in the group.
-        nbytes: of the whole vector: all blocks of a reduce_scatter or an all_gather.
-        segment_nbytes: the vector, or each block, travels in pieces of this size.
-        deadline_ms: after so long the operation fails for all.
+        root: Position of the root in the group.
+        nbytes: Bytes of the whole vector: all blocks of a reduce_scatter or an all_gather.
+        segment_nbytes: Size of the pieces in which the vector, or each block, travels.
+        deadline_ms: Milliseconds after which the operation fails for all.
     """
 
     group: int

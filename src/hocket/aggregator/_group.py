@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from ._codec import check_open
 from ._frames import NOBODY, Credit, Data, Fail, FailCode, Join, Joined, Level, Open, ProtocolError
-from ._link import Link, Release
-from ._operation import Operation
-from ._pool import Array, Pool
+from ._member import Member, Parent
+from ._operation import GroupOperation
+from ._pool import Pool
 
 if TYPE_CHECKING:
     from ._settings import Limits
@@ -20,63 +20,27 @@ log = logging.getLogger("hocket.aggregator")
 _CREDITS: Final = 8
 
 
-class Parent(Protocol):
-    """The way up the tree."""
-
-    def open(self, request: Open) -> None:
-        """All children of this aggregator have begun the operation."""
-
-    def send_up(self, sequence: int, offset: int, payload: Array, release: Release) -> None:
-        """Sends a segment up as soon as the window allows."""
-
-    def acknowledge(self, sequence: int) -> None:
-        """All children of this aggregator have their part."""
-
-    def consumed(self, nbytes: int) -> None:
-        """So much of what came down has been passed on."""
-
-    def end(self, code: FailCode, member: int, reason: str) -> None:
-        """The group is over; says why if there is still somebody to say it to."""
-
-
 class Owner(Protocol):
     """What a group tells the directory in which it stands."""
 
     def group_over(self, group: Group, code: FailCode | None) -> None:
         """Nothing of the group is left; without a code all members have left it."""
 
-    def operation_over(self, operation: Operation) -> None:
-        """An operation has been served."""
+    def operation_over(self, operation: GroupOperation) -> None:
+        """Learn that an operation has been served."""
 
     def credits_due(self, group: Group) -> None:
         """`Group.send_credits` has something to send."""
-
-
-class Member:
-    """A child of this aggregator in one group: a client, or an aggregator that speaks for several."""
-
-    def __init__(self, link: Link, handle: int, level: Level, label: str) -> None:
-        self.link = link
-        self.handle = handle
-        self.index = level.child
-        self.span = range(level.first, level.first + level.members)
-        self.label = label
-        self.held_nbytes = 0
-        self.to_credit_nbytes = 0
-        self.longest_nbytes = 0
-        """Of the segments of all operations that it has begun."""
-        self.sequence = 0
-        self.gone = False
 
 
 class Group:
     """See the head of this module.
 
     Args:
-        join: of the member that came first.
-        pool: of buffers.
-        limits: see Limits.
-        owner: is told of ends.
+        join: Request of the member that came first.
+        pool: Pool of buffers.
+        limits: Quotas and deadlines.
+        owner: Listener that learns of ends.
     """
 
     def __init__(self, join: Join, pool: Pool, limits: Limits, owner: Owner) -> None:
@@ -89,7 +53,7 @@ class Group:
         self.pool = pool
         self.members: dict[int, Member] = {}
         self.parent: Parent | None = None
-        self.operations: dict[int, Operation] = {}
+        self.operations: dict[int, GroupOperation] = {}
         self.ended = False
         self.formed = False
         self.began_s = time.monotonic()
@@ -99,7 +63,7 @@ class Group:
     # --- how it begins ------------------------------------------------------------------------------------------------
 
     def admits(self, join: Join) -> str | None:
-        """Why a member does not fit, or None."""
+        """Return why a member does not fit, or None."""
         level = join.levels[0]
         if (join.total, level.size, join.levels[1:]) != (self.total, self.size, self.above):
             return f"it says {join.total} members, {level.size} here and {join.levels[1:]} above; others say otherwise"
@@ -108,7 +72,7 @@ class Group:
         return None
 
     def spans_meet(self) -> bool:
-        """Whether the members' positions follow each other in the order of their indices without gap."""
+        """Return whether the members' positions follow each other in the order of their indices without gap."""
         following = self.span.start
         for index in range(self.size):
             span = self.members[index].span
@@ -118,7 +82,7 @@ class Group:
         return following == self.span.stop
 
     def form(self, generation: int) -> None:
-        """All members are there, all over the tree."""
+        """Begin, since all members are there, all over the tree."""
         self.formed = True
         self.members = dict(sorted(self.members.items()))
         for member in self.members.values():
@@ -128,7 +92,7 @@ class Group:
     # --- what members say ---------------------------------------------------------------------------------------------
 
     def open(self, member: Member, request: Open) -> None:
-        """A member begins an operation.
+        """Begin an operation for a member.
 
         Raises:
             ProtocolError: the request makes no sense.
@@ -150,7 +114,7 @@ class Group:
         if operation is None:
             if len(self.operations) >= self._limits.operations:
                 raise ProtocolError(f"more than {self._limits.operations} operations at once in one group")
-            operation = self.operations[request.sequence] = Operation(self, request, time.monotonic())
+            operation = self.operations[request.sequence] = GroupOperation(self, request, time.monotonic())
         elif not _alike(request, operation.request):
             first = self.members[min(operation.opened)]
             self.fail(
@@ -164,7 +128,7 @@ class Group:
         operation.open_by(member)
 
     def expect(self, member: Member, data: Data) -> None:
-        """Raises ProtocolError unless a member may send this segment now."""
+        """Raise ProtocolError unless a member may send this segment now."""
         operation = self.operations.get(data.sequence)
         if operation is None:
             raise ProtocolError(f"a segment of operation {data.sequence}, which is not under way")
@@ -174,14 +138,14 @@ class Group:
         member.held_nbytes += data.nbytes
 
     def acknowledge(self, member: Member, sequence: int) -> None:
-        """A member has its part of the result of an operation."""
+        """Note that a member has its part of the result of an operation."""
         operation = self.operations.get(sequence)
         if operation is None:
             raise ProtocolError(f"an ACK of operation {sequence}, which is not under way")
         operation.acknowledge(member)
 
     def leave(self, member: Member) -> None:
-        """A member takes part no more. What it has begun is finished without it; what it has not fails."""
+        """Let a member go. What it has begun is finished without it; what it has not fails."""
         member.gone = True
         lacking = next((op for op in self.operations.values() if op.lacks(member)), None)
         if not self.formed or lacking is not None:
@@ -195,13 +159,13 @@ class Group:
             self._end(None)
 
     def credit(self, member: Member, nbytes: int) -> None:
-        """A member may send more; it is told in the next round of the loop."""
+        """Let a member send more; it learns so in the next round of the loop."""
         member.held_nbytes -= nbytes
         member.to_credit_nbytes += nbytes
         self._owner.credits_due(self)
 
     def send_credits(self) -> None:
-        """Tells members what `credit` has noted, once it is an eighth of a window, or a member might wait for it.
+        """Tell members what `credit` has noted, once it is an eighth of a window, or a member might wait for it.
 
         Every credit is a packet that wakes a process: with short operations there would be as many as results.
         """
@@ -219,15 +183,15 @@ class Group:
 
     # --- how it ends --------------------------------------------------------------------------------------------------
 
-    def over(self, operation: Operation) -> None:
-        """An operation has been served."""
+    def over(self, operation: GroupOperation) -> None:
+        """Note that an operation has been served."""
         if self.operations.pop(operation.request.sequence, None) is not None:
             self._owner.operation_over(operation)
             if not self.ended:
                 self._end_if_deserted()
 
     def check(self, now_s: float) -> None:
-        """Ends the group if an operation or the coming together takes too long."""
+        """End the group if an operation or the coming together takes too long."""
         if not self.formed:
             if now_s - self.began_s > self._limits.join_s:
                 here = ", ".join(member.label for member in self.members.values())
@@ -250,13 +214,13 @@ class Group:
                 return
 
     def fail(self, code: FailCode, culprit: Member | None, reason: str, sequence: int = 0) -> None:
-        """Ends the group and tells everyone why.
+        """End the group and tell everyone why.
 
         Args:
-            code: what happened.
-            culprit: to whom; None if to nobody here.
-            reason: in words, with names.
-            sequence: the operation; the oldest under way if 0.
+            code: Kind of failure.
+            culprit: Member to whom it happened; None if to nobody here.
+            reason: Reason in words, with names.
+            sequence: Number of the operation; the oldest under way if 0.
         """
         member = NOBODY
         if culprit is not None and len(culprit.span) == 1:
@@ -264,7 +228,7 @@ class Group:
         self.fail_position(code, member, reason, sequence)
 
     def fail_position(self, code: FailCode, position: int, reason: str, sequence: int = 0) -> None:
-        """As `fail`, for a member that may be below another aggregator."""
+        """Do as `fail`, for a member that may be below another aggregator."""
         if self.ended:
             return
         sequence = sequence or min(self.operations, default=0)
@@ -285,7 +249,7 @@ class Group:
 
 
 def describe(request: Open) -> str:
-    """An operation in words."""
+    """Return an operation in words."""
     what = request.kind.name.lower()
     if request.operator:
         what += f" {request.operator.name.lower()}"

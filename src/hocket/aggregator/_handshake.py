@@ -24,22 +24,22 @@ from ._frames import (
 )
 
 if TYPE_CHECKING:
-    from ._link import Link
+    from ._link import FrameLink
 
 
 def key_of(token: bytes) -> bytes:
-    """A name for a token by which the aggregator finds it among those that it knows."""
+    """Return the key of a token, by which the aggregator finds it among those that it knows."""
     return hashlib.sha256(b"hocket aggregation key" + token).digest()[:KEY_NBYTES]
 
 
 def prove(token: bytes, role: bytes, version: int, client_nonce: bytes, server_nonce: bytes) -> bytes:
-    """The proof of one side; `role` is b"client" or b"server"."""
+    """Return the proof of one side; `role` is b"client" or b"server"."""
     message = b"hocket aggregation " + role + version.to_bytes(2, "little") + client_nonce + server_nonce
     return hmac.new(token, message, hashlib.sha256).digest()
 
 
 def same(proof: bytes, other: bytes) -> bool:
-    """Compares two proofs in a time that tells nothing."""
+    """Compare two proofs in constant time."""
     return hmac.compare_digest(proof, other)
 
 
@@ -47,19 +47,19 @@ class Applicant:
     """The side that connects, a client or a leaf aggregator: it proves itself only to whom has proved itself first.
 
     Args:
-        token: what both sides must hold.
+        token: Token that both sides must hold.
     """
 
     def __init__(self, token: bytes) -> None:
         self._token = token
         self._nonce = secrets.token_bytes(NONCE_NBYTES)
 
-    def greet(self, link: Link) -> None:
-        """Begins the handshake; the answer is a Challenge, or a Refuse."""
+    def greet(self, link: FrameLink) -> None:
+        """Begin the handshake; the answer is a Challenge, or a Refuse."""
         link.send(Hello(OLDEST_VERSION, NEWEST_VERSION, key_of(self._token), self._nonce))
 
-    def answer(self, challenge: Challenge, link: Link) -> None:
-        """Proves itself in turn; the answer is a Welcome, or a Refuse.
+    def answer(self, challenge: Challenge, link: FrameLink) -> None:
+        """Prove itself in turn; the answer is a Welcome, or a Refuse.
 
         Raises:
             ProtocolError: the other side speaks another version, or does not hold the token.

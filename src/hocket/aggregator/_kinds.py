@@ -81,5 +81,5 @@ _WIDTHS = {
 
 
 def element_nbytes(operator: Operator, element: ElementType) -> int:
-    """Bytes of one element on the wire."""
+    """Return the bytes of one element on the wire."""
     return PAIR_NBYTES if operator in LOCATING else _WIDTHS[element]

@@ -24,7 +24,7 @@ Release = Callable[[], None]
 
 
 def prepare(sock: socket.socket, stall_s: float) -> None:
-    """Options of every connection: no waiting for full packets, and an end to a peer that has vanished."""
+    """Set the options of every connection: no waiting for full packets, and an end to a peer that has vanished."""
     sock.setblocking(False)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -35,14 +35,14 @@ def prepare(sock: socket.socket, stall_s: float) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(stall_s * 1000))
 
 
-class Link:
+class FrameLink:
     """A connection.
 
     Args:
-        sock: non-blocking.
-        expected: the types of frames that may come first.
-        segment_nbytes: the longest payload.
-        changed: called when the queue of what is to be sent is empty no more.
+        sock: Socket, non-blocking.
+        expected: Types of frames that may come first.
+        segment_nbytes: The longest payload.
+        changed: Called when the queue of what is to be sent is empty no more.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Link:
         sock: socket.socket,
         expected: frozenset[FrameType],
         segment_nbytes: int,
-        changed: Callable[[Link], None] | None = None,
+        changed: Callable[[FrameLink], None] | None = None,
     ) -> None:
         self.sock = sock
         self.decoder = Decoder(expected, segment_nbytes)
@@ -70,13 +70,13 @@ class Link:
         return bool(self._out)
 
     def send(self, frame: Frame) -> None:
-        """Queues a control frame."""
+        """Queue a control frame."""
         raw = encode(frame)
         self._control_nbytes += len(raw)
         self._queue(memoryview(raw), None)
 
     def send_data(self, group: int, sequence: int, offset: int, payload: Array, release: Release) -> None:
-        """Queues a segment; `release` is called once `payload` is not needed any more."""
+        """Queue a segment; `release` is called once `payload` is not needed any more."""
         self._queue(memoryview(data_head(group, sequence, offset, payload.nbytes)), None)
         self._queue(payload.data, release)
 
@@ -88,7 +88,7 @@ class Link:
         self._out.append((view, release))
 
     def flush(self) -> None:
-        """Sends what the socket takes.
+        """Send what the socket takes.
 
         Raises:
             OSError: the connection is gone.
@@ -113,7 +113,7 @@ class Link:
         self._control_nbytes = 0
 
     def await_nbytes(self, nbytes: int) -> None:
-        """Lets the kernel wake this process only for so many bytes, or an end: on a slow link every packet is an event.
+        """Let the kernel wake this process only for so many bytes, or an end: on a slow link every packet is an event.
 
         Set it after an event of this connection, before the next wait; bytes must be known to come.
         """
@@ -124,7 +124,7 @@ class Link:
                 self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, nbytes)
 
     def receive(self, place: Place) -> Iterator[Frame]:
-        """Takes what the socket has, once, and gives the frames that are complete.
+        """Take what the socket has, once, and return the frames that are complete.
 
         Raises:
             OSError: the connection is gone; EOFError if the peer closed it.
@@ -145,13 +145,13 @@ class Link:
                 raise ProtocolError("a peer that asks for more than it reads")
 
     def drop_queue(self) -> None:
-        """Gives back what is still queued."""
+        """Give back what is still queued."""
         while self._out:
             release = self._out.popleft()[1]
             if release is not None:
                 release()
 
     def close(self) -> None:
-        """Closes the socket; what is queued is given back."""
+        """Close the socket; what is queued is given back."""
         self.sock.close()
         self.drop_queue()

@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
+import select
+import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
-from ._errors import GroupFailedError
-from ._frames import NOBODY, SEGMENT_GRAIN, Ack, Credit, Data, Done, Fail, FailCode, Frame, Joined, Open, ProtocolError
-from ._kinds import COMMITTED, ElementType, Kind, Operator
-from ._link import Link
+from ._errors import AggregatorLostError, GroupFailedError
+from ._frames import (
+    MOST_SEGMENT_NBYTES,
+    NOBODY,
+    SEGMENT_GRAIN,
+    Ack,
+    Credit,
+    Data,
+    Done,
+    Fail,
+    FailCode,
+    Frame,
+    Joined,
+    Open,
+    ProtocolError,
+    Welcome,
+)
+from ._kinds import COMMITTED, IN_BLOCKS, REDUCING, ElementType, Kind, Operator
+from ._link import FrameLink
 from ._pool import Array
-from ._work import AggregationWork, segment_nbytes
-
-if TYPE_CHECKING:
-    from ._client import AggregationClient
 
 _IN_FLIGHT: Final = 4
 """So many pieces fit into a window at least: one is on its way, one is reduced, one comes back."""
@@ -26,10 +40,42 @@ _SERVER_SHARE: Final = 0.9
 """Of an operation's time the aggregator gets so much, and so is the first to give up: it knows for whom it waits."""
 
 
+_LEAST_SEGMENT_NBYTES: Final = 16 << 10
+_USUAL_SEGMENT_NBYTES: Final = 512 << 10
+_SEGMENTS: Final = 128
+
+
+def segment_nbytes(block_nbytes: int, most: int = MOST_SEGMENT_NBYTES) -> int:
+    """In which pieces a block travels: a 128th of it, so that little time passes before the first piece is reduced.
+
+    The aggregator adds the time of one piece to that of the whole; pieces of 8 KiB and less cost it more than they
+    gain, also on links of 100 Mbit/s, and pieces of 512 KiB and more gain nothing.
+    """
+    wanted = -(-block_nbytes // _SEGMENTS // SEGMENT_GRAIN) * SEGMENT_GRAIN
+    return min(max(wanted, _LEAST_SEGMENT_NBYTES), _USUAL_SEGMENT_NBYTES, most // SEGMENT_GRAIN * SEGMENT_GRAIN)
+
+
+class GroupClient(Protocol):
+    """The connection that moves a group's bytes: `AggregationClient`, which is made of groups."""
+
+    lock: threading.RLock
+    error: AggregatorLostError | None
+    welcome: Welcome | None
+
+    def drive(self, finished: Callable[[], bool], deadline_s: float, what: str) -> None:
+        """Move bytes until `finished()`."""
+
+    def forget(self, group: AggregationGroup, handle: int) -> None:
+        """Move bytes for a group no more."""
+
+    def advance(self, began_s: float, waiting: select.poll) -> bool:
+        """Move what can be moved now; if that is nothing, register in `waiting` what must be waited for."""
+
+
 class AggregationGroup:
     """A member's view of a group; made by `AggregationClient.join`."""
 
-    def __init__(self, client: AggregationClient, handle: int, total: int, position: int) -> None:
+    def __init__(self, client: GroupClient, handle: int, total: int, position: int) -> None:
         self._client = client
         self._handle = handle
         self.total = total
@@ -42,7 +88,7 @@ class AggregationGroup:
         self._to_send: deque[AggregationWork] = deque()
 
     def wait(self, timeout_s: float) -> None:
-        """Blocks until all members have come.
+        """Block until all members have come.
 
         Raises:
             AggregationError: the aggregator is lost, or the group has failed.
@@ -70,17 +116,17 @@ class AggregationGroup:
         timeout_s: float = 60.0,
         segment: int | None = None,
     ) -> AggregationWork:
-        """Begins an operation; all members post the same ones in the same order.
+        """Begin an operation; all members post the same ones in the same order.
 
         Args:
-            kind: what to do.
-            send: this member's contribution as flat uint8, unchanged until the work is over; None if it has none.
-            receive: where the result goes, flat uint8, not the memory of `send`; None if nothing comes here.
-            operator: how contributions are combined.
-            element: their type.
-            root: a position.
-            timeout_s: until the operation fails for all.
-            segment: bytes of the pieces in which blocks travel; by default `segment_nbytes` chooses.
+            kind: Kind of operation.
+            send: This member's contribution as flat uint8, unchanged until the work is over; None if it has none.
+            receive: Where the result goes, flat uint8, not the memory of `send`; None if nothing comes here.
+            operator: How contributions are combined.
+            element: Type of the elements.
+            root: Position of the root.
+            timeout_s: Seconds until the operation fails for all.
+            segment: Bytes of the pieces in which blocks travel; by default `segment_nbytes` chooses.
 
         Raises:
             AggregationError: the group is over.
@@ -109,11 +155,11 @@ class AggregationGroup:
             return work
 
     def leave(self) -> None:
-        """Takes part no more; the connection stays."""
+        """Take part no more; the connection stays."""
         self._client.forget(self, self._handle)
 
     def wait_for(self, work: AggregationWork) -> None:
-        """Blocks until a work is over; raises what ended it."""
+        """Block until a work is over, and raise what ended it."""
         try:
             self._client.drive(lambda: work.over or self.failure is not None, work.deadline_s, f"for {work}")
         except TimeoutError as error:
@@ -123,7 +169,7 @@ class AggregationGroup:
             raise self.failure
 
     @property
-    def client(self) -> AggregationClient:
+    def client(self) -> GroupClient:
         """The connection."""
         return self._client
 
@@ -135,8 +181,8 @@ class AggregationGroup:
         work = next(iter(self._under_way.values()), None)
         return work.sent_nbytes - work.arrived_nbytes if work is not None and work.kind == Kind.ALL_REDUCE else 1
 
-    def feed(self, link: Link) -> int:
-        """Queues what may be sent now, at most AHEAD_NBYTES; returns how many bytes that was."""
+    def feed(self, link: FrameLink) -> int:
+        """Queue what may be sent now, at most AHEAD_NBYTES; return how many bytes that was."""
         queued = 0
         welcome = self._client.welcome
         if not self._to_send or self.failure is not None or welcome is None or not self.generation:
@@ -169,13 +215,13 @@ class AggregationGroup:
             self._advance(work, link)
         return queued
 
-    def _sent(self, work: AggregationWork, nbytes: int, link: Link) -> None:
-        """The socket has taken a piece."""
+    def _sent(self, work: AggregationWork, nbytes: int, link: FrameLink) -> None:
+        """Note that the socket has taken a piece."""
         work.sent_nbytes += nbytes
         self._advance(work, link)
 
     def place(self, data: Data) -> memoryview:
-        """Where a segment of a result shall lie.
+        """Return where a segment of a result shall lie.
 
         Raises:
             ProtocolError: no such segment is expected.
@@ -189,8 +235,8 @@ class AggregationGroup:
         work.to_come_nbytes -= data.nbytes
         return work.receive.data[begin : begin + data.nbytes]
 
-    def handle_frame(self, frame: Frame, link: Link) -> None:
-        """One frame for this group."""
+    def handle_frame(self, frame: Frame, link: FrameLink) -> None:
+        """Handle one frame for this group."""
         match frame:
             case Data():
                 work = self._under_way.get(frame.sequence)
@@ -209,7 +255,7 @@ class AggregationGroup:
                 member = None if frame.member == NOBODY else frame.member
                 self.failure = GroupFailedError(frame.reason, frame.code, member, frame.sequence)
 
-    def _advance(self, work: AggregationWork, link: Link) -> None:
+    def _advance(self, work: AggregationWork, link: FrameLink) -> None:
         """After a work has sent or received something."""
         given = 0 if work.send is None else work.send.nbytes
         if not work.begun or work.sent_nbytes < given or work.arrived_nbytes < work.expected_nbytes:
@@ -221,3 +267,65 @@ class AggregationGroup:
         elif work.kind != Kind.BARRIER:
             work.over = True
             self._under_way.pop(work.sequence, None)
+
+
+class AggregationWork:
+    """An operation under way; made by `AggregationGroup.post`."""
+
+    def __init__(
+        self,
+        group: AggregationGroup,
+        kind: Kind,
+        sequence: int,
+        send: Array | None,
+        receive: Array | None,
+        root: int,
+        timeout_s: float,
+    ) -> None:
+        self.kind = kind
+        self.sequence = sequence
+        self.send = send
+        self.receive = receive
+        self.deadline_s = time.monotonic() + timeout_s
+        self.request: Open | None = None
+        self.segment_nbytes = 0
+        self.begun = False
+        self.acknowledged = False
+        self.over = False
+        self.queued_nbytes = 0
+        self.sent_nbytes = 0
+        self.arrived_nbytes = 0
+        self._group = group
+        given = 0 if send is None else send.nbytes
+        wanted = 0 if receive is None else receive.nbytes
+        me, total = group.position, group.total
+        self.nbytes = given if kind in REDUCING else max(given, wanted)
+        self.block_nbytes = self.nbytes // total if kind in IN_BLOCKS else self.nbytes
+        own = me * self.block_nbytes
+        self.send_base = own if kind == Kind.ALL_GATHER else 0
+        self.receive_base = own if kind == Kind.REDUCE_SCATTER else 0
+        self.expected_nbytes = wanted - (self.block_nbytes if kind == Kind.ALL_GATHER else 0)
+        self.to_come_nbytes = self.expected_nbytes
+
+    def next_nbytes(self) -> int:
+        """Return the bytes of the next piece to queue; 0 if all are queued."""
+        if self.send is None or self.queued_nbytes >= self.send.nbytes:
+            return 0
+        return min(self.segment_nbytes, self.block_nbytes - self.queued_nbytes % self.block_nbytes)
+
+    def wait(self) -> None:
+        """Block until the operation is over.
+
+        Raises:
+            AggregatorLostError: the aggregator is gone; nothing is known about other members.
+            GroupFailedError: the aggregator says that the group is over.
+        """
+        self._group.wait_for(self)
+
+    @property
+    def group(self) -> AggregationGroup:
+        """Whose work it is."""
+        return self._group
+
+    def __str__(self) -> str:
+        return f"{self.kind.name.lower()} {self.sequence} of {self.nbytes} bytes"

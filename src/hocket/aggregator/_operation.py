@@ -3,26 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from ._arithmetic import Array, fold
 from ._frames import Done, Open, ProtocolError
 from ._kinds import COMMITTED, COPYING, IN_BLOCKS, REDUCING, Kind
+from ._member import Member, Parent
+from ._pool import Pool
 
-if TYPE_CHECKING:
-    from ._group import Group, Member
+
+class OperationOwner(Protocol):
+    """The group whose operation it is."""
+
+    size: int
+    total: int
+    span: range
+    pool: Pool
+    members: dict[int, Member]
+    parent: Parent | None
+
+    def over(self, operation: GroupOperation) -> None:
+        """Note that an operation has been served."""
+
+    def credit(self, member: Member, nbytes: int) -> None:
+        """Let a member send more."""
 
 
 class _Segment:
     """A segment to which some children have contributed."""
 
-    __slots__ = ("next", "parts", "room", "total")
+    __slots__ = ("next", "parts", "sum_buffer", "total")
 
     def __init__(self) -> None:
         self.next = 0
         self.parts: dict[int, Array] = {}
         self.total: Array | None = None
-        self.room: Array | None = None
+        self.sum_buffer: Array | None = None
 
 
 class _Held:
@@ -30,7 +46,9 @@ class _Held:
 
     __slots__ = ("buffer", "credited", "left", "operation", "upper")
 
-    def __init__(self, operation: Operation, buffer: Array, left: int, credited: Sequence[Member], upper: bool) -> None:
+    def __init__(
+        self, operation: GroupOperation, buffer: Array, left: int, credited: Sequence[Member], upper: bool
+    ) -> None:
         self.operation, self.buffer, self.left, self.credited, self.upper = operation, buffer, left, credited, upper
         operation.live += 1
 
@@ -40,16 +58,16 @@ class _Held:
             self.operation.retire(self)
 
 
-class Operation:
+class GroupOperation:
     """See the head of this module.
 
     Args:
-        group: whose operation this is.
-        request: as the first member gave it.
-        now_s: by the monotonic clock.
+        group: Group whose operation this is.
+        request: Request as the first member gave it.
+        now_s: Now, by the monotonic clock.
     """
 
-    def __init__(self, group: Group, request: Open, now_s: float) -> None:
+    def __init__(self, group: OperationOwner, request: Open, now_s: float) -> None:
         self.request = request
         self.deadline_s = now_s + request.deadline_ms / 1000
         self.began_s = now_s
@@ -95,7 +113,7 @@ class Operation:
     # --- what comes ---------------------------------------------------------------------------------------------------
 
     def open_by(self, member: Member) -> None:
-        """A member takes part."""
+        """Let a member take part."""
         self.opened.add(member.index)
         group = self._group
         if len(self.opened) < group.size:
@@ -111,7 +129,7 @@ class Operation:
             self._distribute(source, offset, buffer)
 
     def expect(self, member: Member, offset: int, nbytes: int) -> None:
-        """Raises ProtocolError unless these are the bytes that must come next from `member`."""
+        """Raise ProtocolError unless these are the bytes that must come next from `member`."""
         request = self.request
         if member.index not in self.opened:
             raise ProtocolError(f"a segment of operation {request.sequence}, which {member.label} has not begun")
@@ -134,7 +152,7 @@ class Operation:
         self._cursors[key] = offset + nbytes
 
     def take(self, member: Member, offset: int, buffer: Array) -> None:
-        """The segment that `expect` allowed has come."""
+        """Take in the segment that `expect` allowed."""
         if not self._reducing:
             if self._ready:
                 self._distribute(member, offset, buffer)
@@ -150,28 +168,28 @@ class Operation:
             del self._segments[offset]
             assert self._fold is not None
             assert segment.total is not None
-            assert segment.room is not None
-            self._fold.end(segment.total, segment.room)
-            self._complete(offset, segment.room)
+            assert segment.sum_buffer is not None
+            self._fold.end(segment.total, segment.sum_buffer)
+            self._complete(offset, segment.sum_buffer)
 
     def _fold_in(self, segment: _Segment) -> None:
         fold = self._fold
         assert fold is not None
         while (part := segment.parts.pop(segment.next, None)) is not None:
             if segment.total is None:
-                segment.total, segment.room = fold.begin(part), part
+                segment.total, segment.sum_buffer = fold.begin(part), part
             else:
                 fold.add(segment.total, part)
                 self._group.pool.give(part)
             segment.next += 1
 
     def take_from_parent(self, offset: int, buffer: Array) -> None:
-        """A segment of the result, or another member's, has come down the tree."""
+        """Take in a segment of the result, or another member's, that has come down the tree."""
         self._to_come_nbytes -= buffer.nbytes
         self._deliver(offset, buffer, self._receivers(offset), (), upper=True)
 
     def acknowledge(self, member: Member) -> None:
-        """A member has its part of the result.
+        """Note that a member has its part of the result.
 
         Raises:
             ProtocolError: it cannot know.
@@ -187,7 +205,7 @@ class Operation:
                 self.all_done()
 
     def all_done(self) -> None:
-        """Every member has its part, all over the tree."""
+        """Finish, since every member has its part, all over the tree."""
         for member in self._group.members.values():
             member.link.send(Done(member.handle, self.request.sequence))
         self._group.over(self)
@@ -195,7 +213,7 @@ class Operation:
     # --- what goes ----------------------------------------------------------------------------------------------------
 
     def _complete(self, offset: int, result: Array) -> None:
-        """All children of this aggregator are in `result`."""
+        """Send the result: all children of this aggregator are in it."""
         self._to_come_nbytes -= result.nbytes
         everyone = list(self._group.members.values())
         if self._group.parent is None:
@@ -214,7 +232,7 @@ class Operation:
         return list(members)
 
     def _distribute(self, source: Member, offset: int, buffer: Array) -> None:
-        """Copies a member's segment to all others, here and above."""
+        """Copy a member's segment to all others, here and above."""
         self._to_come_nbytes -= buffer.nbytes
         others = [member for member in self._group.members.values() if member is not source]
         self._deliver(offset, buffer, others, (source,), above=self._group.parent is not None)
@@ -240,7 +258,7 @@ class Operation:
             self._group.parent.send_up(self.request.sequence, offset, buffer, held.release)
 
     def retire(self, held: _Held) -> None:
-        """Nobody needs a buffer any more: whoever filled it may send as much again."""
+        """Give credit for a buffer that nobody needs any more: whoever filled it may send as much again."""
         nbytes = held.buffer.nbytes
         self._group.pool.give(held.buffer)
         self.live -= 1
@@ -252,7 +270,7 @@ class Operation:
             self._group.over(self)
 
     def lacks(self, member: Member) -> bool:
-        """Whether it cannot be finished without hearing more from `member`."""
+        """Return whether it cannot be finished without hearing more from `member`."""
         if member.index not in self.opened or (
             self.request.kind in COMMITTED and member.index not in self.acknowledged
         ):

@@ -20,7 +20,7 @@ class Pool:
         self._kept_nbytes = 0
 
     def take(self, nbytes: int) -> Array:
-        """An array of `nbytes` bytes; what is in it is left from before."""
+        """Return an array of `nbytes` bytes; what is in it is left from before."""
         size = max(_LEAST_NBYTES, 1 << (nbytes - 1).bit_length())
         free = self._free.get(size)
         if free:
@@ -29,7 +29,7 @@ class Pool:
         return np.empty(size, dtype=np.uint8)[:nbytes]
 
     def give(self, array: Array) -> None:
-        """Takes back what `take` lent."""
+        """Take back what `take` lent."""
         whole = array.base
         assert whole is not None
         size = whole.nbytes

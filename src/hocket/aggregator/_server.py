@@ -12,9 +12,10 @@ from collections.abc import Sequence
 from ._connection import Connection
 from ._directory import Directory
 from ._frames import ProtocolError, Refuse
-from ._group import Group, Parent
+from ._group import Group
 from ._handshake import key_of
-from ._link import Link, prepare
+from ._link import FrameLink, prepare
+from ._member import Parent
 from ._settings import Limits
 from ._stats import Stats
 from ._upstream import Upstream
@@ -30,11 +31,11 @@ class Aggregator:
     """Serves groups until it is stopped.
 
     Args:
-        address: where to listen; port 0 for any that is free.
-        tokens: what clients must hold one of. Jobs with different tokens do not see each other.
-        parent: the aggregator above, to which the first token is shown for groups that span more than this one.
-        limits: quotas and deadlines.
-        name: of this aggregator, for messages.
+        address: Address to listen on; port 0 for any that is free.
+        tokens: Tokens of which clients must hold one. Jobs with different tokens do not see each other.
+        parent: Address of the aggregator above; it is shown the first token for groups that span more than this one.
+        limits: Quotas and deadlines.
+        name: Name of this aggregator, for messages.
 
     Raises:
         OSError: it cannot listen there.
@@ -57,9 +58,9 @@ class Aggregator:
         self._began_s = time.monotonic()
         self._directory = Directory(self.limits, self._stats, None if parent is None else self._climb)
         self._links: set[Connection | Upstream] = set()
-        self._changed: set[Link] = set()  # to be looked at when this round of the loop ends
+        self._changed: set[FrameLink] = set()  # to be looked at when this round of the loop ends
         self._stopping = False
-        self._interest: dict[Link, int] = {}
+        self._interest: dict[FrameLink, int] = {}
         family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         self._listener = socket.create_server(address, family=family, backlog=256)
         self._listener.setblocking(False)
@@ -77,19 +78,19 @@ class Aggregator:
         return host, port
 
     def stats(self) -> Stats:
-        """The counters now."""
+        """Return the counters now."""
         stats = self._stats
         stats.wall_s = time.monotonic() - self._began_s
         return stats
 
     def stop(self) -> None:
-        """Ends `run`; may be called from another thread or a signal handler."""
+        """End `run`; may be called from another thread or a signal handler."""
         self._stopping = True
         with contextlib.suppress(OSError):
             self._wake_out.send(b"x")
 
     def run(self) -> None:
-        """Serves until `stop`, then ends all groups and closes all connections."""
+        """Serve until `stop`, then end all groups and close all connections."""
         tick_s = 0.0
         try:
             while not self._stopping:
@@ -142,7 +143,7 @@ class Aggregator:
         self._selector.register(link.sock, selectors.EVENT_READ, link)
         self._changed.add(link)
 
-    def _note(self, link: Link) -> None:
+    def _note(self, link: FrameLink) -> None:
         """There is something to send, or another reason to look at a link at the end of this round."""
         self._changed.add(link)
 
@@ -169,7 +170,7 @@ class Aggregator:
             self._stats.connections += 1
 
     def _flush(self) -> None:
-        """Sends credits and what is queued, and watches for writing only where a socket is full.
+        """Send credits and what is queued, and watch for writing only where a socket is full.
 
         What a socket has taken makes new credits, and may let a paused link read again: so it goes round until no more
         comes of it, for nobody else would wake the loop for these.
@@ -213,7 +214,7 @@ class Aggregator:
             self._selector.modify(link.sock, interest, link)
 
     def _drop(self, link: Connection | Upstream, reason: str, *, refused: bool = False) -> None:
-        """Ends one connection; only the groups that it was in suffer."""
+        """End one connection; only the groups that it was in suffer."""
         self._remove(link)
         if isinstance(link, Connection):
             if refused:
@@ -238,7 +239,7 @@ class Aggregator:
         log.warning("%s was dropped: %s", peer, reason)
 
     def _climb(self, group: Group, name: bytes, token: bytes) -> Parent:
-        """Connects a group to the aggregator above."""
+        """Connect a group to the aggregator above."""
         assert self._parent is not None
         label = f"{self._name} ({self.address[0]}:{self.address[1]})".encode()[:200]
         link = Upstream(group, name, self._parent, token, label, self._note)

@@ -1,10 +1,17 @@
-"""What one aggregator allows."""
+"""What its operator gives an aggregator: the address, the file of tokens, quotas and deadlines."""
 
 from __future__ import annotations
 
+import os
+import socket
+import stat
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
 
 from ._frames import MOST_SEGMENT_NBYTES
+
+LEAST_TOKEN_NBYTES: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,16 +19,16 @@ class Limits:
     """Quotas and deadlines of an aggregator.
 
     Attributes:
-        connections: clients at once; of them a quarter may be strangers that have not proved themselves yet.
-        groups: of one token, at once.
-        members: of one group, at this aggregator.
-        operations: under way at once in one group.
-        nbytes: of all windows together, the memory that clients can make the aggregator hold.
-        window_nbytes: what one member may have under way in one group.
-        segment_nbytes: the longest segment.
-        hello_s: seconds for a client to prove itself.
-        join_s: seconds from the first member of a group to the last.
-        stall_s: seconds after which a peer that takes nothing of what waits for it is dropped.
+        connections: Clients at once; of them a quarter may be strangers that have not proved themselves yet.
+        groups: Groups of one token at once.
+        members: Members of one group at this aggregator.
+        operations: Operations under way at once in one group.
+        nbytes: Bytes of all windows together: the memory that clients can make the aggregator hold.
+        window_nbytes: Bytes that one member may have under way in one group.
+        segment_nbytes: Bytes of the longest segment.
+        hello_s: Seconds for a client to prove itself.
+        join_s: Seconds from the first member of a group to the last.
+        stall_s: Seconds after which a peer that takes nothing of what waits for it is dropped.
     """
 
     connections: int = 1024
@@ -49,3 +56,53 @@ class Limits:
             )
         if self.window_nbytes >= 1 << 32:
             raise ValueError(f"window_nbytes is {self.window_nbytes}; give less than 4 GiB")
+
+
+class AddressError(ValueError):
+    """A text that names no address; the message says what to write."""
+
+
+def parse_address(text: str) -> tuple[str, int]:
+    """Return the host and port of `HOST:PORT` or `[IPV6]:PORT`; the host may be left out, and is then 0.0.0.0.
+
+    Raises:
+        AddressError: it is not of that form, or the host does not resolve.
+    """
+    host, colon, port = text.rpartition(":")
+    if not colon or not port.isdigit() or not int(port) < 65536:
+        raise AddressError(f"{text!r} is no address; write HOST:PORT, for example 10.0.0.7:7070")
+    host = host.strip("[]") or "0.0.0.0"
+    try:
+        found = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise AddressError(f"the host of {text!r} does not resolve ({error.strerror}); give its address") from None
+    address = found[0][4]
+    return str(address[0]), int(address[1])
+
+
+class TokenError(ValueError):
+    """A token file that cannot be used; the message says what to do."""
+
+
+def read_tokens(path: str | os.PathLike[str]) -> tuple[bytes, ...]:
+    """Return the tokens of a file, one a line; jobs with different tokens do not see each other's groups.
+
+    Raises:
+        TokenError: no file, others may read it, or a token that is too short.
+    """
+    try:
+        text = Path(path).read_bytes()
+        mode = os.stat(path).st_mode
+    except OSError as error:
+        raise TokenError(f"the token file {str(path)!r} cannot be read: {error.strerror}") from None
+    if mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise TokenError(f"the token file {str(path)!r} is open to others (mode {mode & 0o777:o}); chmod it to 600")
+    tokens = tuple(line.strip() for line in text.splitlines() if line.strip())
+    if not tokens:
+        raise TokenError(f"the token file {str(path)!r} holds no token; write {LEAST_TOKEN_NBYTES} or more characters")
+    for number, token in enumerate(tokens, 1):
+        if len(token) < LEAST_TOKEN_NBYTES:
+            raise TokenError(
+                f"token {number} of {str(path)!r} has {len(token)} characters; {LEAST_TOKEN_NBYTES} is the least"
+            )
+    return tokens

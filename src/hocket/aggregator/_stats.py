@@ -10,15 +10,15 @@ class Stats:
     """What an aggregator has done so far.
 
     Attributes:
-        connections: clients that have proved themselves.
-        refused: connections ended for what they said, or for who they were not.
-        groups: that have come together.
-        groups_failed: that ended by a failure.
-        operations: served, by kind.
-        received_nbytes: from children and the parent.
-        sent_nbytes: to them.
-        busy_s: seconds of work, of `wall_s` since the start.
-        wall_s: since the start.
+        connections: Clients that have proved themselves.
+        refused: Connections ended for what they said, or for who they were not.
+        groups: Groups that have come together.
+        groups_failed: Groups that ended by a failure.
+        operations: Operations served, by kind.
+        received_nbytes: Bytes from children and the parent.
+        sent_nbytes: Bytes to children and the parent.
+        busy_s: Seconds of work, of `wall_s` since the start.
+        wall_s: Seconds since the start.
     """
 
     connections: int = 0

@@ -32,22 +32,22 @@ from ._frames import (
 )
 from ._group import Group
 from ._handshake import Applicant
-from ._link import Link, Release
+from ._link import FrameLink, Release
 from ._pool import Array
 
 _HANDLE = 1
 
 
-class Upstream(Link):
+class Upstream(FrameLink):
     """See the head of this module; it is the `Parent` of its group.
 
     Args:
-        group: all of whose members at this aggregator have come.
-        name: of the group, as the members gave it.
-        address: of the parent.
-        token: proves this aggregator to it, and the parent to us.
-        label: names this aggregator there.
-        changed: see Link; also called when reading may go on, or when the end has come.
+        group: Group all of whose members at this aggregator have come.
+        name: Name of the group, as the members gave it.
+        address: Address of the parent.
+        token: Token that proves this aggregator to the parent, and the parent to us.
+        label: Name of this aggregator there.
+        changed: See FrameLink; also called when reading may go on, or when the end has come.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Upstream(Link):
         address: tuple[str, int],
         token: bytes,
         label: bytes,
-        changed: Callable[[Link], None],
+        changed: Callable[[FrameLink], None],
     ) -> None:
         family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         sock = socket.socket(family, socket.SOCK_STREAM)
@@ -122,7 +122,7 @@ class Upstream(Link):
     # --- what comes down ----------------------------------------------------------------------------------------------
 
     def place(self, data: Data) -> memoryview:
-        """Where a segment from the parent shall lie."""
+        """Return where a segment from the parent shall lie."""
         operation = self.group.operations.get(data.sequence)
         if operation is None or data.offset + data.nbytes > operation.request.nbytes:
             raise ProtocolError(f"a segment of operation {data.sequence} from the parent, which is not under way")
@@ -130,7 +130,7 @@ class Upstream(Link):
         return self._incoming.data
 
     def handle(self, frame: Frame) -> None:
-        """One frame of the parent's."""
+        """Handle one frame of the parent's."""
         match frame:
             case Data():
                 assert self._incoming is not None
@@ -166,7 +166,7 @@ class Upstream(Link):
         self.send(Join(_HANDLE, self.group.total, self.group.above, self._name, self._label))
 
     def lost(self, reason: str) -> None:
-        """The connection is gone."""
+        """End with the connection, which is gone."""
         self.over = True
         self._blocked.clear()
         self.close()

@@ -17,12 +17,12 @@ def clean(
     A job removes its own traces, also when it is interrupted or its launcher is killed. Something remains only if the
     job's warden was killed as well. Jobs that still run are never touched.
     """
-    from hocket.launch._clean import leftovers, remove
+    from hocket.launch import leftovers, remove_leftover
 
     found = leftovers()
     for leftover in found:
         if not dry_run:
-            remove(leftover)
+            remove_leftover(leftover)
         if not as_json:
             parts = [f"{len(leftover.processes)} processes"] if leftover.processes else []
             parts += [f"{leftover.directory} ({leftover.nbytes / 1024:.0f} KiB)"] if leftover.directory else []

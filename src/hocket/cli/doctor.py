@@ -18,7 +18,7 @@ def doctor(
 
     The exit code is 1 if something will make training fail, else 0.
     """
-    from hocket.launch._doctor import examine
+    from hocket.launch import examine
 
     findings = []
     for finding in examine(bandwidth=bandwidth):

@@ -9,21 +9,20 @@ from ._interrupt import interrupts_kept
 from ._output import bad_input, print_json
 
 if TYPE_CHECKING:
-    from hocket.launch._arguments import LaunchArguments
+    from hocket.launch import LaunchArguments
 
 
 def run(context: typer.Context) -> None:
     """Run a script on several ranks of this host, or of several hosts, as torchrun does."""
     with interrupts_kept():
-        from hocket.launch import ArgumentError, LaunchError
-        from hocket.launch._arguments import parse, parser
-        from hocket.launch._launch import run as carry_out
+        from hocket.launch import ArgumentError, LaunchError, argument_parser, parse_arguments
+        from hocket.launch import run as carry_out
 
     try:
         if context.args[:1] in (["-h"], ["--help"]):
-            parser().print_help()
+            argument_parser().print_help()
             return
-        arguments = parse(context.args)
+        arguments = parse_arguments(context.args)
         if arguments.dry_run:
             _show(arguments)
             return
@@ -41,20 +40,19 @@ def run(context: typer.Context) -> None:
 
 
 def _enter_fabric(arguments: "LaunchArguments", words: list[str]) -> NoReturn:
-    from hocket.launch import ArgumentError
-    from hocket.launch._fabric import PlacementError, enter
+    from hocket.launch import ArgumentError, PlacementError, enter_fabric
 
     assert arguments.fabric is not None
     try:
-        enter(arguments.fabric, arguments.nproc, words)
+        enter_fabric(arguments.fabric, arguments.nproc, words)
     except PlacementError as error:
         raise ArgumentError(str(error)) from None
 
 
 def _show(arguments: "LaunchArguments") -> None:
-    from hocket.launch._launch import plan
+    from hocket.launch import dry_run
 
-    planned = plan(arguments)
+    planned = dry_run(arguments)
     if arguments.as_json:
         print_json(planned)
         return

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ._errors import FabricError as FabricError
     from ._fabric import Fabric as Fabric
     from ._fabric import clear_stale as clear_stale
-    from ._state import State as State
+    from ._state import FabricState as FabricState
     from ._state import read_all as fabrics
     from ._wiring import Node as Node
     from ._wiring import Port as Port
@@ -26,7 +26,7 @@ __all__ = [
     "FabricError",
     "Node",
     "Port",
-    "State",
+    "FabricState",
     "Wiring",
     "check",
     "clear_stale",
@@ -40,7 +40,7 @@ _HOMES = {
     "FabricError": ("_errors", "FabricError"),
     "Node": ("_wiring", "Node"),
     "Port": ("_wiring", "Port"),
-    "State": ("_state", "State"),
+    "FabricState": ("_state", "FabricState"),
     "Wiring": ("_wiring", "Wiring"),
     "check": ("_check", "check"),
     "clear_stale": ("_fabric", "clear_stale"),

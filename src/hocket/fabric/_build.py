@@ -46,11 +46,11 @@ class Networks:
     """The namespaces of a wiring; they live as long as the descriptors in `fds`, and what runs in them.
 
     Args:
-        wiring: what to build.
-        seed: of the switches' hashes.
+        wiring: What to build.
+        seed: Seed of the switches' hashes.
 
     Attributes:
-        fds: of every node.
+        fds: File descriptor of every node's namespace.
 
     Raises:
         FabricError: the kernel refuses something.
@@ -86,7 +86,7 @@ class Networks:
             enter(self._home)
 
     def _cables(self, ip: Any, index: int, node: Node) -> None:
-        """Every cable once, from the node that comes first."""
+        """Yield every cable once, from the node that comes first."""
         for number, port in enumerate(node.ports):
             if (port.peer, port.peer_port) < (index, number):
                 continue
@@ -140,7 +140,7 @@ class Networks:
             )
 
     def counters(self) -> dict[str, int]:
-        """Of every directed link the bytes that have left onto it, headers counted."""
+        """Return the bytes that have left onto every directed link, headers counted."""
         counted = {}
         for index, node in enumerate(self._wiring.nodes):
             enter(self.fds[index])
@@ -173,7 +173,7 @@ class Networks:
 
 
 def _set_up(index: int, node: Node, seed: int) -> None:
-    """The settings of the namespace that we are in; older kernels lack some of those that are only wanted."""
+    """Write the settings of the namespace that we are in; older kernels lack some that are only wanted."""
     # Switches with one seed would all decide alike (polarisation); 0 would mean the kernel's own, a random one.
     own_seed = (seed * 1_000_003 + index * 7919) % ((1 << 32) - 1) + 1
     for name, value in {**_WANTED, "ipv4/fib_multipath_hash_seed": own_seed}.items():
@@ -189,7 +189,7 @@ def _write(name: str, value: int | str) -> None:
 
 
 def _shape(ip: Any, action: str, number: int, port: Port, limit_nbytes: int) -> None:
-    """A token bucket that holds one frame and what the timer may be late."""
+    """Add a token bucket that holds one frame and what the timer may be late."""
     rate_Bps = max(1, min(round(port.rate_Bps), _MOST_BPS))
     ip.tc(action, "tbf", number, 0, rate=rate_Bps, burst=_FRAME + round(rate_Bps * _LATE_S), limit=limit_nbytes)
 

@@ -27,12 +27,12 @@ class Check:
     """What was seen.
 
     Attributes:
-        ok: whether every flow filled a link.
-        share: how full the fullest link of the worst flow was, 1 for what is described.
-        worst: that flow, "host0->host3"; empty if there were none.
-        seconds: how long it was measured.
-        carried_Bps: of every directed link what it carried.
-        busy: the part of this machine's cores that was in use, by whomever, 0 to 1.
+        ok: Whether every flow filled a link.
+        share: How full the fullest link of the worst flow was, 1 for what is described.
+        worst: Worst flow, "host0->host3"; empty if there were none.
+        seconds: Seconds that were measured.
+        carried_Bps: What every directed link carried.
+        busy: Part of this machine's cores that was in use, by whomever, 0 to 1.
     """
 
     ok: bool
@@ -43,11 +43,11 @@ class Check:
     busy: float
 
     def as_json(self) -> dict[str, Any]:
-        """The same as plain values."""
+        """Return the check as plain values."""
         return asdict(self)
 
     def describe(self) -> str:
-        """One line for people."""
+        """Return one line for people."""
         if not self.worst:
             return "nothing to check: one host has nobody to talk to"
         if self.ok:
@@ -66,8 +66,8 @@ def check(fabric: Fabric, *, seconds: float = 0.6) -> Check:
     """Send on all hosts at once, and see whether the links fill; takes about two seconds.
 
     Args:
-        fabric: what is up, and idle.
-        seconds: how long to measure.
+        fabric: Fabric that is up, and idle.
+        seconds: Seconds to measure.
     """
     flows = _flows(len(fabric.hosts))
     if not flows:
@@ -105,7 +105,7 @@ def check(fabric: Fabric, *, seconds: float = 0.6) -> Check:
 
 
 def ways(wiring: Wiring, source: int, goal: int) -> list[str]:
-    """The links of all ways that a flow from a node to another may take."""
+    """Return the links of all ways that a flow from a node to another may take."""
     links: list[str] = []
     seen = {source}
     queue = [source]
@@ -144,7 +144,7 @@ def _start(
 
 
 def _cores() -> tuple[int, int]:
-    """Ticks of all cores since the start of the machine: in all, and idle."""
+    """Return the ticks of all cores since the start of the machine: in all, and idle."""
     with open("/proc/stat") as file:
         ticks = [int(word) for word in file.readline().split()[1:9]]
     return sum(ticks), ticks[3] + ticks[4]

@@ -39,10 +39,10 @@ class Fabric:
     As a context manager it is taken down at the end. However its owner ends, nothing of it remains.
 
     Args:
-        cluster: what to emulate.
-        name: to find it by; made up if not given.
-        seed: of the switches' hashes.
-        owner: the process with which it ends: this one, unless told otherwise; None if it is to stay.
+        cluster: Cluster to emulate.
+        name: Name to find it by; made up if not given.
+        seed: Seed of the switches' hashes.
+        owner: The process with which it ends: this one, unless told otherwise; None if it is to stay.
 
     Raises:
         MissingExtraError: pyroute2 is not installed.
@@ -74,7 +74,7 @@ class Fabric:
 
     @classmethod
     def attach(cls, name: str) -> "Fabric":
-        """A fabric that is already up.
+        """Return a fabric that is already up.
 
         Raises:
             FabricError: there is none of this name.
@@ -113,11 +113,11 @@ class Fabric:
         return self.wiring.hosts
 
     def address(self, node: str) -> str:
-        """The IPv4 address of a host or switch, as the others reach it."""
+        """Return the IPv4 address of a host or switch, as the others reach it."""
         return self.node(node).address
 
     def node(self, name: str) -> Node:
-        """A host or switch.
+        """Return a host or switch.
 
         Raises:
             FabricError: there is none of this name.
@@ -125,16 +125,16 @@ class Fabric:
         return self.wiring.nodes[self.wiring.index(name)]
 
     def interface(self, node: str) -> str:
-        """The interface of a host or switch that has its address; "lo" where no cable ends."""
+        """Return the interface of a host or switch that has its address; "lo" where no cable ends."""
         ports = self.node(node).ports
         return ports[0].interface if ports else "lo"
 
     def namespace(self, node: str) -> str:
-        """The path of a node's network namespace."""
+        """Return the path of a node's network namespace."""
         return self._state.namespaces[self.wiring.index(node)]
 
     def environment(self, node: str) -> dict[str, str]:
-        """The variables by which a program in a host finds its place: interface, address, host, fabric."""
+        """Return the variables by which a program in a host finds its place: interface, address, host, fabric."""
         interface = self.interface(node)
         return {
             "HOCKET_FABRIC": self.name,
@@ -145,12 +145,12 @@ class Fabric:
         }
 
     def command_in(self, node: str, command: Sequence[str], *, parent: int = 0) -> list[str]:
-        """A command that becomes `command` inside a host or switch.
+        """Return a command that becomes `command` inside a host or switch.
 
         Args:
-            node: where.
-            command: the program and its arguments.
-            parent: the process that will start it and with which it is killed; 0 for none.
+            node: Name of the host or switch.
+            command: The program and its arguments.
+            parent: The process that will start it and with which it is killed; 0 for none.
         """
         user = self._state.user_namespace or "-"
         return [sys.executable, "-I", "-S", _enter.__file__, user, self.namespace(node), str(parent), *command]
@@ -163,10 +163,10 @@ class Fabric:
         If the main thread starts it, it is killed as well when this process dies while the fabric stays.
 
         Args:
-            host: where.
-            command: the program and its arguments.
-            env: added to this process's environment, after the fabric's own variables.
-            settings: as `subprocess.Popen` takes them.
+            host: Name of the host or switch.
+            command: The program and its arguments.
+            env: Variables added to this process's environment, after the fabric's own.
+            settings: Settings as `subprocess.Popen` takes them.
         """
         environment = {**os.environ, **self.environment(host), **(env or {})}
         # The kernel means the thread that starts it; with another thread than the main one it would end too soon.
@@ -176,7 +176,7 @@ class Fabric:
         )
 
     def counters(self) -> dict[str, int]:
-        """Of every directed link, by its name in the cluster, the bytes that it has carried; Ethernet headers count."""
+        """Return the bytes that each directed link, by its name in the cluster, has carried, Ethernet headers too."""
         counted: dict[str, int] = self._ask(ask="counters")
         return counted
 
@@ -223,7 +223,7 @@ class Fabric:
             self._keeper.wait()
 
     def _has_file(self) -> bool:
-        """Whether the file of this fabric, and not of a later one of the same name, is still there."""
+        """Return whether the file of this fabric, and not of a later one of the same name, is still there."""
         state = _state.read(self._state.file)
         return state is not None and state.keeper == self.keeper
 
@@ -240,7 +240,7 @@ def clear_stale() -> None:
     """Remove what is left of fabrics whose keeper and warden have both been killed."""
     for state in _state.read_all():
         if not state.alive:
-            _sweep.end_processes(set(state.numbers), _sweep.GRACE_S, _sweep.belongs_to(state.name))
+            _sweep.end_in_network(set(state.numbers), _sweep.GRACE_S, _sweep.belongs_to(state.name))
             _sweep.remove_files((state.file, state.socket))
 
 

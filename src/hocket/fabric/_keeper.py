@@ -15,11 +15,12 @@ import socket
 import sys
 from typing import Any
 
+from hocket._sweep import start_ticks
+
 from ._build import Networks
 from ._errors import FabricError
 from ._namespace import enter, new_network, new_user
-from ._state import start_ticks
-from ._sweep import end_processes, remove_files, stand_by
+from ._sweep import end_in_network, remove_files, stand_by
 from ._wiring import Wiring
 
 _MOST_NBYTES = 1 << 16
@@ -54,7 +55,7 @@ def main() -> None:
         finally:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             # An owner that runs inside and takes its fabric down is not to be ended by it.
-            end_processes(numbers, _END_GRACE_S, lambda pid: pid != order["owner"])
+            end_in_network(numbers, _END_GRACE_S, lambda pid: pid != order["owner"])
             remove_files((file, sock))
             os.write(pipe, b".")
             os.waitpid(warden, 0)
@@ -69,7 +70,7 @@ def _terminate(number: int, _: object) -> None:
 
 
 def _rights() -> bool:
-    """Whether it took a user namespace to be allowed to make network namespaces."""
+    """Return whether it took a user namespace to be allowed to make network namespaces."""
     home = os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.close(new_network())
@@ -99,7 +100,7 @@ def _warden(numbers: set[int], paths: tuple[str, ...]) -> tuple[int, int]:
 
 
 def _detach() -> None:
-    """Nobody waits for what we print any more."""
+    """Go on without output: nobody waits for what we print any more."""
     null = os.open(os.devnull, os.O_RDWR)
     for fd in (0, 1, 2):
         os.dup2(null, fd)

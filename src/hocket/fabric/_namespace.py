@@ -55,7 +55,7 @@ def new_user() -> None:
 
 
 def network_of(pid: int) -> int | None:
-    """The number of the network namespace that a process is in; None if it is gone or another's."""
+    """Return the number of the network namespace that a process is in; None if it is gone or another's."""
     try:
         return os.stat(f"/proc/{pid}/ns/net").st_ino
     except OSError:
@@ -63,7 +63,7 @@ def network_of(pid: int) -> int | None:
 
 
 def in_network(numbers: set[int]) -> list[int]:
-    """The processes that are in one of these network namespaces."""
+    """Return the processes that are in one of these network namespaces."""
     return [int(name) for name in os.listdir("/proc") if name.isdigit() and network_of(int(name)) in numbers]
 
 

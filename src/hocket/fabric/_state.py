@@ -11,6 +11,8 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from hocket._sweep import start_ticks
+
 from ._errors import FabricError
 from ._wiring import Wiring
 
@@ -19,19 +21,19 @@ _NAME = re.compile(r"[A-Za-z0-9_.]{1,40}")
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class FabricState:
     """A fabric as its file describes it.
 
     Attributes:
-        name: the fabric's.
-        file: where this was read.
-        keeper: the process that holds the namespaces.
-        keeper_start: when it started, in clock ticks after boot.
-        owner: the process with which the fabric ends; None if it stays up until it is taken down.
-        user_namespace: path of the user namespace to enter first; None if the fabric needs none.
-        namespaces: of every node the path of its network namespace.
-        numbers: of every node the number of its network namespace.
-        wiring: what is built.
+        name: Name of the fabric.
+        file: File that this was read from.
+        keeper: The process that holds the namespaces.
+        keeper_start: When it started, in clock ticks after boot.
+        owner: The process with which the fabric ends; None if it stays up until it is taken down.
+        user_namespace: Path of the user namespace to enter first; None if the fabric needs none.
+        namespaces: Path of every node's network namespace.
+        numbers: Number of every node's network namespace.
+        wiring: What is built.
     """
 
     name: str
@@ -56,12 +58,12 @@ class State:
 
 
 def directory() -> Path:
-    """Where the files are."""
+    """Return where the files are."""
     return Path(tempfile.gettempdir())
 
 
 def path_of(name: str) -> Path:
-    """The file of a fabric.
+    """Return the file of a fabric.
 
     Raises:
         FabricError: the name cannot be one.
@@ -73,19 +75,19 @@ def path_of(name: str) -> Path:
 
 
 def socket_of(file: str) -> str:
-    """The socket beside a fabric's file."""
+    """Return the socket beside a fabric's file."""
     return file.removesuffix(".json") + ".sock"
 
 
-def read(file: str | Path) -> State | None:
-    """What a file says; None if it has gone, or is another user's."""
+def read(file: str | Path) -> FabricState | None:
+    """Return what a file says; None if it has gone, or is another user's."""
     try:
         with open(file) as opened:
             if os.fstat(opened.fileno()).st_uid != os.getuid():
                 return None
             value = json.load(opened)
         wiring = Wiring.from_json(value.pop("wiring"))
-        return State(
+        return FabricState(
             **{**value, "namespaces": tuple(value["namespaces"]), "numbers": tuple(value["numbers"])},
             file=str(file),
             wiring=wiring,
@@ -96,20 +98,10 @@ def read(file: str | Path) -> State | None:
         raise FabricError(f"{file} is not a fabric's file ({error}); remove it") from None
 
 
-def read_all() -> list[State]:
-    """The fabrics of this user, also those whose keeper has gone, by name."""
+def read_all() -> list[FabricState]:
+    """Return the fabrics of this user, also those whose keeper has gone, by name."""
     found = []
     for path in sorted(directory().glob(f"{_PREFIX}*.json")):
         if (state := read(path)) is not None:
             found.append(state)
     return found
-
-
-def start_ticks(pid: int) -> int | None:
-    """When a process started, in clock ticks after boot; None if there is none, or only its zombie."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_bytes()
-    except OSError:
-        return None
-    fields = text[text.rindex(b")") + 2 :].split()  # from the third field (state) on; see proc(5)
-    return None if fields[0] in (b"Z", b"X") else int(fields[19])

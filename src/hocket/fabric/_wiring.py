@@ -23,13 +23,13 @@ class Port:
     """One end of a cable.
 
     Attributes:
-        interface: its name inside the node.
-        link: the directed link that leaves here, as `Cluster.link_names` has it.
-        rate_Bps: what the link carries.
-        latency_s: what the description says; it is not emulated.
-        mac: the port's hardware address.
-        peer: index of the node at the other end.
-        peer_port: the port there.
+        interface: Name inside the node.
+        link: Directed link that leaves here, as `Cluster.link_names` has it.
+        rate_Bps: Bytes per second of the link.
+        latency_s: Latency by the description; it is not emulated.
+        mac: The port's hardware address.
+        peer: Index of the node at the other end.
+        peer_port: Number of the port at the other end.
     """
 
     interface: str
@@ -46,13 +46,13 @@ class Node:
     """A host or a network switch.
 
     Attributes:
-        name: the host's, or the switch's.
+        name: Name of the host or switch.
         kind: "host" or "switch".
-        address: its IPv4 address.
-        forwards: whether it passes on what is for others.
-        ports: its cables.
-        routes: of every other node (its index) the ports that lead there; several share the flows by hash.
-        given: explicit routes: (source node, destination node, port).
+        address: IPv4 address of the node.
+        forwards: Whether it passes on what is for others.
+        ports: Cables of the node.
+        routes: Ports that lead to every other node, by its index; several share the flows by hash.
+        given: Explicit routes: (source node, destination node, port).
     """
 
     name: str
@@ -69,9 +69,9 @@ class Wiring:
     """All nodes of a fabric.
 
     Attributes:
-        cluster: the name of the cluster.
-        nodes: hosts first, in the cluster's order, then switches.
-        ranks: of every rank of the cluster the index of its host.
+        cluster: The name of the cluster.
+        nodes: Hosts first, in the cluster's order, then switches.
+        ranks: Index of the host of every rank of the cluster.
     """
 
     cluster: str
@@ -84,7 +84,7 @@ class Wiring:
         return tuple(node.name for node in self.nodes if node.kind == "host")
 
     def index(self, name: str) -> int:
-        """The node of this name.
+        """Return the node of this name.
 
         Raises:
             FabricError: there is none.
@@ -96,7 +96,7 @@ class Wiring:
         raise FabricError(f"{self.cluster} has no host or switch {name!r}; its {len(self.nodes)} nodes begin {known}")
 
     def hops(self, source: int, goal: int) -> int:
-        """How many links lead from a node to another, by the first of equal ways.
+        """Return how many links lead from a node to another, by the first of equal ways.
 
         Raises:
             FabricError: none do.
@@ -111,7 +111,7 @@ class Wiring:
         return count
 
     def central_switch(self, hosts: Iterable[str]) -> str | None:
-        """The switch from which the farthest of these hosts is nearest, the first of several; None without switches."""
+        """Return the first switch from which the farthest of these hosts is nearest; None without switches."""
         goals = sorted({self.index(host) for host in hosts})
         switches = [index for index, node in enumerate(self.nodes) if node.kind == "switch"]
         if not switches:
@@ -119,18 +119,18 @@ class Wiring:
         return self.nodes[min(switches, key=lambda at: max(self.hops(at, goal) for goal in goals))].name
 
     def access_switch(self, host: str) -> str | None:
-        """The switch at a host's first port; None if there is none."""
+        """Return the switch at a host's first port; None if there is none."""
         ports = self.nodes[self.index(host)].ports
         peer = self.nodes[ports[0].peer] if ports else None
         return peer.name if peer is not None and peer.kind == "switch" else None
 
     def as_json(self) -> dict[str, Any]:
-        """The same as plain values."""
+        """Return the wiring as plain values."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "Wiring":
-        """What `as_json` gave."""
+        """Return what `as_json` gave."""
         nodes = []
         for node in value["nodes"]:
             ports = tuple(Port(**port) for port in node["ports"])
@@ -141,7 +141,7 @@ class Wiring:
 
 
 def wire(cluster: "Cluster") -> Wiring:
-    """The cables and routes of a cluster: devices, NICs and all else inside a host become one node.
+    """Return the cables and routes of a cluster: devices, NICs and all else inside a host become one node.
 
     Routes are of least total cost over the network's links; where several ports lead on at the same cost, "ecmp"
     uses all of them and "shortest" the first link. Explicit paths come before both.
@@ -196,7 +196,7 @@ def wire(cluster: "Cluster") -> Wiring:
 
 
 def _nodes(cluster: "Cluster") -> tuple[list[str], list[str], list[int]]:
-    """Names and kinds of the fabric's nodes, and of every node of the cluster where it went."""
+    """Return the names and kinds of the fabric's nodes, and where each node of the cluster went."""
     names = list(cluster.host_names)
     kinds = ["host"] * len(names)
     place = []
@@ -211,7 +211,7 @@ def _nodes(cluster: "Cluster") -> tuple[list[str], list[str], list[int]]:
 
 
 def _pairs(cluster: "Cluster", ends: Mapping[int, tuple[int, int]]) -> dict[int, int]:
-    """Of every link the one that is its cable's other direction; the k-th there belongs to the k-th back."""
+    """Return each link's other direction in its cable; the k-th there belongs to the k-th back."""
     waiting: dict[tuple[int, int], list[int]] = {}
     back: dict[int, int] = {}
     for link, (tail, head) in ends.items():
@@ -230,7 +230,7 @@ def _pairs(cluster: "Cluster", ends: Mapping[int, tuple[int, int]]) -> dict[int,
 def _routes(
     ports_of: list[list[int]], heads: Mapping[int, int], costs: list[int], forwards: list[bool], ecmp: bool
 ) -> list[dict[int, list[int]]]:
-    """Of every node, for every goal it can reach, the links that begin a way of least cost."""
+    """Return for every node and every goal it can reach the links that begin a way of least cost."""
     into: list[list[tuple[int, int]]] = [[] for _ in ports_of]
     for tail, links in enumerate(ports_of):
         for link in links:
@@ -253,7 +253,7 @@ def _routes(
 
 
 def _distances(goal: int, into: list[list[tuple[int, int]]], costs: list[int], forwards: list[bool]) -> dict[int, int]:
-    """What the cheapest way to the goal costs from each node that has one: Dijkstra, backwards."""
+    """Return what the cheapest way to the goal costs from each node that has one: Dijkstra, backwards."""
     far: dict[int, int] = {}
     queue = [(0, goal)]
     while queue:
@@ -271,7 +271,7 @@ def _distances(goal: int, into: list[list[tuple[int, int]]], costs: list[int], f
 def _given(
     cluster: "Cluster", place: list[int], where: Mapping[int, int], count: int
 ) -> list[list[tuple[int, int, int]]]:
-    """The cluster's explicit paths as decisions of each node on the way."""
+    """Return the cluster's explicit paths as decisions of each node on the way."""
     given: list[list[tuple[int, int, int]]] = [[] for _ in range(count)]
     for (source, destination), links in sorted(cluster.tables.items()):
         for link in links:
@@ -284,7 +284,7 @@ def _given(
 
 
 def _address(index: int, kind: str) -> str:
-    """Namespaces are worlds of their own, so that all fabrics use the same addresses."""
+    """Return addresses, the same for all fabrics: namespaces are worlds of their own."""
     return f"10.{64 if kind == 'host' else 128}.{index >> 8}.{index & 255}"
 
 

@@ -9,9 +9,10 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from hocket._sweep import JOB_VARIABLE
+
 from ._elastic import LaunchError
 from ._job import Job
-from ._sweep import JOB_VARIABLE
 
 if TYPE_CHECKING:
     from ._fabric import Placement
@@ -27,7 +28,7 @@ class Aggregators:
     every rank has a leaf near it; or on hosts to spare. Else there is one on this host.
 
     Args:
-        job: In whose directory the token lies, and which ends the processes.
+        job: Job in whose directory the token lies, and which ends the processes.
         placement: Where the ranks go in an emulated cluster; None for this host.
 
     Raises:
@@ -55,7 +56,7 @@ class Aggregators:
             self._by_host = {host: addresses[place] for host, place in sites.leaves.items()}
 
     def environment(self, host: str | None) -> dict[str, str]:
-        """What a rank's environment must have to use them.
+        """Return the variables that a rank's environment must have to use them.
 
         Args:
             host: Where the rank is, by its name in the emulated cluster.
@@ -64,7 +65,7 @@ class Aggregators:
         return {ADDRESS_VARIABLE: address, "HOCKET_AGGREGATOR_TOKEN_FILE": self._token_file}
 
     def _start(self, role: str, place: str, more: list[str]) -> tuple[subprocess.Popen[bytes], str]:
-        """Begins one; `place` is a node of the emulated cluster, or an address of this host."""
+        """Start one; `place` is a node of the emulated cluster, or an address of this host."""
         fabric = None if self._placement is None else self._placement.fabric
         host = place if fabric is None else fabric.address(place)
         address_file = os.path.join(self._job.directory, f"aggregator-address-{role}-{host}")
@@ -82,7 +83,7 @@ class Aggregators:
         return process, address_file
 
     def _listening(self, started: Mapping[str, tuple[subprocess.Popen[bytes], str]]) -> dict[str, str]:
-        """The address of each, once it listens."""
+        """Return the address of each, once it listens."""
         addresses = {}
         for place, (process, address_file) in started.items():
             while not os.path.exists(address_file):
@@ -100,6 +101,6 @@ class Aggregators:
 
 
 def _before_others(pid: int) -> None:
-    """A switch does not share its hosts' processors, which a process that stands for it must: so it comes first."""
+    """Give the aggregator priority: a switch shares no processor with its hosts, but a process in its place does."""
     with contextlib.suppress(OSError, AttributeError):  # where it may not, times are a little longer
         os.sched_setscheduler(pid, os.SCHED_RR, os.sched_param(2))

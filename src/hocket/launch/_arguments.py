@@ -29,7 +29,7 @@ class LaunchArguments:
     """What to launch.
 
     Attributes:
-        flags: torchrun's own arguments, as its parser gives them, completed with our defaults.
+        flags: Torchrun's own arguments, as its parser gives them, completed with our defaults.
         nproc: Ranks on this host.
         kind: "script", "module" or "command": what `target` is.
         target: The program.
@@ -72,7 +72,7 @@ class _Parser(argparse.ArgumentParser):
         raise ArgumentError(message)
 
 
-def parser() -> argparse.ArgumentParser:
+def argument_parser() -> argparse.ArgumentParser:
     """Make torchrun's parser with our flags added."""
     from torch.distributed.run import get_args_parser
 
@@ -122,7 +122,7 @@ def parser() -> argparse.ArgumentParser:
     return ours
 
 
-def parse(argv: Sequence[str]) -> LaunchArguments:
+def parse_arguments(argv: Sequence[str]) -> LaunchArguments:
     """Read a command line.
 
     Raises:
@@ -133,25 +133,25 @@ def parse(argv: Sequence[str]) -> LaunchArguments:
     split = _script_index(argv)
     if split is None:
         try:
-            parser().parse_known_args(argv)
+            argument_parser().parse_known_args(argv)
         except ArgumentError as error:
             if "training_script" not in str(error):
                 raise
-        unknown = parser().parse_known_args([*argv, "script.py"])[1]
+        unknown = argument_parser().parse_known_args([*argv, "script.py"])[1]
         raise ArgumentError(f"unknown flag {unknown[0]}" if unknown else "say which script to run, after the flags")
     target = argv[split + 1 :] if argv[split] == "--" else argv[split:]
     if not target:
         raise ArgumentError('say which script to run, after the "--"')
-    return _complete(parser().parse_args([*argv[:split], target[0]]), target[0], tuple(target[1:]))
+    return _complete(argument_parser().parse_args([*argv[:split], target[0]]), target[0], tuple(target[1:]))
 
 
 def _script_index(argv: list[str]) -> int | None:
-    """Where the flags end: at the script, or at a "--" before it.
+    """Return where the flags end: at the script, or at a "--" before it.
 
     argparse itself would take a "--" from the script's own arguments, and gives no index. The flags end at the first
     place where a parser that has read what stands before it is content with one word more, the script.
     """
-    probe = parser()
+    probe = argument_parser()
     word = uuid.uuid4().hex
     for index, item in enumerate(argv):
         if item.startswith("-") and item != "--":
@@ -204,7 +204,7 @@ def _complete(flags: argparse.Namespace, target: str, arguments: tuple[str, ...]
 
 
 def _plan(path: str | None, nproc: int, nnodes: str) -> dict[str, str]:
-    """The variable that hands the plan to the ranks, as JSON: other hosts need not have the file."""
+    """Return the variable that hands the plan to the ranks, as JSON: other hosts need not have the file."""
     if path is None:
         return {}
     from hocket.planner import PLAN_VARIABLE, Plan, PlanError

@@ -22,7 +22,7 @@ class Child:
     reaped_status: Callable[[], int | None]
 
     def status(self, *, patient: bool = True) -> int | None:
-        """How a child ended: its status, or minus the signal; left for who waits for it to take. None: it has not."""
+        """Return a child's status, or minus its signal, and leave it for whoever waits; None if it has not ended."""
         for _ in range(100 if patient else 1):  # the waiting thread may be between taking the status and saying so
             try:
                 state = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)

@@ -4,7 +4,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import _sweep
+from hocket import _sweep
+
 from ._job import is_abandoned, job_directories
 
 GRACE_S = 3.0  # between SIGTERM and SIGKILL
@@ -44,7 +45,7 @@ def leftovers() -> list[Leftover]:
     return found
 
 
-def remove(leftover: Leftover) -> None:
+def remove_leftover(leftover: Leftover) -> None:
     """End the processes and delete the directory."""
     _sweep.sweep(leftover.job, leftover.directory or "", leftover.processes, GRACE_S)
 

@@ -16,6 +16,7 @@ _RANK_COLOURS = ("cyan", "magenta", "yellow", "green", "blue", "red")
 # or two characters), or text. A sequence may be cut by the end of what has been read.
 _TOKEN = re.compile(rb"\n|\r|\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[^\[\]])|[^\n\r\x1b]+")
 _LONGEST_SEQUENCE = 256
+_LONGEST_LINE = 1 << 20
 
 
 class Output:
@@ -33,11 +34,11 @@ class Output:
         self._colour = _colour_system(stream)
 
     def styled(self, text: str, style: str) -> bytes:
-        """Text in a rich style, if the stream shows colours."""
+        """Return the text in a rich style, if the stream shows colours."""
         return Style.parse(style).render(text, color_system=self._colour).encode() if self._colour else text.encode()
 
     def rank_prefix(self, text: str, rank: int) -> bytes:
-        """What stands before a rank's lines, in that rank's colour."""
+        """Return what stands before a rank's lines, in that rank's colour."""
         return self.styled(text, _RANK_COLOURS[rank % len(_RANK_COLOURS)])
 
     def lines(self, prefix: bytes, lines: list[bytes]) -> None:
@@ -70,7 +71,7 @@ class Terminal(Output):
         self._changed = False  # whether the drawing rank may have hidden the cursor or changed the colours
 
     def size(self) -> tuple[int, int]:
-        """Rows and columns."""
+        """Return the rows and columns."""
         try:
             size = os.get_terminal_size(self._stream.fileno())
         except (OSError, io.UnsupportedOperation):
@@ -104,7 +105,7 @@ class Terminal(Output):
             self._write(bytes(shown))
 
     def end_drawing(self) -> None:
-        """The drawing rank has ended, perhaps in the middle: leave its last row, and restore cursor and colours."""
+        """Close what the drawing rank left: its last row, perhaps unfinished, the cursor and the colours."""
         with self._lock:
             restore = b"\x1b[0m\x1b[?25h" if self._changed else b""
             self._write(restore + (b"\n" if self._row else b""))
@@ -127,7 +128,7 @@ def _colour_system(stream: BinaryIO) -> ColorSystem | None:
 
 
 def outputs(stdout: BinaryIO, stderr: BinaryIO) -> tuple[Output, Output]:
-    """Outputs on two streams; a terminal that both lead to becomes one output, so that it is drawn on in one place."""
+    """Return outputs on two streams; a terminal that both lead to becomes one output, drawn on in one place."""
     if _can_draw(stdout) and _can_draw(stderr) and os.ttyname(stdout.fileno()) == os.ttyname(stderr.fileno()):
         terminal = Terminal(stdout)
         return terminal, terminal
@@ -140,3 +141,50 @@ def _output(stream: BinaryIO) -> Output:
 
 def _can_draw(stream: BinaryIO) -> bool:
     return stream.isatty() and os.environ.get("TERM") != "dumb"
+
+
+class LineAssembler:
+    """Turns chunks into whole lines. Of a line that is overwritten after carriage returns, the last state remains."""
+
+    def __init__(self) -> None:
+        self._pending = b""
+        self._snapshot = b""
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether there is a line that no new line has ended yet."""
+        return bool(self._pending)
+
+    def feed(self, chunk: bytes) -> list[bytes]:
+        """Take what was read; return the lines that it completed, without their ends."""
+        *lines, rest = (self._pending + chunk).split(b"\n")
+        if len(rest) > _LONGEST_LINE:
+            lines.append(rest)
+            rest = b""
+        # Of what was overwritten nothing is kept; a return at the very end has not overwritten anything yet.
+        self._pending = rest[rest.rstrip(b"\r").rfind(b"\r") + 1 :]
+        return self._new([_last_state(line) for line in lines])
+
+    def snapshot(self) -> list[bytes]:
+        """Return the unfinished line, if it has changed since the last snapshot."""
+        state = _last_state(self._pending)
+        if not state or state == self._snapshot:
+            return []
+        self._snapshot = state
+        return [state]
+
+    def rest(self) -> list[bytes]:
+        """At the end: the line that was never finished, if there is one."""
+        state, self._pending = _last_state(self._pending), b""
+        return self._new([state] if state else [])
+
+    def _new(self, lines: list[bytes]) -> list[bytes]:
+        """Return completed lines, without the first if a snapshot has shown it as it is."""
+        if not lines:
+            return []
+        shown, self._snapshot = self._snapshot, b""
+        return lines[1:] if shown and lines[0] == shown else lines
+
+
+def _last_state(line: bytes) -> bytes:
+    return line.rstrip(b"\r").rpartition(b"\r")[2]

@@ -20,7 +20,7 @@ _GIB = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Diagnosis:
     """One thing that was looked at.
 
     Attributes:
@@ -36,13 +36,13 @@ class Finding:
     remedy: str | None = None
 
 
-def examine(*, bandwidth: bool = False) -> Iterator[Finding]:
+def examine(*, bandwidth: bool = False) -> Iterator[Diagnosis]:
     """Look at everything in turn.
 
     Args:
         bandwidth: Also measure how fast memory can be copied; takes about a second.
     """
-    checks: list[Callable[[], Finding]] = [_versions, _torch, _backend, _cores, _memory]
+    checks: list[Callable[[], Diagnosis]] = [_versions, _torch, _backend, _cores, _memory]
     if bandwidth:
         checks.append(_bandwidth)
     checks += [_shared_memory, _dev_shm, _host_name, _loopback, _temporary, _open_files, _gpu, _leftovers]
@@ -50,59 +50,61 @@ def examine(*, bandwidth: bool = False) -> Iterator[Finding]:
         try:
             yield check()
         except Exception as error:  # a check that cannot be made is itself a finding
-            yield Finding(check.__name__.strip("_").replace("_", " "), "error", f"could not be checked: {error!r}")
+            yield Diagnosis(check.__name__.strip("_").replace("_", " "), "error", f"could not be checked: {error!r}")
 
 
-def _versions() -> Finding:
+def _versions() -> Diagnosis:
     from hocket import __version__
 
-    return Finding("versions", "ok", f"hocket {__version__}, Python {sys.version.split()[0]}, {os.uname().release}")
+    return Diagnosis("versions", "ok", f"hocket {__version__}, Python {sys.version.split()[0]}, {os.uname().release}")
 
 
-def _torch() -> Finding:
+def _torch() -> Diagnosis:
     import torch
 
     build = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU only"
     found = f"torch {torch.__version__} ({build}), {torch.get_num_threads()} threads"
     if not torch.distributed.is_available():
-        return Finding("torch", "error", f"{found}, built without distributed", "install a build of torch that has it")
-    return Finding("torch", "ok", found)
+        return Diagnosis(
+            "torch", "error", f"{found}, built without distributed", "install a build of torch that has it"
+        )
+    return Diagnosis("torch", "ok", found)
 
 
-def _backend() -> Finding:
+def _backend() -> Diagnosis:
     import torch.distributed as dist
 
     if "hocket" in dist.Backend.backend_list:
-        return Finding("backend", "ok", 'init_process_group("hocket") is known to torch')
+        return Diagnosis("backend", "ok", 'init_process_group("hocket") is known to torch')
     remedy = "reinstall hocket into this environment, so that torch finds its entry point"
     if os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD") == "0":
         remedy = "unset TORCH_DEVICE_BACKEND_AUTOLOAD, or `import hocket` after torch in the script"
-    return Finding("backend", "error", 'torch does not know the backend "hocket"', remedy)
+    return Diagnosis("backend", "error", 'torch does not know the backend "hocket"', remedy)
 
 
-def _cores() -> Finding:
+def _cores() -> Diagnosis:
     usable, present = len(os.sched_getaffinity(0)), os.cpu_count() or 1
     found = f"{usable} usable of {present}, load {os.getloadavg()[0]:.1f}"
     quota = _cgroup_cores()
     if quota is not None and quota < usable:
-        return Finding(
+        return Diagnosis(
             "cores",
             "warning",
             f"{found}, but a quota of {quota:.1f}",
             f"start at most {max(1, int(quota))} CPU ranks, or raise the container's CPU limit",
         )
     if os.getloadavg()[0] > usable:
-        return Finding(
+        return Diagnosis(
             "cores",
             "warning",
             f"{found}: other processes use them",
             "end what is not needed, or expect slow training and times that vary",
         )
-    return Finding("cores", "ok", found)
+    return Diagnosis("cores", "ok", found)
 
 
 def _cgroup_cores() -> float | None:
-    """The CPU quota of this control group (version 2), in cores."""
+    """Return the CPU quota of this control group (version 2), in cores."""
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
     except (OSError, ValueError):
@@ -110,16 +112,16 @@ def _cgroup_cores() -> float | None:
     return None if quota == "max" else int(quota) / int(period)
 
 
-def _memory() -> Finding:
+def _memory() -> Diagnosis:
     lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
     total, free = (int(lines[key].split()[0]) * 1024 for key in ("MemTotal", "MemAvailable"))
     found = f"{free / _GIB:.1f} GiB free of {total / _GIB:.1f} GiB"
     if free < 2 * _GIB:
-        return Finding("memory", "warning", found, "each rank needs about 0.5 GiB before the model; start fewer")
-    return Finding("memory", "ok", found)
+        return Diagnosis("memory", "warning", found, "each rank needs about 0.5 GiB before the model; start fewer")
+    return Diagnosis("memory", "ok", found)
 
 
-def _bandwidth() -> Finding:
+def _bandwidth() -> Diagnosis:
     import torch
 
     source = torch.ones(64 * _MIB, dtype=torch.float32)
@@ -130,11 +132,11 @@ def _bandwidth() -> Finding:
         target.copy_(source)
         best_s = min(best_s, time.perf_counter() - begin_s)
     moved = 2 * source.nbytes  # read and written
-    return Finding("memory bandwidth", "ok", f"{moved / best_s / 1e9:.1f} GB/s copying {source.nbytes // _MIB} MiB")
+    return Diagnosis("memory bandwidth", "ok", f"{moved / best_s / 1e9:.1f} GB/s copying {source.nbytes // _MIB} MiB")
 
 
-def _shared_memory() -> Finding:
-    """Ranks share memory that has no name (memfd) and that a peer opens through /proc."""
+def _shared_memory() -> Diagnosis:
+    """Check for memfd and /proc: ranks share memory that has no name, and a peer opens it through /proc."""
     fd = os.memfd_create("hocket-doctor")
     try:
         os.ftruncate(fd, mmap.PAGESIZE)
@@ -145,11 +147,11 @@ def _shared_memory() -> Finding:
                 [sys.executable, "-S", "-c", code, path], capture_output=True, timeout=30, check=False
             )
             if done.returncode == 0 and mine[:6] == b"hocket":
-                return Finding("shared memory", "ok", "another process can write to memory of this one")
+                return Diagnosis("shared memory", "ok", "another process can write to memory of this one")
             reason = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
     finally:
         os.close(fd)
-    return Finding(
+    return Diagnosis(
         "shared memory",
         "error",
         f"another process cannot open {path}: {reason}",
@@ -157,75 +159,75 @@ def _shared_memory() -> Finding:
     )
 
 
-def _dev_shm() -> Finding:
+def _dev_shm() -> Diagnosis:
     usage = shutil.disk_usage("/dev/shm")
     found = f"{usage.free / _MIB:.0f} MiB free of {usage.total / _MIB:.0f} MiB"
     if usage.free < 256 * _MIB:
         remedy = "data loader workers need it: start the container with --shm-size=1g, or delete what is in there"
-        return Finding("/dev/shm", "warning", found, remedy)
-    return Finding("/dev/shm", "ok", found)
+        return Diagnosis("/dev/shm", "warning", found, remedy)
+    return Diagnosis("/dev/shm", "ok", found)
 
 
-def _host_name() -> Finding:
+def _host_name() -> Diagnosis:
     name = socket.gethostname()
     try:
         addresses = sorted({str(entry[4][0]) for entry in socket.getaddrinfo(name, None)})
     except OSError as error:
-        return Finding(
+        return Diagnosis(
             "host name",
             "warning",
             f"{name} does not resolve ({error.strerror})",
             f'add "127.0.0.1 {name}" to /etc/hosts; one host works without, several do not',
         )
-    return Finding("host name", "ok", f"{name} is {', '.join(addresses)}")
+    return Diagnosis("host name", "ok", f"{name} is {', '.join(addresses)}")
 
 
-def _loopback() -> Finding:
+def _loopback() -> Diagnosis:
     try:
         with (
             socket.create_server(("localhost", 0)) as server,
             socket.create_connection(server.getsockname(), timeout=5.0),
         ):
-            return Finding("loopback", "ok", f"a connection to localhost:{server.getsockname()[1]} was made")
+            return Diagnosis("loopback", "ok", f"a connection to localhost:{server.getsockname()[1]} was made")
     except OSError as error:
         remedy = 'bring the interface lo up, and let /etc/hosts say "127.0.0.1 localhost"'
-        return Finding("loopback", "error", f"no connection to localhost: {error}", remedy)
+        return Diagnosis("loopback", "error", f"no connection to localhost: {error}", remedy)
 
 
-def _temporary() -> Finding:
+def _temporary() -> Diagnosis:
     directory = tempfile.gettempdir()
     free = shutil.disk_usage(directory).free
     with tempfile.NamedTemporaryFile():
         pass
     if free < 256 * _MIB:
-        return Finding("temporary files", "warning", f"{free / _MIB:.0f} MiB free in {directory}", "make room there")
-    return Finding("temporary files", "ok", f"{free / _GIB:.1f} GiB free in {directory}")
+        return Diagnosis("temporary files", "warning", f"{free / _MIB:.0f} MiB free in {directory}", "free space there")
+    return Diagnosis("temporary files", "ok", f"{free / _GIB:.1f} GiB free in {directory}")
 
 
-def _open_files() -> Finding:
+def _open_files() -> Diagnosis:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < 1024:
-        return Finding("open files", "warning", f"at most {soft}", f"raise it: ulimit -n {min(hard, 65536)}")
-    return Finding("open files", "ok", f"at most {soft}")
+        return Diagnosis("open files", "warning", f"at most {soft}", f"raise it: ulimit -n {min(hard, 65536)}")
+    return Diagnosis("open files", "ok", f"at most {soft}")
 
 
-def _gpu() -> Finding:
+def _gpu() -> Diagnosis:
     import torch
 
     if torch.cuda.is_available():
         names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-        return Finding("GPU", "ok", ", ".join(names))
+        return Diagnosis("GPU", "ok", ", ".join(names))
     if Path("/dev/nvidia0").exists():
         if torch.version.cuda is None:
-            return Finding(
+            return Diagnosis(
                 "GPU", "warning", "there is one, but torch is the CPU build", "install the CUDA build of torch"
             )
-        return Finding("GPU", "warning", "there is one, but torch cannot use it", "update the driver; see nvidia-smi")
-    return Finding("GPU", "ok", "none; ranks run on the CPU")
+        return Diagnosis("GPU", "warning", "there is one, but torch cannot use it", "update the driver; see nvidia-smi")
+    return Diagnosis("GPU", "ok", "none; ranks run on the CPU")
 
 
-def _leftovers() -> Finding:
+def _leftovers() -> Diagnosis:
     found = leftovers()
     if found:
-        return Finding("crashed jobs", "warning", f"{len(found)} left something behind", "hocket clean")
-    return Finding("crashed jobs", "ok", "nothing left behind")
+        return Diagnosis("crashed jobs", "warning", f"{len(found)} left something behind", "hocket clean")
+    return Diagnosis("crashed jobs", "ok", "nothing left behind")

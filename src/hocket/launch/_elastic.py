@@ -7,9 +7,10 @@ Beside torch's public names it overrides the hooks that elastic documents for ag
 import logging
 import os
 import signal
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -24,6 +25,8 @@ from torch.distributed.launcher.api import LaunchConfig
 from torch.distributed.run import config_from_args
 
 from ._arguments import ArgumentError, LaunchArguments
+
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +50,7 @@ class FailedRank:
     error_file: str
 
 
-class Listener(ABC):
+class JobListener(ABC):
     """Who follows a job; called by the agent's thread."""
 
     @abstractmethod
@@ -56,19 +59,19 @@ class Listener(ABC):
 
     @abstractmethod
     def started(self, attempt: int, ranks: list[StartedRank]) -> None:
-        """All ranks of an attempt have been started; the first attempt is 0."""
+        """Learn that all ranks of an attempt have been started; the first attempt is 0."""
 
     @abstractmethod
     def check(self) -> None:
-        """Called several times a second; what it raises ends the job."""
+        """Look around; called several times a second, and what it raises ends the job."""
 
     @abstractmethod
     def failed(self, failures: list[FailedRank], restarts_left: int) -> None:
-        """An attempt has failed, and its ranks have been ended."""
+        """Learn that an attempt has failed, and that its ranks have been ended."""
 
     @abstractmethod
     def ending(self, number: signal.Signals, grace_s: int) -> None:
-        """A signal has come for the launcher; the ranks get it now, and SIGKILL after `grace_s` seconds."""
+        """Learn of a signal for the launcher; the ranks get it now, and SIGKILL after `grace_s` seconds."""
 
 
 class Interrupted(Exception):
@@ -83,7 +86,7 @@ class LaunchError(RuntimeError):
     """The launch failed before there were ranks that could fail."""
 
 
-def run_ranks(arguments: LaunchArguments, command: list[str], log_directory: str, listener: Listener) -> None:
+def run_ranks(arguments: LaunchArguments, command: list[str], log_directory: str, listener: JobListener) -> None:
     """Run a command as all ranks of this host, until they have ended or failed for good.
 
     Args:
@@ -154,7 +157,7 @@ def _not_met(config: LaunchConfig, error: RendezvousError) -> LaunchError:
 
 
 def _not_ignored(names: str) -> str:
-    """Signals to handle, less those that we were started to ignore: under nohup a job outlives its terminal."""
+    """Return the signals to handle, less those we were started to ignore (nohup lets a job outlive its terminal)."""
     numbers = {name: getattr(signal, name.strip(), None) for name in names.split(",")}
     return ",".join(
         name for name, number in numbers.items() if number is None or signal.getsignal(number) != signal.SIG_IGN
@@ -181,7 +184,7 @@ def launch_config(arguments: LaunchArguments, log_directory: str) -> LaunchConfi
 class _RoutedLogs(LogsSpecs):
     """The log files that torchrun's flags ask for; the listener then says what else becomes of the streams."""
 
-    def __init__(self, inner: LogsSpecs, listener: Listener) -> None:
+    def __init__(self, inner: LogsSpecs, listener: JobListener) -> None:
         super().__init__()
         self._inner = inner
         self._listener = listener
@@ -198,7 +201,7 @@ class _RoutedLogs(LogsSpecs):
 
 class _Agent(LocalElasticAgent):
     def __init__(
-        self, spec: WorkerSpec, logs_specs: LogsSpecs, start_method: str, listener: Listener, grace_s: int
+        self, spec: WorkerSpec, logs_specs: LogsSpecs, start_method: str, listener: JobListener, grace_s: int
     ) -> None:
         super().__init__(spec, logs_specs, start_method=start_method, shutdown_timeout=grace_s)
         self._listener = listener
@@ -261,3 +264,24 @@ def _environment_restored(**variables: str) -> Iterator[None]:
                 os.environ.pop(key, None)
             else:
                 os.environ[key] = value
+
+
+class EndingSignals(AbstractContextManager["EndingSignals"]):
+    """Gives back at its end the handlers that elastic replaces; nothing may interrupt the clean-up before that."""
+
+    def __init__(self) -> None:
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> "EndingSignals":
+        if threading.current_thread() is threading.main_thread():
+            self._before = {number: signal.getsignal(number) for number in _ENDING}
+        return self
+
+    def ignore(self) -> None:
+        """From here on nothing interrupts."""
+        for number in self._before:
+            signal.signal(number, signal.SIG_IGN)
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)

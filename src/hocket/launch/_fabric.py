@@ -29,9 +29,9 @@ class Sites:
     """Where aggregators stand.
 
     Attributes:
-        roots: switches or hosts; several share long messages.
-        leaves: of every host with ranks the switch whose aggregator is its own, the child of the root; without a tree
-            empty.
+        roots: Switches or hosts; several share long messages.
+        leaves: Switch whose aggregator is the host's own, a child of the root, for every host with ranks;
+            empty without a tree.
     """
 
     roots: tuple[str, ...]
@@ -43,8 +43,8 @@ class Placement:
     """Where ranks go.
 
     Attributes:
-        fabric: what is up.
-        hosts: of every rank the name of its host.
+        fabric: Fabric that is up.
+        hosts: Name of the host of every rank.
     """
 
     fabric: Fabric
@@ -56,7 +56,7 @@ class Placement:
         return self.fabric.address(self.hosts[0])
 
     def environment(self, rank: int) -> dict[str, str]:
-        """What a rank's environment has besides torchrun's variables, those that speak of its host among them."""
+        """Return what a rank's environment has besides torchrun's variables, those about its host among them."""
         host = self.hosts[rank]
         order = list(dict.fromkeys(self.hosts))
         return {
@@ -69,7 +69,7 @@ class Placement:
         }
 
     def sites(self) -> Sites:
-        """Where aggregators serve these ranks best."""
+        """Return where aggregators serve these ranks best."""
         return sites(self.fabric.wiring, self.hosts)
 
     def close(self) -> None:
@@ -79,7 +79,7 @@ class Placement:
 
 
 def sites(wiring: Wiring, hosts: Sequence[str]) -> Sites:
-    """Where aggregators serve ranks in these hosts best.
+    """Return where aggregators serve ranks in these hosts best.
 
     Beside the switch that is nearest to all. If hosts are at several switches, and some switch has more than one of
     them, then beside each of these too, so that what leaves it is as long as what one host sends. Without switches: on
@@ -98,7 +98,7 @@ def sites(wiring: Wiring, hosts: Sequence[str]) -> Sites:
 
 
 def spread(wiring: Wiring, ranks: int) -> tuple[str, ...]:
-    """The host of every rank.
+    """Return the host of every rank.
 
     As many ranks as the cluster has: as it says. No more than there are hosts: one to a host, in order. Else blocks of
     consecutive ranks on every host, which differ by one at most.
@@ -114,7 +114,7 @@ def spread(wiring: Wiring, ranks: int) -> tuple[str, ...]:
 
 
 def planned(word: str, ranks: int) -> tuple[str, ...]:
-    """The hosts that ranks would get, without making anything.
+    """Return the hosts that ranks would get, without making anything.
 
     Raises:
         PlacementError: there is no such fabric or cluster.
@@ -127,7 +127,7 @@ def planned(word: str, ranks: int) -> tuple[str, ...]:
 
 
 def inside(ranks: int) -> Placement | None:
-    """Where the ranks go, if this process has entered a fabric by `enter`; what it starts does not find out so."""
+    """Return where the ranks go if this process has entered a fabric by `enter_fabric`; its children cannot tell so."""
     name = os.environ.pop(INSIDE_VARIABLE, None)
     if name is None:
         return None
@@ -135,7 +135,7 @@ def inside(ranks: int) -> Placement | None:
     return Placement(fabric, spread(fabric.wiring, ranks))
 
 
-def enter(word: str, ranks: int, arguments: Sequence[str]) -> NoReturn:
+def enter_fabric(word: str, ranks: int, arguments: Sequence[str]) -> NoReturn:
     """Make the fabric, unless one of this name is up, and become `hocket run` inside the host of rank 0.
 
     Raises:

@@ -21,7 +21,7 @@ class RankFailure:
         rank: Its number among all ranks.
         local_rank: Its number on this host.
         pid: Its process.
-        exit_code: As a shell gives it: 1 to 255, and 128 plus the signal's number if a signal ended it.
+        exit_code: Exit code as a shell gives it: 1 to 255, and 128 plus the signal's number if a signal ended it.
         signal: The signal's name, if a signal ended it.
         failed_s: When it failed, in seconds since the epoch: when its exception came, or about when it died.
         ended_s: When its end was noticed, in seconds since the epoch.
@@ -42,7 +42,7 @@ class RankFailure:
     ended_by_launcher: bool = False
 
     def how(self) -> str:
-        """The end in a few words."""
+        """Return the end in a few words."""
         return f"killed by {self.signal}" if self.signal else f"exit status {self.exit_code}"
 
 
@@ -56,7 +56,7 @@ class _Recorded:
 def read_failure(
     rank: int, local_rank: int, pid: int, status: int, ended_s: float, error_file: str, fault_file: str
 ) -> RankFailure:
-    """What is known about a rank that has ended badly.
+    """Return what is known about a rank that has ended badly.
 
     Args:
         rank: Its number among all ranks.
@@ -79,7 +79,7 @@ def read_failure(
 
 
 def in_order(failures: Sequence[RankFailure], grace_s: float) -> tuple[RankFailure, ...]:
-    """Failures with the first one first; those that came of our ending the job are marked, and last.
+    """Return failures with the first one first; those that came of our ending the job are marked, and last.
 
     Args:
         failures: The ranks that ended badly in one attempt.
@@ -95,7 +95,7 @@ def in_order(failures: Sequence[RankFailure], grace_s: float) -> tuple[RankFailu
 
 
 def _is_ours(failure: RankFailure, failures: Sequence[RankFailure], first_end_s: float, grace_s: float) -> bool:
-    """Whether a rank was ended by us. We send signals only after some rank's end, and SIGKILL only after SIGTERM."""
+    """Return whether a rank was ended by us: we signal only after some rank's end, and SIGKILL only after SIGTERM."""
     if failure.error:
         return False
     if failure.signal == "SIGKILL":
@@ -111,10 +111,10 @@ def _is_ours(failure: RankFailure, failures: Sequence[RankFailure], first_end_s:
 
 
 def describe(failures: Sequence[RankFailure], began_s: float) -> list[str]:
-    """Lines for people: the first failure in full, then one line for each other, or for those that we ended.
+    """Return the lines for people: the first failure in full, then one line for each other, or for those we ended.
 
     Args:
-        failures: As `in_order` gives them.
+        failures: Failures as `in_order` gives them.
         began_s: When the ranks were started, in seconds since the epoch.
     """
     first, *others = failures
@@ -161,7 +161,7 @@ def _read_error_file(path: str) -> _Recorded:
 
 
 def _read_fault_file(path: str) -> str | None:
-    """The Python stacks at a crash, without the frames of our worker."""
+    """Return the Python stacks at a crash, without the frames of our worker."""
     try:
         lines = Path(path).read_text(errors="replace").splitlines()
     except OSError:

@@ -10,7 +10,7 @@ import tempfile
 from types import TracebackType
 from typing import Self
 
-from . import _sweep
+from hocket import _sweep
 
 WARDEN_GRACE_S = 3.0  # between SIGTERM and SIGKILL for ranks whose launcher was killed
 _PREFIX = "hocket-job-"
@@ -23,7 +23,7 @@ def new_job_name() -> str:
 
 
 def is_abandoned(job: str) -> bool:
-    """Whether a job's launcher has gone. Of one in another process namespace (a container) that cannot be known."""
+    """Return whether a job's launcher has gone; of one in another process namespace that cannot be known."""
     pid, started, namespace, *_ = [*job.split("-"), "", "", ""]
     if not (pid.isdigit() and started.isdigit()) or namespace != str(_pid_namespace()):
         return False
@@ -35,7 +35,7 @@ def _pid_namespace() -> int:
 
 
 def job_directories() -> dict[str, str]:
-    """The directories of all jobs of this user on this host, running or not, by the job's name."""
+    """Return the directories of all jobs of this user on this host, running or not, by the job's name."""
     found = {}
     for entry in os.scandir(tempfile.gettempdir()):
         with contextlib.suppress(FileNotFoundError):

@@ -10,17 +10,17 @@ from dataclasses import asdict, dataclass
 from string import Template
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from hocket._sweep import JOB_VARIABLE
+
 from . import _worker
 from ._aggregator import Aggregators
-from ._arguments import ArgumentError, LaunchArguments, parse
+from ._arguments import ArgumentError, LaunchArguments, parse_arguments
 from ._child import Child
 from ._console import Output, Terminal, outputs
-from ._elastic import FailedRank, Interrupted, Listener, StartedRank, run_ranks
+from ._elastic import EndingSignals, FailedRank, Interrupted, JobListener, StartedRank, run_ranks
 from ._failure import RankFailure, describe, in_order, read_failure
 from ._job import Job
-from ._merge import Merger, Stream
-from ._signals import EndingSignals
-from ._sweep import JOB_VARIABLE
+from ._merge import Merger, RankStream
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing import LogsDest
@@ -38,7 +38,7 @@ class LaunchResult:
         exit_code: 0; the first failing rank's status, or 128 plus the number of the signal that killed it; 128 plus
             the number of the signal that interrupted the launcher; 124 after the time-out; 141 if nobody reads.
         nproc: Ranks on this host.
-        wall_s: From the call to the end, in seconds.
+        wall_s: Seconds from the call to the end.
         restarts: How often the ranks were started again.
         failures: The ranks that failed in the last attempt, the first one first.
     """
@@ -51,7 +51,7 @@ class LaunchResult:
     failures: tuple[RankFailure, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
-        """The same as plain values."""
+        """Return the result as plain values."""
         return asdict(self)
 
 
@@ -85,7 +85,7 @@ def launch(
     """
     more = [item for key, value in (env or {}).items() for item in ("-x", f"{key}={value}")]
     limit = [] if timeout_s is None else ["--timeout", str(timeout_s)]
-    return run(parse(["-n", str(nproc), *limit, *more, *flags, "--", *command]), stdout, stderr)
+    return run(parse_arguments(["-n", str(nproc), *limit, *more, *flags, "--", *command]), stdout, stderr)
 
 
 def run(arguments: LaunchArguments, stdout: BinaryIO | None = None, stderr: BinaryIO | None = None) -> LaunchResult:
@@ -100,7 +100,7 @@ def run(arguments: LaunchArguments, stdout: BinaryIO | None = None, stderr: Bina
         out = err
     outcome, code = "finished", 0
     with EndingSignals() as signals, Job() as job, Merger(arguments.grace_s) as merger:
-        ours = _Run(arguments, job, merger, out, err)
+        ours = _RunningJob(arguments, job, merger, out, err)
         try:
             ours.say_threads()
             if arguments.aggregate:
@@ -128,7 +128,7 @@ def run(arguments: LaunchArguments, stdout: BinaryIO | None = None, stderr: Bina
 
 
 def rank_command(arguments: LaunchArguments, job_directory: str) -> list[str]:
-    """What each rank starts: our worker, which becomes the user's program."""
+    """Return what each rank starts: our worker, which becomes the user's program."""
     # With logs or tees the traceback must be where the rest of the rank's output is, so that it prints it itself.
     held = str(arguments.flags.redirects) == "0" and str(arguments.flags.tee) == "0"
     python = os.environ.get("PYTHON_EXEC", sys.executable)  # torchrun's variable
@@ -136,8 +136,8 @@ def rank_command(arguments: LaunchArguments, job_directory: str) -> list[str]:
     return [*own, arguments.kind, arguments.target, *arguments.arguments]
 
 
-def plan(arguments: LaunchArguments) -> dict[str, Any]:
-    """What `run` would do, as plain values, for `--dry-run`."""
+def dry_run(arguments: LaunchArguments) -> dict[str, Any]:
+    """Return what `run` would do, as plain values, for `--dry-run`."""
     threads = rank_threads(arguments)
     flags = arguments.flags
     return {
@@ -153,7 +153,7 @@ def plan(arguments: LaunchArguments) -> dict[str, Any]:
 
 
 def _emulated_hosts(arguments: LaunchArguments) -> list[str] | None:
-    """Of every rank the host in the fabric that was asked for."""
+    """Return the host of every rank in the fabric that was asked for."""
     if arguments.fabric is None:
         return None
     from ._fabric import PlacementError, planned
@@ -178,7 +178,7 @@ class _Ended(Exception):
         self.exit_code = exit_code
 
 
-class _Run(Listener):
+class _RunningJob(JobListener):
     """One launch as elastic's agent sees it."""
 
     def __init__(self, arguments: LaunchArguments, job: Job, merger: Merger, out: Output, err: Output) -> None:
@@ -242,7 +242,7 @@ class _Run(Listener):
             if paths[local_rank] and tee is None:  # to a log file or nowhere, and not to the console
                 continue
             output = self._outputs[name]
-            stream = Stream(output, output.rank_prefix(text, rank))
+            stream = RankStream(output, output.rank_prefix(text, rank))
             if tee is not None:
                 stream.log = self._merger.log_file(tee)
                 stream.needles = self._needles(name)

@@ -16,8 +16,7 @@ from types import TracebackType
 from typing import ParamSpec, Self
 
 from ._child import Child
-from ._console import Output, Terminal
-from ._lines import LineAssembler
+from ._console import LineAssembler, Output, Terminal
 
 _P = ParamSpec("_P")
 _CHUNK = 1 << 16
@@ -27,7 +26,7 @@ SNAPSHOT_S = 10.0  # how often a line that is being overwritten (a progress bar)
 
 
 @dataclass(slots=True)
-class Stream:
+class RankStream:
     """What a rank prints on one of its streams, on its way to an output.
 
     Attributes:
@@ -48,7 +47,7 @@ class Stream:
 @dataclass(slots=True)
 class _Pipe:
     fd: int
-    stream: Stream
+    stream: RankStream
     terminal: Terminal | None  # where the stream is drawn as it is, not taken apart into lines
     lines: LineAssembler
     shown_s: float
@@ -58,10 +57,10 @@ class Merger:
     """A context: while it is open, ranks may print to the paths that it gives.
 
     Args:
-        grace_s: After one rank has failed, how long the others may take to end before they get SIGKILL.
+        grace_s: Seconds that the others may take to end after one rank has failed, before they get SIGKILL.
 
     Attributes:
-        ended_s: For each rank that has ended, when, in seconds since the epoch.
+        ended_s: When each rank that has ended did, in seconds since the epoch.
         output_closed: Who read our output has gone, and the ranks' output is thrown away.
         log_error: Why a log file ends early, if one does; the job goes on.
         broken: What went wrong in the thread, which has ended with it: the ranks' output is read no more.
@@ -103,17 +102,17 @@ class Merger:
         self._resources.close()
 
     def log_file(self, path: str) -> RawIOBase:
-        """A file for what a stream prints, closed with the merger."""
+        """Return a file for what a stream prints, closed with the merger."""
         return self._resources.enter_context(open(path, "ab", buffering=0))
 
-    def pipe(self, stream: Stream) -> str:
-        """A path that a rank may open for writing; what it writes becomes lines of the stream."""
+    def pipe(self, stream: RankStream) -> str:
+        """Return a path that a rank may open for writing; what it writes becomes lines of the stream."""
         read, write = os.pipe2(os.O_CLOEXEC)
         self._add(read, write, stream, None)
         return f"/proc/self/fd/{write}"
 
-    def terminal(self, stream: Stream, terminal: Terminal, prefix_columns: int) -> str:
-        """A path of a terminal of its own for the rank that draws, as much narrower as its prefix is wide."""
+    def terminal(self, stream: RankStream, terminal: Terminal, prefix_columns: int) -> str:
+        """Return a path of a terminal of its own for the rank that draws, as much narrower as its prefix is wide."""
         master, slave = os.openpty()
         tty.setraw(slave)  # the real terminal turns \n into \r\n; twice would be wrong
         rows, columns = terminal.size()
@@ -121,7 +120,7 @@ class Merger:
         self._add(master, slave, stream, terminal)
         return os.ttyname(slave)
 
-    def _add(self, read: int, write: int, stream: Stream, terminal: Terminal | None) -> None:
+    def _add(self, read: int, write: int, stream: RankStream, terminal: Terminal | None) -> None:
         os.set_blocking(read, False)
         self._resources.callback(os.close, read)
         self._ends_to_close.append(write)
@@ -130,7 +129,7 @@ class Merger:
         self._wake()
 
     def close_ends(self) -> None:
-        """The ranks have opened their paths: close the ends that we held open for that."""
+        """Close the ends of the paths that we held open: the ranks have opened theirs."""
         while self._ends_to_close:
             os.close(self._ends_to_close.pop())
 

@@ -1,4 +1,4 @@
-"""Ends all that belongs to a job: its processes, whoever started them, its directory, its shared memory.
+"""Ends processes of this host, and all that a job has: processes, whoever started them, directory, shared memory.
 
 A job's processes carry its name in the environment variable HOCKET_JOB, which children inherit. The launcher sweeps
 when a job ends. Should the launcher itself be killed, the job's warden does: this file, run as a process of its own,
@@ -24,7 +24,7 @@ _KILL_DEADLINE_S = 5.0  # SIGKILL acts at once but for processes in uninterrupti
 
 
 def start_ticks(pid: int) -> int | None:
-    """When a process started, in clock ticks after boot; None if there is none (or only its zombie).
+    """Return when a process started, in clock ticks after boot; None if there is none (or only its zombie).
 
     A process identifier together with its start names one process for as long as the machine runs.
     """
@@ -37,42 +37,48 @@ def start_ticks(pid: int) -> int | None:
     return None if fields[0] in (b"Z", b"X") else int(fields[19])
 
 
-def job_of(pid: int) -> str | None:
-    """The job that a process was started in; None if it is in none or is another user's."""
+def variable_of(pid: int, name: str) -> str | None:
+    """Return a variable of the environment that a process began with; None without it, or if it is another user's."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
             environment = file.read()
     except OSError:
         return None
-    key = f"{JOB_VARIABLE}=".encode()
+    key = f"{name}=".encode()
     return next((item[len(key) :].decode() for item in environment.split(b"\0") if item.startswith(key)), None)
 
 
-def job_processes(job: str) -> list[int]:
-    """The live processes of a job, but for our own."""
-    pids = [int(name) for name in os.listdir("/proc") if name.isdigit() and int(name) != os.getpid()]
-    return [pid for pid in pids if job_of(pid) == job and start_ticks(pid) is not None]
-
-
-def end_processes(find: Callable[[], list[int]], grace_s: float) -> list[int]:
+def end_processes(find: Callable[[], Iterable[int]], grace_s: float) -> set[int]:
     """Send SIGTERM, and after `grace_s` seconds SIGKILL, until `find` finds none; return all that were found."""
-    seen: list[int] = []
     begin_s = time.monotonic()
+    killing_s: float | None = None
     sent: set[tuple[int, int]] = set()
-    while pids := find():
-        waited_s = time.monotonic() - begin_s
-        if waited_s > grace_s + _KILL_DEADLINE_S:
-            break
-        number = signal.SIGTERM if waited_s < grace_s else signal.SIGKILL
+    while pids := list(find()):
+        now_s = time.monotonic()
+        number = signal.SIGTERM if now_s - begin_s < grace_s else signal.SIGKILL
+        if number == signal.SIGKILL:
+            # Counted from the first SIGKILL, not from the start: this process may have been stopped meanwhile.
+            killing_s = killing_s or now_s
+            if now_s - killing_s > _KILL_DEADLINE_S:
+                break
         for pid in pids:
-            if pid not in seen:
-                seen.append(pid)
             if (pid, number) not in sent:
                 sent.add((pid, number))
                 with contextlib.suppress(OSError):
                     os.kill(pid, number)
         time.sleep(_POLL_S)
-    return seen
+    return {pid for pid, _ in sent}
+
+
+def job_of(pid: int) -> str | None:
+    """Return the job that a process was started in; None if it is in none or is another user's."""
+    return variable_of(pid, JOB_VARIABLE)
+
+
+def job_processes(job: str) -> list[int]:
+    """Return the live processes of a job, but for our own."""
+    pids = [int(name) for name in os.listdir("/proc") if name.isdigit() and int(name) != os.getpid()]
+    return [pid for pid in pids if job_of(pid) == job and start_ticks(pid) is not None]
 
 
 def sweep(job: str, directory: str, ranks: Iterable[int], grace_s: float) -> None:
@@ -88,7 +94,7 @@ def sweep(job: str, directory: str, ranks: Iterable[int], grace_s: float) -> Non
 
 
 def main() -> None:
-    """The warden: wait for the launcher's end, and sweep if it came without a "done"."""
+    """Run as the warden: wait for the launcher's end, and sweep if it came without a "done"."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # what ends the launcher must not end us first
         signal.signal(number, signal.SIG_IGN)
     job, directory, grace_s = sys.argv[1:4]
