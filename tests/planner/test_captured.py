@@ -279,7 +279,7 @@ def test_a_divided_sequence_is_predicted_where_it_is_asked_for() -> None:
 
 def test_a_model_of_which_nothing_can_be_divided_is_not() -> None:
     odd = capture(nn.Sequential(nn.Linear(7, 7), nn.Linear(7, 7)), torch.zeros(2, 7), device="meta")
-    assert odd.degrees == ()
+    assert odd.degrees() == ()
     where = Network.of(cluster.load("star:hosts=2"))
     assert all(p.tensor_parallel_degree == 1 for p in admissible_plans(odd, where, workers=2, batch=4))
     with pytest.raises(PlanError, match=r"none of them is known to be divided by any number; use 1"):

@@ -127,7 +127,10 @@ def test_constraints_are_kept(selene: Network) -> None:
             "pipeline_parallel_degree: 5 does not divide 64 workers; use a divisor, as 4",
         ),
         ({"pipeline_parallel_degree": 64}, "64 stages need as many layers, and gpt-7b has 34"),
-        ({"spatial_parallel_degree": 2}, "spatial_parallel_degree: steps on slabs of samples are not predicted"),
+        (
+            {"spatial_parallel_degree": 2},
+            "spatial_parallel_degree: gpt-7b does not say how 2 workers divide its samples",
+        ),
         ({"colour": 1}, "colour: a plan has no such field"),
         ({"shard": "all"}, "shard: there is no 'all'"),
         ({"synchronisation": "stale:4"}, "synchronisation: plans are compared by the time of a step"),

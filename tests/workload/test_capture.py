@@ -148,7 +148,7 @@ def test_capturing_leaves_nothing_behind_that_holds_the_graph() -> None:
 
 
 def test_a_layer_says_what_each_of_some_workers_does_of_it(captured: Workload) -> None:
-    assert captured.degrees == (2, 3, 4, 5, 10)
+    assert captured.degrees() == (2, 3, 4, 5, 10)
     first, middle, last = (captured.layers[index] for index in (0, 2, 4))
     assert (first.share(2).parameter_bytes, middle.share(2).parameter_bytes) == (4 * 110, 4 * (300 + 30))
     assert first.share(2).exchanges == ()  # its input needs no gradient, and its output is used in parts
@@ -162,5 +162,5 @@ def test_a_layer_says_what_each_of_some_workers_does_of_it(captured: Workload) -
 
 def test_a_loss_that_goes_around_the_model_says_nothing_of_dividing_it() -> None:
     found = capture(chain(), torch.rand(6, 10), loss=lambda model, batch: model[2](model[0](batch)).sum())
-    assert found.degrees == ()
+    assert found.degrees() == ()
     assert found.flops == 2 * 6 * (10 * 20 + 20 * 30)

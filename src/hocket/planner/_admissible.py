@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,9 +11,10 @@ from typing import Any
 
 from hocket.workload import Workload
 
-from ._findings import UNPREDICTED, PlanError, PlanFinding
+from ._findings import PlanError, PlanFinding
 from ._network import Network
 from ._plan import Plan
+from .axes import AXES, axis, inner
 
 __all__ = ["Grid", "Layout", "grid_of", "layouts", "undivided"]
 
@@ -21,31 +23,35 @@ _MICRO = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256)
 _STAGES = (1, 2, 3, 4, 6, 8)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, order=True)
 class Layout:
     """Degrees and micro-batches; what is sharded and computed again is left open.
 
     Attributes:
-        tensor: Degree.
-        pipeline: Degree.
-        data: Degree.
+        degrees: Of each axis, in the order of the table.
         stages: Of each rank of the pipeline.
         parts: Micro-batches of each data-parallel group.
     """
 
-    tensor: int
-    pipeline: int
-    data: int
+    degrees: tuple[int, ...]
     stages: int
     parts: int
 
+    def degree(self, name: str) -> int:
+        """Return the degree of an axis."""
+        return self.degrees[AXES.index(axis(name))]
+
+    @property
+    def replicas(self) -> int:
+        """How many ranks hold the same parameters."""
+        return math.prod(n for one, n in zip(AXES, self.degrees, strict=True) if one.replicates)
+
     def plan(self, **more: Any) -> Plan:
-        """As a plan."""
-        piped = self.pipeline > 1
+        """Return it as a plan."""
+        piped = self.degree("pipeline") > 1
+        degrees: dict[str, Any] = {one.field: degree for one, degree in zip(AXES, self.degrees, strict=True)}
         return Plan(
-            data_parallel_degree=self.data,
-            tensor_parallel_degree=self.tensor,
-            pipeline_parallel_degree=self.pipeline,
+            **degrees,
             stages_per_rank=self.stages,
             pipeline_schedule=("interleaved" if self.stages > 1 else more.pop("pipeline_schedule", "1f1b")),
             micro_batches=self.parts if piped else 1,
@@ -62,8 +68,7 @@ class Grid:
         workers: How many.
         batch: Samples of a global batch.
         fixed: Fields of `Plan` with the only value that they may have.
-        tensor: Degrees.
-        pipeline: Degrees.
+        degrees: Of each axis but the data's, by name, those that may be.
         shards: Stages of sharding, the least first.
         recomputations: (recompute, recompute_part), the cheapest in time first.
         sequence: Whether the sequence is divided where tensors are.
@@ -72,8 +77,7 @@ class Grid:
     workers: int
     batch: int
     fixed: Mapping[str, Any]
-    tensor: tuple[int, ...]
-    pipeline: tuple[int, ...]
+    degrees: Mapping[str, tuple[int, ...]]
     shards: tuple[str, ...]
     recomputations: tuple[tuple[bool, str], ...]
     sequence: tuple[bool, ...]
@@ -82,7 +86,7 @@ class Grid:
 def grid_of(workload: Workload, network: Network, workers: int, batch: int, fixed: Mapping[str, Any]) -> Grid:
     """The choices there are.
 
-    Tensors are divided within a host only, unless a degree is fixed, or there is one worker on each host anyway.
+    Axes say which degrees are worth a thought; a degree that is fixed is tried in any case.
 
     Raises:
         PlanError: nothing can keep what is fixed; the finding names the rule.
@@ -95,31 +99,26 @@ def grid_of(workload: Workload, network: Network, workers: int, batch: int, fixe
         rule = f"{network.name} has places for {network.world} workers, and {workers} are wanted"
         raise PlanError("there are not so many:", [PlanFinding("workers", rule, "take a larger cluster, or fewer")])
     given = Plan(**fixed)  # raises for values of a wrong type or word
-    if given.spatial_parallel_degree > 1:
-        raise PlanError("no plan keeps this:", [UNPREDICTED])
     if given.synchronisation != "every_step":
         rule = (
             "plans are compared by the time of a step, and workers that do not agree at every step learn less from one"
         )
         remedy = "leave it out here; measure the time to a target instead"
         raise PlanError("no prediction for this:", [PlanFinding("synchronisation", rule, remedy)])
-    tensor = [t for t in _divisors(workers) if t == 1 or (_near(network, t) and _divide(workload, t))]
-    pipeline = [p for p in _divisors(workers) if p <= len(workload.layers)]
     if unknown := undivided(given, workload):
         raise PlanError("no plan keeps this:", unknown)
-    if (wanted := fixed.get("tensor_parallel_degree")) is not None:
-        tensor = [t for t in (wanted,) if workers % t == 0]
-    if (wanted := fixed.get("pipeline_parallel_degree")) is not None:
-        if wanted > len(workload.layers):
-            rule = f"{wanted} stages need as many layers, and {workload.name} has {len(workload.layers)}"
-            remedy = f"use {len(workload.layers)} or fewer"
-            raise PlanError("no plan keeps this:", [PlanFinding("pipeline_parallel_degree", rule, remedy)])
-        pipeline = [p for p in (wanted,) if workers % p == 0]
-    for name, found in (("tensor_parallel_degree", tensor), ("pipeline_parallel_degree", pipeline)):
-        if not found:
-            rule = f"{fixed[name]} does not divide {workers} workers"
-            near = [one for one in _divisors(workers) if one <= fixed[name]][-1]
-            raise PlanError("no plan keeps this:", [PlanFinding(name, rule, f"use a divisor, as {near}")])
+    degrees: dict[str, tuple[int, ...]] = {}
+    for one in inner():
+        wanted = fixed.get(one.field)
+        if wanted is None:
+            found = [n for n in _divisors(workers) if n == 1 or one.considered(workload, network, n)]
+        elif workers % wanted:
+            near = [n for n in _divisors(workers) if n <= wanted][-1]
+            rule = f"{wanted} does not divide {workers} workers"
+            raise PlanError("no plan keeps this:", [PlanFinding(one.field, rule, f"use a divisor, as {near}")])
+        else:
+            found = [wanted]
+        degrees[one.name] = tuple(found)
     shards = (fixed["shard"],) if "shard" in fixed else _SHARDS
     core = any(one.part == "core" for layer in workload.layers for one in layer.operations)
     recomputations: list[tuple[bool, str]] = [(False, "layers"), (True, "layers")]
@@ -131,56 +130,41 @@ def grid_of(workload: Workload, network: Network, workers: int, batch: int, fixe
         recomputations = [one for one in recomputations if not one[0] or one[1] == fixed["recompute_part"]]
     apart = core  # layers of which shared operations are known; a captured layer is divided as a whole
     sequence = (fixed["sequence_parallel"],) if "sequence_parallel" in fixed else ((True,) if apart else (False,))
-    return Grid(workers, batch, fixed, tuple(tensor), tuple(pipeline), shards, tuple(recomputations), sequence)
+    return Grid(workers, batch, fixed, degrees, shards, tuple(recomputations), sequence)
 
 
 def undivided(plan: Plan, workload: Workload) -> list[PlanFinding]:
-    """What the plan divides that the workload's layers do not say how to divide."""
-    tensor = plan.tensor_parallel_degree
-    if tensor > 1 and not _divide(workload, tensor):
-        rule = f"no layer of {workload.name} can be divided among {tensor} workers"
-        return [PlanFinding("tensor_parallel_degree", rule, _remedy(workload))]
-    known = any(share.sequence for layer in workload.layers for share in layer.shares if share.degree == tensor)
-    if plan.sequence_parallel and workload.degrees and not known:
-        rule = f"nothing between the divided layers of {workload.name} can work on parts of the sequence"
-        return [PlanFinding("sequence_parallel", rule, "leave it out")]
-    return []
-
-
-def _near(network: Network, tensor: int) -> bool:
-    return tensor <= network.local or network.local == 1
-
-
-def _divide(workload: Workload, tensor: int) -> bool:
-    """Whether some layer is divided among so many; the others are done by all of them."""
-    return any(layer.share(tensor).degree == tensor for layer in workload.layers)
-
-
-def _remedy(workload: Workload) -> str:
-    """What to write for a tensor degree that divides no layer."""
-    if workload.degrees:
-        known = ", ".join(map(str, workload.degrees))
-        return f"use one of {known}, or tell capture(..., degrees=) of others"
-    most = max((layer.tensor_limit for layer in workload.layers), default=1)
-    return f"use a divisor of {most}" if most > 1 else "none of them is known to be divided by any number; use 1"
+    """Return what the plan divides that the workload's layers do not say how to divide."""
+    return [found for one in AXES if one.degree(plan) > 1 for found in one.refused(plan, workload)]
 
 
 def layouts(grid: Grid, layers: int) -> Iterator[Layout]:
-    """All layouts of a grid, those with few parts first."""
+    """Yield all layouts of a grid, those with few parts first."""
     fixed = grid.fixed
-    for tensor in grid.tensor:
-        for pipeline in grid.pipeline:
-            if grid.workers % (tensor * pipeline):
-                continue
-            data = grid.workers // (tensor * pipeline)
-            if data > grid.batch or fixed.get("data_parallel_degree", -1) not in (-1, data):
-                continue
-            each = math.ceil(grid.batch / data)
-            for stages in _stages(fixed, pipeline, layers):
-                for parts in _parts(fixed, pipeline, each):
-                    if pipeline > 1 and (parts < pipeline or (stages > 1 and parts % pipeline)):
-                        continue  # 1F1B wants a micro-batch for every stage, and an interleaved schedule whole rounds
-                    yield Layout(tensor, pipeline, data, stages, parts)
+    for chosen in itertools.product(*grid.degrees.values()):
+        known = dict(zip(grid.degrees, chosen, strict=True))
+        each, pipeline = math.prod(chosen), known["pipeline"]
+        if grid.workers % each or next(_combined(known), None):
+            continue
+        data = grid.workers // each
+        if data > grid.batch or fixed.get("data_parallel_degree", -1) not in (-1, data):
+            continue
+        degrees = tuple(known.get(one.name, data) for one in AXES)
+        samples = math.ceil(grid.batch / data)
+        for stages in _stages(fixed, pipeline, layers):
+            for parts in _parts(fixed, pipeline, samples):
+                if pipeline > 1 and (parts < pipeline or (stages > 1 and parts % pipeline)):
+                    continue  # 1F1B wants a micro-batch for every stage, and an interleaved schedule whole rounds
+                yield Layout(degrees, stages, parts)
+
+
+def _combined(degrees: Mapping[str, int]) -> Iterator[PlanFinding]:
+    """Yield the rules of axes that other axes break."""
+    fields: dict[str, Any] = {one.field: degrees[one.name] for one in inner()}
+    plan = Plan(**fields)
+    for one in inner():
+        if one.degree(plan) > 1:
+            yield from one.rules(plan)
 
 
 def _stages(fixed: Mapping[str, Any], pipeline: int, layers: int) -> Sequence[int]:

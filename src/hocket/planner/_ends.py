@@ -12,6 +12,7 @@ from ._constants import Constants
 from ._network import NOTHING, Cost
 from ._plan import Plan
 from ._profile import LayerTimes, Profile
+from .axes import replicas
 
 __all__ = ["ends", "optimizer_s"]
 
@@ -51,8 +52,8 @@ def ends(
 
 def _exchange(plan: Plan, profile: Profile, times: LayerTimes, layers: np.ndarray, m: int) -> tuple[float, float, Cost]:
     """Exposed seconds of reducing gradients and of gathering parameters, and one whole reduction."""
-    data, tensor = plan.data_parallel_degree, plan.tensor_parallel_degree
-    if data == 1:
+    copies, stride = replicas(plan)
+    if copies == 1:
         return 0.0, 0.0, NOTHING
     network, constants = profile.network, profile.constants
     held = profile.held(plan)
@@ -62,7 +63,7 @@ def _exchange(plan: Plan, profile: Profile, times: LayerTimes, layers: np.ndarra
     fetching = dataclasses.replace(constants, gather_share=constants.gather_share * constants.fetch_share)
 
     def cost(kind: str, nbytes: float, constants: Constants = constants) -> Cost:
-        return network.collective(kind, nbytes, data, tensor, constants)
+        return network.collective(kind, nbytes, copies, stride, constants)
 
     whole = cost(kind, float(gradients.sum()))
     bucket = BucketSizes.choose(float(gradients.sum()), plan.bucket_bytes).most
@@ -154,7 +155,7 @@ def _exposed(gradients: np.ndarray, backward: np.ndarray, bucket: float, seconds
 
 def optimizer_s(plan: Plan, profile: Profile, layers: np.ndarray) -> float:
     """The update reads and writes its state, and reads gradients; each rank does the part that it holds."""
-    sharded = plan.data_parallel_degree if plan.shard != "none" else 1
+    sharded = replicas(plan)[0] if plan.shard != "none" else 1
     held, workload = profile.held(plan), profile.workload
     share = held.parameter_bytes[layers] / sharded
     if workload.optimizer_s:

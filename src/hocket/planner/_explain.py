@@ -10,13 +10,14 @@ from ._plan import Plan
 from ._preference import NEAR
 from ._search import Search
 from ._time import Prediction
+from .axes import AXES
 
 __all__ = ["explain", "plan_rows", "with_reasons"]
 
 _WORDS = {
     "compute": "computation",
     "recompute": "computing again",
-    "tensor": "exchanging divided tensors",
+    "tensor": "exchanges between workers that share layers",
     "messages": "sending messages between stages",
     "bubble": "waiting for the pipeline",
     "gather": "gathering sharded parameters",
@@ -125,15 +126,7 @@ def with_reasons(found: Search) -> Plan:
     predicted = {"step_s": best.step_s, "samples_per_s": best.throughput, "memory_bytes": best.memory.total}
     predicted |= {f"{name}_s": seconds for name, seconds in parts.rows() if seconds}
     within = f" of those that fit in {format_bytes(found.memory_limit, 3)}" if found.memory_limit else ""
-    reasons = {"data_parallel_degree": "what tensors and stages leave of the workers"}
-    if plan.tensor_parallel_degree > 1:
-        reasons["tensor_parallel_degree"] = (
-            f"the fastest{within}; its exchanges take {parts.tensor / best.step_s:.0%} of the step"
-        )
-    if plan.pipeline_parallel_degree > 1:
-        reasons["pipeline_parallel_degree"] = (
-            f"divides the layers with little traffic; {parts.bubble / best.step_s:.0%} of the step is spent waiting"
-        )
+    reasons = {one.field: one.reason(plan, parts) for one in AXES if one.name == "data" or one.degree(plan) > 1}
     if plan.shard != "none":
         reasons["shard"] = f"the least sharding within {NEAR:.0%} of the shortest step{within}"
     if plan.recompute:

@@ -35,11 +35,3 @@ class PlanError(ValueError):
     def __init__(self, message: str, findings: Sequence[PlanFinding] = ()) -> None:
         self.findings = tuple(findings)
         super().__init__("\n".join([message, *(f"  {finding}" for finding in self.findings)]))
-
-
-UNPREDICTED = PlanFinding(
-    "spatial_parallel_degree",
-    "steps on slabs of samples are not predicted: a captured layer does not say how it can be divided",
-    "leave it out here, and measure plans with it",
-)
-"""For whoever asks for the time of a plan that divides samples."""

@@ -18,6 +18,7 @@ from ._constants import Constants
 from ._network import Network
 from ._plan import Plan
 from ._time import predict
+from .axes import inner
 
 __all__ = ["MeasuredPlan", "fitted", "reference_plans"]
 
@@ -56,28 +57,28 @@ class MeasuredPlan:
 def reference_plans(plans: Iterable[Plan], workers: int) -> list[Plan]:
     """Those of some plans that stand for their forms.
 
-    Data parallelism; with a sharded optimizer, or sharded parameters; tensors divided by the least degree and by the
-    largest; pipelines with the fewest stages and with the most, one of each rank. All with the fewest parts of a batch
-    that there are and, but for the sharded optimizer, with four times as many; with sharded gradients, which are
-    reduced for every part, with those only.
+    Data parallelism; with a sharded optimizer, or sharded parameters; each other axis with its least degree and with
+    its largest, with one stage of each rank. All with the fewest parts of a batch that there are and, but for the
+    sharded optimizer, with four times as many; with sharded gradients, which are reduced for every part, with those
+    only.
 
     Args:
         plans: Admissible ones.
         workers: How many.
     """
-    forms: dict[tuple[str, int, int], list[Plan]] = {}
+    forms: dict[tuple[str, tuple[int, ...]], list[Plan]] = {}
     for plan in plans:
         one = plan.resolve(workers)
-        tensor, pipeline = one.tensor_parallel_degree, one.pipeline_parallel_degree
-        ways = (one.shard != "none") + (tensor > 1) + (pipeline > 1)
-        plain = not one.recompute and one.spatial_parallel_degree == 1 and one.stages_per_rank == 1
-        if plain and ways <= 1:
-            forms.setdefault((one.shard, tensor, pipeline), []).append(plan)
-    ends = [{tensor for _, tensor, _ in forms if tensor > 1}, {pipeline for _, _, pipeline in forms if pipeline > 1}]
+        degrees = tuple(axis.degree(one) for axis in inner())
+        ways = (one.shard != "none") + sum(degree > 1 for degree in degrees)
+        if ways <= 1 and not one.recompute and one.stages_per_rank == 1:
+            forms.setdefault((one.shard, degrees), []).append(plan)
+    ends = [
+        {degree for degree in column if degree > 1} for column in zip(*(degrees for _, degrees in forms), strict=True)
+    ]
     found = []
-    for (shard, tensor, pipeline), alike in forms.items():
-        degrees = zip((tensor, pipeline), ends, strict=True)
-        if any(degree > 1 and degree not in (min(end), max(end)) for degree, end in degrees):
+    for (shard, degrees), alike in forms.items():
+        if any(degree > 1 and degree not in (min(end), max(end)) for degree, end in zip(degrees, ends, strict=True)):
             continue
         parts = {plan.micro_batches * plan.accumulate: plan for plan in alike}
         fewest = min(parts)

@@ -17,6 +17,7 @@ from hocket.workload import Layer, Share, Workload
 from ._bucket_sizes import BucketSizes
 from ._plan import Plan
 from ._stages import in_flight, stage_cuts
+from .axes import axis, replicas, sharing
 
 __all__ = ["Memory", "memory_of", "saved_bytes"]
 
@@ -69,7 +70,8 @@ def saved_bytes(layer: Layer, plan: Plan, scale: float) -> float:
         scale: Samples of the micro-batch by those that the workload is for.
     """
     how = plan.recompute_part if plan.recompute else "none"
-    share = layer.share(plan.tensor_parallel_degree, sequence=plan.sequence_parallel)
+    name, degree = sharing(plan)
+    share = layer.share(degree, sequence=plan.sequence_parallel, axis=name)
     return _kept(layer, share, plan.sequence_parallel, how, scale)
 
 
@@ -82,7 +84,8 @@ def _kept(layer: Layer, share: Share, sequence: bool, how: str, scale: float) ->
 
 def _columns(workload: Workload, plan: Plan, scale: float) -> NDArray[np.float64]:
     """Of every layer: parameters, gradients, optimizer, saved, output, and what computing again brings back."""
-    tensor, sequence = plan.tensor_parallel_degree, plan.sequence_parallel
+    (name, degree), sequence = sharing(plan), plan.sequence_parallel
+    each = degree if axis(name).divides == "samples" else 1  # of what passes between layers
     how = plan.recompute_part if plan.recompute else "none"
     made: dict[tuple[float, ...], tuple[float, ...]] = {}
     rows = []
@@ -91,11 +94,11 @@ def _columns(workload: Workload, plan: Plan, scale: float) -> NDArray[np.float64
         # Like layers share operations.
         key = (id(layer.operations), id(layer.shares), *state, layer.output_bytes, layer.tensor_limit)
         if key not in made:
-            share = layer.share(tensor, sequence=sequence)
+            share = layer.share(degree, sequence=sequence, axis=name)
             kept = _kept(layer, share, sequence, how, scale)
             back = _kept(layer, share, sequence, "none", scale) - kept if how != "none" else 0.0
             held = (share.parameter_bytes, share.gradient_bytes, share.optimizer_bytes)
-            made[key] = (*held, kept, layer.output_bytes * scale, back)
+            made[key] = (*held, kept, layer.output_bytes * scale / each, back)
         rows.append(made[key])
     return np.array(rows, dtype=np.float64).T
 
@@ -117,8 +120,8 @@ def memory_of(
     """
     if cuts is None:
         cuts = stage_cuts(plan, workload, [layer.flops + 1e-9 for layer in workload.layers])
-    pipeline, data = plan.pipeline_parallel_degree, max(1, plan.data_parallel_degree)
-    micro = -(-batch // (data * plan.micro_batches * plan.accumulate))
+    pipeline, (copies, _) = plan.pipeline_parallel_degree, replicas(plan)
+    micro = -(-batch // (max(1, plan.data_parallel_degree) * plan.micro_batches * plan.accumulate))
     columns = _columns(workload, plan, micro / workload.batch)
     edges = [0, *cuts, len(workload.layers)]
     blocks = np.array(workload.blocks)
@@ -131,14 +134,14 @@ def memory_of(
         largest, output, back = np.bincount(blocks[mine], own[0]).max(), own[4].max(), own[5].max()
         whole = gradients
         if plan.shard != "none":
-            optimizer /= data
+            optimizer /= copies
         if plan.shard in ("gradients", "parameters"):
-            gradients /= data
+            gradients /= copies
         buffers = 0.0
         if plan.shard == "parameters":
-            parameters /= data
+            parameters /= copies
             buffers += 2 * largest  # a layer that is computed with, and the next one, gathered
-        if data > 1:
+        if copies > 1:
             buffers += 2 * min(BucketSizes.choose(whole, plan.bucket_bytes).most, whole)
         if pipeline > 1:
             buffers += 4 * output  # a message each way that is sent, and one that is received

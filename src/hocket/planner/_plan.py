@@ -20,6 +20,7 @@ from hocket.units import parse_bytes
 from ._findings import PlanError, PlanFinding
 from ._rules import broken_rules
 from ._synchronisation import WRITTEN, Synchronisation
+from .axes import axis, inner, product
 
 PLAN_VARIABLE = "HOCKET_PLAN"
 """Environment variable in which `hocket run --plan` hands a plan to its ranks, as JSON; a path is understood too."""
@@ -159,9 +160,7 @@ class Plan:
         found = self.findings(world_size)
         if found:
             raise PlanError(f"the plan cannot be carried out by {world_size} workers:", found)
-        shares = self.tensor_parallel_degree * self.spatial_parallel_degree
-        rest = world_size // (shares * self.pipeline_parallel_degree)
-        return dataclasses.replace(self, data_parallel_degree=rest)
+        return dataclasses.replace(self, data_parallel_degree=world_size // product(self, *inner()))
 
     def findings(self, world_size: int | None = None, *, batch: int | None = None) -> list[PlanFinding]:
         """The rules that the plan breaks; none for a plan that can be carried out.
@@ -174,20 +173,7 @@ class Plan:
 
     def describe(self) -> str:
         """The plan in a few words, as "2 data (gradients sharded) x 2 tensor x 2 pipeline (1f1b, 4 micro-batches)"."""
-        degree = self.data_parallel_degree
-        data = f"{'all' if degree == -1 else degree} data"
-        if self.shard != "none":
-            data += f" ({self.shard} sharded)"
-        words = [data]
-        if self.tensor_parallel_degree > 1:
-            sequence = " (sequence too)" if self.sequence_parallel else ""
-            words.append(f"{self.tensor_parallel_degree} tensor{sequence}")
-        if self.spatial_parallel_degree > 1:
-            words.append(f"{self.spatial_parallel_degree} spatial")
-        if self.pipeline_parallel_degree > 1:
-            stages = f", {self.stages_per_rank} stages each" if self.stages_per_rank > 1 else ""
-            schedule = f"{self.pipeline_schedule}{stages}, {self.micro_batches} micro-batches"
-            words.append(f"{self.pipeline_parallel_degree} pipeline ({schedule})")
+        words = [one.words(self) for one in (axis("data"), *inner()) if one.name == "data" or one.degree(self) > 1]
         if self.compression != "none":
             words[-1] += f", gradients sent as {self.compression} (not serially equivalent)"
         text = " x ".join(words)
@@ -278,16 +264,7 @@ class Plan:
 _FIELDS = {item.name: item for item in dataclasses.fields(Plan)}
 # How a file groups the fields: by section, key and field. A file may name fields without sections, too.
 _SECTIONS = {
-    "data": {"degree": "data_parallel_degree", "shard": "shard"},
-    "tensor": {"degree": "tensor_parallel_degree", "sequence": "sequence_parallel"},
-    "pipeline": {
-        "degree": "pipeline_parallel_degree",
-        "schedule": "pipeline_schedule",
-        "stages_per_rank": "stages_per_rank",
-        "micro_batches": "micro_batches",
-        "split": "split",
-    },
-    "spatial": {"degree": "spatial_parallel_degree"},
+    **{one.name: one.fields for one in (axis("data"), *inner())},
     "reduce": {name: name for name in ("bucket_bytes", "priority", "compression", "synchronisation", "choices")},
 }
 _PLACES = {name: (section, key) for section, keys in _SECTIONS.items() for key, name in keys.items()}

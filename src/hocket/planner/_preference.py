@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ._plan import Plan
+from .axes import inner, product
 
 __all__ = ["NEAR", "preferred", "simplicity"]
 
@@ -26,10 +27,14 @@ def simplicity(plan: Plan) -> tuple[int, ...]:
     So plain data parallelism comes before a sharded optimizer, that before sharded gradients and parameters, and all of
     them before plans that divide tensors or layers, or compute activations again: the model runs as it was written.
     """
-    divided = (plan.tensor_parallel_degree, plan.spatial_parallel_degree, plan.pipeline_parallel_degree)
-    ways = sum(degree > 1 for degree in divided) + plan.recompute
-    product = divided[0] * divided[1] * divided[2]
-    return ways, _SHARDS.index(plan.shard), product, plan.stages_per_rank, plan.accumulate * plan.micro_batches
+    ways = sum(axis.degree(plan) > 1 for axis in inner()) + plan.recompute
+    return (
+        ways,
+        _SHARDS.index(plan.shard),
+        product(plan, *inner()),
+        plan.stages_per_rank,
+        plan.accumulate * plan.micro_batches,
+    )
 
 
 def preferred(steps: Sequence[tuple[Plan, float]], near: float = NEAR) -> int:

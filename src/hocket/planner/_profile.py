@@ -16,6 +16,7 @@ from ._constants import Constants, waiting
 from ._findings import PlanError
 from ._network import Network
 from ._plan import Plan
+from .axes import AXES, product, sharing
 
 __all__ = ["Held", "LayerTimes", "Profile"]
 
@@ -117,7 +118,7 @@ class Profile:
         Not where the plan's own cuts name layers, where tensors are divided, which is known of whole layers, or where
         their input is all that is kept.
         """
-        whole = plan.split or plan.recompute or plan.tensor_parallel_degree > 1
+        whole = plan.split or plan.recompute or sharing(plan)[1] > 1
         return self if whole or plan.pipeline_parallel_degree == 1 or not self.workload.finer else self._finer
 
     @functools.cached_property
@@ -138,36 +139,39 @@ class Profile:
         """Times of all layers.
 
         Args:
-            plan: Its tensor degree, sequence_parallel and recomputation count here.
+            plan: The axis whose ranks share layers, sequence_parallel and recomputation count here.
             micro_batch: Samples that pass at a time.
         """
         again = plan.recompute_part if plan.recompute else "none"
-        in_step = plan.tensor_parallel_degree * (plan.data_parallel_degree if plan.shard == "parameters" else 1)
-        key = (plan.tensor_parallel_degree, plan.sequence_parallel, again, micro_batch / self.workload.batch, in_step)
+        in_step = sharing(plan)[1] * (plan.data_parallel_degree if plan.shard == "parameters" else 1)
+        key = (*sharing(plan), plan.sequence_parallel, again, micro_batch / self.workload.batch, in_step)
         rows = np.array([self._per_kind(number, *key) for number in range(len(self.kinds))])[self.index]
         return LayerTimes(*(np.ascontiguousarray(column) for column in rows.T))
 
     def link(self, plan: Plan) -> Link:
         """What joins the stages of a pipeline, all of whose replicas talk at once."""
-        stride = plan.data_parallel_degree * plan.tensor_parallel_degree
+        stride = product(plan, *AXES[1:])  # the pipeline is the slowest axis
         return self.network.link(stride, self.network.local, self.constants)
 
     def held(self, plan: Plan) -> Held:
         """What a rank holds of every layer, as its tensor degree divides them."""
-        return self._held(plan.tensor_parallel_degree)
+        return self._held(*sharing(plan))
 
-    def _shares_held(self, tensor: int) -> Held:
-        shares = [kind.share(tensor) for kind in self.kinds]
+    def _shares_held(self, axis: str, degree: int) -> Held:
+        shares = [kind.share(degree, axis=axis) for kind in self.kinds]
         columns = ([getattr(one, name) for one in shares] for name in _STATE)
         return Held(*(np.array(column, dtype=np.float64)[self.index] for column in columns))
 
     def _kind(
-        self, number: int, tensor: int, sequence: bool, again: str, scale: float, in_step: int
+        self, number: int, axis: str, degree: int, sequence: bool, again: str, scale: float, in_step: int
     ) -> tuple[float, ...]:
         kind = self.kinds[number]
-        share = kind.share(tensor, sequence=sequence)
+        share = kind.share(degree, sequence=sequence, axis=axis)
         core = 0.0
-        if kind.forward_s > 0 or not self.network.flops:  # a layer that took no time is no matter of rates
+        if share.forward_s > 0:
+            passed = scale * (1 - share.fixed_share) + share.fixed_share
+            forward, backward = share.forward_s * passed, share.backward_s * passed
+        elif kind.forward_s > 0 or not self.network.flops:  # a layer that took no time is no matter of rates
             # A part of the measured time shrinks neither with the batch nor with what a rank does of it.
             whole = sum(map(_work, kind.operations))
             part = sum(map(_work, share.operations)) / whole if whole else 1 / share.degree
@@ -182,19 +186,19 @@ class Profile:
                 core += seconds if one.part == "core" else 0.0
             backward = _BACKWARD * forward
         repeated = {"none": 0.0, "layers": forward, "attention": core}[again]
-        there, back = (self._exchanges(share, phase, tensor, scale, in_step) for phase in ("forward", "backward"))
+        there, back = (self._exchanges(share, phase, degree, scale, in_step) for phase in ("forward", "backward"))
         if again == "layers":  # a forward pass that is done again exchanges again
             back += there
         return forward, backward, repeated, there[0], back[0], there[1], back[1]
 
-    def _exchanges(self, share: Share, phase: str, tensor: int, scale: float, in_step: int) -> Floats:
+    def _exchanges(self, share: Share, phase: str, degree: int, scale: float, in_step: int) -> Floats:
         """What exchanges of a pass take, and what of it is the wires'; the next function needs what they bring."""
         found = np.zeros(2)
         for each in share.exchanges:
             if each.phase == phase:
                 nbytes = each.nbytes * (scale if each.with_batch else 1.0)
                 found += each.count * np.array(
-                    [self._exchange(each.kind, nbytes, tensor, in_step), self._wire(each.kind, nbytes, tensor)]
+                    [self._exchange(each.kind, nbytes, degree, in_step), self._wire(each.kind, nbytes, degree)]
                 )
         return found
 

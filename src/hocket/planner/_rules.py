@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from ._compression import parse_compression
 from ._findings import PlanFinding
+from .axes import AXES, inner, product
 
 if TYPE_CHECKING:
     from ._plan import Plan
@@ -17,7 +18,11 @@ def broken_rules(plan: Plan, world_size: int | None, batch: int | None) -> list[
     found = list(_counts(plan))
     if found:  # the rules below divide by the counts
         return found
-    found += [*_pipeline(plan), *_spatial(plan), *_other(plan), *_relaxed(plan)]
+    found += _pipeline(plan)
+    for axis in AXES:
+        if axis.degree(plan) > 1:
+            found += axis.rules(plan)
+    found += [*_other(plan), *_relaxed(plan)]
     if world_size is not None:
         found += _world(plan, world_size)
     if batch is not None:
@@ -26,8 +31,7 @@ def broken_rules(plan: Plan, world_size: int | None, batch: int | None) -> list[
 
 
 def _counts(plan: Plan) -> Iterator[PlanFinding]:
-    degrees = ("tensor_parallel_degree", "spatial_parallel_degree", "pipeline_parallel_degree")
-    for name in (*degrees, "stages_per_rank", "micro_batches", "accumulate"):
+    for name in (*(axis.field for axis in inner()), "stages_per_rank", "micro_batches", "accumulate"):
         if getattr(plan, name) < 1:
             yield PlanFinding(name, f"must be 1 or more, not {getattr(plan, name)}", "1 is the plain form")
     if plan.data_parallel_degree < 1 and plan.data_parallel_degree != -1:
@@ -64,26 +68,6 @@ def _pipeline(plan: Plan) -> Iterator[PlanFinding]:
         yield PlanFinding("split", rule, "name that many, or none to balance the stages by measurement")
 
 
-def _spatial(plan: Plan) -> Iterator[PlanFinding]:
-    if plan.spatial_parallel_degree == 1:
-        return
-    for name, kind in (("tensor_parallel_degree", "tensor"), ("pipeline_parallel_degree", "pipeline")):
-        if getattr(plan, name) > 1:
-            rule = f"samples that are divided among workers go with data parallelism, not with {kind} parallelism"
-            yield PlanFinding(name, rule, f"say {name} = 1, or spatial_parallel_degree = 1")
-    if plan.shard == "parameters":
-        rule = "parameters themselves cannot be sharded where samples are divided among workers"
-        yield PlanFinding("shard", rule, 'say shard = "gradients"')
-    if plan.embeddings != "replicated":
-        rule = "embedding tables cannot be divided where samples are divided among workers"
-        yield PlanFinding("embeddings", rule, 'say embeddings = "replicated"')
-    if plan.recompute:
-        rule = "slabs of samples cannot be computed again in back-propagation"
-        yield PlanFinding(
-            "recompute", rule, "say recompute = false, or a higher spatial_parallel_degree to save memory"
-        )
-
-
 def _other(plan: Plan) -> Iterator[PlanFinding]:
     if plan.sequence_parallel and plan.tensor_parallel_degree == 1:
         rule = "the sequence is divided among the workers that share tensors, and there are none"
@@ -113,9 +97,7 @@ def _relaxed(plan: Plan) -> Iterator[PlanFinding]:
     name = f"synchronisation = {plan.synchronisation!r}"
     plain = {
         "shard": "none",
-        "tensor_parallel_degree": 1,
-        "pipeline_parallel_degree": 1,
-        "spatial_parallel_degree": 1,
+        **{axis.field: 1 for axis in inner()},
         "embeddings": "replicated",
         "sync_batch_norm": False,
         "compression": "none",
@@ -129,10 +111,10 @@ def _relaxed(plan: Plan) -> Iterator[PlanFinding]:
 
 def _priority(plan: Plan) -> Iterator[PlanFinding]:
     """Parameters are updated one after the other, on every rank, as the average of each gradient arrives."""
-    for name in ("tensor_parallel_degree", "pipeline_parallel_degree", "spatial_parallel_degree"):
-        if getattr(plan, name) > 1:
+    for axis in inner():
+        if axis.degree(plan) > 1:
             rule = "gradients are sent by priority among ranks that hold the whole model"
-            yield PlanFinding(name, rule, "say priority = false, or leave the model whole")
+            yield PlanFinding(axis.field, rule, "say priority = false, or leave the model whole")
     for name, plain in (("shard", "none"), ("embeddings", "replicated"), ("compression", "none")):
         if getattr(plan, name) != plain:
             rule = (
@@ -145,19 +127,17 @@ def _priority(plan: Plan) -> Iterator[PlanFinding]:
 
 
 def _world(plan: Plan, world_size: int) -> Iterator[PlanFinding]:
-    tensor, pipeline, data = plan.tensor_parallel_degree, plan.pipeline_parallel_degree, plan.data_parallel_degree
-    spatial = plan.spatial_parallel_degree
-    each = tensor * spatial * pipeline
-    words = f"{tensor} tensor x {pipeline} pipeline" + (f" x {spatial} spatial" if spatial > 1 else "")
+    used = [axis for axis in inner() if axis.degree(plan) > 1]
+    each, data = product(plan, *used), plan.data_parallel_degree
+    words = " x ".join(f"{axis.degree(plan)} {axis.name}" for axis in used)
     if world_size % each:
         rule = f"{words} does not divide {world_size} workers"
         near = each * max(1, world_size // each)
-        name = "tensor_parallel_degree" if spatial == 1 else "spatial_parallel_degree"
-        yield PlanFinding(name, rule, f"use {near} workers, or degrees whose product divides them")
+        yield PlanFinding(used[0].field, rule, f"use {near} workers, or degrees whose product divides them")
         return
     rest = world_size // each
     if data not in (-1, rest):
-        rule = f"{data} data x {words} is {data * each} workers, and there are {world_size}"
+        rule = f"{data} data{words and ' x '}{words} is {data * each} workers, and there are {world_size}"
         yield PlanFinding("data_parallel_degree", rule, f"say {rest}, or -1 for the rest of the world")
     if plan.batch_norm_group and rest % plan.batch_norm_group:
         rule = f"groups of {plan.batch_norm_group} do not divide {rest} data-parallel workers"
@@ -167,8 +147,7 @@ def _world(plan: Plan, world_size: int) -> Iterator[PlanFinding]:
 def _batch(plan: Plan, world_size: int | None, batch: int) -> Iterator[PlanFinding]:
     data = plan.data_parallel_degree
     if data == -1:
-        each = plan.tensor_parallel_degree * plan.spatial_parallel_degree * plan.pipeline_parallel_degree
-        data = 1 if world_size is None else world_size // each
+        data = 1 if world_size is None else world_size // product(plan, *inner())
     for name in ("micro_batches", "accumulate"):
         parts = getattr(plan, name)
         if parts > 1 and batch < parts * max(1, data):

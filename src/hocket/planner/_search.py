@@ -23,6 +23,7 @@ from ._preference import NEAR, preferred
 from ._profile import Profile
 from ._stages import stage_cuts
 from ._time import Prediction, predict
+from .axes import replicas
 
 __all__ = ["Search", "admissible_plans", "search"]
 
@@ -86,9 +87,9 @@ def admissible_plans(
     grid = grid_of(workload, network_of(cluster), workers, batch, fixed or {})
     found = []
     for layout in layouts(grid, len(workload.layers)):
-        shards = grid.shards if layout.data > 1 else grid.shards[:1]
+        shards = grid.shards if layout.replicas > 1 else grid.shards[:1]
         for shard, (again, part) in itertools.product(shards, grid.recomputations):
-            sequence = layout.tensor > 1 and grid.sequence[-1]
+            sequence = layout.degree("tensor") > 1 and grid.sequence[-1]
             plan = layout.plan(shard=shard, recompute=again, recompute_part=part, sequence_parallel=sequence)
             if not plan.findings(workers, batch=batch):
                 found.append(plan)
@@ -168,20 +169,21 @@ class _Hunt:
 
     def micro(self, layout: Layout) -> int:
         """Samples of a micro-batch."""
-        return -(-self.grid.batch // (layout.data * layout.parts))
+        return -(-self.grid.batch // (layout.degree("data") * layout.parts))
 
     def bound(self, layout: Layout) -> float:
         """A step cannot take less: computation and tensor exchange, evenly over the pipeline, and its bubble."""
-        plan = layout.plan(sequence_parallel=layout.tensor > 1 and self.grid.sequence[-1])
-        each = float(self.profile.times(plan, self.micro(layout)).total.sum()) / layout.pipeline
-        bubble = (layout.pipeline - 1) / layout.stages
+        plan = layout.plan(sequence_parallel=layout.degree("tensor") > 1 and self.grid.sequence[-1])
+        stages = layout.degree("pipeline")
+        each = float(self.profile.times(plan, self.micro(layout)).total.sum()) / stages
+        bubble = (stages - 1) / layout.stages
         if self.grid.fixed.get("pipeline_schedule") == "zero_bubble":
             bubble /= 3
         return each * (layout.parts + bubble)
 
     def visit(self, layout: Layout) -> None:
         """Try what is left open, the cheapest first: what costs more time is tried only if that does not fit."""
-        for sequence in self.grid.sequence if layout.tensor > 1 else (False,):
+        for sequence in self.grid.sequence if layout.degree("tensor") > 1 else (False,):
             for recompute, part in self.grid.recomputations:
                 if self._shards(layout, sequence, recompute, part):
                     break
@@ -190,7 +192,7 @@ class _Hunt:
         """Whether all stages of sharding fit: computing more again gains nothing then."""
         every, cuts = True, None
         for shard in self.grid.shards:
-            if layout.data == 1 and shard != self.grid.shards[0]:
+            if layout.replicas == 1 and shard != self.grid.shards[0]:
                 continue
             open_fields = {
                 "shard": shard,
@@ -214,7 +216,7 @@ class _Hunt:
             fits = not self.limit or memory.total <= self.limit
             if self.least is None or memory.total < self.least[0]:
                 self.least = (memory.total, plan)
-            key = (layout.tensor, layout.pipeline, layout.stages, shard)
+            key = (layout.degrees, layout.stages, shard)
             if not fits:
                 every = False
                 if recompute or len(self.large) >= 64:
@@ -245,7 +247,7 @@ class _Hunt:
 
     def with_best_buckets(self, one: Prediction) -> Prediction:
         """The same with the size of bucket that leaves least exposed; it is kept where it gains nothing."""
-        if one.plan.data_parallel_degree == 1 or one.plan.bucket_bytes or not self.constants.overlap:
+        if replicas(one.plan)[0] == 1 or one.plan.bucket_bytes or not self.constants.overlap:
             return one
         tries = [self._timed(dataclasses.replace(one.plan, bucket_bytes=size)) for size in _BUCKETS]
         best = min((each for each in tries if each.fits or not one.fits), key=lambda each: each.step_s, default=one)

@@ -18,13 +18,14 @@ from ._admissible import undivided
 from ._balance import Link
 from ._constants import Constants, slowest_of, waiting
 from ._ends import ends
-from ._findings import UNPREDICTED, PlanError, PlanFinding
+from ._findings import PlanError, PlanFinding
 from ._memory import Memory, memory_of
 from ._network import Cost, Network, network_of
 from ._pipeline import stage_works, waits
 from ._plan import Plan
 from ._profile import LayerTimes, Profile
 from ._stages import stage_cuts
+from .axes import AXES, product, replicas
 
 __all__ = ["Prediction", "StepParts", "predict"]
 
@@ -42,7 +43,7 @@ class StepParts:
     Attributes:
         compute: Forward and backward passes.
         recompute: Forward passes that are done again.
-        tensor: Exchanges between the workers that share tensors.
+        tensor: Exchanges between the workers that share tensors or samples.
         messages: Between stages of the pipeline.
         bubble: Waiting for the pipeline to fill and to drain.
         gather: Collecting sharded parameters, as far as nothing hides it.
@@ -174,8 +175,6 @@ def predict(
     found = plan.findings(workers, batch=batch) or undivided(plan, workload)
     if found:
         raise PlanError(f"the plan cannot be carried out by {workers} workers with batches of {batch}:", found)
-    if plan.spatial_parallel_degree > 1:
-        raise PlanError("the plan cannot be timed:", [UNPREDICTED])
     profile = (profile or Profile(workload, network, constants)).of(plan)
     workload = profile.workload
     parts_of = plan.micro_batches * plan.accumulate
@@ -244,13 +243,13 @@ def _step(
 def _sharding(plan: Plan, profile: Profile, layers: np.ndarray, passes: float) -> float:
     """What sharding costs a step besides its collectives; of parameters, for each of so many passes."""
     constants = profile.constants
-    together = plan.data_parallel_degree * plan.tensor_parallel_degree
+    together = product(plan, *(axis for axis in AXES if axis.divides != "layers"))
     if plan.shard == "parameters":
         blocks = float((profile.by_block(profile.held(plan).parameter_bytes[layers], layers) > 0).sum())
         # Stages wait for each other, too, but once a pass and not for every block.
         waits_s = constants.block_s * waiting(together * math.sqrt(plan.pipeline_parallel_degree))
         return passes * (waits_s * blocks + constants.tensor_s * float(profile.tensors[layers].sum()))
-    if plan.data_parallel_degree == 1 or plan.shard == "none":
+    if replicas(plan)[0] == 1 or plan.shard == "none":
         return 0.0
     again = plan.accumulate - 1 if plan.shard == "gradients" else 0
     return (constants.optimizer_shard_s + again * constants.gradient_shard_s) * waiting(together)

@@ -10,7 +10,7 @@ __all__ = ["PARTS", "Exchange", "Operation", "Share", "WorkloadError"]
 Part = Literal["shared", "divided", "core"]
 PARTS: tuple[str, ...] = get_args(Part)
 PHASES = ("forward", "backward")
-KINDS = ("all_reduce", "all_gather", "reduce_scatter")
+KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 
 
 class WorkloadError(ValueError):
@@ -57,7 +57,7 @@ class Exchange:
 
     Attributes:
         phase: "forward" or "backward".
-        kind: "all_reduce", "all_gather" or "reduce_scatter".
+        kind: "all_reduce", "all_gather", "reduce_scatter" or "all_to_all".
         nbytes: Bytes of each one's full tensor, for the whole batch.
         count: How many.
         with_batch: Whether the bytes grow with the batch; those of parameters' gradients do not.
@@ -87,6 +87,11 @@ class Share:
         operations: What the rank does of the layer's, over the whole batch.
         exchanges: What it exchanges with the others.
         sequence: Whether what is not divided otherwise is divided along the sequence.
+        axis: The axis of parallelism whose ranks divide the layer, by its name.
+        forward_s: Measured time of the rank's part of the forward pass over the batch; 0 if not measured, and then that
+            of the layer tells it.
+        backward_s: Measured time of its part of the backward pass.
+        fixed_share: Part of these times that does not shrink with the batch.
     """
 
     degree: int
@@ -96,6 +101,10 @@ class Share:
     operations: tuple[Operation, ...] = ()
     exchanges: tuple[Exchange, ...] = ()
     sequence: bool = False
+    axis: str = "tensor"
+    forward_s: float = 0.0
+    backward_s: float = 0.0
+    fixed_share: float = 0.0
 
     @property
     def state_bytes(self) -> float:

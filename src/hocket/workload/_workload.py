@@ -56,18 +56,19 @@ class Layer:
     shares: tuple[Share, ...] = ()
     block: str = ""
 
-    def share(self, degree: int, *, sequence: bool = False) -> Share:
-        """What one of `degree` ranks does that divide tensors; all of the layer, if so many cannot divide it.
+    def share(self, degree: int, *, sequence: bool = False, axis: str = "tensor") -> Share:
+        """Return what one of `degree` ranks does of the layer; all of it, if so many cannot divide it.
 
         Args:
             degree: How many ranks.
             sequence: Whether they divide the sequence in what they do not divide otherwise.
+            axis: Along which they stand.
         """
         for wanted in (sequence, False):  # where dividing the sequence changes nothing, no share says so
             for one in self.shares:
-                if one.degree == degree and one.sequence == wanted:
+                if one.axis == axis and one.degree == degree and one.sequence == wanted:
                     return one
-        divided = degree > 1 and self.tensor_limit > 1 and self.tensor_limit % degree == 0
+        divided = axis == "tensor" and degree > 1 and self.tensor_limit > 1 and self.tensor_limit % degree == 0
         each = degree if divided else 1
         parameters, gradients, state = (
             nbytes / each for nbytes in (self.parameter_bytes, self.gradient_bytes, self.optimizer_bytes)
@@ -162,10 +163,9 @@ class Workload:
         """Floating-point operations of a forward pass over `batch` samples."""
         return sum(layer.flops for layer in self.layers)
 
-    @property
-    def degrees(self) -> tuple[int, ...]:
-        """Numbers of ranks that are known to divide captured layers, ascending."""
-        return tuple(sorted({share.degree for layer in self.layers for share in layer.shares}))
+    def degrees(self, axis: str = "tensor") -> tuple[int, ...]:
+        """Return the numbers of ranks along an axis that are known to divide captured layers, ascending."""
+        return tuple(sorted({share.degree for layer in self.layers for share in layer.shares if share.axis == axis}))
 
     @property
     def in_steps(self) -> Workload:

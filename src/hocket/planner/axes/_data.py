@@ -1,0 +1,34 @@
+"""Data parallelism: every rank computes its part of each batch with the whole model."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ._axis import Axis
+
+if TYPE_CHECKING:
+    from .._plan import Plan
+    from .._time import StepParts
+
+
+def _describe(plan: Plan) -> str:
+    degree = plan.data_parallel_degree
+    sharded = f" ({plan.shard} sharded)" if plan.shard != "none" else ""
+    return f"{'all' if degree == -1 else degree} data{sharded}"
+
+
+def _reason(plan: Plan, parts: StepParts) -> str:
+    return "what tensors and stages leave of the workers"
+
+
+DATA = Axis(
+    name="data",
+    field="data_parallel_degree",
+    divides="batch",
+    does="each rank computes its part of every batch; gradients are averaged in buckets while back-propagation goes on",
+    costs="an all_reduce of the gradients",
+    settings={"shard": "shard"},
+    replicates=True,
+    describe=_describe,
+    reason=_reason,
+)

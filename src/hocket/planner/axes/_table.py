@@ -1,0 +1,51 @@
+"""The table of axes. A new axis is a file here, a line in the table, and a folder of `parallel` that carries it out."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Final
+
+from ._axis import Axis
+from ._data import DATA
+from ._pipeline import PIPELINE
+from ._spatial import SPATIAL
+from ._tensor import TENSOR
+
+if TYPE_CHECKING:
+    from .._plan import Plan
+
+AXES: Final[tuple[Axis, ...]] = (PIPELINE, DATA, TENSOR, SPATIAL)
+"""In the order of ranks, the slowest first: rank = ((p * data + d) * tensor + t) * spatial + s."""
+
+
+def axis(name: str) -> Axis:
+    """Return the axis of that name."""
+    return next(one for one in AXES if one.name == name)
+
+
+def others(*names: str) -> tuple[Axis, ...]:
+    """Return all axes but some."""
+    return tuple(one for one in AXES if one.name not in names)
+
+
+def inner() -> tuple[Axis, ...]:
+    """Return all axes but that of the data, in the order in which plans name them: what divides layers comes last."""
+    return tuple(sorted(others("data"), key=lambda one: one.divides == "layers"))
+
+
+def product(plan: Plan, *axes: Axis) -> int:
+    """Return how many ranks there are along some axes together."""
+    return math.prod(one.degree(plan) for one in axes)
+
+
+def replicas(plan: Plan) -> tuple[int, int]:
+    """Return how many ranks hold the same parameters, and how many ranks are from each to the next."""
+    mine = [one for one in AXES if one.replicates]
+    last = max((AXES.index(one) for one in mine if one.degree(plan) > 1), default=AXES.index(axis("data")))
+    return product(plan, *mine), product(plan, *AXES[last + 1 :])
+
+
+def sharing(plan: Plan) -> tuple[str, int]:
+    """Return the axis whose ranks do parts of every layer, as its shares say, and how many; ("tensor", 1) for none."""
+    found = [(one.name, one.degree(plan)) for one in AXES if one.priced_by_shares and one.degree(plan) > 1]
+    return found[0] if found else ("tensor", 1)
