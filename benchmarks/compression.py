@@ -265,7 +265,7 @@ def train_curves(spec: dict[str, Any]) -> None:
 
     import hocket
     from hocket.planner import Plan
-    from hocket.workloads._schedule import warm_up_and_cosine
+    from hocket.workloads._workload import warm_up_and_cosine
     from hocket.workloads.language_model import data
     from hocket.workloads.language_model.model import GPT
     from hocket.workloads.language_model.settings import SIZES

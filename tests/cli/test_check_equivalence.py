@@ -11,7 +11,7 @@ import pytest
 
 from hocket.cli._check.equivalence import (
     NothingRecorded,
-    Run,
+    RecordedRun,
     compare,
     read,
 )
@@ -30,8 +30,8 @@ FACTS: dict[str, Any] = {
 }
 
 
-def run(losses: list[float], n: int = 1, **facts: Any) -> Run:
-    return Run(losses, [{**FACTS, **facts} for _ in range(n)])
+def run(losses: list[float], n: int = 1, **facts: Any) -> RecordedRun:
+    return RecordedRun(losses, [{**FACTS, **facts} for _ in range(n)])
 
 
 def write(directory: Path, ranks: list[list[tuple[float, float | None]]], **facts: Any) -> None:
@@ -88,7 +88,7 @@ def test_what_is_not_a_number_does_not_pass_for_equal(value: float) -> None:
         (run([1.0 + 1e-8, 2.1], 2), "agree up to rounding (1.0e-08)"),
     ],
 )
-def test_hints_name_the_cause(parallel: Run, words: str) -> None:
+def test_hints_name_the_cause(parallel: RecordedRun, words: str) -> None:
     found = compare(run([1.0, 2.0]), parallel, 1e-4)
     assert not found.equivalent
     assert any(words in hint for hint in found.hints), found.hints
@@ -104,7 +104,7 @@ def test_ranks_that_all_do_the_same_do_not_pass(tmp_path: Path) -> None:
 
 
 def test_ranks_that_end_with_other_parameters_do_not_pass() -> None:
-    apart = Run([1.0], [FACTS, {**FACTS, "parameters": [["weight", 1], ["bias", 3]]}])
+    apart = RecordedRun([1.0], [FACTS, {**FACTS, "parameters": [["weight", 1], ["bias", 3]]}])
     found = compare(run([1.0]), apart, 1e-4)
     assert not found.equivalent
     assert "parameter 'bias' differs between ranks" in found.hints[0]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hocket.cli import _scratch
-from hocket.cli._scratch import Scratch
+from hocket.cli._scratch import ScratchCopy
 
 
 @pytest.fixture
@@ -25,11 +25,11 @@ def project(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def scratch(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Scratch:
-    return Scratch(project, tmp_path_factory.mktemp("root"))
+def scratch(project: Path, tmp_path_factory: pytest.TempPathFactory) -> ScratchCopy:
+    return ScratchCopy(project, tmp_path_factory.mktemp("root"))
 
 
-def test_files_are_found_under_their_relative_paths(scratch: Scratch, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_are_found_under_their_relative_paths(scratch: ScratchCopy, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(scratch.path)
     assert Path("config.txt").read_text() == "one"
     assert Path("data/images/a.txt").read_text() == "a"
@@ -38,7 +38,7 @@ def test_files_are_found_under_their_relative_paths(scratch: Scratch, monkeypatc
     assert not Path("away").exists(), "a link that leads nowhere still does"
 
 
-def test_what_is_made_in_it_is_not_in_the_original(scratch: Scratch, project: Path) -> None:
+def test_what_is_made_in_it_is_not_in_the_original(scratch: ScratchCopy, project: Path) -> None:
     (scratch.path / "checkpoint").write_text("new")
     (scratch.path / "data" / "images" / "c.txt").write_text("new")
     assert not (project / "checkpoint").exists()
@@ -46,7 +46,7 @@ def test_what_is_made_in_it_is_not_in_the_original(scratch: Scratch, project: Pa
     assert scratch.changed() == []
 
 
-def test_what_reaches_the_original_is_named(scratch: Scratch, project: Path) -> None:
+def test_what_reaches_the_original_is_named(scratch: ScratchCopy, project: Path) -> None:
     (scratch.path / "config.txt").write_text("three")
     (project / "data" / "new.txt").write_text("by its absolute path")
     (project / "__pycache__").mkdir()
@@ -62,7 +62,7 @@ def test_a_large_directory_is_one_link(
     monkeypatch.setattr(_scratch, "_MOST_LINKS", 3)
     for i in range(4):
         (project / "data" / "images" / f"{i}.txt").write_text("")
-    scratch = Scratch(project, tmp_path_factory.mktemp("root"))
+    scratch = ScratchCopy(project, tmp_path_factory.mktemp("root"))
     assert not (scratch.path / "data").is_symlink()
     assert (scratch.path / "data" / "images").is_symlink()
     (scratch.path / "data" / "images" / "5.txt").write_text("")
@@ -72,4 +72,4 @@ def test_a_large_directory_is_one_link(
 def test_it_may_lie_in_what_it_copies(project: Path) -> None:
     root = project / "tmp" / "root"
     root.mkdir(parents=True)
-    assert (Scratch(project, root).path / "config.txt").read_text() == "one"
+    assert (ScratchCopy(project, root).path / "config.txt").read_text() == "one"

@@ -75,7 +75,7 @@ class _Verbs(TyperGroup):
 
 
 def _application(asked: str | None) -> typer.Typer:
-    """The application with one verb loaded; of the others only what `hocket --help` shows."""
+    """Return the application with one verb loaded; of the others only what `hocket --help` shows."""
     application = typer.Typer(
         cls=_Verbs,
         help="Train on many devices the model that you have written for one.",

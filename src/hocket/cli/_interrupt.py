@@ -10,7 +10,7 @@ from types import FrameType
 
 @contextlib.contextmanager
 def interrupts_kept() -> Iterator[None]:
-    """Raises KeyboardInterrupt at the end if SIGINT came meanwhile; a second SIGINT ends the process at once.
+    """Raise KeyboardInterrupt at the end if SIGINT came meanwhile; a second SIGINT ends the process at once.
 
     Extension modules written in C call Python code while they set themselves up. Some clear an error that it raises,
     so that a Ctrl-C in such a moment would have no effect; others abort the process. (Both seen with torch on a busy

@@ -52,5 +52,5 @@ def print_table(rows: Sequence[Mapping[str, str]]) -> None:
 
 
 def _width() -> int:
-    """Columns of the terminal, or what COLUMNS says; 0 for as many as wanted."""
+    """Return the columns of the terminal, or what COLUMNS says; 0 for as many as wanted."""
     return shutil.get_terminal_size((0, 0)).columns

@@ -16,7 +16,7 @@ _MOST_LINKS = 2000
 State = tuple[int, int]  # time of the last change in ns, and bytes
 
 
-class Scratch:
+class ScratchCopy:
     """A copy of a directory, made of links.
 
     Hidden directories, and those that would need more than some 2,000 links, are links as a whole: what the script
@@ -24,8 +24,8 @@ class Scratch:
     with "..".
 
     Args:
-        origin: the directory to copy.
-        root: an empty directory, which stands for "/".
+        origin: The directory to copy.
+        root: An empty directory, which stands for "/".
     """
 
     def __init__(self, origin: Path, root: Path) -> None:
@@ -45,7 +45,7 @@ class Scratch:
             waiting.extend(self._copy(here))
 
     def _copy(self, here: Path) -> list[Path]:
-        """Fills one directory; returns those in it that are to be filled too."""
+        """Fill one directory; return those in it that are to be filled too."""
         opened = []
         self._before[here] = _state(here)
         for entry in sorted(os.scandir(here), key=lambda entry: entry.name):
@@ -76,7 +76,7 @@ class Scratch:
         return self._root / path.relative_to("/")
 
     def changed(self) -> list[str]:
-        """What has been changed or made in the original since: sorted relative paths; directories end in "/"."""
+        """Return what has been changed or made in the original since: sorted relative paths; directories end in "/"."""
         found = set()
         for path, before in self._before.items():
             if _state(path) == before:
@@ -99,7 +99,7 @@ class Scratch:
 
 
 def _minor(path: Path) -> bool:
-    """Whether nobody means it when they speak of the directory's contents."""
+    """Return whether nobody means it when they speak of the directory's contents."""
     return path.name.startswith(".") or path.name == "__pycache__"
 
 

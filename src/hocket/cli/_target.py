@@ -28,7 +28,7 @@ def resolve_target(
     optimizer: str = "adam",
     degrees: Sequence[int] = (2, 4, 8),
 ) -> Workload:
-    """The workload that a user means.
+    """Return the workload that a user means.
 
     Args:
         target: See `TARGET_HELP`. Of `train.py:build` the function returns the model and a sample, and perhaps a loss.

@@ -80,7 +80,7 @@ def aggregator(
 
 
 def _allow_connections(count: int) -> None:
-    """Each is a file descriptor, and the usual limit is low."""
+    """Raise the limit of file descriptors: each connection is one, and the usual limit is low."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = 2 * count + 64  # with as many to a parent
     if soft != resource.RLIM_INFINITY and soft < wanted:

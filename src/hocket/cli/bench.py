@@ -36,7 +36,7 @@ def _fail(message: str) -> typer.Exit:
 
 
 def parse_sizes(text: str) -> list[int]:
-    """Bytes of each size in a comma-separated list.
+    """Return the bytes of each size in a comma-separated list.
 
     Raises:
         BenchError: naming the item that is no size.
@@ -53,7 +53,7 @@ def parse_sizes(text: str) -> list[int]:
 
 
 def parse_peers(text: str) -> list[str]:
-    """The peers in a comma-separated list.
+    """Return the peers in a comma-separated list.
 
     Raises:
         BenchError: naming the one that is unknown or cannot run here.

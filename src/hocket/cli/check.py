@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ._output import BAD_INPUT, bad_input, print_json
-from ._scratch import Scratch
+from ._scratch import ScratchCopy
 
 if TYPE_CHECKING:
-    from ._check.equivalence import Comparison, Run
+    from ._check.equivalence import LossComparison, RecordedRun
 
 _SHOWN = 20
 _NAMED = 5
@@ -46,11 +46,11 @@ def check(
 
     command = [str(script.absolute()), *(arguments or [])]
     with tempfile.TemporaryDirectory(prefix="hocket-check-") as directory:
-        runs: list[Run] = []
+        runs: list[RecordedRun] = []
         for ranks in (1, n):
             place = Path(directory) / str(ranks)
             (place / "root").mkdir(parents=True)
-            scratch = Scratch(Path.cwd(), place / "root")
+            scratch = ScratchCopy(Path.cwd(), place / "root")
             try:
                 with contextlib.chdir(scratch.path):
                     runs.append(_run(command, ranks, place, steps, seed, timeout))
@@ -79,7 +79,7 @@ def _warning(changed: list[str]) -> str:
     )
 
 
-def _run(command: list[str], ranks: int, directory: Path, steps: int, seed: int, timeout_s: float) -> Run:
+def _run(command: list[str], ranks: int, directory: Path, steps: int, seed: int, timeout_s: float) -> RecordedRun:
     from hocket.launch import launch
 
     from ._check import rank as check_runner
@@ -99,7 +99,7 @@ def _run(command: list[str], ranks: int, directory: Path, steps: int, seed: int,
     return read(directory, ranks)
 
 
-def _show(comparison: Comparison) -> None:
+def _show(comparison: LossComparison) -> None:
     from rich.console import Console
     from rich.table import Table
 

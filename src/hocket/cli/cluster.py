@@ -183,7 +183,7 @@ def _document(found: Any) -> dict[str, Any]:
 
 
 def _first(text: str | None) -> str:
-    """The first sentence of a docstring, on one line."""
+    """Return the first sentence of a docstring, on one line."""
     return " ".join((text or "").split("\n\n")[0].split()).partition(". ")[0].rstrip(".")
 
 

@@ -78,7 +78,7 @@ def _load(path: Path) -> Plan | Timeline:
 
 
 def _plans(one: Plan, other: Plan, as_json: bool) -> None:
-    """What two plans decide differently, and what is predicted of both."""
+    """Show what two plans decide differently, and what is predicted of both."""
     values = [plan.to_json() for plan in (one, other)]
     differing = {
         name: [values[0][name], values[1][name]]

@@ -92,7 +92,7 @@ def plan(
 
 
 def _degrees(workers: int, tensor: int | None, given: Path | None) -> list[int]:
-    """Numbers of workers that may divide a captured model's tensors: those of a host, and what is asked for."""
+    """Return the numbers of workers that may divide a captured model's tensors: those of a host, and the asked one."""
     from hocket.planner import Plan
 
     if given is not None:

@@ -101,7 +101,7 @@ def _numbers(text: str) -> list[int]:
 
 
 def _read(path: Path) -> dict[str, dict[int, float]]:
-    """Columns of a CSV whose first column is the number of workers; cells may be empty."""
+    """Return the columns of a CSV whose first column is the number of workers; cells may be empty."""
     import csv
 
     with path.open(newline="", encoding="utf-8") as file:

@@ -85,7 +85,7 @@ def show(
     as_json: _Json = False,
 ) -> None:
     """Show a schedule as a grid: who sends which chunk to whom in every step."""
-    from hocket import schedule as room
+    from hocket import schedule as schedules
 
     from ._schedules import orders
 
@@ -95,22 +95,22 @@ def show(
         return
     asked = _resolve("show", what, kind, world, root, cluster)
     if svg is not None:
-        _write("show", svg, room.svg(asked.schedule))
+        _write("show", svg, schedules.svg(asked.schedule))
     if msccl is not None:
         try:
-            _write("show", msccl, room.to_msccl(asked.schedule))
-        except room.ScheduleError as error:
+            _write("show", msccl, schedules.to_msccl(asked.schedule))
+        except schedules.ScheduleError as error:
             bad_input("schedule show", error)
     if as_json:
-        typer.echo(room.to_json(asked.schedule))
+        typer.echo(schedules.to_json(asked.schedule))
         return
     if text:
         typer.echo(str(asked.schedule), nl=False)
         return
-    typer.echo(room.describe(asked.schedule))
-    typer.echo(room.grid(asked.schedule), nl=False)
+    typer.echo(schedules.describe(asked.schedule))
+    typer.echo(schedules.grid(asked.schedule), nl=False)
     if asked.cluster is not None:
-        _show_links(room.link_loads(asked.schedule, asked.cluster))
+        _show_links(schedules.link_loads(asked.schedule, asked.cluster))
 
 
 @schedule.command()
@@ -132,7 +132,7 @@ def verify(
     Of a pipeline's order: each forward and backward once and in order, messages that meet, and nobody who waits for
     ever. The exit code is 1 if something is broken, else 0.
     """
-    from hocket import schedule as room
+    from hocket import schedule as schedules
 
     from ._schedules import orders
 
@@ -142,10 +142,10 @@ def verify(
         return
     asked = _resolve("verify", what, kind, world, root, cluster)
     one = asked.schedule
-    findings = room.verify(one)
-    needs, bound = room.needs(one), room.lower_bounds(one.collective, in_network=bool(one.switches))
+    findings = schedules.verify(one)
+    needs, bound = schedules.needs(one), schedules.lower_bounds(one.collective, in_network=bool(one.switches))
     closed = _closed_form(asked)
-    loads = () if asked.cluster is None else room.link_loads(one, asked.cluster)
+    loads = () if asked.cluster is None else schedules.link_loads(one, asked.cluster)
     broken = any(finding.breaks for finding in findings) or (closed is not None and not closed["agrees"])
     if as_json:
         print_json(
@@ -161,7 +161,7 @@ def verify(
             }
         )
     else:
-        typer.echo(room.describe(one))
+        typer.echo(schedules.describe(one))
         _show_findings(one, findings)
         if closed is not None:
             word = "as the closed form says" if closed["agrees"] else "NOT what the closed form says"
@@ -246,9 +246,9 @@ def _time(
     if as_json:
         print_json({"schedule": asked.schedule.name, "cluster": asked.cluster.name, "rows": rows})
         return
-    from hocket import schedule as room
+    from hocket import schedule as schedules
 
-    typer.echo(f"{room.describe(asked.schedule)}; on {asked.cluster.name}, predicted")
+    typer.echo(f"{schedules.describe(asked.schedule)}; on {asked.cluster.name}, predicted")
     _table(
         ("bytes", "time", "algbw", "busbw", "busiest link", "used"),
         [(r["shown"], r["time"], r["algbw"], r["busbw"], r["busiest_link"], f"{r['used']:.0%}") for r in rows],
@@ -278,7 +278,7 @@ def _timing_row(timing: Any, nbytes: int) -> dict[str, Any]:
 
 
 def _short(value: float, unit: str) -> str:
-    """Four digits and an SI prefix."""
+    """Format with four digits and an SI prefix."""
     prefixes = (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3), ("", 1.0), ("m", 1e-3), ("u", 1e-6), ("n", 1e-9))
     prefix, scale = next(((p, s) for p, s in prefixes if value >= s), ("", 1.0))
     return f"{value / scale:.4g} {prefix}{unit}"
@@ -323,7 +323,7 @@ def _bounds(bounds: Any) -> dict[str, Any]:
 
 
 def _show_findings(one: Schedule, findings: tuple[Finding, ...]) -> None:
-    from hocket import schedule as room
+    from hocket import schedule as schedules
 
     if not findings:
         typer.echo("contract: kept")
@@ -332,7 +332,7 @@ def _show_findings(one: Schedule, findings: tuple[Finding, ...]) -> None:
     typer.echo("contract: BROKEN" if broken else "contract: kept, with remarks")
     for finding in findings:
         typer.echo(f"  {finding}")
-    typer.echo(room.grid(one, findings), nl=False)
+    typer.echo(schedules.grid(one, findings), nl=False)
 
 
 def _show_links(loads: tuple[StepLoad, ...]) -> None:

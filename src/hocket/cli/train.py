@@ -17,9 +17,9 @@ import hocket
 from hocket.workloads import (
     Follower,
     RunDirectory,
-    Settings,
     SettingsError,
-    Unit,
+    ThroughputUnit,
+    WorkloadSettings,
     check_device,
     conclude,
     names,
@@ -100,14 +100,14 @@ def train(
     raise typer.Exit(exit_code)
 
 
-def _make_directory(settings: Settings, out: Path | None) -> RunDirectory:
+def _make_directory(settings: WorkloadSettings, out: Path | None) -> RunDirectory:
     now = datetime.now().astimezone()
     path = out or Path("runs") / f"{settings.workload}-{now:%Y%m%d-%H%M%S}"
     values = dataclasses.asdict(settings)
     config = {
         "workload": values.pop("workload"),
         "settings": values,
-        "unit": dataclasses.asdict(Unit.of(settings)),
+        "unit": dataclasses.asdict(ThroughputUnit.of(settings)),
         "command": sys.argv,
         "started": now.isoformat(timespec="seconds"),
         "hocket": hocket.__version__,

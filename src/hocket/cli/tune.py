@@ -68,7 +68,7 @@ def tune(
 
 
 def choices_of(rows: list[dict[str, Any]], world: int) -> Any:
-    """The table of choices of measured rows."""
+    """Return the table of choices of measured rows."""
     from hocket.algorithms import Choices
 
     from ._schedules import ENGINE
@@ -84,7 +84,7 @@ def choices_of(rows: list[dict[str, Any]], world: int) -> Any:
 
 
 def table(rows: list[dict[str, Any]], transport: str) -> str:
-    """Medians, one line an algorithm and one column a size, with how much faster than the engine's own each is."""
+    """Return medians, one line an algorithm and one column a size, with each one's gain over the engine's own."""
     from hocket.units import format_bytes
 
     from ._bench.tables import seconds

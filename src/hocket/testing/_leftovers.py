@@ -12,7 +12,7 @@ from ._patience import deadline
 
 
 def leftovers() -> set[str]:
-    """This user's files in /dev/shm, and this process's descendants, as texts.
+    """Return this user's files in /dev/shm, and this process's descendants, as texts.
 
     The fork server of `run_ranks` and multiprocessing's resource tracker belong to the test run and do not count.
     """
@@ -49,10 +49,10 @@ def _descendants(root: int) -> dict[int, str]:
 
 @contextlib.contextmanager
 def no_leftovers(within_s: float = 5.0) -> Iterator[None]:
-    """Fails if the block leaves shared memory or processes that were not there before.
+    """Fail if the block leaves shared memory or processes that were not there before.
 
     Args:
-        within_s: how long they may take to vanish, on an idle machine.
+        within_s: How long they may take to vanish, on an idle machine.
 
     Raises:
         AssertionError: with the list of what is left.

@@ -20,18 +20,18 @@ class MemoryWorld:
     """
 
     def __init__(self) -> None:
-        self._lanes: dict[tuple[int, int], _Lane] = {}
+        self._lanes: dict[tuple[int, int], _MemoryLane] = {}
 
     def endpoint(self, number: int) -> MemoryPoints:
-        """One endpoint's way to its peers."""
+        """Return one endpoint's way to its peers."""
         return MemoryPoints(self, number)
 
-    def lane(self, source: int, destination: int) -> _Lane:
-        """What is under way from one endpoint to another."""
-        return self._lanes.setdefault((source, destination), _Lane())
+    def lane(self, source: int, destination: int) -> _MemoryLane:
+        """Return what is under way from one endpoint to another."""
+        return self._lanes.setdefault((source, destination), _MemoryLane())
 
 
-class _Lane:
+class _MemoryLane:
     """Messages and receives of one direction, matched in order."""
 
     def __init__(self) -> None:
@@ -65,7 +65,7 @@ class _Sent:
         return True
 
     def wait(self, timeout_s: float) -> None:
-        """It was copied."""
+        """Do nothing: it was copied."""
 
 
 class MemoryPoints:
@@ -78,14 +78,14 @@ class MemoryPoints:
         self._me = me
 
     def send(self, flat: torch.Tensor, peer: int) -> _Sent:
-        """Sends a copy."""
+        """Send a copy."""
         lane = self._world.lane(self._me, peer)
         lane.sent.append(flat.clone())
         lane.match()
         return _Sent()
 
     def receive(self, flat: torch.Tensor, peer: int) -> _Receive:
-        """Receives into `flat`, at once if the message is there."""
+        """Receive into `flat`, at once if the message is there."""
         receive = _Receive(flat)
         lane = self._world.lane(peer, self._me)
         lane.posted.append(receive)
@@ -100,15 +100,15 @@ def run_schedule(
     *,
     pieces: int = 1,
 ) -> list[torch.Tensor | None]:
-    """Runs a schedule on tensors, all of its ranks and switches in this thread, with the executor of `hocket.comm`.
+    """Run a schedule on tensors, all of its ranks and switches in this thread, with the executor of `hocket.comm`.
 
     Args:
-        schedule: of any collective.
-        inputs: of each rank, the blocks that it contributes as one flat tensor: the vector for all_reduce, reduce and
+        schedule: Schedule of any collective.
+        inputs: Blocks that each rank contributes, as one flat tensor: the vector for all_reduce, reduce and
             broadcast, its own block for all_gather and gather, `world` blocks for reduce_scatter, all_to_all and the
             root of scatter; None where a rank contributes nothing. Blocks are of one length.
-        op: the operator.
-        pieces: see `Part`.
+        op: Operator that combines contributions.
+        pieces: See `Part`.
 
     Returns:
         Of each rank, the blocks that the contract gives it, as one flat tensor; None where it gives it none.
@@ -124,26 +124,26 @@ def run_schedule(
     reducer = make_reducer(op, some.dtype)
     world = MemoryWorld()
     parts = [Part(schedule, endpoint, pieces=pieces) for endpoint in range(schedule.endpoints)]
-    rooms = [torch.zeros(part.numel(block_numel), dtype=some.dtype) for part in parts]
+    buffers = [torch.zeros(part.numel(block_numel), dtype=some.dtype) for part in parts]
     for rank, tensor in enumerate(inputs):
         if tensor is not None:
             held = blocks_before(collective, rank)
             for block, values in zip(held, tensor.view(len(held), block_numel), strict=True):
-                rooms[rank][parts[rank].block(block, block_numel)] = values
+                buffers[rank][parts[rank].block(block, block_numel)] = values
     plays = {
-        endpoint: part.play(rooms[endpoint], block_numel, reducer, world.endpoint(endpoint))
+        endpoint: part.play(buffers[endpoint], block_numel, reducer, world.endpoint(endpoint))
         for endpoint, part in enumerate(parts)
     }
     _run_all(plays)
     results: list[torch.Tensor | None] = []
     for rank in range(schedule.world):
         places = [parts[rank].block(block, block_numel) for block in blocks_after(collective, rank)]
-        results.append(torch.cat([rooms[rank][place] for place in places]) if places else None)
+        results.append(torch.cat([buffers[rank][place] for place in places]) if places else None)
     return results
 
 
 def _run_all(plays: dict[int, Iterator[tuple[Pending, Message]]]) -> None:
-    """Lets every endpoint go on as far as it can, in turns, until all are done."""
+    """Let every endpoint go on as far as it can, in turns, until all are done."""
     waiting: dict[int, tuple[Pending, Message]] = {}
     while plays:
         moved = False

@@ -41,7 +41,7 @@ def deadline(seconds: float) -> float:
 
 
 def _spin() -> float:
-    """Seconds of wall time that a fixed piece of work takes."""
+    """Return the seconds of wall time that a fixed piece of work takes."""
     begin_s = time.perf_counter()
     total = 0
     for number in range(_LOOPS):
@@ -50,7 +50,7 @@ def _spin() -> float:
 
 
 def _wanting() -> list[float]:
-    """How many processes and threads ran or wanted to: on average in the last minute, and now without this one."""
+    """Return how many processes and threads ran or wanted to: on average of the last minute, and now without it."""
     with contextlib.suppress(OSError, ValueError, IndexError):  # Linux alone has the file
         words = Path("/proc/loadavg").read_text().split()
         return [float(words[0]), float(words[3].partition("/")[0]) - 1]

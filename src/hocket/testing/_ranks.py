@@ -27,8 +27,8 @@ class RankError(RuntimeError):
     """A rank raised, died or did not end in time.
 
     Attributes:
-        rank: which one; the first to fail.
-        traceback: its traceback, or the stacks of the ranks that had not ended.
+        rank: Rank that failed; the first to fail.
+        traceback: Traceback of the rank, or the stacks of the ranks that had not ended.
     """
 
     def __init__(self, rank: int, summary: str, traceback: str) -> None:
@@ -43,7 +43,7 @@ def preload(*modules: str) -> None:
     Has no effect once the first rank has started. A module that cannot be imported is left to the ranks.
 
     Args:
-        *modules: absolute names. They may start no threads: those would not survive the fork.
+        *modules: Absolute names. They may start no threads: those would not survive the fork.
     """
     _preloaded.extend(module for module in modules if module not in _preloaded)
 
@@ -59,21 +59,21 @@ def run_ranks(
     allow_late: Collection[int] = (),
     group_timeout_s: float = 30.0,
 ) -> list[Any]:
-    """Calls `fn(*args)` on `n` processes and returns their results in the order of ranks.
+    """Call `fn(*args)` on `n` processes and return their results in the order of ranks.
 
     Processes fork from a server that has torch loaded, so that a world starts in a fraction of a second. RANK,
     WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE and MASTER_* are set as torchrun sets them, one thread computes.
 
     Args:
-        fn: importable by name, as are its arguments and results by pickle.
-        n: number of ranks.
-        *args: passed to every rank.
-        backend: of the default process group, which is set up before and destroyed after `fn`; None for no group.
-        timeout_s: for everything, on an idle machine (see `deadline`); then all ranks are killed.
-        env: further environment variables.
-        expect_death: ranks that `fn` may kill; their results are None.
-        allow_late: ranks that need not end by themselves (stopped ones, say); they are killed at the end.
-        group_timeout_s: time-out of the process group's operations, on an idle machine (see `deadline`).
+        fn: Function importable by name, as are its arguments and results by pickle.
+        n: Number of ranks.
+        *args: Arguments passed to every rank.
+        backend: Backend of the default process group, set up before and destroyed after `fn`; None for no group.
+        timeout_s: Seconds for everything, on an idle machine (see `deadline`); then all ranks are killed.
+        env: Further environment variables.
+        expect_death: Ranks that `fn` may kill; their results are None.
+        allow_late: Ranks that need not end by themselves (stopped ones, say); they are killed at the end.
+        group_timeout_s: Time-out of the process group's operations, on an idle machine (see `deadline`).
 
     Raises:
         RankError: a rank failed; with the traceback of the first.

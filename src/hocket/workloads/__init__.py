@@ -11,10 +11,10 @@ from hocket.workloads._progress import Follower as Follower
 from hocket.workloads._report import report as report
 from hocket.workloads._result import conclude as conclude
 from hocket.workloads._run import RunDirectory as RunDirectory
-from hocket.workloads._settings import Settings as Settings
 from hocket.workloads._settings import SettingsError as SettingsError
-from hocket.workloads._unit import Unit as Unit
-from hocket.workloads._workload import Workload as Workload
+from hocket.workloads._settings import WorkloadSettings as WorkloadSettings
+from hocket.workloads._unit import ThroughputUnit as ThroughputUnit
+from hocket.workloads._workload import BundledWorkload as BundledWorkload
 from hocket.workloads._workload import build as build
 from hocket.workloads._workload import names as names
 from hocket.workloads._workload import settings_from_options as settings_from_options
@@ -23,10 +23,10 @@ __all__ = [
     "Example",
     "Follower",
     "RunDirectory",
-    "Settings",
+    "WorkloadSettings",
     "SettingsError",
-    "Unit",
-    "Workload",
+    "ThroughputUnit",
+    "BundledWorkload",
     "build",
     "check_device",
     "conclude",

@@ -30,7 +30,7 @@ class Attention(nn.Module):
         self.output = nn.Linear(width, width)
 
     def forward(self, x: Tensor, memory: Tensor, visible: Tensor | None = None) -> Tensor:
-        """(N, T, width) from positions (N, T, width) that ask and a memory (N, S, width).
+        """Map positions (N, T, width) that ask and a memory (N, S, width) to (N, T, width).
 
         ``visible``, broadcastable to (N, heads, T, S), is False where the memory must not be looked at.
         """
@@ -40,7 +40,7 @@ class Attention(nn.Module):
         return result
 
     def _heads(self, x: Tensor) -> Tensor:
-        """(N, T, width) to (N, heads, T, head_width)."""
+        """Reshape (N, T, width) to (N, heads, T, head_width)."""
         split: Tensor = x.unflatten(-1, (-1, self.head_width))  # type: ignore[no-untyped-call]
         return split.transpose(1, 2)
 
@@ -54,6 +54,6 @@ class FeedForward(nn.Module):
         self.narrow = nn.Linear(4 * width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(N, T, width) to the same shape."""
+        """Map (N, T, width) to the same shape."""
         result: Tensor = self.narrow(F.gelu(self.widen(x)))
         return result

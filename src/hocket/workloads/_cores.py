@@ -34,7 +34,7 @@ def share(available: tuple[int, ...], local_rank: int, local_world: int) -> Core
     """Worker ``local_rank``'s part of a host's cores: equal parts, no core in two; left-over cores stay unused.
 
     With more workers than cores nothing can be held apart, and every worker computes with one thread wherever there
-    is room.
+    is space.
     """
     part = len(available) // local_world
     if part == 0:

@@ -26,7 +26,7 @@ def check_device(asked: str) -> None:
 
 
 def device_of_worker(asked: str) -> torch.device:
-    """This worker's device: workers go round the GPUs of a host, and share them when there are fewer."""
+    """Return this worker's device: workers go round the GPUs of a host, and share them when there are fewer."""
     import torch
 
     if asked == "cpu" or (asked == "auto" and not torch.cuda.is_available()):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from torch.utils.data import Dataset
@@ -31,7 +31,7 @@ class Drawn(Dataset[T_co]):
         return self._length
 
     def random(self, index: int) -> np.random.Generator:
-        """The random numbers of an item.
+        """Return the random numbers of an item.
 
         Raises:
             IndexError: There is no such item; this is how iteration over a data set ends.
@@ -39,3 +39,16 @@ class Drawn(Dataset[T_co]):
         if not 0 <= index < self._length:
             raise IndexError(f"{type(self).__name__}: index {index} is not in 0..{self._length - 1}")
         return np.random.default_rng((self.seed, self.epoch, index))
+
+
+class Numbered(Dataset[tuple[Any, ...]]):
+    """Another data set's items with their index in front."""
+
+    def __init__(self, items: Drawn[Any]) -> None:
+        self._items = items
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __getitem__(self, index: int) -> tuple[Any, ...]:
+        return index, *self._items[index]

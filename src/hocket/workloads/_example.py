@@ -29,7 +29,7 @@ class Example:
     Attributes:
         name: The workload's.
         model: Freshly initialised, on the CPU; the same for the same seed.
-        loss_fn: Of the model's output and the target.
+        loss_fn: Loss of the model's output and the target.
         dataset: Items are tuples: the model's positional inputs, and last the target.
         batch_size: Samples in a batch.
         optimizer: Makes the workload's own optimizer of a model.
@@ -43,7 +43,7 @@ class Example:
     optimizer: Callable[[nn.Module], torch.optim.Optimizer]
 
     def batches(self, count: int) -> list[Batch]:
-        """The first ``count`` batches of the data set, all of them whole."""
+        """Return the first ``count`` batches of the data set, all of them whole."""
         from torch.utils.data import DataLoader, Subset
 
         some = Subset(self.dataset, range(count * self.batch_size))
@@ -51,14 +51,14 @@ class Example:
 
 
 def example(name: str, size: str = "tiny", **options: Any) -> Example:
-    """A bundled workload, ready to be trained by other means than `hocket train`. Imports torch.
+    """Return a bundled workload, ready to be trained by other means than `hocket train`. Imports torch.
 
     The data is what comes with Python, with the workloads' packages, or made up; nothing is fetched.
 
     Args:
         name: One of `names`.
         size: One of the workload's; all of them have "tiny", which makes a step in milliseconds, and "full".
-        options: As `hocket train` has them, with underscores: "batch_size", "seed" and so on.
+        options: Options as `hocket train` has them, with underscores: "batch_size", "seed" and so on.
 
     Raises:
         SettingsError: There is no such workload, or it has no such option.

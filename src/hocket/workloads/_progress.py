@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from hocket.workloads._run import EVENTS, METRICS, RunDirectory, Tail
-from hocket.workloads._unit import Unit
+from hocket.workloads._unit import ThroughputUnit
 
 _LOOK_EVERY_S = 0.2
 _PLAIN_LINE_EVERY_S = 5.0
@@ -34,7 +34,7 @@ class Follower:
         self._console = console
         config = run.config
         self._steps = config["settings"]["steps"]
-        self._unit = Unit.from_config(config)
+        self._unit = ThroughputUnit.from_config(config)
         self._metrics, self._events = Tail(run.path / METRICS), Tail(run.path / EVENTS)
         self._bar = _bar(console) if console.is_terminal else None
         self._task = self._bar.add_task("training", total=self._steps, facts="") if self._bar else None
@@ -77,8 +77,8 @@ class Follower:
                 self._console.print(facts, highlight=False, soft_wrap=True)
 
 
-def describe(record: dict[str, Any], steps: int, unit: Unit) -> str:
-    """One line of metrics for people."""
+def describe(record: dict[str, Any], steps: int, unit: ThroughputUnit) -> str:
+    """Return one line of metrics for people."""
     loss = "nan" if record["loss"] is None else f"{record['loss']:.4f}"
     return (
         f"step {record['step']}/{steps}  loss {loss}  "
@@ -87,7 +87,7 @@ def describe(record: dict[str, Any], steps: int, unit: Unit) -> str:
 
 
 def clock(seconds: float) -> str:
-    """Minutes and seconds, with hours when there are any."""
+    """Return minutes and seconds, with hours when there are any."""
     minutes, whole_seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{whole_seconds:02}" if hours else f"{minutes}:{whole_seconds:02}"

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from hocket.workloads._progress import clock
-from hocket.workloads._unit import Unit
+from hocket.workloads._unit import ThroughputUnit
 
 # Narrow: the widest table has to fit a terminal of 80 columns.
 _TABLE: dict[str, Any] = {
@@ -29,7 +29,7 @@ def report(result: dict[str, Any], console: Console) -> None:
     if "quality" in result:
         _quality(result["quality"], console)
         say(result["quality"]["summary"] + ".")
-    unit = Unit.from_config(result["config"])
+    unit = ThroughputUnit.from_config(result["config"])
     if "training" in result:
         training = result["training"]
         say(
@@ -86,7 +86,7 @@ def _cell(value: Any) -> str:
     return f"{value:.2f}" if isinstance(value, float) else str(value)
 
 
-def _scaling(scaling: dict[str, Any], placement: dict[str, Any], unit: Unit, say: _Printer) -> None:
+def _scaling(scaling: dict[str, Any], placement: dict[str, Any], unit: ThroughputUnit, say: _Printer) -> None:
     workers = scaling["workers"]
     rate, rate_alone = (scaling[key] * unit.per_sample for key in ("samples_per_s", "one_samples_per_s"))
     say(
@@ -141,5 +141,5 @@ def _communication(communication: dict[str, Any], console: Console, say: _Printe
 
 
 def _number(value: float) -> str:
-    """Three digits or more, so that small and large ones fit a column."""
+    """Return three digits or more, so that small and large ones fit a column."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"

@@ -77,15 +77,15 @@ class RunDirectory:
         self._append(EVENTS, records)
 
     def metrics(self) -> list[dict[str, Any]]:
-        """All metrics so far."""
+        """Return all metrics so far."""
         return Tail(self.path / METRICS).new()
 
     def events(self) -> list[dict[str, Any]]:
-        """All events so far."""
+        """Return all events so far."""
         return Tail(self.path / EVENTS).new()
 
     def result(self) -> dict[str, Any] | None:
-        """The summary; None before the end of the run."""
+        """Return the summary; None before the end of the run."""
         try:
             result: dict[str, Any] = json.loads((self.path / RESULT).read_text())
         except FileNotFoundError:
@@ -112,7 +112,7 @@ class Tail:
         self._offset = 0
 
     def new(self) -> list[dict[str, Any]]:
-        """The records that were added since the last call; a line that is not yet whole waits for the next one."""
+        """Return the records added since the last call; a line that is not yet whole waits for the next one."""
         try:
             with self._path.open("rb") as file:
                 file.seek(self._offset)
@@ -130,7 +130,7 @@ class Tail:
 
 
 def _finite(value: Any) -> Any:
-    """JSON has no infinity and no NaN: null stands for them."""
+    """Replace infinity and NaN, which JSON has not, by null."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, dict):

@@ -23,11 +23,11 @@ _SLOW_STEP_S = 5.0  # one round has to do when a step takes longer
 
 
 def measure(together: Trainee, alone: Trainee | None, *, step_s: float, budget_s: float) -> dict[str, Any]:
-    """Samples per second of n workers together and of one alone. Every worker calls it; all get the same answer.
+    """Return the samples per second of n workers together and of one alone; called by every worker, with one answer.
 
     Args:
         together: Trains with all workers.
-        alone: On the first worker, and there only: trains without communication, on this worker's share of a batch.
+        alone: Worker that trains without communication on its share of a batch; on the first worker, and there only.
         step_s: Seconds that one step is expected to take; the same on every worker.
         budget_s: About how long the whole may take, unless single steps take longer; the same on every worker.
 

@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, Self
+from typing import Any, ClassVar, Self
 
 DEVICES = ("auto", "cpu", "cuda")
 
@@ -16,12 +16,13 @@ class SettingsError(ValueError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class WorkloadSettings:
     """What every workload can be told.
 
     Attributes:
         samples: What the samples are called, in the plural.
         unit: What is counted in throughputs: the samples, or parts of them.
+        samples_per_epoch: Samples in one epoch; what is left of them after whole batches is not used.
         workload: Its name.
         workers: Processes that train together.
         steps: Optimizer steps.
@@ -37,6 +38,7 @@ class Settings:
 
     samples: ClassVar[str] = "images"
     unit: ClassVar[str] = "images"
+    samples_per_epoch: ClassVar[int]
 
     workload: str
     workers: int
@@ -57,9 +59,9 @@ class Settings:
                 f"--batch-size {self.batch_size} is smaller than -n {self.workers}: the batch is shared among all "
                 f"workers, and each needs at least one sample; use --batch-size {self.workers} or more"
             )
-        if self.batch_size > self.samples_per_epoch():
+        if self.batch_size > self.samples_per_epoch:
             raise SettingsError(
-                f"--batch-size {self.batch_size}: an epoch has only {self.samples_per_epoch()} {self.samples}"
+                f"--batch-size {self.batch_size}: an epoch has only {self.samples_per_epoch} {self.samples}"
             )
         if self.steps < 1:
             raise SettingsError(f"--steps {self.steps}: there must be at least one step")
@@ -72,10 +74,10 @@ class Settings:
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any]) -> Self:
-        """Settings from the options that a user gave, and defaults for the others.
+        """Return settings from the options that a user gave, and defaults for the others.
 
         Args:
-            options: By field name, and "epochs" as another way to say "steps". "workload" and "workers" must be there.
+            options: Options by field name, and "epochs" as another way to say "steps"; with "workload" and "workers".
 
         Raises:
             SettingsError: If an option is none of this workload's, or a value is out of its range.
@@ -96,12 +98,12 @@ class Settings:
             if epochs < 1:
                 raise SettingsError(f"--epochs {epochs}: there must be at least one epoch")
             # A batch that is too small or too large is refused with the other values.
-            options["steps"] = epochs * max(1, cls.samples_per_epoch() // max(1, options["batch_size"]))
+            options["steps"] = epochs * max(1, cls.samples_per_epoch // max(1, options["batch_size"]))
         return cls(**options)
 
     @classmethod
     def defaults(cls, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Values for what was not given; they may depend on what was."""
+        """Return the values for what was not given; they may depend on what was."""
         raise NotImplementedError
 
     @property
@@ -109,34 +111,28 @@ class Settings:
         """How many of `unit` one sample has."""
         return 1
 
-    @classmethod
-    def samples_per_epoch(cls) -> int:
-        """Samples in one epoch; what is left of them after whole batches is not used."""
-        raise NotImplementedError
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recipe:
+    """How a size of a workload is trained unless told otherwise.
 
-class Recipe(Protocol):
-    """How a size of a workload is trained unless told otherwise."""
+    Attributes:
+        batch_size: Samples in a step.
+        steps: Optimizer steps.
+        lr: Highest learning rate.
+    """
 
-    @property
-    def batch_size(self) -> int:
-        """Samples in a step."""
-
-    @property
-    def steps(self) -> int:
-        """Optimizer steps."""
-
-    @property
-    def lr(self) -> float:
-        """Highest learning rate."""
+    batch_size: int
+    steps: int
+    lr: float
 
 
 @dataclass(frozen=True, kw_only=True)
-class SizedSettings(Settings):
-    """`Settings` of a workload that comes in sizes: "demo" where nothing is said, each with a recipe of its own.
+class SizedSettings(WorkloadSettings):
+    """`WorkloadSettings` of a workload that comes in sizes: "demo" by default, each with a recipe of its own.
 
     Attributes:
-        recipes: By the size's name.
+        recipes: Recipes by the size's name.
         size: One of them.
     """
 
@@ -150,7 +146,7 @@ class SizedSettings(Settings):
 
     @classmethod
     def recipe(cls, size: str) -> Recipe:
-        """Of a size.
+        """Return the recipe of a size.
 
         Raises:
             SettingsError: There is no such size.
@@ -161,7 +157,7 @@ class SizedSettings(Settings):
 
     @classmethod
     def defaults(cls, options: Mapping[str, Any]) -> dict[str, Any]:
-        """The size's own values."""
+        """Return the size's own values."""
         size = options.get("size", "demo")
         recipe = cls.recipe(size)
         return {"size": size, "batch_size": recipe.batch_size, "steps": recipe.steps, "lr": recipe.lr}

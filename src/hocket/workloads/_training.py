@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 
 import hocket
 from hocket.workloads._run import RunDirectory
-from hocket.workloads._workload import Batch, Workload
+from hocket.workloads._workload import Batch, BundledWorkload
 
 _LINE_S = 0.5  # a line of metrics about this often
 _MOST_STEPS_PER_LINE = 100
@@ -44,7 +44,7 @@ class Trainee:
 
     def __init__(
         self,
-        workload: Workload,
+        workload: BundledWorkload[Any],
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
         loader: Any,
@@ -65,7 +65,7 @@ class Trainee:
         self._batches = self._epochs(loader, dataset)
 
     def step(self) -> tuple[int, Tensor]:
-        """One step; returns how many samples this worker had, and the mean loss over them."""
+        """Do one step; return how many samples this worker had, and the mean loss over them."""
         begin_s = time.perf_counter()
         batch = next(self._batches)
         self.learning_rate = self._workload.learning_rate(self.steps)

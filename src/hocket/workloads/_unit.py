@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Self
 
-from hocket.workloads._settings import Settings
+from hocket.workloads._settings import WorkloadSettings
 
 
 @dataclass(frozen=True, slots=True)
-class Unit:
+class ThroughputUnit:
     """A countable part of the data.
 
     Attributes:
@@ -23,11 +23,11 @@ class Unit:
     per_sample: int
 
     @classmethod
-    def of(cls, settings: Settings) -> Self:
-        """The unit of a workload."""
+    def of(cls, settings: WorkloadSettings) -> Self:
+        """Return the unit of a workload."""
         return cls(settings.samples, settings.unit, settings.units_per_sample)
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Self:
-        """The unit that a run's config names."""
+        """Return the unit that a run's config names."""
         return cls(**config["unit"])

@@ -22,7 +22,7 @@ from hocket.workloads._device import device_of_worker
 from hocket.workloads._result import conclude
 from hocket.workloads._run import TRACE, RunDirectory
 from hocket.workloads._training import Trainee, train
-from hocket.workloads._workload import Workload, build, settings_from_options
+from hocket.workloads._workload import BundledWorkload, build, settings_from_options
 
 _SMALL_MODEL = 2 * 1024**2  # bytes of gradients
 
@@ -110,8 +110,10 @@ def _stages(config: dict[str, Any], cores: Cores, recorder: Recorder, writer: Ru
             writer.event("scaled", samples_per_worker=math.ceil(settings.batch_size / world), **scaling)
 
 
-def _alone(workload: Workload, trained: nn.Module, batch_size: int, *, device: torch.device, autocast: bool) -> Trainee:
-    """A worker on its own with the same weights, its own optimizer and a plain loader."""
+def _alone(
+    workload: BundledWorkload[Any], trained: nn.Module, batch_size: int, *, device: torch.device, autocast: bool
+) -> Trainee:
+    """Return a worker on its own with the same weights, its own optimizer and a plain loader."""
     module = workload.model().to(device)
     module.load_state_dict(trained.state_dict())
     dataset = workload.dataset()
@@ -121,7 +123,7 @@ def _alone(workload: Workload, trained: nn.Module, batch_size: int, *, device: t
 
 
 def _bucket_bytes(module: nn.Module) -> int | None:
-    """Hocket's own choice, but two buckets for a model so small that it would get one, behind which nothing hides."""
+    """Return Hocket's own choice, but two buckets for a model so small that it would get one, which nothing hides."""
     nbytes = sum(parameter.numel() * parameter.element_size() for parameter in module.parameters())
     return math.ceil(nbytes / 2) if nbytes <= _SMALL_MODEL else None
 

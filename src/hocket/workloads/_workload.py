@@ -6,47 +6,78 @@ This module does not import torch before a workload is built.
 from __future__ import annotations
 
 import importlib
+import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, cast
 
 from hocket._extras import require
-from hocket.workloads._settings import Settings, SettingsError
+from hocket.workloads._settings import SettingsError, WorkloadSettings
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
     from torch.utils.data import Dataset
 
+SettingsT = TypeVar("SettingsT", bound=WorkloadSettings)
 Batch = tuple["Tensor", ...]
 """What a step gets: the model's inputs, and last the target; dimension 0 counts samples."""
 
 
-class Workload(Protocol):
+_LAST = 0.01  # of the highest learning rate, at the last step
+
+
+def warm_up_and_cosine(step: int, *, steps: int, warm_up_steps: int) -> float:
+    """Return the part of the highest learning rate that step ``step`` has: linear rise, times half a cosine to 0.01.
+
+    Args:
+        step: Number of the step, from 0.
+        steps: Steps of the whole run.
+        warm_up_steps: Steps of the rise.
+    """
+    rise = min(1.0, (step + 1) / warm_up_steps)
+    cosine = 0.5 * (1.0 + math.cos(math.pi * min(1.0, step / steps)))
+    return rise * (_LAST + (1.0 - _LAST) * cosine)
+
+
+class BundledWorkload(ABC, Generic[SettingsT]):
     """A model, its data, and how it is trained. Nothing in it knows how many workers there are.
 
     Attributes:
         evaluates: Whether `evaluate` has something to say.
+        warm_up_steps: Steps over which the learning rate rises.
+        settings: What the run was told.
     """
 
-    evaluates: bool
+    evaluates: ClassVar[bool] = True
+    warm_up_steps: ClassVar[int]
 
+    def __init__(self, settings: SettingsT) -> None:
+        self.settings = settings
+
+    @abstractmethod
     def model(self) -> nn.Module:
-        """A freshly initialised model, on the CPU; the same on every worker."""
+        """Return a freshly initialised model, on the CPU; the same on every worker."""
 
+    @abstractmethod
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """The optimizer of the model's parameters."""
+        """Return the optimizer of the model's parameters."""
 
     def learning_rate(self, step: int) -> float:
-        """The learning rate of step ``step``, from 0."""
+        """Return the learning rate of step ``step``, from 0: linear warm-up, then half a cosine."""
+        return self.settings.lr * warm_up_and_cosine(step, steps=self.settings.steps, warm_up_steps=self.warm_up_steps)
 
+    @abstractmethod
     def dataset(self) -> Dataset[Batch]:
-        """One epoch of training data."""
+        """Return one epoch of training data."""
 
     def start_epoch(self, dataset: Dataset[Batch], epoch: int) -> None:
-        """Make ``dataset`` give epoch ``epoch``."""
+        """Make ``dataset`` give epoch ``epoch``, whose items are others than those of the one before."""
+        cast(Any, dataset).set_epoch(epoch)
 
+    @abstractmethod
     def loss_fn(self, output: Tensor, target: Tensor) -> Tensor:
         """Mean loss over the samples of a batch; a scalar.
 
@@ -55,6 +86,7 @@ class Workload(Protocol):
             target: The last part.
         """
 
+    @abstractmethod
     def evaluate(self, model: nn.Module, picture: Path | None) -> dict[str, Any]:
         """Judge the trained model, if there is a way; every worker calls it and gets the same answer.
 
@@ -89,21 +121,21 @@ _NEEDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 
 
 def names() -> tuple[str, ...]:
-    """The bundled workloads."""
+    """Return the bundled workloads."""
     return tuple(_HOMES)
 
 
-def _settings_class(name: str) -> type[Settings]:
+def _settings_class(name: str) -> type[WorkloadSettings]:
     if name not in _HOMES:
         raise SettingsError(f"there is no workload {name!r}; there are {', '.join(_HOMES)}")
     require(f"the workload {name}", *_NEEDS.get(name, ()))
     package, prefix = _HOMES[name]
-    found: type[Settings] = getattr(importlib.import_module(f"{package}.settings"), f"{prefix}Settings")
+    found: type[WorkloadSettings] = getattr(importlib.import_module(f"{package}.settings"), f"{prefix}Settings")
     return found
 
 
-def settings_from_options(name: str, options: Mapping[str, Any]) -> Settings:
-    """Checked settings of workload ``name`` from the options that a user gave; see `Settings.from_options`.
+def settings_from_options(name: str, options: Mapping[str, Any]) -> WorkloadSettings:
+    """Return checked settings of workload ``name`` from a user's options; see `WorkloadSettings.from_options`.
 
     Raises:
         SettingsError: If there is no such workload, or it cannot start with these options.
@@ -112,8 +144,10 @@ def settings_from_options(name: str, options: Mapping[str, Any]) -> Settings:
     return _settings_class(name).from_options({**options, "workload": name})
 
 
-def build(settings: Settings) -> Workload:
-    """The workload that ``settings`` describe. Imports torch."""
+def build(settings: WorkloadSettings) -> BundledWorkload[Any]:
+    """Return the workload that ``settings`` describe. Imports torch."""
     package, prefix = _HOMES[settings.workload]
-    workload: Workload = getattr(importlib.import_module(f"{package}.workload"), f"{prefix}Workload")(settings)
+    workload: BundledWorkload[Any] = getattr(importlib.import_module(f"{package}.workload"), f"{prefix}Workload")(
+        settings
+    )
     return workload

@@ -33,7 +33,7 @@ def samples_a_turn(nbytes: int) -> int:
 
 
 def work() -> None:
-    """Everything that one rank does."""
+    """Do everything that one rank does."""
     rank = Rank()
     spec = rank.spec
     kind = "all_reduce" if spec["collective"] == "allreduce" else spec["collective"]
@@ -77,7 +77,7 @@ def work() -> None:
 
 
 def _operation(rank: Rank, collective: str, system: str, numel: int, zeros: Callable[..., torch.Tensor]) -> Operation:
-    """The collective on fresh buffers; `numel` counts the full vector as nccl-tests do."""
+    """Return the collective on fresh buffers; `numel` counts the full vector as nccl-tests do."""
     whole, part = zeros(numel), zeros(numel // rank.n)
     if system == "mpi":
         return _mpi_operation(rank, collective, whole, part)

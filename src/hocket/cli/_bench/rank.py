@@ -27,11 +27,11 @@ class Rank:
     """One rank: reads the spec named on the command line and joins the world.
 
     Attributes:
-        spec: what to do.
-        rank: this rank's number.
-        n: number of ranks.
+        spec: Description of the work.
+        rank: Number of this rank.
+        n: Number of ranks.
         mpi: mpi4py's module if the spec asks for MPI, else None.
-        gloo: a Gloo group of all ranks.
+        gloo: A Gloo group of all ranks.
     """
 
     def __init__(self) -> None:
@@ -52,14 +52,14 @@ class Rank:
         self.gloo = dist.new_group(backend="gloo")
 
     def measure(self, operation: Callable[[], Any]) -> Sample:
-        """Does `operation` at the same instant on all ranks."""
+        """Do `operation` at the same instant on all ranks."""
         late_s = self._align()
         begin_s = time.perf_counter()
         operation()
         return time.perf_counter() - begin_s, late_s
 
     def _align(self) -> float:
-        """Agrees with all ranks on an instant a little ahead and waits for it; returns how late this rank is, in s.
+        """Agree with all ranks on an instant a little ahead and wait for it; return how late this rank is, in s.
 
         Ranks spin if each has a core. If they share cores they sleep, since one that spins keeps another from being
         there in time.

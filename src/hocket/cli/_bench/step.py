@@ -46,7 +46,7 @@ MODELS: dict[str, Callable[[], tuple[nn.Module, torch.Tensor, torch.Tensor]]] = 
 
 
 def work() -> None:
-    """Everything that one rank does."""
+    """Do everything that one rank does."""
     rank = Rank()
     rows = []
     for name in rank.spec["models"]:

@@ -12,12 +12,12 @@ Cells = list[list[str]]
 
 
 def seconds(value_s: float) -> str:
-    """A time in the unit that suits it."""
+    """Return a time in the unit that suits it."""
     return f"{value_s * 1e6:.1f} us" if value_s < 1e-3 else f"{value_s * 1e3:.2f} ms"
 
 
 def collective_cells(result: dict[str, Any]) -> tuple[list[str], Cells]:
-    """Headers and cells: every row beside its peers' medians and the memory-bandwidth floor."""
+    """Return headers and cells: every row beside its peers' medians and the memory-bandwidth floor."""
     peers = [s for s in dict.fromkeys(row["system"] for row in result["rows"]) if s != "hocket"]
     headers = ["size", "system", "median", "p90", "algbw GB/s", "busbw GB/s", *(f"{p} / this" for p in peers), "floor"]
     floors = {floor["nbytes"]: floor["floor_s"] for floor in result.get("floor", [])}
@@ -42,7 +42,7 @@ def collective_cells(result: dict[str, Any]) -> tuple[list[str], Cells]:
 
 
 def step_cells(result: dict[str, Any]) -> tuple[list[str], Cells]:
-    """Headers and cells of training steps."""
+    """Return headers and cells of training steps."""
     headers = ["model", "system", "median", "p90", "speed-up over DDP on Gloo"]
     cells = [
         [
@@ -58,7 +58,7 @@ def step_cells(result: dict[str, Any]) -> tuple[list[str], Cells]:
 
 
 def terminal_table(title: str, headers: list[str], cells: Cells) -> Table:
-    """A rich table."""
+    """Return a rich table."""
     table = Table(title=title, title_justify="left")
     for i, header in enumerate(headers):
         table.add_column(header, justify="left" if i < 2 else "right")
@@ -68,7 +68,7 @@ def terminal_table(title: str, headers: list[str], cells: Cells) -> Table:
 
 
 def markdown(title: str, machine: dict[str, Any], headers: list[str], cells: Cells) -> str:
-    """A section of a dated results file."""
+    """Return a section of a dated results file."""
     lines = [f"## {title}", "", f"`{machine['command']}`, {machine['date']}", ""]
     kept = {k: v for k, v in machine.items() if k not in ("command", "date") and v is not None}
     lines += [", ".join(f"{key} {value}" for key, value in kept.items()), ""]

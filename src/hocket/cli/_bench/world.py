@@ -23,14 +23,14 @@ class BenchError(RuntimeError):
 
 
 def run_world(module: str, spec: Mapping[str, Any], n: int, *, mpi: bool, timeout_s: float) -> dict[str, Any]:
-    """Runs `python -m module SPEC` on `n` ranks of this host and returns the JSON value that rank 0 wrote.
+    """Run `python -m module SPEC` on `n` ranks of this host and return the JSON value that rank 0 wrote.
 
     Args:
-        module: has a main guard that calls `work`.
+        module: Module with a main guard that calls `work`.
         spec: JSON values for it.
-        n: number of ranks.
-        mpi: start them by mpiexec, so that mpi4py may be used.
-        timeout_s: for everything.
+        n: Number of ranks.
+        mpi: Whether mpiexec starts them, so that mpi4py may be used.
+        timeout_s: Seconds for everything.
 
     Raises:
         BenchError: a rank failed, or time ran out.
@@ -94,7 +94,7 @@ def require_mpi() -> None:
 
 
 def mpiexec() -> str:
-    """The launcher of the installed MPI.
+    """Return the launcher of the installed MPI.
 
     Raises:
         BenchError: there is none.

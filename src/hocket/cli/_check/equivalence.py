@@ -13,13 +13,13 @@ _SMALL_TYPES = {"bfloat16", "float16"}
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class RecordedRun:
     """What the ranks of one run wrote down.
 
     Attributes:
-        losses: of the global batch, for each backward pass.
-        facts: for each rank, what may explain a difference.
-        repeated: whether several ranks all computed the same losses, so that none spared another any work.
+        losses: Losses of the global batch, for each backward pass.
+        facts: What may explain a difference, for each rank.
+        repeated: Whether several ranks all computed the same losses, so that none spared another any work.
     """
 
     losses: list[float]
@@ -33,19 +33,19 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class LossComparison:
     """What `compare` found.
 
     Attributes:
-        equivalent: whether both runs made the same losses, as many of them, and the ranks shared the work.
-        n: ranks of the parallel run.
-        one: the losses of one rank, backward pass by backward pass.
-        several: the losses over the global batch of n ranks.
-        worst: largest relative difference.
-        first_divergent: number (from 1) of the first backward pass beyond the tolerance, or that only one run made.
-        tolerance: the largest relative difference that counts as rounding.
-        hints: what may be why, as sentences.
-        relaxed: what the script asks for that is not serially equivalent, whether the losses agree or not.
+        equivalent: Whether both runs made the same losses, as many of them, and the ranks shared the work.
+        n: Ranks of the parallel run.
+        one: Losses of one rank, backward pass by backward pass.
+        several: The losses over the global batch of n ranks.
+        worst: Largest relative difference.
+        first_divergent: Number (from 1) of the first backward pass beyond the tolerance, or that only one run made.
+        tolerance: The largest relative difference that counts as rounding.
+        hints: What may be why, as sentences.
+        relaxed: What the script asks for that is not serially equivalent, whether the losses agree or not.
     """
 
     equivalent: bool
@@ -63,7 +63,7 @@ class Comparison:
         return [(a, b, _difference(a, b)) for a, b in zip(self.one, self.several, strict=False)]
 
     def to_json(self) -> dict[str, Any]:
-        """The fields as JSON values; numbers that JSON does not know are None."""
+        """Return the fields as JSON values; numbers that JSON does not know are None."""
         plain = asdict(self)
         plain.update(one=list(map(_finite, self.one)), several=list(map(_finite, self.several)))
         plain["worst"] = _finite(self.worst)
@@ -74,8 +74,8 @@ class NothingRecorded(RuntimeError):
     """A script ended without a backward pass on some rank."""
 
 
-def read(directory: Path, n: int) -> Run:
-    """Puts together the losses that `n` ranks wrote into `directory`.
+def read(directory: Path, n: int) -> RecordedRun:
+    """Put together the losses that `n` ranks wrote into `directory`.
 
     Raises:
         NothingRecorded: a rank made no backward pass.
@@ -91,11 +91,11 @@ def read(directory: Path, n: int) -> Run:
         facts.append(json.loads((directory / f"facts-{rank}.json").read_text()))
     summed = facts[0]["reduction"] == "sum"
     losses = [_joined(entries, summed) for entries in zip(*ranks, strict=False)]
-    return Run(losses, facts, repeated=n > 1 and all(entries == ranks[0] for entries in ranks))
+    return RecordedRun(losses, facts, repeated=n > 1 and all(entries == ranks[0] for entries in ranks))
 
 
 def _joined(entries: tuple[dict[str, Any], ...], summed: bool) -> float:
-    """The loss of the global batch from those of its parts."""
+    """Return the loss of the global batch from those of its parts."""
     total = 0.0
     for entry in entries:
         share = entry["share"]
@@ -108,13 +108,13 @@ def _joined(entries: tuple[dict[str, Any], ...], summed: bool) -> float:
     return total
 
 
-def compare(serial: Run, parallel: Run, tolerance: float) -> Comparison:
-    """Compares step by step.
+def compare(serial: RecordedRun, parallel: RecordedRun, tolerance: float) -> LossComparison:
+    """Compare step by step.
 
     Args:
-        serial: the run on one rank.
-        parallel: the run on several.
-        tolerance: the largest relative difference of losses that passes.
+        serial: The run on one rank.
+        parallel: The run on several.
+        tolerance: The largest relative difference of losses that passes.
     """
     differences = [_difference(a, b) for a, b in zip(serial.losses, parallel.losses, strict=False)]
     first = next((i for i, difference in enumerate(differences, start=1) if not difference <= tolerance), None)
@@ -122,7 +122,7 @@ def compare(serial: Run, parallel: Run, tolerance: float) -> Comparison:
         first = len(differences) + 1
     apart = _apart(parallel.facts)
     equivalent = first is None and apart is None and not parallel.repeated
-    return Comparison(
+    return LossComparison(
         equivalent=equivalent,
         n=len(parallel.facts),
         one=serial.losses,
@@ -151,7 +151,7 @@ def _difference(one: float, many: float) -> float:
 
 
 def _apart(facts: list[dict[str, Any]]) -> str | None:
-    """The first parameter that has not the same value on all ranks at the end."""
+    """Return the first parameter that has not the same value on all ranks at the end."""
     first = facts[0]["parameters"]
     for other in facts[1:]:
         for mine, theirs in zip(first, other["parameters"], strict=False):
@@ -160,7 +160,9 @@ def _apart(facts: list[dict[str, Any]]) -> str | None:
     return None
 
 
-def _hints(differences: list[float], first: int | None, serial: Run, parallel: Run, apart: str | None) -> list[str]:
+def _hints(
+    differences: list[float], first: int | None, serial: RecordedRun, parallel: RecordedRun, apart: str | None
+) -> list[str]:
     n, facts = len(parallel.facts), parallel.facts[0]
     hints = []
     if parallel.repeated:

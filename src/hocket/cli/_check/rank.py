@@ -36,10 +36,10 @@ class Notebook:
     """What one rank writes down.
 
     Args:
-        directory: where.
-        rank: this one.
-        steps: after how many backward passes to end the script; 0 for not at all.
-        seed: what torch was seeded with before the script began.
+        directory: Directory of the losses.
+        rank: Number of this rank.
+        steps: Backward passes after which the script is ended; 0 for not at all.
+        seed: Seed that torch was given before the script began.
     """
 
     def __init__(self, directory: Path, rank: int, steps: int, seed: int) -> None:
@@ -54,7 +54,7 @@ class Notebook:
         self._shared_batches = False
 
     def backward_done(self, loss: float) -> None:
-        """Writes down the loss of a backward pass.
+        """Write down the loss of a backward pass.
 
         Raises:
             Enough: it was the last that was asked for.
@@ -75,7 +75,7 @@ class Notebook:
             raise Enough(0)
 
     def close(self) -> None:
-        """Writes what explains a difference."""
+        """Write what explains a difference."""
         models = [self._models[number] for number in sorted(self._models)]
         modules = [(name, module) for model in models for name, module in model.named_modules()]
         parameters = [(name, p) for model in models for name, p in model.named_parameters()]
@@ -97,7 +97,7 @@ class Notebook:
 
 
 def watch(notebook: Notebook) -> None:
-    """Has every backward pass of this process written down."""
+    """Have every backward pass of this process written down."""
     backward = torch.autograd.backward
 
     def recording(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> None:
@@ -109,7 +109,7 @@ def watch(notebook: Notebook) -> None:
 
 
 def _value(tensors: Any, gradients: Any) -> float:
-    """What is differentiated: the loss, or the product of outputs and the gradients given for them."""
+    """Return what is differentiated: the loss, or the product of outputs and the gradients given for them."""
     tensors = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
     gradients = [gradients] if isinstance(gradients, torch.Tensor) or gradients is None else list(gradients)
     total = 0.0
@@ -135,7 +135,7 @@ def _checksum(tensor: torch.Tensor) -> int:
 
 
 def main() -> None:
-    """Runs the script as `python SCRIPT ARGUMENT...` would."""
+    """RecordedRun the script as `python SCRIPT ARGUMENT...` would."""
     directory, steps, seed, script, *arguments = sys.argv[1:]
     rank = int(os.environ.get("RANK", "0"))
     # A script that does not seed is the same with any number of ranks on rank 0, and different on others: what must not

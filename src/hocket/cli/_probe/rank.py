@@ -22,7 +22,7 @@ _ORDER = 1024
 
 
 def pairs_of(world: int) -> list[tuple[int, int]]:
-    """The pairs to measure: all of a small world; of a large one a ring and its diagonals."""
+    """Return the pairs to measure: all of a small world; of a large one a ring and its diagonals."""
     if world <= _ALL_PAIRS:
         return list(combinations(range(world), 2))
     chosen = {(rank, (rank + step) % world) for rank in range(world) for step in (1, world // 2)}
@@ -30,7 +30,7 @@ def pairs_of(world: int) -> list[tuple[int, int]]:
 
 
 def own_figures(rounds: int, device: torch.device) -> dict[str, Any]:
-    """This rank's host, memory and arithmetic, the best of several rounds each."""
+    """Return this rank's host, memory and arithmetic, the best of several rounds each."""
     source = torch.ones(_COPY, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     square = torch.ones(_ORDER, _ORDER, device=device)
@@ -76,7 +76,7 @@ def ping(peer: int, first: bool, nbytes: int, rounds: int, device: torch.device)
 
 
 def measure(sizes: list[int], rounds: int, device: torch.device) -> dict[str, Any] | None:
-    """Everything, on every rank of the default group; on rank 0 the result, elsewhere None."""
+    """Measure everything, on every rank of the default group; return the result on rank 0, elsewhere None."""
     rank, world = dist.get_rank(), dist.get_world_size()
     everyone: list[Any] = [None] * world
     # One rank of a host after the other, so that each has the host to itself.
@@ -102,7 +102,7 @@ def measure(sizes: list[int], rounds: int, device: torch.device) -> dict[str, An
 
 
 def main() -> None:
-    """A rank of `hocket cluster probe` on one host: the spec says where to meet and where to write."""
+    """Run a rank of `hocket cluster probe` on one host: the spec says where to meet and where to write."""
     spec = json.loads(Path(sys.argv[1]).read_text())
     rank = int(os.environ["RANK"])
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))

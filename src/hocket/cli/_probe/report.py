@@ -16,7 +16,7 @@ from hocket.units import format_bytes, format_flops, format_rate, format_time
 
 
 def to_cluster(name: str, result: dict[str, Any]) -> tuple[Cluster, dict[tuple[int, int], PingFit]]:
-    """The cluster that explains a probe's measurements, and the line of each pair."""
+    """Return the cluster that explains a probe's measurements, and the line of each pair."""
     ranks = [MeasuredRank(**rank) for rank in result["ranks"]]
     pings = {
         (pair["ranks"][0], pair["ranks"][1]): fit_ping({int(size): s for size, s in pair["seconds"].items()})
@@ -26,14 +26,14 @@ def to_cluster(name: str, result: dict[str, Any]) -> tuple[Cluster, dict[tuple[i
 
 
 def document(cluster: Cluster, pings: dict[tuple[int, int], PingFit], result: dict[str, Any]) -> str:
-    """The TOML document, with every measurement as a comment."""
+    """Return the TOML document, with every measurement as a comment."""
     lines = ["# Measured by `hocket cluster probe`, on " + ", ".join(dict.fromkeys(r["host"] for r in result["ranks"]))]
     lines += [f"# {line}" for line in table(pings, result)]
     return "\n".join(lines) + "\n" + to_toml(_rounded(cluster), explicit=True)
 
 
 def _rounded(cluster: Cluster) -> Cluster:
-    """Four digits are more than a measurement has."""
+    """Round to four digits: more than a measurement has."""
     values = {name: getattr(cluster, name) for name in Cluster.__dataclass_fields__}
     for name in ("capacity_Bps", "latency_s", "flops", "memory_Bps"):
         values[name] = values[name].copy()
@@ -42,7 +42,7 @@ def _rounded(cluster: Cluster) -> Cluster:
 
 
 def table(pings: dict[tuple[int, int], PingFit], result: dict[str, Any]) -> list[str]:
-    """Lines for people: each rank, then each pair by size."""
+    """Return the lines for people: each rank, then each pair by size."""
     lines = []
     for number, rank in enumerate(result["ranks"]):
         lines.append(

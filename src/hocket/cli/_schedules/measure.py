@@ -30,7 +30,7 @@ Operation = Callable[[], Any]
 
 
 def work() -> None:
-    """Everything that one rank does."""
+    """Do everything that one rank does."""
     rank = Rank()
     spec = rank.spec
     engine = EngineTransport(rank.gloo._get_backend(torch.device("cpu")), "gloo")
@@ -64,7 +64,7 @@ def _points(rank: Rank, transport: str) -> PointToPoint:
 
 
 def labels(kind: str, world: int) -> list[str]:
-    """Every algorithm with its variants that serves a collective without switches and hosts."""
+    """Return every algorithm with its variants that serves a collective without switches and hosts."""
     found = []
     collective = Collective(kind, world)
     for one in algorithms():
@@ -95,7 +95,7 @@ def _turns(
 
 
 def _operation(kind: str, numel: int, rank: Rank, transport: ScheduledTransport | EngineTransport) -> Operation:
-    """The collective on its own buffers; `numel` counts the full vector."""
+    """Return the collective on its own buffers; `numel` counts the full vector."""
     whole, n, wait_s = torch.zeros(numel), rank.n, 60.0
     part, parts = whole[: numel // n], list(whole.view(n, -1))
     op = reducer(dist.ReduceOp.SUM, whole.dtype)
@@ -114,7 +114,7 @@ def _operation(kind: str, numel: int, rank: Rank, transport: ScheduledTransport 
 
 
 def _measure(rank: Rank, turns: dict[str, Operation], nbytes: int, rounds: int) -> dict[str, list[float]]:
-    """The times of the slowest rank, of everything that takes turns."""
+    """Return the times of the slowest rank, of everything that takes turns."""
     samples: dict[str, list[float]] = {label: [] for label in turns}
     running = list(turns)
     for number in range(rounds):

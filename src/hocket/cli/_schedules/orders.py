@@ -38,7 +38,7 @@ class Timed:
 def asked(
     verb: str, words: list[str], ranks: int | None, stages: int | None, micro_batches: int | None
 ) -> PipelineOrder | None:
-    """The order that is meant: by name, or from a file, broken or not; None if a collective is meant."""
+    """Return the order that is meant: by name, or from a file, broken or not; None if a collective is meant."""
     from hocket.schedule import ScheduleError
     from hocket.schedule.pipeline import NAMED_ORDERS, PipelineOrder, pipeline_order
 

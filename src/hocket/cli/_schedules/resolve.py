@@ -18,10 +18,10 @@ class Asked:
     """A schedule, where it comes from and where it is to run.
 
     Attributes:
-        schedule: to look at.
-        algorithm: that made it; None if it was read from a file.
-        parameters: of the algorithm.
-        cluster: given with it, or None.
+        schedule: Schedule to look at.
+        algorithm: Algorithm that made it; None if it was read from a file.
+        parameters: Parameters of the algorithm.
+        cluster: Cluster that was given with it, or None.
     """
 
     schedule: Schedule
@@ -31,14 +31,14 @@ class Asked:
 
 
 def resolve(word: str, kind: str, world: int | None, root: int, cluster_word: str | None) -> Asked:
-    """Builds or reads what is meant.
+    """Build or read the schedule that is meant.
 
     Args:
-        word: an algorithm with parameters (`double_tree pieces=4`), or a file: text, `.json`, or MSCCL's `.xml`.
-        kind: of the collective, for an algorithm.
-        world: its ranks; by default all of the cluster's, or 4.
-        root: its root.
-        cluster_word: as `hocket.cluster.load` takes it, or None.
+        word: An algorithm with parameters (`double_tree pieces=4`), or a file: text, `.json`, or MSCCL's `.xml`.
+        kind: Kind of collective, for an algorithm.
+        world: Number of ranks; by default all of the cluster's, or 4.
+        root: Rank that is the root.
+        cluster_word: Cluster as `hocket.cluster.load` takes it, or None.
 
     Raises:
         ScheduleError: the word, or what it asks for, makes no sense.
@@ -57,7 +57,7 @@ def resolve(word: str, kind: str, world: int | None, root: int, cluster_word: st
 
 
 def _from_cluster(name: str, cluster: Cluster, world: int) -> dict[str, Any]:
-    """Parameters that the cluster's form decides."""
+    """Return the parameters that the cluster's form decides."""
     if name == "aggregation_tree":
         parents, switches = cluster_tree(cluster, range(world))
         return {"parents": parents, "switches": switches}

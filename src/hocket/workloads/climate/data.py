@@ -77,7 +77,7 @@ class Maps(Drawn[tuple[Tensor, Tensor]]):
         return torch.from_numpy(fields.astype(np.float32)), torch.from_numpy(labels)
 
     def _cyclone(self, random: np.random.Generator, fields: Floats, labels: npt.NDArray[np.int64], real: bool) -> None:
-        """A whirl; one that is not real is a cold and dry low of higher latitudes."""
+        """Add a whirl; one that is not real is a cold and dry low of higher latitudes."""
         height, breadth = self._shape
         side = random.choice((-1.0, 1.0))
         row = height / 2 * (1 + side * (random.uniform(0.1, 0.45) if real else random.uniform(0.4, 0.85)))
@@ -95,7 +95,7 @@ class Maps(Drawn[tuple[Tensor, Tensor]]):
             labels[distance < 1.5] = 1
 
     def _river(self, random: np.random.Generator, fields: Floats, labels: npt.NDArray[np.int64]) -> None:
-        """A band of moisture from the tropics to higher latitudes, along which the wind blows."""
+        """Add a band of moisture from the tropics to higher latitudes, along which the wind blows."""
         height, breadth = self._shape
         side = random.choice((-1.0, 1.0))
         column, lean, bend = random.uniform(0, breadth), random.uniform(0.3, 0.9), random.uniform(-0.3, 0.3)
@@ -119,7 +119,7 @@ class Maps(Drawn[tuple[Tensor, Tensor]]):
         _add(fields, _MOIST, random.uniform(1.0, 2.0) * blob)
 
     def _from(self, row: float, column: float) -> tuple[Floats, Floats]:
-        """How far each pixel is from a place, in rows and, around the earth, in columns."""
+        """Return how far each pixel is from a place, in rows and, around the earth, in columns."""
         height, breadth = self._shape
         rows = np.arange(height, dtype=np.float64)[:, None] - row
         columns = (np.arange(breadth, dtype=np.float64)[None, :] - column + breadth / 2) % breadth - breadth / 2

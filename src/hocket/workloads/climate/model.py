@@ -10,7 +10,7 @@ from hocket.workloads.climate.settings import SIZES
 
 
 def _twice(inputs: int, outputs: int) -> nn.Sequential:
-    """Two 3 x 3 convolutions, each with batch norm and a rectifier."""
+    """Return two 3 x 3 convolutions, each with batch norm and a rectifier."""
     layers: list[nn.Module] = []
     for channels in (inputs, outputs):
         layers += [nn.Conv2d(channels, outputs, 3, padding=1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()]
@@ -21,8 +21,8 @@ class UNet(nn.Module):
     """(N, channels, H, W) maps to (N, classes, H, W) scores; H and W are multiples of 2 to the power of the levels.
 
     Args:
-        channels: Of a map.
-        classes: Of a pixel.
+        channels: Channels of a map.
+        classes: Classes of a pixel.
         size: One of `SIZES`.
     """
 
@@ -36,7 +36,7 @@ class UNet(nn.Module):
         self.head = nn.Conv2d(recipe.width, classes, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Scores of the classes for each pixel."""
+        """Return the scores of the classes for each pixel."""
         kept: list[Tensor] = []
         for level, block in enumerate(self.down):
             x = block(x if level == 0 else F.max_pool2d(x, 2))

@@ -7,41 +7,35 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import ClassVar
 
-from hocket.workloads._settings import SizedSettings
+from hocket.workloads._settings import Recipe, SizedSettings
 
 MAPS_PER_EPOCH = 2048
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
+class Size(Recipe):
     """A size, and how it is trained unless told otherwise.
 
     Attributes:
-        height: Of a map, in pixels, from south to north.
-        breadth: Of a map, in pixels, around the earth.
+        height: Height of a map in pixels, from south to north.
+        breadth: Breadth of a map in pixels, around the earth.
         width: Channels of the network's first level; each further one has twice as many.
         levels: How often the maps are halved.
-        batch_size: Maps in a step.
-        steps: Optimizer steps.
-        lr: Highest learning rate of Adam.
     """
 
     height: int
     breadth: int
     width: int
     levels: int
-    batch_size: int
-    steps: int
-    lr: float
 
 
 # "full" has the maps of Kurth et al. 2018 (768 x 1152 pixels); "demo" is for two CPU cores and some minutes; "tiny" is
 # for tests.
-SIZES: Mapping[str, Recipe] = MappingProxyType(
+SIZES: Mapping[str, Size] = MappingProxyType(
     {
-        "full": Recipe(768, 1152, 64, 4, batch_size=16, steps=5_000, lr=1e-3),
-        "demo": Recipe(64, 96, 8, 3, batch_size=8, steps=250, lr=4e-3),
-        "tiny": Recipe(16, 24, 2, 2, batch_size=8, steps=100, lr=5e-3),
+        "full": Size(768, 1152, 64, 4, batch_size=16, steps=5_000, lr=1e-3),
+        "demo": Size(64, 96, 8, 3, batch_size=8, steps=250, lr=4e-3),
+        "tiny": Size(16, 24, 2, 2, batch_size=8, steps=100, lr=5e-3),
     }
 )
 
@@ -53,8 +47,4 @@ class ClimateSettings(SizedSettings):
     samples: ClassVar[str] = "maps"
     unit: ClassVar[str] = "maps"
     recipes = SIZES
-
-    @classmethod
-    def samples_per_epoch(cls) -> int:
-        """Maps in one epoch."""
-        return MAPS_PER_EPOCH
+    samples_per_epoch = MAPS_PER_EPOCH

@@ -12,52 +12,42 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 import hocket
-from hocket.workloads._schedule import warm_up_and_cosine
-from hocket.workloads._workload import Batch
+from hocket.workloads._workload import Batch, BundledWorkload
 from hocket.workloads.climate import data
 from hocket.workloads.climate.metrics import confusion, intersection_over_union
 from hocket.workloads.climate.model import UNet
 from hocket.workloads.climate.settings import SIZES, ClimateSettings
 
-WARM_UP_STEPS = 20
 HELD_OUT = 128
 _HELD_OUT_SEED = 1_000_003  # not the training's
 _MAPS_PER_BATCH = 16
 _THRESHOLDS = np.linspace(0.5, 4.0, 15)
 
 
-class ClimateWorkload:
+class ClimateWorkload(BundledWorkload[ClimateSettings]):
     """Cross entropy of each pixel, in which rare classes weigh more; Adam with a warm-up and a cosine."""
 
-    evaluates = True
+    warm_up_steps = 20
 
     def __init__(self, settings: ClimateSettings) -> None:
-        self.settings = settings
+        super().__init__(settings)
         recipe = SIZES[settings.size]
         self._shape = recipe.height, recipe.breadth
 
     def model(self) -> UNet:
-        """A U-Net of the chosen size."""
+        """Return a U-Net of the chosen size."""
         return UNet(len(data.CHANNELS), len(data.CLASSES), size=self.settings.size)
 
     def optimizer(self, model: nn.Module) -> torch.optim.Adam:
-        """As published."""
+        """Make the optimizer as published."""
         return torch.optim.Adam(model.parameters(), lr=self.settings.lr)
 
-    def learning_rate(self, step: int) -> float:
-        """Linear warm-up, then half a cosine."""
-        return self.settings.lr * warm_up_and_cosine(step, steps=self.settings.steps, warm_up_steps=WARM_UP_STEPS)
-
     def dataset(self) -> Dataset[Batch]:
-        """Maps drawn on the fly."""
+        """Return maps drawn on the fly."""
         return cast(Dataset[Batch], data.Maps(*self._shape, seed=self.settings.seed))
 
-    def start_epoch(self, dataset: Dataset[Batch], epoch: int) -> None:
-        """Every epoch draws other maps."""
-        cast(data.Maps, dataset).set_epoch(epoch)
-
     def loss_fn(self, output: Tensor, target: Tensor) -> Tensor:
-        """The mean over pixels of cross entropy times the class's weight.
+        """Return the mean over pixels of cross entropy times the class's weight.
 
         A class weighs by the inverse square root of its share of pixels (Kurth et al. 2018).
         """
@@ -67,7 +57,7 @@ class ClimateWorkload:
 
     @torch.no_grad()
     def evaluate(self, model: nn.Module, picture: Path | None) -> dict[str, Any]:
-        """Intersection over union on maps that were never trained on, shared out among the workers.
+        """Return intersection over union on maps that were never trained on, shared out among the workers.
 
         Beside it what one threshold for each class can do: low pressure makes a cyclone, moisture a river; of all
         thresholds those that are best on these very maps.

@@ -33,7 +33,7 @@ Floats = npt.NDArray[np.float64]
 
 
 def power(k: Floats, omega_m: float) -> Floats:
-    """The power spectrum, up to a factor, at wave numbers k > 0 in h/Mpc."""
+    """Return the power spectrum, up to a factor, at wave numbers k > 0 in h/Mpc."""
     q = k / (omega_m * _HUBBLE)
     polynomial = 1.0 + 3.89 * q + (16.1 * q) ** 2 + (5.46 * q) ** 3 + (6.71 * q) ** 4
     transfer = np.log(1.0 + 2.34 * q) / (2.34 * q) * polynomial**-0.25
@@ -58,7 +58,7 @@ class Universes(Drawn[tuple[Tensor, Tensor]]):
     function of (seed, epoch, index) alone, so that it does not matter which worker makes it.
 
     Args:
-        side: Of a volume, in cells of 4 Mpc/h.
+        side: Side of a volume in cells of 4 Mpc/h.
         seed: Chooses the sequence.
         length: Volumes in one epoch.
     """

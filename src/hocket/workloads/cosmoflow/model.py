@@ -15,7 +15,7 @@ class CosmoFlow(nn.Module):
     """(N, channels, side, side, side) volumes to (N, parameters) in (-1.2, 1.2).
 
     Args:
-        channels: Of a volume.
+        channels: Channels of a volume.
         parameters: How many numbers a volume gets.
         size: One of `SIZES`.
     """
@@ -46,5 +46,5 @@ class CosmoFlow(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """The parameters of each volume."""
+        """Return the parameters of each volume."""
         return _BOUND * torch.tanh(self.head(self.features(x)))

@@ -7,24 +7,21 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import ClassVar
 
-from hocket.workloads._settings import SizedSettings
+from hocket.workloads._settings import Recipe, SizedSettings
 
 VOLUMES_PER_EPOCH = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
+class Size(Recipe):
     """A size, and how it is trained unless told otherwise.
 
     Attributes:
-        side: Of a volume, in cells.
+        side: Side of a volume in cells.
         layers: Convolutions, each followed by a pooling that halves the side.
         width: Channels of the first; the n-th has n times as many.
         dense: Features of the two dense layers before the last.
         dropout: Share of those features that is dropped in training.
-        batch_size: Volumes in a step.
-        steps: Optimizer steps.
-        lr: Highest learning rate of Adam.
     """
 
     side: int
@@ -32,18 +29,15 @@ class Recipe:
     width: int
     dense: tuple[int, int]
     dropout: float
-    batch_size: int
-    steps: int
-    lr: float
 
 
 # "full" is the network of MLPerf HPC (five convolutions of 32, 64, ... 160 channels on 128^3 cells); "demo" is for two
 # CPU cores and some minutes; "tiny" is for tests.
-SIZES: Mapping[str, Recipe] = MappingProxyType(
+SIZES: Mapping[str, Size] = MappingProxyType(
     {
-        "full": Recipe(128, 5, 32, (128, 64), 0.5, batch_size=64, steps=10_000, lr=1e-3),
-        "demo": Recipe(32, 4, 8, (64, 32), 0.0, batch_size=16, steps=400, lr=2e-3),
-        "tiny": Recipe(8, 2, 2, (8, 4), 0.0, batch_size=8, steps=100, lr=5e-3),
+        "full": Size(128, 5, 32, (128, 64), 0.5, batch_size=64, steps=10_000, lr=1e-3),
+        "demo": Size(32, 4, 8, (64, 32), 0.0, batch_size=16, steps=400, lr=2e-3),
+        "tiny": Size(8, 2, 2, (8, 4), 0.0, batch_size=8, steps=100, lr=5e-3),
     }
 )
 
@@ -55,8 +49,4 @@ class CosmoFlowSettings(SizedSettings):
     samples: ClassVar[str] = "volumes"
     unit: ClassVar[str] = "volumes"
     recipes = SIZES
-
-    @classmethod
-    def samples_per_epoch(cls) -> int:
-        """Volumes in one epoch."""
-        return VOLUMES_PER_EPOCH
+    samples_per_epoch = VOLUMES_PER_EPOCH

@@ -12,26 +12,25 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 import hocket
-from hocket.workloads._schedule import warm_up_and_cosine
-from hocket.workloads._workload import Batch
+from hocket.workloads._drawn import Numbered
+from hocket.workloads._workload import Batch, BundledWorkload
 from hocket.workloads.cosmoflow import data
 from hocket.workloads.cosmoflow.model import CosmoFlow
 from hocket.workloads.cosmoflow.settings import SIZES, CosmoFlowSettings
 
-WARM_UP_STEPS = 20
 HELD_OUT = {"full": 256, "demo": 256, "tiny": 64}
 _HELD_OUT_SEED = 1_000_003  # not the training's
 _VOLUMES_PER_BATCH = 16
 _MOMENTS = 3
 
 
-class CosmoFlowWorkload:
+class CosmoFlowWorkload(BundledWorkload[CosmoFlowSettings]):
     """Mean squared error of both parameters; Adam, whose learning rate rises and falls along a cosine."""
 
-    evaluates = True
+    warm_up_steps = 20
 
     def __init__(self, settings: CosmoFlowSettings) -> None:
-        self.settings = settings
+        super().__init__(settings)
         self._side = SIZES[settings.size].side
 
     def model(self) -> CosmoFlow:
@@ -39,20 +38,12 @@ class CosmoFlowWorkload:
         return CosmoFlow(parameters=len(data.NAMES), size=self.settings.size)
 
     def optimizer(self, model: nn.Module) -> torch.optim.Adam:
-        """As published."""
+        """Make the optimizer as published."""
         return torch.optim.Adam(model.parameters(), lr=self.settings.lr)
 
-    def learning_rate(self, step: int) -> float:
-        """Linear warm-up, then half a cosine."""
-        return self.settings.lr * warm_up_and_cosine(step, steps=self.settings.steps, warm_up_steps=WARM_UP_STEPS)
-
     def dataset(self) -> Dataset[Batch]:
-        """Universes made on the fly."""
+        """Return universes made on the fly."""
         return cast(Dataset[Batch], data.Universes(self._side, seed=self.settings.seed))
-
-    def start_epoch(self, dataset: Dataset[Batch], epoch: int) -> None:
-        """Every epoch makes other universes."""
-        cast(data.Universes, dataset).set_epoch(epoch)
 
     def loss_fn(self, output: Tensor, target: Tensor) -> Tensor:
         """Mean squared error over parameters and volumes."""
@@ -70,7 +61,7 @@ class CosmoFlowWorkload:
         count = HELD_OUT[self.settings.size]
         universes = data.Universes(self._side, seed=_HELD_OUT_SEED, length=2 * count)
         table = torch.zeros((2 * count, 2 * len(data.NAMES) + _MOMENTS), dtype=torch.float64)
-        for index, volumes, targets in hocket.shard(DataLoader(_Numbered(universes), _VOLUMES_PER_BATCH)):
+        for index, volumes, targets in hocket.shard(DataLoader(Numbered(universes), _VOLUMES_PER_BATCH)):
             told = model(volumes.to(device)).double().cpu()
             cells = volumes.double().flatten(2)
             ones = torch.ones(len(index), 1, dtype=torch.float64)
@@ -104,16 +95,3 @@ class CosmoFlowWorkload:
                 f"{mean['fit']:.3f}, the middle of the range {mean['middle']:.3f}"
             ),
         }
-
-
-class _Numbered(Dataset[tuple[int, Tensor, Tensor]]):
-    """Items with their index in front."""
-
-    def __init__(self, universes: data.Universes) -> None:
-        self._universes = universes
-
-    def __len__(self) -> int:
-        return len(self._universes)
-
-    def __getitem__(self, index: int) -> tuple[int, Tensor, Tensor]:
-        return index, *self._universes[index]

@@ -15,18 +15,18 @@ from hocket.workloads.edsr.settings import PATCHES_PER_EPOCH
 
 
 def to_tensor(pixels: Pixels) -> Tensor:
-    """(H, W, 3) bytes to (3, H, W) float32 in [0, 1]."""
+    """Turn (H, W, 3) bytes into (3, H, W) float32 in [0, 1]."""
     return torch.from_numpy(np.ascontiguousarray(pixels.transpose(2, 0, 1))).to(torch.float32) / 255.0
 
 
 def to_pixels(image: Tensor) -> Pixels:
-    """(3, H, W) in [0, 1] to (H, W, 3) bytes, clipped and rounded."""
+    """Turn (3, H, W) in [0, 1] into (H, W, 3) bytes, clipped and rounded."""
     levels = (image.detach().clamp(0.0, 1.0) * 255.0).round().to(torch.uint8)
     return np.ascontiguousarray(levels.cpu().numpy().transpose(1, 2, 0))
 
 
 def turn(pixels: Pixels, symmetry: int) -> Pixels:
-    """One of the eight symmetries of the square: bits 0 and 1 count quarter turns, bit 2 mirrors first."""
+    """Return one of the eight symmetries of the square: bits 0 and 1 count quarter turns, bit 2 mirrors first."""
     if symmetry & 4:
         pixels = pixels[:, ::-1]
     return np.rot90(pixels, symmetry & 3)

@@ -12,7 +12,7 @@ _LUMA = (65.481, 128.553, 24.966)
 
 
 def luma(image: Tensor) -> Tensor:
-    """Y channel of BT.601 in 16..235.
+    """Return the Y channel of BT.601 in 16..235.
 
     Args:
         image: RGB in [0, 1], (..., 3, H, W).
@@ -25,12 +25,12 @@ def luma(image: Tensor) -> Tensor:
 
 
 def quantise(image: Tensor) -> Tensor:
-    """The image as a viewer would get it: clipped to [0, 1] and rounded to 256 levels."""
+    """Return the image as a viewer would get it: clipped to [0, 1] and rounded to 256 levels."""
     return (image.clamp(0.0, 1.0) * 255.0).round() / 255.0
 
 
 def psnr_y(image: Tensor, reference: Tensor, *, border: int) -> float:
-    """Peak signal-to-noise ratio of luma in dB, with peak 255.
+    """Return the peak signal-to-noise ratio of luma in dB, with peak 255.
 
     Args:
         image: RGB in [0, 1], (3, H, W); compared as it would be stored, in 8 bits.

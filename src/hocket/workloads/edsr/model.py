@@ -38,7 +38,7 @@ class ResidualBlock(nn.Module):
 
 
 def _upsampler(features: int, scale: int) -> nn.Sequential:
-    """Pixel shuffle by ``scale``: in one stage for 2 and 3, in two stages of 2 for 4."""
+    """Return the pixel shuffle by ``scale``: in one stage for 2 and 3, in two stages of 2 for 4."""
     stages = [2, 2] if scale == 4 else [scale]
     layers: list[nn.Module] = []
     for factor in stages:

@@ -35,7 +35,7 @@ _SCIKIT_LEARN = frozenset({"china.jpg", "flower.jpg"})
 
 
 def path_of(name: str) -> Path:
-    """Where an installed photograph lies.
+    """Return where an installed photograph lies.
 
     Raises:
         MissingExtraError: The package that carries it is not installed.
@@ -55,18 +55,18 @@ def path_of(name: str) -> Path:
 
 
 def size_of(name: str) -> tuple[int, int]:
-    """Width and height in pixels, read from the file's header."""
+    """Return the width and height in pixels, read from the file's header."""
     with Image.open(path_of(name)) as image:
         return image.size
 
 
 def smallest_side(names: tuple[str, ...]) -> tuple[int, str]:
-    """The shortest side among photographs, in pixels, and whose it is."""
+    """Return the shortest side among photographs, in pixels, and whose it is."""
     return min((min(size_of(name)), name) for name in names)
 
 
 def resize_bicubic(pixels: Pixels, width: int, height: int) -> Pixels:
-    """Bicubic resampling; when it shrinks, the kernel is widened by the scale, which keeps frequencies from folding.
+    """Resample bicubically; when it shrinks, the kernel is widened by the scale, which keeps frequencies from folding.
 
     The one kernel of this package: low-resolution images for training and for testing and the bicubic reference.
     """
@@ -92,6 +92,6 @@ class Photograph:
         return cls(Path(name).stem, high, resize_bicubic(high, width // scale, height // scale), scale)
 
     def bicubic(self) -> Pixels:
-        """The low-resolution version magnified back without learning: what a network has to beat."""
+        """Return the low-resolution version magnified back without learning: what a network has to beat."""
         height, width = self.high.shape[:2]
         return resize_bicubic(self.low, width, height)

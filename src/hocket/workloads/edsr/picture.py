@@ -28,7 +28,7 @@ class Panel:
 
 
 def hardest_crop(image: Pixels, reference: Pixels, side: int) -> tuple[int, int]:
-    """Top and left of the square crop where ``image`` is farthest from ``reference`` in squared error.
+    """Return the top and left of the square crop where ``image`` is farthest from ``reference`` in squared error.
 
     With bicubic's image this picks the place with most to win, by a rule that does not look at the network. Corners
     lie on a grid of an eighth of ``side``.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from hocket.workloads._settings import Settings, SettingsError
+from hocket.workloads._settings import Recipe, SettingsError, SizedSettings
 
 SCALES = (2, 3, 4)
 PATCHES_PER_EPOCH = 1600
@@ -29,18 +29,14 @@ class Size:
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
+class PatchRecipe(Recipe):
     """How a size is trained unless told otherwise.
 
     Attributes:
         patch: Side of a training patch in low-resolution pixels.
-        steps: Optimizer steps.
-        lr: Highest learning rate of Adam.
     """
 
     patch: int
-    steps: int
-    lr: float
 
 
 # The paper's two models (its table 1); "baseline" is trained without residual scaling. The third is ours: small enough
@@ -54,34 +50,33 @@ SIZES: Mapping[str, Size] = MappingProxyType(
     }
 )
 # The paper's patch and learning rate for its models; it makes 300,000 steps on a thousand photographs.
-RECIPES: Mapping[str, Recipe] = MappingProxyType(
+RECIPES: Mapping[str, PatchRecipe] = MappingProxyType(
     {
-        "full": Recipe(patch=48, steps=20_000, lr=1e-4),
-        "baseline": Recipe(patch=48, steps=20_000, lr=1e-4),
-        "demo": Recipe(patch=16, steps=2_400, lr=2e-3),
-        "tiny": Recipe(patch=6, steps=100, lr=5e-4),
+        "full": PatchRecipe(patch=48, batch_size=16, steps=20_000, lr=1e-4),
+        "baseline": PatchRecipe(patch=48, batch_size=16, steps=20_000, lr=1e-4),
+        "demo": PatchRecipe(patch=16, batch_size=16, steps=2_400, lr=2e-3),
+        "tiny": PatchRecipe(patch=6, batch_size=16, steps=100, lr=5e-4),
     }
 )
 
 
 @dataclass(frozen=True, kw_only=True)
-class EdsrSettings(Settings):
-    """`Settings`, and what EDSR can be told beside.
+class EdsrSettings(SizedSettings):
+    """`SizedSettings`, and what EDSR can be told beside.
 
     Attributes:
-        size: One of `SIZES`.
         scale: Magnification: 2, 3 or 4.
         patch: Side of a training patch in pixels of the original.
     """
 
-    size: str
+    recipes = RECIPES
+    samples_per_epoch = PATCHES_PER_EPOCH
+
     scale: int
     patch: int
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.size not in SIZES:
-            raise SettingsError(f"--size {self.size}: not one of {', '.join(SIZES)}")
         if self.scale not in SCALES:
             raise SettingsError(f"--scale {self.scale}: EDSR magnifies by {', '.join(map(str, SCALES))}")
         if self.patch < self.scale or self.patch % self.scale:
@@ -100,21 +95,6 @@ class EdsrSettings(Settings):
 
     @classmethod
     def defaults(cls, options: Mapping[str, Any]) -> dict[str, Any]:
-        """The size's own values; 16 patches in a batch, as the paper."""
-        size, scale = options.get("size", "demo"), options.get("scale", 2)
-        if size not in SIZES:
-            raise SettingsError(f"--size {size}: not one of {', '.join(SIZES)}")
-        recipe = RECIPES[size]
-        return {
-            "size": size,
-            "scale": scale,
-            "patch": recipe.patch * scale,
-            "steps": recipe.steps,
-            "lr": recipe.lr,
-            "batch_size": 16,
-        }
-
-    @classmethod
-    def samples_per_epoch(cls) -> int:
-        """Patches in one epoch."""
-        return PATCHES_PER_EPOCH
+        """Return the size's own values; 16 patches in a batch, as the paper."""
+        found, scale = super().defaults(options), options.get("scale", 2)
+        return {**found, "scale": scale, "patch": RECIPES[found["size"]].patch * scale}

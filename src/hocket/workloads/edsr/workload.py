@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 import hocket
-from hocket.workloads._schedule import warm_up_and_cosine
-from hocket.workloads._workload import Batch
+from hocket.workloads._workload import Batch, BundledWorkload
 from hocket.workloads.edsr import photographs
 from hocket.workloads.edsr.data import HeldOut, Patches, to_pixels, to_tensor
 from hocket.workloads.edsr.metrics import psnr_y
@@ -21,17 +20,13 @@ from hocket.workloads.edsr.photographs import Photograph
 from hocket.workloads.edsr.picture import Panel, draw, hardest_crop
 from hocket.workloads.edsr.settings import EdsrSettings
 
-WARM_UP_STEPS = 100
 _CROP_SIDE = 96  # pixels of the original shown in the picture
 
 
-class EdsrWorkload:
+class EdsrWorkload(BundledWorkload[EdsrSettings]):
     """L1 loss and Adam as in the paper; the learning rate rises over a hundred steps and falls along a cosine."""
 
-    evaluates = True
-
-    def __init__(self, settings: EdsrSettings) -> None:
-        self.settings = settings
+    warm_up_steps = 100
 
     def model(self) -> EDSR:
         """EDSR of the chosen size, started as a nearest-neighbour magnifier."""
@@ -43,18 +38,10 @@ class EdsrWorkload:
         """Adam with the paper's constants."""
         return torch.optim.Adam(model.parameters(), lr=self.settings.lr, betas=(0.9, 0.999), eps=1e-8)
 
-    def learning_rate(self, step: int) -> float:
-        """Linear warm-up, then half a cosine."""
-        return self.settings.lr * warm_up_and_cosine(step, steps=self.settings.steps, warm_up_steps=WARM_UP_STEPS)
-
     def dataset(self) -> Dataset[Batch]:
-        """Random patches of the training photographs."""
+        """Return random patches of the training photographs."""
         training = [Photograph.load(name, self.settings.scale) for name in photographs.TRAINING]
         return cast(Dataset[Batch], Patches(training, self.settings.patch, seed=self.settings.seed))
-
-    def start_epoch(self, dataset: Dataset[Batch], epoch: int) -> None:
-        """Every epoch cuts other patches."""
-        cast(Patches, dataset).set_epoch(epoch)
 
     def loss_fn(self, output: Tensor, target: Tensor) -> Tensor:
         """Mean absolute difference of colours in [0, 1]."""
@@ -106,7 +93,7 @@ class EdsrWorkload:
         }
 
     def _draw(self, model: nn.Module, held_out: HeldOut, rows: list[dict[str, Any]], path: Path) -> None:
-        """Low resolution, bicubic, EDSR and original of the hardest crop of the first held-out photograph."""
+        """Draw low resolution, bicubic, EDSR and original of the hardest crop of the first held-out photograph."""
         scale = self.settings.scale
         photograph, row = held_out.photographs[0], rows[0]
         side = _CROP_SIDE - _CROP_SIDE % scale

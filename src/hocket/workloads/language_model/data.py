@@ -33,7 +33,7 @@ class Texts:
 
 
 def load() -> Texts:
-    """The topics in the order of their names; of every 200 paragraphs 20 are held out.
+    """Return the topics in the order of their names; of every 200 paragraphs 20 are held out.
 
     Topics repeat each other: a paragraph counts where it first occurs, so that none is both learnt and judged by.
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import ClassVar
 
-from hocket.workloads._settings import SizedSettings
+from hocket.workloads._settings import Recipe, SizedSettings
 
 EXCERPTS_PER_EPOCH = 4096
 
@@ -27,21 +27,6 @@ class Size:
     heads: int
     width: int
     context: int
-
-
-@dataclass(frozen=True, slots=True)
-class Recipe:
-    """How a size is trained unless told otherwise.
-
-    Attributes:
-        batch_size: Excerpts in a step.
-        steps: Optimizer steps.
-        lr: Highest learning rate of Adam.
-    """
-
-    batch_size: int
-    steps: int
-    lr: float
 
 
 # "full" has the shape of GPT-2's smallest model, with bytes for tokens; "demo" learns within two minutes on two CPU
@@ -69,13 +54,9 @@ class LanguageModelSettings(SizedSettings):
     samples: ClassVar[str] = "excerpts"
     unit: ClassVar[str] = "bytes"
     recipes = RECIPES
+    samples_per_epoch = EXCERPTS_PER_EPOCH
 
     @property
     def units_per_sample(self) -> int:
         """Bytes that are predicted in an excerpt."""
         return SIZES[self.size].context
-
-    @classmethod
-    def samples_per_epoch(cls) -> int:
-        """Excerpts in one epoch."""
-        return EXCERPTS_PER_EPOCH

@@ -12,45 +12,35 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 import hocket
-from hocket.workloads._schedule import warm_up_and_cosine
-from hocket.workloads._workload import Batch
+from hocket.workloads._workload import Batch, BundledWorkload
 from hocket.workloads.language_model import baselines, data
 from hocket.workloads.language_model.model import GPT
 from hocket.workloads.language_model.settings import SIZES, LanguageModelSettings
 
-WARM_UP_STEPS = 100
 _PAGES_PER_BATCH = 64
 
 
-class LanguageModelWorkload:
+class LanguageModelWorkload(BundledWorkload[LanguageModelSettings]):
     """Cross entropy of the next byte and Adam; the learning rate rises for a hundred steps and falls along a cosine."""
 
-    evaluates = True
+    warm_up_steps = 100
 
     def __init__(self, settings: LanguageModelSettings) -> None:
-        self.settings = settings
+        super().__init__(settings)
         self._texts = data.load()
 
     def model(self) -> GPT:
-        """A GPT of the chosen size."""
+        """Return a GPT of the chosen size."""
         return GPT(self.settings.size)
 
     def optimizer(self, model: nn.Module) -> torch.optim.Adam:
         """Adam with GPT-3's constants (arXiv:2005.14165, appendix B)."""
         return torch.optim.Adam(model.parameters(), lr=self.settings.lr, betas=(0.9, 0.95), eps=1e-8)
 
-    def learning_rate(self, step: int) -> float:
-        """Linear warm-up, then half a cosine."""
-        return self.settings.lr * warm_up_and_cosine(step, steps=self.settings.steps, warm_up_steps=WARM_UP_STEPS)
-
     def dataset(self) -> Dataset[Batch]:
-        """Excerpts from random places of the training text."""
+        """Return excerpts from random places of the training text."""
         context = SIZES[self.settings.size].context
         return cast(Dataset[Batch], data.Excerpts(self._texts.training, context, seed=self.settings.seed))
-
-    def start_epoch(self, dataset: Dataset[Batch], epoch: int) -> None:
-        """Every epoch cuts elsewhere."""
-        cast(data.Excerpts, dataset).set_epoch(epoch)
 
     def loss_fn(self, output: Tensor, target: Tensor) -> Tensor:
         """Cross entropy in nats per byte: all samples have as many, so that it is a mean over samples too."""

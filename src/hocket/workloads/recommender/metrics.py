@@ -15,7 +15,7 @@ _FILM_PRIOR, _PERSON_PRIOR = (
 
 
 def auc(scores: npt.NDArray[np.float64], liked: npt.NDArray[np.bool_]) -> float:
-    """The share of pairs of a liked and another film in which the liked one has the higher score; equals count half.
+    """Return the share of pairs of a liked and another film whose liked one has the higher score; equals count half.
 
     Args:
         scores: (n,).

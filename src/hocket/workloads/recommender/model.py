@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from hocket.workloads.recommender.settings import SIZES, Recipe
+from hocket.workloads.recommender.settings import SIZES, Size
 
 
 class Recommender(nn.Module):
@@ -20,7 +20,7 @@ class Recommender(nn.Module):
     A score is the logarithm of the odds that a film is liked.
 
     Args:
-        size: One of `SIZES`, or a `Recipe` of your own.
+        size: One of `SIZES`, or a `Size` of your own.
         tables: Rows of each table that is looked up once.
         genres: Rows of the table whose rows are added up; row 0 stands for nothing.
         numbers: How many numbers F there are.
@@ -28,7 +28,7 @@ class Recommender(nn.Module):
     """
 
     def __init__(
-        self, size: str | Recipe, *, tables: Sequence[int], genres: int, numbers: int = 2, sparse: bool = False
+        self, size: str | Size, *, tables: Sequence[int], genres: int, numbers: int = 2, sparse: bool = False
     ) -> None:
         super().__init__()
         recipe = SIZES[size] if isinstance(size, str) else size

@@ -57,12 +57,12 @@ class Ratings:
         return (self.stars >= LIKED).astype(np.float32)
 
     def take(self, rows: Integers) -> Ratings:
-        """Some of the ratings."""
+        """Return some of the ratings."""
         return Ratings(self.numbers[rows], self.ids[rows], self.genres[rows], self.stars[rows])
 
 
 def split(ratings: Ratings) -> tuple[Ratings, Ratings]:
-    """Nine in ten ratings to train with, and the rest, held out; drawn at random, always the same."""
+    """Return nine in ten ratings to train with, and the rest, held out; drawn at random, always the same."""
     rows = np.random.default_rng(_SPLIT_SEED).permutation(len(ratings))
     return ratings.take(np.sort(rows[HELD_OUT:])), ratings.take(np.sort(rows[:HELD_OUT]))
 
@@ -138,7 +138,7 @@ def synthetic(seed: int = 0) -> Ratings:
 
 
 def _table(archive: zipfile.ZipFile, kind: str) -> Iterable[dict[str, str]]:
-    """A tab-separated table whose first line names the columns with their types, as in ``user_id:token``."""
+    """Read a tab-separated table whose first line names the columns with their types, as in ``user_id:token``."""
     lines = io.StringIO(archive.read(f"{_HOME}.{kind}").decode("utf-8", errors="replace"))
     names = [name.partition(":")[0] for name in next(lines).rstrip("\n").split("\t")]
     return list(csv.DictReader(lines, names, delimiter="\t", quoting=csv.QUOTE_NONE))
@@ -157,5 +157,5 @@ def _year(text: str) -> float:
 
 
 def _region(zip_code: str) -> int:
-    """The first digit, which stands for a part of the United States, or the last number for other codes."""
+    """Return the first digit, which stands for a part of the United States, or the last number for other codes."""
     return int(zip_code[0]) if zip_code[:1].isdigit() else REGIONS - 1

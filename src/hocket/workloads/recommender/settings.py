@@ -9,38 +9,32 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar
 
-from hocket.workloads._settings import SettingsError, SizedSettings
+from hocket.workloads._settings import Recipe, SettingsError, SizedSettings
 
 RATINGS = 100_000
 HELD_OUT = RATINGS // 10
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
+class Size(Recipe):
     """A size, and how it is trained unless told otherwise.
 
     Attributes:
         width: Numbers in a row of each table.
         hidden: Width of the layers between.
-        batch_size: Ratings in a step.
-        steps: Optimizer steps.
-        lr: Highest learning rate of Adam.
     """
 
     width: int
     hidden: int
-    batch_size: int
-    steps: int
-    lr: float
 
 
 # "demo" is trained within two minutes on two CPU cores; "full" has tables as wide as DLRM's for Criteo's data; "tiny"
 # is for tests.
-SIZES: Mapping[str, Recipe] = MappingProxyType(
+SIZES: Mapping[str, Size] = MappingProxyType(
     {
-        "full": Recipe(width=64, hidden=512, batch_size=1024, steps=700, lr=5e-4),
-        "demo": Recipe(width=16, hidden=64, batch_size=256, steps=1400, lr=2e-3),
-        "tiny": Recipe(width=4, hidden=8, batch_size=8, steps=100, lr=2e-3),
+        "full": Size(width=64, hidden=512, batch_size=1024, steps=700, lr=5e-4),
+        "demo": Size(width=16, hidden=64, batch_size=256, steps=1400, lr=2e-3),
+        "tiny": Size(width=4, hidden=8, batch_size=8, steps=100, lr=2e-3),
     }
 )
 
@@ -57,6 +51,7 @@ class RecommenderSettings(SizedSettings):
     samples: ClassVar[str] = "ratings"
     unit: ClassVar[str] = "ratings"
     recipes = SIZES
+    samples_per_epoch = RATINGS - HELD_OUT
 
     data: str
     synthetic: bool
@@ -70,21 +65,16 @@ class RecommenderSettings(SizedSettings):
 
     @classmethod
     def defaults(cls, options: Mapping[str, Any]) -> dict[str, Any]:
-        """The size's own values; the wheel in the cache directory if there is one, else made-up ratings."""
+        """Return the size's own values; the wheel in the cache directory if there is one, else made-up ratings."""
         data = options.get("data", "" if options.get("synthetic") else _cached_wheel())
         return {**super().defaults(options), "data": data, "synthetic": not data}
-
-    @classmethod
-    def samples_per_epoch(cls) -> int:
-        """Ratings in one epoch."""
-        return RATINGS - HELD_OUT
 
 
 FETCH = "pip download --no-deps -d ~/.cache/hocket recbole"
 
 
 def _cached_wheel() -> str:
-    """The newest recbole wheel in the user's cache directory; empty if there is none."""
+    """Return the newest recbole wheel in the user's cache directory; empty if there is none."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hocket"
     wheels = sorted(cache.glob("recbole-*.whl"), key=lambda wheel: wheel.stat().st_mtime)
     return str(wheels[-1]) if wheels else ""

@@ -11,46 +11,36 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import hocket
-from hocket.workloads._schedule import warm_up_and_cosine
-from hocket.workloads._workload import Batch
+from hocket.workloads._workload import Batch, BundledWorkload
 from hocket.workloads.recommender import metrics, ratings
 from hocket.workloads.recommender.data import Shuffled
 from hocket.workloads.recommender.model import Recommender
 from hocket.workloads.recommender.settings import RecommenderSettings
 
-WARM_UP_STEPS = 50
 _RATINGS_PER_BATCH = 1000
 
 
-class RecommenderWorkload:
+class RecommenderWorkload(BundledWorkload[RecommenderSettings]):
     """Binary cross entropy and Adam; the learning rate rises over fifty steps and falls along a cosine."""
 
-    evaluates = True
+    warm_up_steps = 50
 
     def __init__(self, settings: RecommenderSettings) -> None:
-        self.settings = settings
+        super().__init__(settings)
         found = ratings.synthetic() if settings.synthetic else ratings.movielens(Path(settings.data))
         self._training, self._held_out = ratings.split(found)
 
     def model(self) -> Recommender:
-        """A recommender of the chosen size."""
+        """Return a recommender of the chosen size."""
         return Recommender(self.settings.size, tables=tuple(ratings.TABLES.values()), genres=ratings.GENRES + 1)
 
     def optimizer(self, model: nn.Module) -> torch.optim.Adam:
         """Adam with torch's constants."""
         return torch.optim.Adam(model.parameters(), lr=self.settings.lr)
 
-    def learning_rate(self, step: int) -> float:
-        """Linear warm-up, then half a cosine."""
-        return self.settings.lr * warm_up_and_cosine(step, steps=self.settings.steps, warm_up_steps=WARM_UP_STEPS)
-
     def dataset(self) -> Dataset[Batch]:
-        """The training ratings in random order."""
+        """Return the training ratings in random order."""
         return cast(Dataset[Batch], Shuffled(self._training, seed=self.settings.seed))
-
-    def start_epoch(self, dataset: Dataset[Batch], epoch: int) -> None:
-        """Every epoch has its own order."""
-        cast(Shuffled, dataset).set_epoch(epoch)
 
     def loss_fn(self, output: Tensor, target: Tensor) -> Tensor:
         """Binary cross entropy of whether the film is liked, the mean over the ratings."""
@@ -58,7 +48,7 @@ class RecommenderWorkload:
 
     @torch.no_grad()
     def evaluate(self, model: nn.Module, picture: Path | None) -> dict[str, Any]:
-        """How well held-out ratings are ranked, beside means; the ratings shared out among the workers."""
+        """Return how well held-out ratings are ranked, beside means; the ratings shared out among the workers."""
         device = next(model.parameters()).device
         model.eval()
         training, held_out = self._training, self._held_out

@@ -33,7 +33,7 @@ class Digits:
 
 
 def load() -> tuple[Digits, Digits]:
-    """The 1,797 digits that come with scikit-learn: those to train with, and one in five, held out.
+    """Return the 1,797 digits that come with scikit-learn: those to train with, and one in five, held out.
 
     Raises:
         MissingExtraError: scikit-learn is not installed.
@@ -71,12 +71,12 @@ class Compositions(Drawn[tuple[Tensor, Tensor]]):
         labels = torch.zeros(LABELS)
         cell = self._side // _CELLS
         factor = cell // _DIGIT_SIDE
-        room = cell - factor * _DIGIT_SIDE + 1
+        free = cell - factor * _DIGIT_SIDE + 1
         places = random.permutation(_CELLS**2)[: random.integers(1, _MOST_DIGITS + 1)]
         for place in places:
             which = int(random.integers(len(self._digits.images)))
             digit = np.kron(self._digits.images[which], np.ones((factor, factor), dtype=np.float32))
-            top, left = (cell * int(corner) + int(random.integers(room)) for corner in divmod(place, _CELLS))
+            top, left = (cell * int(corner) + int(random.integers(free)) for corner in divmod(place, _CELLS))
             colour = random.uniform(0.5, 1.0, size=(3, 1, 1)).astype(np.float32)
             image[:, top : top + len(digit), left : left + len(digit)] += colour * digit
             labels[self._digits.values[which]] = 1.0

@@ -7,40 +7,34 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from hocket.workloads._settings import SettingsError, SizedSettings
+from hocket.workloads._settings import Recipe, SettingsError, SizedSettings
 
 IMAGES_PER_EPOCH = 8192
 SMALLEST_IMAGE = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
+class Size(Recipe):
     """A size, and how it is trained unless told otherwise.
 
     Attributes:
         depths: Bottlenecks in each of the four stages.
         width: Channels of the 3x3 convolutions in the first stage.
         image_size: Side of the images in pixels.
-        batch_size: Images in a step.
-        steps: Optimizer steps.
-        lr: Highest learning rate of SGD with momentum.
     """
 
     depths: tuple[int, int, int, int]
     width: int
     image_size: int
-    batch_size: int
-    steps: int
-    lr: float
 
 
 # "full" is ResNet-101 (He et al. 2015, table 1); "demo" is as deep and a quarter as wide, so that two CPU cores see it
 # learn within three minutes; "tiny" is for tests.
-SIZES: Mapping[str, Recipe] = MappingProxyType(
+SIZES: Mapping[str, Size] = MappingProxyType(
     {
-        "full": Recipe((3, 4, 23, 3), width=64, image_size=224, batch_size=32, steps=10_000, lr=0.0125),
-        "demo": Recipe((3, 4, 23, 3), width=16, image_size=48, batch_size=32, steps=500, lr=0.05),
-        "tiny": Recipe((1, 1, 2, 1), width=4, image_size=32, batch_size=8, steps=100, lr=0.05),
+        "full": Size((3, 4, 23, 3), width=64, image_size=224, batch_size=32, steps=10_000, lr=0.0125),
+        "demo": Size((3, 4, 23, 3), width=16, image_size=48, batch_size=32, steps=500, lr=0.05),
+        "tiny": Size((1, 1, 2, 1), width=4, image_size=32, batch_size=8, steps=100, lr=0.05),
     }
 )
 
@@ -54,6 +48,7 @@ class ResNet101Settings(SizedSettings):
     """
 
     recipes = SIZES
+    samples_per_epoch = IMAGES_PER_EPOCH
 
     image_size: int
 
@@ -72,11 +67,6 @@ class ResNet101Settings(SizedSettings):
 
     @classmethod
     def defaults(cls, options: Mapping[str, Any]) -> dict[str, Any]:
-        """The size's own values."""
+        """Return the size's own values."""
         found = super().defaults(options)
         return {**found, "image_size": SIZES[found["size"]].image_size}
-
-    @classmethod
-    def samples_per_epoch(cls) -> int:
-        """Images in one epoch."""
-        return IMAGES_PER_EPOCH

@@ -11,26 +11,25 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 import hocket
-from hocket.workloads._schedule import warm_up_and_cosine
-from hocket.workloads._workload import Batch
+from hocket.workloads._drawn import Numbered
+from hocket.workloads._workload import Batch, BundledWorkload
 from hocket.workloads.resnet101 import data
 from hocket.workloads.resnet101.metrics import average_precision
 from hocket.workloads.resnet101.model import ResNet101
 from hocket.workloads.resnet101.settings import ResNet101Settings
 
-WARM_UP_STEPS = 50
 HELD_OUT = 500
 _HELD_OUT_SEED = 1_000_003  # not the training's: other compositions, of other digits
 _IMAGES_PER_BATCH = 100
 
 
-class ResNet101Workload:
+class ResNet101Workload(BundledWorkload[ResNet101Settings]):
     """Binary cross entropy of each label; SGD with momentum, whose learning rate rises and falls along a cosine."""
 
-    evaluates = True
+    warm_up_steps = 50
 
     def __init__(self, settings: ResNet101Settings) -> None:
-        self.settings = settings
+        super().__init__(settings)
         self._training, self._held_out = data.load()
 
     def model(self) -> ResNet101:
@@ -41,19 +40,11 @@ class ResNet101Workload:
         """Momentum 0.9 and weight decay 1e-4, as in He et al. 2015."""
         return torch.optim.SGD(model.parameters(), lr=self.settings.lr, momentum=0.9, weight_decay=1e-4)
 
-    def learning_rate(self, step: int) -> float:
-        """Linear warm-up, then half a cosine."""
-        return self.settings.lr * warm_up_and_cosine(step, steps=self.settings.steps, warm_up_steps=WARM_UP_STEPS)
-
     def dataset(self) -> Dataset[Batch]:
-        """Compositions of the training digits."""
+        """Return compositions of the training digits."""
         return cast(
             Dataset[Batch], data.Compositions(self._training, self.settings.image_size, seed=self.settings.seed)
         )
-
-    def start_epoch(self, dataset: Dataset[Batch], epoch: int) -> None:
-        """Every epoch composes other images."""
-        cast(data.Compositions, dataset).set_epoch(epoch)
 
     def loss_fn(self, output: Tensor, target: Tensor) -> Tensor:
         """Binary cross entropy, the mean over labels and images."""
@@ -66,7 +57,7 @@ class ResNet101Workload:
         model.eval()
         images = data.Compositions(self._held_out, self.settings.image_size, seed=_HELD_OUT_SEED, length=HELD_OUT)
         table = torch.zeros((HELD_OUT, 2, data.LABELS), dtype=torch.float64)
-        numbered = DataLoader(_Numbered(images), batch_size=_IMAGES_PER_BATCH)
+        numbered = DataLoader(Numbered(images), batch_size=_IMAGES_PER_BATCH)
         for index, pixels, labels in hocket.shard(numbered):
             table[index, 0] = model(pixels.to(device)).double().cpu()
             table[index, 1] = labels.double()
@@ -91,16 +82,3 @@ class ResNet101Workload:
                 f"{mean['chance_percent']:.1f}%"
             ),
         }
-
-
-class _Numbered(Dataset[tuple[int, Tensor, Tensor]]):
-    """Items with their index in front."""
-
-    def __init__(self, images: data.Compositions) -> None:
-        self._images = images
-
-    def __len__(self) -> int:
-        return len(self._images)
-
-    def __getitem__(self, index: int) -> tuple[int, Tensor, Tensor]:
-        return index, *self._images[index]

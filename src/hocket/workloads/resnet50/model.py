@@ -34,7 +34,7 @@ class Bottleneck(nn.Module):
             self.shortcut = nn.Sequential(_convolution(inputs, outputs, 1, stride), nn.BatchNorm2d(outputs))
 
     def forward(self, x: Tensor) -> Tensor:
-        """(N, inputs, H, W) to (N, 4 * width, H / stride, W / stride)."""
+        """Map (N, inputs, H, W) to (N, 4 * width, H / stride, W / stride)."""
         return torch.relu(self.expand(self.middle(self.reduce(x))) + self.shortcut(x))
 
 

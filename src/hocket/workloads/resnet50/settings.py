@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from hocket.workloads._settings import Settings, SettingsError
+from hocket.workloads._settings import SettingsError, WorkloadSettings
 
 IMAGES_PER_EPOCH = 1_281_167  # as in ImageNet
 
@@ -16,14 +16,16 @@ WIDTHS: Mapping[str, int] = MappingProxyType({"full": 64, "tiny": 4})
 
 
 @dataclass(frozen=True, kw_only=True)
-class ResNet50Settings(Settings):
-    """`Settings`, and what ResNet-50 can be told beside.
+class ResNet50Settings(WorkloadSettings):
+    """`WorkloadSettings`, and what ResNet-50 can be told beside.
 
     Attributes:
         size: One of `WIDTHS`.
         image_size: Side of the images in pixels.
         synthetic: Train on made-up images, to measure throughput; the only data there is so far.
     """
+
+    samples_per_epoch = IMAGES_PER_EPOCH
 
     size: str
     image_size: int
@@ -47,7 +49,7 @@ class ResNet50Settings(Settings):
 
     @classmethod
     def defaults(cls, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Learning rate 0.1 per 256 images (Goyal et al. 2017, arXiv:1706.02677); enough steps to see a throughput."""
+        """Return learning rate 0.1 per 256 images (Goyal et al. 2017, arXiv:1706.02677), and steps for a throughput."""
         batch_size = options.get("batch_size", 16)
         size = options.get("size", "full")
         return {
@@ -57,8 +59,3 @@ class ResNet50Settings(Settings):
             "batch_size": batch_size,
             "lr": 0.1 * max(1, batch_size) / 256,
         }
-
-    @classmethod
-    def samples_per_epoch(cls) -> int:
-        """Images in one epoch."""
-        return IMAGES_PER_EPOCH

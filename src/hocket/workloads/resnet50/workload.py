@@ -10,19 +10,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from hocket.workloads._workload import Batch
+from hocket.workloads._workload import Batch, BundledWorkload
 from hocket.workloads.resnet50.data import SyntheticImages
 from hocket.workloads.resnet50.model import ResNet50
 from hocket.workloads.resnet50.settings import IMAGES_PER_EPOCH, WIDTHS, ResNet50Settings
 
 
-class ResNet50Workload:
+class ResNet50Workload(BundledWorkload[ResNet50Settings]):
     """Cross entropy and SGD with momentum at a constant rate: there is a throughput to see, nothing to learn."""
 
     evaluates = False
-
-    def __init__(self, settings: ResNet50Settings) -> None:
-        self.settings = settings
 
     def model(self) -> ResNet50:
         """ResNet-50 for 1,000 classes, or the narrow one."""
@@ -33,7 +30,7 @@ class ResNet50Workload:
         return torch.optim.SGD(model.parameters(), lr=self.settings.lr, momentum=0.9, weight_decay=1e-4)
 
     def learning_rate(self, step: int) -> float:
-        """Constant."""
+        """Return a constant learning rate."""
         return self.settings.lr
 
     def dataset(self) -> Dataset[Batch]:
@@ -43,7 +40,7 @@ class ResNet50Workload:
         )
 
     def start_epoch(self, dataset: Dataset[Batch], epoch: int) -> None:
-        """Every epoch is the same."""
+        """Move on to an epoch; every one is the same."""
 
     def loss_fn(self, output: Tensor, target: Tensor) -> Tensor:
         """Cross entropy."""

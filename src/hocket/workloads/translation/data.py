@@ -20,12 +20,12 @@ _HELD_OUT_SEED = 20_170_612
 
 
 def is_held_out(number: int) -> bool:
-    """Whether a number is kept from training: of those above a thousand one in ten, as Fibonacci hashing chooses."""
+    """Return whether a number is kept from training: above a thousand one in ten, as Fibonacci hashing chooses."""
     return number > 1000 and (number * 2_654_435_769 % 2**32) >> 16 < 2**16 // 10
 
 
 def held_out_numbers(count: int) -> list[int]:
-    """Different numbers that training never sees, most of them of six digits; always the same."""
+    """Return different numbers that training never sees, most of them of six digits; always the same."""
     random = np.random.default_rng(_HELD_OUT_SEED)
     return [int(number) for number in random.permutation(LIMIT) if is_held_out(int(number))][:count]
 
@@ -60,17 +60,17 @@ class Language:
         return thousands + max(len(spell(number)) for number in range(1000)) + 1
 
     def encode(self, words: list[str]) -> list[int]:
-        """Tokens of words, the end, and padding up to `length`."""
+        """Return the tokens of words, the end, and padding up to `length`."""
         tokens = [*(self._tokens[word] for word in words), END]
         return tokens + [PADDING] * (self.length - len(tokens))
 
     def decode(self, tokens: list[int]) -> list[str]:
-        """Words of tokens up to the end."""
+        """Return the words of tokens up to the end."""
         return [self.words[token] for token in tokens[: tokens.index(END) if END in tokens else None]]
 
 
 def pair(number: int, source: Language, target: Language) -> tuple[Tensor, Tensor, Tensor]:
-    """A number as (source, target behind `BEGIN`, target): what is read, what is written so far, what comes next."""
+    """Return a number as (source, target behind `BEGIN`, target): what is read, written so far, and comes next."""
     expected = target.encode(SPELL[target.name](number))
     read = source.encode(SPELL[source.name](number))
     return torch.tensor(read), torch.tensor([BEGIN, *expected[:-1]]), torch.tensor(expected)
@@ -90,7 +90,7 @@ class Pairs(Drawn[tuple[Tensor, Tensor, Tensor]]):
         return pair(self.number(index), self._source, self._target)
 
     def number(self, index: int) -> int:
-        """The number of pair ``index``."""
+        """Return the number of pair ``index``."""
         random = self.random(index)
         while True:
             number = int(random.integers(10 ** int(random.integers(1, _MOST_DIGITS + 1))))

@@ -100,7 +100,7 @@ class Transformer(nn.Module):
         return scores
 
     def translate(self, source: Tensor, length: int) -> Tensor:
-        """The most likely word each time: (N, S) to (N, length); what comes after an `END` means nothing."""
+        """Return the most likely word each time: (N, S) to (N, length); what comes after an `END` means nothing."""
         visible = (source != PADDING)[:, None, None, :]
         memory = self.encode(source, visible)
         target = torch.full((len(source), 1), BEGIN, dtype=torch.int64, device=source.device)

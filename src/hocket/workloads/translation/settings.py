@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, ClassVar
 
-from hocket.workloads._settings import SettingsError, SizedSettings
+from hocket.workloads._settings import Recipe, SettingsError, SizedSettings
 
 LANGUAGES = ("french", "german")
 PAIRS_PER_EPOCH = 8192
@@ -18,7 +18,7 @@ class Size:
     """How deep and how wide a Transformer is.
 
     Attributes:
-        layers: Of the encoder, and of the decoder.
+        layers: Layers of the encoder, and of the decoder.
         heads: Attention heads in each.
         width: Channels.
     """
@@ -26,21 +26,6 @@ class Size:
     layers: int
     heads: int
     width: int
-
-
-@dataclass(frozen=True, slots=True)
-class Recipe:
-    """How a size is trained unless told otherwise.
-
-    Attributes:
-        batch_size: Pairs in a step.
-        steps: Optimizer steps.
-        lr: Highest learning rate of Adam.
-    """
-
-    batch_size: int
-    steps: int
-    lr: float
 
 
 # "full" is the paper's base model (its table 3); "demo" learns within two minutes on two CPU cores; "tiny" is for
@@ -72,6 +57,7 @@ class TranslationSettings(SizedSettings):
     samples: ClassVar[str] = "pairs"
     unit: ClassVar[str] = "pairs"
     recipes = RECIPES
+    samples_per_epoch = PAIRS_PER_EPOCH
 
     language: str
 
@@ -82,10 +68,5 @@ class TranslationSettings(SizedSettings):
 
     @classmethod
     def defaults(cls, options: Mapping[str, Any]) -> dict[str, Any]:
-        """The size's own values; into French."""
+        """Return the size's own values; into French."""
         return {**super().defaults(options), "language": "french"}
-
-    @classmethod
-    def samples_per_epoch(cls) -> int:
-        """Pairs in one epoch."""
-        return PAIRS_PER_EPOCH

@@ -37,7 +37,7 @@ _GERMAN_TENS = _words("zwanzig dreißig vierzig fünfzig sechzig siebzig achtzig
 
 
 def english(number: int) -> list[str]:
-    """The words of ``number``, without hyphens."""
+    """Return the words of ``number``, without hyphens."""
     _check(number)
     thousands, rest = divmod(number, 1000)
     if not thousands:
@@ -55,7 +55,7 @@ def _english_below_1000(number: int) -> list[str]:
 
 
 def french(number: int) -> list[str]:
-    """The words of ``number``, and its hyphens as words of their own."""
+    """Return the words of ``number``, and its hyphens as words of their own."""
     _check(number)
     thousands, rest = divmod(number, 1000)
     text = (
@@ -92,7 +92,7 @@ def _french_below_100(number: int, *, last: bool) -> str:
 
 
 def german(number: int) -> list[str]:
-    """The parts of the one word for ``number``."""
+    """Return the parts of the one word for ``number``."""
     _check(number)
     thousands, rest = divmod(number, 1000)
     if not thousands:
@@ -125,7 +125,7 @@ SPELL: Mapping[str, Callable[[int], list[str]]] = MappingProxyType(
 
 
 def join(language: str, tokens: list[str]) -> str:
-    """The text that tokens of a language make."""
+    """Return the text that tokens of a language make."""
     if language == "german":
         return "".join(tokens)
     text = " ".join(tokens)
@@ -133,7 +133,7 @@ def join(language: str, tokens: list[str]) -> str:
 
 
 def word_by_word(language: str, tokens: list[str]) -> list[str]:
-    """What a dictionary makes of an English number: each word's own translation, in the order of the English words."""
+    """Translate each word of an English number by a dictionary, in the order of the English words."""
     values = {word: number for number, word in enumerate(_ENGLISH)}
     values |= {word: 10 * number for number, word in enumerate(_ENGLISH_TENS, start=2)}
     values |= {"hundred": 100, "thousand": 1000}

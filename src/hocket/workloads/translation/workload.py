@@ -11,30 +11,28 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 import hocket
-from hocket.workloads._schedule import warm_up_and_cosine
-from hocket.workloads._workload import Batch
+from hocket.workloads._workload import Batch, BundledWorkload
 from hocket.workloads.translation.data import HeldOut, Language, Pairs
 from hocket.workloads.translation.model import PADDING, Transformer
 from hocket.workloads.translation.settings import SIZES, TranslationSettings
 from hocket.workloads.translation.spelling import SPELL, english, join, word_by_word
 
-WARM_UP_STEPS = 100
 HELD_OUT = 1000
 _PAIRS_PER_BATCH = 250
 _SHOWN = 3  # translations in the table
 
 
-class TranslationWorkload:
+class TranslationWorkload(BundledWorkload[TranslationSettings]):
     """Cross entropy of the next word and Adam; the learning rate rises for a hundred steps and falls along a cosine."""
 
-    evaluates = True
+    warm_up_steps = 100
 
     def __init__(self, settings: TranslationSettings) -> None:
-        self.settings = settings
+        super().__init__(settings)
         self._source, self._target = Language("english"), Language(settings.language)
 
     def model(self) -> Transformer:
-        """A Transformer of the chosen size."""
+        """Return a Transformer of the chosen size."""
         source, target = self._source, self._target
         return Transformer(
             SIZES[self.settings.size],
@@ -48,17 +46,9 @@ class TranslationWorkload:
         """Adam with the paper's constants."""
         return torch.optim.Adam(model.parameters(), lr=self.settings.lr, betas=(0.9, 0.98), eps=1e-9)
 
-    def learning_rate(self, step: int) -> float:
-        """Linear warm-up, then half a cosine."""
-        return self.settings.lr * warm_up_and_cosine(step, steps=self.settings.steps, warm_up_steps=WARM_UP_STEPS)
-
     def dataset(self) -> Dataset[Batch]:
-        """Random numbers in both languages."""
+        """Return random numbers in both languages."""
         return cast(Dataset[Batch], Pairs(self._source, self._target, seed=self.settings.seed))
-
-    def start_epoch(self, dataset: Dataset[Batch], epoch: int) -> None:
-        """Every epoch draws other numbers."""
-        cast(Pairs, dataset).set_epoch(epoch)
 
     def loss_fn(self, output: Tensor, target: Tensor) -> Tensor:
         """Cross entropy in nats per word: the mean over the words of a sentence, and of that over the sentences."""
@@ -67,7 +57,7 @@ class TranslationWorkload:
 
     @torch.no_grad()
     def evaluate(self, model: nn.Module, picture: Path | None) -> dict[str, Any]:
-        """How many held-out numbers are translated without any mistake; the numbers shared out among the workers."""
+        """Return how many held-out numbers are translated without mistakes; the numbers shared out among workers."""
         transformer = cast(Transformer, model)
         device = next(model.parameters()).device
         model.eval()
