@@ -13,7 +13,7 @@ from hocket.planner import (
     Plan,
     PlanError,
     fit_scaling,
-    pipeline_order,
+    plan_order,
     predict,
     step_graph,
 )
@@ -87,8 +87,8 @@ def test_1f1b_has_no_more_under_way_than_stages_are_left() -> None:
     plan = Plan(pipeline_parallel_degree=4, micro_batches=8)
     for rank in range(4):
         held = most = 0
-        for way, _ in pipeline_order(plan, rank):
-            held += 1 if way == "forward" else -1
+        for action in plan_order(plan).ranks[rank]:
+            held += 1 if action.kind == "F" else -1
             most = max(most, held)
         assert (held, most) == (0, 4 - rank)
 

@@ -10,7 +10,8 @@ import torch
 
 from hocket.parallel.batches import Share
 from hocket.parallel.mesh import World
-from hocket.parallel.pipeline import Run, Stage, Wire, _micro, _schedule
+from hocket.parallel.pipeline import Micro, Run, Stage, Wire, cut
+from hocket.schedule.pipeline import order_for_batch
 
 from . import _private
 from ._draws import Draws
@@ -81,7 +82,7 @@ class Engine:
         self._book = book = Book(training, scale)
         micros, begin = [], 0
         rows = max(share.samples, 1)
-        for index, micro in enumerate(_micro.cut(tuple(inputs), None, self._micro_batches)):
+        for index, micro in enumerate(cut(tuple(inputs), None, self._micro_batches)):
             end = begin + round(micro.share * rows)
             micros.append(replace(micro, inputs=(Rows(book, index, begin, end, micro.share), *micro.inputs)))
             begin = end
@@ -102,7 +103,7 @@ class Batch:
         device: where tensors are received.
     """
 
-    def __init__(self, engine: Engine, book: Book, micros: list[_micro.Micro], device: torch.device) -> None:
+    def __init__(self, engine: Engine, book: Book, micros: list[Micro], device: torch.device) -> None:
         self._engine = engine
         self._book = book
         self._outputs: dict[int, list[Any]] = {}
@@ -111,7 +112,7 @@ class Batch:
         self._keys = tuple(micro.key for micro in micros)
         self._device = device
         world, index = engine._world, engine.stage.index
-        self._actions = _schedule.for_batch(engine.schedule, world.size, 1, self._count)[world.rank]
+        self._order = order_for_batch(engine.schedule, world.size, 1, self._count).with_messages()
         self._run = Run(
             {index: engine.stage},
             {index: engine._runner},
@@ -137,7 +138,7 @@ class Batch:
     def forward(self) -> Any:
         """The forward of all micro-batches: the model's output on the last stage, else None."""
         with torch.set_grad_enabled(self._book.training):
-            self._run.perform([a for a in self._actions if a.kind in ("F", "SEND_F", "RECV_F")])
+            self._run.perform(self._order.forwards(self._engine._world.rank))
         return self._put_together()
 
     def in_turns(self, loss_of: LossOf) -> Any:
@@ -149,7 +150,7 @@ class Batch:
         """
         self._loss_of = loss_of
         with torch.enable_grad():
-            self._run.perform(self._actions)
+            self._run.perform(self._order.ranks[self._engine._world.rank])
         return self._put_together()
 
     def _put_together(self) -> Any:
@@ -172,7 +173,7 @@ class Batch:
                     for part, whole in zip(parts, self._whole, strict=True)
                 ]
                 begin += size
-        self._run.perform([a for a in self._actions if a.kind in ("B", "SEND_B", "RECV_B")])
+        self._run.perform(self._order.backwards(self._engine._world.rank))
 
     def everywhere(self, output: Any, share: Share) -> Any:
         """The output of the last stage, on every rank of the pipeline."""
@@ -188,7 +189,7 @@ class Batch:
         wire.wait(works)
         return received
 
-    def _hold(self, outputs: Sequence[Any], micro: _micro.Micro) -> torch.Tensor:
+    def _hold(self, outputs: Sequence[Any], micro: Micro) -> torch.Tensor:
         rows: Rows = micro.inputs[0]
         index = rows.index
         self._outputs[index] = [output.detach() for output in outputs]

@@ -27,12 +27,12 @@ from ._findings import PlanFinding as PlanFinding
 from ._fit import MeasuredPlan as MeasuredPlan
 from ._fit import fitted as fitted
 from ._fit import reference_plans as reference_plans
-from ._graph import pipeline_order as pipeline_order
 from ._graph import step_graph as step_graph
 from ._memory import Memory as Memory
 from ._memory import memory_of as memory_of
 from ._network import Cost as Cost
 from ._network import Network as Network
+from ._pipeline import plan_order as plan_order
 from ._plan import PLAN_VARIABLE as PLAN_VARIABLE
 from ._plan import Plan as Plan
 from ._plot import curves_svg as curves_svg
@@ -89,7 +89,7 @@ __all__ = [
     "in_flight",
     "memory_of",
     "parse_compression",
-    "pipeline_order",
+    "plan_order",
     "plan_rows",
     "predict",
     "preferred",

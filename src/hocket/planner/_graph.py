@@ -9,38 +9,25 @@ import numpy as np
 from hocket.algorithms import planned
 from hocket.cluster import Cluster
 from hocket.schedule import Collective, Schedule, Wire
+from hocket.schedule.pipeline import PipelineAction
 from hocket.simulate import StepGraph, Work
 from hocket.workload import Workload
 
 from ._bucket_sizes import BucketSizes
 from ._constants import Constants
 from ._ends import optimizer_s
-from ._findings import PlanError, PlanFinding
 from ._memory import memory_of
 from ._network import network_of
-from ._pipeline import order_of
+from ._pipeline import plan_order
 from ._plan import Plan
 from ._profile import Profile
 from ._stages import stage_cuts
 
-__all__ = ["pipeline_order", "step_graph"]
+__all__ = ["step_graph"]
 
 Pick = Callable[[Collective, float], Schedule]
 
-
-def pipeline_order(plan: Plan, rank: int) -> list[tuple[str, int]]:
-    """In which order a rank of the pipeline works: ("forward" or "backward", micro-batch).
-
-    Raises:
-        PlanError: the schedule has several stages a rank, or splits the backward pass.
-    """
-    p, m = plan.pipeline_parallel_degree, plan.micro_batches * plan.accumulate
-    if p > 1 and plan.pipeline_schedule not in ("gpipe", "1f1b"):
-        rule = f"{plan.pipeline_schedule!r} is timed in closed form only"
-        raise PlanError("the plan cannot be simulated:", [PlanFinding("pipeline_schedule", rule, 'take "1f1b"')])
-    if p == 1:
-        return [(way, batch) for batch in range(m) for way in ("forward", "backward")]
-    return [(way, batch) for way, _, batch in order_of(plan.pipeline_schedule, p, 1, m, rank)]
+_NAMES = {"F": "forward", "B": "backward", "I": "backward of inputs", "W": "backward of weights"}
 
 
 def step_graph(
@@ -86,39 +73,44 @@ def step_graph(
     nbytes = [memory_of(plan, workload, batch=batch, cuts=cuts, rank=rank).total for rank in range(p)]
     graph = StepGraph(workers, memory_nbytes=np.repeat(nbytes, d * t) if any(cluster.memory_nbytes) else None)
     places = np.arange(workers).reshape(p, d, t)
-    arrived: dict[tuple[str, int, int], Work] = {}
-    queues = [pipeline_order(plan, rank) for rank in range(p)]
+    order = plan_order(plan)
+    arrived: dict[tuple[bool, int, int], Work] = {}
     reductions: list[Work] = []
-    buckets = [_buckets(plan, profile, slice(edges[rank], edges[rank + 1])) for rank in range(p)]
+    buckets = [_buckets(plan, profile, slice(first, end)) for first, end in zip(edges[:-1], edges[1:], strict=True)]
+    # What completes a stage's gradients: its last whole backward, or the last half for its weights.
+    completes = {action.stage: action for rank in order.ranks for action in rank if action.kind in ("B", "W")}
+    back = times.backward + times.again
+    seconds_of = {"F": times.forward, "B": back, "I": back - times.backward / 2, "W": times.backward / 2}
 
-    def run(rank: int, way: str, number: int) -> None:
-        layers = slice(edges[rank], edges[rank + 1])
-        where = places[rank].ravel()
-        after = [arrived[key] for key in ((way, rank, number),) if key in arrived]
-        exchange = float((times.tensor_forward if way == "forward" else times.tensor_backward)[layers].sum())
-        if way == "forward":
-            last = graph.compute(where, float(times.forward[layers].sum()), name=f"forward {number}", after=after)
-        elif number < m - 1 or d == 1:
-            seconds = float((times.backward + times.again)[layers].sum())
-            last = graph.compute(where, seconds, name=f"backward {number}", after=after)
+    def run(rank: int, action: PipelineAction) -> None:
+        stage, kind, number = action
+        layers, where = slice(edges[stage], edges[stage + 1]), places[rank].ravel()
+        forward = kind == "F"
+        after = [arrived[forward, stage, number]] if kind != "W" and (forward, stage, number) in arrived else []
+        if d > 1 and action == completes[stage]:
+            last = reduced(rank, stage, seconds_of[kind], after)
         else:
-            last = _reduced(rank, after)
+            last = graph.compute(
+                where, float(seconds_of[kind][layers].sum()), name=f"{_NAMES[kind]} {number}", after=after
+            )
+        if kind == "W":
+            return
+        exchange = float((times.tensor_forward if forward else times.tensor_backward)[layers].sum())
         if exchange:
             last = graph.compute(where, exchange, stream="compute", name=f"tensor exchange {number}", after=[last])
-        onward = rank + (1 if way == "forward" else -1)
-        if 0 <= onward < p:
-            cut = edges[max(rank, onward)] - 1
-            each = float(profile.output_bytes[cut]) * scale / t
-            sent = graph.send(where, places[onward].ravel(), each, name=f"{way} {number}", after=[last])
-            arrived[way, onward, number] = sent
+        onward = stage + (1 if forward else -1)
+        if 0 <= onward < order.stages and p > 1:
+            each = float(profile.output_bytes[edges[max(stage, onward)] - 1]) * scale / t
+            there = places[onward % p].ravel()
+            sent = graph.send(where, there, each, name=f"{_NAMES[kind]} {number}", after=[last])
+            arrived[forward, onward, number] = sent
 
-    def _reduced(rank: int, after: list[Work]) -> Work:
-        """The last backward pass, whose gradients are reduced bucket by bucket."""
-        where, base = places[rank].ravel(), edges[rank]
+    def reduced(rank: int, stage: int, seconds: np.ndarray, after: list[Work]) -> Work:
+        """The last backward pass of a stage, whose gradients are reduced bucket by bucket."""
+        where, base = places[rank].ravel(), edges[stage]
         last: Work | None = None
-        for first, end, size in buckets[rank]:
-            seconds = float((times.backward + times.again)[base + first : base + end].sum())
-            last = graph.compute(where, seconds, name="backward", after=after)
+        for first, end, size in buckets[stage]:
+            last = graph.compute(where, float(seconds[base + first : base + end].sum()), name="backward", after=after)
             for column in range(t):
                 kind = "all_reduce" if plan.shard == "none" else "reduce_scatter"
                 group = places[rank, :, column]
@@ -128,19 +120,11 @@ def step_graph(
         assert last is not None
         return last
 
-    while any(queues):
-        before = sum(map(len, queues))
-        for rank in range(p):
-            while queues[rank]:
-                way, number = queues[rank][0]
-                source = rank - 1 if way == "forward" else rank + 1
-                if 0 <= source < p and (way, rank, number) not in arrived:
-                    break
-                queues[rank].pop(0)
-                run(rank, way, number)
-        assert sum(map(len, queues)) < before, "the pipeline's order has a cycle"
+    for rank, action in order.played.sequence:
+        run(rank, action)
     for rank in range(p):
-        seconds = optimizer_s(plan, profile, np.arange(edges[rank], edges[rank + 1]))
+        own = np.concatenate([np.arange(edges[stage], edges[stage + 1]) for stage in range(rank, order.stages, p)])
+        seconds = optimizer_s(plan, profile, own)
         graph.compute(places[rank].ravel(), seconds, name="optimizer", after=reductions)
     return graph
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from ._compression import parse_compression
 from ._findings import PlanFinding
+from ._pipeline import order_findings
 from .axes import AXES, inner, product
 
 if TYPE_CHECKING:
@@ -62,6 +63,7 @@ def _pipeline(plan: Plan) -> Iterator[PlanFinding]:
     if stages == 1 and schedule == "interleaved":
         rule = "an interleaved schedule has several stages on each rank"
         yield PlanFinding("stages_per_rank", rule, 'say stages_per_rank = 2, or pipeline_schedule = "1f1b"')
+    yield from order_findings(plan)
     wanted = plan.pipeline_parallel_degree * stages - 1
     if plan.split and len(plan.split) != wanted:
         rule = f"{wanted + 1} stages begin at {wanted} modules after the first, and {len(plan.split)} are named"

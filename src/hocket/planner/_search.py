@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hocket.cluster import Cluster
+from hocket.schedule.pipeline import NAMED_ORDERS
 from hocket.units import format_bytes
 from hocket.workload import Workload
 
@@ -176,9 +177,8 @@ class _Hunt:
         plan = layout.plan(sequence_parallel=layout.degree("tensor") > 1 and self.grid.sequence[-1])
         stages = layout.degree("pipeline")
         each = float(self.profile.times(plan, self.micro(layout)).total.sum()) / stages
-        bubble = (stages - 1) / layout.stages
-        if self.grid.fixed.get("pipeline_schedule") == "zero_bubble":
-            bubble /= 3
+        named = NAMED_ORDERS.get(self.grid.fixed.get("pipeline_schedule", plan.pipeline_schedule))
+        bubble = 0.0 if named is None else (stages - 1) / named.divisor(layout.stages)
         return each * (layout.parts + bubble)
 
     def visit(self, layout: Layout) -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 
+from hocket.schedule.pipeline import NAMED_ORDERS
 from hocket.workload import Workload
 
 from ._balance import CUT_SLACK, LOCAL, Link, balance
 from ._findings import PlanError, PlanFinding
+from ._pipeline import plan_order
 from ._plan import Plan
 
 _FEW = 400  # layers, for which the exact way is fast enough
@@ -115,15 +117,11 @@ def _needed(costs: Sequence[float], bound: float) -> int:
 def in_flight(plan: Plan, rank: int) -> float:
     """Micro-batches whose activations a rank of the pipeline holds at most, in units of all of its layers.
 
-    GPipe keeps all; 1F1B as many as there are ranks from here on; an interleaved schedule with v stages a rank has
-    2 (p - rank - 1) + (v - 1) p + 1 parts of 1/v under way (Narayanan et al., SC'21; Korthikanti et al. 2022, section
-    4.2.3), which is 1 + (p - 1) / (p v) times 1F1B's on the first. Zero bubble (its first form) keeps as many as 1F1B.
+    Those of a named order follow from its rule (see `hocket.schedule.pipeline.NAMED_ORDERS`; Narayanan et al., SC'21;
+    Korthikanti et al. 2022, section 4.2.3); those of another are counted.
     """
     p, m, v = plan.pipeline_parallel_degree, plan.micro_batches, plan.stages_per_rank
     if p == 1:
         return 1.0
-    if plan.pipeline_schedule == "gpipe":
-        return float(m)
-    if plan.pipeline_schedule == "interleaved":
-        return min(2 * (p - rank - 1) + (v - 1) * p + 1, m * v) / v
-    return float(min(m, (p - rank) if v == 1 else p))
+    named = NAMED_ORDERS.get(plan.pipeline_schedule)
+    return plan_order(plan).in_flight(rank) if named is None else named.in_flight(p, v, m, rank)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hocket.cluster import Cluster
+from hocket.schedule.pipeline import NAMED_ORDERS
 from hocket.workload import Workload
 
 from ._admissible import undivided
@@ -21,7 +22,7 @@ from ._ends import ends
 from ._findings import PlanError, PlanFinding
 from ._memory import Memory, memory_of
 from ._network import Cost, Network, network_of
-from ._pipeline import stage_works, waits
+from ._pipeline import plan_order, stage_works, waits
 from ._plan import Plan
 from ._profile import LayerTimes, Profile
 from ._stages import stage_cuts
@@ -31,9 +32,6 @@ __all__ = ["Prediction", "StepParts", "predict"]
 
 # Pipelines whose ranks share processors are followed step by step up to so many actions times ranks, some 50 ms.
 _FOLLOWED = 4096
-# By how much the time to fill and drain is divided; interleaving by the stages of a rank. ZB-H1: gradients of weights,
-# a third of the work, fill the rest (Qi et al. 2023, table 1).
-_FILLED = {"gpipe": 1, "1f1b": 1, "zero_bubble": 3}
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,18 +205,19 @@ def _step(
     recompute = m * float(times.again[layers].sum())
     gradients, gather, update, cost = ends(plan, profile, times, own, worst, m, crowd)
     handling = m * handling + _sharding(plan, profile, layers, m * crowd)
-    followed = p > 1 and profile.network.at_once and p * p * v * m <= _FOLLOWED
-    if followed and plan.pipeline_schedule != "zero_bubble":
+    named = NAMED_ORDERS.get(plan.pipeline_schedule)
+    followed = profile.network.at_once and p * p * v * m <= _FOLLOWED and plan.pipeline_schedule != "zero_bubble"
+    if p > 1 and (followed or named is None):
         alone = times.unhindered(crowd)
         calm = float((alone.tensor_forward + alone.tensor_backward)[layers].sum())
         own_s = m * (float(each[worst] - messages[worst]) - tensor[worst] + calm)
         tensor[worst] = calm
         stages = stage_works(alone, edges, hops, constants.stage_s)
-        at_once = profile.network.at_once * p / workers
-        bubble, sent, crowding = waits(plan.pipeline_schedule, stages, (p, v, m), own_s, at_once)
+        at_once = profile.network.at_once * p / workers or math.inf
+        bubble, sent, crowding = waits(plan_order(plan), stages, own_s, at_once)
     else:
         # The pipeline fills and drains once; its other ranks' times for one micro-batch are what the worst one waits.
-        bubble = float(each.sum() - each[worst]) / _FILLED.get(plan.pipeline_schedule, v)
+        bubble = float(each.sum() - each[worst]) / (1 if named is None else named.divisor(v))
         sent = m * float(messages[worst])
         # All ranks' work is more than the processors do while the worst rank works and waits; exchanges of tensors are
         # measured among all of them anyway.

@@ -17,6 +17,15 @@ UNEVEN = [16, 10, 7, 3, 1, 16, 5] + [16] * 13
 
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero_bubble")
 
+# By hand: halves where no named order has them, and messages as they come.
+BY_HAND = """
+order by-hand ranks=2 stages=2 micro_batches=4
+rank 0
+  0F0 0SEND_F0 0F1 0SEND_F1 0F2 0SEND_F2 0RECV_B0 0B0 0F3 0SEND_F3 0RECV_B1 0B1 0RECV_B2 0I2 0RECV_B3 0B3 0W2
+rank 1
+  1RECV_F0 1F0 1RECV_F1 1F1 1I0 1SEND_B0 1RECV_F2 1B1 1SEND_B1 1W0 1F2 1B2 1SEND_B2 1RECV_F3 1F3 1B3 1SEND_B3
+"""
+
 
 def case(n: int, model: str, schedule: str, per_rank: int, optimizer: str, **more: Any) -> programs.Case:
     sizes = UNEVEN if optimizer == "sgd" else EVEN
@@ -31,6 +40,8 @@ def cases(n: int) -> dict[str, programs.Case]:
         found.append(case(n, model, SCHEDULES[(i + n + 1) % 4], 1, "sgd"))
     found.append(case(n, "unet, frozen norms", "zero_bubble", 1, "sgd"))
     found.append(case(n, "unet, frozen norms", "1f1b", 1, "adam"))
+    if n == 2:
+        found += [case(n, model, BY_HAND, 1, optimizer) for model, optimizer in (("gpt", "adam"), ("mlp", "sgd"))]
     for model in ("cnn", "unet"):
         found.append(case(n, model, "gpipe", 1, "sgd", micro=1))
         found.append(case(n, model, "gpipe", 1, "adam", micro=1))

@@ -9,7 +9,7 @@ import torch
 from hocket.planner import Plan, PlanError, PlanFinding
 
 from ..mesh import Mesh
-from ..pipeline import Pipeline, admitted
+from ..pipeline import Pipeline
 from ..state import check_elementwise
 
 
@@ -34,13 +34,6 @@ def check_arguments(model: Any, optimizer: Any, plan: Plan) -> None:
     if plan.recompute and plan.recompute_part != "layers":
         rule = f"the Trainer computes whole layers again, not {plan.recompute_part!r} alone"
         raise _refusal("recompute_part", rule, 'say recompute_part = "layers"')
-    schedule = plan.pipeline_schedule, plan.pipeline_parallel_degree, plan.stages_per_rank
-    if plan.pipeline_parallel_degree > 1 and not admitted(*schedule, plan.micro_batches):
-        possible = [k for k in range(1, 4 * schedule[1] + plan.micro_batches) if admitted(*schedule, k)]
-        near = min(possible, key=lambda k: (abs(k - plan.micro_batches), -k))
-        rule = f"{schedule[0]!r} on {schedule[1]} ranks cannot run {plan.micro_batches} micro-batches"
-        remedy = f'take {near}, or pipeline_schedule = "gpipe", which takes any number'
-        raise _refusal("micro_batches", rule, remedy)
     mine = {id(p) for p in model.parameters()}
     if any(id(p) not in mine for group in optimizer.param_groups for p in group["params"]):
         raise ValueError("the optimizer has parameters that the model has not: make it of model.parameters()")

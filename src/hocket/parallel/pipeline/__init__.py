@@ -1,16 +1,16 @@
 """Pipeline parallelism: an ordinary model, cut into stages that different ranks run at the same time."""
 
 from hocket.planner import balance as balance
+from hocket.schedule.pipeline import bubble as bubble
 
-from ._idle import bubble as bubble
-from ._idle import idle_shares as idle_shares
 from ._measure import Times as Times
 from ._measure import measure as measure
+from ._micro import Micro as Micro
+from ._micro import cut as cut
 from ._pipeline import Pipeline as Pipeline
 from ._run import Run as Run
 from ._run import Span as Span
-from ._schedule import SCHEDULES as SCHEDULES
-from ._schedule import admitted as admitted
+from ._run import idle_shares as idle_shares
 from ._split import split as split
 from ._stage import Stage as Stage
 from ._steps import in_steps as in_steps
@@ -20,7 +20,7 @@ from ._trace import trace as trace
 from ._wire import Wire as Wire
 
 __all__ = [
-    "SCHEDULES",
+    "Micro",
     "Pipeline",
     "Run",
     "Span",
@@ -28,9 +28,9 @@ __all__ = [
     "Stage",
     "Times",
     "Wire",
-    "admitted",
     "balance",
     "bubble",
+    "cut",
     "idle_shares",
     "in_steps",
     "measure",

@@ -9,9 +9,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from hocket.schedule.pipeline import NAMED_ORDERS, PipelineAction, order_for_batch, pipeline_order
+
 from ..batches import trees as _trees
 from ..mesh import World
-from . import _micro, _schedule, _values
+from . import _micro, _values
 from ._micro import Micro
 from ._recompute import runner
 from ._run import Run, Span
@@ -31,7 +33,8 @@ class Pipeline:
     Args:
         stages: those of this rank: every `world.size`-th of `split`'s, from `world.rank` on.
         world: the ranks of the pipeline.
-        schedule: "gpipe", "1f1b", "interleaved" or "zero_bubble"; "1f1b" with several stages on a rank is interleaved.
+        schedule: the order in which ranks work: "gpipe", "1f1b", "interleaved", "zero_bubble", or a file with an order
+            (or its text); "1f1b" with several stages on a rank is interleaved.
         micro_batches: into how many a batch is cut. A batch of fewer samples makes fewer.
         loss_fn: called with the model's output and the target of a micro-batch.
         loss_reduction: "mean" if `loss_fn` is a mean over samples, "sum" if it is a sum.
@@ -44,7 +47,7 @@ class Pipeline:
 
     Attributes:
         stages: this rank's.
-        schedule: its name.
+        schedule: its name, or the text of an order.
         micro_batches: into how many a batch is cut.
         spans: when this rank computed in the last step.
 
@@ -67,7 +70,6 @@ class Pipeline:
         on_gradients: Callable[[Stage], None] | None = None,
     ) -> None:
         self.stages = tuple(stages)
-        self.schedule = schedule
         self.micro_batches = micro_batches
         self.spans: list[Span] = []
         self._world = world
@@ -78,7 +80,10 @@ class Pipeline:
         if loss_reduction not in ("mean", "sum"):
             raise ValueError(f"loss_reduction = {loss_reduction!r} is not known; choose mean or sum")
         self._check_stages()
-        _check_schedule(schedule, world.size, len(self.stages), micro_batches)
+        if micro_batches < 1:
+            raise ValueError(f"micro_batches = {micro_batches}: a batch is cut into 1 or more")
+        order = pipeline_order(schedule, world.size, len(self.stages), micro_batches)
+        self.schedule = schedule if schedule in NAMED_ORDERS else str(order)  # a file is read once
         self._count = self.stages[0].count
         self._by_index = {stage.index: stage for stage in self.stages}
         self._runners = {stage.index: runner(stage, recompute) for stage in self.stages}
@@ -110,7 +115,7 @@ class Pipeline:
             The loss of the batch, times `weight`, on every rank.
         """
         micros = _micro.cut(tuple(inputs), target, self.micro_batches)
-        actions = _schedule.for_batch(self.schedule, self._world.size, len(self.stages), len(micros))
+        order = order_for_batch(self.schedule, self._world.size, len(self.stages), len(micros)).with_messages()
         held_back: list[Stage] = []
         tied = {id(parameter) for parameter in self.tied}
 
@@ -123,7 +128,7 @@ class Pipeline:
         self._tied.set_aside()
         with torch.enable_grad():
             run = self._run(micros, lambda output, micro: self._loss(output, micro, weight), final)
-            run.perform(actions[self._world.rank])
+            run.perform(order.ranks[self._world.rank])
         self.spans = run.spans
         self._tied.sum_gradients()
         for stage in held_back:
@@ -176,8 +181,9 @@ class Pipeline:
             self._before,
         )
 
-    def _forwards(self, count: int) -> tuple[_schedule.Action, ...]:
-        return _schedule.forwards(self._world.size, len(self.stages), count)[self._world.rank]
+    def _forwards(self, count: int) -> tuple[PipelineAction, ...]:
+        order = pipeline_order("gpipe", self._world.size, len(self.stages), count)
+        return order.with_messages().forwards(self._world.rank)
 
     def _loss(self, output: Any, micro: Micro, weight: float) -> Tensor:
         if self._loss_fn is None:
@@ -204,21 +210,6 @@ class Pipeline:
                 f"from stage {rank} on, and the number of stages must be a multiple of the ranks: "
                 "stages = split(model, ranks * stages_per_rank, sample)[rank::ranks]"
             )
-
-
-def _check_schedule(schedule: str, ranks: int, per_rank: int, micro_batches: int) -> None:
-    if schedule not in _schedule.SCHEDULES:
-        known = ", ".join(_schedule.SCHEDULES)
-        raise ValueError(f"pipeline_schedule = {schedule!r} is not known; choose one of {known}")
-    if micro_batches < 1:
-        raise ValueError(f"micro_batches = {micro_batches}: a batch is cut into 1 or more")
-    if not _schedule.admitted(schedule, ranks, per_rank, micro_batches):
-        possible = [k for k in range(1, 2 * micro_batches + ranks) if _schedule.admitted(schedule, ranks, per_rank, k)]
-        near = min(possible, key=lambda k: (abs(k - micro_batches), -k))
-        raise ValueError(
-            f"micro_batches = {micro_batches} cannot be run by the schedule {schedule!r} on {ranks} ranks x {per_rank} "
-            f"stages; take {near}, or the schedule 'gpipe', which takes any number"
-        )
 
 
 def _warn_of_batch_norm(stages: Sequence[Stage], micro_batches: int) -> None:

@@ -8,10 +8,11 @@ from typing import Any, NamedTuple
 
 import torch
 
+from hocket.schedule.pipeline import PipelineAction
+
 from . import _values
 from ._flight import Flight
 from ._micro import Micro
-from ._schedule import Action
 from ._stage import Stage
 from ._wire import Key, Wire
 
@@ -27,9 +28,20 @@ class Span(NamedTuple):
         end_s: likewise.
     """
 
-    action: Action
+    action: PipelineAction
     begin_s: float
     end_s: float
+
+
+def idle_shares(spans: Sequence[Sequence[Span]]) -> list[float]:
+    """The share of a step, from the first rank's begin to the last one's end, that each rank did not compute.
+
+    Args:
+        spans: `Pipeline.spans` of every rank. The ranks must run on one host, whose clock they share.
+    """
+    begin_s = min(span.begin_s for rank in spans for span in rank)
+    end_s = max(span.end_s for rank in spans for span in rank)
+    return [1 - sum(span.end_s - span.begin_s for span in rank) / (end_s - begin_s) for rank in spans]
 
 
 class Run:
@@ -77,9 +89,9 @@ class Run:
         self.outputs: dict[int, Any] = {}
         self.spans: list[Span] = []
 
-    def perform(self, actions: Sequence[Action]) -> None:
+    def perform(self, actions: Sequence[PipelineAction]) -> None:
         """Carries out `actions` in order and waits until all that was sent is on its way."""
-        self._halved = {(a.stage, a.micro) for a in actions if a.kind == "I"}
+        self._halved = {(a.stage, a.micro_batch) for a in actions if a.kind == "I"}
         doing = {
             "F": self._forward,
             "B": self._backward,
@@ -96,9 +108,9 @@ class Run:
 
     # --- computing ----------------------------------------------------------------------------------------------------
 
-    def _forward(self, action: Action) -> None:
-        stage, micro = self._stages[action.stage], self._micros[action.micro]
-        place = (action.stage, action.micro)
+    def _forward(self, action: PipelineAction) -> None:
+        stage, micro = self._stages[action.stage], self._micros[action.micro_batch]
+        place = (action.stage, action.micro_batch)
         taken, works = self._taken.pop(place, ([], []))
         self._wire.wait(works)
         begin_s = time.perf_counter()
@@ -110,65 +122,65 @@ class Run:
             flight.loss = self._loss_of(output, micro)
             self.losses.append(flight.loss.detach())
         elif stage.last:
-            self.outputs[action.micro] = output
+            self.outputs[action.micro_batch] = output
         if torch.is_grad_enabled():
             self._flights[place] = flight
         self.spans.append(Span(action, begin_s, time.perf_counter()))
         if not stage.last:
             if stage.index + 1 in self._stages:
-                self._taken[action.stage + 1, action.micro] = (_values.leaves(output), [])
+                self._taken[action.stage + 1, action.micro_batch] = (_values.leaves(output), [])
             else:
                 self._to_send[place] = output
 
-    def _backward(self, action: Action) -> None:
+    def _backward(self, action: PipelineAction) -> None:
         flight = self._begin_backward(action)
         self._about_to_end(action)
         begin_s = time.perf_counter()
         found = flight.backward()
         self._spent(action, begin_s)
         self._hand_back(action, found)
-        del self._flights[action.stage, action.micro]
+        del self._flights[action.stage, action.micro_batch]
         self._ended(action)
 
-    def _backward_of_inputs(self, action: Action) -> None:
+    def _backward_of_inputs(self, action: PipelineAction) -> None:
         flight = self._begin_backward(action)
         begin_s = time.perf_counter()
         found = flight.backward_of_inputs()
         self._spent(action, begin_s)
         self._hand_back(action, found)
 
-    def _backward_of_weights(self, action: Action) -> None:
-        flight = self._flights.pop((action.stage, action.micro))
+    def _backward_of_weights(self, action: PipelineAction) -> None:
+        flight = self._flights.pop((action.stage, action.micro_batch))
         self._about_to_end(action)
         begin_s = time.perf_counter()
         flight.backward_of_weights()
         self._spent(action, begin_s)
         self._ended(action)
 
-    def _begin_backward(self, action: Action) -> Flight:
-        flight = self._flights[action.stage, action.micro]
+    def _begin_backward(self, action: PipelineAction) -> Flight:
+        flight = self._flights[action.stage, action.micro_batch]
         if self._stages[action.stage].last:
             flight.start_from_loss()
         else:
-            gradients, works = self._gradients.pop((action.stage, action.micro))
+            gradients, works = self._gradients.pop((action.stage, action.micro_batch))
             self._wire.wait(works)
             flight.arrived(gradients)
         return flight
 
-    def _hand_back(self, action: Action, found: list[Tensor]) -> None:
+    def _hand_back(self, action: PipelineAction, found: list[Tensor]) -> None:
         if action.stage - 1 in self._stages:
-            self._gradients[action.stage - 1, action.micro] = (found, [])
+            self._gradients[action.stage - 1, action.micro_batch] = (found, [])
         elif action.stage:
-            self._to_send[action.stage, action.micro] = found
+            self._to_send[action.stage, action.micro_batch] = found
 
-    def _spent(self, action: Action, begin_s: float) -> None:
+    def _spent(self, action: PipelineAction, begin_s: float) -> None:
         self.spans.append(Span(action, begin_s, time.perf_counter()))
 
-    def _about_to_end(self, action: Action) -> None:
+    def _about_to_end(self, action: PipelineAction) -> None:
         if self._left[action.stage] == 1:
             self._last_backward(self._stages[action.stage])
 
-    def _ended(self, action: Action) -> None:
+    def _ended(self, action: PipelineAction) -> None:
         self._left[action.stage] -= 1
         if not self._left[action.stage]:
             self._final(self._stages[action.stage])
@@ -178,20 +190,20 @@ class Run:
     def _key(self, stage: int, micro: int) -> Key:
         return (stage, torch.is_grad_enabled(), self._micros[micro].key)
 
-    def _send_forward(self, action: Action) -> None:
-        values = self._to_send.pop((action.stage, action.micro))
+    def _send_forward(self, action: PipelineAction) -> None:
+        values = self._to_send.pop((action.stage, action.micro_batch))
         after = action.stage + 1
-        self._wire.send_values(after % self._ranks, self._key(after, action.micro), values)
+        self._wire.send_values(after % self._ranks, self._key(after, action.micro_batch), values)
 
-    def _receive_forward(self, action: Action) -> None:
-        peer, key = (action.stage - 1) % self._ranks, self._key(action.stage, action.micro)
-        self._taken[action.stage, action.micro] = self._wire.receive_values(peer, key, self._device)
+    def _receive_forward(self, action: PipelineAction) -> None:
+        peer, key = (action.stage - 1) % self._ranks, self._key(action.stage, action.micro_batch)
+        self._taken[action.stage, action.micro_batch] = self._wire.receive_values(peer, key, self._device)
 
-    def _send_backward(self, action: Action) -> None:
-        self._wire.send((action.stage - 1) % self._ranks, self._to_send.pop((action.stage, action.micro)))
+    def _send_backward(self, action: PipelineAction) -> None:
+        self._wire.send((action.stage - 1) % self._ranks, self._to_send.pop((action.stage, action.micro_batch)))
 
-    def _receive_backward(self, action: Action) -> None:
-        flight = self._flights[action.stage, action.micro]
+    def _receive_backward(self, action: PipelineAction) -> None:
+        flight = self._flights[action.stage, action.micro_batch]
         buffers = [torch.empty_like(t, memory_format=torch.contiguous_format) for t in flight.expects()]
         works = self._wire.receive((action.stage + 1) % self._ranks, buffers)
-        self._gradients[action.stage, action.micro] = (buffers, works)
+        self._gradients[action.stage, action.micro_batch] = (buffers, works)

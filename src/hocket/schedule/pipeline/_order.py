@@ -269,7 +269,7 @@ class PipelineOrder:
         return PipelineOrder(self.name, self.stages, self.micro_batches, ranks)
 
     def with_messages(self) -> PipelineOrder:
-        """The same with its messages written.
+        """The same with its messages written; made once.
 
         A send follows what it sends. A receive comes where its rank is when the message is sent, as far as `played`
         tells: not later, so that the message can be on its way, and not much earlier, so that nothing waits behind it.
@@ -277,8 +277,10 @@ class PipelineOrder:
         Raises:
             ScheduleError: its ranks wait for each other.
         """
-        if self.explicit or self.world == 1:
-            return self
+        return self if self.explicit or self.world == 1 else self._with_messages
+
+    @cached_property
+    def _with_messages(self) -> PipelineOrder:
         if self.played.stuck:
             rank, action, missing = self.played.stuck[0]
             raise ScheduleError(f"order {self.name}: rank {rank} waits at {action} for {missing}, which never comes")

@@ -6,13 +6,21 @@ from collections import Counter
 
 import pytest
 
-from hocket.parallel.pipeline import _schedule
-from hocket.parallel.pipeline._schedule import SCHEDULES, Action, actions, admitted, for_batch
+from hocket.schedule.pipeline import NAMED_ORDERS, PipelineAction, order_for_batch, pipeline_order
+
+SCHEDULES = tuple(NAMED_ORDERS)
 
 SHAPES = [(1, 1, 3), (1, 2, 2), (2, 1, 4), (2, 1, 8), (2, 2, 4), (3, 1, 6), (4, 1, 4), (4, 1, 16), (4, 2, 8), (2, 3, 6)]
 
 
-def played(order: tuple[tuple[Action, ...], ...], per_rank: int, forward_s: float = 1.0) -> tuple[float, list[float]]:
+def actions(schedule: str, ranks: int, per_rank: int, micro: int) -> tuple[tuple[PipelineAction, ...], ...]:
+    """Every rank's actions, messages written."""
+    return pipeline_order(schedule, ranks, per_rank, micro).with_messages().ranks
+
+
+def played(
+    order: tuple[tuple[PipelineAction, ...], ...], per_rank: int, forward_s: float = 1.0
+) -> tuple[float, list[float]]:
     """Seconds until all is done and the seconds that each rank computes; messages take no time.
 
     A backward takes twice a forward, its two halves a forward each; a stage its share of its rank's.
@@ -65,10 +73,10 @@ def test_every_micro_batch_passes_every_stage_once_each_way(
         for stage in range(ranks * per_rank):
             for m in range(micro):
                 mine = stage % ranks == r
-                assert counts[Action(stage, "F", m)] == mine
-                whole, halves = counts[Action(stage, "B", m)], counts[Action(stage, "I", m)]
+                assert counts[PipelineAction(stage, "F", m)] == mine
+                whole, halves = counts[PipelineAction(stage, "B", m)], counts[PipelineAction(stage, "I", m)]
                 assert whole + halves == mine
-                assert counts[Action(stage, "W", m)] == halves
+                assert counts[PipelineAction(stage, "W", m)] == halves
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -118,14 +126,15 @@ def test_1f1b_keeps_as_many_micro_batches_as_there_are_stages_behind() -> None:
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_what_is_admitted_runs_and_what_is_not_runs_as_gpipe(schedule: str) -> None:
     for ranks, per_rank, micro in [(r, p, m) for r in (1, 2, 3, 4) for p in (1, 2) for m in range(1, 10)]:
-        if admitted(schedule, ranks, per_rank, micro):
+        if NAMED_ORDERS[schedule].admits(ranks, per_rank, micro):
             played(actions(schedule, ranks, per_rank, micro), per_rank)
         else:
             with pytest.raises(ValueError):
                 actions(schedule, ranks, per_rank, micro)
-            assert for_batch(schedule, ranks, per_rank, micro) == actions("gpipe", ranks, per_rank, micro)
+            short = order_for_batch(schedule, ranks, per_rank, micro)
+            assert short == pipeline_order("gpipe", ranks, per_rank, micro)
 
 
 def test_an_unknown_schedule_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match=r"'gpipe2' is not known; choose one of gpipe, 1f1b"):
-        _schedule.actions("gpipe2", 2, 1, 4)
+        actions("gpipe2", 2, 1, 4)
