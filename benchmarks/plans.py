@@ -1,4 +1,4 @@
-"""The planner against measuring every plan: six workloads, 2 and 4 local ranks, 8 emulated hosts at 100 Mbit/s.
+"""The planner against measuring every plan: eight workloads, 2 and 4 local ranks, 8 emulated hosts at 100 Mbit/s.
 
     python -m benchmarks.plans --ranks 2,4                        local ranks
     python -m benchmarks.plans --fabric star:hosts=8,bandwidth=100Mbit/s --ranks 8
@@ -65,6 +65,8 @@ WORKLOADS = {
     "language_model": ("demo", 32),
     "translation": ("demo", 128),
     "recommender": ("demo", 32768),
+    "cosmoflow": ("demo", 16),
+    "climate": ("demo", 8),
 }
 # A plan that takes so many times what the fastest before it took is measured in fewer turns.
 HOPELESS = 4.0

@@ -10,9 +10,11 @@ import torch
 
 from hocket.parallel.batches import mapped, samples_in
 from hocket.parallel.mesh import World
+from hocket.parallel.partition import DRY_RUNS
 from hocket.parallel.pipeline import SplitError, trace
 from hocket.parallel.state import check_elementwise
-from hocket.planner import Plan, PlanError, PlanFinding, search, with_reasons
+from hocket.planner import AXES, Plan, PlanError, PlanFinding, search, with_reasons
+from hocket.workload import trial
 
 from ._calibrate import calibrate
 from ._calibration import Calibration
@@ -40,7 +42,7 @@ def auto_plan(model: torch.nn.Module, optimizer: Any, sample: Any, world: World)
         raise PlanError("no plan was found:", [PlanFinding("sample", rule, "pass Trainer(..., sample=inputs)")])
     inputs = tuple(sample) if isinstance(sample, tuple | list) else (sample,)
     batch = samples_in(inputs)
-    if batch < world.size:
+    if batch < world.size and not _shares_samples(model, inputs, world.size):
         rule = f"the sample has {batch} of the global batch's samples, and there are {world.size} workers"
         raise PlanError("no plan was found:", [PlanFinding("sample", rule, "pass the inputs of a whole batch")])
     begin = time.perf_counter()
@@ -49,7 +51,8 @@ def auto_plan(model: torch.nn.Module, optimizer: Any, sample: Any, world: World)
     found: tuple[dict[str, Any] | None, str] = (None, "")
     if world.rank == 0:
         fixed: dict[str, Any] = {} if _can_split(model, inputs) else {"pipeline_parallel_degree": 1}
-        fixed |= {} if _can_divide(optimizer) else {"tensor_parallel_degree": 1, "shard": "none"}
+        if not _can_divide(optimizer):
+            fixed |= {"shard": "none", **{axis.field: 1 for axis in AXES if axis.elementwise}}
         found = _chosen(measured, world.size, batch, fixed)
     document, refused = world.from_root(found)
     if document is None:
@@ -84,6 +87,18 @@ def _can_divide(optimizer: Any) -> bool:
     except ValueError:
         return False
     return True
+
+
+def _shares_samples(model: torch.nn.Module, inputs: tuple[Any, ...], ranks: int) -> bool:
+    """Return whether several ranks can share a sample, so that there may be fewer samples than ranks."""
+    for dry_run in DRY_RUNS.values():
+        try:
+            with trial(model, inputs) as step, dry_run(model, ranks, lambda kind, nbytes: None):
+                step()
+        except (ValueError, NotImplementedError, RuntimeError):
+            continue
+        return True
+    return False
 
 
 def _can_split(model: torch.nn.Module, inputs: tuple[Any, ...]) -> bool:

@@ -19,6 +19,7 @@ import torch.distributed as dist
 
 from hocket.parallel.batches import mapped, samples_in
 from hocket.parallel.mesh import World, join
+from hocket.parallel.partition import DRY_RUNS
 from hocket.parallel.pipeline import in_steps
 from hocket.planner import Constants, Network, fitted
 from hocket.workload import Workload, capture, trial
@@ -80,7 +81,11 @@ def _workload(model: torch.nn.Module, optimizer: Any, inputs: tuple[Any, ...], w
     alone: list[float] = []
     captured: list[Workload] = []
     for _ in range(_ROUNDS_OF_MODEL):  # by turns, and the fastest counts: the machine may be slow for a while
-        one = capture(model, part, optimizer=kind, degrees=degrees(world.size)) if world.rank == 0 else None
+        one = (
+            capture(model, part, optimizer=kind, degrees=degrees(world.size), dry_runs=DRY_RUNS)
+            if world.rank == 0
+            else None
+        )
         found = world.from_root(one)
         assert found is not None
         captured.append(found)

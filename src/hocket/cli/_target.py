@@ -80,6 +80,7 @@ def _shape(text: str) -> Workload:
 def _function(target: str, device: str | None, optimizer: str, degrees: Sequence[int]) -> Workload:
     from torch import nn
 
+    from hocket.parallel.partition import DRY_RUNS
     from hocket.parallel.pipeline import in_steps
     from hocket.workload import capture
 
@@ -100,7 +101,9 @@ def _function(target: str, device: str | None, optimizer: str, degrees: Sequence
         raise TargetError(f"{target}: {name}() must return (model, sample) or (model, sample, loss), not {type(given)}")
     loss = given[2] if len(given) == 3 else None
     model, sample = given[:2]
-    found = capture(model, sample, loss=loss, name=path.stem, device=device, optimizer=optimizer, degrees=degrees)
+    found = capture(
+        model, sample, loss=loss, name=path.stem, device=device, optimizer=optimizer, degrees=degrees, dry_runs=DRY_RUNS
+    )
     if not found.measured or device is not None or loss is not None:  # measured here, and a sample is what it takes
         return found
     return in_steps(found, model, sample if isinstance(sample, tuple | list) else (sample,))
@@ -109,24 +112,35 @@ def _function(target: str, device: str | None, optimizer: str, degrees: Sequence
 def _bundled(name: str, batch: int | None, device: str, optimizer: str, degrees: Sequence[int]) -> Workload:
     import torch
 
+    from hocket.parallel.partition import DRY_RUNS
     from hocket.workload import capture
 
     place = torch.device(device)
     model: torch.nn.Module
+    more: dict[str, Any] = {"device": device, "name": name, "degrees": degrees, "dry_runs": DRY_RUNS}
     if name == "edsr":  # the paper's full model, magnifying by 4, patches of 48 pixels, 16 at a time
         from hocket.workloads.edsr.model import EDSR
 
         with place:
             model = EDSR("full", 4)
         patches = torch.zeros(batch or 16, 3, 48, 48)
-        return capture(model, patches, device=device, name="edsr", unit="image", degrees=degrees)
+        return capture(model, patches, unit="image", **more)
     if name == "resnet50":
         from hocket.workloads.resnet50.model import ResNet50
 
         with place:
             model = ResNet50()
         sample = torch.zeros(batch or 32, 3, 224, 224)
-        return capture(model, sample, device=device, name=name, optimizer="momentum", unit="image", degrees=degrees)
+        return capture(
+            model,
+            sample,
+            device=device,
+            name=name,
+            optimizer="momentum",
+            unit="image",
+            degrees=degrees,
+            dry_runs=DRY_RUNS,
+        )
     from torch.utils.data import default_collate
 
     from hocket.workloads import build, settings_from_options
@@ -138,6 +152,4 @@ def _bundled(name: str, batch: int | None, device: str, optimizer: str, degrees:
     def loss(model: torch.nn.Module, given: tuple[torch.Tensor, ...]) -> torch.Tensor:
         return made.loss_fn(model(*given[:-1]), given[-1])
 
-    return capture(
-        made.model(), tuple(sample), loss=loss, device=device, name=name, optimizer=optimizer, degrees=degrees
-    )
+    return capture(made.model(), tuple(sample), loss=loss, optimizer=optimizer, **more)

@@ -50,8 +50,14 @@ from ._synchronisation import Synchronisation as Synchronisation
 from ._time import Prediction as Prediction
 from ._time import StepParts as StepParts
 from ._time import predict as predict
+from .axes import AXES as AXES
+from .axes import Axis as Axis
+from .axes import axis as axis
+from .axes import inner as inner
 
 __all__ = [
+    "AXES",
+    "Axis",
     "COMPRESSIONS",
     "CUT_SLACK",
     "Link",
@@ -78,6 +84,7 @@ __all__ = [
     "StepParts",
     "Synchronisation",
     "admissible_plans",
+    "axis",
     "balance",
     "balanced_cuts",
     "check_run",
@@ -87,6 +94,7 @@ __all__ = [
     "fit_scaling",
     "fitted",
     "in_flight",
+    "inner",
     "memory_of",
     "parse_compression",
     "plan_order",

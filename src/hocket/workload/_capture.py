@@ -8,14 +8,16 @@ timed, and a model of any size can be captured. Ops between layers belong to the
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from ._share import Operation, WorkloadError
+from ._dry_runs import DryRun, dry_shares
+from ._share import Operation, Share, WorkloadError
 from ._shares import Holding, shares_of
 from ._timing import Timing, optimizer_time, time_of
 from ._trace import Trace, trace_of
@@ -38,6 +40,7 @@ def capture(
     optimizer: str = "adam",
     repeats: int = 3,
     degrees: Sequence[int] = (2, 4, 8),
+    dry_runs: Mapping[str, DryRun] | None = None,
     unit: str = "sample",
 ) -> Workload:
     """Run a step of a model and say what it asked for. Its parameters and gradients stay as they are.
@@ -55,6 +58,8 @@ def capture(
         repeats: Timed steps at the least, up to four times as many if they are short; the lower quartile counts.
         degrees: Numbers of workers for which to tell how they divide the layers' tensors, by the rule by which the
             Trainer does (`hocket.workload.division`).
+        dry_runs: By the name of an axis of parallelism, what has the model do one rank's part: it is run so for all of
+            `degrees`, too.
         unit: What a sample is called.
 
     Raises:
@@ -74,8 +79,9 @@ def capture(
         if place.type != "meta":
             timing = time_of(here, units, batch, run, repeats)
             optimizer_s = optimizer_time(here, optimizer)
+        alone = partial(dry_shares, here, units, batch, run, dry_runs or {}, degrees)
+        layers = _layers(here, units, trace, timing, _STATE_NBYTES[optimizer], degrees, alone, repeats)
     size = samples(batch)
-    layers = _layers(here, units, trace, timing, _STATE_NBYTES[optimizer], degrees)
     precision = str(next((p.dtype for p in here.parameters()), torch.float32)).removeprefix("torch.")
     source = "captured on the meta device" if place.type == "meta" else f"captured on {place.type}"
     return Workload(name or type(model).__name__, size, layers, precision, source, unit, optimizer_s)
@@ -88,6 +94,8 @@ def _layers(
     timing: Timing | None,
     state_nbytes: int,
     degrees: Sequence[int],
+    alone: Callable[[Mapping[int, tuple[int, int, int]], int], dict[int, tuple[Share, ...]]],
+    repeats: int,
 ) -> tuple[Layer, ...]:
     order = list(dict.fromkeys(trace.order))  # a unit that runs twice stands where it ran first
     order += [index for index in range(len(units)) if index not in order]
@@ -101,6 +109,9 @@ def _layers(
         held[index] = Holding([one for one in own if id(one) not in counted], state_nbytes)
         counted.update(id(one) for one in own)
     shares = shares_of(model, trace, held, degrees)
+    state = {index: holding.nbytes() for index, holding in held.items()}
+    for index, found in alone(state, repeats if timing else 0).items():
+        shares[index] = (*shares.get(index, ()), *found)
     layers = []
     for index in order:
         unit, own_state, spent = units[index], held[index], trace.total(index)

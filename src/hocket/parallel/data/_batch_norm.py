@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -38,7 +37,7 @@ class _Normalise(torch.autograd.Function):
             sums[0] = count
             sums[1:] = count * torch.cat([mean, variance + mean.square()])
         with comm.label("batch norm"):
-            dist.all_reduce(sums, group=world.group)
+            world.all_reduce(sums)
         total = sums[0]
         mean, square = (sums[1:] / total).chunk(2)
         variance = (square - mean.square()).clamp_(min=0.0)
@@ -63,7 +62,7 @@ class _Normalise(torch.autograd.Function):
             of_bias, of_weight = torch.zeros_like(of_bias), torch.zeros_like(of_weight)
         sums = torch.cat([of_bias, of_weight]).double()
         with comm.label("batch norm"):
-            dist.all_reduce(sums, group=ctx.world.group)
+            ctx.world.all_reduce(sums)
         mean_gradient, mean_product = (sums / total).to(centred.dtype).chunk(2)
         if ctx.counts:
             gradient = gradient - mean_gradient.view(shape) - centred * mean_product.view(shape)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -11,6 +12,17 @@ import torch
 import torch.distributed as dist
 
 T = TypeVar("T")
+
+
+class DryGroup:
+    """A group in a process that runs one rank's part alone, to see what it takes: collectives bring nothing.
+
+    Args:
+        heard: Hears of each collective: its kind, and bytes of its full tensor.
+    """
+
+    def __init__(self, heard: Callable[[str, int], None]) -> None:
+        self.heard = heard
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +50,30 @@ class World:
         if self.group is not None and dist.get_backend(self.group) == "nccl":
             return torch.device("cuda", torch.cuda.current_device())
         return torch.device("cpu")
+
+    def all_reduce(self, tensor: torch.Tensor) -> None:
+        """Add up a tensor over the ranks, in place."""
+        if isinstance(self.group, DryGroup):
+            self.group.heard("all_reduce", tensor.nbytes)
+        else:
+            dist.all_reduce(tensor, group=self.group)
+
+    def all_to_all(
+        self, received: torch.Tensor, sent: torch.Tensor, counts: Sequence[int], counts_sent: Sequence[int]
+    ) -> None:
+        """Send each rank its part of a flat tensor, and receive one part from each.
+
+        Args:
+            received: Where the parts come to lie, in the order of the ranks.
+            sent: The parts, in the same order.
+            counts: Elements that come from each rank.
+            counts_sent: Elements that each rank gets.
+        """
+        if isinstance(self.group, DryGroup):
+            # Of the vector of an all_to_all a rank keeps its own part.
+            self.group.heard("all_to_all", received.zero_().nbytes * self.size // (self.size - 1))
+        else:
+            dist.all_to_all_single(received, sent, list(counts), list(counts_sent), group=self.group)
 
     def from_root(self, value: T) -> T:
         """The picklable `value` of the group's rank 0, on every rank."""

@@ -17,7 +17,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from hocket import comm
 
@@ -128,7 +127,7 @@ def _exchanged(
     counts = [(end - begin) * others if begin < end else 0 for begin, end in taken]
     found = sent.new_empty(sum(counts))
     with comm.label(LABEL):
-        dist.all_to_all_single(found, sent, counts, [part.numel() for part in parts], group=world.group)
+        world.all_to_all(found, sent, counts, [part.numel() for part in parts])
     received = {}
     for rank, (flat, (begin, end)) in enumerate(zip(torch.split(found, counts), taken, strict=True)):
         if begin < end:
@@ -150,5 +149,5 @@ class _Total(torch.autograd.Function):
 
 def _summed(world: World, tensor: torch.Tensor) -> torch.Tensor:
     summed = tensor.contiguous() if not tensor.is_contiguous() else tensor.clone()
-    dist.all_reduce(summed, group=world.group)
+    world.all_reduce(summed)
     return summed

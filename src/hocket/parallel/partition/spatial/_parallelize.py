@@ -155,9 +155,14 @@ def parallelize(
     check_model(model, world)
     send_once([*model.parameters(), *model.buffers()], world)
     align(world, next((p.device for p in model.parameters()), torch.device("cpu")))
+    become_divided(model, form)
+    return form
+
+
+def become_divided(model: nn.Module, form: SpatialParallel) -> None:
+    """Put the forward of slabs before the model's own class."""
     old: Any = type(model)
     about = {"__module__": __name__, "__doc__": old.__doc__}
     divided: Any = type(old.__name__, (DividedModule, old), about)
     model.spatial = form  # type: ignore[assignment]
     model.__class__ = divided
-    return form

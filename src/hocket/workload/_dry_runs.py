@@ -1,0 +1,132 @@
+"""What one rank of a divided model does, seen by running its part alone: exchanges are counted and bring nothing."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten
+
+from ._share import Exchange, Operation, Share
+from ._timing import time_of
+from ._trace import trace_of
+from ._units import Loss, Unit, hooked
+
+__all__ = ["DryRun", "Heard", "dry_shares"]
+
+Heard = Callable[[str, int], None]
+"""Hears of an exchange: its kind, and bytes of its full tensor."""
+
+_Key = tuple[str, str, int]
+
+
+class DryRun(Protocol):
+    """One rank's part of a model whose ranks stand along some axis. While it is entered the model does that part."""
+
+    def __call__(self, model: nn.Module, ranks: int, heard: Heard) -> AbstractContextManager[None]:
+        """Have `model` do what one of `ranks` ranks does of it; raises ValueError if it cannot be divided."""
+        ...
+
+
+def dry_shares(
+    model: nn.Module,
+    units: list[Unit],
+    batch: Any,
+    run: Loss,
+    dry_runs: Mapping[str, DryRun],
+    degrees: Sequence[int],
+    state: Mapping[int, tuple[int, int, int]],
+    repeats: int,
+) -> dict[int, tuple[Share, ...]]:
+    """Return one rank's share of each unit, by axis and number of ranks; nothing for what a model cannot do.
+
+    Args:
+        model: On the device of the batch.
+        units: Of the model.
+        batch: A batch.
+        run: Makes the loss.
+        dry_runs: By the name of the axis.
+        degrees: Numbers of ranks.
+        state: Of each unit, bytes of parameters, gradients and optimizer state, all of which every rank holds.
+        repeats: Timed steps at the least; 0 to time nothing.
+    """
+    found: dict[int, tuple[Share, ...]] = {}
+    for axis, dry in dry_runs.items():
+        for degree in sorted(set(degrees) - {1}):
+            try:
+                shares = _shares(model, units, batch, run, dry, degree, state, repeats)
+            except (ValueError, NotImplementedError, RuntimeError):  # models fail in as many ways as there are models
+                break
+            for index, share in shares.items():
+                found[index] = (*found.get(index, ()), share(axis))
+    return found
+
+
+def _shares(
+    model: nn.Module,
+    units: list[Unit],
+    batch: Any,
+    run: Loss,
+    dry: DryRun,
+    degree: int,
+    state: Mapping[int, tuple[int, int, int]],
+    repeats: int,
+) -> dict[int, Callable[[str], Share]]:
+    heard: list[tuple[str, int]] = []
+    with dry(model, degree, lambda kind, nbytes: heard.append((kind, nbytes))):
+        exchanged = _exchanges(model, units, batch, run, heard)
+        trace = trace_of(model, units, batch, run)
+        timing = time_of(model, units, batch, run, repeats) if repeats else None
+
+    def made(index: int) -> Callable[[str], Share]:
+        spent = trace.total(index)
+        work = Operation("forward", spent.flops, spent.moved, spent.saved, "divided", max(1, spent.calls))
+        exchanges = tuple(
+            # Sums of statistics have a number for each channel, however many samples there are.
+            Exchange(phase, kind, nbytes, count, kind != "all_reduce")
+            for (phase, kind, nbytes), count in exchanged.get(index, Counter()).items()
+        )
+        times = (timing.forward_s[index], timing.backward_s[index]) if timing else (0.0, 0.0)
+        fixed = round(timing.fixed_share[index], 6) if timing else 0.0
+        return lambda axis: Share(degree, *state[index], (work,), exchanges, False, axis, *times, fixed)
+
+    return {index: made(index) for index in range(len(units))}
+
+
+def _exchanges(
+    model: nn.Module, units: list[Unit], batch: Any, run: Loss, heard: list[tuple[str, int]]
+) -> dict[int, Counter[_Key]]:
+    """Return what each unit exchanges in the passes of one step, by phase, kind and bytes."""
+    found: dict[int, Counter[_Key]] = {}
+    at = 0
+    heard.clear()
+
+    def move(index: int, phase: str) -> None:
+        """What was heard until now is of the unit before."""
+        nonlocal at
+        found.setdefault(at, Counter()).update((phase, kind, nbytes) for kind, nbytes in heard)
+        heard.clear()
+        at = index
+
+    def left(index: int, output: Any) -> None:
+        for one in tree_flatten(output)[0]:
+            if isinstance(one, Tensor) and one.requires_grad:
+                one.register_hook(lambda _: move(index, "backward"))  # type: ignore[no-untyped-call]
+
+    with ExitStack() as stack:
+        for index, unit in enumerate(units):
+            module = unit.module
+            stack.enter_context(hooked(module.register_forward_pre_hook(lambda *_, i=index: move(i, "forward"))))
+            stack.enter_context(hooked(module.register_forward_hook(lambda _m, _a, out, i=index: left(i, out))))
+        result = run(model, batch)
+        move(at, "forward")
+        if not isinstance(result, Tensor) or not result.requires_grad:
+            raise ValueError("the loss has no gradient")
+        torch.autograd.backward(result)
+        move(at, "backward")
+    model.zero_grad(set_to_none=True)
+    return found
