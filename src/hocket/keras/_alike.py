@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from hocket.parallel.mesh import World
-from hocket.parallel.state import send_once
+from hocket.parallel.state import broadcast_tensors
 
 from . import _private
 from ._divided import DividedOptimizer, unbuilt
@@ -76,13 +76,13 @@ class Alike:
                 optimizer.build(self.model.trainable_variables)
             state = optimizer.variables
         values = {id(v): v.value.detach() for v in [*self.model.variables, *state]}
-        send_once([value for value in values.values() if value.numel()], self.world)
+        broadcast_tensors([value for value in values.values() if value.numel()], self.world)
 
     def send_state(self) -> None:
         """Gives all ranks what rank 0's layers keep besides their weights (moving averages); a collective operation."""
         values = [v.value.detach() for v in self.model.non_trainable_variables]
         if self.world.size > 1 and values:
-            send_once([value for value in values if value.numel()], self.world)
+            broadcast_tensors([value for value in values if value.numel()], self.world)
 
     def align_once(self) -> None:
         """The same, unless it has been done since the model was compiled; a collective operation."""

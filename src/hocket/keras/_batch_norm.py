@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from hocket import comm
-from hocket.parallel.batches import Share
+from hocket.parallel.batches import BatchShard
 from hocket.parallel.mesh import World
 
 
@@ -36,7 +36,7 @@ def _reduced(value: torch.Tensor, world: World) -> torch.Tensor:
 
 
 @contextmanager
-def synchronised(model: Any, world: World, share: Callable[[], Share | None]) -> Iterator[None]:
+def synchronised(model: Any, world: World, share: Callable[[], BatchShard | None]) -> Iterator[None]:
     """A block in which every BatchNormalization in `model` takes mean and variance over all ranks' samples.
 
     One all_reduce forward (counts, sums and sums of squares, in float64 so that subtracting the squared mean loses
@@ -57,7 +57,7 @@ def synchronised(model: Any, world: World, share: Callable[[], Share | None]) ->
             layer.__dict__.pop("_moments", None)
 
 
-def _moments_of(layer: Any, world: World, share: Callable[[], Share | None]) -> Callable[..., Any]:
+def _moments_of(layer: Any, world: World, share: Callable[[], BatchShard | None]) -> Callable[..., Any]:
     def moments(inputs: torch.Tensor, mask: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
         part = share()
         if part is None:

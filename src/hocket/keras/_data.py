@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from hocket.parallel import DistributedLoader
-from hocket.parallel.batches import Cutter, Share, fingerprint
+from hocket.parallel.batches import BatchShard, Cutter, fingerprint
 from hocket.parallel.mesh import World
 
 from . import _private
@@ -37,7 +37,9 @@ class SharedData(_private.DataAdapter):  # type: ignore[misc]  # Keras carries n
         everyone: the ranks that must have the same data: those of `world`, and those of their pipelines.
     """
 
-    def __init__(self, inner: Any, source: Any, world: World, note: Callable[[Share], None], everyone: World) -> None:
+    def __init__(
+        self, inner: Any, source: Any, world: World, note: Callable[[BatchShard], None], everyone: World
+    ) -> None:
         self._inner = inner
         self._world = world
         self._everyone = everyone
@@ -81,7 +83,7 @@ class SharedData(_private.DataAdapter):  # type: ignore[misc]  # Keras carries n
             if not self._agreed:
                 check_alike(fingerprint(batch), self._everyone, "the first batch")
                 self._agreed = True
-            share = Share.of(cutter.size(batch), self._world.size, self._world.rank)
+            share = BatchShard.of(cutter.size(batch), self._world.size, self._world.rank)
             self._note(share)
             yield cutter.cut(batch, share.begin, share.end) if share.samples else cutter.cut(batch, 0, 1)
 
@@ -128,10 +130,10 @@ class _Rows(Dataset[Any]):
     def __init__(self, dataset: Any, world: World) -> None:
         self._dataset = dataset
         self._world = world
-        self.share: Share | None = None
+        self.share: BatchShard | None = None
 
     def __getitems__(self, indices: list[int]) -> Any:
-        self.share = share = Share.of(len(indices), self._world.size, self._world.rank)
+        self.share = share = BatchShard.of(len(indices), self._world.size, self._world.rank)
         return self._dataset.__getitems__(indices[share.begin : share.end] if share.samples else indices[:1])
 
     def __len__(self) -> int:
@@ -139,7 +141,7 @@ class _Rows(Dataset[Any]):
 
 
 def shared(
-    arguments: dict[str, Any], world: World, note: Callable[[Share], None], *, what: str = "x", everyone: World
+    arguments: dict[str, Any], world: World, note: Callable[[BatchShard], None], *, what: str = "x", everyone: World
 ) -> SharedData:
     """The user's data as Keras takes it, shared out; a collective operation.
 
@@ -177,11 +179,11 @@ def _brief(mark: list[Any]) -> str:
     return text if len(text) <= 100 else text[:97] + "..."
 
 
-def cut_batch(batch: Any, world: World) -> tuple[Share, Any]:
+def cut_batch(batch: Any, world: World) -> tuple[BatchShard, Any]:
     """This rank's part of one batch of arrays or tensors that every rank holds."""
     whole = _private.tree.map_structure(lambda value: value if value is None else _array(value), batch)
     cutter = Cutter(None)
-    share = Share.of(cutter.size(whole), world.size, world.rank)
+    share = BatchShard.of(cutter.size(whole), world.size, world.rank)
     return share, cutter.cut(whole, share.begin, share.end) if share.samples else cutter.cut(whole, 0, 1)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from hocket.parallel.batches import Share
+from hocket.parallel.batches import BatchShard
 
 from ._graph import Graph
 from ._random import memory_order
@@ -61,7 +61,7 @@ class Draws:
         self._rows = (0, 0)
         self._next = 0
 
-    def draw(self, inputs: Sequence[Any], share: Share, training: bool, device: torch.device) -> None:
+    def draw(self, inputs: Sequence[Any], share: BatchShard, training: bool, device: torch.device) -> None:
         """Draws for a batch.
 
         Args:

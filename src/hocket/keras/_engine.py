@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from hocket.parallel.batches import Share
+from hocket.parallel.batches import BatchShard
 from hocket.parallel.mesh import World
 from hocket.parallel.pipeline import Micro, Run, Stage, Wire, cut
 from hocket.schedule.pipeline import order_for_batch
@@ -45,7 +45,7 @@ class Engine:
         self.draws = Draws(graph, part.begin, part.end)
         self._world = world
         self._micro_batches = micro_batches
-        self._share: Share | None = None
+        self._share: BatchShard | None = None
         self._book: Book | None = None
         self.renew()
 
@@ -58,14 +58,14 @@ class Engine:
         """Forgets what is known of messages: which values have gradients may have changed. On all ranks together."""
         self._wire = Wire(self._world)
 
-    def share(self) -> Share | None:
+    def share(self) -> BatchShard | None:
         """The samples of the micro-batch in work, of the whole batch; None between."""
         share, rows = self._share, None if self._book is None else self._book.rows
         if share is None or rows is None or not share.samples:
             return share if rows is not None else None
-        return Share(share.begin + rows[0], share.begin + rows[1], share.total, share.world)
+        return BatchShard(share.begin + rows[0], share.begin + rows[1], share.total, share.world)
 
-    def begin(self, x: Any, share: Share, *, training: bool, scale: float = 1.0) -> Batch:
+    def begin(self, x: Any, share: BatchShard, *, training: bool, scale: float = 1.0) -> Batch:
         """A batch, to be run forward, and backward if it trains.
 
         Args:
@@ -175,7 +175,7 @@ class Batch:
                 begin += size
         self._run.perform(self._order.backwards(self._engine._world.rank))
 
-    def everywhere(self, output: Any, share: Share) -> Any:
+    def everywhere(self, output: Any, share: BatchShard) -> Any:
         """The output of the last stage, on every rank of the pipeline."""
         engine = self._engine
         world, wire = engine._world, engine._wire

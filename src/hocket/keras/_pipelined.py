@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from hocket import comm
-from hocket.parallel.batches import Share
+from hocket.parallel.batches import BatchShard
 from hocket.parallel.data import Reducer
 from hocket.parallel.mesh import Mesh
 
@@ -136,7 +136,9 @@ class PipelinedSteps(Steps):
 
         return step
 
-    def _work(self, batch: Batch, x: Any, y: Any, sample_weight: Any, share: Share, scale: float) -> dict[str, Any]:
+    def _work(
+        self, batch: Batch, x: Any, y: Any, sample_weight: Any, share: BatchShard, scale: float
+    ) -> dict[str, Any]:
         model, training = self.model, batch.training
         loss: Any = None
         with torch.set_grad_enabled(training):
@@ -172,7 +174,7 @@ class PipelinedSteps(Steps):
         return self.model._compile_loss(y, y_pred, sample_weight)
 
     def _of_micro_batches(
-        self, y: Any, sample_weight: Any, share: Share, scale: float, losses: list[torch.Tensor]
+        self, y: Any, sample_weight: Any, share: BatchShard, scale: float, losses: list[torch.Tensor]
     ) -> Callable[[Any, Rows], Any]:
         """What gives the loss of a micro-batch, by its part of the samples; each is also added to `losses`."""
         samples = max(share.samples, 1)

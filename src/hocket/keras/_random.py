@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from hocket.parallel.batches import Share
+from hocket.parallel.batches import BatchShard
 
 from . import _private
 
@@ -23,7 +23,7 @@ Unseeded = Callable[[Any, float, Callable[..., Any]], Any]
 
 
 @contextmanager
-def of_whole_batch(share: Callable[[], Share | None], unseeded: Unseeded | None = None) -> Iterator[None]:
+def of_whole_batch(share: Callable[[], BatchShard | None], unseeded: Unseeded | None = None) -> Iterator[None]:
     """A block in which Keras' random functions draw for the whole batch wherever the first axis is that of samples.
 
     Args:
@@ -64,11 +64,11 @@ def of_whole_batch(share: Callable[[], Share | None], unseeded: Unseeded | None 
             setattr(_keras, name, function)
 
 
-def _rows(part: Share) -> int:
+def _rows(part: BatchShard) -> int:
     return max(part.samples, 1)  # a rank without samples has one to keep step
 
 
-def _slice(part: Share) -> slice:
+def _slice(part: BatchShard) -> slice:
     begin = min(part.begin, part.total - 1)
     return slice(begin, begin + _rows(part))
 

@@ -8,11 +8,11 @@ import torch
 
 from hocket import comm
 from hocket.comm import torch_adapter
-from hocket.parallel.batches import Share
+from hocket.parallel.batches import BatchShard
 from hocket.parallel.mesh import World
 
 
-def gathered(rows: torch.Tensor, share: Share, world: World) -> torch.Tensor:
+def gathered(rows: torch.Tensor, share: BatchShard, world: World) -> torch.Tensor:
     """All rows of a batch, in its order, on every rank; a collective operation.
 
     Args:
@@ -33,7 +33,7 @@ def gathered(rows: torch.Tensor, share: Share, world: World) -> torch.Tensor:
         torch_adapter.all_gather_single(whole.view(-1), mine.contiguous().view(-1), group=world.group)
     if most * world.size == share.total:
         return whole
-    parts = [Share.of(share.total, world.size, rank).samples for rank in range(world.size)]
+    parts = [BatchShard.of(share.total, world.size, rank).samples for rank in range(world.size)]
     return torch.cat([whole[rank * most : rank * most + count] for rank, count in enumerate(parts)])
 
 
@@ -44,20 +44,20 @@ class _Gather(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, rows: torch.Tensor, share: Share, world: World, factor: float) -> torch.Tensor:
+    def forward(ctx: Any, rows: torch.Tensor, share: BatchShard, world: World, factor: float) -> torch.Tensor:
         ctx.share, ctx.factor, ctx.shape = share, factor, rows.shape
         return gathered(rows, share, world)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         (gradient,) = gradients
-        share: Share = ctx.share
+        share: BatchShard = ctx.share
         mine = gradient.new_zeros(ctx.shape)
         mine[: share.samples] = gradient[share.begin : share.end] * ctx.factor
         return mine, None, None, None
 
 
-def gathered_with_gradient(rows: torch.Tensor, share: Share, world: World, factor: float) -> torch.Tensor:
+def gathered_with_gradient(rows: torch.Tensor, share: BatchShard, world: World, factor: float) -> torch.Tensor:
     """Like `gathered`, and the gradient with respect to the own rows is `factor` times that of the result's."""
     if world.size == 1:
         return rows

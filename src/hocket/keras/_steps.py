@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from hocket.parallel.batches import Share
+from hocket.parallel.batches import BatchShard
 from hocket.parallel.data import Reducer, scale_gradients
 from hocket.parallel.mesh import World
 
@@ -43,8 +43,8 @@ class Steps:
         self.tally: Tally | None = None
         self._synchronise_batch_norm = synchronise_batch_norm
         self._bucket_bytes = bucket_bytes
-        self._yielded: Share | None = None  # of the batch that a loader gave out last and no step has taken
-        self._working: Share | None = None  # of the batch that a step works on
+        self._yielded: BatchShard | None = None  # of the batch that a loader gave out last and no step has taken
+        self._working: BatchShard | None = None  # of the batch that a step works on
         self._reducer: Reducer | None = None
         self._reduced: list[int] = []
 
@@ -52,11 +52,11 @@ class Steps:
     def _alone(self) -> bool:
         return self.world.size == 1
 
-    def note(self, share: Share) -> None:
+    def note(self, share: BatchShard) -> None:
         """A loader gives out a batch."""
         self._yielded = share
 
-    def working(self) -> Share | None:
+    def working(self) -> BatchShard | None:
         """This rank's part of the batch that a step works on; None outside of steps."""
         return self._working
 
@@ -166,7 +166,7 @@ class Steps:
         return step
 
     @contextmanager
-    def _taking(self) -> Iterator[Share | None]:
+    def _taking(self) -> Iterator[BatchShard | None]:
         """The share of the batch that was yielded; a second step (of a callback's own evaluation, say) gets None."""
         self._working, self._yielded = self._yielded, None
         try:
@@ -216,7 +216,7 @@ class Steps:
 
         return compute_metrics
 
-    def _whole(self, rows: Any, share: Share, factor: float | None = None) -> Any:
+    def _whole(self, rows: Any, share: BatchShard, factor: float | None = None) -> Any:
         """The whole batch's rows of every tensor.
 
         Raises:

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from hocket import comm
-from hocket.parallel.batches import Share
+from hocket.parallel.batches import BatchShard
 from hocket.parallel.mesh import World
 
 
@@ -32,7 +32,7 @@ class Tally:
         self._local: dict[str, list[torch.Tensor]] = {}  # sums of this rank alone, in training and in evaluation
 
     def step(
-        self, work: Callable[[], dict[str, Any]], share: Share, metric_names: Callable[[], set[str]], phase: str
+        self, work: Callable[[], dict[str, Any]], share: BatchShard, metric_names: Callable[[], set[str]], phase: str
     ) -> dict[str, float]:
         """Runs `work` and adds up over ranks what it adds to the metrics; a collective operation.
 

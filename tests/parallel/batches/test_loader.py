@@ -20,9 +20,9 @@ import hocket
 from hocket.parallel import DistributedLoader, ShardedLoader
 from hocket.parallel.batches import _rng
 from hocket.parallel.batches import batch as _batch
+from hocket.parallel.batches._batch_shard import BatchShard
 from hocket.parallel.batches._cut import Cutter
 from hocket.parallel.batches._samples import SeededDataset
-from hocket.parallel.batches._shares import Share
 from hocket.parallel.mesh.world import World
 from hocket.testing import RankError, run_ranks
 
@@ -33,7 +33,7 @@ from .. import loader_programs as programs
 
 @given(st.integers(0, 500), st.integers(1, 40))
 def test_shares_are_contiguous_complete_and_as_equal_as_can_be(total: int, world: int) -> None:
-    shares = [Share.of(total, world, rank) for rank in range(world)]
+    shares = [BatchShard.of(total, world, rank) for rank in range(world)]
     assert [shares[0].begin, *(s.end for s in shares)] == [s.begin for s in shares] + [total]
     sizes = [s.samples for s in shares]
     assert sizes == sorted(sizes, reverse=True)
@@ -112,11 +112,11 @@ class Wrapped:
         return len(self.loader)
 
 
-def share_in_use() -> Share:
+def share_in_use() -> BatchShard:
     note = _batch.current()
     assert note is not None
-    if note.share is None or note.share == Share(0, 1, 1, 1):
-        return Share(0, 10**6, 10**6, 1)  # alone and not cut: all of the batch counts
+    if note.share is None or note.share == BatchShard(0, 1, 1, 1):
+        return BatchShard(0, 10**6, 10**6, 1)  # alone and not cut: all of the batch counts
     return note.share
 
 
@@ -250,7 +250,7 @@ def test_seeded_data_set_passes_on_attributes_and_pickles() -> None:
 
 def test_stream_of_random_numbers_continues_where_it_ended() -> None:
     torch.manual_seed(0)
-    stream = _rng.Stream(_rng.States.now())
+    stream = _rng.RandomStream(_rng.RngStates.now())
     expected = torch.rand(4).tolist()
     with stream:
         first = torch.rand(2).tolist()

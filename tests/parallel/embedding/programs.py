@@ -137,7 +137,7 @@ def divided(optimizer_name: str, how: Any) -> tuple[list[float], dict[str, Any]]
 
 def whole(model: nn.Module, form: EmbeddingParallel) -> dict[str, Any]:
     return {
-        name: (form.whole(name) if name in form.pieces else parameter).detach().numpy().copy()
+        name: (form.whole(name) if name in form.shards else parameter).detach().numpy().copy()
         for name, parameter in model.named_parameters()
     }
 
@@ -162,8 +162,8 @@ def gradients(reduction: Any, passes: int) -> dict[str, Any]:
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None
         found[name] = parameter.grad
-        if name in form.pieces:
-            shape, (begin, _) = form.pieces[name]
+        if name in form.shards:
+            shape, (begin, _) = form.shards[name]
             full = parameter.detach().new_zeros(shape)
             full[begin : begin + len(parameter)] = parameter.grad
             found[name] = hocket.total(full)
@@ -213,7 +213,7 @@ def counted(how: Any) -> tuple[tuple[int, int], tuple[int, int], str]:
     ids |= {f"{name}.weight": text.numel() * world.size for name in ("words", "sums", "means", "flat")}
     ids["sums.weight"] -= padding
     ids["means.weight"] -= padding
-    expected = form.collectives({name: count for name, count in ids.items() if name in form.pieces})
+    expected = form.collectives({name: count for name, count in ids.items() if name in form.shards})
     return mine, (sum(c.count for c in expected), sum(c.nbytes for c in expected)), str(form)
 
 
@@ -232,11 +232,11 @@ def parts() -> list[dict[str, Any]]:
     for name, parameter in form.parameters.items():
         assert torch.equal(form.part(name, full.get_parameter(name)), parameter)
     again = distribute_embeddings(model, _world.current(), "row")
-    assert not again.pieces
+    assert not again.shards
     assert set(again.refused.values()) == {"it is divided already"}
     return [
         {"name": name, "shape": shape, "begin": offsets[0], "rows": form.parameters[name].detach().numpy().copy()}
-        for name, (shape, offsets) in form.pieces.items()
+        for name, (shape, offsets) in form.shards.items()
     ]
 
 
@@ -278,7 +278,7 @@ def refusals() -> tuple[dict[str, str], list[str], list[str]]:
             look_up()
         except (ValueError, IndexError) as error:
             messages.append(f"{type(error).__name__}: {error}")
-    return form.refused, list(form.pieces), messages
+    return form.refused, list(form.shards), messages
 
 
 def edges() -> list[bool]:

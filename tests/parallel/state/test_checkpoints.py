@@ -14,10 +14,10 @@ from torch import nn
 
 import hocket
 from hocket.parallel import CheckpointError
-from hocket.parallel.state._pieces import (
-    Place,
-    Range,
-    Segment,
+from hocket.parallel.state._shards import (
+    DimSegment,
+    FlatRange,
+    ParameterPlacement,
     boxes,
     memory_order,
 )
@@ -112,13 +112,13 @@ def test_a_range_of_memory_finds_its_place_whatever_the_order_of_axes(axes: list
     order = tuple(memory_order(tensor.stride(), tensor.shape))
     shape = tuple(tensor.shape)
     # The second axis is divided: this rank has two stretches of it, which lie further behind in the model's.
-    segments = (Segment(0, 1, 4), Segment(1, shape[1], 7)) if shape[1] > 1 else (Segment(0, shape[1], 4),)
-    place = Range(Place("w", (9, 12, 9), 1, segments), shape, order, begin, end)
+    segments = (DimSegment(0, 1, 4), DimSegment(1, shape[1], 7)) if shape[1] > 1 else (DimSegment(0, shape[1], 4),)
+    place = FlatRange(ParameterPlacement("w", (9, 12, 9), 1, segments), shape, order, begin, end)
     here = {4: 0, **{7 + i: 1 + i for i in range(shape[1])}}  # index of the model's axis, to the rank's
     seen = []
-    for piece in place.pieces(torch.arange(begin, end)):
-        offsets = (piece.offsets[0], here[piece.offsets[1]], piece.offsets[2])
-        where = tuple(slice(o, o + s) for o, s in zip(offsets, piece.tensor.shape, strict=True))
-        assert torch.equal(tensor[where], piece.tensor)
-        seen += piece.tensor.flatten().tolist()
+    for shard in place.shards(torch.arange(begin, end)):
+        offsets = (shard.offsets[0], here[shard.offsets[1]], shard.offsets[2])
+        where = tuple(slice(o, o + s) for o, s in zip(offsets, shard.tensor.shape, strict=True))
+        assert torch.equal(tensor[where], shard.tensor)
+        seen += shard.tensor.flatten().tolist()
     assert sorted(seen) == list(range(begin, end))

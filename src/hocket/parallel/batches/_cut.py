@@ -1,14 +1,18 @@
-"""Cuts a batch into samples: which of its parts have one entry for each sample, and which belong to it as a whole."""
+"""Cuts a batch along its samples, for ranks and for passes of gradient accumulation, with the weights of the parts."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
 import torch
 
+from ..mesh import World
+from . import batch as _batch
 from . import trees as _trees
+from ._batch_shard import BatchShard
 
 Path = tuple[Any, ...]  # keys and positions that lead to a part of a batch
 
@@ -24,7 +28,7 @@ class Cutter:
     The first batch decides for all: the last one may be as long as anything.
 
     Args:
-        expected: samples of the loader's first batch, if it tells.
+        expected: Samples of the loader's first batch, if it tells.
     """
 
     def __init__(self, expected: int | None) -> None:
@@ -33,7 +37,7 @@ class Cutter:
         self._by_sample: set[Path] = set()  # lists with an entry for each sample
 
     def size(self, batch: Any) -> int:
-        """Samples in a batch.
+        """Return how many samples a batch has.
 
         Raises:
             TypeError: the batch holds no tensor or array that could be cut.
@@ -59,11 +63,11 @@ class Cutter:
         return size
 
     def cut(self, batch: Any, begin: int, end: int) -> Any:
-        """Samples `begin` to `end` of a batch of which `size` has been asked."""
+        """Return samples `begin` to `end` of a batch of which `size` has been asked."""
         return self._cut(batch, (), begin, end, self._first_axis(batch, ()))
 
     def _look(self, value: Any, path: Path, lengths: dict[Path, int]) -> None:
-        """Finds the lists of tensors in `value`, and in the first batch decides what they are lists of."""
+        """Find the lists of tensors in `value`, and in the first batch decide what they are lists of."""
         if isinstance(value, Mapping):
             for key, item in value.items():
                 self._look(item, (*path, key), lengths)
@@ -95,7 +99,7 @@ class Cutter:
         return not any(isinstance(item, tuple | list) and len(item) == expected for item in value)
 
     def _first_axis(self, value: Any, path: Path) -> int | None:
-        """The length of the first thing in `value` that has one entry for each sample."""
+        """Return the length of the first thing in `value` that has one entry for each sample."""
         if path in self._by_sample or isinstance(value, torch.Tensor | np.ndarray):
             return len(value) if path in self._by_sample else _axis(value)
         for key, item in _entries(value):
@@ -134,7 +138,7 @@ def _entries(value: Any) -> list[tuple[Any, Any]]:
 
 
 def _axis(value: Any) -> int | None:
-    """The length of the first axis of the first tensor or array in `value`."""
+    """Return the length of the first axis of the first tensor or array in `value`."""
     if isinstance(value, torch.Tensor | np.ndarray):
         return int(value.shape[0]) if value.ndim else None
     for _, item in _entries(value):
@@ -146,3 +150,75 @@ def _axis(value: Any) -> int | None:
 
 def _name(path: Path) -> str:
     return "the batch" + "".join(f"[{key!r}]" for key in path)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchPart:
+    """What goes through the model at once: a rank's shard of a batch, or one of its gradient accumulation steps.
+
+    Attributes:
+        inputs: Inputs of the model, in order.
+        target: Target of the loss.
+        samples: How many samples count: none where one was given so that the rank keeps step with others.
+        total: Samples of the global batch.
+    """
+
+    inputs: tuple[Any, ...]
+    target: Any
+    samples: int
+    total: int
+
+    def weight(self, reduction: Literal["mean", "sum"]) -> float:
+        """By what the part's loss counts in the batch's."""
+        if reduction == "sum":
+            return 1.0 if self.samples else 0.0
+        return self.samples / self.total
+
+
+class BatchSplitter:
+    """Cuts batches for one rank and its passes.
+
+    Args:
+        world: The data-parallel ranks.
+    """
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._cutter = Cutter(None)
+
+    def parts(self, batch: Any, count: int) -> list[BatchPart]:
+        """Return this rank's part of a batch, in `count` parts.
+
+        A batch that a loader of `Trainer.batches` has yielded is this rank's part already; any other is taken for the
+        global batch, the same on every rank.
+
+        Raises:
+            TypeError: the batch is no tuple or list of inputs and a target.
+        """
+        if not isinstance(batch, tuple | list) or len(batch) < 2:
+            raise TypeError(
+                f"a batch is a tuple or list of the model's inputs and then the target, not {type(batch).__name__}"
+                + (f" of {len(batch)}" if isinstance(batch, tuple | list) else "")
+            )
+        values = tuple(batch)
+        size = self._cutter.size(values)
+        note = _batch.current(values)
+        share = None if note is None else note.share
+        if self._world.size == 1:
+            share = BatchShard(0, size, size, 1)
+        elif share is None or share.world != self._world.size or max(1, share.samples) != size:
+            share = BatchShard.of(size, self._world.size, self._world.rank)
+            values = self._cutter.cut(values, *_range(share.begin, share.end))
+        return [self._part(values, share, count, i) for i in range(count)]
+
+    def _part(self, values: Sequence[Any], share: BatchShard, count: int, i: int) -> BatchPart:
+        mine = BatchShard.of(share.samples, count, i)
+        if count > 1:
+            values = self._cutter.cut(values, *_range(mine.begin, mine.end))
+        *inputs, target = values
+        return BatchPart(tuple(inputs), target, mine.samples, share.total)
+
+
+def _range(begin: int, end: int) -> tuple[int, int]:
+    """Return the range, or one sample to keep step where there is none."""
+    return (begin, end) if begin < end else (0, 1)

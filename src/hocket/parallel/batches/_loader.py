@@ -11,12 +11,12 @@ from torch.utils.data import BatchSampler, DataLoader
 
 from ..mesh import World
 from ..mesh import world as _world
-from . import _shares
+from . import _batch_shard
 from . import batch as _batch
+from ._batch_shard import BatchShard
 from ._cut import Cutter
-from ._rng import States, Stream, mix
+from ._rng import RandomStream, RngStates, mix
 from ._samples import RankSampler, SeededDataset, each
-from ._shares import Share
 from ._user_loader import (
     draw_worker_seed,
     expected_size,
@@ -32,10 +32,10 @@ class SharedLoader:
     """What loaders for training and for evaluation have in common: the same batches on every rank, and a rank's part.
 
     Args:
-        loader: a torch DataLoader or any iterable of batches, the same on every rank.
-        group: the ranks that share each batch; None for torch's default group.
-        seed_samples: whether each sample is loaded with the global random generators seeded by its place.
-        among: the ranks that divide each batch, if not all of the group do: others get the same parts as one of them.
+        loader: A torch DataLoader or any iterable of batches, the same on every rank.
+        group: The ranks that share each batch; None for torch's default group.
+        seed_samples: Whether each sample is loaded with the global random generators seeded by its place.
+        among: The ranks that divide each batch, if not all of the group do: others get the same parts as one of them.
     """
 
     _keep_step = True
@@ -53,7 +53,7 @@ class SharedLoader:
         self._by_index = loads_by_index(loader)
         self._upcoming = 0  # the epoch that the next iteration is to be
         self._position = 0  # the epoch for which the random numbers stand ready
-        self._stream: Stream | None = None
+        self._stream: RandomStream | None = None
         refuse_divided_sampler(loader)
 
     def __iter__(self) -> Iterator[Any]:
@@ -65,7 +65,7 @@ class SharedLoader:
         return self._upcoming
 
     def set_epoch(self, epoch: int) -> None:
-        """Makes the next iteration that of `epoch`, as it would be in an uninterrupted run: for resuming.
+        """Make the next iteration that of `epoch`, as it would be in an uninterrupted run: for resuming.
 
         Random numbers of the epochs between are drawn and dropped; that is exact for data sets that are loaded by
         index. A sampler with a `set_epoch` of its own is told too.
@@ -85,8 +85,8 @@ class SharedLoader:
 
     # --- one epoch --------------------------------------------------------------------------------------------------
 
-    def _parts(self) -> Iterator[tuple[Share, Any]]:
-        """This rank's part of each batch of the next epoch."""
+    def _parts(self) -> Iterator[tuple[BatchShard, Any]]:
+        """Return this rank's part of each batch of the next epoch."""
         agree = self._start() if self._stream is None else None
         assert self._stream is not None
         if self._upcoming != self._position:
@@ -98,7 +98,7 @@ class SharedLoader:
             return
         self._sampler.epoch = epoch
         self._sampler.skip = self._begun = self._take_skip()
-        self._sampler.shares = shares = deque[Share]()
+        self._sampler.shares = shares = deque[BatchShard]()
         with self._stream:
             self._worker_generator.manual_seed(mix(draw_worker_seed(self.loader, epoch), self._among.rank))
         for part in self._inner:
@@ -106,7 +106,7 @@ class SharedLoader:
             yield shares.popleft(), part
         self._begun = 0
 
-    def _cut_parts(self, stream: Stream, agree: Any) -> Iterator[tuple[Share, Any]]:
+    def _cut_parts(self, stream: RandomStream, agree: Any) -> Iterator[tuple[BatchShard, Any]]:
         cutter = Cutter(expected_size(self.loader))
         skip, self._begun = self._take_skip(), 0
         for batch in each(self.loader, stream, agree):
@@ -114,9 +114,9 @@ class SharedLoader:
             if self._begun <= skip:
                 continue
             if self._among.size == 1:
-                yield Share(0, 1, 1, 1), batch
+                yield BatchShard(0, 1, 1, 1), batch
                 continue
-            share = Share.of(cutter.size(batch), self._among.size, self._among.rank)
+            share = BatchShard.of(cutter.size(batch), self._among.size, self._among.rank)
             if share.samples:
                 yield share, cutter.cut(batch, share.begin, share.end)
             elif self._keep_step and share.total:
@@ -126,7 +126,7 @@ class SharedLoader:
     # --- where it stands --------------------------------------------------------------------------------------------
 
     def position(self) -> dict[str, Any]:
-        """Where the sequence of batches stands, for `resume`: what the latest iteration has yielded counts as used."""
+        """Return where the sequence of batches stands, for `resume`; what has been yielded counts as used."""
         initial = None if self._stream is None else (self._seed, self._initial, self._initial_generators)
         try:
             over = self._begun >= len(self)
@@ -137,7 +137,7 @@ class SharedLoader:
         return {"epoch": self._position - 1, "batch": self._begun, "initial": initial}
 
     def resume(self, position: dict[str, Any]) -> None:
-        """Makes the next iteration go on where `position` was taken, with any number of ranks."""
+        """Make the next iteration go on where `position` was taken, with any number of ranks."""
         self._given, self._stream = position["initial"], None
         self._position, self._begun = 0, 0
         self.set_epoch(position["epoch"])
@@ -150,13 +150,13 @@ class SharedLoader:
     # --- the same sequence on every rank ----------------------------------------------------------------------------
 
     def _start(self) -> Any:
-        """Takes over rank 0's random state; a collective operation, once in the life of a loader."""
+        """Take over rank 0's random state; a collective operation, once in the life of a loader."""
         found = generators(self.loader)
-        mine: Any = self._given or (torch.initial_seed(), States.now(), [g.get_state() for g in found])
+        mine: Any = self._given or (torch.initial_seed(), RngStates.now(), [g.get_state() for g in found])
         self._seed, self._initial, self._initial_generators = self.world.from_root(mine)
         for generator, state in zip(found, self._initial_generators, strict=True):
             generator.set_state(state)
-        self._stream = Stream(self._initial)
+        self._stream = RandomStream(self._initial)
         if self._by_index:
             loader: Any = self.loader
             self._sampler = RankSampler(
@@ -173,8 +173,8 @@ class SharedLoader:
         return self._agree
 
     def _agree(self, first: Any) -> None:
-        """Compares the first batch of the first epoch with other ranks'."""
-        for rank, mark in enumerate(marks := self.world.from_all(_shares.fingerprint(first))):
+        """Compare the first batch of the first epoch with other ranks'."""
+        for rank, mark in enumerate(marks := self.world.from_all(_batch_shard.fingerprint(first))):
             if mark != marks[0]:
                 raise ValueError(
                     f"the loader's first batch on rank {rank} is not that of rank 0 (they begin "
@@ -183,7 +183,7 @@ class SharedLoader:
                     "divide the data among ranks yourself"
                 )
 
-    def _seek(self, stream: Stream) -> None:
+    def _seek(self, stream: RandomStream) -> None:
         if self._upcoming < self._position:
             stream.restart(self._initial)
             for generator, state in zip(generators(self.loader), self._initial_generators, strict=True):
@@ -195,7 +195,7 @@ class SharedLoader:
             self._position += 1
 
     def _draw_and_drop(self, epoch: int) -> None:
-        """Draws what one epoch draws."""
+        """Draw what one epoch draws."""
         if isinstance(self.loader, DataLoader):
             draw_worker_seed(self.loader, epoch)
             if self._by_index and hasattr(self.loader.batch_sampler, "__len__"):  # an endless one has only one epoch
@@ -218,12 +218,12 @@ class DistributedLoader(SharedLoader):
     The first iteration is a collective operation: all ranks must begin it.
 
     Args:
-        loader: a torch DataLoader or any iterable of batches, the same on every rank. A DataLoader over a map-style
+        loader: A torch DataLoader or any iterable of batches, the same on every rank. A DataLoader over a map-style
             data set loads only this rank's samples; batches of anything else are loaded by every rank and cut along
             the first axis of their tensors (tuples, lists, mappings of tensors and arrays). A list has one tensor for
             each field; lists with one for each sample are recognised by the loader's `batch_size`.
-        group: the ranks that share each batch; None for torch's default group.
-        seed_samples: whether each sample is loaded with torch's, Python's and numpy's global generators seeded by its
+        group: The ranks that share each batch; None for torch's default group.
+        seed_samples: Whether each sample is loaded with torch's, Python's and numpy's global generators seeded by its
             place (and put back after). It costs some 10 us a sample, nothing for data sets like TensorDataset.
 
     Raises:

@@ -1,9 +1,9 @@
 """Random numbers that do not depend on how many workers there are.
 
 Two things in a training loop draw random numbers on the side of the data: the sampler (in which order) and the data set
-(augmentation). Ranks consume torch's global generator unequally (dropout on shares of different sizes), so neither may
-draw from it. The sampler draws from a `Stream` that is the same on every rank; a sample's augmentation is seeded by the
-sample's place in training.
+(augmentation). Ranks consume torch's global generator unequally (dropout on shards of different sizes), so neither may
+draw from it. The sampler draws from a `RandomStream` that is the same on every rank; a sample's augmentation is seeded
+by the sample's place in training.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _MASK = 2**64 - 1
 _numpy_random: Any = np.random  # its annotations leave out get_bit_generator and set_bit_generator
 
 
-class States(NamedTuple):
+class RngStates(NamedTuple):
     """The states of the global generators that samplers and data sets use: torch's for the CPU, Python's, numpy's."""
 
     torch_state: torch.Tensor
@@ -28,25 +28,31 @@ class States(NamedTuple):
     numpy_state: Any
 
     @classmethod
-    def now(cls) -> States:
-        """The states at this moment."""
+    def now(cls) -> RngStates:
+        """Return the states at this moment."""
         return cls(torch.get_rng_state(), random.getstate(), _numpy_random.get_bit_generator().state)
 
+    def install(self) -> None:
+        """Make the global generators continue from here."""
+        torch.set_rng_state(self.torch_state)
+        random.setstate(self.python_state)
+        _numpy_random.set_bit_generator(_numpy_generator(self.numpy_state))
 
-class Stream:
+
+class RandomStream:
     """Random numbers kept apart: inside `with stream:` the global generators continue where that last ended.
 
     Args:
-        states: where to begin.
+        states: The states to begin with.
     """
 
-    def __init__(self, states: States) -> None:
+    def __init__(self, states: RngStates) -> None:
         self._depth = 0
         self._outside: tuple[torch.Tensor, Any, Any] | None = None
         self.restart(states)
 
-    def restart(self, states: States) -> None:
-        """Continues from `states`."""
+    def restart(self, states: RngStates) -> None:
+        """Continue from `states`."""
         self._torch = states.torch_state.clone()
         self._python = states.python_state
         self._numpy = _numpy_generator(states.numpy_state)
@@ -72,7 +78,7 @@ class Stream:
 
 @contextmanager
 def restored() -> Iterator[None]:
-    """After the block the global generators are as they were; inside it they may be seeded at will."""
+    """Open a block in which the global generators may be seeded at will, and after which they are as they were."""
     torch_state, python_state, numpy_generator = (
         torch.get_rng_state(),
         random.getstate(),
@@ -88,14 +94,14 @@ def restored() -> Iterator[None]:
 
 
 def seed_everything(seed: int) -> None:
-    """Seeds torch's generator for the CPU, Python's and numpy's; some 10 us."""
+    """Seed torch's generator for the CPU, Python's and numpy's; some 10 us."""
     torch.default_generator.manual_seed(seed)
     random.seed(seed)
     np.random.seed(seed & 0xFFFFFFFF)
 
 
 def mix(*numbers: int) -> int:
-    """A 64-bit seed from several integers; neighbours give unrelated seeds (finalizer of SplitMix64, Steele 2014)."""
+    """Return a 64-bit seed from integers; neighbours give unrelated seeds (finalizer of SplitMix64, Steele 2014)."""
     state = 0
     for number in numbers:
         state = (state + number + 0x9E3779B97F4A7C15) & _MASK

@@ -9,8 +9,8 @@ from typing import Any
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 from . import _rng
-from ._rng import Stream
-from ._shares import Share
+from ._batch_shard import BatchShard
+from ._rng import RandomStream
 
 Key = tuple[int, Any, int]
 """How a sample is asked for: epoch, the sampler's index, and the sample's place in the epoch's sequence."""
@@ -26,8 +26,8 @@ class SeededDataset(Dataset[Any]):
     it passes on to the user's data set.
 
     Args:
-        dataset: the user's.
-        seed: common to all ranks; None to load without seeding.
+        dataset: The user's data set.
+        seed: Seed that is common to all ranks; None to load without seeding.
     """
 
     def __init__(self, dataset: Any, seed: int | None) -> None:
@@ -35,7 +35,7 @@ class SeededDataset(Dataset[Any]):
         object.__setattr__(self, "_seed", None if _is_deterministic(dataset) else seed)
 
     def __getitems__(self, keys: Sequence[Key]) -> Sequence[Any]:
-        """The samples of `keys`."""
+        """Return the samples of `keys`."""
         dataset, seed = self._dataset, self._seed
         many = getattr(dataset, "__getitems__", None)
         if seed is None:
@@ -70,7 +70,7 @@ class SeededDataset(Dataset[Any]):
 
 
 def _is_deterministic(dataset: Any) -> bool:
-    """Whether `dataset` is of a kind known to draw no random numbers, so that seeding would only cost time."""
+    """Return whether `dataset` is of a kind known to draw no random numbers, so that seeding would only cost time."""
     if type(dataset) is Subset:
         return _is_deterministic(dataset.dataset)
     if type(dataset) is ConcatDataset:
@@ -85,19 +85,19 @@ class RankSampler:
     `shares`, for whoever receives the loaded batches in the same order.
 
     Args:
-        batches: the user's batch sampler.
-        stream: where it draws random numbers.
-        world: how many ranks share a batch.
-        rank: this one.
-        keep_step: whether a rank without samples in a batch gets one of the batch's all the same (to weigh nothing), so
+        batches: The user's batch sampler.
+        stream: The random numbers that the sampler draws.
+        world: How many ranks share a batch.
+        rank: This rank's number.
+        keep_step: Whether a rank without samples in a batch gets one of the batch's all the same (to weigh nothing), so
             that all ranks make the same number of steps; else it skips the batch.
-        agree: is given the very first batch, to compare it with other ranks'.
+        agree: A function that is given the very first batch, to compare it with other ranks'.
     """
 
     def __init__(
         self,
         batches: Iterable[Any],
-        stream: Stream,
+        stream: RandomStream,
         world: int,
         rank: int,
         *,
@@ -105,7 +105,7 @@ class RankSampler:
         agree: Callable[[Any], None],
     ) -> None:
         self.epoch = 0
-        self.shares: deque[Share] = deque()
+        self.shares: deque[BatchShard] = deque()
         self.skip = 0  # batches to leave out at the beginning
         self._batches = batches
         self._stream = stream
@@ -117,7 +117,7 @@ class RankSampler:
     def __iter__(self) -> Iterator[list[Key]]:
         return self._run(self.epoch, self.shares, self.skip)
 
-    def _run(self, epoch: int, shares: deque[Share], skip: int) -> Iterator[list[Key]]:
+    def _run(self, epoch: int, shares: deque[BatchShard], skip: int) -> Iterator[list[Key]]:
         agree, self._agree = self._agree, None
         place = 0
         for number, batch in enumerate(each(self._batches, self._stream, agree)):
@@ -125,7 +125,7 @@ class RankSampler:
             if number < skip:
                 place += len(indices)
                 continue
-            share = Share.of(len(indices), self._world, self._rank)
+            share = BatchShard.of(len(indices), self._world, self._rank)
             begin, end = share.begin, share.end
             if begin == end and self._keep_step and indices:
                 begin, end = 0, 1
@@ -135,8 +135,8 @@ class RankSampler:
             place += len(indices)
 
 
-def each(items: Iterable[Any], stream: Stream, agree: Callable[[Any], None] | None) -> Iterator[Any]:
-    """The items, each drawn with `stream` as the source of random numbers; the first is shown to `agree`."""
+def each(items: Iterable[Any], stream: RandomStream, agree: Callable[[Any], None] | None) -> Iterator[Any]:
+    """Return the items, each drawn with `stream` as the source of random numbers; the first is shown to `agree`."""
     with stream:
         iterator = iter(items)
     while True:

@@ -13,11 +13,11 @@ from . import batch as _batch
 
 
 def total(*values: Any, group: Any = None) -> Any:
-    """Sums over ranks; a collective operation.
+    """Sum over ranks; a collective operation.
 
     Args:
-        *values: numbers or tensors, each of the same kind and shape on every rank.
-        group: the ranks; None for torch's default group.
+        *values: Numbers or tensors, each of the same kind and shape on every rank.
+        group: The ranks; None for torch's default group.
 
     Returns:
         The sum of each value, of the value's kind: int for int and bool, float for float, a new tensor for a tensor.
@@ -38,14 +38,14 @@ def total(*values: Any, group: Any = None) -> Any:
 
 
 def average(value: Any, *, group: Any = None) -> Any:
-    """The mean over the global batch of a loss that each rank has as the mean over its own samples.
+    """Return the mean over the global batch of a loss that each rank has as the mean over its own samples.
 
     Ranks count by the samples that the training loader gave them in its last batch, equally if there is no such loader.
     A collective operation. The result has no gradient and is for reports: the model's gradients are averaged without.
 
     Args:
-        value: a number or a tensor.
-        group: the ranks; None for torch's default group.
+        value: A number or a tensor.
+        group: The ranks; None for torch's default group.
 
     Raises:
         RuntimeError: called while iterating over `hocket.shard(...)`, where ranks are not in step.

@@ -12,20 +12,20 @@ from ._samples import RankSampler, SeededDataset
 
 
 def samplers(loader: Any) -> list[Any]:
-    """The samplers of a DataLoader; of other loaders what they have under the same names."""
+    """Return the samplers of a DataLoader; of other loaders what they have under the same names."""
     batch_sampler = getattr(loader, "batch_sampler", None)
     found = (batch_sampler, getattr(batch_sampler, "sampler", None), getattr(loader, "sampler", None))
     return list({id(s): s for s in found if s is not None}.values())
 
 
 def generators(loader: Any) -> list[torch.Generator]:
-    """The generators that it and its samplers draw from, but for torch's global one."""
+    """Return the generators that it and its samplers draw from, but for torch's global one."""
     found = (getattr(owner, "generator", None) for owner in chain([loader], samplers(loader)))
     return list({id(g): g for g in found if isinstance(g, torch.Generator)}.values())
 
 
 def refuse_divided_sampler(loader: Any) -> None:
-    """Refuses a loader that gives each rank a part of the data set already.
+    """Refuse a loader that gives each rank a part of the data set already.
 
     Raises:
         ValueError: it does.
@@ -39,14 +39,14 @@ def refuse_divided_sampler(loader: Any) -> None:
 
 
 def draw_worker_seed(loader: Any, epoch: int) -> int:
-    """Draws as torch's DataLoader does when it starts its workers, before the sampler draws."""
+    """Draw as torch's DataLoader does when it starts its workers, before the sampler draws."""
     if epoch > 0 and loader.persistent_workers:
         return 0
     return int(torch.empty((), dtype=torch.int64).random_(generator=loader.generator))
 
 
 def loads_by_index(loader: Any) -> bool:
-    """Whether a rank can load its samples alone: a DataLoader that works as torch's does, on a map-style data set."""
+    """Return whether a rank can load its samples alone: a DataLoader that works as torch's, on a map-style data set."""
     return (
         isinstance(loader, DataLoader)
         and type(loader).__iter__ is DataLoader.__iter__
@@ -56,7 +56,7 @@ def loads_by_index(loader: Any) -> bool:
 
 
 def expected_size(loader: Any) -> int | None:
-    """How many samples the first batch has; None if that is not known or not needed."""
+    """Return how many samples the first batch has; None if that is not known or not needed."""
     if isinstance(loader, DataLoader) and loader.collate_fn is default_collate:
         return None  # which stacks samples, so that no list has an entry for each
     size = getattr(loader, "batch_size", None)
@@ -66,7 +66,7 @@ def expected_size(loader: Any) -> int | None:
 def inner_loader(
     loader: DataLoader[Any], dataset: SeededDataset, sampler: RankSampler, generator: torch.Generator
 ) -> DataLoader[Any]:
-    """The user's loader with another data set, sampler and generator."""
+    """Return the user's loader with another data set, sampler and generator."""
     return DataLoader(
         dataset,
         batch_sampler=sampler,

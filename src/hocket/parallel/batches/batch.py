@@ -2,7 +2,7 @@
 
 The user's loop hands tensors, not weights, from the loader to the model. So loaders leave a note here, and the model
 reads it when it runs forward. Where several loaders are open at once with batches of different weights, the tensors
-themselves tell which batch is meant.
+themselves show which batch is meant.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import torch
 
 from ..mesh import World
-from ._shares import Share
+from ._batch_shard import BatchShard
 from .trees import tensors_in
 
 
@@ -25,11 +25,11 @@ class Note:
     """What a loader says of the batch it has yielded.
 
     Attributes:
-        share: this rank's part of the global batch; None where ranks are not in step (evaluation shards).
-        storages: weak references to the memory of the batch's tensors.
+        share: This rank's part of the global batch; None where ranks are not in step (evaluation shards).
+        storages: Weak references to the memory of the batch's tensors.
     """
 
-    share: Share | None
+    share: BatchShard | None
     storages: tuple[weakref.ref[torch.UntypedStorage], ...] = ()
 
     @property
@@ -38,25 +38,25 @@ class Note:
         return 1.0 if self.share is None else self.share.weight
 
 
-class Listener(Protocol):
+class BatchListener(Protocol):
     """Who wants to hear of every batch as it is yielded."""
 
     def batch_began(self, note: Note) -> None:
-        """A loader is about to yield the batch of `note`, or an inner loop is over and it is the current one again."""
+        """Take notice of a batch that a loader is about to yield, or that is current again after an inner loop."""
 
 
 before_evaluation: list[Callable[[World], None]] = []
 """Collective operations that all ranks run together before a loader for evaluation begins."""
 
-listeners: weakref.WeakSet[Any] = weakref.WeakSet()  # of Listener
+listeners: weakref.WeakSet[Any] = weakref.WeakSet()  # of BatchListener
 
 _open: dict[int, Note] = {}  # by loader, the one that yielded last at the end
 _last: Note | None = None
 _counting: bool | None = None
 
 
-def enter(owner: object, share: Share | None, batch: Any) -> None:
-    """Notes that `owner` is about to yield `batch`."""
+def enter(owner: object, share: BatchShard | None, batch: Any) -> None:
+    """Note that `owner` is about to yield `batch`."""
     global _last
     storages = []
     for tensor in tensors_in(batch):
@@ -68,7 +68,7 @@ def enter(owner: object, share: Share | None, batch: Any) -> None:
 
 
 def leave(owner: object) -> None:
-    """Notes that `owner` will yield no more: an outer loader's batch is the current one again."""
+    """Note that `owner` will yield no more: an outer loader's batch is the current one again."""
     global _last
     mine = _open.pop(id(owner), None)
     if _open and mine is _last:
@@ -82,19 +82,19 @@ def _tell(note: Note) -> None:
 
 
 def contested() -> bool:
-    """Whether several loaders are open and their batches weigh differently, so that it matters which one is meant.
+    """Return whether several loaders are open whose batches weigh differently, so that it matters which one is meant.
 
-    All ranks come to the same answer: unequal parts are told apart by the size of the batch, not by this rank's weight.
+    All ranks come to the same answer: the size of the batch says whether parts are unequal, not this rank's weight.
     """
     shares = [note.share for note in _open.values() if note.share is not None]
     return len({share.total if share.total % share.world else 0 for share in shares}) > 1
 
 
 def current(inputs: Any = None) -> Note | None:
-    """The note of the batch in use; None if no loader has yielded any.
+    """Return the note of the batch in use; None if no loader has yielded any.
 
     Args:
-        inputs: what the model is called with.
+        inputs: What the model is called with.
     """
     if len(_open) > 1 and inputs is not None and len({note.weight for note in _open.values()}) > 1:
         pointers = {t.untyped_storage().data_ptr() for t in tensors_in(inputs) if t.layout is torch.strided}
@@ -108,7 +108,7 @@ def current(inputs: Any = None) -> Note | None:
 
 @contextmanager
 def counting(samples: int) -> Iterator[None]:
-    """A block in which `samples` of what goes through the model count; none if it is there only to keep step."""
+    """Open a block in which `samples` of what goes through the model count; none if it is there only to keep step."""
     global _counting
     before, _counting = _counting, samples > 0
     try:
@@ -118,7 +118,7 @@ def counting(samples: int) -> Iterator[None]:
 
 
 def counts() -> bool:
-    """Whether what goes through the model now counts in statistics over ranks."""
+    """Return whether what goes through the model now counts in statistics over ranks."""
     if _counting is not None:
         return _counting
     note = current()

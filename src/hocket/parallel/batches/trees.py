@@ -10,19 +10,19 @@ import torch
 
 
 def tensors_in(value: Any) -> list[torch.Tensor]:
-    """The tensors in a structure, in order."""
+    """Return the tensors in a structure, in order."""
     if isinstance(value, torch.Tensor):
         return [value]
     return [tensor for child in _children(value) for tensor in tensors_in(child)]
 
 
 def samples_in(value: Any) -> int:
-    """How many samples a batch has: the length of its first tensor that has a dimension; 0 if there is none."""
+    """Return how many samples a batch has: the length of its first tensor that has a dimension; 0 if there is none."""
     return next((len(one) for one in tensors_in(value) if one.dim()), 0)
 
 
 def mapped(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """A structure like `value` with every tensor changed."""
+    """Return a structure like `value` with every tensor changed."""
     if isinstance(value, torch.Tensor):
         return change(value)
     if isinstance(value, Mapping):
@@ -38,7 +38,7 @@ def mapped(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
 
 
 def like_mapping(value: Mapping[Any, Any], parts: dict[Any, Any]) -> Any:
-    """A mapping of the type of `value`, if such can be made, with the contents of `parts`."""
+    """Return a mapping of the type of `value`, if such can be made, with the contents of `parts`."""
     if type(value) is dict or not isinstance(value, MutableMapping):
         return parts
     twin = copy.copy(value)
@@ -48,7 +48,7 @@ def like_mapping(value: Mapping[Any, Any], parts: dict[Any, Any]) -> Any:
 
 
 def like_sequence(value: tuple[Any, ...] | list[Any], items: list[Any]) -> Any:
-    """A list, tuple or named tuple as `value` is, with other items."""
+    """Return a list, tuple or named tuple as `value` is, with other items."""
     if isinstance(value, list):
         return items
     return type(value)(*items) if hasattr(value, "_fields") else tuple(items)

@@ -16,12 +16,12 @@ from ..mesh import Mesh, World
 from ..partition.spatial import parallelize as divide_samples
 from ..pipeline import Pipeline, Stage
 from ..state import (
-    Place,
+    ParameterPlacement,
     WholeNorms,
-    align_optimizer,
+    broadcast_optimizer_state,
+    broadcast_tensors,
     check_model,
-    hand_over,
-    send_once,
+    shard_optimizer,
 )
 from ._composition import Composition
 from ._distribute import take_own_gpu
@@ -66,8 +66,8 @@ def compose(
         spatial=plan.spatial_parallel_degree,
     )
     if world.size > 1:
-        send_once([*model.parameters(), *model.buffers()], world)
-        align_optimizer(optimizer, world)
+        broadcast_tensors([*model.parameters(), *model.buffers()], world)
+        broadcast_optimizer_state(optimizer, world)
     frozen = {id(p) for p in model.parameters() if not p.requires_grad}
     groups = _groups(model, optimizer)
     places, tensor_form = divide_tensors(model, optimizer, plan, mesh, inputs)
@@ -120,7 +120,7 @@ def compose(
     form.owned += [item for item in apart if id(item.leaf) not in frozen]
     form.frozen += [item for item in apart if id(item.leaf) in frozen]
     whole = {p for group in optimizer.param_groups for p in group["params"] if id(p) in frozen}
-    hand_over(optimizer, form.owned, whole)
+    shard_optimizer(optimizer, form.owned, whole)
     holders = Counter(name for names in mesh.pipeline.from_all(list(trained)) for name in names)
     passes: Passes
     answers = mesh.tensor.rank == 0
@@ -168,7 +168,7 @@ def _form(
     modules: list[tuple[torch.nn.Module, dict[str, str]]],
     trained: dict[str, torch.nn.Parameter],
     frozen: dict[str, torch.nn.Parameter],
-    places: dict[str, Place],
+    places: dict[str, ParameterPlacement],
     optimizer: Any,
 ) -> Form:
     if plan.priority and mesh.data.size > 1:

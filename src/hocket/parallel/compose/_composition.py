@@ -13,7 +13,7 @@ from ..data import Buffers, Form
 from ..data.priority import Prioritised
 from ..mesh import Mesh
 from ..partition.spatial import SpatialParallel
-from ..state import Owned, Piece, Place, StateBytes
+from ..state import Owned, ParameterPlacement, StateBytes, TensorShard
 from ..state import memory as _memory
 from ._passes import Passes
 
@@ -43,7 +43,7 @@ class Composition:
 
     model: torch.nn.Module
     modules: list[tuple[torch.nn.Module, dict[str, str]]]
-    places: dict[str, Place]
+    places: dict[str, ParameterPlacement]
     mesh: Mesh
     form: Form
     passes: Passes
@@ -78,14 +78,14 @@ class Composition:
             found.append((item, item.replicas * sharers * self.holders.get(item.name, 1)))
         return found
 
-    def pieces(self) -> list[Piece]:
+    def shards(self) -> list[TensorShard]:
         """What this rank holds of the model's parameters and buffers."""
-        found = [piece for item in (*self.form.owned, *self.form.frozen) for piece in item.pieces(item.leaf.detach())]
+        found = [shard for item in (*self.form.owned, *self.form.frozen) for shard in item.shards(item.leaf.detach())]
         kept = self.model.state_dict().keys()
         for module, names in self.modules:
             for name, buffer in module.named_buffers():
                 if names[name] in kept:
-                    found += self.places[names[name]].pieces((0,) * buffer.ndim, buffer)
+                    found += self.places[names[name]].shards((0,) * buffer.ndim, buffer)
         return found
 
     def compression_report(self) -> dict[str, Any] | None:

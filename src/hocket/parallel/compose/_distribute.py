@@ -18,7 +18,7 @@ from ..batches import (
 from ..data import DataParallel, synchronise
 from ..mesh import Mesh, World
 from ..mesh import world as _world
-from ..state import align_optimizer
+from ..state import broadcast_optimizer_state
 
 
 def distribute(
@@ -109,7 +109,7 @@ def distribute(
         compression=compression,
     )
     if optimizer is not None and world.size > 1:
-        align_optimizer(optimizer, world)
+        broadcast_optimizer_state(optimizer, world)
     shared = None if loader is None else DistributedLoader(loader, group=group, seed_samples=seed_samples)
     return distributed, optimizer, shared
 

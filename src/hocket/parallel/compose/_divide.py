@@ -19,10 +19,10 @@ from ..pipeline import (
     split,
 )
 from ..state import (
-    Box,
+    DimSegment,
     Owned,
-    Place,
-    Segment,
+    ParameterPlacement,
+    ShardBox,
 )
 
 
@@ -43,7 +43,7 @@ def sample_inputs(sample: Any, plan: Plan) -> tuple[Any, ...]:
 
 def divide_tensors(
     model: torch.nn.Module, optimizer: Any, plan: Plan, mesh: Mesh, sample: tuple[Any, ...]
-) -> tuple[dict[str, Place], TensorParallel | None]:
+) -> tuple[dict[str, ParameterPlacement], TensorParallel | None]:
     """Makes the model tensor-parallel in place, and cuts the state that its optimizer has already.
 
     Returns:
@@ -52,7 +52,7 @@ def divide_tensors(
     full = {name: tuple(p.shape) for name, p in model.named_parameters()}
     if mesh.tensor.size == 1:
         named = [*model.named_parameters(), *model.named_buffers()]
-        return {name: Place.whole(name, tensor) for name, tensor in named}, None
+        return {name: ParameterPlacement.whole(name, tensor) for name, tensor in named}, None
     form = parallelize(model, mesh.tensor, sample, sequence=plan.sequence_parallel)
     for name, parameter in model.named_parameters():
         state = optimizer.state.get(parameter, {}) if name in form.pieces else {}
@@ -63,17 +63,17 @@ def divide_tensors(
     return {name: _place(form, name, tensor) for name, tensor in named}, form
 
 
-def _place(form: TensorParallel, name: str, tensor: torch.Tensor) -> Place:
+def _place(form: TensorParallel, name: str, tensor: torch.Tensor) -> ParameterPlacement:
     cut = form.pieces.get(name)
     if cut is None:
-        return Place.whole(name, tensor)
+        return ParameterPlacement.whole(name, tensor)
     segments, begin, at = [], 0, 0
     ranks, rank = form.world.size, form.world.rank
     for size in cut.segments:
         part = size // ranks
-        segments.append(Segment(begin, begin + part, at + rank * part))
+        segments.append(DimSegment(begin, begin + part, at + rank * part))
         begin, at = begin + part, at + size
-    return Place(name, cut.shape, cut.dim, tuple(segments))
+    return ParameterPlacement(name, cut.shape, cut.dim, tuple(segments))
 
 
 def divide_embeddings(
@@ -81,7 +81,7 @@ def divide_embeddings(
     optimizer: Any,
     plan: Plan,
     mesh: Mesh,
-    places: dict[str, Place],
+    places: dict[str, ParameterPlacement],
     shared: Collection[str],
 ) -> tuple[list[Owned], list[str]]:
     """Divides the embedding tables of `modules` among data-parallel ranks, and the state that the optimizer has.
@@ -112,14 +112,14 @@ def divide_embeddings(
     for module, names in modules:
         form = distribute_embeddings(module, mesh.data, plan.embeddings)
         notes += str(form).splitlines()
-        for local, (shape, offsets) in form.pieces.items():
+        for local, (shape, offsets) in form.shards.items():
             parameter = form.parameters[local]
             for key, value in (state := optimizer.state.get(parameter, {})).items():
                 if isinstance(value, torch.Tensor) and tuple(value.shape) == shape:
                     state[key] = form.part(local, value).clone()
-            segment = Segment(0, parameter.shape[0], offsets[0])
-            places[names[local]] = place = Place(names[local], shape, 0, (segment,))
-            owned.append(Owned(parameter, parameter, Box.all_of(place), 1))
+            segment = DimSegment(0, parameter.shape[0], offsets[0])
+            places[names[local]] = place = ParameterPlacement(names[local], shape, 0, (segment,))
+            owned.append(Owned(parameter, parameter, ShardBox.all_of(place), 1))
     return owned, notes
 
 

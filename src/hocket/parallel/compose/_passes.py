@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol
 import torch
 import torch.distributed as dist
 
-from ..batches import Part
+from ..batches import BatchPart
 from ..batches import batch as _batch
 from ..data import Buffers, Form
 from ..mesh import World
@@ -29,10 +29,10 @@ class Passes(Protocol):
 
     answers: bool
 
-    def train(self, parts: Sequence[Part]) -> Callable[[], torch.Tensor]:
+    def train(self, parts: Sequence[BatchPart]) -> Callable[[], torch.Tensor]:
         """Adds up the gradients of the batch and has them averaged; returns what waits for the global loss."""
 
-    def value(self, part: Part, metric: LossFn) -> torch.Tensor | None:
+    def value(self, part: BatchPart, metric: LossFn) -> torch.Tensor | None:
         """The metric of a part of a batch, where this rank knows it."""
 
 
@@ -71,7 +71,7 @@ class WholePasses:
         self._buffers = buffers
         self._data = data
 
-    def train(self, parts: Sequence[Part]) -> Callable[[], torch.Tensor]:
+    def train(self, parts: Sequence[BatchPart]) -> Callable[[], torch.Tensor]:
         """See Passes."""
         data = self._data
         total = torch.zeros((), dtype=torch.float64, device=data.device)
@@ -91,7 +91,7 @@ class WholePasses:
         self._form.collect()
         return partial(_waited_for, total, work)
 
-    def value(self, part: Part, metric: LossFn) -> torch.Tensor | None:
+    def value(self, part: BatchPart, metric: LossFn) -> torch.Tensor | None:
         """See Passes."""
         with self._running():
             return metric(self._model(*part.inputs), part.target)
@@ -120,7 +120,7 @@ class StagedPasses:
         self._buffers = buffers
         self._data = data
 
-    def train(self, parts: Sequence[Part]) -> Callable[[], torch.Tensor]:
+    def train(self, parts: Sequence[BatchPart]) -> Callable[[], torch.Tensor]:
         """See Passes."""
         (part,) = parts
         weight = part.weight(self._reduction) * self._data.size
@@ -137,13 +137,13 @@ class StagedPasses:
         self._form.collect()
         return partial(_waited_for, total, work)
 
-    def value(self, part: Part, metric: LossFn) -> torch.Tensor | None:
+    def value(self, part: BatchPart, metric: LossFn) -> torch.Tensor | None:
         """See Passes."""
         self._keep_step(part)
         output = self._pipeline.forward(part.inputs)
         return metric(output, part.target) if self._pipeline.holds_last else None
 
-    def _keep_step(self, part: Part) -> None:
+    def _keep_step(self, part: BatchPart) -> None:
         """All data-parallel ranks run as many micro-batches as the one with the fewest samples can."""
         fewest = max(1, part.total // self._data.size)
         self._pipeline.micro_batches = min(self._micro_batches, fewest)

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from hocket.planner import PLAN_VARIABLE, Plan, Synchronisation
 from hocket.timeline import Timeline
 
-from ..batches import DistributedLoader, Part, SharedLoader, Splitter
+from ..batches import BatchPart, BatchSplitter, DistributedLoader, SharedLoader
 from ..data import Relaxation
 from ..mesh import world as _world
 from ..state import StateBytes, clip
@@ -90,7 +90,7 @@ class Trainer:
             model, loss_fn, optimizer, self.plan, world, sample=sample, reduction=loss_reduction
         )
         self._mesh = self._composition.mesh
-        self._splitter = Splitter(self._mesh.data)
+        self._splitter = BatchSplitter(self._mesh.data)
         self._log = StepLog()
         self._trial = BucketTrial.of(self._composition) if automatic else None
         self._relaxation: Relaxation | None = None
@@ -147,7 +147,7 @@ class Trainer:
             self._trial.step(ended_s - begun_s)
         return loss
 
-    def _step(self, parts: Sequence[Part]) -> torch.Tensor:
+    def _step(self, parts: Sequence[BatchPart]) -> torch.Tensor:
         loss = self._composition.passes.train(parts)
         self._clip()
         self._composition.update()
@@ -220,7 +220,7 @@ class Trainer:
         about = {"steps": self.steps, "plan": self.plan.to_json(), "loaders": positions, "extra": extra}
         composition = self._composition
         _checkpoint.write(
-            Path(path), composition.pieces(), composition.form.owned, self.optimizer, about, self._mesh.whole
+            Path(path), composition.shards(), composition.form.owned, self.optimizer, about, self._mesh.whole
         )
 
     def load(self, path: str | Path) -> Any:
@@ -235,7 +235,7 @@ class Trainer:
         self.finish()
         composition = self._composition
         about = _checkpoint.read(
-            Path(path), composition.pieces(), composition.form.owned, self.optimizer, self._mesh.whole
+            Path(path), composition.shards(), composition.form.owned, self.optimizer, self._mesh.whole
         )
         composition.form.publish()
         if composition.form.compression is not None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from ..mesh import World
-from ..state import Parcels
+from ..state import FlatBundles
 from ._batch_norm import synchronised_buffers
 
 
@@ -22,11 +22,11 @@ class Buffers:
     def __init__(self, modules: Sequence[torch.nn.Module], world: World) -> None:
         self._modules = list(modules)
         self._world = world
-        self._parcels = Parcels(world)
+        self._bundles = FlatBundles(world)
         self._alike = set().union(*(synchronised_buffers(m, world) for m in modules)) if modules else set()
 
     def send(self) -> None:
         """Gives all data-parallel ranks rank 0's; a collective operation."""
         if self._world.size == 1:
             return
-        self._parcels.send(b for module in self._modules for b in module.buffers() if id(b) not in self._alike)
+        self._bundles.broadcast(b for module in self._modules for b in module.buffers() if id(b) not in self._alike)

@@ -18,11 +18,11 @@ from ..batches import batch as _batch
 from ..batches import tensors_in
 from ..mesh import World
 from ..state import (
-    Parcels,
+    FlatBundles,
+    broadcast_tensors,
     check_model,
-    is_apart,
+    is_excluded,
     keepers,
-    send_once,
 )
 from ._batch_norm import SynchronisedBatchNorm
 from ._reducer import Reducer
@@ -87,13 +87,13 @@ class DataParallel(torch.nn.Module):
         self._buffers_differ = broadcast_buffers
         # Gradients that other ranks' losses send through batch norm have those ranks' weights.
         self._crosses_ranks = any(isinstance(m, SynchronisedBatchNorm) for m in module.modules())
-        self._parcels = Parcels(world)
+        self._bundles = FlatBundles(world)
         self._number = next(_serial)
         self.module = module
         if world.size > 1:
             check_model(module, world)
-            alike = {name: parameter for name, parameter in module.named_parameters() if not is_apart(parameter)}
-            send_once([*alike.values(), *module.buffers()], world)
+            alike = {name: parameter for name, parameter in module.named_parameters() if not is_excluded(parameter)}
+            broadcast_tensors([*alike.values(), *module.buffers()], world)
             reducer = Reducer(list(alike), list(alike.values()), world, bucket_bytes, first_bucket_bytes, compression)
             self._reducer = reducer
             for keeper in keepers(module):
@@ -150,7 +150,7 @@ class DataParallel(torch.nn.Module):
         """Gives all ranks rank 0's buffers; a collective operation."""
         # Sent even if they seem unchanged: batch norm writes its statistics without raising their version counters, and
         # ranks would have to agree on it first, which costs as much as sending what most models have.
-        self._parcels.send(self.module.buffers())
+        self._bundles.broadcast(self.module.buffers())
 
     def batch_began(self, note: _batch.Note) -> None:
         """A loader yields a batch: for losses that are computed by other methods of the model than forward.

@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 
 from ..mesh import World
-from ..state import Box, Owned, Place, is_apart
+from ..state import Owned, ParameterPlacement, ShardBox, is_excluded
 from ._blocks import blocks
 from ._overlap import (
     Gather,
@@ -40,7 +40,7 @@ class FullySharded:
     def __init__(
         self,
         modules: Sequence[tuple[torch.nn.Module, Mapping[str, str]]],
-        places: Mapping[str, Place],
+        places: Mapping[str, ParameterPlacement],
         world: World,
         whole: Sequence[str],
     ) -> None:
@@ -52,7 +52,7 @@ class FullySharded:
         self._ahead: list[GatherAhead] = []
         several_hosts = on_several_hosts(world)
         for module, names in modules:
-            apart = {p for p in module.parameters() if is_apart(p)}
+            apart = {p for p in module.parameters() if is_excluded(p)}
             before = {name: p for name, p in module.named_parameters() if p not in apart}
             if not before:
                 continue
@@ -89,7 +89,7 @@ class FullySharded:
             first.set_custom_reduce_scatter(reduction)
         self._ahead.append(GatherAhead(groups))
 
-    def _take(self, original: torch.nn.Parameter, sharded: Any, place: Place, world: World) -> None:
+    def _take(self, original: torch.nn.Parameter, sharded: Any, place: ParameterPlacement, world: World) -> None:
         local = sharded.detach().to_local()
         if local.numel() == 0:
             return
@@ -97,7 +97,7 @@ class FullySharded:
         each = -(-original.shape[0] // world.size)
         offsets = (world.rank * each, *(0 for _ in original.shape[1:]))
         leaf = torch.nn.Parameter(local, original.requires_grad)
-        item = Owned(leaf, original, Box(place, offsets), 1)
+        item = Owned(leaf, original, ShardBox(place, offsets), 1)
         if not original.requires_grad:
             self.frozen.append(item)
             return

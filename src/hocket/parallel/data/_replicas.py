@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 
 from ..mesh import World
-from ..state import Box, Owned, Place
+from ..state import Owned, ParameterPlacement, ShardBox
 from ._reducer import Reducer
 from .compression import Compression
 
@@ -65,15 +65,15 @@ class Replicas:
         self,
         parameters: Mapping[str, torch.nn.Parameter],
         frozen: Mapping[str, torch.nn.Parameter],
-        places: Mapping[str, Place],
+        places: Mapping[str, ParameterPlacement],
         world: World,
         bucket_bytes: int | None,
         compression: str = "none",
         *,
         averages: bool = True,
     ) -> None:
-        self.owned = [Owned(p, p, Box.all_of(places[name]), world.size) for name, p in parameters.items()]
-        self.frozen = [Owned(p, p, Box.all_of(places[name]), world.size) for name, p in frozen.items()]
+        self.owned = [Owned(p, p, ShardBox.all_of(places[name]), world.size) for name, p in parameters.items()]
+        self.frozen = [Owned(p, p, ShardBox.all_of(places[name]), world.size) for name, p in frozen.items()]
         self._reducer: Reducer | None = None
         if averages and world.size > 1 and parameters:
             self._reducer = Reducer(list(parameters), list(parameters.values()), world, bucket_bytes, None, compression)

@@ -14,10 +14,10 @@ from hocket.comm import torch_adapter
 
 from ..mesh import World
 from ..state import (
-    Box,
+    FlatRange,
     Owned,
-    Place,
-    Range,
+    ParameterPlacement,
+    ShardBox,
     memory_order,
 )
 from ._bucket import Bucket
@@ -49,7 +49,7 @@ class Scattered(Reducer):
         self,
         parameters: Mapping[str, torch.nn.Parameter],
         frozen: Mapping[str, torch.nn.Parameter],
-        places: Mapping[str, Place],
+        places: Mapping[str, ParameterPlacement],
         world: World,
         bucket_bytes: int | None,
         compression: str = "none",
@@ -62,7 +62,7 @@ class Scattered(Reducer):
         self._spare: dict[Any, list[torch.Tensor]] = {}  # memory of buckets, by element type and device
         self._lent: dict[int, torch.Tensor] = {}  # the same, by the bucket that has it
         self.owned: list[Owned] = []
-        self.frozen = [Owned(p, p, Box.all_of(places[name]), world.size) for name, p in frozen.items()]
+        self.frozen = [Owned(p, p, ShardBox.all_of(places[name]), world.size) for name, p in frozen.items()]
         self._owners: list[tuple[int, Owned, torch.Tensor]] = []  # number of the parameter, and where its gradient is
         super().__init__(list(parameters), list(parameters.values()), world, bucket_bytes, None, compression)
         self._seen = None  # the order of the buckets cannot be changed once their parts have owners
@@ -76,7 +76,7 @@ class Scattered(Reducer):
     def _device(self) -> torch.device:
         return self.buckets[0].device if self.buckets else torch.device("cpu")
 
-    def _lay_out(self, bucket: Bucket, places: list[Place]) -> None:
+    def _lay_out(self, bucket: Bucket, places: list[ParameterPlacement]) -> None:
         """Moves the parameters of a bucket into one flat tensor, and notes which of it this rank owns."""
         weights = bucket.memory().zero_()
         own = self._own(bucket)
@@ -91,7 +91,7 @@ class Scattered(Reducer):
             if begin >= end:
                 continue
             order = tuple(memory_order(view.stride(), view.shape))
-            where = Range(place, tuple(view.shape), order, begin - first, end - first)
+            where = FlatRange(place, tuple(view.shape), order, begin - first, end - first)
             leaf = torch.nn.Parameter(weights[begin:end])
             item = Owned(leaf, parameter, where, 1)
             self.owned.append(item)

@@ -1,4 +1,4 @@
-"""Divides the embedding tables of a model, in place."""
+"""Shards the embedding tables of a model, in place."""
 
 from __future__ import annotations
 
@@ -13,38 +13,38 @@ from torch import Tensor, nn
 from hocket.workload.division import CollectiveCount
 
 from ..mesh import World
-from ..state import send_once, set_apart
-from ._decide import REPLICATE_BELOW_NBYTES, Decision, How, Table, decide
-from ._exchange import Exchange
-from ._modules import DIVIDED, Divisible, become_divided
+from ..state import broadcast_tensors, exclude_from_reduction
+from ._exchange import RowExchange
+from ._modules import SHARDED, ShardableEmbedding, become_sharded
+from ._sharding import REPLICATE_BELOW_NBYTES, How, Table, TableSharding, decide
 
 
 @dataclass(slots=True)
 class EmbeddingParallel:
-    """What became of a model's embedding tables.
+    """How a model's embedding tables are sharded.
 
     Attributes:
-        decisions: one for each table that could be divided.
-        refused: names of the weights of tables that could not, with the reason; they stay as they are.
-        pieces: for each parameter that is divided, by the model's name: the full shape, and where this rank's part
+        decisions: The sharding of each table that can be sharded.
+        refused: Names of the weights of tables that cannot be sharded, with the reason; they stay as they are.
+        shards: For each sharded parameter, by the model's name: its full shape, and where this rank's part
             begins in it. The part itself is the parameter, which may be empty.
-        world: the ranks.
+        world: The ranks.
     """
 
-    decisions: list[Decision]
+    decisions: list[TableSharding]
     refused: dict[str, str]
-    pieces: dict[str, tuple[tuple[int, ...], tuple[int, ...]]]
+    shards: dict[str, tuple[tuple[int, ...], tuple[int, ...]]]
     world: World
     _parameters: dict[str, nn.Parameter] = field(default_factory=dict)
-    _exchanges: dict[str, Exchange] = field(default_factory=dict)
+    _exchanges: dict[str, RowExchange] = field(default_factory=dict)
 
     @property
     def parameters(self) -> Mapping[str, nn.Parameter]:
-        """The divided parameters by the model's names: no data-parallel average is to touch them."""
+        """The sharded parameters by the model's names: no data-parallel average is to touch them."""
         return self._parameters
 
     def weigh_by(self, weight: Callable[[], float]) -> None:
-        """Has this rank's gradients count `weight()` times in the average over ranks, asked in each backward pass.
+        """Have this rank's gradients count `weight()` times in the average over ranks, asked in each backward pass.
 
         Not needed where the loss is weighted itself, as `Trainer` does.
         """
@@ -52,10 +52,10 @@ class EmbeddingParallel:
             exchange.weight = weight
 
     def collectives(self, ids: Mapping[str, int]) -> list[CollectiveCount]:
-        """What a forward and a backward pass communicate.
+        """Return what a forward and a backward pass communicate.
 
         Args:
-            ids: for each divided table that is looked up once, how many rows all ranks together look up in it; padding
+            ids: For each sharded table that is looked up once, how many rows all ranks together look up in it; padding
                 of an EmbeddingBag does not count.
         """
         total: dict[tuple[str, str], tuple[int, int]] = {}
@@ -68,13 +68,13 @@ class EmbeddingParallel:
         return [CollectiveCount(*key, *sums) for key, sums in total.items()]
 
     def part(self, name: str, full: Tensor) -> Tensor:
-        """This rank's rows of a tensor that has one for each row of a divided parameter: of optimizer state, say."""
-        begin = self.pieces[name][1][0]
+        """Return this rank's rows of a tensor (of optimizer state, say) that has those of a sharded parameter."""
+        begin = self.shards[name][1][0]
         return full[begin : begin + len(self._parameters[name])]
 
     def whole(self, name: str) -> Tensor:
-        """All rows of a divided parameter, on every rank; a collective operation."""
-        shape, offsets = self.pieces[name]
+        """Return all rows of a sharded parameter, on every rank; a collective operation."""
+        shape, offsets = self.shards[name]
         part = self._parameters[name].detach()
         full = part.new_zeros(shape)
         full[offsets[0] : offsets[0] + len(part)] = part
@@ -89,7 +89,7 @@ class EmbeddingParallel:
 def distribute_embeddings(
     model: nn.Module, world: World, how: How, *, replicate_below: int = REPLICATE_BELOW_NBYTES
 ) -> EmbeddingParallel:
-    """Divides embedding tables over data-parallel ranks, in place; a collective operation.
+    """Shard embedding tables over data-parallel ranks, in place; a collective operation.
 
     Every `torch.nn.Embedding` and `EmbeddingBag` takes the same arguments and gives the same results as before. Its
     weight stays the same Parameter and gets this rank's rows for data, so that an optimizer made of it before stays
@@ -100,10 +100,10 @@ def distribute_embeddings(
     seen here: leave it out, or tie it to a module's weight, which is seen and refused.
 
     Args:
-        model: built alike on every rank; rank 0's weights count.
-        world: the ranks that share each batch.
+        model: The same model on every rank; rank 0's weights count.
+        world: The ranks that share each batch.
         how: "table": each table on one rank; "row": some rows of each table on every rank; "hybrid": by size.
-        replicate_below: for "hybrid": a table of fewer bytes stays on every rank, unless its gradients are sparse.
+        replicate_below: For "hybrid": a table of fewer bytes stays on every rank, unless its gradients are sparse.
 
     Raises:
         ValueError: there is no such form.
@@ -118,17 +118,17 @@ def distribute_embeddings(
     result = EmbeddingParallel(decisions, refused, {}, world)
     for decision in decisions:
         if decision.form != "replicated":
-            _divide(found[decision.name], decision, result)
+            _shard(found[decision.name], decision, result)
     return result
 
 
-def _survey(model: nn.Module) -> tuple[dict[str, Divisible], dict[str, str]]:
+def _survey(model: nn.Module) -> tuple[dict[str, ShardableEmbedding], dict[str, str]]:
     """Tables that can be divided, and reasons against the others, by the names of their weights."""
     users: dict[int, list[str]] = {}
     for prefix, module in model.named_modules():
         for own, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
             users.setdefault(id(parameter), []).append(f"{prefix}.{own}".lstrip("."))
-    found: dict[str, Divisible] = {}
+    found: dict[str, ShardableEmbedding] = {}
     refused: dict[str, str] = {}
     for prefix, module in model.named_modules():
         if not isinstance(module, nn.Embedding | nn.EmbeddingBag):
@@ -136,9 +136,9 @@ def _survey(model: nn.Module) -> tuple[dict[str, Divisible], dict[str, str]]:
         name = f"{prefix}.weight".lstrip(".")
         weight = module.weight
         others = [user for user in users.get(id(weight), []) if user != name]
-        if type(module) in DIVIDED.values():
+        if type(module) in SHARDED.values():
             refused[name] = "it is divided already"
-        elif type(module) not in DIVIDED:
+        elif type(module) not in SHARDED:
             refused[name] = f"{type(module).__name__} may look rows up in a way of its own"
         elif type(weight) is not nn.Parameter:
             refused[name] = f"its weight is no plain parameter but a {type(weight).__name__}"
@@ -153,23 +153,23 @@ def _survey(model: nn.Module) -> tuple[dict[str, Divisible], dict[str, str]]:
     return found, refused
 
 
-def _table(name: str, module: Divisible) -> Table:
+def _table(name: str, module: ShardableEmbedding) -> Table:
     weight = module.weight
     return Table(name, weight.shape[0], weight.numel() * weight.element_size(), module.sparse)
 
 
-def _divide(module: Divisible, decision: Decision, result: EmbeddingParallel) -> None:
+def _shard(module: ShardableEmbedding, decision: TableSharding, result: EmbeddingParallel) -> None:
     weight, world = module.weight, result.world
     assert isinstance(weight, nn.Parameter)
-    send_once([weight], world)
+    broadcast_tensors([weight], world)
     begin, end = decision.range(world.rank)
     shape = tuple(weight.shape)
     with torch.no_grad():
         weight.data = weight.data[begin:end].clone()  # its own memory: the other rows' is freed
     weight.grad = None
-    exchange = Exchange(decision, world)
-    become_divided(module, exchange)
-    set_apart(weight, result)
-    result.pieces[decision.name] = (shape, (begin,) + (0,) * (len(shape) - 1))
+    exchange = RowExchange(decision, world)
+    become_sharded(module, exchange)
+    exclude_from_reduction(weight, result)
+    result.shards[decision.name] = (shape, (begin,) + (0,) * (len(shape) - 1))
     result._parameters[decision.name] = weight
     result._exchanges[decision.name] = exchange

@@ -19,17 +19,17 @@ from hocket import comm
 from hocket.workload.division import CollectiveCount
 
 from ..mesh import World
-from ._decide import Decision
+from ._sharding import TableSharding
 
 
 @dataclass(frozen=True, slots=True)
-class _Route:
+class _LookupRoute:
     """How the rows of one look-up travel.
 
     Attributes:
-        asked: how many rows this rank wants of each.
-        owed: how many rows each wants of this one.
-        order: for each row in the order of their owners, where it stands among those looked up; None for as they are.
+        asked: How many rows this rank wants of each.
+        owed: How many rows each wants of this one.
+        order: For each row in the order of their owners, where it stands among those looked up; None for as they are.
     """
 
     asked: list[int]
@@ -37,30 +37,30 @@ class _Route:
     order: Tensor | None
 
 
-class Exchange:
+class RowExchange:
     """Look-ups in one table; all ranks must make them in the same order.
 
     Args:
-        decision: where its rows are.
-        world: the ranks.
+        decision: How the rows of the table are sharded.
+        world: The ranks.
     """
 
-    def __init__(self, decision: Decision, world: World) -> None:
+    def __init__(self, decision: TableSharding, world: World) -> None:
         self.decision = decision
         self.begin, self.end = decision.range(world.rank)
         self.weight: Callable[[], float] = _one
         self._world = world
         self._bounds = torch.tensor(decision.bounds[1:])
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Exchange:
+    def __deepcopy__(self, memo: dict[int, Any]) -> RowExchange:
         return self  # copies of a model look up in the same group
 
     def look_up(self, ids: Tensor, table: Callable[[Tensor], Tensor]) -> Tensor:
         """Rows of the whole table; a collective operation.
 
         Args:
-            ids: of the rows, (n,), int32 or int64; any n, also none.
-            table: gives rows (m, width) of this rank's part for their numbers (m,) in it.
+            ids: Numbers of the rows, (n,), int32 or int64; any n, also none.
+            table: A function that gives rows (m, width) of this rank's part for their numbers (m,) in it.
 
         Returns:
             (n, width), through which gradients flow to the ranks that have the rows: there the gradient is the average
@@ -78,21 +78,21 @@ class Exchange:
         owed = torch.empty_like(counts)
         with comm.label("rows wanted"):
             dist.all_to_all_single(owed, counts, group=self._world.group)
-        route = _Route(counts.tolist(), owed.tolist(), order)
+        route = _LookupRoute(counts.tolist(), owed.tolist(), order)
         wanted = ids.new_empty(sum(route.owed))
         with comm.label("numbers of rows"):
             self._all_to_all(wanted, ids if order is None else ids[order], route.owed, route.asked)
-        rows: Tensor = _Rows.apply(table(wanted - self.begin), self, route)  # type: ignore[no-untyped-call]
+        rows: Tensor = _ExchangeRows.apply(table(wanted - self.begin), self, route)  # type: ignore[no-untyped-call]
         return rows
 
     def expected(self, ids: int, width: int, element_size: int, *, trained: bool) -> Iterator[CollectiveCount]:
-        """What one look-up communicates.
+        """Return what one look-up communicates.
 
         Args:
-            ids: numbers of rows that all ranks together look up.
-            width: of a row.
-            element_size: bytes of an element.
-            trained: whether gradients travel back.
+            ids: Numbers of rows that all ranks together look up.
+            width: Width of a row.
+            element_size: Bytes of an element.
+            trained: Whether gradients travel back.
         """
         size = self._world.size
         yield CollectiveCount("forward", "all_to_all", 3, 8 * size * size + 8 * ids + ids * width * element_size)
@@ -111,8 +111,8 @@ class Exchange:
     def _all_to_all(self, output: Tensor, tensor: Tensor, received: list[int], sent: list[int]) -> None:
         dist.all_to_all_single(output, tensor.contiguous(), received, sent, group=self._world.group)
 
-    def send(self, rows: Tensor, route: _Route) -> Tensor:
-        """This rank's rows to those who want them; what it wanted itself, in the order of its look-up."""
+    def send(self, rows: Tensor, route: _LookupRoute) -> Tensor:
+        """Send this rank's rows to those who want them; return what it wanted itself, in the order of its look-up."""
         got = rows.new_empty((sum(route.asked), rows.shape[1]))
         with comm.label("rows"):
             self._all_to_all(got, rows, route.asked, route.owed)
@@ -122,8 +122,8 @@ class Exchange:
         placed[route.order] = got
         return placed
 
-    def give_back(self, gradient: Tensor, route: _Route) -> Tensor:
-        """Gradients of rows looked up here to those who have them; those of this rank's rows, from all."""
+    def give_back(self, gradient: Tensor, route: _LookupRoute) -> Tensor:
+        """Send gradients of rows looked up here to who has them; return those of this rank's rows, from all ranks."""
         if route.order is not None:
             gradient = gradient[route.order]
         weight = self.weight()
@@ -135,9 +135,9 @@ class Exchange:
         return back
 
 
-class _Rows(torch.autograd.Function):
+class _ExchangeRows(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, exchange: Exchange, route: _Route) -> Tensor:
+    def forward(ctx: Any, rows: Tensor, exchange: RowExchange, route: _LookupRoute) -> Tensor:
         ctx.exchange, ctx.route = exchange, route
         return exchange.send(rows, route)
 

@@ -1,4 +1,4 @@
-"""Embeddings whose tables are divided: what `torch.nn`'s become in place, with the same arguments and results."""
+"""Embeddings whose tables are sharded: what `torch.nn`'s become in place, with the same arguments and results."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ._exchange import Exchange
+from ._exchange import RowExchange
 
 
-class DividedEmbedding(nn.Embedding):
+class ShardedEmbedding(nn.Embedding):
     """`torch.nn.Embedding` of whose weight this rank has some rows; `num_embeddings` counts all of them."""
 
-    exchange: Exchange
+    exchange: RowExchange
 
     def forward(self, input: Tensor) -> Tensor:
         """Rows for numbers of any shape; a collective operation."""
@@ -31,13 +31,13 @@ class DividedEmbedding(nn.Embedding):
         )
 
 
-class DividedEmbeddingBag(nn.EmbeddingBag):
+class ShardedEmbeddingBag(nn.EmbeddingBag):
     """`torch.nn.EmbeddingBag` of whose weight this rank has some rows; `num_embeddings` counts all of them.
 
     Rows travel, and are added up where they were wanted.
     """
 
-    exchange: Exchange
+    exchange: RowExchange
 
     def forward(self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None) -> Tensor:
         """As torch's: bags in the rows of a matrix, or one after the other with offsets; a collective operation.
@@ -69,7 +69,7 @@ class DividedEmbeddingBag(nn.EmbeddingBag):
         return result
 
     def _bags(self, input: Tensor, offsets: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Numbers of rows one after the other, and how many each bag has."""
+        """Return numbers of rows one after the other, and how many each bag has."""
         name = self.exchange.decision.name
         if input.dim() == 2:
             if offsets is not None:
@@ -85,15 +85,15 @@ class DividedEmbeddingBag(nn.EmbeddingBag):
         return F.embedding(ids, self.weight, sparse=self.sparse)
 
 
-Divisible = nn.Embedding | nn.EmbeddingBag
+ShardableEmbedding = nn.Embedding | nn.EmbeddingBag
 
-DIVIDED: dict[type[Divisible], type[DividedEmbedding] | type[DividedEmbeddingBag]] = {
-    nn.Embedding: DividedEmbedding,
-    nn.EmbeddingBag: DividedEmbeddingBag,
+SHARDED: dict[type[ShardableEmbedding], type[ShardedEmbedding] | type[ShardedEmbeddingBag]] = {
+    nn.Embedding: ShardedEmbedding,
+    nn.EmbeddingBag: ShardedEmbeddingBag,
 }
 
 
-def become_divided(module: Divisible, exchange: Exchange) -> None:
-    """Turns a module into its divided form, so that whoever holds it holds that; its weight must be divided already."""
-    module.__class__ = DIVIDED[type(module)]
+def become_sharded(module: ShardableEmbedding, exchange: RowExchange) -> None:
+    """Turn a module, in place, into its sharded class; its weight must be sharded already."""
+    module.__class__ = SHARDED[type(module)]
     module.exchange = exchange  # type: ignore[assignment]

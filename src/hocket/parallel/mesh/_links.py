@@ -18,16 +18,16 @@ _LONG_S: Final = 0.2  # of a message: there are fewer rounds of these
 
 
 def link_of(ranks: World, whole: World, device: torch.device) -> Link:
-    """Times messages there and back between each rank and the next, and the last and the first.
+    """Time messages there and back between each rank and the next, and the last and the first.
 
     Neighbouring links take turns, so that half of the ranks are waiting, as in a pipeline: where ranks share
     processors, messages of all at once would wait for these. A collective operation over `whole`; the result, of the
     slowest link, is the same on all of its ranks.
 
     Args:
-        ranks: of this rank's pipeline, two or more.
-        whole: of all pipelines, which send at the same time, as they will.
-        device: where what is sent lies.
+        ranks: Ranks of this rank's pipeline, two or more.
+        whole: The ranks of all pipelines, which send at the same time, as they will.
+        device: Device of what is sent.
     """
     found: list[float] = []
     for nbytes in _SIZES:
@@ -62,7 +62,7 @@ def _one_way_s(data: torch.Tensor, ranks: World, turn: int) -> float:
 
 
 def _begins(rank: int, size: int) -> int:
-    """The turn in which a rank sends to the next: no two neighbours have the same one."""
+    """Return the turn in which a rank sends to the next: no two neighbours have the same one."""
     return 2 if size % 2 and rank == size - 1 else rank % 2
 
 

@@ -30,8 +30,8 @@ class World:
     """The ranks that train together.
 
     Attributes:
-        rank: this process's number in the group, from 0.
-        size: how many ranks the group has.
+        rank: This process's number in the group, from 0.
+        size: How many ranks the group has.
         group: torch's process group; None where one process trains alone.
     """
 
@@ -76,7 +76,7 @@ class World:
             dist.all_to_all_single(received, sent, list(counts), list(counts_sent), group=self.group)
 
     def from_root(self, value: T) -> T:
-        """The picklable `value` of the group's rank 0, on every rank."""
+        """Return the picklable `value` of the group's rank 0, on every rank."""
         if self.size == 1:
             return value
         box = [value]
@@ -84,7 +84,7 @@ class World:
         return box[0]
 
     def from_all(self, value: T) -> list[T]:
-        """The picklable `value` of every rank, by rank, on every rank."""
+        """Return the picklable `value` of every rank, by rank, on every rank."""
         if self.size == 1:
             return [value]
         box: list[Any] = [None] * self.size
@@ -93,7 +93,7 @@ class World:
 
 
 def current(group: Any = None) -> World:
-    """The world of `group`, or of torch's default group, or this process alone where there is none.
+    """Return the world of `group`, or of torch's default group, or this process alone where there is none.
 
     Raises:
         ValueError: this process is no member of `group`.

@@ -1,9 +1,9 @@
-"""Makes ranks alike: parameters, buffers and optimizer state as rank 0 has them."""
+"""Broadcasts of parameters, buffers and optimizer state from rank 0, and which parameters they leave out."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -12,18 +12,41 @@ from hocket import comm
 from hocket.comm import torch_adapter
 
 from ..mesh import World
-from ._excluded import is_apart
 
 _PIECE_NBYTES = 32 * 2**20
 _ALIGNMENT_NBYTES = 16
+_ATTRIBUTE = "_hocket_keeper"
 
 
-class Parcel:
-    """Tensors of any types on one device, sent from rank 0 to all as one stretch of bytes.
+class Keeper(Protocol):
+    """Who brings the gradients of such parameters to where they belong."""
+
+    def weigh_by(self, weight: Callable[[], float]) -> None:
+        """Have this rank's gradients count `weight()` times in the average over ranks, asked in each backward pass."""
+
+
+def exclude_from_reduction(parameter: torch.nn.Parameter, keeper: Keeper) -> None:
+    """Leave a parameter out of broadcasts and averages, because each rank holds another part of it."""
+    setattr(parameter, _ATTRIBUTE, keeper)
+
+
+def is_excluded(parameter: torch.Tensor) -> bool:
+    """Return whether ranks hold different parts of the parameter."""
+    return hasattr(parameter, _ATTRIBUTE)
+
+
+def keepers(module: torch.nn.Module) -> Iterator[Keeper]:
+    """Return the keepers of a module's excluded parameters, each once."""
+    found = [getattr(p, _ATTRIBUTE) for p in module.parameters() if is_excluded(p)]
+    yield from {id(keeper): keeper for keeper in found}.values()
+
+
+class FlatBundle:
+    """Tensors of any types on one device, sent from rank 0 to all as one flat tensor of bytes.
 
     Args:
-        tensors: the tensors, of the same shapes and types on every rank.
-        world: the ranks.
+        tensors: The tensors, of the same shapes and types on every rank.
+        world: The ranks.
     """
 
     def __init__(self, tensors: Sequence[torch.Tensor], world: World) -> None:
@@ -45,11 +68,11 @@ class Parcel:
         ]
 
     def holds(self, tensors: Sequence[torch.Tensor]) -> bool:
-        """Whether it was made for exactly these tensors."""
+        """Return whether the bundle was made for exactly these tensors."""
         return len(tensors) == len(self._tensors) and all(a is b for a, b in zip(tensors, self._tensors, strict=True))
 
-    def send(self) -> None:
-        """Overwrites the tensors with rank 0's values; autograd does not take notice."""
+    def broadcast(self) -> None:
+        """Overwrite the tensors with rank 0's values; autograd does not take notice."""
         values = [t.data for t in self._tensors]
         if self._world.rank == 0:
             torch_adapter.foreach_copy(self._views, values)
@@ -58,48 +81,48 @@ class Parcel:
             torch_adapter.foreach_copy(values, self._views)
 
 
-class Parcels:
-    """Sends tensors of several devices, a `Parcel` for each, which lasts as long as the tensors are the same.
+class FlatBundles:
+    """Broadcasts of tensors of several devices: a `FlatBundle` for each, kept as long as the tensors are the same.
 
     Args:
-        world: the ranks.
+        world: The ranks.
     """
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._parcels: list[Parcel] = []
+        self._bundles: list[FlatBundle] = []
 
-    def send(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Overwrites `tensors` with rank 0's values; a collective operation."""
+    def broadcast(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Overwrite `tensors` with rank 0's values; a collective operation."""
         by_device: dict[torch.device, list[torch.Tensor]] = {}
         for tensor in tensors:
             if tensor.numel():
                 by_device.setdefault(tensor.device, []).append(tensor)
         for i, same_device in enumerate(by_device.values()):
-            if i == len(self._parcels):
-                self._parcels.append(Parcel(same_device, self._world))
-            elif not self._parcels[i].holds(same_device):
-                self._parcels[i] = Parcel(same_device, self._world)
-            self._parcels[i].send()
+            if i == len(self._bundles):
+                self._bundles.append(FlatBundle(same_device, self._world))
+            elif not self._bundles[i].holds(same_device):
+                self._bundles[i] = FlatBundle(same_device, self._world)
+            self._bundles[i].broadcast()
 
 
-def send_once(tensors: Sequence[torch.Tensor], world: World) -> None:
-    """Overwrites `tensors` with rank 0's values, in pieces that need little memory."""
+def broadcast_tensors(tensors: Sequence[torch.Tensor], world: World) -> None:
+    """Overwrite `tensors` with rank 0's values, in pieces that need little memory."""
     piece: list[torch.Tensor] = []
     nbytes = 0
     for tensor in tensors:
         size = tensor.numel() * tensor.element_size()
         if piece and (nbytes + size > _PIECE_NBYTES or tensor.device != piece[0].device):
-            Parcel(piece, world).send()
+            FlatBundle(piece, world).broadcast()
             piece, nbytes = [], 0
         piece.append(tensor)
         nbytes += size
     if piece:
-        Parcel(piece, world).send()
+        FlatBundle(piece, world).broadcast()
 
 
 def check_model(module: torch.nn.Module, world: World) -> None:
-    """Raises ValueError on every rank if the ranks' models have not the same parameters and buffers.
+    """Raise ValueError on every rank if the ranks' models have not the same parameters and buffers.
 
     The message names the rank and the first parameter or buffer that differs from rank 0's.
     """
@@ -112,7 +135,7 @@ def check_model(module: torch.nn.Module, world: World) -> None:
         (name, tuple(t.shape), str(t.dtype), kind)
         for kind, named in (("parameter", module.named_parameters()), ("buffer", module.named_buffers()))
         for name, t in named
-        if not is_apart(t)
+        if not is_excluded(t)
     ]
     models = world.from_all(mine)
     for rank, model in enumerate(models):
@@ -129,8 +152,8 @@ def _say(entry: tuple[str, tuple[int, ...], str, str] | None) -> str:
     return f"{kind} {name!r} of shape {list(shape)} and type {dtype}"
 
 
-def align_optimizer(optimizer: Any, world: World) -> None:
-    """Gives every rank rank 0's optimizer state and settings, if they are not the same everywhere.
+def broadcast_optimizer_state(optimizer: Any, world: World) -> None:
+    """Give every rank rank 0's optimizer state and settings, if they are not the same everywhere.
 
     That is the case where only rank 0 has loaded a checkpoint, say. Tensors are compared by their number and shape, not
     by value; settings such as learning rates by value.

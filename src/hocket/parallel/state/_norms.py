@@ -1,4 +1,4 @@
-"""Norms over whole parameters, for optimizers that need them, whatever parts of the parameters ranks hold."""
+"""Norms over whole parameters and gradient clipping by the global norm, whatever shards of them ranks hold."""
 
 from __future__ import annotations
 
@@ -10,15 +10,17 @@ import torch.distributed as dist
 from ..mesh import World
 from ._owned import Owned
 
+_EPSILON = 1e-6  # as torch.nn.utils.clip_grad_norm_ has it
+
 
 class WholeNorms:
     """See `hocket.parallel.state.optim.Totals`.
 
     Args:
-        groups: the number of its parameter group, for each parameter that the optimizer updates on any rank.
-        copies: what this rank updates, and how many ranks of the world hold the same.
-        world: the ranks that hold parts of the model.
-        local: whether every rank holds all of it, so that nobody need be asked.
+        groups: The number of its parameter group, for each parameter that the optimizer updates on any rank.
+        copies: What this rank updates, and how many ranks of the world hold the same.
+        world: The ranks that hold parts of the model.
+        local: Whether every rank holds all of it, so that nobody need be asked.
     """
 
     def __init__(
@@ -36,9 +38,44 @@ class WholeNorms:
         self._local = local
 
     def add_up(self, squares: torch.Tensor) -> torch.Tensor:
-        """The sums over ranks; a collective operation unless every rank holds everything."""
+        """Return the sums over ranks; a collective operation unless every rank holds everything."""
         if self._local or self._world.size == 1:
             return squares
         total = squares.to(self._world.device)
         dist.all_reduce(total, group=self._world.group)
         return total.cpu()
+
+
+def clip(owned: Iterable[tuple[Owned, int]], max_norm: float, world: World, *, local: bool) -> float:
+    """Scale gradients so that their norm over the whole model is `max_norm` at most, as `clip_grad_norm_` does.
+
+    Args:
+        owned: What this rank updates, and how many ranks of the world hold the same: so each element counts once.
+        max_norm: The largest norm (the root of the sum of squares).
+        world: The ranks that hold parts of the model.
+        local: Whether this rank holds all of it, so that nobody need be asked.
+
+    Returns:
+        The norm before.
+    """
+    found = []
+    for item, copies in owned:
+        gradient = item.leaf.grad
+        if gradient is not None and gradient.is_sparse:
+            item.leaf.grad = gradient = gradient.coalesce()  # entries of one row must be added before they are squared
+        if gradient is not None:
+            found.append((gradient.values() if gradient.is_sparse else gradient, copies))
+    squares = 0.0
+    if found:
+        norms = torch.stack([n.double() for n in torch._foreach_norm([gradient for gradient, _ in found])])
+        shares = torch.tensor([1.0 if local else 1.0 / count for _, count in found], dtype=torch.float64)
+        squares = float((norms.cpu().square() * shares).sum())
+    if not local and world.size > 1:
+        total = torch.tensor(squares, dtype=torch.float64, device=world.device)
+        dist.all_reduce(total, group=world.group)
+        squares = total.item()
+    norm = float(squares**0.5)
+    factor = max_norm / (norm + _EPSILON)
+    if not factor >= 1.0 and found:
+        torch._foreach_mul_([gradient for gradient, _ in found], factor)
+    return norm

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ._pieces import Box, Piece, Range
+from ._shards import FlatRange, ShardBox, TensorShard
 
 ELEMENTWISE = frozenset(
     {"SGD", "Adam", "AdamW", "Adagrad", "RMSprop", "Adadelta", "Adamax", "NAdam", "RAdam", "ASGD", "Rprop"}
@@ -21,15 +21,15 @@ class Owned:
     """A tensor that this rank's optimizer updates: a parameter, or this rank's part of one.
 
     Attributes:
-        leaf: what stands in the optimizer's groups.
-        parameter: the user's parameter that it is, or is a part of.
-        where: `leaf` lies in the model's parameter; a range of its elements where it is flat.
-        replicas: how many data-parallel ranks hold the same.
+        leaf: The tensor that stands in the optimizer's groups.
+        parameter: The user's parameter that `leaf` is, or is a shard of.
+        where: Where `leaf` lies in the model's parameter; a range of its elements where it is flat.
+        replicas: How many data-parallel ranks hold the same tensor.
     """
 
     leaf: torch.nn.Parameter
     parameter: torch.nn.Parameter
-    where: Box | Range
+    where: ShardBox | FlatRange
     replicas: int
 
     @property
@@ -37,20 +37,20 @@ class Owned:
         """The model's name for the parameter."""
         return self.where.place.name
 
-    def pieces(self, values: torch.Tensor) -> list[Piece]:
-        """Where `values`, a tensor of the shape of `leaf`, lies in a tensor of the shape of the model's parameter."""
-        return self.where.pieces(values)
+    def shards(self, values: torch.Tensor) -> list[TensorShard]:
+        """Return where `values`, of the shape of `leaf`, lies in a tensor of the shape of the model's parameter."""
+        return self.where.shards(values)
 
 
 def check_elementwise(optimizer: Any, *, rows: bool = False) -> None:
-    """Raises ValueError if an update may need more of a parameter than one rank has.
+    """Raise ValueError if an update may need more of a parameter than one rank has.
 
     An optimizer of one's own that works element by element says so by an attribute `elementwise = True`; one that
     needs norms of whole parameters besides has a method `bind_norms`, see `hocket.parallel.state.optim.LayerWise`.
 
     Args:
-        optimizer: the optimizer.
-        rows: whether a rank has whole rows, at least.
+        optimizer: The optimizer.
+        rows: Whether a rank has whole rows, at least.
     """
     kind = type(optimizer)
     known = kind.__module__.startswith("torch.optim") and (
@@ -66,15 +66,15 @@ def check_elementwise(optimizer: Any, *, rows: bool = False) -> None:
         )
 
 
-def hand_over(optimizer: Any, owned: Sequence[Owned], kept: Collection[torch.nn.Parameter]) -> None:
-    """Puts what this rank owns in the place of the user's parameters; the optimizer keeps its identity and settings.
+def shard_optimizer(optimizer: Any, owned: Sequence[Owned], kept: Collection[torch.nn.Parameter]) -> None:
+    """Put what this rank owns in the place of the user's parameters; the optimizer keeps its identity and settings.
 
     State that the optimizer has already is cut as the parameters are; state of other shapes goes to all parts.
 
     Args:
-        optimizer: a torch optimizer.
-        owned: what this rank updates from now on.
-        kept: parameters that stay as they are in spite of not being owned.
+        optimizer: A torch optimizer.
+        owned: What this rank updates from now on.
+        kept: Parameters that stay as they are though they are not owned.
     """
     parts: dict[int, list[Owned]] = {}
     for item in owned:
@@ -98,7 +98,7 @@ def _cut(value: Any, item: Owned) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
     where = item.where
-    if isinstance(where, Box):
+    if isinstance(where, ShardBox):
         if value.ndim != len(where.offsets) or value.shape == item.leaf.shape:
             return value.clone()
         box = tuple(slice(at, at + size) for at, size in zip(where.offsets, item.leaf.shape, strict=True))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import shutil
 import warnings
 from collections.abc import Iterable, Iterator
@@ -10,7 +9,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
@@ -19,10 +17,10 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata as TensorMetadata
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
-from ..batches import States
+from ..batches import RngStates
 from ..mesh import World
 from ._owned import Owned
-from ._pieces import Piece
+from ._shards import TensorShard
 
 _ABOUT = "about"  # what is no tensor of the model's shapes
 _MODEL, _OPTIMIZER = "model.", "optimizer."
@@ -32,16 +30,16 @@ class CheckpointError(ValueError):
     """A checkpoint cannot be read, or is of another model."""
 
 
-class Pieces:
+class DcpShards:
     """The boxes of one tensor that this rank holds, as DCP wants to be told of them.
 
     Args:
-        pieces: of one name; at least one.
+        shards: Shards of one tensor; at least one.
     """
 
-    def __init__(self, pieces: list[Piece]) -> None:
-        self._pieces = {torch.Size(piece.offsets): piece for piece in pieces}
-        self._shape = torch.Size(pieces[0].shape)
+    def __init__(self, shards: list[TensorShard]) -> None:
+        self._shards = {torch.Size(shard.offsets): shard for shard in shards}
+        self._shape = torch.Size(shards[0].shape)
 
     def __create_write_items__(self, fqn: str, object: Any) -> list[WriteItem]:
         return [
@@ -49,34 +47,36 @@ class Pieces:
                 index=MetadataIndex(fqn, offsets),
                 type=WriteItemType.SHARD,
                 tensor_data=TensorWriteData(
-                    chunk=_chunk(piece),
-                    properties=TensorProperties.create_from_tensor(piece.tensor),
+                    chunk=_chunk(shard),
+                    properties=TensorProperties.create_from_tensor(shard.tensor),
                     size=self._shape,
                 ),
             )
-            for offsets, piece in self._pieces.items()
+            for offsets, shard in self._shards.items()
         ]
 
     def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
-        return [_chunk(piece) for piece in self._pieces.values()]
+        return [_chunk(shard) for shard in self._shards.values()]
 
     def __get_tensor_shard__(self, index: MetadataIndex) -> torch.Tensor:
         assert index.offset is not None
-        return self._pieces[index.offset].tensor
+        return self._shards[index.offset].tensor
 
     def size(self) -> torch.Size:
-        """The shape of the whole tensor."""
+        """Return the shape of the whole tensor."""
         return self._shape
 
 
-def _chunk(piece: Piece) -> ChunkStorageMetadata:
-    return ChunkStorageMetadata(offsets=torch.Size(piece.offsets), sizes=piece.tensor.shape)
+def _chunk(shard: TensorShard) -> ChunkStorageMetadata:
+    return ChunkStorageMetadata(offsets=torch.Size(shard.offsets), sizes=shard.tensor.shape)
 
 
 class _SavePlanner(DefaultSavePlanner):
     def lookup_object(self, index: MetadataIndex) -> Any:
         found = self.state_dict[index.fqn]
-        return found.__get_tensor_shard__(index).detach() if isinstance(found, Pieces) else super().lookup_object(index)
+        return (
+            found.__get_tensor_shard__(index).detach() if isinstance(found, DcpShards) else super().lookup_object(index)
+        )
 
 
 class _LoadPlanner(DefaultLoadPlanner):
@@ -87,29 +87,36 @@ class _LoadPlanner(DefaultLoadPlanner):
 
     def lookup_tensor(self, index: MetadataIndex) -> torch.Tensor:
         found = self.state_dict[index.fqn]
-        return found.__get_tensor_shard__(index).detach() if isinstance(found, Pieces) else super().lookup_tensor(index)
+        return (
+            found.__get_tensor_shard__(index).detach() if isinstance(found, DcpShards) else super().lookup_tensor(index)
+        )
 
 
 def write(
-    path: Path, tensors: Iterable[Piece], owned: Iterable[Owned], optimizer: Any, about: dict[str, Any], world: World
+    path: Path,
+    tensors: Iterable[TensorShard],
+    owned: Iterable[Owned],
+    optimizer: Any,
+    about: dict[str, Any],
+    world: World,
 ) -> None:
-    """Writes a checkpoint; a collective operation.
+    """Write a checkpoint; a collective operation.
 
     Args:
-        path: a directory; what was there is replaced when all has been written.
-        tensors: what this rank holds of parameters and buffers.
-        owned: what its optimizer updates.
-        optimizer: the optimizer.
-        about: all else that is to be kept, by name; rank 0's counts.
-        world: all ranks.
+        path: A directory; what was there is replaced when all has been written.
+        tensors: What this rank holds of parameters and buffers.
+        owned: What its optimizer updates.
+        optimizer: The optimizer.
+        about: All else that is to be kept, by name; rank 0's counts.
+        world: All ranks.
     """
     owned = list(owned)
-    pieces = [_renamed(piece, _MODEL + piece.name) for piece in tensors]
+    shards = [_renamed(shard, _MODEL + shard.name) for shard in tensors]
     scalars: dict[str, dict[str, Any]] = {}
     for item in owned:
         for key, value in optimizer.state.get(item.leaf, {}).items():
             if isinstance(value, torch.Tensor) and value.shape == item.leaf.shape and value.ndim:
-                pieces += [_renamed(piece, _key(item.name, key)) for piece in item.pieces(value)]
+                shards += [_renamed(shard, _key(item.name, key)) for shard in item.shards(value)]
             else:
                 scalars.setdefault(item.name, {})[key] = value
     everywhere: dict[str, dict[str, Any]] = {}
@@ -118,7 +125,7 @@ def write(
         everywhere.update(mine)
         states.append(state)
     about = {**about, "optimizer_scalars": everywhere, "random": states, "groups": _settings(optimizer)}
-    entries: dict[str, Any] = _by_name(pieces)
+    entries: dict[str, Any] = _by_name(shards)
     if world.rank == 0:
         entries[_ABOUT] = about
     new, old = (path.with_name(path.name + end) for end in (".new", ".old"))
@@ -139,15 +146,17 @@ def write(
     world.from_root(None)
 
 
-def read(path: Path, tensors: Iterable[Piece], owned: Iterable[Owned], optimizer: Any, world: World) -> dict[str, Any]:
-    """Reads a checkpoint that was written under any plan into what this rank holds; a collective operation.
+def read(
+    path: Path, tensors: Iterable[TensorShard], owned: Iterable[Owned], optimizer: Any, world: World
+) -> dict[str, Any]:
+    """Read a checkpoint that was written under any plan into what this rank holds; a collective operation.
 
     Args:
-        path: the directory.
-        tensors: what this rank holds of parameters and buffers; overwritten.
-        owned: what its optimizer updates.
-        optimizer: gets the state and the settings that were saved.
-        world: all ranks.
+        path: The directory.
+        tensors: What this rank holds of parameters and buffers; overwritten.
+        owned: What its optimizer updates.
+        optimizer: The optimizer, which gets the state and the settings that were saved.
+        world: All ranks.
 
     Returns:
         `about`, as it was given to `write`.
@@ -160,8 +169,8 @@ def read(path: Path, tensors: Iterable[Piece], owned: Iterable[Owned], optimizer
     except (OSError, EOFError) as error:
         raise CheckpointError(f"there is no checkpoint at {str(path)!r}: {error}") from None
     owned = list(owned)
-    pieces = [_renamed(piece, _MODEL + piece.name) for piece in tensors]
-    _check(path, pieces, metadata)
+    shards = [_renamed(shard, _MODEL + shard.name) for shard in tensors]
+    _check(path, shards, metadata)
     states: dict[int, dict[str, Any]] = {}
     for item in owned:
         prefix = _key(item.name, "")
@@ -169,8 +178,8 @@ def read(path: Path, tensors: Iterable[Piece], owned: Iterable[Owned], optimizer
             if name.startswith(prefix) and isinstance(saved, TensorMetadata):
                 value = torch.zeros_like(item.leaf.detach(), dtype=saved.properties.dtype)
                 states.setdefault(id(item.leaf), {})[name[len(prefix) :]] = value
-                pieces += [_renamed(piece, name) for piece in item.pieces(value)]
-    entries: dict[str, Any] = {**_by_name(pieces), _ABOUT: None}
+                shards += [_renamed(shard, name) for shard in item.shards(value)]
+    entries: dict[str, Any] = {**_by_name(shards), _ABOUT: None}
     planner = _LoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     with _alone():
         state_dict_loader.load(entries, checkpoint_id=str(path), planner=planner, no_dist=world.size == 1)
@@ -187,28 +196,28 @@ def read(path: Path, tensors: Iterable[Piece], owned: Iterable[Owned], optimizer
     return about
 
 
-def _check(path: Path, pieces: list[Piece], metadata: dict[str, Any]) -> None:
-    for piece in pieces:
-        found = metadata.get(piece.name)
-        name = piece.name.removeprefix(_MODEL)
+def _check(path: Path, shards: list[TensorShard], metadata: dict[str, Any]) -> None:
+    for shard in shards:
+        found = metadata.get(shard.name)
+        name = shard.name.removeprefix(_MODEL)
         if not isinstance(found, TensorMetadata):
             raise CheckpointError(f"the checkpoint at {str(path)!r} has no {name!r}: it is of another model")
-        if tuple(found.size) != tuple(piece.shape):
+        if tuple(found.size) != tuple(shard.shape):
             raise CheckpointError(
-                f"{name!r} has the shape {list(piece.shape)} here and {list(found.size)} in the checkpoint at "
+                f"{name!r} has the shape {list(shard.shape)} here and {list(found.size)} in the checkpoint at "
                 f"{str(path)!r}: it is of another model"
             )
 
 
-def _by_name(pieces: list[Piece]) -> dict[str, Pieces]:
-    found: dict[str, list[Piece]] = {}
-    for piece in pieces:
-        found.setdefault(piece.name, []).append(piece)
-    return {name: Pieces(same) for name, same in found.items()}
+def _by_name(shards: list[TensorShard]) -> dict[str, DcpShards]:
+    found: dict[str, list[TensorShard]] = {}
+    for shard in shards:
+        found.setdefault(shard.name, []).append(shard)
+    return {name: DcpShards(same) for name, same in found.items()}
 
 
-def _renamed(piece: Piece, name: str) -> Piece:
-    return Piece(name, piece.shape, piece.offsets, piece.tensor)
+def _renamed(shard: TensorShard, name: str) -> TensorShard:
+    return TensorShard(name, shard.shape, shard.offsets, shard.tensor)
 
 
 def _key(name: str, key: str) -> str:
@@ -220,18 +229,13 @@ def _settings(optimizer: Any) -> list[dict[str, Any]]:
 
 
 def _random_state() -> dict[str, Any]:
-    states = States.now()
+    states = RngStates.now()
     cuda = torch.cuda.get_rng_state() if _uses_cuda() else None
     return {"torch": states.torch_state, "python": states.python_state, "numpy": states.numpy_state, "cuda": cuda}
 
 
 def _set_random_state(state: dict[str, Any]) -> None:
-    torch.set_rng_state(state["torch"])
-    random.setstate(state["python"])
-    generator = getattr(np.random, state["numpy"]["bit_generator"])()
-    generator.state = state["numpy"]
-    numpy_random: Any = np.random
-    numpy_random.set_bit_generator(generator)
+    RngStates(state["torch"], state["python"], state["numpy"]).install()
     if state["cuda"] is not None and _uses_cuda():
         torch.cuda.set_rng_state(state["cuda"])
 
@@ -242,7 +246,7 @@ def _uses_cuda() -> bool:
 
 @contextmanager
 def _alone() -> Iterator[None]:
-    """A block in which DCP does not warn that one process is a world too."""
+    """Open a block in which DCP does not warn that one process is a world too."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable or uninitialized")
         yield

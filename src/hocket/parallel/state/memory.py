@@ -14,9 +14,9 @@ class StateBytes:
     """Bytes of a model's state on one rank.
 
     Attributes:
-        weights: of parameters and buffers.
-        gradients: of gradients between back-propagation and update.
-        optimizer: of the optimizer's state.
+        weights: Bytes of parameters and buffers.
+        gradients: Bytes of gradients between back-propagation and update.
+        optimizer: Bytes of the optimizer's state.
     """
 
     weights: float
@@ -34,21 +34,22 @@ class StateBytes:
         return self.weights + self.gradients + self.optimizer
 
     def to_json(self) -> dict[str, float]:
-        """The fields and the total as JSON values."""
+        """Return the fields and the total as JSON values."""
         return {**asdict(self), "total": self.total}
 
 
 def predicted(parameters: int, data: int, shard: str, *, optimizer_nbytes: int = 8) -> StateBytes:
-    """What each of `data` ranks holds of float32 parameters (Rajbhandari et al. 2020, with 4 bytes where they have 2).
+    """Return what each of `data` ranks holds of float32 parameters.
 
-    With N ranks and 8 bytes of optimizer state an element (Adam): 16P for none, 8P + 8P/N for "optimizer",
-    4P + 12P/N for "gradients", 16P/N for "parameters".
+    These are the formulas of Rajbhandari et al. 2020, with 4 bytes where they have 2. With N ranks and 8 bytes of
+    optimizer state an element (Adam): 16P for none, 8P + 8P/N for "optimizer", 4P + 12P/N for "gradients", 16P/N for
+    "parameters".
 
     Args:
-        parameters: how many elements this rank would hold alone.
-        data: data-parallel ranks, N.
-        shard: as in a plan.
-        optimizer_nbytes: of state for each element.
+        parameters: How many elements this rank would hold alone.
+        data: Data-parallel ranks, N.
+        shard: What is sharded, as in a plan.
+        optimizer_nbytes: Bytes of state for each element.
     """
     divided = {"none": 0, "optimizer": 1, "gradients": 2, "parameters": 3}[shard]
     return StateBytes(
@@ -59,7 +60,7 @@ def predicted(parameters: int, data: int, shard: str, *, optimizer_nbytes: int =
 
 
 def nbytes(tensors: Iterable[Any]) -> int:
-    """Bytes of what the tensors hold here, each element once though several views show it."""
+    """Return bytes of what the tensors hold here, each element once though several views show it."""
     spans: dict[tuple[int, int], int] = {}
     for tensor in tensors:
         local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
@@ -75,13 +76,13 @@ def nbytes(tensors: Iterable[Any]) -> int:
 
 
 def counted(weights: Iterable[Any], gradients: Iterable[Any], optimizer: Any) -> StateBytes:
-    """The bytes that these tensors, and those of the optimizer's state, hold on this rank."""
+    """Return the bytes that these tensors, and those of the optimizer's state, hold on this rank."""
     state = [value for entry in optimizer.state.values() for value in entry.values() if isinstance(value, torch.Tensor)]
     return StateBytes(nbytes(weights), nbytes(gradients), nbytes(state))
 
 
 def state_nbytes(optimizer: Any) -> int:
-    """Bytes of state that an optimizer of torch keeps for each float32 element."""
+    """Return bytes of state that an optimizer of torch keeps for each float32 element."""
     kind = type(optimizer).__name__
     if kind in ("Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adadelta", "Rprop", "LAMB"):
         extra = any(group.get("amsgrad") for group in optimizer.param_groups)

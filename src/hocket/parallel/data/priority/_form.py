@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from ...mesh import World
-from ...state import Box, Owned, Place
+from ...state import Owned, ParameterPlacement, ShardBox
 from .. import _hooks
 from ._chunks import Chunk, cut, order
 from ._sender import Sender
@@ -55,15 +55,15 @@ class Prioritised:
         model: torch.nn.Module,
         parameters: Mapping[str, torch.nn.Parameter],
         frozen: Mapping[str, torch.nn.Parameter],
-        places: Mapping[str, Place],
+        places: Mapping[str, ParameterPlacement],
         world: World,
         chunk_nbytes: int | None,
         optimizer: Any,
     ) -> None:
         self._pending: set[int] = set()
         self._broken = False
-        self.owned = [Owned(p, p, Box.all_of(places[name]), world.size) for name, p in parameters.items()]
-        self.frozen = [Owned(p, p, Box.all_of(places[name]), world.size) for name, p in frozen.items()]
+        self.owned = [Owned(p, p, ShardBox.all_of(places[name]), world.size) for name, p in parameters.items()]
+        self.frozen = [Owned(p, p, ShardBox.all_of(places[name]), world.size) for name, p in frozen.items()]
         self._model = model
         self._names, self._parameters = list(parameters), list(parameters.values())
         self._world = world

@@ -13,9 +13,9 @@ from hocket.comm import CollectiveTimeoutError, CommError, PeerDiedError, Window
 
 from ...mesh import world as _world
 from ...state import (
-    align_optimizer,
+    broadcast_optimizer_state,
+    broadcast_tensors,
     check_model,
-    send_once,
 )
 from . import register as _register
 from ._board import FAILED, LEFT, RUNNING
@@ -80,8 +80,8 @@ class Hogwild(Session):
         self._seen = self._rests = 0
         if world.size > 1:
             check_model(model, world)
-            send_once([*model.parameters(), *model.buffers()], world)
-            align_optimizer(optimizer, world)
+            broadcast_tensors([*model.parameters(), *model.buffers()], world)
+            broadcast_optimizer_state(optimizer, world)
             nbytes = 64 + sum(64 + p.numel() * p.element_size() for p in trained)
             self._window = window = open_window(world.rank, nbytes if world.rank == 0 else 64, world.from_all)
             if window is None:

@@ -10,9 +10,9 @@ import torch.distributed as dist
 
 from ...mesh import world as _world
 from ...state import (
-    align_optimizer,
+    broadcast_optimizer_state,
+    broadcast_tensors,
     check_model,
-    send_once,
 )
 from . import register as _register
 from ._flat import FlatParameters
@@ -79,8 +79,8 @@ class LocalSGD:
         self._model, self._optimizer = model, optimizer
         if world.size > 1:
             check_model(model, world)
-            send_once([*model.parameters(), *model.buffers()], world)
-            align_optimizer(optimizer, world)
+            broadcast_tensors([*model.parameters(), *model.buffers()], world)
+            broadcast_optimizer_state(optimizer, world)
         self._flat = FlatParameters(p for p in model.parameters() if p.requires_grad)
         self._last = [flat.clone() for flat in self._flat.flats] if outer_momentum or outer_rate != 1.0 else []
         self._velocity = [torch.zeros_like(flat) for flat in self._last]

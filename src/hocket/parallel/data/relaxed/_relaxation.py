@@ -10,7 +10,7 @@ import torch
 
 from hocket.planner import Synchronisation
 
-from ...batches import DistributedLoader, Part, SharedLoader
+from ...batches import BatchPart, DistributedLoader, SharedLoader
 from ...batches import batch as _batch
 from ...mesh import World
 from ._hogwild import Hogwild
@@ -18,7 +18,7 @@ from ._local import LocalSGD
 from ._stale import BoundedStaleness
 from ._tickets import StoreTickets, TicketLoader
 
-Train = Callable[[Sequence[Part]], Callable[[], torch.Tensor]]
+Train = Callable[[Sequence[BatchPart]], Callable[[], torch.Tensor]]
 
 
 class Relaxation:
@@ -76,7 +76,7 @@ class Relaxation:
             yield from shared
         self.settle()
 
-    def step(self, parts: Sequence[Part], clip: Callable[[], None]) -> torch.Tensor:
+    def step(self, parts: Sequence[BatchPart], clip: Callable[[], None]) -> torch.Tensor:
         """One step of this worker; returns the loss of its part, as that of a whole batch of such samples.
 
         Args:

@@ -13,9 +13,9 @@ from hocket.comm import CollectiveTimeoutError, open_window
 
 from ...mesh import world as _world
 from ...state import (
-    align_optimizer,
+    broadcast_optimizer_state,
+    broadcast_tensors,
     check_model,
-    send_once,
 )
 from . import register as _register
 from ._board import FAILED, LEFT, Board, check_alive
@@ -86,8 +86,8 @@ class BoundedStaleness(Session):
         self._optimizer = optimizer
         if world.size > 1:
             check_model(model, world)
-            send_once([*model.parameters(), *model.buffers()], world)
-            align_optimizer(optimizer, world)
+            broadcast_tensors([*model.parameters(), *model.buffers()], world)
+            broadcast_optimizer_state(optimizer, world)
         self._flat = FlatParameters(p for p in model.parameters() if p.requires_grad)
         self._before = [torch.empty_like(flat) for flat in self._flat.flats]
         self._board: Board | None = None
@@ -227,4 +227,4 @@ def meet(flats: list[torch.Tensor], model: torch.nn.Module, world: _world.World)
     for tensor in (*flats, *(b for b in buffers if b.is_floating_point())):
         tensor.div_(world.size)
         dist.all_reduce(tensor, group=world.group)
-    send_once([b for b in buffers if not b.is_floating_point()], world)
+    broadcast_tensors([b for b in buffers if not b.is_floating_point()], world)

@@ -10,13 +10,13 @@ from typing import Any, Protocol
 from hocket.comm import torch_adapter
 
 from ...batches import (
+    BatchShard,
     Cutter,
     Key,
+    RandomStream,
     RankSampler,
     SeededDataset,
-    Share,
     SharedLoader,
-    Stream,
     each,
     expected_size,
     inner_loader,
@@ -72,9 +72,9 @@ class TicketLoader(SharedLoader):
     def __init__(self, loader: Iterable[Any], world: World, tickets: Tickets) -> None:
         super().__init__(loader, among=world)
         self._tickets = tickets
-        self.share: Share | None = None
+        self.share: BatchShard | None = None
 
-    def __iter__(self) -> Iterator[tuple[Share, Any]]:
+    def __iter__(self) -> Iterator[tuple[BatchShard, Any]]:
         yield from self._parts()
 
     def position(self) -> dict[str, Any]:
@@ -92,7 +92,7 @@ class TicketLoader(SharedLoader):
             self._inner = inner_loader(loader, dataset, self._sampler, self._worker_generator)
         return agree
 
-    def _cut_parts(self, stream: Stream, agree: Any) -> Iterator[tuple[Share, Any]]:
+    def _cut_parts(self, stream: RandomStream, agree: Any) -> Iterator[tuple[BatchShard, Any]]:
         cutter = Cutter(expected_size(self.loader))
         epoch, world = self._position - 1, self._among.size
         mine = None
@@ -100,7 +100,7 @@ class TicketLoader(SharedLoader):
             size = cutter.size(batch)
             mine = self._tickets.take(epoch) if mine is None else mine
             while mine // world == number:
-                share = Share.of(size, world, mine % world)
+                share = BatchShard.of(size, world, mine % world)
                 if share.samples:
                     yield share, cutter.cut(batch, share.begin, share.end)
                 mine = self._tickets.take(epoch)
@@ -117,18 +117,20 @@ class TicketSampler(RankSampler):
         agree: is given the very first batch, to compare it with other workers'.
     """
 
-    def __init__(self, batches: Iterable[Any], stream: Stream, world: World, tickets: Tickets, *, agree: Any) -> None:
+    def __init__(
+        self, batches: Iterable[Any], stream: RandomStream, world: World, tickets: Tickets, *, agree: Any
+    ) -> None:
         super().__init__(batches, stream, world.size, world.rank, keep_step=False, agree=agree)
         self._tickets = tickets
 
-    def _run(self, epoch: int, shares: deque[Share], skip: int) -> Iterator[list[Key]]:
+    def _run(self, epoch: int, shares: deque[BatchShard], skip: int) -> Iterator[list[Key]]:
         agree, self._agree = self._agree, None
         place, mine = 0, None
         for number, batch in enumerate(each(self._batches, self._stream, agree)):
             indices = list(batch)
             mine = self._tickets.take(epoch) if mine is None else mine
             while mine // self._world == number:
-                share = Share.of(len(indices), self._world, mine % self._world)
+                share = BatchShard.of(len(indices), self._world, mine % self._world)
                 if share.samples:
                     shares.append(share)
                     yield [(epoch, indices[i], place + i) for i in range(share.begin, share.end)]

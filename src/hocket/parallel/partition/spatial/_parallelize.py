@@ -11,7 +11,7 @@ from torch import nn
 
 from ...batches import mapped, tensors_in
 from ...mesh import World
-from ...state import check_model, send_once
+from ...state import broadcast_tensors, check_model
 from ..tensor import align
 from . import _exchange
 from ._interpreter import interpreting, running
@@ -153,7 +153,7 @@ def parallelize(
     if world.size == 1:
         return form
     check_model(model, world)
-    send_once([*model.parameters(), *model.buffers()], world)
+    broadcast_tensors([*model.parameters(), *model.buffers()], world)
     align(world, next((p.device for p in model.parameters()), torch.device("cpu")))
     become_divided(model, form)
     return form

@@ -13,7 +13,7 @@ from hocket.workload.division import CollectiveCount, Region, Split, apart, choo
 from ...batches import mapped as with_tensors
 from ...batches import restored, tensors_in
 from ...mesh import World
-from ...state import check_model, send_once
+from ...state import broadcast_tensors, check_model
 from ._apply import Applied
 from ._numbers import align
 from ._verify import Verifier
@@ -134,7 +134,7 @@ def parallelize(
     if world.size == 1:
         return TensorParallel(model, world)
     check_model(model, world)
-    send_once([*model.parameters(), *model.buffers()], world)
+    broadcast_tensors([*model.parameters(), *model.buffers()], world)
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     sample = with_tensors(tuple(sample), lambda t: t.detach().cpu().requires_grad_(t.requires_grad))
     sample = with_tensors(world.from_root(sample), lambda t: t.detach().to(device).requires_grad_(t.requires_grad))

@@ -4,9 +4,9 @@ from ._lamb import LAMB as LAMB
 from ._lars import LARS as LARS
 from ._layerwise import LayerWise as LayerWise
 from ._layerwise import Totals as Totals
+from ._layerwise import TrustRatios as TrustRatios
 from ._rates import polynomial as polynomial
 from ._rates import scaled as scaled
 from ._rates import warmup as warmup
-from ._trust import TrustRatios as TrustRatios
 
 __all__ = ["LAMB", "LARS", "LayerWise", "Totals", "TrustRatios", "polynomial", "scaled", "warmup"]

@@ -24,12 +24,12 @@ class LAMB(LayerWise):
     The ratio is 1 too where w or u is zero.
 
     Args:
-        params: parameters or groups.
-        lr: the rate.
-        betas: of the averages of the gradient and of its square.
-        eps: added to the denominator.
-        weight_decay: b, of parameters that are adapted.
-        norm_limits: low and high, between which the norm of weights counts as it is.
+        params: Parameters or parameter groups.
+        lr: The learning rate.
+        betas: Decay rates of the averages of the gradient and of its square.
+        eps: What is added to the denominator.
+        weight_decay: Decay b, of parameters that are adapted.
+        norm_limits: Low and high, between which the norm of weights counts as it is.
 
     Raises:
         ValueError: a setting is out of range.

@@ -23,12 +23,12 @@ class LARS(LayerWise):
     The ratio is 1 too where w or g is zero.
 
     Args:
-        params: parameters or groups.
-        lr: the rate; the paper's are large (some tens for ResNet-50 on 32,000 images), because ratios are small.
-        momentum: m.
-        weight_decay: b, of parameters that are adapted.
-        trust_coefficient: eta.
-        eps: added to the denominator of the ratio.
+        params: Parameters or parameter groups.
+        lr: The learning rate; the paper's are large (some tens for ResNet-50, batch 32,000), because ratios are small.
+        momentum: Momentum m.
+        weight_decay: Decay b, of parameters that are adapted.
+        trust_coefficient: Trust coefficient eta.
+        eps: What is added to the denominator of the ratio.
 
     Raises:
         ValueError: a setting is negative.

@@ -2,12 +2,46 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from ._trust import TrustRatios
+
+@dataclass(frozen=True, slots=True)
+class TrustRatios:
+    """By what LARS or LAMB multiplied the update of each parameter in the last step.
+
+    Attributes:
+        values: For each parameter that is adapted, by name: of the whole parameter, wherever its parts are. Without a
+            Trainer the names are those that the optimizer was given with the parameters, or their numbers.
+    """
+
+    values: dict[str, float]
+
+    @property
+    def least(self) -> float:
+        """The smallest."""
+        return min(self.values.values())
+
+    @property
+    def median(self) -> float:
+        """The one in the middle."""
+        return statistics.median(self.values.values())
+
+    @property
+    def most(self) -> float:
+        """The largest."""
+        return max(self.values.values())
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the summary and each parameter's as JSON values."""
+        return {"least": self.least, "median": self.median, "most": self.most, "parameters": dict(self.values)}
+
+    def __str__(self) -> str:
+        return f"{self.least:.3g} to {self.most:.3g}, median {self.median:.3g}, of {len(self.values)} parameters"
 
 
 class Totals(Protocol):
@@ -16,9 +50,9 @@ class Totals(Protocol):
     A plan that divides parameters gives one to the optimizer, by `bind_norms`.
 
     Attributes:
-        names: of all parameters that the optimizer updates on any rank; the same on every rank.
-        groups: for each of them the number of its parameter group.
-        places: for each tensor in this rank's groups the number of the parameter that it is a part of, and by what
+        names: Names of all parameters that the optimizer updates on any rank; the same on every rank.
+        groups: Number of the parameter group, for each of the names.
+        places: For each tensor in this rank's groups the number of the parameter that it is a part of, and by what
             its squares count, so that what several ranks hold counts once.
     """
 
@@ -27,7 +61,7 @@ class Totals(Protocol):
     places: Mapping[torch.Tensor, tuple[int, float]]
 
     def add_up(self, squares: torch.Tensor) -> torch.Tensor:
-        """The sums over all ranks; a collective operation, one for all parameters.
+        """Return the sums over all ranks; a collective operation, one for all parameters.
 
         Args:
             squares: (k, parameters), float64, on the CPU.
@@ -75,8 +109,8 @@ class LayerWise(torch.optim.Optimizer):
     operation for all parameters of a step. An optimizer of one's own that has this method is taken by every plan.
 
     Args:
-        params: parameters, named parameters, or groups, as every torch optimizer takes them.
-        defaults: settings of groups.
+        params: Parameters, named parameters, or groups, as every torch optimizer takes them.
+        defaults: Settings of parameter groups.
     """
 
     _totals: Totals | None = None
@@ -86,7 +120,7 @@ class LayerWise(torch.optim.Optimizer):
         super().__init__(params, {**defaults, "adapt": None})
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Adds a group, or two; see the class."""
+        """Add a group, or two; see the class."""
         if param_group.get("adapt") is not None:
             super().add_param_group(param_group)
             return
@@ -100,7 +134,7 @@ class LayerWise(torch.optim.Optimizer):
             super().add_param_group({**param_group, "params": small, "adapt": False, "weight_decay": 0.0})
 
     def bind_norms(self, totals: Totals) -> None:
-        """Has norms made over ranks from now on."""
+        """Have norms made over ranks from now on."""
         self._totals = totals
 
     @property
@@ -110,10 +144,10 @@ class LayerWise(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Updates the parameters; a collective operation where a plan divides them.
+        """Update the parameters; a collective operation where a plan divides them.
 
         Args:
-            closure: computes the loss anew, with its gradients.
+            closure: A function that computes the loss anew, with its gradients.
 
         Raises:
             TypeError: a gradient is sparse.
@@ -138,7 +172,7 @@ class LayerWise(torch.optim.Optimizer):
         return loss
 
     def _adapt(self, work: list[_Part]) -> dict[torch.Tensor, float]:
-        """The trust ratio of each tensor of the groups that are adapted."""
+        """Return the trust ratio of each tensor of the groups that are adapted."""
         totals = self._totals or _Alone(self.param_groups)
         leaves = [leaf for part in work for leaf in part.leaves]
         squares = torch.zeros(2, len(totals.names), dtype=torch.float64)
@@ -172,7 +206,7 @@ class LayerWise(torch.optim.Optimizer):
     def _apply(
         self, group: dict[str, Any], leaves: list[torch.Tensor], measured: list[torch.Tensor], ratios: list[float]
     ) -> None:
-        """Updates the weights."""
+        """Update the weights."""
         raise NotImplementedError
 
 
@@ -182,7 +216,7 @@ def settings(groups: Sequence[Mapping[str, Any]], key: str) -> torch.Tensor:
 
 
 def state_of(optimizer: torch.optim.Optimizer, leaves: Sequence[torch.Tensor], key: str) -> list[torch.Tensor]:
-    """The optimizer's state `key` for each tensor; zeros where there is none yet."""
+    """Return the optimizer's state `key` for each tensor; zeros where there is none yet."""
     found = []
     for leaf in leaves:
         state = optimizer.state[leaf]
@@ -193,13 +227,13 @@ def state_of(optimizer: torch.optim.Optimizer, leaves: Sequence[torch.Tensor], k
 
 
 def check(name: str, value: float, fine: bool, wanted: str) -> None:
-    """Raises ValueError for a setting that makes no sense."""
+    """Raise ValueError for a setting that makes no sense."""
     if not fine:
         raise ValueError(f"{name} must be {wanted}, not {value!r}")
 
 
 def _tensor(item: Any) -> torch.Tensor:
-    """The parameter of an entry of a group, which may come with its name."""
+    """Return the parameter of an entry of a group, which may come with its name."""
     tensor: torch.Tensor = item[1] if isinstance(item, tuple) else item
     return tensor
 

@@ -10,12 +10,12 @@ from torch.optim.lr_scheduler import LambdaLR
 
 
 def scaled(lr: float, batch: int, base_batch: int, rule: Literal["linear", "sqrt"] = "linear") -> float:
-    """The rate for a batch, from one that is good for another.
+    """Return the rate for a batch, from one that is good for another.
 
     Args:
-        lr: good for `base_batch`.
-        batch: samples of a global batch.
-        base_batch: samples of the batch that `lr` is good for.
+        lr: Learning rate that is good for `base_batch`.
+        batch: Samples of a global batch.
+        base_batch: Samples of the batch that `lr` is good for.
         rule: "linear", in proportion to the batch, as for SGD and LARS (Goyal et al. 2017); "sqrt", to its root, which
             keeps the variance of an update (Krizhevsky 2014), as for LAMB (You et al. 2020).
 
@@ -52,18 +52,18 @@ class _Factor:
 def warmup(
     optimizer: Any, steps: int, *, total: int | None = None, power: float = 2.0, start: float = 0.0, end: float = 0.0
 ) -> LambdaLR:
-    """A schedule that raises the rate step by step to what the optimizer was given, then lets it fall.
+    """Return a schedule that raises the rate step by step to what the optimizer was given, then lets it fall.
 
     Raising it gradually is from Goyal et al. 2017; falling by a polynomial from the papers of LARS (power 2) and LAMB
     (power 1). Call the schedule's `step` after each step of training.
 
     Args:
-        optimizer: with the rate at its highest.
-        steps: of warm-up; the last of them is the first with the full rate. 0 for none.
-        total: steps of training, with those of warm-up; None to stay at the full rate.
-        power: of the polynomial by which the rate falls.
-        start: the part of the rate from which it is raised.
-        end: the part of the rate at which it ends.
+        optimizer: A torch optimizer with the rate at its highest.
+        steps: Steps of warm-up; the last of them is the first with the full rate. 0 for none.
+        total: Steps of training, with those of warm-up; None to stay at the full rate.
+        power: Power of the polynomial by which the rate falls.
+        start: The part of the rate from which it is raised.
+        end: The part of the rate at which it ends.
 
     Raises:
         ValueError: there are not more steps in all than of warm-up.
@@ -74,5 +74,5 @@ def warmup(
 
 
 def polynomial(optimizer: Any, total: int, *, power: float = 2.0, end: float = 0.0) -> LambdaLR:
-    """A schedule that lets the rate fall by a polynomial over `total` steps: `warmup` without warm-up."""
+    """Return a schedule that lets the rate fall by a polynomial over `total` steps: `warmup` without warm-up."""
     return warmup(optimizer, 0, total=total, power=power, end=end)

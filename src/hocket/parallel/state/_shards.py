@@ -13,14 +13,14 @@ Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class TensorShard:
     """A box of a tensor of the model that this rank holds.
 
     Attributes:
-        name: the tensor's name in the model.
-        shape: of the whole tensor.
-        offsets: of the box in it.
-        tensor: the box's values; changing them changes what the rank holds.
+        name: The tensor's name in the model.
+        shape: Shape of the whole tensor.
+        offsets: Offsets of the box in the whole tensor.
+        tensor: The box's values; changing them changes what the rank holds.
     """
 
     name: str
@@ -29,13 +29,13 @@ class Piece:
     tensor: torch.Tensor
 
 
-class Segment(NamedTuple):
+class DimSegment(NamedTuple):
     """Indices of a rank's tensor along one axis, and where they lie in the model's.
 
     Attributes:
-        begin: the first, in the rank's tensor.
-        end: one past the last.
-        at: where the first lies in the model's tensor.
+        begin: First index, in the rank's tensor.
+        end: One past the last index.
+        at: Where the first index lies in the model's tensor.
     """
 
     begin: int
@@ -44,35 +44,35 @@ class Segment(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ParameterPlacement:
     """Where a rank's parameter or buffer lies in the model's: all of it, or some stretches of one axis.
 
     Attributes:
-        name: the model's name for it.
-        shape: of the model's.
-        axis: the one that is divided (by tensor parallelism).
-        segments: what the rank has of it; None for all.
+        name: The model's name for the tensor.
+        shape: Shape of the model's tensor.
+        axis: The axis that is divided (by tensor parallelism).
+        segments: What the rank has of that axis; None for all.
     """
 
     name: str
     shape: Shape
     axis: int = 0
-    segments: tuple[Segment, ...] | None = None
+    segments: tuple[DimSegment, ...] | None = None
 
     @classmethod
-    def whole(cls, name: str, tensor: torch.Tensor) -> Place:
-        """The place of a tensor that is not divided."""
+    def whole(cls, name: str, tensor: torch.Tensor) -> ParameterPlacement:
+        """Return the place of a tensor that is not divided."""
         return cls(name, tuple(tensor.shape))
 
-    def pieces(self, offsets: Sequence[int], values: torch.Tensor) -> list[Piece]:
-        """Where a box of the rank's tensor lies in the model's.
+    def shards(self, offsets: Sequence[int], values: torch.Tensor) -> list[TensorShard]:
+        """Return where a box of the rank's tensor lies in the model's.
 
         Args:
-            offsets: of the box in the rank's tensor.
-            values: of the box; the pieces are views of it.
+            offsets: Offsets of the box in the rank's tensor.
+            values: Values of the box; the shards are views of it.
         """
         if self.segments is None:
-            return [Piece(self.name, self.shape, tuple(offsets), values)]
+            return [TensorShard(self.name, self.shape, tuple(offsets), values)]
         found = []
         first = offsets[self.axis]
         for segment in self.segments:
@@ -81,12 +81,12 @@ class Place:
                 moved = list(offsets)
                 moved[self.axis] = segment.at + begin - segment.begin
                 view = values.narrow(self.axis, begin - first, end - begin)
-                found.append(Piece(self.name, self.shape, tuple(moved), view))
+                found.append(TensorShard(self.name, self.shape, tuple(moved), view))
         return found
 
 
 def boxes(shape: Shape, begin: int, end: int) -> Iterator[tuple[Shape, Shape, int]]:
-    """Cuts elements `begin` to `end` of a row-major array into boxes, at most two for each axis and one.
+    """Cut elements `begin` to `end` of a row-major array into boxes, at most two for each axis and one.
 
     Yields:
         Offsets and sizes of a box, and the number of its first element.
@@ -115,57 +115,57 @@ def boxes(shape: Shape, begin: int, end: int) -> Iterator[tuple[Shape, Shape, in
 
 
 def memory_order(strides: Sequence[int], shape: Sequence[int]) -> list[int]:
-    """The axes of a tensor that fills memory without gaps, the one with the longest stride first."""
+    """Return the axes of a tensor that fills memory without gaps, the one with the longest stride first."""
     return sorted(range(len(shape)), key=lambda axis: (-strides[axis], -shape[axis], axis))
 
 
 @dataclass(frozen=True, slots=True)
-class Box:
+class ShardBox:
     """A box of a rank's tensor, or all of it.
 
     Attributes:
-        place: where the rank's tensor lies in the model's.
-        offsets: of the box in the rank's tensor.
+        place: Where the rank's tensor lies in the model's.
+        offsets: Offsets of the box in the rank's tensor.
     """
 
-    place: Place
+    place: ParameterPlacement
     offsets: Shape
 
     @classmethod
-    def all_of(cls, place: Place) -> Box:
-        """The whole of the rank's tensor."""
+    def all_of(cls, place: ParameterPlacement) -> ShardBox:
+        """Return the whole of the rank's tensor."""
         return cls(place, (0,) * len(place.shape))
 
-    def pieces(self, values: torch.Tensor) -> list[Piece]:
-        """The parts of the model's tensor that a tensor of the box's shape holds, as views of it."""
-        return self.place.pieces(self.offsets, values)
+    def shards(self, values: torch.Tensor) -> list[TensorShard]:
+        """Return the parts of the model's tensor that a tensor of the box's shape holds, as views of it."""
+        return self.place.shards(self.offsets, values)
 
 
 @dataclass(frozen=True, slots=True)
-class Range:
+class FlatRange:
     """Elements `begin` to `end` of a tensor in the order in which they lie in memory.
 
     Attributes:
-        place: where the rank's tensor lies in the model's.
-        shape: of the rank's tensor.
-        order: its axes, the one with the longest stride first.
-        begin: first element.
-        end: one past the last.
+        place: Where the rank's tensor lies in the model's.
+        shape: Shape of the rank's tensor.
+        order: Axes of the rank's tensor, the one with the longest stride first.
+        begin: First element.
+        end: One past the last element.
     """
 
-    place: Place
+    place: ParameterPlacement
     shape: Shape
     order: tuple[int, ...]
     begin: int
     end: int
 
-    def pieces(self, values: torch.Tensor) -> list[Piece]:
-        """The parts of the model's tensor that a 1-D tensor of `end - begin` values holds, as views of it."""
+    def shards(self, values: torch.Tensor) -> list[TensorShard]:
+        """Return the parts of the model's tensor that a 1-D tensor of `end - begin` values holds, as views of it."""
         permuted = tuple(self.shape[axis] for axis in self.order)
         back = sorted(range(len(self.order)), key=self.order.__getitem__)
         found = []
         for offsets, sizes, at in boxes(permuted, self.begin, self.end):
             first = at - self.begin
             view = values[first : first + math.prod(sizes)].view(sizes).permute(back)
-            found += self.place.pieces([offsets[axis] for axis in back], view)
+            found += self.place.shards([offsets[axis] for axis in back], view)
         return found

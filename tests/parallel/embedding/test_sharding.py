@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from hocket.parallel.embedding import distribute_embeddings
-from hocket.parallel.embedding._decide import How, Table, decide
+from hocket.parallel.embedding._sharding import How, Table, decide
 from hocket.parallel.mesh.world import World
 
 TABLES = st.lists(st.tuples(st.integers(1, 400), st.integers(1, 32)), min_size=1, max_size=12).map(
@@ -65,7 +65,7 @@ def test_hybrid_decides_by_size_and_says_why() -> None:
 def test_one_rank_alone_keeps_its_tables() -> None:
     model = nn.Embedding(4, 2)
     form = distribute_embeddings(model, World(0, 1, None), "row")
-    assert not form.pieces
+    assert not form.shards
     assert type(model) is nn.Embedding
     assert model(torch.tensor([3])).shape == (1, 2)
 

@@ -1,4 +1,4 @@
-"""Which tables are divided, and how: plain numbers in, plain decisions out."""
+"""Which tables are sharded, and how: plain numbers in, plain decisions out."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class Table:
     """A table as the model has it.
 
     Attributes:
-        name: of its weight, in the model.
-        rows: how many.
-        nbytes: of all of them.
-        sparse: whether its gradients are sparse.
+        name: Name of the table's weight, in the model.
+        rows: How many rows the table has.
+        nbytes: Bytes of all rows.
+        sparse: Whether the table's gradients are sparse.
     """
 
     name: str
@@ -30,14 +30,14 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
-    """What becomes of one table.
+class TableSharding:
+    """How one table is sharded.
 
     Attributes:
-        name: of its weight, in the model.
+        name: Name of the table's weight, in the model.
         form: "table": one rank has all rows; "row": every rank has some; "replicated": every rank has all.
-        bounds: for each rank its first row, and at the end the number of rows; empty where it is replicated.
-        reason: for people.
+        bounds: For each rank its first row, and at the end the number of rows; empty where it is replicated.
+        reason: Why, for people.
     """
 
     name: str
@@ -46,7 +46,7 @@ class Decision:
     reason: str
 
     def range(self, rank: int) -> tuple[int, int]:
-        """The rows of a rank: the first, and one past the last."""
+        """Return the rows of a rank: the first, and one past the last."""
         return self.bounds[rank], self.bounds[rank + 1]
 
     def __str__(self) -> str:
@@ -55,8 +55,8 @@ class Decision:
 
 def decide(
     tables: Sequence[Table], world: int, how: How, replicate_below: int = REPLICATE_BELOW_NBYTES
-) -> list[Decision]:
-    """Divides tables so that every rank has about as many bytes.
+) -> list[TableSharding]:
+    """Divide tables so that every rank has about as many bytes.
 
     "row" gives each rank as many rows of every table, up to one. "table" gives whole tables, the largest first, to the
     rank that has the least so far, which is at most a third worse than the best (Graham 1969,
@@ -64,10 +64,10 @@ def decide(
     share, and gives out the others whole.
 
     Args:
-        tables: of the model, in its order.
-        world: ranks.
-        how: the form.
-        replicate_below: bytes; for "hybrid" only.
+        tables: Tables of the model, in its order.
+        world: How many ranks there are.
+        how: The form of sharding.
+        replicate_below: Bytes below which a table is replicated; for "hybrid" only.
     """
     small = {t.name for t in tables if how == "hybrid" and t.nbytes < replicate_below and not t.sparse}
     rest = [t for t in tables if t.name not in small]
@@ -82,14 +82,14 @@ def decide(
     for table in sorted(rest, key=lambda t: -t.nbytes):
         if table.name in by_row:
             reason = "asked for" if how == "row" else f"{table.nbytes} bytes are more than a rank's share of {fair:.0f}"
-            found[table.name] = Decision(table.name, "row", _even(table.rows, world), reason)
+            found[table.name] = TableSharding(table.name, "row", _even(table.rows, world), reason)
         else:
             owner = min(range(world), key=load.__getitem__)
             load[owner] += table.nbytes
             bounds = (0,) * (owner + 1) + (table.rows,) * (world - owner)
-            found[table.name] = Decision(table.name, "table", bounds, f"all of it on rank {owner}")
+            found[table.name] = TableSharding(table.name, "table", bounds, f"all of it on rank {owner}")
     reason = f"less than {replicate_below} bytes"
-    return [found.get(t.name) or Decision(t.name, "replicated", (), f"{t.nbytes} bytes, {reason}") for t in tables]
+    return [found.get(t.name) or TableSharding(t.name, "replicated", (), f"{t.nbytes} bytes, {reason}") for t in tables]
 
 
 def _even(rows: int, world: int) -> tuple[int, ...]:

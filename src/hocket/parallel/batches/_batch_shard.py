@@ -1,4 +1,4 @@
-"""How a global batch is shared out: contiguous, in the order of ranks, the first ranks one sample more."""
+"""How a global batch is sharded: contiguous, in the order of ranks, the first ranks one sample more."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import torch
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class BatchShard:
     """One rank's part of a global batch.
 
     Attributes:
-        begin: its first sample in the batch.
-        end: one past its last.
-        total: samples of the whole batch.
-        world: how many ranks share the batch.
+        begin: The rank's first sample in the batch.
+        end: One past the rank's last sample.
+        total: Samples of the whole batch.
+        world: How many ranks share the batch.
     """
 
     begin: int
@@ -27,8 +27,8 @@ class Share:
     world: int
 
     @classmethod
-    def of(cls, total: int, world: int, rank: int) -> Share:
-        """The part of `rank` in a batch of `total` samples."""
+    def of(cls, total: int, world: int, rank: int) -> BatchShard:
+        """Return the part of `rank` in a batch of `total` samples."""
         each, rest = divmod(total, world)
         begin = rank * each + min(rank, rest)
         return cls(begin, begin + each + (rank < rest), total, world)
@@ -49,7 +49,7 @@ class Share:
 
 
 def fingerprint(batch: Any) -> list[Any]:
-    """What two ranks can compare to see whether they hold the same batch: sizes, plain values, and sums of contents."""
+    """Return what ranks compare to see whether they hold the same batch: sizes, plain values, sums of contents."""
     if isinstance(batch, torch.Tensor):
         content = batch.detach().reshape(-1)[:4096]
         content = (torch.view_as_real(content) if content.is_complex() else content).to("cpu", torch.float64)
