@@ -1,11 +1,14 @@
 """Pipelines followed step by step: the published idle shares, and what bounds a step."""
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hocket.cluster import load
-from hocket.planner import Constants, Plan, PlanError, in_flight, plan_order, predict, step_graph
+from hocket.planner import Constants, Network, Plan, PlanError, in_flight, plan_order, predict, step_graph
 from hocket.schedule.pipeline import NAMED_ORDERS, pipeline_order
 from hocket.simulate import StageWork, simulate_order, simulate_step
 from hocket.workload import Layer, Operation, Workload
@@ -110,3 +113,46 @@ def test_a_number_of_micro_batches_that_an_order_does_not_admit_is_refused_with_
     plan = Plan(pipeline_parallel_degree=2, micro_batches=7, pipeline_schedule="zero_bubble")
     with pytest.raises(PlanError, match="'zero_bubble' on 2 ranks cannot run 7 micro-batches.*take 8"):
         plan.resolve(2)
+
+
+def by_hand(tmp_path: Path) -> Path:
+    path = tmp_path / "mine.txt"
+    path.write_text(str(pipeline_order("1f1b", 4, 1, 8)).replace("order 1f1b", "order mine"))
+    return path
+
+
+def test_a_plan_takes_an_order_from_a_file_or_its_text(tmp_path: Path) -> None:
+    path = by_hand(tmp_path)
+    plain = Plan(pipeline_parallel_degree=4, micro_batches=8)
+    for spelled in (str(path), path.read_text()):
+        plan = replace(plain, pipeline_schedule=spelled)
+        assert Plan.from_toml(plan.to_toml()) == plan
+        assert plan.describe() == "all data x 4 pipeline (mine, 8 micro-batches)"
+        assert plan_order(plan).ranks == plan_order(plain).ranks
+        where = load("star:hosts=4,bandwidth=100Gbit/s,latency=1us")
+        mine, named = (predict(one, chain(), where, workers=4, batch=8, constants=PLAIN) for one in (plan, plain))
+        assert mine.step_s == pytest.approx(named.step_s, rel=0.01)
+        assert mine.memory == named.memory
+        graph = step_graph(plan, chain(), where, workers=4, batch=8, constants=PLAIN)
+        assert simulate_step(graph, where).seconds == pytest.approx(mine.step_s, rel=0.01)
+
+
+def test_an_order_by_hand_is_followed_where_ranks_share_processors_as_the_named_one_is(tmp_path: Path) -> None:
+    network = replace(Network.of(load("star:hosts=4,bandwidth=100Gbit/s,latency=1us")), at_once=2.0)
+    plain = Plan(pipeline_parallel_degree=4, micro_batches=8)
+    mine = replace(plain, pipeline_schedule=str(by_hand(tmp_path)))
+    first, second = (predict(one, chain(), network, workers=4, batch=8).parts for one in (plain, mine))
+    assert first == second
+    assert first.crowding > 0
+
+
+def test_an_order_for_another_shape_or_a_broken_one_is_refused(tmp_path: Path) -> None:
+    path = by_hand(tmp_path)
+    plan = Plan(pipeline_parallel_degree=4, micro_batches=4, pipeline_schedule=str(path))
+    with pytest.raises(PlanError, match="the order mine is for 4 ranks x 1 stages x 8 micro-batches"):
+        plan.resolve(4)
+    path.write_text(path.read_text().replace("0B7", ""))
+    with pytest.raises(PlanError, match="cannot be carried out: rank 0: 0B7 .* is missing"):
+        replace(plan, micro_batches=8).resolve(4)
+    with pytest.raises(PlanError, match="there is no 'gpipe2'.*write gpipe, 1f1b, .*, or the path"):
+        Plan(pipeline_schedule="gpipe2")

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 import tomli_w
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model
 
+from hocket.schedule.pipeline import NAMED_ORDERS
 from hocket.units import parse_bytes
 
 from ._findings import PlanError, PlanFinding
@@ -26,7 +27,6 @@ PLAN_VARIABLE = "HOCKET_PLAN"
 """Environment variable in which `hocket run --plan` hands a plan to its ranks, as JSON; a path is understood too."""
 
 Shard = Literal["none", "optimizer", "gradients", "parameters"]
-PipelineSchedule = Literal["gpipe", "1f1b", "interleaved", "zero_bubble"]
 Embeddings = Literal["replicated", "table", "row", "hybrid"]
 Precision = Literal["float32", "bfloat16"]
 RecomputePart = Literal["layers", "attention"]
@@ -53,6 +53,13 @@ def _as_bytes(value: Any) -> Any:
     return parse_bytes(value) if isinstance(value, str) else value
 
 
+def _as_order(value: str) -> str:
+    # A file is read when the plan is carried out, or predicted; see `order_findings`.
+    if value not in NAMED_ORDERS and not any(mark in value for mark in ("\n", "/", ".")):
+        raise ValueError(f"there is no {value!r}")
+    return value
+
+
 def _as_synchronisation(value: str) -> str:
     Synchronisation.parse(value)
     return value
@@ -73,7 +80,8 @@ class Plan:
         tensor_parallel_degree: among how many workers each layer is divided.
         sequence_parallel: whether norms and residuals between divided layers are divided too, along the sequence.
         pipeline_parallel_degree: how many workers hold the layers one after the other.
-        pipeline_schedule: in which order micro-batches pass through the stages.
+        pipeline_schedule: in which order the ranks of the pipeline work: a name of
+            `hocket.schedule.pipeline.NAMED_ORDERS`, the path of a file with an order, or the text of one.
         stages_per_rank: stages that each worker holds; more than one for "interleaved".
         micro_batches: parts into which the pipeline cuts each worker's part of the batch.
         split: names of modules with which a stage begins, in order; none to balance the stages by measurement.
@@ -110,7 +118,9 @@ class Plan:
     tensor_parallel_degree: int = 1
     sequence_parallel: bool = False
     pipeline_parallel_degree: int = 1
-    pipeline_schedule: PipelineSchedule = "1f1b"
+    pipeline_schedule: Annotated[
+        str, AfterValidator(_as_order), Wanted("an order", f"{', '.join(NAMED_ORDERS)}, or the path of a file with one")
+    ] = "1f1b"
     stages_per_rank: int = 1
     micro_batches: int = 1
     split: Annotated[tuple[str, ...], BeforeValidator(_as_tuple), Wanted("names of modules", '["layer3", ...]')] = ()

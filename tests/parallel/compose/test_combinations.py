@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,6 +30,26 @@ def test_two_axes_on_four_ranks() -> None:
         ("mlp", "adam", Plan(**P, pipeline_schedule="interleaved", stages_per_rank=2, shard="gradients")),
     ]
     check(run_ranks(trainer_programs.train_all, 4, wanted, timeout_s=115), wanted)
+
+
+# Backwards in halves where no named order has them; messages are implied.
+BY_HAND = """
+order by-hand ranks=2 stages=2 micro_batches=2
+rank 0
+  0F0 0F1 0I0 0B1 0W0
+rank 1
+  1F0 1F1 1I0 1B1 1W0
+"""
+
+
+def test_an_order_by_hand_loses_what_one_process_loses(tmp_path: Path) -> None:
+    path = tmp_path / "by-hand.txt"
+    path.write_text(BY_HAND)
+    wanted = [
+        ("mlp", "sgd", Plan(**P, pipeline_schedule=str(path), clip_norm=0.5)),
+        ("words", "adam", Plan(**P, pipeline_schedule=BY_HAND)),
+    ]
+    check(run_ranks(trainer_programs.train_all, 2, wanted, timeout_s=115), wanted)
 
 
 @pytest.mark.long

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from hocket.schedule.pipeline import order_name
 from hocket.workload import Workload
 
 from .._findings import PlanFinding
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 def _describe(plan: Plan) -> str:
     stages = f", {plan.stages_per_rank} stages each" if plan.stages_per_rank > 1 else ""
-    schedule = f"{plan.pipeline_schedule}{stages}, {plan.micro_batches} micro-batches"
+    schedule = f"{order_name(plan.pipeline_schedule)}{stages}, {plan.micro_batches} micro-batches"
     return f"{plan.pipeline_parallel_degree} pipeline ({schedule})"
 
 

@@ -10,6 +10,7 @@ from ._named import NAMED_ORDERS as NAMED_ORDERS
 from ._named import NamedOrder as NamedOrder
 from ._named import bubble as bubble
 from ._named import order_for_batch as order_for_batch
+from ._named import order_name as order_name
 from ._named import pipeline_order as pipeline_order
 from ._named import read_order as read_order
 from ._order import COMPUTES as COMPUTES
@@ -35,6 +36,7 @@ __all__ = [
     "describe",
     "grid",
     "order_for_batch",
+    "order_name",
     "pipeline_order",
     "read_order",
     "verify",

@@ -238,6 +238,13 @@ def read_order(spelled: str) -> PipelineOrder:
         raise ScheduleError(f"{spelled}: {error}") from None
 
 
+def order_name(spelled: str) -> str:
+    """Return what people call an order: its name, that in its text, or that of its file."""
+    if "\n" not in spelled:
+        return spelled if spelled in NAMED_ORDERS else Path(spelled).stem
+    return next((line.split()[1] for line in spelled.splitlines() if line.startswith("order ")), "by hand")
+
+
 def order_for_batch(spelled: str, ranks: int, stages_per_rank: int, micro_batches: int) -> PipelineOrder:
     """The order for a batch that may be short: GPipe's where the one that is meant does not admit so few.
 
