@@ -9,7 +9,7 @@ from typing import Any
 
 from hocket.comm.shm._channel import SEGMENT_NBYTES, Channel
 from hocket.comm.shm._peers import Peer
-from hocket.comm.shm._segment import Segment
+from hocket.comm.shm._segment import SharedSegment
 from hocket.comm.shm._shm import SharedMemoryTransport
 from hocket.comm.shm.bootstrap import process_nonce
 from hocket.testing import deadline
@@ -22,7 +22,7 @@ class ThreadWorld:
 
     def __init__(self, n: int) -> None:
         self.n = n
-        segments = [Segment.create(f"test-{r}", SEGMENT_NBYTES) for r in range(n)]
+        segments = [SharedSegment.create(f"test-{r}", SEGMENT_NBYTES) for r in range(n)]
         peers = [Peer(r, os.getpid(), process_nonce(), segment, -1) for r, segment in enumerate(segments)]
         self.channels = [Channel("threads", r, peers, range(n)) for r in range(n)]
         self.transports = [SharedMemoryTransport(channel) for channel in self.channels]

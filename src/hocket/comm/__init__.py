@@ -2,24 +2,24 @@
 
 from .aggregated import AggregationStats as AggregationStats
 from .aggregated import aggregation_stats as aggregation_stats
-from .engines import EnginePoints as EnginePoints
+from .engines import EnginePointToPoint as EnginePointToPoint
 from .engines import EngineTransport as EngineTransport
-from .engines import MpiPoints as MpiPoints
+from .engines import MpiPointToPoint as MpiPointToPoint
 from .group import maxloc as maxloc
 from .group import minloc as minloc
-from .p2p import Mailbox as Mailbox
-from .p2p import open_mailbox as open_mailbox
+from .p2p import ShmStreams as ShmStreams
+from .p2p import open_streams as open_streams
+from .scheduled import EndpointExecutor as EndpointExecutor
 from .scheduled import Message as Message
-from .scheduled import Part as Part
-from .scheduled import Pending as Pending
+from .scheduled import PendingMessage as PendingMessage
 from .scheduled import PointToPoint as PointToPoint
 from .scheduled import ScheduledTransport as ScheduledTransport
 from .scheduled import blocks_after as blocks_after
 from .scheduled import blocks_before as blocks_before
 from .scheduled import choose as choose
 from .scheduled import perform as perform
+from .shm import MemoryWindow as MemoryWindow
 from .shm import RegistrationStats as RegistrationStats
-from .shm import Window as Window
 from .shm import empty as empty
 from .shm import empty_like as empty_like
 from .shm import host_identity as host_identity
@@ -43,20 +43,20 @@ __all__ = [
     "CollectiveMismatchError",
     "CollectiveTimeoutError",
     "CommError",
-    "EnginePoints",
+    "EnginePointToPoint",
     "EngineTransport",
-    "Mailbox",
+    "ShmStreams",
     "Message",
-    "MpiPoints",
+    "MpiPointToPoint",
     "Observer",
     "Operation",
-    "Part",
+    "EndpointExecutor",
     "PeerDiedError",
-    "Pending",
+    "PendingMessage",
     "PointToPoint",
     "RegistrationStats",
     "ScheduledTransport",
-    "Window",
+    "MemoryWindow",
     "aggregation_stats",
     "announce_message",
     "blocks_after",
@@ -70,7 +70,7 @@ __all__ = [
     "maxloc",
     "minloc",
     "observe",
-    "open_mailbox",
+    "open_streams",
     "open_window",
     "perform",
     "reducer",

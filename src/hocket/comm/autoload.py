@@ -6,7 +6,7 @@ from typing import Any
 
 
 def register() -> None:
-    """Makes `init_process_group("hocket")` work. Does nothing if it does already, and never raises.
+    """Make `init_process_group("hocket")` work; do nothing if it does already, and never raise.
 
     An exception here would break `import torch` for every program of the environment.
     """

@@ -46,14 +46,14 @@ reduce_scatter_single: Any = _public.reduce_scatter_single
 
 
 def process_group_gloo(store: Any, rank: int, size: int, timeout: Any) -> Any:
-    """A bare Gloo backend."""
+    """Return a bare Gloo backend."""
     engine = _any.ProcessGroupGloo(store, rank, size, timeout=timeout)
     engine._set_sequence_number_for_group()
     return engine
 
 
 def process_group_nccl(store: Any, rank: int, size: int, timeout: Any) -> Any:
-    """A bare NCCL backend; it connects at its first operation."""
+    """Return a bare NCCL backend; it connects at its first operation."""
     options = _any.ProcessGroupNCCL.Options()
     options._timeout = timeout
     engine = _any.ProcessGroupNCCL(store, rank, size, options)
@@ -62,32 +62,32 @@ def process_group_nccl(store: Any, rank: int, size: int, timeout: Any) -> Any:
 
 
 def default_store() -> Any:
-    """The store by which the ranks of torch's default group have found each other."""
+    """Return the store by which the ranks of torch's default group have found each other."""
     return _any._get_default_store()
 
 
 def queue_callback(callback: Callable[[], None]) -> None:
-    """Has `callback` called when the running back-propagation ends; its exceptions come out of `backward()`."""
+    """Have `callback` called when the running back-propagation ends; its exceptions come out of `backward()`."""
     torch.autograd.Variable._execution_engine.queue_callback(callback)
 
 
 def in_backward() -> bool:
-    """Whether this thread is inside back-propagation now."""
+    """Return whether this thread is inside back-propagation now."""
     return bool(_torch_c._current_graph_task_id() != -1)
 
 
 def foreach_copy(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
-    """Copies each source to its target, in one call."""
+    """Copy each source to its target, in one call."""
     torch._foreach_copy_(list(targets), list(sources))
 
 
 def orthogonalize(matrix: torch.Tensor, epsilon: float) -> None:
-    """Makes the columns of a matrix orthonormal in place, as torch's PowerSGD does."""
+    """Make the columns of a matrix orthonormal in place, as torch's PowerSGD does."""
     _power_sgd()._orthogonalize(matrix[None], epsilon)
 
 
 def pays_low_rank(rows: int, columns: int, rank: int, least_rate: float) -> bool:
-    """Whether two factors of `rank` columns hold fewer elements than the matrix by more than `least_rate` times."""
+    """Return whether two factors of `rank` columns hold fewer elements than the matrix, by more than `least_rate`."""
     return bool(_power_sgd()._should_compress(rows, columns, rank, least_rate)[0])
 
 
@@ -99,7 +99,7 @@ def _power_sgd() -> Any:
 
 
 def outside_compiler(function: _F) -> _F:
-    """A decorator: torch.compile leaves `function` alone.
+    """Return a decorator: torch.compile leaves `function` alone.
 
     torch.compiler.disable does that too, but it loads the compiler at once, which takes seconds.
     """

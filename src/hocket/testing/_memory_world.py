@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch.distributed import ReduceOp
 
-from hocket.comm import Message, Part, Pending, blocks_after, blocks_before
+from hocket.comm import EndpointExecutor, Message, PendingMessage, blocks_after, blocks_before
 from hocket.comm import reducer as make_reducer
 from hocket.schedule import Schedule
 
@@ -22,9 +22,9 @@ class MemoryWorld:
     def __init__(self) -> None:
         self._lanes: dict[tuple[int, int], _MemoryLane] = {}
 
-    def endpoint(self, number: int) -> MemoryPoints:
+    def endpoint(self, number: int) -> MemoryPointToPoint:
         """Return one endpoint's way to its peers."""
-        return MemoryPoints(self, number)
+        return MemoryPointToPoint(self, number)
 
     def lane(self, source: int, destination: int) -> _MemoryLane:
         """Return what is under way from one endpoint to another."""
@@ -68,7 +68,7 @@ class _Sent:
         """Do nothing: it was copied."""
 
 
-class MemoryPoints:
+class MemoryPointToPoint:
     """See `hocket.comm.PointToPoint`."""
 
     name = "memory"
@@ -108,14 +108,14 @@ def run_schedule(
             broadcast, its own block for all_gather and gather, `world` blocks for reduce_scatter, all_to_all and the
             root of scatter; None where a rank contributes nothing. Blocks are of one length.
         op: Operator that combines contributions.
-        pieces: See `Part`.
+        pieces: See `EndpointExecutor`.
 
     Returns:
         Of each rank, the blocks that the contract gives it, as one flat tensor; None where it gives it none.
 
     Raises:
         RuntimeError: the endpoints wait for each other.
-        ScheduleError: see `Part`.
+        ScheduleError: see `EndpointExecutor`.
     """
     collective = schedule.collective
     some = next(tensor for tensor in inputs if tensor is not None)
@@ -123,7 +123,7 @@ def run_schedule(
     block_numel = some.numel() // len(blocks_before(collective, holder))
     reducer = make_reducer(op, some.dtype)
     world = MemoryWorld()
-    parts = [Part(schedule, endpoint, pieces=pieces) for endpoint in range(schedule.endpoints)]
+    parts = [EndpointExecutor(schedule, endpoint, pieces=pieces) for endpoint in range(schedule.endpoints)]
     buffers = [torch.zeros(part.numel(block_numel), dtype=some.dtype) for part in parts]
     for rank, tensor in enumerate(inputs):
         if tensor is not None:
@@ -142,9 +142,9 @@ def run_schedule(
     return results
 
 
-def _run_all(plays: dict[int, Iterator[tuple[Pending, Message]]]) -> None:
+def _run_all(plays: dict[int, Iterator[tuple[PendingMessage, Message]]]) -> None:
     """Let every endpoint go on as far as it can, in turns, until all are done."""
-    waiting: dict[int, tuple[Pending, Message]] = {}
+    waiting: dict[int, tuple[PendingMessage, Message]] = {}
     while plays:
         moved = False
         for endpoint in list(plays):

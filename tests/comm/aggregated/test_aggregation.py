@@ -19,7 +19,7 @@ from torch.distributed import ReduceOp
 from hocket import comm
 from hocket.aggregator import Level
 from hocket.comm import CollectiveMismatchError, CollectiveTimeoutError, CommError
-from hocket.comm.aggregated._seat import Seat, seat
+from hocket.comm.aggregated._tree_position import TreePosition, tree_position
 from hocket.profile import Recorder
 from hocket.testing import deadline, run_ranks
 
@@ -210,9 +210,9 @@ def test_one_of_two_aggregators_that_dies_changes_no_result(tmp_path):
     assert all(one.failures >= 1 and one.returns >= 1 for one in stats), stats
 
 
-def test_seats_of_ranks_at_leaves():
-    assert seat(["a"] * 3, 1) == Seat((0, 1, 2), 1, (Level(3, 1, 1, 1),))
-    turned = [seat(["a", "b", "a"], r) for r in range(3)]
+def test_tree_positions_of_ranks_at_leaves():
+    assert tree_position(["a"] * 3, 1) == TreePosition((0, 1, 2), 1, (Level(3, 1, 1, 1),))
+    turned = [tree_position(["a", "b", "a"], r) for r in range(3)]
     assert {one.order for one in turned} == {(0, 2, 1)}
     assert {one.positions for one in turned} == {(0, 2, 1)}
     assert [one.levels for one in turned] == [

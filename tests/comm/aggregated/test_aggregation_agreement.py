@@ -11,7 +11,7 @@ from torch.distributed import ReduceOp
 
 from hocket.aggregator import AggregatorLostError, Kind
 from hocket.comm.aggregated._aggregated import AggregatedTransport
-from hocket.comm.aggregated._seat import seat
+from hocket.comm.aggregated._tree_position import tree_position
 from hocket.comm.transport._reduce import reducer
 from hocket.testing import deadline
 
@@ -96,10 +96,10 @@ class Aggregator:
         self.fails_at, self.finished, self.partly = fails_at, finished, partly
 
 
-class Session:
+class AggregationSession:
     def __init__(self, aggregator, rank):
         self._aggregator, self._rank = aggregator, rank
-        self.seat = seat(["here"] * N, rank)
+        self.position = tree_position(["here"] * N, rank)
         self._life = 0
         self._served = 0
         self._broken = False
@@ -212,7 +212,7 @@ def _play(steps, fails_at, finished, partly, numel=6):
         aggregator, hosts = Aggregator(fails_at, finished, partly), Meeting()
 
         def one(rank):
-            transport = AggregatedTransport(Session(aggregator, rank), Hosts(hosts, rank), rank, N, "test")
+            transport = AggregatedTransport(AggregationSession(aggregator, rank), Hosts(hosts, rank), rank, N, "test")
             return _course(transport, rank, steps, numel), transport.agreement.stats
 
         got = list(pool.map(one, range(N)))

@@ -19,12 +19,12 @@ from hocket.cli._bench.world import BenchError, mpiexec, require_mpi
 from hocket.comm import (
     CollectiveTimeoutError,
     CommError,
-    EnginePoints,
-    Part,
+    EndpointExecutor,
+    EnginePointToPoint,
     PeerDiedError,
     blocks_after,
     blocks_before,
-    open_mailbox,
+    open_streams,
     perform,
     reducer,
 )
@@ -114,7 +114,7 @@ def test_chunks_that_follow_each_other_do_not_wait_for_the_whole_step():
     world = MemoryWorld()
     rooms = [torch.arange(8.0) if rank == 0 else torch.zeros(8) for rank in range(3)]
     plays = [
-        Part(chain, rank, pieces=2).play(rooms[rank], 8, reducer(SUM, torch.float32), world.endpoint(rank))
+        EndpointExecutor(chain, rank, pieces=2).play(rooms[rank], 8, reducer(SUM, torch.float32), world.endpoint(rank))
         for rank in (1, 2)
     ]
     waits = [next(play, None) for play in plays]
@@ -135,36 +135,38 @@ def test_a_schedule_that_cannot_be_played_as_it_is_says_why():
         ("s",),
     )
     with pytest.raises(ScheduleError, match=r"mixed, step 1: chunks 0:2 arrive at endpoint 2 where some are there"):
-        Part(mixed, 2)
+        EndpointExecutor(mixed, 2)
 
 
 def test_endpoints_that_wait_for_what_nobody_sends_are_named():
     part = Schedule("lost", Collective("broadcast", 2), 1, (Step.of(0, 1, reduce=False),))
     with pytest.raises(CollectiveTimeoutError, match="rank 1 waits for chunks 0:1 from or to rank 0"):
-        perform(Part(part, 1), torch.zeros(1), 1, reducer(SUM, torch.float32), MemoryWorld().endpoint(1), 0.1)
+        perform(
+            EndpointExecutor(part, 1), torch.zeros(1), 1, reducer(SUM, torch.float32), MemoryWorld().endpoint(1), 0.1
+        )
 
 
 # --- real processes ---------------------------------------------------------------------------------------------------
 
 
-def _points(kind):
+def _point_to_point(kind):
     if kind == "gloo":
-        return EnginePoints(dist.group.WORLD._get_backend(torch.device("cpu")), "gloo")
+        return EnginePointToPoint(dist.group.WORLD._get_backend(torch.device("cpu")), "gloo")
     store = dist.PrefixStore("mailbox", dist.group.WORLD.get_group_store())
-    return open_mailbox(store, dist.get_rank(), dist.get_world_size(), timedelta(seconds=deadline(30)))
+    return open_streams(store, dist.get_rank(), dist.get_world_size(), timedelta(seconds=deadline(30)))
 
 
 def _run_all(kind, sizes):
     """Each algorithm, several times, against a sum that every rank can work out."""
     rank, world = dist.get_rank(), dist.get_world_size()
-    points = _points(kind)
+    points = _point_to_point(kind)
     collective = Collective("all_reduce", world)
     wrong = []
     for algorithm in candidates(collective):
         schedule = algorithm(collective)
         if schedule.switches:
             continue
-        part = Part(schedule, rank, pieces=2)
+        part = EndpointExecutor(schedule, rank, pieces=2)
         for size in sizes:
             for turn in range(3):
                 data = torch.arange(size) * (rank + 1) + turn
@@ -182,8 +184,8 @@ def test_real_ranks_compute_the_same(kind, world):
 
 def _ends_in_the_middle(kind):
     rank, world = dist.get_rank(), dist.get_world_size()
-    points = _points(kind)
-    part = Part(get("ring")(Collective("all_reduce", world)), rank)
+    points = _point_to_point(kind)
+    part = EndpointExecutor(get("ring")(Collective("all_reduce", world)), rank)
     data = torch.ones(100_000)
     op = reducer(SUM, data.dtype)
     perform(part, data, len(data), op, points, 30)
@@ -219,8 +221,8 @@ def _nobody_comes(kind):
     if dist.get_rank() == 1:
         store.wait(["over"], timedelta(seconds=deadline(30)))
         return None
-    points = _points(kind)
-    part = Part(get("ring")(Collective("all_reduce", 2)), 0)
+    points = _point_to_point(kind)
+    part = EndpointExecutor(get("ring")(Collective("all_reduce", 2)), 0)
     data = torch.ones(10)
     try:
         perform(part, data, 10, reducer(SUM, data.dtype), points, 0.5)
@@ -248,14 +250,14 @@ def test_inside_mpirun_schedules_run_over_mpi(tmp_path):
 import torch
 from mpi4py import MPI
 from hocket.algorithms import get
-from hocket.comm import MpiPoints, Part, perform, reducer
+from hocket.comm import MpiPointToPoint, EndpointExecutor, perform, reducer
 from hocket.schedule import Collective
 
 world = MPI.COMM_WORLD
-points = MpiPoints(world.Dup())
+points = MpiPointToPoint(world.Dup())
 for name in ("ring", "halving_doubling", "double_tree"):
     data = torch.arange(50_000, dtype=torch.float64) * (world.rank + 1)
-    part = Part(get(name)(Collective("all_reduce", world.size)), world.rank, pieces=2)
+    part = EndpointExecutor(get(name)(Collective("all_reduce", world.size)), world.rank, pieces=2)
     perform(part, data, len(data), reducer(torch.distributed.ReduceOp.SUM, data.dtype), points, 30)
     assert torch.equal(data, torch.arange(50_000, dtype=torch.float64) * 6), name
 print("right", flush=True)

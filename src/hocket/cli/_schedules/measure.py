@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from hocket.algorithms import Choices, algorithms
-from hocket.comm import EnginePoints, EngineTransport, PointToPoint, ScheduledTransport, open_mailbox, reducer
+from hocket.comm import EnginePointToPoint, EngineTransport, PointToPoint, ScheduledTransport, open_streams, reducer
 from hocket.comm.torch_adapter import PrefixStore
 from hocket.schedule import Collective
 
@@ -59,8 +59,8 @@ def work() -> None:
 def _points(rank: Rank, transport: str) -> PointToPoint:
     if transport == "shm":
         store = PrefixStore("tune", dist.distributed_c10d._get_default_store())
-        return open_mailbox(store, rank.rank, rank.n, timedelta(seconds=60))
-    return EnginePoints(rank.gloo._get_backend(torch.device("cpu")), "gloo")
+        return open_streams(store, rank.rank, rank.n, timedelta(seconds=60))
+    return EnginePointToPoint(rank.gloo._get_backend(torch.device("cpu")), "gloo")
 
 
 def labels(kind: str, world: int) -> list[str]:

@@ -4,15 +4,15 @@ from ._aggregated import AggregatedTransport as AggregatedTransport
 from ._aggregated import locate_by_gathering as locate_by_gathering
 from ._agreement import AggregationStats as AggregationStats
 from ._agreement import aggregation_stats as aggregation_stats
-from ._beside_aggregator import beside_aggregator as beside_aggregator
-from ._beside_aggregator import leave_aggregator as leave_aggregator
+from ._discovery import leave_aggregator as leave_aggregator
+from ._discovery import open_beside_aggregator as open_beside_aggregator
 from ._wire_types import wire_element as wire_element
 
 __all__ = [
     "AggregatedTransport",
     "AggregationStats",
     "aggregation_stats",
-    "beside_aggregator",
+    "open_beside_aggregator",
     "leave_aggregator",
     "locate_by_gathering",
     "wire_element",

@@ -8,9 +8,9 @@ import torch
 
 from hocket.aggregator import ElementType, Kind, Operator, fold
 
-from ..transport import Flats, Reducer, Transport
+from ..transport import Flats, ReduceOperator, Transport
 from ._agreement import Agreement, Request
-from ._session import Session
+from ._session import AggregationSession
 from ._wire_types import raw, wire_element, wire_operator
 
 Tensor = torch.Tensor
@@ -20,25 +20,25 @@ class AggregatedTransport:
     """Says each operation in the aggregator's terms; whether it is done there is a matter of the `Agreement`.
 
     Args:
-        session: this rank's place at the aggregator.
-        hosts: the transport without it.
-        rank: this rank.
-        size: how many there are.
-        name: of the group, for reports.
-        timeout_s: for coming in at the aggregator the first time.
+        session: Membership of this rank at the aggregator.
+        hosts: Transport that works without the aggregator.
+        rank: Number of this rank.
+        size: Number of ranks.
+        name: Name of the group, for reports.
+        timeout_s: Seconds for coming in at the aggregator the first time.
     """
 
     def __init__(
-        self, session: Session, hosts: Transport, rank: int, size: int, name: str, timeout_s: float = 30.0
+        self, session: AggregationSession, hosts: Transport, rank: int, size: int, name: str, timeout_s: float = 30.0
     ) -> None:
         self.agreement = Agreement(session, hosts, size, name, timeout_s)
         self._hosts = hosts
         self._rank = rank
         self._size = size
-        self._order = session.seat.order  # the rank at each position: how the aggregator counts
-        self._positions = session.seat.positions
+        self._order = session.position.order  # the rank at each position: how the aggregator counts
+        self._positions = session.position.positions
 
-    def all_reduce(self, flat: Tensor, op: Reducer, timeout_s: float) -> str:
+    def all_reduce(self, flat: Tensor, op: ReduceOperator, timeout_s: float) -> str:
         """See Transport."""
 
         def make() -> Request:
@@ -47,7 +47,7 @@ class AggregatedTransport:
         fits = flat.numel() and _can_reduce(op, flat.dtype)
         return self.agreement.do(make if fits else None, lambda s: self._hosts.all_reduce(flat, op, s), timeout_s)
 
-    def reduce(self, flat: Tensor, op: Reducer, root: int, timeout_s: float) -> str:
+    def reduce(self, flat: Tensor, op: ReduceOperator, root: int, timeout_s: float) -> str:
         """See Transport."""
 
         def make() -> Request:
@@ -72,7 +72,7 @@ class AggregatedTransport:
         """See Transport."""
 
         def make() -> Request:
-            result = self.agreement.room(flat.numel() * self._size, flat.dtype)
+            result = self.agreement.result_buffer(flat.numel() * self._size, flat.dtype)
             parts = list(result.view(self._size, -1))
 
             def deliver() -> None:
@@ -85,7 +85,7 @@ class AggregatedTransport:
         fits = outputs[0].numel() and len({output.numel() for output in outputs}) == 1
         return self.agreement.do(make if fits else None, lambda s: self._hosts.all_gather(outputs, flat, s), timeout_s)
 
-    def reduce_scatter(self, output: Tensor, inputs: Flats, op: Reducer, timeout_s: float) -> str:
+    def reduce_scatter(self, output: Tensor, inputs: Flats, op: ReduceOperator, timeout_s: float) -> str:
         """See Transport."""
 
         def make() -> Request:
@@ -113,10 +113,10 @@ class AggregatedTransport:
         return self.agreement.do(lambda: Request(Kind.BARRIER, None, None, _nothing), self._hosts.barrier, timeout_s)
 
     def locate(self, pairs: Tensor, element: ElementType, operator: Operator, timeout_s: float) -> str:
-        """All-reduces pairs of a value and a location, as `hocket.comm.minloc` packs them, in place."""
+        """All-reduce pairs of a value and a location, as `hocket.comm.minloc` packs them, in place."""
 
         def make() -> Request:
-            result = self.agreement.room(pairs.numel(), pairs.dtype)
+            result = self.agreement.result_buffer(pairs.numel(), pairs.dtype)
             deliver = partial(pairs.copy_, result)
             return Request(Kind.ALL_REDUCE, pairs, result, deliver, operator, element, kept=True)
 
@@ -124,27 +124,27 @@ class AggregatedTransport:
         return self.agreement.do(make if pairs.numel() else None, through_hosts, timeout_s)
 
     def _reduction(
-        self, kind: Kind, send: Tensor, op: Reducer, target: Tensor | None, *, root: int = 0, kept: bool = False
+        self, kind: Kind, send: Tensor, op: ReduceOperator, target: Tensor | None, *, root: int = 0, kept: bool = False
     ) -> Request:
-        """A request whose result ends in `target`; None if no result comes to this rank."""
+        """Return a request whose result ends in `target`; None if no result comes to this rank."""
         operator, element = wire_operator(op), wire_element(send.dtype)
         assert operator is not None
         assert element is not None
         if target is None:
             return Request(kind, send, None, _nothing, operator, element, root)
-        result = self.agreement.room(target.numel(), target.dtype)
+        result = self.agreement.result_buffer(target.numel(), target.dtype)
         deliver = partial(op.deliver, _seen(result, op), _seen(target, op), self._size)
         return Request(kind, send, result, deliver, operator, element, root, kept)
 
     def close(self, timeout_s: float) -> None:
-        """Leaves the aggregator; see `Agreement.close`."""
+        """Leave the aggregator; see `Agreement.close`."""
         self.agreement.close(timeout_s)
 
 
 def locate_by_gathering(
     transport: Transport, pairs: Tensor, element: ElementType, operator: Operator, size: int, timeout_s: float
 ) -> str:
-    """The same as `AggregatedTransport.locate` by an all_gather: every rank does what the aggregator would."""
+    """Return the same as `AggregatedTransport.locate` by an all_gather: every rank does what the aggregator would."""
     everyone = torch.empty(size, pairs.numel(), dtype=pairs.dtype)
     path = transport.all_gather(list(everyone), pairs, timeout_s)
     rule = fold(operator, element)
@@ -155,19 +155,19 @@ def locate_by_gathering(
     return path
 
 
-def _can_reduce(op: Reducer, dtype: torch.dtype) -> bool:
+def _can_reduce(op: ReduceOperator, dtype: torch.dtype) -> bool:
     return wire_operator(op) is not None and wire_element(dtype) is not None
 
 
-def _scaled(flat: Tensor, op: Reducer) -> Tensor:
-    """What this rank contributes."""
+def _scaled(flat: Tensor, op: ReduceOperator) -> Tensor:
+    """Return what this rank contributes."""
     return flat if op.factor is None else flat * op.factor
 
 
-def _seen(flat: Tensor, op: Reducer) -> Tensor:
+def _seen(flat: Tensor, op: ReduceOperator) -> Tensor:
     """`flat` as the type that torch computes with."""
     return flat if op.view is None else flat.view(op.view)
 
 
 def _nothing() -> None:
-    """The result is in place already, or none comes here."""
+    """Do nothing: the result is in place already, or none comes here."""

@@ -20,9 +20,9 @@ class AggregationSettings:
     """Where this process's aggregator is.
 
     Attributes:
-        addresses: host and port; several aggregators share long messages.
-        token: the job's.
-        stall_s: seconds of silence after which it counts as lost.
+        addresses: Host and port; several aggregators share long messages.
+        token: Token of the job.
+        stall_s: Seconds of silence after which it counts as lost.
     """
 
     addresses: tuple[tuple[str, int], ...]
@@ -34,7 +34,7 @@ class AggregationSettings:
 
     @classmethod
     def from_environment(cls) -> AggregationSettings | None:
-        """What HOCKET_AGGREGATOR, HOCKET_AGGREGATOR_TOKEN_FILE and HOCKET_AGGREGATOR_STALL_S say; None without them.
+        """Return what HOCKET_AGGREGATOR, HOCKET_AGGREGATOR_TOKEN_FILE and HOCKET_AGGREGATOR_STALL_S say, or None.
 
         Raises:
             CommError: a variable that cannot be used.

@@ -36,7 +36,7 @@ from ..transport import (
     PeerDiedError,
     Transport,
 )
-from ._session import Session
+from ._session import AggregationSession
 from ._wire_types import raw
 
 log = logging.getLogger("hocket.comm")
@@ -54,12 +54,12 @@ class AggregationStats:
     """What became of the operations of a group that has an aggregator.
 
     Attributes:
-        served: by the aggregator.
-        elsewhere: through the hosts: it cannot do them, or was away.
-        repeated: interrupted at the aggregator and done again through the hosts.
-        received: interrupted on this rank only, and finished with another rank's result.
-        failures: how often the aggregator was lost.
-        returns: how often it came back.
+        served: Operations that the aggregator has served.
+        elsewhere: Operations done through the hosts: the aggregator cannot do them, or was away.
+        repeated: Operations interrupted at the aggregator and done again through the hosts.
+        received: Operations interrupted on this rank only, and finished with another rank's result.
+        failures: How often the aggregator was lost.
+        returns: How often it came back.
     """
 
     served: int = 0
@@ -75,14 +75,14 @@ class Request:
     """An operation in the aggregator's terms.
 
     Attributes:
-        kind: what to do.
-        send: this rank's contribution.
-        receive: where the result arrives; the user's memory only where its old content is nobody's input.
-        deliver: puts it there.
-        operator: combines.
-        element: their type.
-        root: of reduce and broadcast.
-        kept: whether a rank that has finished it can help the others by what is in `receive`.
+        kind: Kind of operation.
+        send: Contribution of this rank.
+        receive: Memory where the result arrives; the user's only where its old content is nobody's input.
+        deliver: Function that puts the result in its place.
+        operator: Operator that combines.
+        element: Type of the elements.
+        root: Root of reduce and broadcast.
+        kept: Whether a rank that has finished it can help the others by what is in `receive`.
     """
 
     kind: Kind
@@ -102,14 +102,14 @@ class Agreement:
     """Takes each operation to where it is done, and through the aggregator's end; see the head of this module.
 
     Args:
-        session: this rank's place at the aggregator.
-        hosts: the transport without it.
-        size: how many ranks there are.
-        name: of the group, for reports.
-        timeout_s: for coming in at the aggregator the first time.
+        session: Membership of this rank at the aggregator.
+        hosts: Transport that works without the aggregator.
+        size: Number of ranks.
+        name: Name of the group, for reports.
+        timeout_s: Seconds for coming in at the aggregator the first time.
     """
 
-    def __init__(self, session: Session, hosts: Transport, size: int, name: str, timeout_s: float) -> None:
+    def __init__(self, session: AggregationSession, hosts: Transport, size: int, name: str, timeout_s: float) -> None:
         self.stats = AggregationStats()
         self.name = name
         self._session = session
@@ -119,7 +119,7 @@ class Agreement:
         self._unsettled = False  # whether a rank may still be behind this one
         self._must_settle = False  # whether this rank was behind, and the others wait at the next number
         self._kept: Tensor | None = None  # the result of the operation before
-        self._rooms: list[Tensor] = [torch.empty(0, dtype=torch.uint8) for _ in range(2)]
+        self._results: list[Tensor] = [torch.empty(0, dtype=torch.uint8) for _ in range(2)]
         self._away_since = 0
         self._at_aggregator = False
         weakref.finalize(self, session.close)
@@ -128,7 +128,7 @@ class Agreement:
         self._ask(timeout_s)
 
     def close(self, timeout_s: float) -> None:
-        """Leaves the aggregator, once no rank needs the result of the last operation from this one.
+        """Leave the aggregator, once no rank needs the result of the last operation from this one.
 
         All ranks call it, as they call an operation.
         """
@@ -139,16 +139,16 @@ class Agreement:
         finally:
             self._session.close()
 
-    def room(self, numel: int, dtype: torch.dtype) -> Tensor:
-        """Memory for a result; not that of the result before, which may still be asked for."""
+    def result_buffer(self, numel: int, dtype: torch.dtype) -> Tensor:
+        """Return memory for a result; not that of the result before, which may still be asked for."""
         which = self._number % 2
         nbytes = numel * dtype.itemsize
-        if self._rooms[which].numel() < nbytes:
-            self._rooms[which] = torch.empty(nbytes, dtype=torch.uint8)
-        return self._rooms[which][:nbytes].view(dtype)
+        if self._results[which].numel() < nbytes:
+            self._results[which] = torch.empty(nbytes, dtype=torch.uint8)
+        return self._results[which][:nbytes].view(dtype)
 
     def do(self, make: Callable[[], Request] | None, through_hosts: Callable[[float], str], timeout_s: float) -> str:
-        """One operation, at the aggregator if it is there and can do it (then `make` says it in its terms)."""
+        """Do one operation, at the aggregator if it is there and can do it (then `make` says it in its terms)."""
         self._number += 1
         if self._must_settle:
             self._settle(None, timeout_s)
@@ -194,7 +194,7 @@ class Agreement:
         """After the aggregator has failed in the middle of an operation."""
         if isinstance(error, GroupFailedError):
             if error.code == FailCode.TIMEOUT:
-                missing = () if error.member is None else (self._session.seat.order[error.member],)
+                missing = () if error.member is None else (self._session.position.order[error.member],)
                 raise CollectiveTimeoutError(f"{self.name} at the aggregator: {error}", missing) from None
             if error.code == FailCode.MISMATCH:
                 self._go_away()
@@ -207,7 +207,7 @@ class Agreement:
         except Exception as trouble:
             message = f"{self.name}: {error}; and the ranks could not agree how to go on: {trouble}"
             if isinstance(error, GroupFailedError) and error.member is not None:
-                raise PeerDiedError(message, self._session.seat.order[error.member]) from trouble
+                raise PeerDiedError(message, self._session.position.order[error.member]) from trouble
             raise CommError(message) from trouble
         if behind:
             self._finish(request)
@@ -219,11 +219,11 @@ class Agreement:
         return f"{through_hosts(timeout_s)}, repeated"
 
     def _settle(self, failed: Request | None, timeout_s: float) -> bool:
-        """Brings all ranks to one number; see the head of this module.
+        """Bring all ranks to one number; see the head of this module.
 
         Args:
-            failed: the operation that this rank could not finish; None if it has not begun the one it stands at.
-            timeout_s: for all of it.
+            failed: Operation that this rank could not finish; None if it has not begun the one it stands at.
+            timeout_s: Seconds for all of it.
 
         Returns:
             Whether this rank was behind: then `failed` is done, and its result is in place.
@@ -255,14 +255,14 @@ class Agreement:
         return False
 
     def _hand_over(self, failed: Request | None, source: int, deadline_s: float) -> None:
-        """Gives the result of the last operation to those who have not got it."""
-        room = self._kept if failed is None else (failed.receive if failed.kept else None)
-        if room is None:
+        """Give the result of the last operation to those who have not got it."""
+        kept = self._kept if failed is None else (failed.receive if failed.kept else None)
+        if kept is None:
             return
-        self._hosts.broadcast(room, source, max(1.0, deadline_s - time.monotonic()))
+        self._hosts.broadcast(kept, source, max(1.0, deadline_s - time.monotonic()))
 
     def _exchange(self, words: Sequence[int], deadline_s: float) -> list[list[int]]:
-        """What every rank says, in the order of ranks."""
+        """Return what every rank says, in the order of ranks."""
         mine = torch.tensor(words, dtype=torch.int64)
         table = torch.zeros(self._size, len(words), dtype=torch.int64)
         self._hosts.all_gather(list(table), mine, max(1.0, deadline_s - time.monotonic()))
@@ -277,7 +277,7 @@ class Agreement:
         self._away_since = self._number
 
     def _ask(self, timeout_s: float) -> None:
-        """Whether all ranks are in the same incarnation of the group: then the aggregator is used from here on."""
+        """Return whether all ranks are in the same incarnation of the group; then the aggregator is used again."""
         table = self._exchange([self._session.ready], time.monotonic() + timeout_s)
         generations = {generation for (generation,) in table}
         if len(generations) == 1 and 0 not in generations:
@@ -288,5 +288,5 @@ class Agreement:
 
 
 def aggregation_stats() -> dict[str, AggregationStats]:
-    """What became of operations, for each group of this process that has an aggregator."""
+    """Return what became of operations, for each group of this process that has an aggregator."""
     return {agreement.name: agreement.stats for agreement in _agreements}

@@ -10,8 +10,8 @@ from typing import Final
 from hocket.aggregator import AggregationClient, AggregationError, AggregatorLostError
 
 from ._aggregation_settings import AggregationSettings
-from ._seat import Seat
 from ._shards import Shards
+from ._tree_position import TreePosition
 
 log = logging.getLogger("hocket.comm")
 
@@ -20,20 +20,20 @@ _MOST_RETRY_S: Final = 5.0
 _JOIN_S: Final = 10.0
 
 
-class Session:
+class AggregationSession:
     """A rank's place in one group at the aggregator: lost and found again.
 
     While it is lost, a thread of its own keeps trying to come back; `ready` says when it has.
 
     Args:
-        settings: where the aggregator is.
-        name: of the group, the same on all its ranks and on no others.
-        seat: this rank's place among the others.
-        label: how errors call this rank.
+        settings: Address, token and deadlines of the aggregator.
+        name: Name of the group, the same on all its ranks and on no others.
+        position: Position of this rank among the others.
+        label: Name of this rank in errors.
     """
 
-    def __init__(self, settings: AggregationSettings, name: str, seat: Seat, label: str) -> None:
-        self.seat = seat
+    def __init__(self, settings: AggregationSettings, name: str, position: TreePosition, label: str) -> None:
+        self.position = position
         self._settings = settings
         self._name = name
         self._label = label
@@ -69,7 +69,7 @@ class Session:
         return 0
 
     def begin(self, timeout_s: float) -> None:
-        """Tries to come in within `timeout_s`; if that fails, goes on trying beside."""
+        """Try to come in within `timeout_s`; if that fails, go on trying beside."""
         try:
             self._come_in(min(timeout_s, _JOIN_S))
         except AggregationError as error:
@@ -77,12 +77,12 @@ class Session:
             self._try_again()
 
     def lose(self) -> None:
-        """Gives up this incarnation, which tells the other members, and begins to try again."""
+        """Give up this incarnation, which tells the other members, and begin to try again."""
         self._forget()
         self._try_again()
 
     def close(self) -> None:
-        """Leaves for good."""
+        """Leave for good."""
         self._closing.set()
         self._wanted.set()
         self._forget()
@@ -94,7 +94,7 @@ class Session:
             shards.close()
 
     def _come_in(self, timeout_s: float) -> None:
-        settings, seat = self._settings, self.seat
+        settings, here = self._settings, self.position
         clients: list[AggregationClient] = []
         try:
             for address in settings.addresses:
@@ -103,7 +103,7 @@ class Session:
                 )
                 clients.append(client)
             groups = [
-                client.join(self._name, len(seat.order), seat.position, levels=seat.levels, label=self._label)
+                client.join(self._name, len(here.order), here.position, levels=here.levels, label=self._label)
                 for client in clients
             ]
             for group in groups:

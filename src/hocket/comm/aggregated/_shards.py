@@ -24,7 +24,7 @@ class ShardedWork:
         self._works = works
 
     def wait(self) -> None:
-        """Blocks until it is over.
+        """Block until it is over.
 
         Raises:
             AggregationError: an aggregator has failed.
@@ -39,8 +39,8 @@ class Shards:
     """A member's place in one incarnation of a group.
 
     Args:
-        clients: a connection to each aggregator, on all ranks in the same order.
-        groups: the group there.
+        clients: Connections to each aggregator, on all ranks in the same order.
+        groups: Groups at each aggregator.
     """
 
     def __init__(self, clients: Sequence[AggregationClient], groups: Sequence[AggregationGroup]) -> None:
@@ -59,7 +59,7 @@ class Shards:
         return found or 1
 
     def look(self) -> None:
-        """Takes in what has come.
+        """Take in what has come.
 
         Raises:
             AggregatorLostError: one of the aggregators is gone.
@@ -68,7 +68,7 @@ class Shards:
             client.look()
 
     def post(self, kind: Kind, send: Array | None, receive: Array | None, **settings: Any) -> ShardedWork:
-        """Begins an operation; see `AggregationGroup.post`."""
+        """Begin an operation; see `AggregationGroup.post`."""
         groups = self._groups
         self._turn += 1
         nbytes = max(0 if one is None else one.nbytes for one in (send, receive))
@@ -83,6 +83,6 @@ class Shards:
         return ShardedWork(works)
 
     def close(self) -> None:
-        """Leaves."""
+        """Leave."""
         for client in self.clients:
             client.close()

@@ -10,7 +10,7 @@ from torch.distributed import ReduceOp
 
 from hocket.aggregator import ElementType, Operator
 
-from ..transport import Reducer
+from ..transport import ReduceOperator
 
 _OPERATORS = {
     ReduceOp.SUM: Operator.SUM,
@@ -36,18 +36,18 @@ _ELEMENTS = {
 }
 
 
-def wire_operator(op: Reducer) -> Operator | None:
-    """The aggregator's operator for what `op` does between ranks; None if it has none."""
+def wire_operator(op: ReduceOperator) -> Operator | None:
+    """Return the aggregator's operator for what `op` does between ranks; None if it has none."""
     return _OPERATORS.get(op.engine_operator)
 
 
 def wire_element(dtype: torch.dtype) -> ElementType | None:
-    """The aggregator's type; None if it has none."""
+    """Return the aggregator's type; None if it has none."""
     return _ELEMENTS.get(dtype)
 
 
 def raw(flat: torch.Tensor) -> np.ndarray[Any, Any]:
-    """The memory of a flat tensor as bytes."""
+    """Return the memory of a flat tensor as bytes."""
     if flat.stride(0) != 1:  # one element: any stride is contiguous, but not every one can be seen as bytes
         flat = flat.as_strided(flat.shape, (1,))
     array: np.ndarray[Any, Any] = flat.view(torch.uint8).numpy()

@@ -1,7 +1,7 @@
 """The engines, which move bytes between hosts: torch's own process groups, and MPI."""
 
-from ._mpi import MpiPoints as MpiPoints
-from ._points import EnginePoints as EnginePoints
+from ._mpi import MpiPointToPoint as MpiPointToPoint
+from ._point_to_point import EnginePointToPoint as EnginePointToPoint
 from .engine import EngineTransport as EngineTransport
 
-__all__ = ["EnginePoints", "EngineTransport", "MpiPoints"]
+__all__ = ["EnginePointToPoint", "EngineTransport", "MpiPointToPoint"]

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import torch
 
-from ..scheduled import Pending
+from ..scheduled import PendingMessage
 from ..transport import CollectiveTimeoutError
 
 _TAG: Final = 0x4000
@@ -26,11 +26,11 @@ class MpiMessage:
         self._peer = peer
 
     def done(self) -> bool:
-        """Whether the tensor may be used again; also lets MPI make progress."""
+        """Return whether the tensor may be used again; also lets MPI make progress."""
         return bool(self._request.Test())
 
     def wait(self, timeout_s: float) -> None:
-        """Polls, for MPI has no wait with an end; after a moment in small naps, so that others have the core."""
+        """Poll, for MPI has no wait with an end; after a moment in small naps, so that others have the core."""
         deadline_s = time.monotonic() + timeout_s
         looks = 0
         while not self._request.Test():
@@ -46,11 +46,11 @@ class MpiMessage:
             time.sleep(_NAP_S)
 
 
-class MpiPoints:
+class MpiPointToPoint:
     """Messages between the ranks of an MPI communicator.
 
     Args:
-        communicator: of mpi4py, for example `MPI.COMM_WORLD.Dup()`, so that no other message can be taken for ours.
+        communicator: Communicator of mpi4py for these messages alone, such as `MPI.COMM_WORLD.Dup()`.
     """
 
     name = "mpi"
@@ -58,12 +58,12 @@ class MpiPoints:
     def __init__(self, communicator: Any) -> None:
         self._communicator = communicator
 
-    def send(self, flat: torch.Tensor, peer: int) -> Pending:
+    def send(self, flat: torch.Tensor, peer: int) -> PendingMessage:
         """See PointToPoint."""
         data = flat.view(torch.uint8)
         return MpiMessage(self._communicator.Isend(data.numpy(), peer, _TAG), data, peer)
 
-    def receive(self, flat: torch.Tensor, peer: int) -> Pending:
+    def receive(self, flat: torch.Tensor, peer: int) -> PendingMessage:
         """See PointToPoint."""
         data = flat.view(torch.uint8)
         return MpiMessage(self._communicator.Irecv(data.numpy(), peer, _TAG), data, peer)

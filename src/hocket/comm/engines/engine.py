@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from .. import torch_adapter as c10d
-from ..transport import Flats, Reducer, cut
+from ..transport import Flats, ReduceOperator, cut
 
 _BYTES = torch.uint8
 
@@ -50,7 +50,7 @@ class EngineTransport:
         work.wait(timedelta(seconds=timeout_s))
         return self._name
 
-    def all_reduce(self, flat: torch.Tensor, op: Reducer, timeout_s: float) -> str:
+    def all_reduce(self, flat: torch.Tensor, op: ReduceOperator, timeout_s: float) -> str:
         """See Transport."""
         flat = flat.view(op.view or flat.dtype)
         if op.factor is not None:
@@ -61,7 +61,7 @@ class EngineTransport:
         op.finish(flat, self._engine.size())
         return self._name
 
-    def reduce(self, flat: torch.Tensor, op: Reducer, root: int, timeout_s: float) -> str:
+    def reduce(self, flat: torch.Tensor, op: ReduceOperator, root: int, timeout_s: float) -> str:
         """See Transport."""
         flat = flat.view(op.view or flat.dtype)
         # Engines leave partial results in the tensors of other ranks; those belong to the user.
@@ -88,7 +88,7 @@ class EngineTransport:
         targets = [output.view(_BYTES) for output in outputs]
         return self._wait(self._engine.allgather([targets], [flat.view(_BYTES)]), timeout_s)
 
-    def reduce_scatter(self, output: torch.Tensor, inputs: Flats, op: Reducer, timeout_s: float) -> str:
+    def reduce_scatter(self, output: torch.Tensor, inputs: Flats, op: ReduceOperator, timeout_s: float) -> str:
         """See Transport."""
         dtype = op.view or output.dtype
         sources = [i.view(dtype) if op.factor is None else i.view(dtype) * op.factor for i in inputs]

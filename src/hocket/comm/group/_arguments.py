@@ -15,7 +15,7 @@ Tensor = torch.Tensor
 
 
 def only(tensors: Any) -> Tensor:
-    """The one tensor of a list of one (c10d once had several a rank, one for each of its GPUs)."""
+    """Return the one tensor of a list of one (c10d once had several a rank, one for each of its GPUs)."""
     if isinstance(tensors, Tensor):
         return tensors
     if len(tensors) != 1:
@@ -25,7 +25,7 @@ def only(tensors: Any) -> Tensor:
 
 
 def only_list(tensors: Any) -> Sequence[Tensor]:
-    """The one list of tensors of a list of one."""
+    """Return the one list of tensors of a list of one."""
     if tensors and isinstance(tensors[0], Tensor):
         found: Sequence[Tensor] = tensors
         return found
@@ -49,7 +49,7 @@ def options(kind: Any, opts: Any, timeout: timedelta | None = None) -> Any:
 
 
 def check_splits(which: str, tensor: Tensor, sizes: Sequence[int], world: int) -> None:
-    """Raises ValueError if `tensor` cannot be split along its first axis as `sizes` says (empty: equally)."""
+    """Raise ValueError if `tensor` cannot be split along its first axis as `sizes` says (empty: equally)."""
     rows = tensor.size(0) if tensor.dim() else 0
     if sizes and (len(sizes) != world or sum(sizes) != rows):
         raise ValueError(
@@ -61,7 +61,7 @@ def check_splits(which: str, tensor: Tensor, sizes: Sequence[int], world: int) -
 
 
 def split_rows(flat: Tensor, tensor: Tensor, sizes: Sequence[int], world: int) -> Sequence[Tensor]:
-    """Views of `flat` (the flat form of `tensor`) for `sizes` rows each (empty: equally many)."""
+    """Return views of `flat` (the flat form of `tensor`) for `sizes` rows each (empty: equally many)."""
     rows = tensor.size(0) if tensor.dim() else 0
     row = flat.numel() // rows if rows else 0
     return cut(flat, [n * row for n in sizes] if sizes else [rows // world * row] * world)

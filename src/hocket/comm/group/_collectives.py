@@ -23,35 +23,35 @@ Tensor = torch.Tensor
 
 
 class Collectives(Reductions):
-    """All collectives of a process group; who subclasses it says which lane serves which tensors."""
+    """All collectives of a process group; who subclasses it says which backend serves which tensors."""
 
     def broadcast(self, tensors: Any, opts: Any = None) -> Work:
         """Broadcast from a root."""
         tensor = only(tensors)
         opts = options(c10d.BroadcastOptions, opts)
-        lane = self._lane([tensor])
-        if lane is None:
+        backend = self._device_backend([tensor])
+        if backend is None:
             return self._elsewhere(tensor, "broadcast", [tensor], opts)
         root = opts.rootRank
 
         def action(timeout_s: float) -> str:
             flat = flatten(tensor)
-            path = lane.transport.broadcast(flat, root, timeout_s)
+            path = backend.transport.broadcast(flat, root, timeout_s)
             if self._rank != root:
                 write_back(flat, tensor)
             return path
 
-        return lane.submit("broadcast", opts, [tensor], tensor, action)
+        return backend.submit("broadcast", opts, [tensor], tensor, action)
 
     def allgather(self, outputs: Sequence[Sequence[Tensor]], inputs: Any, opts: Any = None) -> Work:
         """All-gather into lists of tensors."""
         targets, tensor = only_list(outputs), only(inputs)
         opts = options(c10d.AllgatherOptions, opts)
-        lane = self._lane([tensor])
-        if lane is None:
+        backend = self._device_backend([tensor])
+        if backend is None:
             return self._elsewhere(tensor, "allgather", [targets], [tensor], opts)
-        return lane.submit(
-            "all_gather", opts, list(targets), targets, lambda s: _gather_lists(lane.transport, targets, tensor, s)
+        return backend.submit(
+            "all_gather", opts, list(targets), targets, lambda s: _gather_lists(backend.transport, targets, tensor, s)
         )
 
     def allgather_coalesced(
@@ -59,18 +59,18 @@ class Collectives(Reductions):
     ) -> Work:
         """All-gather of several tensors into lists; `outputs[r]` belongs to rank r."""
         opts = options(c10d.AllgatherOptions, opts)
-        lane = self._lane(inputs)
-        if lane is None:
+        backend = self._device_backend(inputs)
+        if backend is None:
             return self._elsewhere(inputs[0], "allgather_coalesced", outputs, inputs, opts)
 
         def action(timeout_s: float) -> str:
             path = ""
             for i, tensor in enumerate(inputs):
-                path = _gather_lists(lane.transport, [of_rank[i] for of_rank in outputs], tensor, timeout_s)
+                path = _gather_lists(backend.transport, [of_rank[i] for of_rank in outputs], tensor, timeout_s)
             return path
 
         everything = [t for of_rank in outputs for t in of_rank]
-        return lane.submit("all_gather", opts, everything, everything, action)
+        return backend.submit("all_gather", opts, everything, everything, action)
 
     def all_gather_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> Work:
         """All-gather into one tensor, the ranks' inputs one after the other."""
@@ -81,8 +81,8 @@ class Collectives(Reductions):
     ) -> Work:
         """Several all-gathers into one tensor each, as one operation."""
         opts = options(c10d.AllgatherOptions, opts)
-        lane = self._lane(inputs)
-        if lane is None:
+        backend = self._device_backend(inputs)
+        if backend is None:
             if len(inputs) == 1:
                 return self._elsewhere(inputs[0], "_allgather_base", outputs[0], inputs[0], opts)
             return self._elsewhere(inputs[0], "allgather_into_tensor_coalesced", outputs, inputs, opts)
@@ -97,11 +97,11 @@ class Collectives(Reductions):
             path = ""
             for output, tensor in zip(outputs, inputs, strict=True):
                 flat = flatten(output)
-                path = lane.transport.all_gather(split(flat, self._size), flatten(tensor), timeout_s)
+                path = backend.transport.all_gather(split(flat, self._size), flatten(tensor), timeout_s)
                 write_back(flat, output)
             return path
 
-        return lane.submit("all_gather", opts, list(outputs), outputs, action)
+        return backend.submit("all_gather", opts, list(outputs), outputs, action)
 
     def all_to_all_single(
         self,
@@ -114,15 +114,15 @@ class Collectives(Reductions):
         """All-to-all of parts of one tensor along its first axis; no sizes means equal parts."""
         opts = options(c10d.AllToAllOptions, opts)
         received, sent = list(output_split_sizes or ()), list(input_split_sizes or ())
-        lane = self._lane([tensor])
-        if lane is None:
+        backend = self._device_backend([tensor])
+        if backend is None:
             return self._elsewhere(tensor, "alltoall_base", output, tensor, received, sent, opts)
         check_splits("output", output, received, self._size)
         check_splits("input", tensor, sent, self._size)
 
         def action(timeout_s: float) -> str:
             flat = flatten(output)
-            path = lane.transport.all_to_all(
+            path = backend.transport.all_to_all(
                 split_rows(flat, output, received, self._size),
                 split_rows(flatten(tensor), tensor, sent, self._size),
                 timeout_s,
@@ -130,49 +130,49 @@ class Collectives(Reductions):
             write_back(flat, output)
             return path
 
-        return lane.submit("all_to_all", opts, [output], tensor, action)
+        return backend.submit("all_to_all", opts, [output], tensor, action)
 
     def alltoall(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None) -> Work:
         """All-to-all of lists of tensors."""
         opts = options(c10d.AllToAllOptions, opts)
-        lane = self._lane(inputs)
-        if lane is None:
+        backend = self._device_backend(inputs)
+        if backend is None:
             return self._elsewhere(inputs[0], "alltoall", outputs, inputs, opts)
 
         def action(timeout_s: float) -> str:
             flats = [flatten(t) for t in outputs]
-            path = lane.transport.all_to_all(flats, [flatten(t) for t in inputs], timeout_s)
+            path = backend.transport.all_to_all(flats, [flatten(t) for t in inputs], timeout_s)
             for flat, output in zip(flats, outputs, strict=True):
                 write_back(flat, output)
             return path
 
-        return lane.submit("all_to_all", opts, list(outputs), inputs, action)
+        return backend.submit("all_to_all", opts, list(outputs), inputs, action)
 
     def gather(self, outputs: Sequence[Sequence[Tensor]], inputs: Any, opts: Any = None) -> Work:
         """Gather to a root."""
         tensor = only(inputs)
         opts = options(c10d.GatherOptions, opts)
-        lane = self._lane([tensor])
-        if lane is None:
+        backend = self._device_backend([tensor])
+        if backend is None:
             return self._elsewhere(tensor, "gather", outputs, [tensor], opts)
         root = opts.rootRank
         targets = only_list(outputs) if self._rank == root else None
 
         def action(timeout_s: float) -> str:
             flats = [flatten(t) for t in targets] if targets is not None else None
-            path = lane.transport.gather(flats, flatten(tensor), root, timeout_s)
+            path = backend.transport.gather(flats, flatten(tensor), root, timeout_s)
             for flat, target in zip(flats or (), targets or (), strict=True):
                 write_back(flat, target)
             return path
 
-        return lane.submit("gather", opts, list(targets or ()), tensor, action)
+        return backend.submit("gather", opts, list(targets or ()), tensor, action)
 
     def scatter(self, outputs: Any, inputs: Sequence[Sequence[Tensor]], opts: Any = None) -> Work:
         """Scatter from a root."""
         tensor = only(outputs)
         opts = options(c10d.ScatterOptions, opts)
-        lane = self._lane([tensor])
-        if lane is None:
+        backend = self._device_backend([tensor])
+        if backend is None:
             return self._elsewhere(tensor, "scatter", [tensor], inputs, opts)
         root = opts.rootRank
         sources = only_list(inputs) if self._rank == root else None
@@ -180,14 +180,14 @@ class Collectives(Reductions):
         def action(timeout_s: float) -> str:
             flat = flatten(tensor)
             given = [flatten(t) for t in sources] if sources is not None else None
-            path = lane.transport.scatter(flat, given, root, timeout_s)
+            path = backend.transport.scatter(flat, given, root, timeout_s)
             write_back(flat, tensor)
             return path
 
-        return lane.submit("scatter", opts, [tensor], tensor, action)
+        return backend.submit("scatter", opts, [tensor], tensor, action)
 
     def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> Work:
-        """Returns when all ranks have called it."""
+        """Wait until all ranks have called it."""
         opts = options(c10d.BarrierOptions, opts, timeout)
         return self._host.submit("barrier", opts, [], (), self._host.transport.barrier)
 

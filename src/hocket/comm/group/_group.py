@@ -19,8 +19,8 @@ from ..shm import SharedMemoryTransport
 from ..shm import cuda_ipc as _cuda_ipc
 from ._arguments import only
 from ._collectives import Collectives
+from ._device_backend import DeviceBackend, HostStagedWork
 from ._hosts import open_transport
-from ._lane import HostStagedWork, Lane
 from ._runner import Runner
 
 Tensor = torch.Tensor
@@ -33,7 +33,7 @@ class HocketGroup(Collectives):
     """A c10d process group over shared memory on one host and engines elsewhere.
 
     Args:
-        given: torch's DistributedBackendOptions: store, rank, size, time-out and the ranks' numbers in the world.
+        given: Torch's DistributedBackendOptions: store, rank, size, time-out and the ranks' numbers in the world.
     """
 
     def __init__(self, given: Any) -> None:
@@ -49,13 +49,13 @@ class HocketGroup(Collectives):
         self._global_ranks = list(given.global_ranks_in_group) or list(range(size))
         self._store = c10d.PrefixStore(f"hocket/{_count_lives()}/", given.store)
         self._gloo: Any = _engine.gloo(self._store, rank, size, given.timeout)
-        transport, channel, self._postbox = open_transport(
+        transport, channel, self._tag_matcher = open_transport(
             self._store, self._name, rank, size, given.timeout, self._global_ranks, self._gloo
         )
         self._channel = channel
         self._runner = Runner(self._name, size, channel, given.timeout)
-        self._host = Lane(transport, self._runner)
-        self._gpu: Lane | None = None  # set at the first CUDA tensor if the ranks share a GPU
+        self._host = DeviceBackend(transport, self._runner)
+        self._gpu: DeviceBackend | None = None  # set at the first CUDA tensor if the ranks share a GPU
         self._gpu_known = False
         _open_groups.add(self)
 
@@ -103,17 +103,17 @@ class HocketGroup(Collectives):
         return self._runner.seq
 
     def _set_sequence_number_for_group(self) -> None:
-        """Sequence numbers start at 1 on every rank; there is nothing to agree on."""
+        """Do nothing: sequence numbers start at 1 on every rank, so there is nothing to agree on."""
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Sets the time-out of operations posted from now on."""
+        """Set the time-out of operations posted from now on."""
         self._runner.timeout_s = timeout.total_seconds()
-        if self._postbox is not None:
-            self._postbox.timeout_s = timeout.total_seconds()
+        if self._tag_matcher is not None:
+            self._tag_matcher.timeout_s = timeout.total_seconds()
         self._gloo.set_timeout(timeout)
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
-        """A barrier whose error on rank 0 names the ranks that did not come (torch's own, through Gloo)."""
+        """Run a barrier whose error on rank 0 names the ranks that did not come (torch's own, through Gloo)."""
         if timeout is None:
             timeout = timedelta(seconds=self._runner.timeout_s)
         self._gloo.monitored_barrier(timeout, wait_all_ranks)
@@ -121,56 +121,56 @@ class HocketGroup(Collectives):
     # --- point to point ---------------------------------------------------------------------------------------------
 
     def send(self, tensors: Any, dst: int, tag: int = 0) -> Work:
-        """Sends to one rank."""
+        """Send to one rank."""
         tensor = only(tensors)
         if self._shares_gpu(tensor):
             staged = tensor.cpu()
             return HostStagedWork(self._gloo.send([staged], dst, tag), staged, None)
-        if self._postbox is not None and _is_plain(tensor):
-            return self._postbox.send(tensor, dst, tag)
+        if self._tag_matcher is not None and _is_plain(tensor):
+            return self._tag_matcher.send(tensor, dst, tag)
         return self._elsewhere(tensor, "send", [tensor], dst, tag)
 
     def recv(self, tensors: Any, src: int, tag: int = 0) -> Work:
-        """Receives from one rank."""
+        """Receive from one rank."""
         tensor = only(tensors)
         if self._shares_gpu(tensor):
             staged = torch.empty_like(tensor, device="cpu")
             return HostStagedWork(self._gloo.recv([staged], src, tag), staged, tensor)
-        if self._postbox is not None and _is_plain(tensor):
-            return self._postbox.receive(tensor, src, tag)
+        if self._tag_matcher is not None and _is_plain(tensor):
+            return self._tag_matcher.receive(tensor, src, tag)
         return self._elsewhere(tensor, "recv", [tensor], src, tag)
 
     def recv_anysource(self, tensors: Any, tag: int = 0) -> Work:
-        """Receives from whichever rank sends first."""
+        """Receive from whichever rank sends first."""
         tensor = only(tensors)
         if self._shares_gpu(tensor):
             staged = torch.empty_like(tensor, device="cpu")
             return HostStagedWork(self._gloo.recv_anysource([staged], tag), staged, tensor)
-        if self._postbox is not None and _is_plain(tensor):
-            return self._postbox.receive(tensor, None, tag)
+        if self._tag_matcher is not None and _is_plain(tensor):
+            return self._tag_matcher.receive(tensor, None, tag)
         return self._elsewhere(tensor, "recv_anysource", [tensor], tag)
 
     # --- life -------------------------------------------------------------------------------------------------------
 
     def shutdown(self) -> None:
-        """Leaves the group: peers that still wait for this rank are told."""
+        """Leave the group: peers that still wait for this rank are told."""
         _open_groups.discard(self)
-        for lane in (self._host, self._gpu):
-            if lane is not None:
-                lane.runner.close()
-        if self._postbox is not None:
-            self._postbox.close()
+        for backend in (self._host, self._gpu):
+            if backend is not None:
+                backend.runner.close()
+        if self._tag_matcher is not None:
+            self._tag_matcher.close()
         leave_aggregator(self._host.transport)
         if self._nccl is not None:
             self._nccl.shutdown()
 
     def abort(self) -> None:
-        """Leaves the group at once."""
+        """Leave the group at once."""
         _open_groups.discard(self)
         if self._channel is not None:
             self._channel.leave()
-        if self._postbox is not None:
-            self._postbox.close()
+        if self._tag_matcher is not None:
+            self._tag_matcher.close()
         if self._gpu is not None:
             self._gpu.runner.leave()
         if self._nccl is not None:
@@ -178,15 +178,15 @@ class HocketGroup(Collectives):
 
     # --- inside -----------------------------------------------------------------------------------------------------
 
-    def _lane(self, tensors: Sequence[Tensor]) -> Lane | None:
+    def _device_backend(self, tensors: Sequence[Tensor]) -> DeviceBackend | None:
         for tensor in tensors:
             if tensor.is_cuda:
-                return self._gpu_lane(tensor.device)
+                return self._gpu_backend(tensor.device)
             if not tensor.is_cpu or tensor.layout is not torch.strided:
                 return None
         return self._host
 
-    def _gpu_lane(self, device: torch.device) -> Lane | None:
+    def _gpu_backend(self, device: torch.device) -> DeviceBackend | None:
         with self._lock:
             if not self._gpu_known:
                 if self._size > 1:
@@ -202,12 +202,12 @@ class HocketGroup(Collectives):
                     )
                     if channel is not None:
                         runner = Runner(f"{self._name}-cuda", self._size, channel, timeout)
-                        self._gpu = Lane(SharedMemoryTransport(channel), runner, device)
+                        self._gpu = DeviceBackend(SharedMemoryTransport(channel), runner, device)
                 self._gpu_known = True
             return self._gpu
 
     def _shares_gpu(self, tensor: Tensor) -> bool:
-        return tensor.device.type == "cuda" and self._gpu_lane(tensor.device) is not None
+        return tensor.device.type == "cuda" and self._gpu_backend(tensor.device) is not None
 
     def _nccl_engine(self) -> Any:
         with self._lock:
@@ -218,7 +218,7 @@ class HocketGroup(Collectives):
             return self._nccl
 
     def _elsewhere(self, tensor: Tensor, method: str, *args: Any) -> Work:
-        """Passes an operation as it is to the engine for the device of `tensor`."""
+        """Pass an operation as it is to the engine for the device of `tensor`."""
         kind = tensor.device.type
         if kind not in ("cpu", "cuda"):
             raise ValueError(f"the hocket backend has no transport for tensors on {tensor.device}; use cpu or cuda")
@@ -232,7 +232,7 @@ def _is_plain(tensor: Tensor) -> bool:
 
 
 def _count_lives() -> int:
-    """How often this process has initialised torch.distributed with this backend.
+    """Return how often this process has initialised torch.distributed with this backend.
 
     A second life finds the keys of the first in the launcher's store. Every rank takes part in every life's first
     group, the world, so all count alike.

@@ -8,9 +8,9 @@ from datetime import timedelta
 from typing import Any, NamedTuple
 
 from .. import torch_adapter as c10d
-from ..aggregated import beside_aggregator
-from ..engines import EnginePoints, EngineTransport
-from ..p2p import Postbox, publish_mailbox
+from ..aggregated import open_beside_aggregator
+from ..engines import EnginePointToPoint, EngineTransport
+from ..p2p import TagMatcher, publish_streams
 from ..scheduled import ScheduledTransport, Subset, TwoLevelTransport
 from ..shm import Channel, SharedMemoryTransport, host_identity
 from ..shm import bootstrap as _bootstrap
@@ -23,45 +23,45 @@ class Opened(NamedTuple):
     """What serves a group.
 
     Attributes:
-        transport: of its collectives.
-        channel: the meeting place of this host's ranks, if it has one.
-        postbox: of its sends and receives; None where the engine does them.
+        transport: Transport of the group's collectives.
+        channel: The meeting place of this host's ranks, if it has one.
+        postbox: Matcher of the group's sends and receives; None where the engine does them.
     """
 
     transport: Transport
     channel: Channel | None
-    postbox: Postbox | None
+    postbox: TagMatcher | None
 
 
 def open_transport(
     store: Any, name: str, rank: int, size: int, timeout: timedelta, global_ranks: Sequence[int], gloo: Any
 ) -> Opened:
-    """Finds out where the ranks of a group run, and opens what serves them best; all ranks come to the same answer.
+    """Find out where the ranks of a group run, and open what serves them best; all ranks come to the same answer.
 
     Args:
-        store: the group's own.
-        name: the group, for messages.
-        rank: this rank in the group.
-        size: how many there are.
-        timeout: for all to come.
-        global_ranks: the ranks' numbers in the world, for messages.
-        gloo: the group's engine.
+        store: Store of the group.
+        name: Name of the group, for messages.
+        rank: Number of this rank in the group.
+        size: Number of ranks.
+        timeout: Time for all to come.
+        global_ranks: Numbers of the ranks in the world, for messages.
+        gloo: Engine of the group.
     """
     flat = EngineTransport(gloo, "gloo")
     if size == 1:
         return Opened(flat, None, None)
     hosts = _hosts(store, rank, size, timeout)
-    points = EnginePoints(gloo, "gloo")
+    points = EnginePointToPoint(gloo, "gloo")
     scheduled: Transport = ScheduledTransport(points, rank, size, flat)
     mine = next(ranks for ranks in hosts if rank in ranks)
     if len({len(ranks) for ranks in hosts}) > 1 or len(mine) == 1:
         log.debug("group %s: hosts with %s ranks; schedules over gloo", name, [len(ranks) for ranks in hosts])
-        beside = beside_aggregator(scheduled, store, name, list(range(size)), rank, global_ranks, timeout)
+        beside = open_beside_aggregator(scheduled, store, name, list(range(size)), rank, global_ranks, timeout)
         return Opened(beside, None, None)
     local = mine.index(rank)
     numbers = [global_ranks[r] for r in mine]
     inner = store if len(hosts) == 1 else c10d.PrefixStore(f"host-{mine[0]}/", store)
-    mailbox = publish_mailbox(inner, local, len(mine)) if len(hosts) == 1 else None  # known before anyone goes on
+    mailbox = publish_streams(inner, local, len(mine)) if len(hosts) == 1 else None  # known before anyone goes on
     channel = _bootstrap.connect(inner, name, local, len(mine), timeout, numbers)
     if mailbox is not None and channel is not None:
         mailbox.map_all()
@@ -70,15 +70,15 @@ def open_transport(
     assert channel is not None
     inside = SharedMemoryTransport(channel)
     if mailbox is not None:
-        return Opened(inside, channel, Postbox(mailbox, name, tuple(numbers), timeout.total_seconds()))
+        return Opened(inside, channel, TagMatcher(mailbox, name, tuple(numbers), timeout.total_seconds()))
     rail = [ranks[local] for ranks in hosts]
     between: Transport = ScheduledTransport(Subset(points, rail), rail.index(rank), len(rail), flat)
-    between = beside_aggregator(between, store, name, rail, rank, global_ranks, timeout)
+    between = open_beside_aggregator(between, store, name, rail, rank, global_ranks, timeout)
     return Opened(TwoLevelTransport(hosts, rank, inside, between, scheduled), channel, None)
 
 
 def _hosts(store: Any, rank: int, size: int, timeout: timedelta) -> list[list[int]]:
-    """The ranks of each host, hosts in the order of their first ranks."""
+    """Return the ranks of each host, hosts in the order of their first ranks."""
     store.set(f"hocket/host/{rank}", host_identity())
     keys = [f"hocket/host/{r}" for r in range(size)]
     store.wait(keys, timeout)
@@ -89,7 +89,7 @@ def _hosts(store: Any, rank: int, size: int, timeout: timedelta) -> list[list[in
 
 
 def _all_agree(store: Any, rank: int, size: int, timeout: timedelta, can: bool) -> bool:
-    """Whether every rank of every host can."""
+    """Return whether every rank of every host can."""
     store.set(f"hocket/can/{rank}", "yes" if can else "no")
     keys = [f"hocket/can/{r}" for r in range(size)]
     store.wait(keys, timeout)

@@ -23,9 +23,9 @@ def minloc(values: Tensor, places: Tensor | None = None, group: Any = None) -> t
     Of equal values the one with the lowest place wins; a NaN wins over every number, as in `torch.argmin`.
 
     Args:
-        values: any shape, on the CPU; the same shape and type on all ranks.
-        places: integers of the same shape, what is told about each value; by default the rank in the group.
-        group: a process group of the backend "hocket"; the default group if None.
+        values: Tensor of any shape, on the CPU; the same shape and type on all ranks.
+        places: Integers of the same shape, what is told about each value; by default the rank in the group.
+        group: A process group of the backend "hocket"; the default group if None.
 
     Returns:
         The values, and the places as int64; both of the shape of `values`. The arguments stay as they are.
@@ -53,14 +53,14 @@ def _locate(values: Tensor, places: Tensor | None, group: Any, operator: Operato
         raise TypeError(f"{name} of {values.dtype}: convert it to an integer or a float of at most 64 bits")
     if places is not None and places.shape != values.shape:
         raise ValueError(f"{name}: places of shape {tuple(places.shape)} for values of {tuple(values.shape)}")
-    lane = group._lane([values])
-    if lane is None or not values.is_cpu:
+    backend = group._device_backend([values])
+    if backend is None or not values.is_cpu:
         raise ValueError(f"{name} takes tensors on the CPU, not on {values.device}; move them")
     flat = flatten(values)
     pairs = torch.zeros(flat.numel(), 2, dtype=torch.int64)
     pairs[:, 1] = group.rank() if places is None else flatten(places)
     pairs[:, :1].view(flat.dtype)[:, 0] = flat
-    whole, transport, size = pairs.view(-1), lane.transport, group.size()
+    whole, transport, size = pairs.view(-1), backend.transport, group.size()
 
     def action(timeout_s: float) -> str:
         if isinstance(transport, AggregatedTransport):
@@ -68,6 +68,6 @@ def _locate(values: Tensor, places: Tensor | None, group: Any, operator: Operato
         return locate_by_gathering(transport, whole, element, operator, size, timeout_s)
 
     if flat.numel():
-        lane.submit(name, c10d.AllreduceOptions(), [whole], whole, action).wait()
+        backend.submit(name, c10d.AllreduceOptions(), [whole], whole, action).wait()
     found = pairs[:, :1].view(flat.dtype)[:, 0].contiguous()
     return found.view(values.shape), pairs[:, 1].contiguous().view(values.shape)

@@ -11,7 +11,7 @@ from torch.distributed import Work
 
 from .. import torch_adapter as c10d
 from ..transport import (
-    Reducer,
+    ReduceOperator,
     Transport,
     flatten,
     reducer,
@@ -19,81 +19,81 @@ from ..transport import (
     write_back,
 )
 from ._arguments import only, only_list, options
-from ._lane import Lane
+from ._device_backend import DeviceBackend
 
 Tensor = torch.Tensor
 
 
 class Reductions(c10d.ProcessGroupBase):  # type: ignore[misc]
-    """The collectives that compute; who subclasses it says which lane serves which tensors."""
+    """The collectives that compute; who subclasses it says which backend serves which tensors."""
 
     _rank: int
     _size: int
-    _host: Lane
+    _host: DeviceBackend
 
-    def _lane(self, tensors: Sequence[Tensor]) -> Lane | None:
-        """The lane for `tensors`; None if they go to an engine as they are."""
+    def _device_backend(self, tensors: Sequence[Tensor]) -> DeviceBackend | None:
+        """Return the backend for `tensors`; None if they go to an engine as they are."""
         raise NotImplementedError
 
     def _elsewhere(self, tensor: Tensor, method: str, *args: Any) -> Work:
-        """Passes an operation as it is to the engine for the device of `tensor`."""
+        """Pass an operation as it is to the engine for the device of `tensor`."""
         raise NotImplementedError
 
     def allreduce(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None) -> Work:
         """All-reduce of one tensor in place."""
         tensor = only(tensors)
         opts = options(c10d.AllreduceOptions, opts, timeout)
-        lane = self._lane((tensor,))
-        if lane is None:
+        backend = self._device_backend((tensor,))
+        if backend is None:
             return self._elsewhere(tensor, "allreduce", [tensor], opts)
         op = reducer(opts.reduceOp, tensor.dtype)
-        transport = lane.transport
+        transport = backend.transport
         # Of one element any stride is contiguous, but transports want 1.
         if tensor.is_contiguous() and not tensor.requires_grad and (tensor.dim() != 1 or tensor.stride(0) == 1):
             flat = tensor if tensor.dim() == 1 else tensor.view(-1)
-            return lane.submit("all_reduce", opts, [tensor], flat, lambda s: transport.all_reduce(flat, op, s))
-        return lane.submit("all_reduce", opts, [tensor], tensor, lambda s: _reduce_one(transport, tensor, op, s))
+            return backend.submit("all_reduce", opts, [tensor], flat, lambda s: transport.all_reduce(flat, op, s))
+        return backend.submit("all_reduce", opts, [tensor], tensor, lambda s: _reduce_one(transport, tensor, op, s))
 
     def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: Any = None) -> Work:
         """All-reduce of several tensors in place, as one operation."""
         opts = options(c10d.AllreduceCoalescedOptions, opts)
-        lane = self._lane(tensors)
-        if lane is None:
+        backend = self._device_backend(tensors)
+        if backend is None:
             return self._elsewhere(tensors[0], "allreduce_coalesced", tensors, opts)
         ops = [reducer(opts.reduceOp, t.dtype) for t in tensors]
 
         def action(timeout_s: float) -> str:
             path = ""
             for tensor, op in zip(tensors, ops, strict=True):
-                path = _reduce_one(lane.transport, tensor, op, timeout_s)
+                path = _reduce_one(backend.transport, tensor, op, timeout_s)
             return path
 
-        return lane.submit("all_reduce", opts, list(tensors), tensors, action)
+        return backend.submit("all_reduce", opts, list(tensors), tensors, action)
 
     def reduce(self, tensors: Any, opts: Any = None) -> Work:
         """Reduce to a root; the tensors of other ranks stay as they are."""
         tensor = only(tensors)
         opts = options(c10d.ReduceOptions, opts)
-        lane = self._lane([tensor])
-        if lane is None:
+        backend = self._device_backend([tensor])
+        if backend is None:
             return self._elsewhere(tensor, "reduce", [tensor], opts)
         op, root = reducer(opts.reduceOp, tensor.dtype), opts.rootRank
 
         def action(timeout_s: float) -> str:
             flat = flatten(tensor)
-            path = lane.transport.reduce(flat, op, root, timeout_s)
+            path = backend.transport.reduce(flat, op, root, timeout_s)
             if self._rank == root:
                 write_back(flat, tensor)
             return path
 
-        return lane.submit("reduce", opts, [tensor], tensor, action)
+        return backend.submit("reduce", opts, [tensor], tensor, action)
 
     def reduce_scatter(self, outputs: Any, inputs: Sequence[Sequence[Tensor]], opts: Any = None) -> Work:
         """Reduce-scatter of lists of tensors."""
         output, sources = only(outputs), only_list(inputs)
         opts = options(c10d.ReduceScatterOptions, opts)
-        lane = self._lane([output])
-        if lane is None:
+        backend = self._device_backend([output])
+        if backend is None:
             return self._elsewhere(output, "reduce_scatter", [output], [sources], opts)
         op = reducer(opts.reduceOp, output.dtype)
         for r, source in enumerate(sources):
@@ -104,11 +104,11 @@ class Reductions(c10d.ProcessGroupBase):  # type: ignore[misc]
 
         def action(timeout_s: float) -> str:
             flat = flatten(output)
-            path = lane.transport.reduce_scatter(flat, [flatten(t) for t in sources], op, timeout_s)
+            path = backend.transport.reduce_scatter(flat, [flatten(t) for t in sources], op, timeout_s)
             write_back(flat, output)
             return path
 
-        return lane.submit("reduce_scatter", opts, [output], sources, action)
+        return backend.submit("reduce_scatter", opts, [output], sources, action)
 
     def reduce_scatter_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> Work:
         """Reduce-scatter of one tensor cut into as many parts as there are ranks."""
@@ -119,8 +119,8 @@ class Reductions(c10d.ProcessGroupBase):  # type: ignore[misc]
     ) -> Work:
         """Several reduce-scatters of one tensor each, as one operation."""
         opts = options(c10d.ReduceScatterOptions, opts)
-        lane = self._lane(inputs)
-        if lane is None:
+        backend = self._device_backend(inputs)
+        if backend is None:
             if len(inputs) == 1:
                 return self._elsewhere(inputs[0], "_reduce_scatter_base", outputs[0], inputs[0], opts)
             return self._elsewhere(inputs[0], "reduce_scatter_tensor_coalesced", outputs, inputs, opts)
@@ -136,18 +136,18 @@ class Reductions(c10d.ProcessGroupBase):  # type: ignore[misc]
             path = ""
             for output, tensor, op in zip(outputs, inputs, ops, strict=True):
                 flat = flatten(output)
-                path = lane.transport.reduce_scatter(flat, split(flatten(tensor), self._size), op, timeout_s)
+                path = backend.transport.reduce_scatter(flat, split(flatten(tensor), self._size), op, timeout_s)
                 write_back(flat, output)
             return path
 
-        return lane.submit("reduce_scatter", opts, list(outputs), inputs, action)
+        return backend.submit("reduce_scatter", opts, list(outputs), inputs, action)
 
     # torch before 2.13 and some of its libraries use these names.
     _reduce_scatter_base = reduce_scatter_single
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
 
-def _reduce_one(transport: Transport, tensor: Tensor, op: Reducer, timeout_s: float) -> str:
+def _reduce_one(transport: Transport, tensor: Tensor, op: ReduceOperator, timeout_s: float) -> str:
     flat = flatten(tensor)
     path = transport.all_reduce(flat, op, timeout_s)
     write_back(flat, tensor)

@@ -25,10 +25,10 @@ class Runner:
     """The operations of one group.
 
     Args:
-        name: the group.
-        size: how many ranks it has.
-        channel: its meeting place, if its ranks share a host.
-        timeout: for operations that name none.
+        name: Name of the group.
+        size: How many ranks it has.
+        channel: Channel of the group, if its ranks share a host.
+        timeout: Time for operations that name none.
     """
 
     def __init__(self, name: str, size: int, channel: Channel | None, timeout: timedelta) -> None:
@@ -41,14 +41,14 @@ class Runner:
         self._queue = ProgressQueue(name)
 
     def submit(self, kind: str, opts: Any, results: list[torch.Tensor], payload: Any, action: Action) -> HocketWork:
-        """Runs `action` now, or queues it.
+        """Run `action` now, or queue it.
 
         Args:
-            kind: what the operation is called in reports.
-            opts: c10d's options: time-out and whether the caller waits.
-            results: what the operation's future will hold.
-            payload: the tensor or tensors whose bytes reports count.
-            action: what to do.
+            kind: Name of the operation in reports.
+            opts: Options of c10d: time-out and whether the caller waits.
+            results: Result that the operation's future will hold.
+            payload: The tensor or tensors whose bytes reports count.
+            action: Function that does it.
 
         Raises:
             CommError: an earlier operation has broken the group.
@@ -113,12 +113,12 @@ class Runner:
         return None
 
     def close(self) -> None:
-        """Finishes what is queued, then tells the peers that this rank takes part no more."""
+        """Finish what is queued, then tell the peers that this rank takes part no more."""
         self._queue.close(_CLOSE_S)
         self.leave()
 
     def leave(self) -> None:
-        """Tells the peers at once that this rank takes part no more."""
+        """Tell the peers at once that this rank takes part no more."""
         if self._channel is not None:
             self._channel.leave()
 

@@ -23,8 +23,8 @@ class HocketWork(Work):
     """An operation that runs, or has run, in this process.
 
     Args:
-        results: the output tensors, as torch's futures of collectives hold them.
-        record: what observers are told.
+        results: The output tensors, as torch's futures of collectives hold them.
+        record: Record that observers get.
     """
 
     # Defaults here rather than in each object: many live for microseconds, and this is on the way of every operation.
@@ -40,12 +40,12 @@ class HocketWork(Work):
         self._guard = threading.Lock()
 
     def over(self, error: BaseException | None) -> None:
-        """Marks the operation as over before anyone has seen this handle, who could be waiting."""
+        """Mark the operation as over before anyone has seen this handle, who could be waiting."""
         self._error = error
         self._done = True
 
     def finish(self, error: BaseException | None) -> None:
-        """Marks the operation as over and wakes whoever waits."""
+        """Mark the operation as over and wake whoever waits."""
         with self._guard:
             self._error = error
             self._done = True
@@ -62,7 +62,7 @@ class HocketWork(Work):
             future.set_exception(self._error)  # type: ignore[arg-type]
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Blocks until the operation is over and raises its error, if any.
+        """Block until the operation is over and raise its error, if any.
 
         Raises:
             CollectiveTimeoutError: `timeout` passed first; the operation goes on.
@@ -91,23 +91,23 @@ class HocketWork(Work):
             _observe.announce_waited(self.record, begin_s, time.perf_counter())
 
     def is_completed(self) -> bool:
-        """Whether the operation is over, with or without success."""
+        """Return whether the operation is over, with or without success."""
         return self._done
 
     def is_success(self) -> bool:
-        """Whether the operation is over without an error."""
+        """Return whether the operation is over without an error."""
         return self._done and self._error is None
 
     def exception(self) -> BaseException | None:
-        """The operation's error, if it has one."""
+        """Return the operation's error, if it has one."""
         return self._error
 
     def synchronize(self) -> None:
-        """Same as `wait`."""
+        """Do as `wait` does."""
         self.wait()
 
     def result(self) -> list[torch.Tensor]:
-        """The output tensors."""
+        """Return the output tensors."""
         return self._results
 
     def source_rank(self) -> int:
@@ -115,7 +115,7 @@ class HocketWork(Work):
         raise RuntimeError("source_rank() is for recv; this operation is a collective")
 
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
-        """A future of the output tensors."""
+        """Return a future of the output tensors."""
         with self._guard:
             if self._future is None:
                 self._future = torch.futures.Future()
@@ -147,7 +147,7 @@ class ProgressQueue:
         self._closed = False
 
     def enter(self) -> bool:
-        """Takes the turn for this thread if nothing is before it; then `leave` must follow."""
+        """Take the turn for this thread if nothing is before it; then `leave` must follow."""
         if self._pending or not self._turn.acquire(blocking=False):
             return False
         if self._pending:
@@ -156,11 +156,11 @@ class ProgressQueue:
         return True
 
     def leave(self) -> None:
-        """Gives the turn back."""
+        """Give the turn back."""
         self._turn.release()
 
     def post(self, work: HocketWork, body: Callable[[], BaseException | None]) -> None:
-        """Queues `body`, which returns its error, behind everything posted before."""
+        """Queue `body`, which returns its error, behind everything posted before."""
         with self._count:
             self._pending += 1
             if self._thread is None:
@@ -169,7 +169,7 @@ class ProgressQueue:
         self._items.put((work, body))
 
     def close(self, timeout_s: float) -> bool:
-        """Lets the thread end after what is queued; False if that takes longer than `timeout_s`."""
+        """Let the thread end after what is queued; False if that takes longer than `timeout_s`."""
         self._closed = True
         if self._thread is None or self._thread is threading.current_thread():
             return True

@@ -1,8 +1,8 @@
 """Point-to-point inside a host: streams of bytes in shared memory, and messages with tags."""
 
-from ._mailbox import Mailbox as Mailbox
-from ._mailbox import open_mailbox as open_mailbox
-from ._mailbox import publish_mailbox as publish_mailbox
-from ._postbox import Postbox as Postbox
+from ._shm_streams import ShmStreams as ShmStreams
+from ._shm_streams import open_streams as open_streams
+from ._shm_streams import publish_streams as publish_streams
+from ._tag_matcher import TagMatcher as TagMatcher
 
-__all__ = ["Mailbox", "Postbox", "open_mailbox", "publish_mailbox"]
+__all__ = ["ShmStreams", "TagMatcher", "open_streams", "publish_streams"]

@@ -1,8 +1,8 @@
 """Schedules compiled and executed on tensors, over whatever can send and receive."""
 
 from ._choosing import choose as choose
-from ._execute import Part as Part
-from ._execute import Pending as Pending
+from ._execute import EndpointExecutor as EndpointExecutor
+from ._execute import PendingMessage as PendingMessage
 from ._execute import PointToPoint as PointToPoint
 from ._execute import blocks_after as blocks_after
 from ._execute import blocks_before as blocks_before
@@ -14,8 +14,8 @@ from ._two_level import TwoLevelTransport as TwoLevelTransport
 
 __all__ = [
     "Message",
-    "Part",
-    "Pending",
+    "EndpointExecutor",
+    "PendingMessage",
     "PointToPoint",
     "ScheduledTransport",
     "Subset",

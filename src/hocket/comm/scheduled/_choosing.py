@@ -18,10 +18,10 @@ _chosen: Choices | None = None
 
 
 def choose(choices: Choices | str | os.PathLike[str] | None) -> None:
-    """Says which algorithms this process uses between hosts; on every rank alike.
+    """Say which algorithms this process uses between hosts; on every rank alike.
 
     Args:
-        choices: a table; a text as `Choices.parse` reads it, for example `"all_reduce >=64KiB ring"`; the path of a
+        choices: A table; a text as `Choices.parse` reads it, for example `"all_reduce >=64KiB ring"`; the path of a
             TOML file that `hocket tune` wrote; or None for what HOCKET_CHOICES (text or path) says. Closed forms fill
             what a table leaves open.
 
@@ -35,7 +35,7 @@ def choose(choices: Choices | str | os.PathLike[str] | None) -> None:
 
 @functools.lru_cache(maxsize=64)
 def table(world: int) -> Choices:
-    """The table for groups of `world` ranks."""
+    """Return the table for groups of `world` ranks."""
     given = _chosen
     if given is None and (setting := os.environ.get("HOCKET_CHOICES")):
         given = _read(setting)

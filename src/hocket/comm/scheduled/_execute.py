@@ -12,7 +12,7 @@ import torch
 
 from hocket.schedule import Collective, Schedule
 
-from ..transport import CollectiveTimeoutError, CommError, Reducer
+from ..transport import CollectiveTimeoutError, CommError, ReduceOperator
 from ._program import FINISH, FLUSH, POST, Instruction, Message, compile_schedule
 
 Tensor = torch.Tensor
@@ -24,14 +24,14 @@ _MOST_KEPT: Final = 1 << 28
 """Bytes of scratch memory kept from one operation to the next."""
 
 
-class Pending(Protocol):
+class PendingMessage(Protocol):
     """A message under way."""
 
     def done(self) -> bool:
-        """Whether `wait` would return at once."""
+        """Return whether `wait` would return at once."""
 
     def wait(self, timeout_s: float) -> None:
-        """Blocks until the tensor may be used again; raises after `timeout_s`."""
+        """Block until the tensor may be used again; raise after `timeout_s`."""
 
 
 class PointToPoint(Protocol):
@@ -41,22 +41,22 @@ class PointToPoint(Protocol):
     def name(self) -> str:
         """How reports call it."""
 
-    def send(self, flat: Tensor, peer: int) -> Pending:
-        """Begins to send; `flat` stays as it is until the message is done."""
+    def send(self, flat: Tensor, peer: int) -> PendingMessage:
+        """Begin to send; `flat` stays as it is until the message is done."""
 
-    def receive(self, flat: Tensor, peer: int) -> Pending:
-        """Begins to receive into `flat`."""
+    def receive(self, flat: Tensor, peer: int) -> PendingMessage:
+        """Begin to receive into `flat`."""
 
 
 class Bound(NamedTuple):
     """A program for vectors of one length, in elements.
 
     Attributes:
-        instructions: without those for messages that are empty.
-        place: of each message, a slice of the room.
-        staged: of each message that does not arrive in place, a slice of the staging room.
-        offsets: of each chunk of the room, where it begins; one more than there are chunks.
-        staging: elements of staging room.
+        instructions: Instructions without those for messages that are empty.
+        place: Place of each message, a slice of the buffer.
+        staged: Place of each message that does not arrive in place, a slice of the staging memory.
+        offsets: Offset of each chunk in the buffer; one more than there are chunks.
+        staging: Elements of staging memory.
     """
 
     instructions: tuple[Instruction, ...]
@@ -67,12 +67,12 @@ class Bound(NamedTuple):
 
 
 def blocks_before(collective: Collective, rank: int) -> list[int]:
-    """The blocks to which a rank contributes, in order."""
+    """Return the blocks to which a rank contributes, in order."""
     return np.flatnonzero(collective.before(np.array(rank), np.arange(collective.blocks))).tolist()
 
 
 def blocks_after(collective: Collective, rank: int) -> list[int]:
-    """The blocks that a rank holds in the end, in order."""
+    """Return the blocks that a rank holds in the end, in order."""
     return np.flatnonzero(collective.after(np.array(rank), np.arange(collective.blocks))).tolist()
 
 
@@ -80,25 +80,25 @@ class Scratch:
     """Memory that one operation after another uses: fresh pages cost as much as the reduction that needs them."""
 
     def __init__(self) -> None:
-        self._room = torch.empty(0, dtype=torch.uint8)
+        self._memory = torch.empty(0, dtype=torch.uint8)
 
     def take(self, numel: int, dtype: torch.dtype) -> Tensor:
-        """A flat tensor of any content, good until the next call."""
+        """Return a flat tensor of any content, good until the next call."""
         nbytes = numel * dtype.itemsize
         if nbytes > _MOST_KEPT:
             return torch.empty(numel, dtype=dtype)
-        if self._room.numel() < nbytes:
-            self._room = torch.empty(nbytes, dtype=torch.uint8)
-        return self._room[:nbytes].view(dtype)
+        if self._memory.numel() < nbytes:
+            self._memory = torch.empty(nbytes, dtype=torch.uint8)
+        return self._memory[:nbytes].view(dtype)
 
 
-class Part:
+class EndpointExecutor:
     """What one endpoint does in a schedule: compiled once, and bound once to each length of vector.
 
     Args:
-        schedule: see `hocket.schedule`.
-        endpoint: a rank, or a switch (which holds nothing at first).
-        pieces: in how many every message is cut, so that one can be sent on while the next comes.
+        schedule: Schedule that it takes part in.
+        endpoint: Number of a rank, or of a switch (which holds nothing at first).
+        pieces: Number of pieces in which every message is cut, so that one can be sent on while the next comes.
 
     Raises:
         ScheduleError: chunks that hold something and chunks that do not arrive as one.
@@ -111,18 +111,18 @@ class Part:
         self._bound: OrderedDict[int, Bound] = OrderedDict()
 
     def numel(self, block_numel: int) -> int:
-        """Elements of the room that this endpoint needs for blocks of so many."""
+        """Return the elements of the buffer that this endpoint needs for blocks of so many."""
         return self.bound(block_numel).offsets[-1]
 
     def block(self, block: int, block_numel: int) -> slice:
-        """Where a block lies in the room."""
+        """Return where a block lies in the buffer."""
         pieces = self.schedule.chunks // self.schedule.collective.blocks
         first = int(np.searchsorted(self._program.chunks, block * pieces))
         offsets = self.bound(block_numel).offsets
         return slice(offsets[first], offsets[first + pieces])
 
     def bound(self, block_numel: int) -> Bound:
-        """The program for blocks of so many elements (see `Collective.blocks`); kept for the next time."""
+        """Return the program for blocks of so many elements (see `Collective.blocks`); kept for the next time."""
         bound = self._bound.get(block_numel)
         if bound is None:
             bound = self._bind(block_numel)
@@ -139,11 +139,11 @@ class Part:
         offsets = np.concatenate([[0], np.cumsum(sizes)])
         largest = -(-block_numel // pieces)
         place, staged = [], []
-        for message, room in zip(program.messages, program.staged, strict=True):
+        for message, slot in zip(program.messages, program.staged, strict=True):
             first = int(np.searchsorted(program.chunks, message.start))
             begin, end = int(offsets[first]), int(offsets[first + message.stop - message.start])
             place.append(slice(begin, end))
-            staged.append(slice(room * largest, room * largest + end - begin) if room >= 0 else None)
+            staged.append(slice(slot * largest, slot * largest + end - begin) if slot >= 0 else None)
         instructions = tuple(
             instruction
             for instruction in program.instructions
@@ -152,25 +152,30 @@ class Part:
         return Bound(instructions, tuple(place), tuple(staged), tuple(offsets.tolist()), program.staging * largest)
 
     def play(
-        self, room: Tensor, block_numel: int, op: Reducer, transport: PointToPoint, scratch: Scratch | None = None
-    ) -> Iterator[tuple[Pending, Message]]:
-        """Does the part; yields what must be done before it goes on, and goes on once it is.
+        self,
+        buffer: Tensor,
+        block_numel: int,
+        op: ReduceOperator,
+        transport: PointToPoint,
+        scratch: Scratch | None = None,
+    ) -> Iterator[tuple[PendingMessage, Message]]:
+        """Do the part; yield what must be done before it goes on, and go on once it is.
 
         Args:
-            room: flat, the chunks of this endpoint one after the other; read and written.
-            block_numel: elements of a block.
-            op: combines two contributions.
-            transport: to the peers.
-            scratch: where to take staging room from; a new one if None.
+            buffer: Buffer, flat, the chunks of this endpoint one after the other; read and written.
+            block_numel: Elements of a block.
+            op: Operator that combines two contributions.
+            transport: Messages to the peers.
+            scratch: Memory for staging; a new one if None.
         """
         program, bound = self._program, self.bound(block_numel)
         messages, fresh = program.messages, program.fresh
-        staging = (scratch or Scratch()).take(bound.staging, room.dtype)
-        places = [room[place] for place in bound.place]
+        staging = (scratch or Scratch()).take(bound.staging, buffer.dtype)
+        places = [buffer[place] for place in bound.place]
         arrivals = [
             staging[staged] if staged is not None else place for staged, place in zip(bound.staged, places, strict=True)
         ]
-        under_way: list[Pending | None] = [None] * len(messages)
+        under_way: list[PendingMessage | None] = [None] * len(messages)
         for code, numbers, own in bound.instructions:
             first = numbers[0]
             if code == POST:
@@ -189,8 +194,8 @@ class Part:
             under_way[first] = transport.send(places[first], messages[first].peer)
 
 
-def _put(place: Tensor, arrived: list[Tensor], own: int, reduce: bool, fresh: bool, op: Reducer) -> None:
-    """Adds what has arrived to what is there, in the order of endpoints, or copies it there."""
+def _put(place: Tensor, arrived: list[Tensor], own: int, reduce: bool, fresh: bool, op: ReduceOperator) -> None:
+    """Add what has arrived to what is there, in the order of endpoints, or copy it there."""
     if not reduce:
         if arrived[0].data_ptr() != place.data_ptr():
             place.copy_(arrived[0])
@@ -211,22 +216,22 @@ def _put(place: Tensor, arrived: list[Tensor], own: int, reduce: bool, fresh: bo
 
 
 def perform(
-    part: Part,
-    room: Tensor,
+    part: EndpointExecutor,
+    buffer: Tensor,
     block_numel: int,
-    op: Reducer,
+    op: ReduceOperator,
     transport: PointToPoint,
     timeout_s: float,
     scratch: Scratch | None = None,
 ) -> None:
-    """Does a part and blocks until it is done; for the arguments see `Part.play`.
+    """Do a part and block until it is done; for the arguments see `EndpointExecutor.play`.
 
     Raises:
         CollectiveTimeoutError: a message did not come in time; it says which, and from whom.
         CommError: a peer or the engine failed.
     """
     deadline_s = time.monotonic() + timeout_s
-    for pending, message in part.play(room, block_numel, op, transport, scratch):
+    for pending, message in part.play(buffer, block_numel, op, transport, scratch):
         try:
             pending.wait(max(0.001, deadline_s - time.monotonic()))
         except CommError:

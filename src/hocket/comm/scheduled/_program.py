@@ -26,7 +26,7 @@ from hocket.schedule import Schedule, ScheduleError
 Offsets = NDArray[np.int64]
 
 LOOKAHEAD: Final = 2
-"""Steps whose receives are posted ahead. Each costs room for what it adds; two hide the hand-shake of an engine."""
+"""Steps whose receives are posted ahead. Each costs memory for what it adds; two hide the hand-shake of an engine."""
 
 POST, SEND, FINISH, FLUSH = range(4)
 
@@ -41,7 +41,7 @@ class Message(NamedTuple):
     reduce: bool
 
     def touches(self, other: Message) -> bool:
-        """Whether the two share a chunk."""
+        """Return whether the two share a chunk."""
         return self.start < other.stop and other.start < self.stop
 
 
@@ -50,8 +50,8 @@ class Instruction(NamedTuple):
 
     Attributes:
         code: POST a receive, SEND, FINISH some receives (wait and put in place), FLUSH a send (wait).
-        messages: the numbers of the messages it is about; several only for FINISH, in the order of adding.
-        own: for FINISH of several: how many of them come before this endpoint's own value.
+        messages: Numbers of the messages it is about; several only for FINISH, in the order of adding.
+        own: Number of them that come before this endpoint's own value, for FINISH of several.
     """
 
     code: int
@@ -64,12 +64,12 @@ class Program:
     """What one endpoint does, in chunks.
 
     Attributes:
-        messages: all messages of this endpoint.
-        instructions: in order.
-        staged: of each message, the chunk of the staging room where it arrives; -1 for one that arrives in place.
-        fresh: of each received message, whether nothing was there before, so that adding is copying.
-        chunks: the chunks of the schedule that this endpoint has room for, in order; offsets count in these.
-        staging: chunks of staging room.
+        messages: All messages of this endpoint.
+        instructions: Instructions in order.
+        staged: Chunk of the staging memory where each message arrives; -1 for one that arrives in place.
+        fresh: Whether nothing was there before each received message, so that adding is copying.
+        chunks: Chunks of the schedule that this endpoint has memory for, in order; offsets count in these.
+        staging: Chunks of staging memory.
     """
 
     messages: tuple[Message, ...]
@@ -81,18 +81,18 @@ class Program:
 
 
 def compile_schedule(schedule: Schedule, endpoint: int, *, lookahead: int = LOOKAHEAD) -> Program:
-    """Compiles the part of a schedule that one endpoint plays; see the head of this module.
+    """Compile the part of a schedule that one endpoint plays; see the head of this module.
 
     Raises:
         ScheduleError: chunks that hold something and chunks that do not arrive as one.
     """
     sends, receives = _messages(schedule, endpoint)
-    chunks = _room(schedule, endpoint, [*sends, *receives])
+    chunks = _held_chunks(schedule, endpoint, [*sends, *receives])
     return _Compiler(schedule, endpoint, sends, receives, chunks, lookahead).run()
 
 
 def _messages(schedule: Schedule, endpoint: int) -> tuple[list[Message], list[Message]]:
-    """What this endpoint sends and receives, in the order in which both ends of each message know it."""
+    """Return what this endpoint sends and receives, in the order in which both ends of each message know it."""
     sends: list[Message] = []
     receives: list[Message] = []
     for number, step in enumerate(schedule.part(endpoint).each_step()):
@@ -104,8 +104,8 @@ def _messages(schedule: Schedule, endpoint: int) -> tuple[list[Message], list[Me
     return sends, receives
 
 
-def _room(schedule: Schedule, endpoint: int, messages: Iterable[Message]) -> NDArray[np.int64]:
-    """The chunks that this endpoint holds before, after or in between."""
+def _held_chunks(schedule: Schedule, endpoint: int, messages: Iterable[Message]) -> NDArray[np.int64]:
+    """Return the chunks that this endpoint holds before, after or in between."""
     collective = schedule.collective
     touched = np.zeros(schedule.chunks, np.bool_)
     if endpoint < schedule.world:
@@ -146,18 +146,18 @@ class _Compiler:
         self._unflushed: list[int] = []
         self._staged = [-1] * len(self._messages)
         self._fresh = [False] * len(self._messages)
-        self._free = _Room()
+        self._free = _StagingSpace()
         self._empty = self._empty_at_first(schedule)
 
     def _empty_at_first(self, schedule: Schedule) -> NDArray[np.bool_]:
-        """Which chunks hold nothing when the operation begins."""
+        """Return which chunks hold nothing when the operation begins."""
         if self._endpoint >= schedule.world:
             return np.ones(schedule.chunks, np.bool_)
         block = np.arange(schedule.chunks) // (schedule.chunks // schedule.collective.blocks)
         return np.array(~schedule.collective.before(np.array(self._endpoint), block))
 
     def _find_exchanges(self) -> set[int]:
-        """Receives into chunks that the same step also sends."""
+        """Find the receives into chunks that the same step also sends."""
         by_step: dict[int, list[Message]] = {}
         for number in self._sends:
             by_step.setdefault(self._messages[number].step, []).append(self._messages[number])
@@ -189,7 +189,7 @@ class _Compiler:
         )
 
     def _post(self, step: int) -> None:
-        """Posts the receives of this step, and those of the next ones that may already be."""
+        """Post the receives of this step, and those of the next ones that may already be."""
         held_back: set[int] = set()  # peers: messages of one peer arrive in order, so they are posted in order
         for number in list(self._unposted):
             message = self._messages[number]
@@ -209,20 +209,20 @@ class _Compiler:
             self._emit(POST, number)
 
     def _is_needed(self, message: Message) -> bool:
-        """Whether the chunks of a later message are still in use, so that it cannot be received in place yet."""
+        """Return whether the chunks of a later message are still in use, so that it cannot be received in place yet."""
         earlier = [*self._unfinished, *(n for n in self._unposted if self._messages[n].step < message.step)]
         coming = (n for n in self._unsent if self._messages[n].step <= message.step)
         return any(self._messages[n].touches(message) for n in (*earlier, *coming))
 
     def _finish_before(self, message: Message) -> None:
-        """Puts in place what earlier steps have received of these chunks."""
+        """Put in place what earlier steps have received of these chunks."""
         for number in list(self._unfinished):
             other = self._messages[number]
             if number in self._unfinished and other.step < message.step and other.touches(message):
                 self._finish(number)
 
     def _finish(self, number: int) -> None:
-        """Puts a received message in place, after all that must be there before it."""
+        """Put a received message in place, after all that must be there before it."""
         message = self._messages[number]
         self._finish_before(message)
         for other in list(self._unfinished):  # of one step, in the order of the schedule, those with the same chunks
@@ -253,12 +253,12 @@ class _Compiler:
                 self._free.give(self._staged[done], message.stop - message.start)
 
     def _same(self, one: int, other: int) -> bool:
-        """Whether two messages are added to the same chunks in the same step."""
+        """Return whether two messages are added to the same chunks in the same step."""
         a, b = self._messages[one], self._messages[other]
         return a.reduce and b.reduce and (a.step, a.start, a.stop) == (b.step, b.start, b.stop)
 
     def _flush_before(self, message: Message) -> None:
-        """Waits for sends that still read these chunks."""
+        """Wait for sends that still read these chunks."""
         for number in list(self._unflushed):
             if self._messages[number].touches(message):
                 self._emit(FLUSH, number)
@@ -268,8 +268,8 @@ class _Compiler:
         self._instructions.append(Instruction(code, (number,)))
 
 
-class _Room:
-    """Staging room, in chunks: first fit."""
+class _StagingSpace:
+    """Staging memory, in chunks: first fit."""
 
     def __init__(self) -> None:
         self._taken: list[tuple[int, int]] = []

@@ -12,9 +12,9 @@ import torch
 from hocket.algorithms import Choice, Choices, get
 from hocket.schedule import Collective, Schedule
 
-from ..transport import Flats, Reducer, Transport, reducer
+from ..transport import Flats, ReduceOperator, Transport, reducer
 from . import _choosing
-from ._execute import Part, PointToPoint, Scratch, perform
+from ._execute import EndpointExecutor, PointToPoint, Scratch, perform
 
 Tensor = torch.Tensor
 
@@ -33,11 +33,11 @@ class ScheduledTransport:
     """Collectives of flat CPU tensors over point-to-point.
 
     Args:
-        points: to the other ranks.
-        rank: this rank.
-        size: how many there are.
-        engine: for what has no plan: blocks of different lengths.
-        table: of choices for a number of ranks; by default what `hocket.comm.choose` and HOCKET_CHOICES say.
+        points: Messages to the other ranks.
+        rank: Number of this rank.
+        size: Number of ranks.
+        engine: Engine for what has no plan: blocks of different lengths.
+        table: Table of choices for a number of ranks; by default what `hocket.comm.choose` and HOCKET_CHOICES say.
     """
 
     def __init__(
@@ -49,15 +49,15 @@ class ScheduledTransport:
         table: Callable[[int], Choices] = _choosing.table,
     ) -> None:
         self._table = table
-        self._points = points
+        self._point_to_point = points
         self._engine = engine
         self._rank = rank
         self._size = size
         self._part = functools.lru_cache(maxsize=_parts_kept)(self._make_part)
-        self._staging, self._room = Scratch(), Scratch()
+        self._staging, self._buffer = Scratch(), Scratch()
         self._copying = reducer(torch.distributed.ReduceOp.BOR, torch.uint8)
 
-    def all_reduce(self, flat: Tensor, op: Reducer, timeout_s: float) -> str:
+    def all_reduce(self, flat: Tensor, op: ReduceOperator, timeout_s: float) -> str:
         """See Transport."""
         if op.factor is not None:
             flat.mul_(op.factor)
@@ -65,7 +65,7 @@ class ScheduledTransport:
         op.finish(flat, self._size)
         return path
 
-    def reduce(self, flat: Tensor, op: Reducer, root: int, timeout_s: float) -> str:
+    def reduce(self, flat: Tensor, op: ReduceOperator, root: int, timeout_s: float) -> str:
         """See Transport."""
         data = flat if self._rank == root else flat.clone()  # others' tensors stay as they are
         if op.factor is not None:
@@ -85,7 +85,7 @@ class ScheduledTransport:
             return self._engine.all_gather(outputs, flat, timeout_s)
         return self._blocks("all_gather", {self._rank: flat}, dict(enumerate(outputs)), None, 0, timeout_s)
 
-    def reduce_scatter(self, output: Tensor, inputs: Flats, op: Reducer, timeout_s: float) -> str:
+    def reduce_scatter(self, output: Tensor, inputs: Flats, op: ReduceOperator, timeout_s: float) -> str:
         """See Transport."""
         if any(one.numel() != output.numel() for one in inputs):
             return self._engine.reduce_scatter(output, inputs, op, timeout_s)
@@ -120,7 +120,7 @@ class ScheduledTransport:
     def _pick(self, kind: str, nbytes: int) -> Choice:
         return self._table(self._size).pick(kind, self._size, nbytes)
 
-    def _in_place(self, kind: str, flat: Tensor, op: Reducer, root: int, timeout_s: float) -> str:
+    def _in_place(self, kind: str, flat: Tensor, op: ReduceOperator, root: int, timeout_s: float) -> str:
         choice = self._pick(kind, flat.numel() * flat.element_size())
         return self._run(choice, kind, flat, flat.numel(), op, root, timeout_s)
 
@@ -129,41 +129,45 @@ class ScheduledTransport:
         kind: str,
         given: Mapping[int, Tensor],
         wanted: Mapping[int, Tensor],
-        op: Reducer | None,
+        op: ReduceOperator | None,
         root: int,
         timeout_s: float,
         *,
         block: Tensor | None = None,
     ) -> str:
-        """Lays the blocks that this rank has into its room, runs the schedule, and takes out those that it wants."""
+        """Lay the blocks that this rank has into its buffer, run the schedule, and take out those that it wants."""
         one = block if block is not None else next(iter((*given.values(), *wanted.values())))
         numel = one.numel()
         choice = self._pick(kind, numel * one.element_size() * self._size)
         part = self._part(choice.algorithm, _frozen(choice), kind, root, self._pieces(choice, kind, root, one, numel))
-        room = self._room.take(part.numel(numel), one.dtype)
+        buffer = self._buffer.take(part.numel(numel), one.dtype)
         for number, tensor in given.items():
-            room[part.block(number, numel)] = tensor
+            buffer[part.block(number, numel)] = tensor
         if op is None:
-            raw = room.view(torch.uint8)
+            raw = buffer.view(torch.uint8)
             self._perform(part, raw, numel * one.element_size(), self._copying, timeout_s)
         else:
-            self._perform(part, room, numel, op, timeout_s)
+            self._perform(part, buffer, numel, op, timeout_s)
         for number, tensor in wanted.items():
-            tensor.copy_(room[part.block(number, numel)])
+            tensor.copy_(buffer[part.block(number, numel)])
         return self._path(choice)
 
     def _run(
-        self, choice: Choice, kind: str, room: Tensor, numel: int, op: Reducer, root: int, timeout_s: float
+        self, choice: Choice, kind: str, buffer: Tensor, numel: int, op: ReduceOperator, root: int, timeout_s: float
     ) -> str:
-        part = self._part(choice.algorithm, _frozen(choice), kind, root, self._pieces(choice, kind, root, room, numel))
-        self._perform(part, room, numel, op, timeout_s)
+        part = self._part(
+            choice.algorithm, _frozen(choice), kind, root, self._pieces(choice, kind, root, buffer, numel)
+        )
+        self._perform(part, buffer, numel, op, timeout_s)
         return self._path(choice)
 
-    def _perform(self, part: Part, room: Tensor, numel: int, op: Reducer, timeout_s: float) -> None:
-        perform(part, room, numel, op, self._points, timeout_s, self._staging)
+    def _perform(
+        self, part: EndpointExecutor, buffer: Tensor, numel: int, op: ReduceOperator, timeout_s: float
+    ) -> None:
+        perform(part, buffer, numel, op, self._point_to_point, timeout_s, self._staging)
 
     def _path(self, choice: Choice) -> str:
-        return f"{self._points.name} {choice.algorithm}"
+        return f"{self._point_to_point.name} {choice.algorithm}"
 
     def _pieces(self, choice: Choice, kind: str, root: int, one: Tensor, block_numel: int) -> int:
         """In how many pieces messages are cut: the same on all ranks, since all look at the largest of all messages."""
@@ -175,8 +179,8 @@ class ScheduledTransport:
         nbytes = block_numel * one.element_size() * largest // chunks
         return max(1, min(MOST_PIECES, nbytes // PIECE_NBYTES))
 
-    def _make_part(self, name: str, parameters: Frozen, kind: str, root: int, pieces: int) -> Part:
-        return Part(_schedule(name, parameters, kind, self._size, root), self._rank, pieces=pieces)
+    def _make_part(self, name: str, parameters: Frozen, kind: str, root: int, pieces: int) -> EndpointExecutor:
+        return EndpointExecutor(_schedule(name, parameters, kind, self._size, root), self._rank, pieces=pieces)
 
 
 Frozen = tuple[tuple[str, int | str | bool], ...]
@@ -193,14 +197,14 @@ def _schedule(name: str, parameters: Frozen, kind: str, world: int, root: int) -
 
 @functools.lru_cache(maxsize=_parts_kept)
 def _largest(name: str, parameters: Frozen, kind: str, world: int, root: int) -> int:
-    """Chunks of the largest message."""
+    """Return the chunks of the largest message."""
     merged = _schedule(name, parameters, kind, world, root).merged()
     return max((int((step.stop - step.start).max()) for step in merged.steps if len(step)), default=1)
 
 
 @functools.lru_cache(maxsize=_parts_kept)
 def _leaves_idle(name: str, parameters: Frozen, kind: str, world: int, root: int) -> bool:
-    """Whether even the busiest endpoint has to wait for others much of the time, so that pieces can fill the gaps.
+    """Return whether even the busiest endpoint waits for others much of the time, so that pieces can fill the gaps.
 
     So it is in trees. Where an endpoint sends or receives most of the time, as in rings and in halving-doubling, there
     is little to fill, and pieces of one step get into the way of the next: halving-doubling of 8 MiB on 8 hosts took 7%

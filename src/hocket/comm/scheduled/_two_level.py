@@ -12,8 +12,8 @@ from typing import Final
 
 import torch
 
-from ..transport import Flats, Reducer, Transport
-from ._execute import Pending, PointToPoint
+from ..transport import Flats, ReduceOperator, Transport
+from ._execute import PendingMessage, PointToPoint
 
 Tensor = torch.Tensor
 
@@ -26,33 +26,33 @@ class Subset:
     """Point-to-point among some of the ranks, numbered anew.
 
     Args:
-        points: among all ranks.
-        ranks: number i here is `ranks[i]` there.
+        points: Messages among all ranks.
+        ranks: Ranks that take part; number i here is `ranks[i]` there.
     """
 
     def __init__(self, points: PointToPoint, ranks: Sequence[int]) -> None:
-        self._points = points
+        self._point_to_point = points
         self._ranks = tuple(ranks)
         self.name = points.name
 
-    def send(self, flat: Tensor, peer: int) -> Pending:
+    def send(self, flat: Tensor, peer: int) -> PendingMessage:
         """See PointToPoint."""
-        return self._points.send(flat, self._ranks[peer])
+        return self._point_to_point.send(flat, self._ranks[peer])
 
-    def receive(self, flat: Tensor, peer: int) -> Pending:
+    def receive(self, flat: Tensor, peer: int) -> PendingMessage:
         """See PointToPoint."""
-        return self._points.receive(flat, self._ranks[peer])
+        return self._point_to_point.receive(flat, self._ranks[peer])
 
 
 class TwoLevelTransport:
     """See the head of this module.
 
     Args:
-        hosts: the ranks of each host, in order; all of one length.
-        rank: this rank.
-        inside: collectives among the ranks of this host, numbered in that order.
-        between: collectives along this rank's rail, hosts numbered in order.
-        flat: collectives among all ranks, for what has no form with two levels.
+        hosts: The ranks of each host, in order; all of one length.
+        rank: Number of this rank.
+        inside: Collectives among the ranks of this host, numbered in that order.
+        between: Collectives along this rank's rail, hosts numbered in order.
+        flat: Collectives among all ranks, for what has no form with two levels.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class TwoLevelTransport:
         self._size = len(self._places)
         self._host, self._local = self._places[rank]
 
-    def all_reduce(self, flat: Tensor, op: Reducer, timeout_s: float) -> str:
+    def all_reduce(self, flat: Tensor, op: ReduceOperator, timeout_s: float) -> str:
         """See Transport."""
         plain = _plain(op)
         if op.factor is not None:
@@ -84,7 +84,7 @@ class TwoLevelTransport:
         op.finish(flat, self._size)
         return f"shm + {path}"
 
-    def _by_rails(self, flat: Tensor, op: Reducer, timeout_s: float) -> str:
+    def _by_rails(self, flat: Tensor, op: ReduceOperator, timeout_s: float) -> str:
         """reduce_scatter inside, all_reduce along the rails, all_gather inside; the ends that do not divide last."""
         share = flat.numel() // self._local_size
         body, rest = flat[: share * self._local_size], flat[share * self._local_size :]
@@ -97,7 +97,7 @@ class TwoLevelTransport:
             self.between.all_reduce(rest, op, timeout_s)
         return path
 
-    def reduce(self, flat: Tensor, op: Reducer, root: int, timeout_s: float) -> str:
+    def reduce(self, flat: Tensor, op: ReduceOperator, root: int, timeout_s: float) -> str:
         """See Transport."""
         root_host, root_local = self._places[root]
         plain = _plain(op)
@@ -134,7 +134,7 @@ class TwoLevelTransport:
             output.copy_(everything[local, host])
         return f"shm + {path}"
 
-    def reduce_scatter(self, output: Tensor, inputs: Flats, op: Reducer, timeout_s: float) -> str:
+    def reduce_scatter(self, output: Tensor, inputs: Flats, op: ReduceOperator, timeout_s: float) -> str:
         """See Transport."""
         if any(one.numel() != output.numel() for one in inputs):
             return self._flat.reduce_scatter(output, inputs, op, timeout_s)
@@ -169,6 +169,6 @@ class TwoLevelTransport:
         return f"shm + {path}"
 
 
-def _plain(op: Reducer) -> Reducer:
-    """The same without what is done once, before the first level or after the last."""
+def _plain(op: ReduceOperator) -> ReduceOperator:
+    """Return the same without what is done once, before the first level or after the last."""
     return op._replace(factor=None, average=False)

@@ -20,10 +20,9 @@ from collections import OrderedDict
 
 import torch
 
-from ..transport import Reducer, cut
-from ._chain import chain
+from ..transport import ReduceOperator, cut
 from ._channel import Channel
-from ._memory import Place
+from ._memory import MemoryHandle
 from ._registration import registration_cache
 
 _PLANS_KEPT = 64
@@ -36,7 +35,7 @@ class DirectPlans:
     def __init__(self) -> None:
         self._plans: OrderedDict[tuple[object, ...], DirectPlan] = OrderedDict()
 
-    def get(self, channel: Channel, flat: torch.Tensor, places: list[Place]) -> DirectPlan:
+    def get(self, channel: Channel, flat: torch.Tensor, places: list[MemoryHandle]) -> DirectPlan:
         """For each piece of this rank's chunk, the views of all ranks' buffers, in the order of ranks."""
         key = (*places, flat.dtype, flat.numel(), flat.data_ptr())
         plan = self._plans.get(key)
@@ -60,8 +59,8 @@ class DirectPlans:
         return plan
 
 
-def peer_buffer(channel: Channel, rank: int, place: Place, dtype: torch.dtype, numel: int) -> torch.Tensor:
-    """The registered buffer of `rank` as a flat tensor, mapped through the registration cache."""
+def peer_buffer(channel: Channel, rank: int, place: MemoryHandle, dtype: torch.dtype, numel: int) -> torch.Tensor:
+    """Return the registered buffer of `rank` as a flat tensor, mapped through the registration cache."""
     peer = channel.peers[rank]
     try:
         arena = registration_cache.lookup(peer.pid, peer.nonce, place)
@@ -71,9 +70,14 @@ def peer_buffer(channel: Channel, rank: int, place: Place, dtype: torch.dtype, n
 
 
 def all_reduce(
-    channel: Channel, plans: DirectPlans, flat: torch.Tensor, op: Reducer, place: Place | None, timeout_s: float
+    channel: Channel,
+    plans: DirectPlans,
+    flat: torch.Tensor,
+    op: ReduceOperator,
+    place: MemoryHandle | None,
+    timeout_s: float,
 ) -> str:
-    """Reduces `flat` (contiguous, 1-d, any length) over all ranks in place; returns the path taken."""
+    """Reduce `flat` (contiguous, 1-d, any length) over all ranks in place; return the path taken."""
     nbytes = flat.numel() * flat.element_size()
     if nbytes < channel.sizes.direct:
         place = None
@@ -90,7 +94,7 @@ def all_reduce(
         channel.meet()
         if channel.registered() == channel.size:
             return _direct(channel, plans, flat, op)
-        chain(channel, flat, op)
+        _chain(channel, flat, op)
         return "shm-staged"
     blocks = _Blocks(channel, flat)
     if place is None:
@@ -106,8 +110,8 @@ def all_reduce(
     return "shm-staged"
 
 
-def reduce(channel: Channel, flat: torch.Tensor, op: Reducer, root: int, timeout_s: float) -> str:
-    """Reduces `flat` over all ranks; only the root's `flat` changes."""
+def reduce(channel: Channel, flat: torch.Tensor, op: ReduceOperator, root: int, timeout_s: float) -> str:
+    """Reduce `flat` over all ranks; only the root's `flat` changes."""
     channel.begin("reduce", timeout_s=timeout_s, dtype=flat.dtype, numel=flat.numel(), operator=op.number, root=root)
     if op.view is not None:
         flat = flat.view(op.view)
@@ -119,10 +123,12 @@ def reduce(channel: Channel, flat: torch.Tensor, op: Reducer, root: int, timeout
     return "shm-staged"
 
 
-def _one_shot(channel: Channel, plans: DirectPlans, flat: torch.Tensor, op: Reducer, place: Place | None) -> str:
+def _one_shot(
+    channel: Channel, plans: DirectPlans, flat: torch.Tensor, op: ReduceOperator, place: MemoryHandle | None
+) -> str:
     me, dtype, nbytes = channel.rank, flat.dtype, flat.numel() * flat.element_size()
-    room = channel.sizes.piece
-    pieces = (flat,) if nbytes <= room else cut(flat, room // flat.element_size())
+    piece_nbytes = channel.sizes.piece
+    pieces = (flat,) if nbytes <= piece_nbytes else cut(flat, piece_nbytes // flat.element_size())
     views = channel.heads(dtype, pieces[0].numel())
     if place is None:
         views[me].copy_(pieces[0])
@@ -143,7 +149,7 @@ def _one_shot(channel: Channel, plans: DirectPlans, flat: torch.Tensor, op: Redu
     return "shm-staged"
 
 
-def _combine(channel: Channel, op: Reducer, views: tuple[torch.Tensor, ...], piece: torch.Tensor) -> None:
+def _combine(channel: Channel, op: ReduceOperator, views: tuple[torch.Tensor, ...], piece: torch.Tensor) -> None:
     kernel = op.kernel
     if channel.size == 2:
         # This rank's part is still in its own piece; the order stays that of ranks.
@@ -159,7 +165,7 @@ def _combine(channel: Channel, op: Reducer, views: tuple[torch.Tensor, ...], pie
         op.finish(piece, channel.size)
 
 
-def _direct(channel: Channel, plans: DirectPlans, flat: torch.Tensor, op: Reducer) -> str:
+def _direct(channel: Channel, plans: DirectPlans, flat: torch.Tensor, op: ReduceOperator) -> str:
     kernel, n = op.kernel, channel.size
     places = [place for _, place in channel.details() if place is not None]
     for first, *rest in plans.get(channel, flat, places):
@@ -183,13 +189,13 @@ class _Blocks:
         share = min(channel.sizes.block // n, channel.sizes.slot // (n + 1)) // source.element_size()
         self._channel = channel
         self._dtype = source.dtype
-        self._room = n * share
-        self._blocks = cut(source, self._room)
+        self._block_numel = n * share
+        self._blocks = cut(source, self._block_numel)
         self._slots: list[torch.Tensor] = []
         self._bounds: list[tuple[int, int]] = []
 
     def contribute(self, number: int) -> None:
-        """Puts this rank's part of block `number` into its slot of the phase to come, but for its own share."""
+        """Put this rank's part of block `number` into its slot of the phase to come, but for its own share."""
         n, me, block = self._channel.size, self._channel.rank, self._blocks[number]
         numel = block.numel()
         part = -(-numel // n)
@@ -201,14 +207,14 @@ class _Blocks:
         if hi < numel:
             self._slots[me][hi:numel].copy_(block[hi:])
 
-    def reduce(self, target: torch.Tensor | None, op: Reducer) -> None:
-        """Reduces everything, after the phase in which all ranks have contributed block 0.
+    def reduce(self, target: torch.Tensor | None, op: ReduceOperator) -> None:
+        """Reduce everything, after the phase in which all ranks have contributed block 0.
 
         Args:
-            target: where the result goes, block by block; None to leave it to others.
-            op: the operator.
+            target: Memory for the result, block by block; None to leave it to others.
+            op: The operator.
         """
-        targets = cut(target, self._room) if target is not None else None
+        targets = cut(target, self._block_numel) if target is not None else None
         for k, block in enumerate(self._blocks):
             bounds = self._bounds
             self._reduce_share(block, op)
@@ -220,16 +226,46 @@ class _Blocks:
             if targets is not None:
                 for slot, (lo, hi) in zip(self._slots, bounds, strict=True):
                     if hi > lo:
-                        targets[k][lo:hi].copy_(slot[self._room : self._room + hi - lo])
+                        targets[k][lo:hi].copy_(slot[self._block_numel : self._block_numel + hi - lo])
 
-    def _reduce_share(self, block: torch.Tensor, op: Reducer) -> None:
+    def _reduce_share(self, block: torch.Tensor, op: ReduceOperator) -> None:
         me = self._channel.rank
         lo, hi = self._bounds[me]
         if hi == lo:
             return
-        result = self._channel.slots(self._dtype)[me][self._room : self._room + hi - lo]
+        result = self._channel.slots(self._dtype)[me][self._block_numel : self._block_numel + hi - lo]
         parts = [block[lo:hi] if r == me else slot[lo:hi] for r, slot in enumerate(self._slots)]
         op.kernel(parts[0], parts[1], out=result)
         for other in parts[2:]:
             op.kernel(result, other, out=result)
         op.finish(result, self._channel.size)
+
+
+def _chain(channel: Channel, flat: torch.Tensor, op: ReduceOperator) -> None:
+    """Reduce `flat` over all ranks in place, after the phase in which ranks announced that they would.
+
+    Rank 0 copies piece after piece to its slot; rank r adds its own to what rank r - 1 has in its slot and puts the
+    sum in its own slot; the last rank's slot then holds results, which all copy out (the segmented chain by which MPI
+    libraries reduce long messages, here with a result that everyone can read). For S bytes a rank does S bytes of
+    additions and S of copies, whatever the number of ranks n, where sharing the reduction of blocks costs (1 - 1/n) S
+    for each of copying in and adding, and S for copying out. It takes n more phases, so it is for tensors of many
+    pieces.
+    """
+    n, me, dtype = channel.size, channel.rank, flat.dtype
+    pieces = cut(flat, channel.sizes.piece // flat.element_size())
+    before = channel.slots(dtype)
+    for step in range(len(pieces) + n):
+        now = channel.slots(dtype)
+        if 0 <= step - me < len(pieces):
+            piece = pieces[step - me]
+            mine = now[me][: piece.numel()]
+            if me == 0:
+                mine.copy_(piece)
+            else:
+                op.kernel(before[me - 1][: piece.numel()], piece, out=mine)
+        if step >= n:
+            piece = pieces[step - n]
+            op.deliver(before[n - 1][: piece.numel()], piece, n)
+        if step < len(pieces) + n - 1:
+            channel.phase()
+        before = now

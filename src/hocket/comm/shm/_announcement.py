@@ -13,8 +13,8 @@ import torch
 
 from hocket.schedule import KINDS
 
-from ._memory import Place
-from ._segment import Segment
+from ._memory import MemoryHandle
+from ._segment import SharedSegment
 
 _LINE = 64
 _OFFSETS = (2 * _LINE, 4 * _LINE)  # in the header, by parity
@@ -38,15 +38,15 @@ NO_ROOT = 0xFFFF
 _OPERATORS = ("SUM", "AVG", "PREMUL_SUM", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
 
 
-class Board:
+class AnnouncementBoard:
     """Everyone's announcements.
 
     Args:
-        segments: of all ranks, in order; the announcements lie in their headers.
-        rank: this one.
+        segments: Segments of all ranks, in order; the announcements lie in their headers.
+        rank: Number of this rank.
     """
 
-    def __init__(self, segments: Sequence[Segment], rank: int) -> None:
+    def __init__(self, segments: Sequence[SharedSegment], rank: int) -> None:
         self._rank = rank
         self._others = tuple(r for r in range(len(segments)) if r != rank)
         both = [[s.view[at : at + _ANNOUNCEMENT.size] for s in segments] for at in _OFFSETS]
@@ -64,9 +64,9 @@ class Board:
         operator: int,
         root: int,
         extra: int,
-        place: Place | None,
+        place: MemoryHandle | None,
     ) -> None:
-        """Writes this rank's announcement of operation `seq`, to be published."""
+        """Write this rank's announcement of operation `seq`, to be published."""
         arena, fd, arena_nbytes, offset = place or (-1, -1, 0, 0)
         _ANNOUNCEMENT.pack_into(
             self._own[seq & 1],
@@ -85,7 +85,7 @@ class Board:
         )
 
     def agree(self, seq: int) -> bool:
-        """Whether all ranks have announced the same operation as this one."""
+        """Return whether all ranks have announced the same operation as this one."""
         contracts = self._contracts[seq & 1]
         mine = contracts[self._rank]
         # Not `all(...)`: this runs with cold caches, where a generator costs as much as the comparison.
@@ -95,28 +95,28 @@ class Board:
         return True
 
     def registered(self, seq: int) -> int:
-        """How many ranks announced that their buffer is registered."""
+        """Return how many ranks announced that their buffer is registered."""
         found = 0
         for words in self._words[seq & 1]:
             if words[_ARENA] >= 0:
                 found += 1
         return found
 
-    def details(self, seq: int) -> list[tuple[int, Place | None]]:
-        """What every rank announced besides the contract, as (extra, place)."""
+    def details(self, seq: int) -> list[tuple[int, MemoryHandle | None]]:
+        """Return what every rank announced besides the contract, as (extra, place)."""
         result = []
         for view in self._details[seq & 1]:
             extra, arena, fd, arena_nbytes, offset = _DETAIL.unpack_from(view, 0)
-            result.append((extra, Place(arena, fd, arena_nbytes, offset) if arena >= 0 else None))
+            result.append((extra, MemoryHandle(arena, fd, arena_nbytes, offset) if arena >= 0 else None))
         return result
 
     def last(self, rank: int) -> str:
-        """The latest announcement of `rank`, for messages."""
+        """Return the latest announcement of `rank`, for messages."""
         seq, kind = max(_CONTRACT.unpack_from(contracts[rank], 0) for contracts in self._contracts)[:2]
         return f"{KINDS[kind]} #{seq}" if seq else "no operation yet"
 
     def differences(self, seq: int, names: Sequence[int]) -> str:
-        """Which ranks, by their numbers in `names`, announced what."""
+        """Return which ranks, by their numbers in `names`, announced what."""
         by_contract: dict[str, list[int]] = {}
         for name, contract in zip(names, self._contracts[seq & 1], strict=True):
             by_contract.setdefault(_describe(contract), []).append(name)

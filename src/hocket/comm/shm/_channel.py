@@ -19,8 +19,8 @@ import torch
 
 from ..transport import CollectiveMismatchError, CommError
 from . import kernel as _kernel
-from ._announcement import NO_OPERATOR, NO_ROOT, Board
-from ._memory import Place
+from ._announcement import NO_OPERATOR, NO_ROOT, AnnouncementBoard
+from ._memory import MemoryHandle
 from ._peers import ASLEEP, HEADER_NBYTES, PHASE, Peer, Peers
 from ._sizes import CPU_SIZES
 
@@ -42,10 +42,10 @@ class Channel:
     """This rank's end of a group on one host.
 
     Args:
-        name: the group, for messages.
-        rank: this rank in the group.
-        peers: all ranks in order, this one included.
-        global_ranks: the ranks' numbers in the world, for messages.
+        name: Name of the group, for messages.
+        rank: Number of this rank in the group.
+        peers: All ranks in order, this one included.
+        global_ranks: Numbers of the ranks in the world, for messages.
     """
 
     sizes = CPU_SIZES
@@ -59,7 +59,7 @@ class Channel:
         self.seq = 0
         self._phase = 0
         self.global_ranks = tuple(global_ranks)
-        self._board = Board([peer.segment for peer in peers], rank)
+        self._board = AnnouncementBoard([peer.segment for peer in peers], rank)
         self._watch = Peers(name, rank, peers, global_ranks, self._board)
         self._mine = self._watch.words[rank]
         self._wake_address = self._watch.counters[rank]
@@ -82,12 +82,12 @@ class Channel:
         self.published_s = self.arrived_s = 0.0
 
     def _make_slots(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """Everyone's slots as bytes, those of even and those of odd phases."""
-        room = self.sizes.slot
+        """Return everyone's slots as bytes, those of even and those of odd phases."""
+        slot_nbytes = self.sizes.slot
         tensors = [peer.segment.tensor for peer in self.peers]
         return (
-            [t.narrow(0, HEADER_NBYTES, room) for t in tensors],
-            [t.narrow(0, HEADER_NBYTES + room, room) for t in tensors],
+            [t.narrow(0, HEADER_NBYTES, slot_nbytes) for t in tensors],
+            [t.narrow(0, HEADER_NBYTES + slot_nbytes, slot_nbytes) for t in tensors],
         )
 
     # --- operations -------------------------------------------------------------------------------------------------
@@ -102,19 +102,19 @@ class Channel:
         operator: int = NO_OPERATOR,
         root: int = NO_ROOT,
         extra: int = 0,
-        place: Place | None = None,
+        place: MemoryHandle | None = None,
     ) -> None:
-        """Starts an operation: writes this rank's announcement, to be published with the first phase.
+        """Start an operation: write this rank's announcement, to be published with the first phase.
 
         Args:
-            kind: one of KINDS.
-            timeout_s: seconds that the whole operation may take.
-            dtype: element type; must agree among ranks.
-            numel: number of elements; must agree.
-            operator: the Reducer's number; must agree.
-            root: root's rank; must agree.
-            extra: anything one integer can say that need not agree.
-            place: where this rank's buffer lies, if it is registered.
+            kind: One of KINDS.
+            timeout_s: Seconds that the whole operation may take.
+            dtype: Element type; must agree among ranks.
+            numel: Number of elements; must agree.
+            operator: The ReduceOperator's number; must agree.
+            root: Root's rank; must agree.
+            extra: Anything one integer can say that need not agree.
+            place: Memory of this rank's buffer, if it is registered.
         """
         self.seq += 1
         self._kind = kind
@@ -123,7 +123,7 @@ class Channel:
         self._board.write(self.seq, kind, dtype, numel, operator, root, extra, place)
 
     def meet(self) -> None:
-        """The first phase of an operation: publishes, waits for all, and compares the announcements.
+        """Do the first phase of an operation: publish, wait for all, and compare the announcements.
 
         Raises:
             CollectiveMismatchError: ranks announced different operations; all ranks raise it and stay in step.
@@ -142,16 +142,16 @@ class Channel:
         """After `meet`: how many ranks announced that their buffer is registered."""
         return self._board.registered(self.seq)
 
-    def details(self) -> list[tuple[int, Place | None]]:
+    def details(self) -> list[tuple[int, MemoryHandle | None]]:
         """After `meet`: what every rank announced besides the contract, as (extra, place)."""
         return self._board.details(self.seq)
 
     def slots(self, dtype: torch.dtype) -> list[torch.Tensor]:
-        """Everyone's slot for the phase that comes next, as flat tensors of `dtype` (`sizes.slot` bytes each)."""
+        """Return everyone's slot for the next phase, as flat tensors of `dtype` (`sizes.slot` bytes each)."""
         return self._both_slots(dtype)[(self._phase + 1) & 1]
 
     def heads(self, dtype: torch.dtype, numel: int) -> tuple[torch.Tensor, ...]:
-        """The first `numel` elements of everyone's slot for the phase that comes next."""
+        """Return the first `numel` elements of everyone's slot for the phase that comes next."""
         both = self._heads.get((dtype, numel))
         if both is None:
             if len(self._heads) >= _HEADS_KEPT:
@@ -173,7 +173,7 @@ class Channel:
     # --- phases -----------------------------------------------------------------------------------------------------
 
     def phase(self) -> None:
-        """Publishes this rank's next phase and waits until every rank has published it.
+        """Publish this rank's next phase and wait until every rank has published it.
 
         Peers that wait for this rank's counter are woken. A peer first says that it is asleep and then sleeps, unless
         the counter has changed; this rank has changed the counter and then looks who is asleep. With a full fence
@@ -222,14 +222,14 @@ class Channel:
                 self._watch.check(self._late(), self._operation())
 
     def _late(self) -> tuple[int, ...]:
-        """The ranks that have not come to the phase that this rank waits for."""
+        """Return the ranks that have not come to the phase that this rank waits for."""
         return tuple(r for r, words in self._awaited if (words[PHASE] - self._phase) & _WORD >= _HALF)
 
     def _operation(self) -> str:
         return f"{self._kind} #{self.seq}"
 
     def unseen(self, rank: int, trouble: OSError) -> CommError:
-        """The error for a peer whose memory cannot be looked at: a process that dies gives it up before it has ended.
+        """Return the error for a peer whose memory cannot be read: a dying process gives it up before it has ended.
 
         Raises:
             PeerDiedError: the peer has died.
@@ -246,9 +246,9 @@ class Channel:
     # --- leaving ----------------------------------------------------------------------------------------------------
 
     def fail(self, error: BaseException) -> None:
-        """Tells the peers that this rank has given up in the middle of an operation, and why."""
+        """Tell the peers that this rank has given up in the middle of an operation, and why."""
         self._watch.fail(error)
 
     def leave(self) -> None:
-        """Tells the peers that this rank takes part no more."""
+        """Tell the peers that this rank takes part no more."""
         self._watch.leave()

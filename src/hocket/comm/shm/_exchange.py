@@ -6,23 +6,23 @@ from collections.abc import Sequence
 
 import torch
 
-from ..transport import CollectiveMismatchError, Reducer, cut
+from ..transport import CollectiveMismatchError, ReduceOperator, cut
 from ._all_reduce import peer_buffer
 from ._channel import Channel
-from ._memory import Place
+from ._memory import MemoryHandle
 
 _BYTES = torch.uint8
 
 
 def barrier(channel: Channel, timeout_s: float) -> str:
-    """Returns when all ranks have called it."""
+    """Wait until all ranks have called it."""
     channel.begin("barrier", timeout_s=timeout_s)
     channel.meet()
     return "shm-staged"
 
 
-def broadcast(channel: Channel, flat: torch.Tensor, root: int, place: Place | None, timeout_s: float) -> str:
-    """Copies the root's `flat` to all ranks' `flat`."""
+def broadcast(channel: Channel, flat: torch.Tensor, root: int, place: MemoryHandle | None, timeout_s: float) -> str:
+    """Copy the root's `flat` to all ranks' `flat`."""
     channel.begin("broadcast", timeout_s=timeout_s, dtype=flat.dtype, numel=flat.numel(), root=root, place=place)
     data = flat.view(_BYTES)
     pieces = cut(data, channel.sizes.piece)
@@ -48,9 +48,9 @@ def broadcast(channel: Channel, flat: torch.Tensor, root: int, place: Place | No
 
 
 def all_gather(
-    channel: Channel, outputs: Sequence[torch.Tensor], flat: torch.Tensor, place: Place | None, timeout_s: float
+    channel: Channel, outputs: Sequence[torch.Tensor], flat: torch.Tensor, place: MemoryHandle | None, timeout_s: float
 ) -> str:
-    """Copies rank r's `flat` to `outputs[r]` of all ranks; each of them contiguous and as long as `flat`."""
+    """Copy rank r's `flat` to `outputs[r]` of all ranks; each of them contiguous and as long as `flat`."""
     if flat.numel() * flat.element_size() < channel.sizes.direct:
         place = None
     channel.begin("all_gather", timeout_s=timeout_s, dtype=flat.dtype, numel=flat.numel(), place=place)
@@ -90,19 +90,19 @@ def reduce_scatter(
     channel: Channel,
     output: torch.Tensor,
     inputs: Sequence[torch.Tensor],
-    op: Reducer,
-    place: Place | None,
+    op: ReduceOperator,
+    place: MemoryHandle | None,
     timeout_s: float,
 ) -> str:
-    """Reduces everyone's `inputs[r]` into `output` of rank r.
+    """Reduce everyone's `inputs[r]` into `output` of rank r.
 
     Args:
-        channel: the group.
-        output: contiguous, 1-d; may be this rank's own input.
-        inputs: one contiguous tensor a rank, each as long as `output`; not changed otherwise.
-        op: the operator.
-        place: where the inputs lie, if they are one registered buffer.
-        timeout_s: seconds for the whole operation.
+        channel: Channel of the group.
+        output: Contiguous, 1-d; may be this rank's own input.
+        inputs: One contiguous tensor a rank, each as long as `output`; not changed otherwise.
+        op: The operator.
+        place: Memory of the inputs, if they are one registered buffer.
+        timeout_s: Seconds for the whole operation.
     """
     n, me, kernel, numel = channel.size, channel.rank, op.kernel, output.numel()
     if output.numel() * output.element_size() < channel.sizes.direct:
@@ -154,7 +154,7 @@ def reduce_scatter(
 def all_to_all(
     channel: Channel, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], timeout_s: float
 ) -> str:
-    """Copies `inputs[s]` of rank r to `outputs[r]` of rank s; lengths may differ, dtypes not.
+    """Copy `inputs[s]` of rank r to `outputs[r]` of rank s; lengths may differ, dtypes not.
 
     Raises:
         CollectiveMismatchError: on all ranks, if any rank expects another length than its peer sends.
@@ -177,23 +177,23 @@ def all_to_all(
     if targets[me].data_ptr() != sources[me].data_ptr():
         targets[me].copy_(sources[me])
     longest = int(sent.masked_fill(torch.eye(n, dtype=torch.bool), 0).max()) * inputs[0].element_size()
-    room = channel.sizes.slot // n // 16 * 16
-    for start in range(0, longest, room):
+    share_nbytes = channel.sizes.slot // n // 16 * 16
+    for start in range(0, longest, share_nbytes):
         slots = channel.slots(_BYTES)
         for r in channel.others:
-            part = sources[r][start : start + room]
-            slots[me][r * room : r * room + part.numel()].copy_(part)
+            part = sources[r][start : start + share_nbytes]
+            slots[me][r * share_nbytes : r * share_nbytes + part.numel()].copy_(part)
         channel.phase()
         for r in channel.others:
-            part = targets[r][start : start + room]
-            part.copy_(slots[r][me * room : me * room + part.numel()])
+            part = targets[r][start : start + share_nbytes]
+            part.copy_(slots[r][me * share_nbytes : me * share_nbytes + part.numel()])
     return "shm-staged"
 
 
 def gather(
     channel: Channel, outputs: Sequence[torch.Tensor] | None, flat: torch.Tensor, root: int, timeout_s: float
 ) -> str:
-    """Copies rank r's `flat` to the root's `outputs[r]`."""
+    """Copy rank r's `flat` to the root's `outputs[r]`."""
     channel.begin("gather", timeout_s=timeout_s, dtype=flat.dtype, numel=flat.numel(), root=root)
     channel.meet()
     data = flat.view(_BYTES)
@@ -215,7 +215,7 @@ def gather(
 def scatter(
     channel: Channel, flat: torch.Tensor, inputs: Sequence[torch.Tensor] | None, root: int, timeout_s: float
 ) -> str:
-    """Copies the root's `inputs[r]` to `flat` of rank r."""
+    """Copy the root's `inputs[r]` to `flat` of rank r."""
     n, me = channel.size, channel.rank
     channel.begin("scatter", timeout_s=timeout_s, dtype=flat.dtype, numel=flat.numel(), root=root)
     channel.meet()
@@ -223,14 +223,16 @@ def scatter(
     sources = [t.view(_BYTES) for t in inputs] if inputs is not None else None
     if sources is not None:
         data.copy_(sources[root])
-    room = channel.sizes.slot // n // 16 * 16
-    for start in range(0, data.numel(), room):
+    share_nbytes = channel.sizes.slot // n // 16 * 16
+    for start in range(0, data.numel(), share_nbytes):
         slot = channel.slots(_BYTES)[root]
-        piece = data[start : start + room]
+        piece = data[start : start + share_nbytes]
         if sources is not None:
             for r in channel.others:
-                slot[r * room : r * room + piece.numel()].copy_(sources[r][start : start + room])
+                slot[r * share_nbytes : r * share_nbytes + piece.numel()].copy_(
+                    sources[r][start : start + share_nbytes]
+                )
         channel.phase()
         if sources is None:
-            piece.copy_(slot[me * room : me * room + piece.numel()])
+            piece.copy_(slot[me * share_nbytes : me * share_nbytes + piece.numel()])
     return "shm-staged"

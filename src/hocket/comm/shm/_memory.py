@@ -17,13 +17,13 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ._segment import Segment
+from ._segment import SharedSegment
 
 ALIGNMENT = 64
 ARENA_NBYTES = 64 * 2**20
 
 
-class Place(NamedTuple):
+class MemoryHandle(NamedTuple):
     """Where a registered tensor lies: arena (by serial number and descriptor), its size, and the offset in it."""
 
     arena: int
@@ -35,16 +35,16 @@ class Place(NamedTuple):
 class _Arena:
     def __init__(self, serial: int, nbytes: int) -> None:
         self.serial = serial
-        self.segment = Segment.create(f"arena-{serial}", nbytes)
+        self.segment = SharedSegment.create(f"arena-{serial}", nbytes)
         self.free: list[tuple[int, int]] = [(0, self.segment.nbytes)]  # (offset, nbytes), sorted
 
     def take(self, nbytes: int) -> int | None:
-        for i, (offset, room) in enumerate(self.free):
-            if room >= nbytes:
-                if room == nbytes:
+        for i, (offset, free_nbytes) in enumerate(self.free):
+            if free_nbytes >= nbytes:
+                if free_nbytes == nbytes:
                     del self.free[i]
                 else:
-                    self.free[i] = (offset + nbytes, room - nbytes)
+                    self.free[i] = (offset + nbytes, free_nbytes - nbytes)
                 return offset
         return None
 
@@ -53,8 +53,8 @@ class _Arena:
         if i < len(self.free) and self.free[i][0] == offset + nbytes:
             nbytes += self.free.pop(i)[1]
         if i > 0 and sum(self.free[i - 1]) == offset:
-            previous, room = self.free[i - 1]
-            self.free[i - 1] = (previous, room + nbytes)
+            previous, free_nbytes = self.free[i - 1]
+            self.free[i - 1] = (previous, free_nbytes + nbytes)
         else:
             self.free.insert(i, (offset, nbytes))
 
@@ -70,25 +70,25 @@ class SharedMemory:
         self._pid = os.getpid()
 
     def allocate(self, nbytes: int) -> memoryview:
-        """A stretch of zero or old bytes in shared memory that is given back when the last user of it is gone."""
-        room = -(-max(nbytes, 1) // ALIGNMENT) * ALIGNMENT
+        """Return a stretch of zero or old bytes in shared memory, given back when the last user of it is gone."""
+        padded_nbytes = -(-max(nbytes, 1) // ALIGNMENT) * ALIGNMENT
         with self._lock:
             if self._pid != os.getpid():
                 self._forget_parent()
             for arena in self._arenas:
-                offset = arena.take(room)
+                offset = arena.take(padded_nbytes)
                 if offset is not None:
                     break
             else:
-                arena = self._add(max(ARENA_NBYTES, room))
-                offset = arena.take(room)
+                arena = self._add(max(ARENA_NBYTES, padded_nbytes))
+                offset = arena.take(padded_nbytes)
                 assert offset is not None
             view = arena.segment.view[offset : offset + nbytes]
-            weakref.finalize(view, self._give, arena, offset, room).atexit = False
+            weakref.finalize(view, self._give, arena, offset, padded_nbytes).atexit = False
             return view
 
-    def find(self, address: int, nbytes: int) -> Place | None:
-        """Where the `nbytes` at `address` lie in the arenas; None if they do not."""
+    def find(self, address: int, nbytes: int) -> MemoryHandle | None:
+        """Return where the `nbytes` at `address` lie in the arenas; None if they do not."""
         i = bisect.bisect(self._bases, address) - 1
         if i < 0:
             return None
@@ -96,7 +96,7 @@ class SharedMemory:
         offset = address - arena.segment.base
         if offset + nbytes > arena.segment.nbytes or self._pid != os.getpid():
             return None
-        return Place(arena.serial, arena.segment.fd, arena.segment.nbytes, offset)
+        return MemoryHandle(arena.serial, arena.segment.fd, arena.segment.nbytes, offset)
 
     def _add(self, nbytes: int) -> _Arena:
         arena = _Arena(len(self._arenas), nbytes)
@@ -120,13 +120,13 @@ shared_memory = SharedMemory()
 
 
 def empty(*size: int | Sequence[int], dtype: torch.dtype | None = None) -> torch.Tensor:
-    """A CPU tensor in shared memory, registered with the transports, its values undefined.
+    """Return a CPU tensor in shared memory, registered with the transports, its values undefined.
 
     Collectives of the "hocket" backend on contiguous registered tensors reduce in place, without staging.
 
     Args:
-        *size: the shape, as integers or as one sequence.
-        dtype: element type; torch's default if None.
+        *size: Shape, as integers or as one sequence.
+        dtype: Element type; torch's default if None.
     """
     shape: Any = tuple(size[0]) if len(size) == 1 and isinstance(size[0], Sequence) else size
     dtype = dtype or torch.get_default_dtype()
@@ -143,12 +143,12 @@ def zeros(*size: int | Sequence[int], dtype: torch.dtype | None = None) -> torch
 
 
 def empty_like(tensor: torch.Tensor) -> torch.Tensor:
-    """An undefined registered tensor with the shape and element type of `tensor`."""
+    """Return an undefined registered tensor with the shape and element type of `tensor`."""
     return empty(tuple(tensor.shape), dtype=tensor.dtype)
 
 
 def is_registered(tensor: torch.Tensor) -> bool:
-    """Whether collectives can work on `tensor` in place: contiguous, on the CPU and from this module."""
+    """Return whether collectives can work on `tensor` in place: contiguous, on the CPU and from this module."""
     return (
         tensor.device.type == "cpu"
         and tensor.is_contiguous()

@@ -13,8 +13,8 @@ from ..transport import (
     PeerDiedError,
 )
 from . import kernel as _kernel
-from ._announcement import Board
-from ._segment import PAGE, Segment
+from ._announcement import AnnouncementBoard
+from ._segment import PAGE, SharedSegment
 
 HEADER_NBYTES = PAGE
 
@@ -36,7 +36,7 @@ class Peer:
     rank: int
     pid: int
     nonce: int
-    segment: Segment
+    segment: SharedSegment
     pidfd: int  # -1 for this process itself
 
 
@@ -44,14 +44,16 @@ class Peers:
     """The ranks of one group, this one included.
 
     Args:
-        group: its name, for messages.
-        rank: this rank in the group.
-        peers: all ranks in order.
-        numbers: the ranks' numbers in the world, for messages.
-        board: everyone's announcements, for messages.
+        group: Name of the group, for messages.
+        rank: Number of this rank in the group.
+        peers: All ranks in order.
+        numbers: Numbers of the ranks in the world, for messages.
+        board: Everyone's announcements, for messages.
     """
 
-    def __init__(self, group: str, rank: int, peers: Sequence[Peer], numbers: Sequence[int], board: Board) -> None:
+    def __init__(
+        self, group: str, rank: int, peers: Sequence[Peer], numbers: Sequence[int], board: AnnouncementBoard
+    ) -> None:
         self.words = [peer.segment.view[:HEADER_NBYTES].cast("I") for peer in peers]
         """The header of each rank."""
         self.counters = [peer.segment.base + 4 * PHASE for peer in peers]
@@ -64,7 +66,7 @@ class Peers:
         self._poll: select.poll | None = None
 
     def fail(self, error: BaseException) -> None:
-        """Tells the peers that this rank has given up in the middle of an operation, and why."""
+        """Tell the peers that this rank has given up in the middle of an operation, and why."""
         self.words[self._rank][_BLAME] = error.rank + 1 if isinstance(error, PeerDiedError) else 0
         text = f"{type(error).__name__}: {error}".encode()[: _MESSAGE_NBYTES - 1]
         view = self._peers[self._rank].segment.view
@@ -72,7 +74,7 @@ class Peers:
         self._leave(_FAILED)
 
     def leave(self) -> None:
-        """Tells the peers that this rank takes part no more."""
+        """Tell the peers that this rank takes part no more."""
         # A forked child (a DataLoader worker, say) holds a copy of this object but does not speak for the rank.
         if self._peers[self._rank].pid == os.getpid() and self.words[self._rank][_STATE] == _RUNNING:
             self._leave(_LEFT)
@@ -84,7 +86,7 @@ class Peers:
         _kernel.futex_wake(self.counters[self._rank])
 
     def check(self, late: Sequence[int], operation: str) -> None:
-        """Raises if one of the ranks that are `late` at `operation` is dead, has left or has failed.
+        """Raise if one of the ranks that are `late` at `operation` is dead, has left or has failed.
 
         Raises:
             PeerDiedError: it is dead or has left, or it gave up because of another that is.
@@ -103,7 +105,7 @@ class Peers:
                 raise self._gone(r, operation)
 
     def timed_out(self, late: Sequence[int], operation: str, timeout_s: float) -> CollectiveTimeoutError:
-        """The error that names the ranks that have not come to `operation`."""
+        """Return the error that names the ranks that have not come to `operation`."""
         where = "; ".join(f"rank {self._numbers[r]} was last at {self._board.last(r)}" for r in late)
         return CollectiveTimeoutError(
             f"{operation} of group {self._group!r} passed its timeout of {timeout_s:.1f} s on rank "

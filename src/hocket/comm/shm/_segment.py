@@ -23,9 +23,9 @@ class Address:
     """Where a peer finds a segment.
 
     Attributes:
-        pid: process that owns it.
-        fd: its file descriptor there.
-        nbytes: its size.
+        pid: Process that owns it.
+        fd: File descriptor in that process.
+        nbytes: Size in bytes.
     """
 
     pid: int
@@ -33,7 +33,7 @@ class Address:
     nbytes: int
 
 
-class Segment:
+class SharedSegment:
     """A stretch of shared memory mapped into this process, seen as bytes (`view`) and as a uint8 tensor (`tensor`)."""
 
     def __init__(self, fd: int, nbytes: int) -> None:
@@ -45,8 +45,8 @@ class Segment:
         self.base = self.tensor.data_ptr()
 
     @classmethod
-    def create(cls, name: str, nbytes: int) -> Segment:
-        """Makes a new segment of `nbytes` zeros (memory is used only where it is touched)."""
+    def create(cls, name: str, nbytes: int) -> SharedSegment:
+        """Make a new segment of `nbytes` zeros (memory is used only where it is touched)."""
         nbytes = -(-nbytes // PAGE) * PAGE
         fd = os.memfd_create(f"hocket-{name}", os.MFD_CLOEXEC)
         try:
@@ -57,8 +57,8 @@ class Segment:
             raise
 
     @classmethod
-    def attach(cls, address: Address) -> Segment:
-        """Maps a segment of another process on this host.
+    def attach(cls, address: Address) -> SharedSegment:
+        """Map a segment of another process on this host.
 
         Raises:
             OSError: the process is not visible from here, or does not let us look.
@@ -70,17 +70,17 @@ class Segment:
             os.close(fd)
 
     def address(self) -> Address:
-        """What a peer needs to attach this segment while this process keeps `fd` open."""
+        """Return what a peer needs to attach this segment while this process keeps `fd` open."""
         return Address(os.getpid(), self.fd, self.nbytes)
 
     def close(self) -> None:
-        """Gives up the descriptor; the memory goes when the last mapping of any process does."""
+        """Give up the descriptor; the memory goes when the last mapping of any process does."""
         with contextlib.suppress(OSError):
             os.close(self.fd)
 
 
 def host_identity() -> str:
-    """A text that is equal for two processes only if they run under the same kernel and process namespace.
+    """Return a text that is equal for two processes only if they run under the same kernel and process namespace.
 
     HOCKET_HOST, if set, is part of it: emulated hosts of one machine are told apart by it.
     """
@@ -89,5 +89,5 @@ def host_identity() -> str:
 
 
 def nonce() -> int:
-    """A random 63-bit number by which a peer can tell that it mapped the right segment."""
+    """Return a random 63-bit number by which a peer can tell that it mapped the right segment."""
     return secrets.randbits(63)

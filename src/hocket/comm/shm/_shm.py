@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import torch
 
-from ..transport import Flats, Reducer
+from ..transport import Flats, ReduceOperator
 from . import _all_reduce, _exchange
 from ._channel import Channel
-from ._memory import Place, shared_memory
+from ._memory import MemoryHandle, shared_memory
 
 
-def _place(flat: torch.Tensor) -> Place | None:
+def _place(flat: torch.Tensor) -> MemoryHandle | None:
     return shared_memory.find(flat.data_ptr(), flat.numel() * flat.element_size())
 
 
-def _common_place(flats: Flats) -> Place | None:
-    """Where `flats` lie if they are the consecutive parts of one registered buffer."""
+def _common_place(flats: Flats) -> MemoryHandle | None:
+    """Return where `flats` lie if they are the consecutive parts of one registered buffer."""
     step = flats[0].numel() * flats[0].element_size()
     first = flats[0].data_ptr()
     if any(flat.data_ptr() != first + r * step for r, flat in enumerate(flats)):
@@ -30,12 +30,12 @@ class SharedMemoryTransport:
         self.channel = channel
         self._plans = _all_reduce.DirectPlans()
 
-    def all_reduce(self, flat: torch.Tensor, op: Reducer, timeout_s: float) -> str:
+    def all_reduce(self, flat: torch.Tensor, op: ReduceOperator, timeout_s: float) -> str:
         """See Transport."""
         place = _place(flat) if flat.numel() * flat.element_size() >= self.channel.sizes.direct else None
         return _all_reduce.all_reduce(self.channel, self._plans, flat, op, place, timeout_s)
 
-    def reduce(self, flat: torch.Tensor, op: Reducer, root: int, timeout_s: float) -> str:
+    def reduce(self, flat: torch.Tensor, op: ReduceOperator, root: int, timeout_s: float) -> str:
         """See Transport."""
         return _all_reduce.reduce(self.channel, flat, op, root, timeout_s)
 
@@ -48,7 +48,7 @@ class SharedMemoryTransport:
         """See Transport."""
         return _exchange.all_gather(self.channel, outputs, flat, _place(flat), timeout_s)
 
-    def reduce_scatter(self, output: torch.Tensor, inputs: Flats, op: Reducer, timeout_s: float) -> str:
+    def reduce_scatter(self, output: torch.Tensor, inputs: Flats, op: ReduceOperator, timeout_s: float) -> str:
         """See Transport."""
         return _exchange.reduce_scatter(self.channel, output, inputs, op, _common_place(inputs), timeout_s)
 

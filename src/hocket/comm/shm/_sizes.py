@@ -10,14 +10,14 @@ class Sizes:
     """Where one way of doing a collective gives way to another, in bytes. Measured (benchmarks/), not derived.
 
     Attributes:
-        slot: room of one slot; a rank has two.
-        one_shot: up to this, every rank of three and more reduces everything itself instead of sharing the work, if
-            each has a core.
-        piece: how much is copied in one phase by the one-shot way and by plain copies.
-        block: how much three and more ranks share the reduction of in one phase.
-        chain: from this on, three and more ranks reduce one after the other in a pipeline of pieces.
-        direct: from this on, registered buffers are worked on in place; below, the second phase costs more.
-        direct_piece: how much is reduced before it is written to all, so that it is still in the core's cache.
+        slot: Bytes of one slot; a rank has two.
+        one_shot: Bytes up to which each of three and more ranks reduces everything itself instead of sharing the work,
+            if each has a core.
+        piece: Bytes copied in one phase by the one-shot way and by plain copies.
+        block: Bytes whose reduction three and more ranks share in one phase.
+        chain: Bytes from which three and more ranks reduce one after the other in a pipeline of pieces.
+        direct: Bytes from which registered buffers are worked on in place; below, the second phase costs more.
+        direct_piece: Bytes reduced before they are written to all, so that they are still in the core's cache.
     """
 
     slot: int

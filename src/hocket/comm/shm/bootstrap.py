@@ -13,7 +13,7 @@ from typing import Any
 from . import kernel as _kernel
 from ._channel import SEGMENT_NBYTES, Channel
 from ._peers import Peer
-from ._segment import Address, Segment, host_identity, nonce
+from ._segment import Address, SharedSegment, host_identity, nonce
 
 log = logging.getLogger("hocket.comm")
 
@@ -23,7 +23,7 @@ _process_pid = 0
 
 
 def process_nonce() -> int:
-    """A number that no other process has, by which a mapping of its memory can be checked."""
+    """Return a number that no other process has, by which a mapping of its memory can be checked."""
     global _process_nonce, _process_pid
     if _process_pid != os.getpid():
         _process_nonce, _process_pid = nonce(), os.getpid()
@@ -33,7 +33,7 @@ def process_nonce() -> int:
 def connect(
     store: Any, name: str, rank: int, size: int, timeout: timedelta, global_ranks: Sequence[int]
 ) -> Channel | None:
-    """Opens the channel of a group if all its ranks run on this host and can map each other's memory.
+    """Open the channel of a group if all its ranks run on this host and can map each other's memory.
 
     All ranks come to the same answer: each publishes what it found, and one refusal is enough for None.
     """
@@ -45,7 +45,7 @@ def connect(
         problem = "this processor or system is not supported"
     else:
         try:
-            segment = Segment.create(f"group-{name}", SEGMENT_NBYTES)
+            segment = SharedSegment.create(f"group-{name}", SEGMENT_NBYTES)
             segment.view[_NONCE_OFFSET : _NONCE_OFFSET + 8] = process_nonce().to_bytes(8, "little")
             mine = {"host": host_identity(), "pid": os.getpid(), "fd": segment.fd, "nonce": process_nonce()}
         except OSError as error:
@@ -76,10 +76,10 @@ def connect(
     return Channel(name, rank, peers, global_ranks)
 
 
-def _attach(rank: int, info: dict[str, int], own: Segment | None) -> Peer:
+def _attach(rank: int, info: dict[str, int], own: SharedSegment | None) -> Peer:
     if own is not None:
         return Peer(rank, info["pid"], info["nonce"], own, -1)
-    segment = Segment.attach(Address(info["pid"], info["fd"], SEGMENT_NBYTES))
+    segment = SharedSegment.attach(Address(info["pid"], info["fd"], SEGMENT_NBYTES))
     if int.from_bytes(segment.view[_NONCE_OFFSET : _NONCE_OFFSET + 8], "little") != info["nonce"]:
         raise ValueError("the process number belongs to another process")
     return Peer(rank, info["pid"], info["nonce"], segment, _watch(info["pid"], info["nonce"]))
@@ -87,5 +87,5 @@ def _attach(rank: int, info: dict[str, int], own: Segment | None) -> Peer:
 
 @functools.cache
 def _watch(pid: int, nonce: int) -> int:
-    """A descriptor that becomes readable when the process ends; one a peer, whatever the number of groups."""
+    """Return a descriptor that becomes readable when the process ends; one a peer, whatever the number of groups."""
     return os.pidfd_open(pid)

@@ -55,7 +55,7 @@ class _Bytes:
 
 @functools.cache
 def _runtime() -> Any:
-    """The CUDA runtime that torch has loaded."""
+    """Return the CUDA runtime that torch has loaded."""
     torch.cuda.init()  # type: ignore[no-untyped-call]
     maps = Path("/proc/self/maps").read_text()
     found = re.search(r"(/\S*libcudart[^\s/]*\.so[^\s]*)", maps)
@@ -100,11 +100,11 @@ class CudaChannel(Channel):
         super().__init__(host.name, host.rank, host.peers, host.global_ranks)
 
     def _make_slots(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        room = self.sizes.slot
-        return [s[:room] for s in self._device_slots], [s[room:] for s in self._device_slots]
+        slot_nbytes = self.sizes.slot
+        return [s[:slot_nbytes] for s in self._device_slots], [s[slot_nbytes:] for s in self._device_slots]
 
     def phase(self) -> None:
-        """Drains the stream, then meets the others."""
+        """Drain the stream, then meet the others."""
         torch.cuda.current_stream(self._device).synchronize()
         super().phase()
 
@@ -112,7 +112,7 @@ class CudaChannel(Channel):
 def connect(
     store: Any, name: str, rank: int, size: int, timeout: timedelta, global_ranks: list[int], device: torch.device
 ) -> CudaChannel | None:
-    """Opens device slots among ranks that share one GPU; None if every rank has a GPU of its own (NCCL's case).
+    """Open device slots among ranks that share one GPU; None if every rank has a GPU of its own (NCCL's case).
 
     All ranks of the group must come here, at their first operation on a CUDA tensor.
 
@@ -148,7 +148,7 @@ def connect(
 def beside_stream(
     action: Callable[[float], str], device: torch.device, side: torch.cuda.Stream
 ) -> Callable[[float], str]:
-    """`action` on the stream `side`, after what the caller's stream holds now and before `action` returns."""
+    """Run `action` on the stream `side`, after what the caller's stream holds now and before `action` returns."""
     posted = torch.cuda.Event()  # type: ignore[no-untyped-call]
     posted.record(torch.cuda.current_stream(device))
 

@@ -46,18 +46,18 @@ yield_core: Callable[[], int] = _libc.sched_yield
 
 
 def supported() -> bool:
-    """Whether this processor and system can run the shared-memory transport."""
+    """Return whether this processor and system can run the shared-memory transport."""
     return platform.system() == "Linux" and _machine in _SYS_FUTEX
 
 
 def futex_wait(address: int, seen: int, timeout_s: float) -> None:
-    """Sleeps while the 32-bit word at `address` equals `seen`, at most `timeout_s`; may wake for no reason."""
+    """Sleep while the 32-bit word at `address` equals `seen`, at most `timeout_s`; may wake for no reason."""
     spec = _Timespec(int(timeout_s), int(timeout_s % 1 * 1e9))
     _syscall(_SYS_FUTEX[_machine], address, _FUTEX_WAIT, seen, ctypes.addressof(spec), None, 0)
 
 
 def futex_wake(address: int) -> None:
-    """Wakes everyone who sleeps on the word at `address`, in any process."""
+    """Wake everyone who sleeps on the word at `address`, in any process."""
     _syscall(_SYS_FUTEX[_machine], address, _FUTEX_WAKE, _EVERYONE, None, None, 0)
 
 
@@ -92,7 +92,7 @@ _private = threading.Lock()
 
 
 def full_fence() -> None:
-    """Orders every access before it against every one after it, a store against a later load included.
+    """Order every access before it against every one after it, a store against a later load included.
 
     On x86-64 the locked instruction inside an uncontended lock does that.
     """

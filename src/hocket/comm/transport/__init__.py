@@ -8,7 +8,7 @@ from ._flat import cut as cut
 from ._flat import flatten as flatten
 from ._flat import split as split
 from ._flat import write_back as write_back
-from ._reduce import Reducer as Reducer
+from ._reduce import ReduceOperator as ReduceOperator
 from ._reduce import reducer as reducer
 from ._transport import Flats as Flats
 from ._transport import Transport as Transport
@@ -26,7 +26,7 @@ __all__ = [
     "Observer",
     "Operation",
     "PeerDiedError",
-    "Reducer",
+    "ReduceOperator",
     "Transport",
     "announce_message",
     "cut",

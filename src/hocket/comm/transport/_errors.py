@@ -11,7 +11,7 @@ class PeerDiedError(CommError):
     """A rank of the group has died or left while others waited for it.
 
     Attributes:
-        rank: the rank in the group that is gone.
+        rank: The rank in the group that is gone.
     """
 
     def __init__(self, message: str, rank: int) -> None:
@@ -27,7 +27,7 @@ class CollectiveTimeoutError(CommError):
     """Some ranks had not arrived when the time-out of the operation had passed.
 
     Attributes:
-        missing: the ranks in the group that had not arrived.
+        missing: The ranks in the group that had not arrived.
     """
 
     def __init__(self, message: str, missing: tuple[int, ...]) -> None:

@@ -19,7 +19,7 @@ def flatten(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def write_back(flat: torch.Tensor, tensor: torch.Tensor) -> None:
-    """Puts `flat` into `tensor` if it was a copy rather than a view of it."""
+    """Put `flat` into `tensor` if it was a copy rather than a view of it."""
     if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
         with torch.no_grad():
             tensor.copy_(flat.view(tensor.shape))
@@ -38,6 +38,6 @@ def split(flat: torch.Tensor, parts: int) -> Sequence[torch.Tensor]:
 
 
 def cut(flat: torch.Tensor, sizes: int | Sequence[int]) -> Sequence[torch.Tensor]:
-    """Views of `flat` of the given sizes, or of one size each but for a shorter last."""
+    """Return views of `flat` of the given sizes, or of one size each but for a shorter last."""
     views: Sequence[torch.Tensor] = flat.split(sizes)  # type: ignore[no-untyped-call]
     return views

@@ -31,16 +31,16 @@ _NUMBERS = {int(op): index for index, op in enumerate(_KERNELS)}  # type: ignore
 _BITWISE = frozenset({ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR})
 
 
-class Reducer(NamedTuple):
+class ReduceOperator(NamedTuple):
     """One operator on one element type.
 
     Attributes:
-        number: a small number that identifies the operator among ranks.
-        kernel: kernel(a, b, out=c) combines two.
-        view: the element type to compute with (another view of the same bits), or None.
-        factor: what each rank multiplies its own contribution by first (PREMUL_SUM), or None.
-        average: divide the result by the number of ranks.
-        engine_operator: the operator for an engine that has neither averages nor scaled sums.
+        number: Number that identifies the operator among ranks.
+        kernel: Kernel that combines two: kernel(a, b, out=c).
+        view: Element type to compute with (another view of the same bits), or None.
+        factor: Factor of each rank's own contribution (PREMUL_SUM), or None.
+        average: Whether to divide the result by the number of ranks.
+        engine_operator: The operator for an engine that has neither averages nor scaled sums.
     """
 
     number: int
@@ -51,7 +51,7 @@ class Reducer(NamedTuple):
     engine_operator: ReduceOp.RedOpType
 
     def finish(self, result: torch.Tensor, world: int) -> None:
-        """Divides `result` by `world` if this is an average; integers are rounded towards zero, as NCCL does."""
+        """Divide `result` by `world` if this is an average; integers are rounded towards zero, as NCCL does."""
         if self.average:
             if result.is_complex():
                 torch.view_as_real(result).div_(world)
@@ -61,7 +61,7 @@ class Reducer(NamedTuple):
                 result.div_(world, rounding_mode="trunc")
 
     def deliver(self, total: torch.Tensor, target: torch.Tensor, world: int) -> None:
-        """Writes the result to `target`: `total`, or its average as `finish` would make it, in one pass."""
+        """Write the result to `target`: `total`, or its average as `finish` would make it, in one pass."""
         if not self.average:
             target.copy_(total)
         elif total.is_complex():
@@ -72,11 +72,11 @@ class Reducer(NamedTuple):
             torch.div(total, world, rounding_mode="trunc", out=target)
 
 
-_plain: dict[tuple[int, torch.dtype], Reducer] = {}
+_plain: dict[tuple[int, torch.dtype], ReduceOperator] = {}
 
 
-def reducer(op: Any, dtype: torch.dtype) -> Reducer:
-    """The kernel for `op` (a ReduceOp or one of its types) on `dtype`.
+def reducer(op: Any, dtype: torch.dtype) -> ReduceOperator:
+    """Return the kernel for `op` (a ReduceOp or one of its types) on `dtype`.
 
     Raises:
         TypeError: torch has no such arithmetic for `dtype`.
@@ -92,7 +92,7 @@ def reducer(op: Any, dtype: torch.dtype) -> Reducer:
     return made
 
 
-def _make(op: Any, kind: Any, dtype: torch.dtype) -> Reducer:
+def _make(op: Any, kind: Any, dtype: torch.dtype) -> ReduceOperator:
     view = None
     if dtype in _AS_SIGNED:
         fits = kind in _BITWISE or kind in (ReduceOp.SUM, ReduceOp.PRODUCT)
@@ -112,4 +112,4 @@ def _make(op: Any, kind: Any, dtype: torch.dtype) -> Reducer:
         )
     factor = op.factor if kind == ReduceOp.PREMUL_SUM else None
     plain = ReduceOp.SUM if kind in (ReduceOp.AVG, ReduceOp.PREMUL_SUM) else kind
-    return Reducer(_NUMBERS[int(kind)], _KERNELS[kind], view, factor, kind == ReduceOp.AVG, plain)
+    return ReduceOperator(_NUMBERS[int(kind)], _KERNELS[kind], view, factor, kind == ReduceOp.AVG, plain)

@@ -11,7 +11,7 @@ from typing import Protocol
 
 import torch
 
-from ._reduce import Reducer
+from ._reduce import ReduceOperator
 
 Flats = Sequence[torch.Tensor]
 
@@ -19,29 +19,29 @@ Flats = Sequence[torch.Tensor]
 class Transport(Protocol):
     """Runs collectives among the ranks of one group, one at a time."""
 
-    def all_reduce(self, flat: torch.Tensor, op: Reducer, timeout_s: float) -> str:
-        """Reduces `flat` over all ranks in place."""
+    def all_reduce(self, flat: torch.Tensor, op: ReduceOperator, timeout_s: float) -> str:
+        """Reduce `flat` over all ranks in place."""
 
-    def reduce(self, flat: torch.Tensor, op: Reducer, root: int, timeout_s: float) -> str:
-        """Reduces `flat` over all ranks into the root's."""
+    def reduce(self, flat: torch.Tensor, op: ReduceOperator, root: int, timeout_s: float) -> str:
+        """Reduce `flat` over all ranks into the root's."""
 
     def broadcast(self, flat: torch.Tensor, root: int, timeout_s: float) -> str:
-        """Copies the root's `flat` to all."""
+        """Copy the root's `flat` to all."""
 
     def all_gather(self, outputs: Flats, flat: torch.Tensor, timeout_s: float) -> str:
-        """Copies rank r's `flat` to everyone's `outputs[r]`."""
+        """Copy rank r's `flat` to everyone's `outputs[r]`."""
 
-    def reduce_scatter(self, output: torch.Tensor, inputs: Flats, op: Reducer, timeout_s: float) -> str:
-        """Reduces everyone's `inputs[r]` into rank r's `output`."""
+    def reduce_scatter(self, output: torch.Tensor, inputs: Flats, op: ReduceOperator, timeout_s: float) -> str:
+        """Reduce everyone's `inputs[r]` into rank r's `output`."""
 
     def all_to_all(self, outputs: Flats, inputs: Flats, timeout_s: float) -> str:
-        """Copies rank r's `inputs[s]` to rank s's `outputs[r]`."""
+        """Copy rank r's `inputs[s]` to rank s's `outputs[r]`."""
 
     def gather(self, outputs: Flats | None, flat: torch.Tensor, root: int, timeout_s: float) -> str:
-        """Copies rank r's `flat` to the root's `outputs[r]`; others give None."""
+        """Copy rank r's `flat` to the root's `outputs[r]`; others give None."""
 
     def scatter(self, flat: torch.Tensor, inputs: Flats | None, root: int, timeout_s: float) -> str:
-        """Copies the root's `inputs[r]` to rank r's `flat`; others give None."""
+        """Copy the root's `inputs[r]` to rank r's `flat`; others give None."""
 
     def barrier(self, timeout_s: float) -> str:
-        """Returns when all ranks have called it."""
+        """Wait until all ranks have called it."""

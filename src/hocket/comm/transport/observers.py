@@ -16,21 +16,21 @@ class Operation:
     Times are `time.perf_counter()` in seconds, which on Linux all processes of a host share.
 
     Attributes:
-        group: name of the process group.
-        seq: number of the operation in its group, from 1.
+        group: Name of the process group.
+        seq: Number of the operation in its group, from 1.
         kind: "all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "all_to_all", "gather", "scatter",
             "barrier", "send" or "recv".
-        nbytes: bytes of the full vector S as nccl-tests count it.
-        dtype: torch's name of the element type without "torch.".
-        world: number of ranks in the group.
+        nbytes: Bytes of the full vector S as nccl-tests count it.
+        dtype: Torch's name of the element type without "torch.".
+        world: Number of ranks in the group.
         path: "shm-direct" (reduced in place), "shm-staged", or the engine's name.
-        asynchronous: whether the caller asked for a Work instead of waiting.
-        posted_s: when the caller posted it.
-        started_s: when this rank began it.
-        published_s: when this rank had itself arrived: what peers need of it first was in place.
-        arrived_s: when the last peer had arrived at it; where an engine does not tell, `published_s`.
-        finished_s: when this rank had finished it.
-        label: what the caller named it with `label(...)`.
+        asynchronous: Whether the caller asked for a Work instead of waiting.
+        posted_s: When the caller posted it.
+        started_s: When this rank began it.
+        published_s: When this rank had itself arrived: what peers need of it first was in place.
+        arrived_s: When the last peer had arrived at it; where an engine does not tell, `published_s`.
+        finished_s: When this rank had finished it.
+        label: Name that the caller gave it with `label(...)`.
     """
 
     group: str
@@ -58,10 +58,10 @@ class Observer(Protocol):
     """Who wants to hear of operations. Calls may come from a progress thread and must be quick."""
 
     def operation_finished(self, op: Operation) -> None:
-        """Called when this rank has finished `op`."""
+        """Learn that this rank has finished `op`."""
 
     def operation_waited(self, op: Operation, begin_s: float, end_s: float) -> None:
-        """Called when the user's thread was blocked on `op` from `begin_s` to `end_s` (perf_counter seconds)."""
+        """Learn that the user's thread was blocked on `op` from `begin_s` to `end_s` (perf_counter seconds)."""
 
 
 _label: contextvars.ContextVar[str | None] = contextvars.ContextVar("hocket_label", default=None)
@@ -71,7 +71,7 @@ observers: tuple[Observer, ...] = ()
 
 
 def observe(observer: Observer) -> Callable[[], None]:
-    """Subscribes `observer` to all operations of this process; the returned function ends that."""
+    """Subscribe `observer` to all operations of this process; the returned function ends that."""
     global observers
     observers = (*observers, observer)
 
@@ -84,7 +84,7 @@ def observe(observer: Observer) -> Callable[[], None]:
 
 @contextlib.contextmanager
 def label(name: str) -> Iterator[None]:
-    """Names the operations that are posted inside the block, for reports."""
+    """Name the operations that are posted inside the block, for reports."""
     token = _label.set(name)
     try:
         yield
@@ -93,24 +93,24 @@ def label(name: str) -> Iterator[None]:
 
 
 def current_label() -> str | None:
-    """The name given by the innermost `label` block."""
+    """Return the name given by the innermost `label` block."""
     return _label.get()
 
 
 def announce_finished(op: Operation) -> None:
-    """Tells all observers that `op` has finished."""
+    """Tell all observers that `op` has finished."""
     for observer in observers:
         observer.operation_finished(op)
 
 
 def announce_waited(op: Operation, begin_s: float, end_s: float) -> None:
-    """Tells all observers that the user's thread was blocked on `op`."""
+    """Tell all observers that the user's thread was blocked on `op`."""
     for observer in observers:
         observer.operation_waited(op, begin_s, end_s)
 
 
 def announce_message(kind: str, nbytes: int, world: int, begin_s: float, end_s: float) -> None:
-    """Tells all observers that the user's thread was blocked on a message between two ranks, from begin to end.
+    """Tell all observers that the user's thread was blocked on a message between two ranks, from begin to end.
 
     Messages are the handles of their callers, who alone know when they wait; sequences of them have no number.
     """

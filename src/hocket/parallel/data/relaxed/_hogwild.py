@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from hocket.comm import CollectiveTimeoutError, CommError, PeerDiedError, Window, open_window
+from hocket.comm import CollectiveTimeoutError, CommError, MemoryWindow, PeerDiedError, open_window
 
 from ...mesh import world as _world
 from ...state import (
@@ -75,7 +75,7 @@ class Hogwild(Session):
         self._world = world = _world.join(group)
         self._model, self._optimizer = model, optimizer
         self._trained = trained
-        self._window: Window | None = None
+        self._window: MemoryWindow | None = None
         self._words: list[memoryview] = []
         self._seen = self._rests = 0
         if world.size > 1:

@@ -6,7 +6,7 @@ import time
 
 import torch
 
-from hocket.comm import Window
+from hocket.comm import MemoryWindow
 
 from ._board import State
 
@@ -32,7 +32,7 @@ class SharedBoard:
         nbytes: of an update.
     """
 
-    def __init__(self, window: Window, slots: int, nbytes: int) -> None:
+    def __init__(self, window: MemoryWindow, slots: int, nbytes: int) -> None:
         self.rank = window.rank
         self.size = window.size
         self._window = window

@@ -6,7 +6,7 @@ import os
 import select
 
 
-class Deaths:
+class Liveness:
     """Watches processes by the ranks that they are."""
 
     def __init__(self) -> None:
@@ -14,7 +14,7 @@ class Deaths:
         self._ranks_by_fd: dict[int, int] = {}
 
     def watch(self, rank: int, pid: int) -> None:
-        """Watches a process from now on.
+        """Watch a process from now on.
 
         Raises:
             OSError: there is no such process.
@@ -24,11 +24,11 @@ class Deaths:
         self._poll.register(fd, select.POLLIN)
 
     def ranks(self) -> set[int]:
-        """Those whose processes have ended; never waits."""
+        """Return those whose processes have ended; never waits."""
         return {self._ranks_by_fd[fd] for fd, _ in self._poll.poll(0)}
 
     def close(self) -> None:
-        """Watches nobody any more."""
+        """Watch nobody any more."""
         for fd in self._ranks_by_fd:
             os.close(fd)
         self._ranks_by_fd, self._poll = {}, select.poll()

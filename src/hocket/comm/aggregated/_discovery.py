@@ -13,15 +13,15 @@ from ..scheduled import TwoLevelTransport
 from ..transport import Transport
 from ._aggregated import AggregatedTransport
 from ._aggregation_settings import AggregationSettings
-from ._seat import seat
-from ._session import Session
+from ._session import AggregationSession
+from ._tree_position import tree_position
 
 log = logging.getLogger("hocket.comm")
 
 _FAREWELL_S: Final = 2.0
 
 
-def beside_aggregator(
+def open_beside_aggregator(
     hosts: Transport,
     store: Any,
     name: str,
@@ -33,13 +33,13 @@ def beside_aggregator(
     """`hosts`, with the aggregator that the environment names before it; `hosts` itself if it names none.
 
     Args:
-        hosts: the transport among `ranks`.
-        store: of the group.
-        name: of the group.
-        ranks: those of the group that take part, in order.
-        rank: this one of them.
-        global_ranks: the numbers in the world of all ranks of the group.
-        timeout: for all to come.
+        hosts: Transport among `ranks`.
+        store: Store of the group.
+        name: Name of the group.
+        ranks: Ranks of the group that take part, in order.
+        rank: Position of this rank among them.
+        global_ranks: Numbers in the world of all ranks of the group.
+        timeout: Time for all to come.
 
     Raises:
         CommError: the environment names one in a way that cannot be used.
@@ -59,13 +59,13 @@ def beside_aggregator(
         return hosts
     unique = f"{name[-80:]}/{ranks[0]}/{nonces[0]}"
     me = ranks.index(rank)
-    session = Session(settings, unique, seat(addresses, me), _label_of(global_ranks[rank]))
+    session = AggregationSession(settings, unique, tree_position(addresses, me), _label_of(global_ranks[rank]))
     shown = name if len(ranks) == len(global_ranks) else f"{name}, rail of rank {ranks[0]}"
     return AggregatedTransport(session, hosts, me, len(ranks), shown, timeout.total_seconds())
 
 
 def leave_aggregator(transport: Transport) -> None:
-    """Ends a group's use of its aggregator, if it has one."""
+    """End a group's use of its aggregator, if it has one."""
     inner = transport.between if isinstance(transport, TwoLevelTransport) else transport
     if isinstance(inner, AggregatedTransport):
         try:
@@ -75,5 +75,5 @@ def leave_aggregator(transport: Transport) -> None:
 
 
 def _label_of(global_rank: int) -> str:
-    """How the aggregator's errors call a rank."""
+    """Return how the aggregator's errors call a rank."""
     return f"rank {global_rank} ({socket.gethostname()})"

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import torch
 
-from ..scheduled import Pending
+from ..scheduled import PendingMessage
 
 _TAG: Final = 0x40_0000
 """Users' tags are small numbers; messages of schedules are told apart from users' sends by this one."""
@@ -27,28 +27,28 @@ class EngineMessage:
         return False
 
     def wait(self, timeout_s: float) -> None:
-        """Blocks until the engine is done with the tensor."""
+        """Block until the engine is done with the tensor."""
         self._work.wait(timedelta(seconds=timeout_s))
 
 
-class EnginePoints:
+class EnginePointToPoint:
     """Messages through a process group of torch: Gloo or NCCL.
 
     Args:
-        engine: the process group.
-        name: of the engine.
+        engine: The process group.
+        name: Name of the engine.
     """
 
     def __init__(self, engine: Any, name: str) -> None:
         self._engine = engine
         self.name = name
 
-    def send(self, flat: torch.Tensor, peer: int) -> Pending:
+    def send(self, flat: torch.Tensor, peer: int) -> PendingMessage:
         """See PointToPoint."""
         data = flat.view(torch.uint8)
         return EngineMessage(self._engine.send([data], peer, _TAG), data)
 
-    def receive(self, flat: torch.Tensor, peer: int) -> Pending:
+    def receive(self, flat: torch.Tensor, peer: int) -> PendingMessage:
         """See PointToPoint."""
         data = flat.view(torch.uint8)
         return EngineMessage(self._engine.recv([data], peer, _TAG), data)

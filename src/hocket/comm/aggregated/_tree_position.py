@@ -9,13 +9,13 @@ from hocket.aggregator import Level
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
+class TreePosition:
     """One rank's place.
 
     Attributes:
-        order: the rank at each position; those below one aggregator follow each other.
-        position: of this rank.
-        levels: the way from it up to the root.
+        order: Rank at each position; those below one aggregator follow each other.
+        position: Position of this rank.
+        levels: Levels from this rank up to the root.
     """
 
     order: tuple[int, ...]
@@ -31,8 +31,8 @@ class Seat:
         return tuple(found)
 
 
-def seat(addresses: Sequence[str], rank: int) -> Seat:
-    """The place of a rank, if rank r is to connect to `addresses[r]`.
+def tree_position(addresses: Sequence[str], rank: int) -> TreePosition:
+    """Return the position of a rank, if rank r is to connect to `addresses[r]`.
 
     One address for all is one aggregator. Several are leaves, in the order of their first ranks, and the parent of them
     all is the root.
@@ -47,5 +47,5 @@ def seat(addresses: Sequence[str], rank: int) -> Seat:
     first = order.index(here[0])
     own = Level(len(here), here.index(rank), position, 1)
     if len(leaves) == 1:
-        return Seat(order, position, (own,))
-    return Seat(order, position, (own, Level(len(leaves), number, first, len(here))))
+        return TreePosition(order, position, (own,))
+    return TreePosition(order, position, (own, Level(len(leaves), number, first, len(here))))

@@ -22,72 +22,76 @@ import torch
 from ..shm import (
     PAGE,
     Address,
-    Deaths,
-    Segment,
+    Liveness,
+    SharedSegment,
     host_identity,
 )
 from ..shm import kernel as _kernel
 from ..transport import CollectiveTimeoutError, PeerDiedError
 
-LANE_NBYTES: Final = 1 << 19  # a message of this size is on its way before its receiver has come; fits in the L2 cache
+STREAM_NBYTES: Final = (
+    1 << 19
+)  # a message of this size is on its way before its receiver has come; fits in the L2 cache
 _LINE: Final = 16  # words of 4 bytes
 _BELL, _ASLEEP = 0, _LINE  # in the inbox's first page
-_PRODUCED, _CONSUMED = 0, _LINE  # in a lane's head
+_PRODUCED, _CONSUMED = 0, _LINE  # in a stream's head
 _HEAD_NBYTES: Final = 2 * 4 * _LINE
 _WORD: Final = 0xFFFFFFFF
 _SPINS: Final = 20
 _SLICE_S: Final = 0.1
 
 
-class Mailbox:
+class ShmStreams:
     """This rank's inbox and its ways into those of its peers; a `PointToPoint`. Not safe for several threads.
 
     Args:
-        rank: this rank.
-        size: how many there are.
-        inbox: this rank's own.
-        find: gives a peer's inbox and process number; called once for each peer, when it is first needed.
+        rank: Number of this rank.
+        size: Number of ranks.
+        inbox: Inbox of this rank.
+        find: Function that gives a peer's inbox and process number; called once for each peer, when first needed.
     """
 
     name = "shared memory"
 
-    def __init__(self, rank: int, size: int, inbox: Segment, find: Callable[[int], tuple[Segment, int]]) -> None:
+    def __init__(
+        self, rank: int, size: int, inbox: SharedSegment, find: Callable[[int], tuple[SharedSegment, int]]
+    ) -> None:
         self.rank = rank
         self.size = size
         self._inbox = inbox
         self._mine = inbox.view[:PAGE].cast("I")
         self._find = find
         self._peers: dict[int, _Peer] = {}
-        self._busy: list[Message] = []
-        self._deaths = Deaths()
+        self._busy: list[StreamTransfer] = []
+        self._liveness = Liveness()
 
-    def send(self, flat: torch.Tensor, peer: int) -> Message:
+    def send(self, flat: torch.Tensor, peer: int) -> StreamTransfer:
         """See PointToPoint; what fits in the ring is copied at once."""
-        return self._begin(Message(self, self.peer(peer).outward, flat.view(torch.uint8), sending=True))
+        return self._begin(StreamTransfer(self, self.peer(peer).outward, flat.view(torch.uint8), sending=True))
 
-    def receive(self, flat: torch.Tensor, peer: int) -> Message:
+    def receive(self, flat: torch.Tensor, peer: int) -> StreamTransfer:
         """See PointToPoint."""
-        return self._begin(Message(self, self.peer(peer).inward, flat.view(torch.uint8), sending=False))
+        return self._begin(StreamTransfer(self, self.peer(peer).inward, flat.view(torch.uint8), sending=False))
 
-    def _begin(self, message: Message) -> Message:
-        message.lane.queue.append(message)
-        message.lane.advance()
+    def _begin(self, message: StreamTransfer) -> StreamTransfer:
+        message.stream.queue.append(message)
+        message.stream.advance()
         if message.left:
             self._busy.append(message)
         return message
 
     def peer(self, rank: int) -> _Peer:
-        """A peer's inbox, mapped when it is first asked for."""
+        """Return a peer's inbox, mapped when it is first asked for."""
         peer = self._peers.get(rank)
         if peer is None:
             inbox, pid = self._find(rank)
-            outward, inward = _Lane(self, inbox, self.rank, rank), _Lane(self, self._inbox, rank, rank)
+            outward, inward = _Stream(self, inbox, self.rank, rank), _Stream(self, self._inbox, rank, rank)
             peer = self._peers[rank] = _Peer(inbox, inbox.view[:PAGE].cast("I"), outward, inward)
-            self._deaths.watch(rank, pid)
+            self._liveness.watch(rank, pid)
         return peer
 
     def map_all(self) -> None:
-        """Maps all peers now: one that has sent and ended could not be mapped later, and its message not be received.
+        """Map all peers now: one that has sent and ended could not be mapped later, and its message not be received.
 
         Raises:
             OSError: a peer's memory cannot be mapped.
@@ -97,17 +101,17 @@ class Mailbox:
                 self.peer(rank)
 
     def advance(self) -> bool:
-        """Moves whatever can move; says whether anything did."""
+        """Move whatever can move; say whether anything did."""
         moved = False
         for message in self._busy:
-            if message.lane.advance():
+            if message.stream.advance():
                 moved = True
         if moved:
             self._busy = [message for message in self._busy if message.left]
         return moved
 
     def ring(self, rank: int) -> None:
-        """Tells a peer that a count has changed. See `sleep` for why it cannot miss it."""
+        """Tell a peer that a count has changed. See `sleep` for why it cannot miss it."""
         _kernel.full_fence()
         peer = self._peers[rank]
         peer.words[_BELL] = (peer.words[_BELL] + 1) & _WORD
@@ -115,8 +119,8 @@ class Mailbox:
         if peer.words[_ASLEEP]:
             _kernel.futex_wake(peer.inbox.base + 4 * _BELL)
 
-    def wait(self, message: Message, timeout_s: float) -> None:
-        """Moves messages until one is done.
+    def wait(self, message: StreamTransfer, timeout_s: float) -> None:
+        """Move messages until one is done.
 
         Raises:
             CollectiveTimeoutError: it was not within `timeout_s`.
@@ -135,19 +139,19 @@ class Mailbox:
             left_s = deadline_s - time.monotonic()
             if left_s <= 0:
                 raise CollectiveTimeoutError(
-                    f"rank {self.rank}: {message.left} bytes {message.direction} rank {message.lane.peer} are late",
-                    (message.lane.peer,),
+                    f"rank {self.rank}: {message.left} bytes {message.direction} rank {message.stream.peer} are late",
+                    (message.stream.peer,),
                 )
-            if not self.sleep(self.advance, left_s) and message.lane.peer in self.dead():
+            if not self.sleep(self.advance, left_s) and message.stream.peer in self.dead():
                 self.advance()  # what it had sent before it died is still here
                 if message.left:
                     raise PeerDiedError(
-                        f"rank {message.lane.peer} died with {message.left} bytes {message.direction} it under way",
-                        message.lane.peer,
+                        f"rank {message.stream.peer} died with {message.left} bytes {message.direction} it under way",
+                        message.stream.peer,
                     )
 
     def sleep(self, look: Callable[[], bool], timeout_s: float) -> bool:
-        """Sleeps until a peer rings, a tenth of a second at most; at once if `look` finds that something has moved.
+        """Sleep until a peer rings, a tenth of a second at most; at once if `look` finds that something has moved.
 
         This rank says that it sleeps, reads the bell, looks once more, and sleeps only while the bell reads the same.
         A peer changes its count, then the bell, then looks who sleeps. Two peers may write the same number to the bell,
@@ -169,37 +173,37 @@ class Mailbox:
             mine[_ASLEEP] = 0
 
     def wake(self) -> None:
-        """Wakes whoever sleeps in this process."""
+        """Wake whoever sleeps in this process."""
         self._mine[_BELL] = (self._mine[_BELL] + 1) & _WORD
         _kernel.futex_wake(self._inbox.base + 4 * _BELL)
 
     def dead(self) -> set[int]:
-        """The peers that messages have gone to or come from and whose processes have ended."""
-        return self._deaths.ranks()
+        """Return the peers that messages have gone to or come from and whose processes have ended."""
+        return self._liveness.ranks()
 
     def close(self) -> None:
-        """Gives up the peers; what is under way is lost."""
-        self._deaths.close()
+        """Give up the peers; what is under way is lost."""
+        self._liveness.close()
         self._inbox.close()
 
 
 class _Peer(NamedTuple):
-    """Another rank: its inbox, the first words of that, and the lanes to and from it."""
+    """Another rank: its inbox, the first words of that, and the streams to and from it."""
 
-    inbox: Segment
+    inbox: SharedSegment
     words: memoryview
-    outward: _Lane
-    inward: _Lane
+    outward: _Stream
+    inward: _Stream
 
 
-class Message:
-    """Bytes under way; see `Pending`."""
+class StreamTransfer:
+    """Bytes under way; see `PendingMessage`."""
 
-    __slots__ = ("data", "lane", "left", "sending", "_box")
+    __slots__ = ("data", "stream", "left", "sending", "_streams")
 
-    def __init__(self, box: Mailbox, lane: _Lane, data: torch.Tensor, *, sending: bool) -> None:
-        self._box = box
-        self.lane = lane
+    def __init__(self, streams: ShmStreams, stream: _Stream, data: torch.Tensor, *, sending: bool) -> None:
+        self._streams = streams
+        self.stream = stream
         self.data = data
         self.left = data.numel()
         self.sending = sending
@@ -210,46 +214,46 @@ class Message:
         return "to" if self.sending else "from"
 
     def done(self) -> bool:
-        """Whether all bytes have passed."""
+        """Return whether all bytes have passed."""
         if self.left:
-            self._box.advance()
+            self._streams.advance()
         return not self.left
 
     def wait(self, timeout_s: float) -> None:
-        """Blocks until they have; see `Mailbox.wait`."""
-        self._box.wait(self, timeout_s)
+        """Block until they have; see `ShmStreams.wait`."""
+        self._streams.wait(self, timeout_s)
 
 
-class _Lane:
+class _Stream:
     """One direction between two ranks, seen from one of them; both counts lie in the receiver's inbox."""
 
-    def __init__(self, box: Mailbox, inbox: Segment, sender: int, peer: int) -> None:
-        begin = PAGE + sender * (_HEAD_NBYTES + LANE_NBYTES)
+    def __init__(self, streams: ShmStreams, inbox: SharedSegment, sender: int, peer: int) -> None:
+        begin = PAGE + sender * (_HEAD_NBYTES + STREAM_NBYTES)
         self.peer = peer
-        self.queue: deque[Message] = deque()
-        self._box = box
+        self.queue: deque[StreamTransfer] = deque()
+        self._streams = streams
         self._counts = inbox.view[begin : begin + _HEAD_NBYTES].cast("I")
-        self._ring = inbox.tensor.narrow(0, begin + _HEAD_NBYTES, LANE_NBYTES)
+        self._ring = inbox.tensor.narrow(0, begin + _HEAD_NBYTES, STREAM_NBYTES)
 
     def advance(self) -> bool:
-        """Moves bytes of the first message, then of the next; says whether any moved."""
+        """Move bytes of the first message, then of the next; say whether any moved."""
         moved = False
         while self.queue and self._move(self.queue[0]):
             moved = True
             if not self.queue[0].left:
                 self.queue.popleft()
         if moved:
-            self._box.ring(self.peer)
+            self._streams.ring(self.peer)
         return moved
 
-    def _move(self, message: Message) -> bool:
+    def _move(self, message: StreamTransfer) -> bool:
         counts = self._counts
         mine, theirs = (_PRODUCED, _CONSUMED) if message.sending else (_CONSUMED, _PRODUCED)
         count = counts[mine]
         used = (counts[_PRODUCED] - counts[_CONSUMED]) & _WORD
-        room = LANE_NBYTES - used if message.sending else used
-        place = count % LANE_NBYTES
-        size = min(room, LANE_NBYTES - place, message.left)
+        free_nbytes = STREAM_NBYTES - used if message.sending else used
+        place = count % STREAM_NBYTES
+        size = min(free_nbytes, STREAM_NBYTES - place, message.left)
         if not size:
             return False
         if _kernel.fence is not None:
@@ -267,43 +271,43 @@ class _Lane:
         return True
 
 
-def open_mailbox(store: Any, rank: int, size: int, timeout: timedelta) -> Mailbox:
-    """Makes this rank's inbox and waits until all ranks have one.
+def open_streams(store: Any, rank: int, size: int, timeout: timedelta) -> ShmStreams:
+    """Make this rank's inbox and wait until all ranks have one.
 
     Args:
-        store: where ranks find each other (a torch store of their own).
-        rank: this rank.
-        size: how many there are.
-        timeout: for all to come.
+        store: Store where ranks find each other (a torch store of their own).
+        rank: Number of this rank.
+        size: Number of ranks.
+        timeout: Time for all to come.
 
     Raises:
         RuntimeError: not all run on this host.
         OSError: a peer's memory cannot be mapped.
     """
-    mailbox = publish_mailbox(store, rank, size)
+    streams = publish_streams(store, rank, size)
     keys = [f"inbox/{r}" for r in range(size)]
     store.wait(keys, timeout)
     hosts = [json.loads(raw)[0] for raw in store.multi_get(keys)]
     elsewhere = [r for r, host in enumerate(hosts) if host != host_identity()]
     if elsewhere:
         raise RuntimeError(f"rank {elsewhere[0]} runs on another host; shared memory does not reach there")
-    mailbox.map_all()
+    streams.map_all()
     store.set(f"inbox/{rank}/mapped", "yes")
     store.wait([f"inbox/{r}/mapped" for r in range(size)], timeout)
-    return mailbox
+    return streams
 
 
-def publish_mailbox(store: Any, rank: int, size: int) -> Mailbox:
-    """Makes this rank's inbox known. Peers are mapped by `map_all`, when all have published theirs.
+def publish_streams(store: Any, rank: int, size: int) -> ShmStreams:
+    """Make this rank's inbox known. Peers are mapped by `map_all`, when all have published theirs.
 
     Raises:
         OSError: no shared memory.
     """
-    inbox = Segment.create(f"inbox-{rank}", PAGE + size * (_HEAD_NBYTES + LANE_NBYTES))
+    inbox = SharedSegment.create(f"inbox-{rank}", PAGE + size * (_HEAD_NBYTES + STREAM_NBYTES))
     store.set(f"inbox/{rank}", json.dumps([host_identity(), os.getpid(), inbox.fd]))
 
-    def find(peer: int) -> tuple[Segment, int]:
+    def find(peer: int) -> tuple[SharedSegment, int]:
         _, pid, fd = json.loads(store.get(f"inbox/{peer}"))
-        return Segment.attach(Address(pid, fd, inbox.nbytes)), pid
+        return SharedSegment.attach(Address(pid, fd, inbox.nbytes)), pid
 
-    return Mailbox(rank, size, inbox, find)
+    return ShmStreams(rank, size, inbox, find)

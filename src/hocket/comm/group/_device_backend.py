@@ -1,4 +1,4 @@
-"""A lane: the transport for one kind of device in one group, with the queue that keeps its operations in order."""
+"""A backend: the transport for one kind of device in one group, with the queue that keeps its operations in order."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from ..transport import Transport
 from ._runner import Action, Runner
 
 
-class Lane:
+class DeviceBackend:
     """Runs operations on CPU tensors, or on CUDA tensors of one GPU that the ranks share.
 
     Args:
-        transport: moves the bytes.
-        runner: keeps the order.
-        device: the GPU; None for the CPU.
+        transport: Transport that moves the bytes.
+        runner: Queue that keeps the order.
+        device: GPU; None for the CPU.
     """
 
     def __init__(self, transport: Transport, runner: Runner, device: torch.device | None = None) -> None:
@@ -44,7 +44,7 @@ class HostStagedWork(Work):
         self._target = target
 
     def wait(self, timeout: Any = None) -> bool:
-        """Blocks until the transfer is over and the tensor is in place."""
+        """Block until the transfer is over and the tensor is in place."""
         done = bool(self._inner.wait() if timeout is None else self._inner.wait(timeout))
         if self._target is not None:
             self._target.copy_(self._staged)
@@ -52,7 +52,7 @@ class HostStagedWork(Work):
         return done
 
     def is_completed(self) -> bool:
-        """Whether `wait` would return at once."""
+        """Return whether `wait` would return at once."""
         return bool(self._inner.is_completed())
 
     def _source_rank(self) -> int:
