@@ -9,6 +9,7 @@ import pytest_timeout
 from hocket.testing import deadline, preload
 
 preload("tests.preload")
+_STARTING = {"run_ranks", "subprocess", "run", "fabric", "launch"}  # names in a file, or its folder
 hypothesis.settings.register_profile("calm", deadline=None)
 hypothesis.settings.load_profile("calm")
 
@@ -22,6 +23,12 @@ def pytest_configure(config):
     # tests that interrupt a launcher would wait for ever. A handler, unlike "ignore", is not inherited.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items):
+    """Let files that start processes come first: they take long, and none is to begin when the rest is done."""
+    items.sort(key=lambda item: not _STARTING & vars(item.module).keys() and item.path.parent.name not in _STARTING)
 
 
 @pytest.hookimpl(tryfirst=True)

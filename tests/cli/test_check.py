@@ -5,6 +5,7 @@ import textwrap
 
 import pytest
 
+from hocket.cli import main
 from hocket.testing import deadline
 
 SCRIPT = """
@@ -102,15 +103,24 @@ def test_a_failing_script_shows_its_traceback(script):
     assert "the run on 2 rank(s) failed" in result.stderr
 
 
-def test_bad_input_is_named(tmp_path):
-    result = _check(tmp_path / "none.py")
-    assert result.returncode == 2
-    assert "there is no script" in result.stderr
+@pytest.fixture
+def refusal(capfd):
+    """Check where it is refused, in this process, which has torch loaded; what it says."""
+
+    def check(*arguments):
+        with pytest.raises(SystemExit) as ended:
+            main(["check", *map(str, arguments)])
+        assert ended.value.code == 2
+        return capfd.readouterr().err
+
+    return check
+
+
+def test_bad_input_is_named(tmp_path, refusal):
+    assert "there is no script" in refusal(tmp_path / "none.py")
     empty = tmp_path / "empty.py"
     empty.write_text("print('nothing')")
-    result = _check(empty)
-    assert result.returncode == 2
-    assert "made no backward pass" in result.stderr
+    assert "made no backward pass" in refusal(empty)
 
 
 RELAXED = """
@@ -122,13 +132,12 @@ trainer.step((torch.randn(4, 2), torch.randn(4, 1)))
 """
 
 
-def test_relaxed_synchronisation_is_refused_with_the_reason(tmp_path):
+def test_relaxed_synchronisation_is_refused_with_the_reason(tmp_path, refusal):
     path = tmp_path / "relaxed.py"
     path.write_text(RELAXED)
-    result = _check(path, "-n", 2)
-    assert result.returncode == 2
-    assert "not serially equivalent" in result.stderr
-    assert "may miss up to 4 updates" in result.stderr
+    said = refusal(path, "-n", 2)
+    assert "not serially equivalent" in said
+    assert "may miss up to 4 updates" in said
 
 
 RESUMING = """

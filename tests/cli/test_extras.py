@@ -26,7 +26,7 @@ PathFinder.find_spec = find_if_not_of_an_extra
 
 WORKING = {
     "run": "run -n 1 --dry-run script.py",
-    "train": "train translation --size tiny --steps 1 --json",
+    "train": "train cosmoflow --size tiny --steps 1 --json",
     "check": "check --help",
     "bench": "bench allreduce --sizes 1KiB --rounds 1 -n 1 --against",
     "plan": "plan edsr -n 2 --json",
