@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Sequence
 
 import numpy as np
+
+from hocket.simulate import Stream
 
 from ._bucket_sizes import BucketSizes
 from ._constants import Constants
@@ -99,58 +102,42 @@ def _meanwhile(
     The next layer's parameters are asked for when one begins to be computed, the reduction of its gradients when it
     ends. Passes follow each other; from the second on all take as long.
     """
-    run = _SharedLink()
-    ends = []
+    rank, link = Stream(), Stream()
+    ends: list[float] = []
+    begun = left = 0.0  # when the last layer began, and the reduction that its end asks for
     for _ in range(min(passes, 2)):
-        for gather, compute in zip(gathers.tolist(), forward.tolist(), strict=True):
-            run.layer(gather, compute, 0.0)
-        columns = (gathers[::-1].tolist(), backward[::-1].tolist(), reduces[::-1].tolist())
-        for gather, compute, reduce in zip(*columns, strict=True):
-            run.layer(gather, compute, reduce)
-        ends.append(run.now)
+        columns = (
+            (gathers.tolist(), forward.tolist(), [0.0] * len(forward)),
+            (gathers[::-1].tolist(), backward[::-1].tolist(), reduces[::-1].tolist()),
+        )
+        for gather, compute, reduce in itertools.chain.from_iterable(zip(*column, strict=True) for column in columns):
+            there = link.add(gather, begun)
+            if left:
+                link.add(left, rank.free_s)
+            begun, left = max(rank.free_s, there), reduce
+            rank.add(compute, there)
+        ends.append(rank.free_s)
     computed = float(forward.sum() + backward.sum())
     fetched = ends[0] + (passes - 1) * (ends[-1] - ends[0] if passes > 1 else 0.0) - passes * computed
-    return fetched, run.last() - run.now
-
-
-class _SharedLink:
-    """Layers that are computed one after the other while the link fetches the next and reduces the one before."""
-
-    def __init__(self) -> None:
-        self.now = 0.0  # when the last layer ended
-        self._begun = 0.0  # when it began, and the next one was asked for
-        self._free = 0.0  # when the link has done all that it was asked for
-        self._reduce = 0.0  # of the last layer, asked for when it ended
-
-    def layer(self, gather: float, compute: float, reduce: float) -> None:
-        """One more, which takes so many seconds to fetch, to compute and to reduce."""
-        there = self._free = max(self._free, self._begun) + gather
-        self.last()
-        self._begun = max(self.now, there)
-        self.now = self._begun + compute
-        self._reduce = reduce
-
-    def last(self) -> float:
-        """When all reductions are done."""
-        if self._reduce:
-            self._free = max(self._free, self.now) + self._reduce
-            self._reduce = 0.0
-        return max(self._free, self.now)
+    if left:
+        link.add(left, rank.free_s)
+    return fetched, max(0.0, link.free_s - rank.free_s)
 
 
 def _exposed(gradients: np.ndarray, backward: np.ndarray, bucket: float, seconds: Callable[[float], float]) -> float:
     """How long after back-propagation the last bucket is reduced; buckets fill from the last layer on."""
-    now = done = held = 0.0
+    rank, link = Stream(), Stream()
+    held = 0.0
     for nbytes, compute in zip(gradients[::-1].tolist(), backward[::-1].tolist(), strict=True):
-        now += compute
+        rank.add(compute)
         held += nbytes
         if held >= bucket:
             count = max(1, round(held / bucket))
-            done = max(done, now) + count * seconds(held / count)
+            link.add(count * seconds(held / count), rank.free_s)
             held = 0.0
     if held:
-        done = max(done, now) + seconds(held)
-    return max(0.0, done - now)
+        link.add(seconds(held), rank.free_s)
+    return max(0.0, link.free_s - rank.free_s)
 
 
 def optimizer_s(plan: Plan, profile: Profile, layers: np.ndarray) -> float:

@@ -20,6 +20,7 @@ from ._settings import Protocol as Protocol
 from ._settings import Settings as Settings
 from ._step import StepTiming as StepTiming
 from ._step import simulate_step as simulate_step
+from ._stream import Stream as Stream
 from ._tasks import LoadTrace as LoadTrace
 from ._tasks import Outcome as Outcome
 from ._tasks import SimulationError as SimulationError
@@ -36,6 +37,7 @@ __all__ = [
     "StageWork",
     "StepGraph",
     "StepTiming",
+    "Stream",
     "Usage",
     "Work",
     "max_min",
