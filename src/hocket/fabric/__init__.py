@@ -8,25 +8,20 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ._check import Check as Check
-    from ._check import check as check
-    from ._errors import FabricError as FabricError
-    from ._fabric import Fabric as Fabric
-    from ._fabric import clear_stale as clear_stale
-    from ._state import FabricState as FabricState
+    from ._check import Check, check
+    from ._errors import FabricError
+    from ._fabric import Fabric, clear_stale
+    from ._state import FabricState
     from ._state import read_all as fabrics
-    from ._wiring import Node as Node
-    from ._wiring import Port as Port
-    from ._wiring import Wiring as Wiring
-    from ._wiring import wire as wire
+    from ._wiring import Node, Port, Wiring, wire
 
 __all__ = [
     "Check",
     "Fabric",
     "FabricError",
+    "FabricState",
     "Node",
     "Port",
-    "FabricState",
     "Wiring",
     "check",
     "clear_stale",

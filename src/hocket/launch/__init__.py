@@ -4,23 +4,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ._arguments import ArgumentError as ArgumentError
-    from ._arguments import LaunchArguments as LaunchArguments
-    from ._arguments import argument_parser as argument_parser
-    from ._arguments import parse_arguments as parse_arguments
-    from ._clean import Leftover as Leftover
-    from ._clean import leftovers as leftovers
-    from ._clean import remove_leftover as remove_leftover
-    from ._doctor import Diagnosis as Diagnosis
-    from ._doctor import examine as examine
-    from ._elastic import LaunchError as LaunchError
-    from ._fabric import PlacementError as PlacementError
-    from ._fabric import enter_fabric as enter_fabric
-    from ._failure import RankFailure as RankFailure
-    from ._launch import LaunchResult as LaunchResult
-    from ._launch import dry_run as dry_run
-    from ._launch import launch as launch
-    from ._launch import run as run
+    from ._arguments import ArgumentError, LaunchArguments, argument_parser, parse_arguments
+    from ._clean import Leftover, leftovers, remove_leftover
+    from ._doctor import Diagnosis, examine
+    from ._elastic import LaunchError
+    from ._fabric import PlacementError, enter_fabric
+    from ._failure import RankFailure
+    from ._launch import LaunchResult, dry_run, launch, run
 
 _HOMES = {
     "ArgumentError": "_arguments",

@@ -4,29 +4,24 @@ Importing this package does not import torch. The models are ordinary modules in
 `hocket.workloads.edsr.model` and `hocket.workloads.resnet50.model`.
 """
 
-from hocket.workloads._device import check_device as check_device
-from hocket.workloads._example import Example as Example
-from hocket.workloads._example import example as example
-from hocket.workloads._progress import Follower as Follower
-from hocket.workloads._report import report as report
-from hocket.workloads._result import conclude as conclude
-from hocket.workloads._run import RunDirectory as RunDirectory
-from hocket.workloads._settings import SettingsError as SettingsError
-from hocket.workloads._settings import WorkloadSettings as WorkloadSettings
-from hocket.workloads._unit import ThroughputUnit as ThroughputUnit
-from hocket.workloads._workload import BundledWorkload as BundledWorkload
-from hocket.workloads._workload import build as build
-from hocket.workloads._workload import names as names
-from hocket.workloads._workload import settings_from_options as settings_from_options
+from hocket.workloads._device import check_device
+from hocket.workloads._example import Example, example
+from hocket.workloads._progress import Follower
+from hocket.workloads._report import report
+from hocket.workloads._result import conclude
+from hocket.workloads._run import RunDirectory
+from hocket.workloads._settings import SettingsError, WorkloadSettings
+from hocket.workloads._unit import ThroughputUnit
+from hocket.workloads._workload import BundledWorkload, build, names, settings_from_options
 
 __all__ = [
+    "BundledWorkload",
     "Example",
     "Follower",
     "RunDirectory",
-    "WorkloadSettings",
     "SettingsError",
     "ThroughputUnit",
-    "BundledWorkload",
+    "WorkloadSettings",
     "build",
     "check_device",
     "conclude",

@@ -1,7 +1,7 @@
 """The engines, which move bytes between hosts: torch's own process groups, and MPI."""
 
-from ._mpi import MpiPointToPoint as MpiPointToPoint
-from ._point_to_point import EnginePointToPoint as EnginePointToPoint
-from .engine import EngineTransport as EngineTransport
+from ._mpi import MpiPointToPoint
+from ._point_to_point import EnginePointToPoint
+from .engine import EngineTransport
 
 __all__ = ["EnginePointToPoint", "EngineTransport", "MpiPointToPoint"]

@@ -1,20 +1,14 @@
 """Schedules compiled and executed on tensors, over whatever can send and receive."""
 
-from ._choosing import choose as choose
-from ._execute import EndpointExecutor as EndpointExecutor
-from ._execute import PendingMessage as PendingMessage
-from ._execute import PointToPoint as PointToPoint
-from ._execute import blocks_after as blocks_after
-from ._execute import blocks_before as blocks_before
-from ._execute import perform as perform
-from ._program import Message as Message
-from ._scheduled import ScheduledTransport as ScheduledTransport
-from ._two_level import Subset as Subset
-from ._two_level import TwoLevelTransport as TwoLevelTransport
+from ._choosing import choose
+from ._execute import EndpointExecutor, PendingMessage, PointToPoint, blocks_after, blocks_before, perform
+from ._program import Message
+from ._scheduled import ScheduledTransport
+from ._two_level import Subset, TwoLevelTransport
 
 __all__ = [
-    "Message",
     "EndpointExecutor",
+    "Message",
     "PendingMessage",
     "PointToPoint",
     "ScheduledTransport",
