@@ -7,8 +7,6 @@ The reference for one aggregator with children 0 .. n-1 is `((c0 op c1) op c2) .
 - LAND, LOR, LXOR: 1 where true, 0 elsewhere, in the element's type.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, Final, Protocol
 

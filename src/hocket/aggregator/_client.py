@@ -1,7 +1,5 @@
 """A client's connection to an aggregator: it moves the bytes of all its groups, both ways at once. No torch here."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import select

@@ -5,8 +5,6 @@ bytes. Bodies of control frames have a fixed form and at most MOST_CONTROL_NBYTE
 offset u64` and at most one segment.
 """
 
-from __future__ import annotations
-
 import struct
 from typing import Final
 

@@ -1,7 +1,5 @@
 """From a stream of bytes to frames, without a copy of what is long, and without trust in any of it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Final
 

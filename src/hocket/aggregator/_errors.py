@@ -1,7 +1,5 @@
 """What a client raises when the aggregator cannot do its work."""
 
-from __future__ import annotations
-
 from ._frames import FailCode
 
 

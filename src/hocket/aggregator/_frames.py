@@ -3,8 +3,6 @@
 docs/aggregator.md tells the conversation; `_codec.py` says how these look as bytes.
 """
 
-from __future__ import annotations
-
 from enum import IntEnum
 from typing import Final, NamedTuple
 

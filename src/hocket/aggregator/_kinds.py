@@ -1,7 +1,5 @@
 """What an aggregator can be asked to do: operations, operators and types of elements, with their wire numbers."""
 
-from __future__ import annotations
-
 from enum import IntEnum
 from typing import Final
 

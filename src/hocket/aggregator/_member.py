@@ -1,7 +1,5 @@
 """Who a group deals with at one aggregator: its members below, and the aggregator above."""
 
-from __future__ import annotations
-
 from typing import Protocol
 
 from ._frames import FailCode, Level, Open

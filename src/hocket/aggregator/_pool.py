@@ -1,7 +1,5 @@
 """Buffers for segments, kept for the next segment: fresh memory costs more than the sum that is made in it."""
 
-from __future__ import annotations
-
 from typing import Any, Final
 
 import numpy as np

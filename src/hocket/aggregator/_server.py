@@ -1,7 +1,5 @@
 """The aggregator: one event loop over all connections."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import selectors

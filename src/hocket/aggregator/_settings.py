@@ -1,7 +1,5 @@
 """What its operator gives an aggregator: the address, the file of tokens, quotas and deadlines."""
 
-from __future__ import annotations
-
 import os
 import socket
 import stat

@@ -1,7 +1,5 @@
 """The counters of an aggregator."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 

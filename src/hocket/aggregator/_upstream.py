@@ -1,7 +1,5 @@
 """The connection of a leaf aggregator to its parent, one for each group, inside the leaf's event loop."""
 
-from __future__ import annotations
-
 import errno
 import socket
 from collections import deque

@@ -1,7 +1,5 @@
 """What an algorithm is: a builder of schedules, what it serves, and its closed form."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """All-to-all: pairwise, where every block goes straight to its rank, and Bruck, where blocks travel together."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Binomial tree: whoever has the data sends it on, to twice as many ranks in every step."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Chain: the data runs along all ranks, cut in pieces, so that every port is busy."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Choices as a small TOML file that people can edit."""
 
-from __future__ import annotations
-
 import json
 import tomllib
 from dataclasses import fields

@@ -1,7 +1,5 @@
 """Circulant: distances double as in recursive doubling, but around a ring of any number of ranks."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import numpy as np

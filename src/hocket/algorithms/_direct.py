@@ -1,7 +1,5 @@
 """Direct: every rank sends to every other at once; one step, or two where the reduced parts go back."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import numpy as np

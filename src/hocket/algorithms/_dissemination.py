@@ -1,7 +1,5 @@
 """Dissemination: every rank tells ranks ahead of it, around the ring, at distances that multiply."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Double binary tree: two trees, each for half of the data, in which (almost) nobody has inner work twice."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import numpy as np

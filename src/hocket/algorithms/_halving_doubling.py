@@ -1,7 +1,5 @@
 """Recursive halving, then recursive doubling: half of the window is exchanged, then a quarter, and back."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import numpy as np

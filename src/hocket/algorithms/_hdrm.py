@@ -1,7 +1,5 @@
 """Halving-doubling with rank mapping: on a BiGraph every flow of every step has a link of its own."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import numpy as np

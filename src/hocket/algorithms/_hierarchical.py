@@ -1,7 +1,5 @@
 """Two levels: first within hosts, then between them; through one leader a host, or through all ranks (rails)."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import numpy as np

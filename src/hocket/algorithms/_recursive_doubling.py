@@ -1,7 +1,5 @@
 """Recursive doubling: in step k partners at distance 2^k exchange all they have."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import numpy as np

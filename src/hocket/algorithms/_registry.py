@@ -1,7 +1,5 @@
 """All algorithms by name. A new one is a file and a line here."""
 
-from __future__ import annotations
-
 from typing import Any, Final
 
 from hocket.schedule import Collective, ScheduleError

@@ -1,7 +1,5 @@
 """Ring: every rank passes one part on to its neighbour in every step."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from fractions import Fraction
 from math import gcd

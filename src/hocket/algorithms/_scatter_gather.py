@@ -1,7 +1,5 @@
 """Scatter and all-gather: a long vector is broadcast in parts, which then meet; backwards it is a reduce."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Ranges of message sizes as text: `<64KiB`, `>=64KiB`, `64KiB-1MiB`, `*`."""
 
-from __future__ import annotations
-
 import re
 from typing import Final
 

@@ -1,7 +1,5 @@
 """Operations on lists of steps that the algorithms share."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from itertools import zip_longest
 

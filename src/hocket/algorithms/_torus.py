@@ -1,7 +1,5 @@
 """Torus: a ring along each dimension, one after the other, on what is left of the vector."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from fractions import Fraction
 from math import isqrt, prod

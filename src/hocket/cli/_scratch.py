@@ -5,8 +5,6 @@ relative paths to data still work. What the script makes in it is its own. What 
 the original, as it would have without the copy; `changed` tells.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`hocket bench`: collectives and training steps, measured beside other systems in the same processes."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`hocket cluster`: the clusters that are known, what they look like, and what this machine is."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Any
 

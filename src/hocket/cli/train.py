@@ -1,7 +1,5 @@
 """``hocket train``: the bundled workloads."""
 
-from __future__ import annotations
-
 import dataclasses
 import io
 import sys

@@ -1,7 +1,5 @@
 """`hocket tune`: measures the algorithms on real ranks and writes the table of choices."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Any
 

@@ -1,7 +1,5 @@
 """Aggregation trees: which switch reduces for which ranks, up to one root."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

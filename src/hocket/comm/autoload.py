@@ -1,7 +1,5 @@
 """Registers the backend "hocket" with torch; torch calls `register` at import through the package's entry point."""
 
-from __future__ import annotations
-
 from typing import Any
 
 

@@ -3,8 +3,6 @@
 torch's own stubs leave out or mistype most of them, hence `Any`.
 """
 
-from __future__ import annotations
-
 import functools
 import sys
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Lengths of unions and intersections of time intervals that arrive in chunks."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 Interval = tuple[float, float]

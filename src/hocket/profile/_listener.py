@@ -1,7 +1,5 @@
 """What listens to the operations of this process, between `start` and `stop` or inside a `with` block."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from types import TracebackType

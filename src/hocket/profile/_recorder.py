@@ -1,7 +1,5 @@
 """Records every operation of this process, always on: it appends, and adds up when somebody asks or enough has come."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections import deque

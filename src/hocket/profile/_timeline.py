@@ -1,7 +1,5 @@
 """A run's timeline: what the recorder heard during some steps, as the type that the simulator makes too."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """What no algorithm can beat: lower bounds of a collective, and how far a schedule is from them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from fractions import Fraction
 

@@ -6,8 +6,6 @@ transfers begins or ends. That is exact as long as what is written into a cell i
 that it is not, `Uneven` says where more cuts are needed.
 """
 
-from __future__ import annotations
-
 from typing import Any, Final, NamedTuple
 
 import numpy as np

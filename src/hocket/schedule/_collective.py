@@ -1,7 +1,5 @@
 """A collective as its contract: what each rank holds before and what it must hold after."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Final
 

@@ -1,7 +1,5 @@
 """What the verifier says."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

@@ -1,7 +1,5 @@
 """Which links of a cluster each step of a schedule uses, and how many of its flows share one."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol

@@ -3,8 +3,6 @@
 MSCCL's buffers become the one buffer that a rank has in a schedule, with one value of each chunk.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

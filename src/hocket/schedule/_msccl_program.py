@@ -1,7 +1,5 @@
 """An MSCCL program: what each thread block of each GPU does in turn, and an order in which it can all happen."""
 
-from __future__ import annotations
-
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Final

@@ -6,8 +6,6 @@ and two operations may touch one chunk with nothing that orders them. Each is an
 (`_msccl_buffers.py`), and operations get the earliest steps that keep their order.
 """
 
-from __future__ import annotations
-
 from typing import Final
 from xml.etree import ElementTree
 

@@ -1,7 +1,5 @@
 """Plays a schedule on symbols: which ranks' contributions every piece of every vector holds in the end."""
 
-from __future__ import annotations
-
 from typing import Any, Final, NamedTuple
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Draws a schedule for people: a grid of ranks and steps, as text and as SVG."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Final
 from xml.sax.saxutils import escape

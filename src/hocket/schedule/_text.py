@@ -1,7 +1,5 @@
 """Text and JSON forms of a schedule, read and written; both round-trip exactly."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

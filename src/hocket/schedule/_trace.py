@@ -1,7 +1,5 @@
 """Finds the transfer that is to blame for a wrong result, by following one chunk back through a schedule."""
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Final, NamedTuple
 

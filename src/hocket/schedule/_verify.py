@@ -1,7 +1,5 @@
 """Does a schedule keep its contract? Every contribution exactly once, whatever the order within a step."""
 
-from __future__ import annotations
-
 from ._findings import Finding
 from ._ir import Schedule
 from ._play import Race, play

@@ -1,7 +1,5 @@
 """What a job may leave behind on a machine: shared memory and processes."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import time

@@ -1,7 +1,5 @@
 """How slow the machine is just now, and deadlines that stretch with it."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import time

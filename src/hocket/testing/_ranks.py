@@ -1,7 +1,5 @@
 """Runs a function on n real processes that form a process group, with a deadline and the first traceback."""
 
-from __future__ import annotations
-
 import faulthandler
 import multiprocessing
 import os

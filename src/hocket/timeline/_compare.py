@@ -1,7 +1,5 @@
 """Two timelines side by side: predicted and measured, or before and after."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from dataclasses import dataclass
 

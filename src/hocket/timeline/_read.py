@@ -1,7 +1,5 @@
 """Reading timelines back from the JSON that `write_perfetto` wrote, or that another tool wrote in the same format."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections import defaultdict

@@ -1,7 +1,5 @@
 """`Timeline`: what happened when, on every rank and stream; the same from a simulation and from a run."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property

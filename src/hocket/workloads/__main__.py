@@ -3,8 +3,6 @@
 Which worker it is stands in the environment, as torchrun writes it; without that it is the only one.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Multi-head attention, and the two-layer network that stands beside it in a Transformer (arXiv:1706.03762)."""
 
-from __future__ import annotations
-
 import torch.nn.functional as F
 from torch import Tensor, nn
 

@@ -1,7 +1,5 @@
 """Which cores a worker computes on. This module does not import torch: cores must be taken before torch starts."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Data sets whose items are drawn: each a function of (seed, epoch, index) alone, whichever worker asks for it."""
 
-from __future__ import annotations
-
 from typing import Any, TypeVar
 
 import numpy as np

@@ -3,8 +3,6 @@
 It follows the run directory, so it works wherever the workers are and whatever becomes of their output.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Iterable

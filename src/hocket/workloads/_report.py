@@ -1,7 +1,5 @@
 """The tables at the end of a run. Everything is read from its result."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from rich.box import SIMPLE_HEAD

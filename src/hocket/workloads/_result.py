@@ -1,7 +1,5 @@
 """The summary of a run, made from what stands in its directory."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from hocket.workloads._run import RESULT, RunDirectory

@@ -5,8 +5,6 @@ blocks of n and of one alternate, so that a change in the machine's speed meets 
 others wait in a barrier, and how much of a core they use there is measured and reported.
 """
 
-from __future__ import annotations
-
 import statistics
 import time
 from typing import Any

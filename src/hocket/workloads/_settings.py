@@ -1,7 +1,5 @@
 """What a run can be told: plain values, checked before anything starts. This module does not import torch."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Mapping

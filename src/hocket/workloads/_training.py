@@ -1,7 +1,5 @@
 """The loop that trains a workload: a user's loop, with public names only."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections import deque

@@ -1,7 +1,5 @@
 """What a run's throughput counts: images, sentences, or the tokens in its samples."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, Self
 

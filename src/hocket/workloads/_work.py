@@ -1,7 +1,5 @@
 """What a worker does in a run: train, look at the communication, judge, and compare with one worker."""
 
-from __future__ import annotations
-
 import math
 import os
 import signal

@@ -5,8 +5,6 @@ pay for the caches, the sleeping threads and the socket buffers that its predece
 operation starts on all ranks at once, and its time is that of the slowest rank.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Callable
 from functools import partial

@@ -1,7 +1,5 @@
 """What a rank of a measurement needs: its place, the groups, and a common start."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """Measures one training step of two models under several data-parallel systems in the same processes."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Callable
 from typing import Any

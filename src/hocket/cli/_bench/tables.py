@@ -1,7 +1,5 @@
 """Results as tables for people, on the terminal and in Markdown."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from rich.table import Table

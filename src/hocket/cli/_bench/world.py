@@ -1,7 +1,5 @@
 """Starts the ranks of a measurement, by mpiexec where MPI takes part, and brings back what rank 0 found."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

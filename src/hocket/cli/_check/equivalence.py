@@ -1,7 +1,5 @@
 """Does a script lose the same on n ranks as on one: reads what ranks wrote down, compares, and says what may be why."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import asdict, dataclass, field

@@ -9,8 +9,6 @@ wrapped. A wrapped function costs nothing elsewhere, while a mode that sees ever
 and keep torch.compile from working.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

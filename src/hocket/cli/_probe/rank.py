@@ -1,7 +1,5 @@
 """One rank of a probe: measures itself, then takes part in messages between pairs; rank 0 gathers everything."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket

@@ -1,7 +1,5 @@
 """From the measurements of a probe to a cluster, its document, and a table for people."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from hocket.cluster import (

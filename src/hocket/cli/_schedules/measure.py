@@ -4,8 +4,6 @@ All take turns in every round, the engine's own collective too, and an operation
 What is executed is what the backend executes: the same transport, with a table of one row.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Callable
 from datetime import timedelta

@@ -1,7 +1,5 @@
 """From words on the command line to a schedule and the cluster that it is for."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Collectives through an aggregator, and through the hosts while there is none, or for what it cannot do."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import torch

@@ -1,7 +1,5 @@
 """Whether a group has an aggregator: all its ranks must have been told of one. How it gets it, and leaves it."""
 
-from __future__ import annotations
-
 import logging
 import secrets
 import socket

@@ -1,7 +1,5 @@
 """A rank's connection to the aggregator that comes back after it was lost."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import threading

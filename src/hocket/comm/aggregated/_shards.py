@@ -1,7 +1,5 @@
 """One group at several aggregators: long messages are divided among them, short ones go to each in turn."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, Final
 

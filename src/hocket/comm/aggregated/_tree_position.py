@@ -1,7 +1,5 @@
 """Where the ranks of a group sit at its aggregators: one for all, or leaves of a tree with several ranks each."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Torch's types, operators and memory in the terms of the aggregator's protocol."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Point-to-point of MPI, through mpi4py: the executor of schedules inside an mpirun."""
 
-from __future__ import annotations
-
 import time
 from typing import Any, Final
 

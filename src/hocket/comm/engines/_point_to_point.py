@@ -1,7 +1,5 @@
 """Point-to-point of the engines, as the executor of schedules needs it."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 from typing import Any, Final
 

@@ -1,7 +1,5 @@
 """The engines: torch's own process groups, which move bytes between hosts and between GPUs."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 from typing import Any
 

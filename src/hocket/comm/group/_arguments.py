@@ -1,7 +1,5 @@
 """c10d's argument conventions: lists of one, options or bare operators, split sizes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any

@@ -1,7 +1,5 @@
 """c10d's collectives in terms of transports: users' tensors in, flat tensors across the seam, results back."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any

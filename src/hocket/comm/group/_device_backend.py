@@ -1,7 +1,5 @@
 """A backend: the transport for one kind of device in one group, with the queue that keeps its operations in order."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Chooses the transport of a group: one host, several hosts with several ranks each, or an engine for all."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Sequence
 from datetime import timedelta

@@ -1,7 +1,5 @@
 """Minima and maxima with where they are, over the ranks of a group: what torch's own operators lack."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

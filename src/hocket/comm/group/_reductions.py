@@ -1,7 +1,5 @@
 """c10d's reductions in terms of transports; see `_collectives`."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any

@@ -1,7 +1,5 @@
 """Runs the operations of one group in order, tells the observers, and ends the group when one of them breaks it."""
 
-from __future__ import annotations
-
 import copy
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The handle of an operation, and the thread that advances what was posted asynchronously."""
 
-from __future__ import annotations
-
 import _thread
 import logging
 import queue

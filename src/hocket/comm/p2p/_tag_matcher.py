@@ -6,8 +6,6 @@ for a message of its own if there is one, else a thread of the group's, so that 
 computation and a peer is never blocked because this rank does something else.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections import deque

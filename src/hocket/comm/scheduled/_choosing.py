@@ -1,7 +1,5 @@
 """Which table of choices the executor reads: the user's, a measured one, or closed forms."""
 
-from __future__ import annotations
-
 import functools
 import os
 from pathlib import Path

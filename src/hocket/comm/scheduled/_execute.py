@@ -1,7 +1,5 @@
 """Runs one endpoint's part of a schedule on real tensors, over whatever can send and receive."""
 
-from __future__ import annotations
-
 import time
 from collections import OrderedDict
 from collections.abc import Iterator

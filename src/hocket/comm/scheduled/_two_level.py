@@ -5,8 +5,6 @@ over the ranks of a host, which each reduce their part along their rail, and gat
 once for each host and not once for each rank. The order of ranks among hosts may be any.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Final
 

@@ -14,8 +14,6 @@ Four ways, chosen by size and by where the buffers lie (n ranks, S bytes):
 In all of them a result is computed in the order of ranks: bitwise the same on every rank and from run to run.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 
 import torch

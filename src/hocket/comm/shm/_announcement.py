@@ -4,8 +4,6 @@ A rank writes its announcement into its own header; the phase that follows publi
 of the sequence number: a peer may still read the one while the other is written.
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Sequence
 

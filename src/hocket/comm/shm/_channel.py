@@ -9,8 +9,6 @@ Every operation starts with a phase that carries an announcement (what the rank 
 lies); all compare them, so that a mismatch is found by all ranks in the same phase and the group stays in step.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The other collectives over one host's shared memory; each works in pieces that fit a slot, one phase a piece."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

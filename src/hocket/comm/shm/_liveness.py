@@ -1,7 +1,5 @@
 """Which peers of this host have ended: by a descriptor of each process, which says so without asking it."""
 
-from __future__ import annotations
-
 import os
 import select
 

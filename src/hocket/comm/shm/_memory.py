@@ -5,8 +5,6 @@ with the process to be used again: peers may hold mappings of an arena, and a ma
 invalidation protocol.
 """
 
-from __future__ import annotations
-
 import bisect
 import os
 import threading

@@ -1,7 +1,5 @@
 """The ranks of a group on one host: how they are, and what is said of those that are not well."""
 
-from __future__ import annotations
-
 import os
 import select
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The registration cache: mappings of peers' registered buffers, kept for the next operation on the same memory."""
 
-from __future__ import annotations
-
 import threading
 from collections import OrderedDict
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The shared-memory transport: all ranks of the group on one host."""
 
-from __future__ import annotations
-
 import torch
 
 from ..transport import Flats, ReduceOperator

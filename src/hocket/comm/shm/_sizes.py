@@ -1,7 +1,5 @@
 """Where one way of doing a collective gives way to another."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

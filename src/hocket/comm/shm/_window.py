@@ -4,8 +4,6 @@ What `ShmStreams` is for messages, this is for values that everyone may look at:
 locks, counters, rings of updates. Who needs order makes it with counters and `fence`.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """How the ranks of a group find out, through the group's store, whether shared memory can serve all of them."""
 
-from __future__ import annotations
-
 import functools
 import json
 import logging

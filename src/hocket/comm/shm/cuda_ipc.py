@@ -5,8 +5,6 @@ allocator, whose segments cannot always be exported) and torch sees them through
 phase is published the stream is drained, so that a peer that reads the phase counter finds the data.
 """
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import re

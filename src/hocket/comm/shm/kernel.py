@@ -8,8 +8,6 @@ whose release and following acquire (RCsc in the Arm architecture: STLR then LDA
 before against everything after. On any other processor shared memory is not used.
 """
 
-from __future__ import annotations
-
 import ctypes
 import platform
 import threading

@@ -1,7 +1,5 @@
 """Between users' tensors (any shape, strides, autograd) and the flat contiguous ones that transports move."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """Reduction operators as torch kernels that write into a given place."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 

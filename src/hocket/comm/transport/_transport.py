@@ -4,8 +4,6 @@ All tensors that cross it are flat, contiguous, without autograd and of one devi
 is done and returns the name of the path taken.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Protocol
 

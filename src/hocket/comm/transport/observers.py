@@ -1,7 +1,5 @@
 """The seam through which `comm` announces its operations; `profile` listens."""
 
-from __future__ import annotations
-
 import contextlib
 import contextvars
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """An order for people: one line that says what it is, and a grid of ranks and time."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Final
 

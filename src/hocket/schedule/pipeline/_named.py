@@ -1,7 +1,5 @@
 """The orders that have a name: a rule for each, and what follows from the rule without writing the order out."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Can an order be carried out, and does it compute every gradient once?"""
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter
 from collections.abc import Iterator

@@ -5,8 +5,6 @@ behave alike, no physics is solved and nothing is fetched. A label says for each
 a river, or neither.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import numpy.typing as npt
 import torch

@@ -1,7 +1,5 @@
 """Intersection over union, the usual measure of segmentation."""
 
-from __future__ import annotations
-
 import numpy as np
 import numpy.typing as npt
 

@@ -1,7 +1,5 @@
 """A small U-Net (Ronneberger et al. 2015) with batch norm: a score of each class for each pixel of a map."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn

@@ -1,7 +1,5 @@
 """How the climate segmentation is trained on synthetic maps, and judged."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any, cast
 

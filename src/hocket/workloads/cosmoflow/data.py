@@ -7,8 +7,6 @@ Sources: Bardeen et al. 1986 (the transfer function, equation G3); Coles and Jon
 the parameters: Ravanbakhsh et al. 2016, widened.
 """
 
-from __future__ import annotations
-
 import functools
 
 import numpy as np

@@ -1,7 +1,5 @@
 """CosmoFlow (Mathuriya et al. 2018, arXiv:1808.04728) in the form of MLPerf HPC: convolutions and a dense head."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

@@ -1,7 +1,5 @@
 """How CosmoFlow is trained on synthetic universes, and judged."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any, cast
 

@@ -1,7 +1,5 @@
 """Training patches and held-out photographs as torch data sets."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """PSNR as the super-resolution literature reports it: on luma, without the border."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -5,8 +5,6 @@ normalisation: one convolution into feature space, B residual blocks between a l
 upsampler, one convolution back to colour.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

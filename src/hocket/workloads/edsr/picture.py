@@ -1,7 +1,5 @@
 """A strip of panels side by side with labels: what super-resolution looks like, not only what it measures."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """How EDSR is trained and judged."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any, cast
 

@@ -1,7 +1,5 @@
 """What counting alone can do: how well a byte is predicted without, and from, the one before it."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from hocket.workloads.language_model.data import Text

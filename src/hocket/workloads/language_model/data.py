@@ -4,8 +4,6 @@ The text is what Python's own ``help()`` says about its topics: the language ref
 Python, which comes with the interpreter (another release has another edition of it).
 """
 
-from __future__ import annotations
-
 import importlib
 from dataclasses import dataclass
 

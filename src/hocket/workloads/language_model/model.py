@@ -4,8 +4,6 @@ Radford et al. 2019 ("Language models are unsupervised multitask learners"): nor
 learned positions, and one table for reading tokens and for predicting them. Tokens are bytes, 256 in all.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

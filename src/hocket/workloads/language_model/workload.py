@@ -1,7 +1,5 @@
 """How the language model is trained and judged."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any, cast

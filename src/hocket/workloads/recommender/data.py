@@ -1,7 +1,5 @@
 """Ratings as a torch data set."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from torch import Tensor

@@ -1,7 +1,5 @@
 """How well films are ranked, and what means alone can do."""
 
-from __future__ import annotations
-
 import numpy as np
 import numpy.typing as npt
 from scipy.stats import rankdata

@@ -4,8 +4,6 @@ Naumov et al. 2019 (arXiv:1906.00091). All pairs of vectors are multiplied, each
 needs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

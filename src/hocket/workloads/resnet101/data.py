@@ -1,7 +1,5 @@
 """Images with several handwritten digits each, composed of scikit-learn's; the labels are which digits occur."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

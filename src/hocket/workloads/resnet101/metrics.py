@@ -1,7 +1,5 @@
 """Mean average precision, the usual measure of multi-label classification."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

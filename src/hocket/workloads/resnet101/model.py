@@ -1,7 +1,5 @@
 """ResNet-101, version 1.5: `hocket.workloads.resnet50.model` with a deeper third stage, one score for each label."""
 
-from __future__ import annotations
-
 from hocket.workloads.resnet50.model import ResNet
 from hocket.workloads.resnet101.settings import SIZES
 

@@ -1,7 +1,5 @@
 """How ResNet-101 is trained on composed images, and judged."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any, cast
 

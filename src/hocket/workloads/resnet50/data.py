@@ -1,7 +1,5 @@
 """Made-up images, for measuring throughput without a data set."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset

@@ -4,8 +4,6 @@ He, Zhang, Ren, Sun 2015 (arXiv:1512.03385), table 1. In version 1.5 the stride 
 convolution instead of its first 1x1, as MLPerf and most published throughputs have it.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

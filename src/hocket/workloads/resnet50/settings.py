@@ -1,7 +1,5 @@
 """What a run of ResNet-50 can be told."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType

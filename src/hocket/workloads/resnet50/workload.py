@@ -1,7 +1,5 @@
 """How ResNet-50 is trained on made-up images."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any, cast
 

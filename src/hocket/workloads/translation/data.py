@@ -1,7 +1,5 @@
 """Numbers spelled in two languages, as tokens."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property
 

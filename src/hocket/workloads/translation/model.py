@@ -4,8 +4,6 @@ Vaswani et al. 2017 (arXiv:1706.03762), with normalisation before each branch in
 positions.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

@@ -5,8 +5,6 @@ on vingt and cent where nothing follows. German in one word, units before tens, 
 end. English as in America, without "and".
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping
 from types import MappingProxyType

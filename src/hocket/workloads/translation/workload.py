@@ -1,7 +1,5 @@
 """How the translation is trained and judged."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any, cast
 
