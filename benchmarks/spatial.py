@@ -52,11 +52,11 @@ class _Halos:
 
     nbytes = 0
 
-    def operation_finished(self, op: comm.Operation) -> None:
+    def operation_finished(self, op: comm.OperationRecord) -> None:
         """See Observer."""
         self.nbytes += op.nbytes if op.label == LABEL else 0
 
-    def operation_waited(self, op: comm.Operation, begin_s: float, end_s: float) -> None:
+    def operation_waited(self, op: comm.OperationRecord, begin_s: float, end_s: float) -> None:
         """See Observer."""
 
 

@@ -43,7 +43,7 @@ def test_all_lists_what_type_checkers_see() -> None:
     assert set(hocket.__all__) <= set(dir(hocket))
 
 
-@pytest.mark.parametrize("name", sorted(hocket._ROOMS))
+@pytest.mark.parametrize("name", sorted(hocket._PACKAGES))
 def test_every_public_room_loads_when_asked_for(name: str) -> None:
     assert getattr(hocket, name) is importlib.import_module(f"hocket.{name}")
 

@@ -65,7 +65,7 @@ __all__ = [
     "workloads",
 ]
 
-_ROOMS = frozenset(
+_PACKAGES = frozenset(
     {
         "aggregator",
         "algorithms",
@@ -99,7 +99,7 @@ _HOMES = {
 
 def __getattr__(name: str) -> Any:
     """Load a public name when it is first asked for (PEP 562)."""
-    if name in _ROOMS:
+    if name in _PACKAGES:
         return importlib.import_module(f"hocket.{name}")  # the import system sets the attribute by itself
     if name in _HOMES:
         value = getattr(importlib.import_module(_HOMES[name]), name)

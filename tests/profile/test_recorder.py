@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from hocket.comm import Operation, zeros
+from hocket.comm import OperationRecord, zeros
 from hocket.profile import HVPROF_BINS, Recorder, bus_factor, histogram_table
 from hocket.profile._intervals import intersection, length, union
 from hocket.testing import run_ranks
@@ -19,7 +19,7 @@ MIB = 2**20
 
 def _op(nbytes, started_s, finished_s, *, kind="all_reduce", world=4, arrived_s=None, path="shm-direct"):
     arrived_s = started_s if arrived_s is None else arrived_s
-    return Operation(
+    return OperationRecord(
         "0", 1, kind, nbytes, "float32", world, path, True, started_s, started_s, arrived_s, finished_s, None
     )  # fmt: skip
 

@@ -6,7 +6,7 @@ from types import TracebackType
 from typing import Self
 
 from hocket import comm
-from hocket.comm import Operation
+from hocket.comm import OperationRecord
 
 
 class OperationListener(ABC):
@@ -16,11 +16,11 @@ class OperationListener(ABC):
         self._stop: Callable[[], None] | None = None
 
     @abstractmethod
-    def operation_finished(self, op: Operation) -> None:
+    def operation_finished(self, op: OperationRecord) -> None:
         """See hocket.comm.Observer."""
 
     @abstractmethod
-    def operation_waited(self, op: Operation, begin_s: float, end_s: float) -> None:
+    def operation_waited(self, op: OperationRecord, begin_s: float, end_s: float) -> None:
         """See hocket.comm.Observer."""
 
     def start(self) -> None:

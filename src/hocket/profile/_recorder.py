@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from hocket.comm import Operation
+from hocket.comm import OperationRecord
 from hocket.schedule import KINDS, Collective
 
 from ._intervals import Interval, intersection, length, union
@@ -46,7 +46,7 @@ def bus_factor(kind: str, world: int) -> float:
     """Return the bus bytes per byte of the full vector: what a link of a ring would carry (nccl-tests, PERFORMANCE.md).
 
     Args:
-        kind: Kind as in `hocket.comm.Operation`.
+        kind: Kind as in `hocket.comm.OperationRecord`.
         world: Number of ranks.
     """
     return Collective(kind, world).bus_factor if kind in KINDS else 1.0
@@ -108,12 +108,12 @@ class Recorder(OperationListener):
     def __init__(self, bins: Sequence[Bin] = HVPROF_BINS, *, keep: int = 100_000) -> None:
         super().__init__()
         self._bins = tuple(bins)
-        self._finished: list[Operation] = []
-        self._waited: list[tuple[Operation, float, float]] = []
+        self._finished: list[OperationRecord] = []
+        self._waited: list[tuple[OperationRecord, float, float]] = []
         self._lock = threading.Lock()
         self._sums: dict[tuple[str, str], _Totals] = {}
         self._paths: dict[str, int] = {}
-        self._events: deque[Operation] = deque(maxlen=keep)
+        self._events: deque[OperationRecord] = deque(maxlen=keep)
         self._waits: deque[Interval] = deque(maxlen=keep)
         self._communication_s = 0.0
         self._exposed_s = 0.0
@@ -121,13 +121,13 @@ class Recorder(OperationListener):
 
     # --- listening --------------------------------------------------------------------------------------------------
 
-    def operation_finished(self, op: Operation) -> None:
+    def operation_finished(self, op: OperationRecord) -> None:
         """See hocket.comm.Observer."""
         self._finished.append(op)
         if len(self._finished) >= _FOLD_AFTER:
             self._fold()
 
-    def operation_waited(self, op: Operation, begin_s: float, end_s: float) -> None:
+    def operation_waited(self, op: OperationRecord, begin_s: float, end_s: float) -> None:
         """See hocket.comm.Observer."""
         self._waited.append((op, begin_s, end_s))
 
@@ -182,7 +182,7 @@ class Recorder(OperationListener):
         self._fold()
         return dict(self._paths)
 
-    def operations(self) -> list[Operation]:
+    def operations(self) -> list[OperationRecord]:
         """Return the last operations, in the order in which they finished."""
         self._fold()
         return list(self._events)
@@ -215,7 +215,7 @@ class Recorder(OperationListener):
                 self._waits.append((begin_s, end_s))
             self._count_time([(op.started_s, op.finished_s) for op in finished], [w[1:] for w in waited])
 
-    def _add(self, op: Operation) -> None:
+    def _add(self, op: OperationRecord) -> None:
         total = self._sum(op)
         total.count += 1
         total.nbytes += op.nbytes
@@ -225,7 +225,7 @@ class Recorder(OperationListener):
         self._paths[op.path] = self._paths.get(op.path, 0) + 1
         self._events.append(op)
 
-    def _sum(self, op: Operation) -> _Totals:
+    def _sum(self, op: OperationRecord) -> _Totals:
         for size in self._bins:
             if size.above < op.nbytes <= size.upto:
                 return self._sums.setdefault((op.kind, size.name), _Totals())

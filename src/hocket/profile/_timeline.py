@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Sequence
 
-from hocket.comm import Operation
+from hocket.comm import OperationRecord
 from hocket.timeline import Span, Timeline
 
 from ._intervals import Interval, difference
@@ -20,18 +20,18 @@ class Recent(OperationListener):
 
     def __init__(self, keep: int) -> None:
         super().__init__()
-        self._operations: deque[Operation] = deque(maxlen=keep)
+        self._operations: deque[OperationRecord] = deque(maxlen=keep)
         self._waits: deque[Interval] = deque(maxlen=keep)
 
-    def operation_finished(self, op: Operation) -> None:
+    def operation_finished(self, op: OperationRecord) -> None:
         """See hocket.comm.Observer."""
         self._operations.append(op)
 
-    def operation_waited(self, op: Operation, begin_s: float, end_s: float) -> None:
+    def operation_waited(self, op: OperationRecord, begin_s: float, end_s: float) -> None:
         """See hocket.comm.Observer."""
         self._waits.append((begin_s, end_s))
 
-    def operations(self) -> list[Operation]:
+    def operations(self) -> list[OperationRecord]:
         """Return the last operations, in the order in which they finished."""
         return list(self._operations)
 

@@ -75,7 +75,7 @@ def _fill(
     least: Any,
     rates: Any,
 ) -> None:
-    """Max-min fair rates of some flows, into `rates`; see `max_min`. All arrays beyond `rates` are room to work in."""
+    """Max-min fair rates of some flows, into `rates`; see `max_min`. The other arrays are memory to work in."""
     for index in range(links):
         left[touched[index]] = capacity[touched[index]]
     live = count

@@ -76,7 +76,7 @@ class Runner:
         return work
 
     def _run_beside(
-        self, action: Action, record: _observe.Operation | None, timeout_s: float, inference: bool
+        self, action: Action, record: _observe.OperationRecord | None, timeout_s: float, inference: bool
     ) -> BaseException | None:
         """On the progress thread, beside computation that needs the cores more than waiting does."""
         with torch.inference_mode(inference):
@@ -88,7 +88,7 @@ class Runner:
             finally:
                 self._channel.patient = False
 
-    def _run(self, action: Action, record: _observe.Operation | None, timeout_s: float) -> BaseException | None:
+    def _run(self, action: Action, record: _observe.OperationRecord | None, timeout_s: float) -> BaseException | None:
         if self._broken is not None:
             return copy.copy(self._broken)
         try:
@@ -120,12 +120,12 @@ class Runner:
         if self._channel is not None:
             self._channel.leave()
 
-    def _record(self, kind: str, payload: Any, asynchronous: bool) -> _observe.Operation:
+    def _record(self, kind: str, payload: Any, asynchronous: bool) -> _observe.OperationRecord:
         tensors = [payload] if isinstance(payload, torch.Tensor) else payload
         nbytes = sum(t.numel() * t.element_size() for t in tensors)
         dtype = str(tensors[0].dtype).removeprefix("torch.") if tensors else ""
         label = _observe.current_label()
-        return _observe.Operation(
+        return _observe.OperationRecord(
             self._name, self.seq + 1, kind, nbytes, dtype, self._size, "", asynchronous, time.perf_counter(),
             label=label,
         )  # fmt: skip

@@ -31,7 +31,7 @@ class HocketWork(Work):
     _gate: _thread.LockType | None = None
     _future: torch.futures.Future[list[torch.Tensor]] | None = None
 
-    def __init__(self, results: list[torch.Tensor], record: _observe.Operation | None) -> None:
+    def __init__(self, results: list[torch.Tensor], record: _observe.OperationRecord | None) -> None:
         super().__init__()
         self.record = record
         self._results = results

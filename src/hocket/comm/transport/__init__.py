@@ -4,7 +4,7 @@ from ._errors import CollectiveMismatchError, CollectiveTimeoutError, CommError,
 from ._flat import cut, flatten, split, write_back
 from ._reduce import ReduceOperator, reducer
 from ._transport import Flats, Transport
-from .observers import Observer, Operation, announce_message, label, observe
+from .observers import Observer, OperationRecord, announce_message, label, observe
 
 __all__ = [
     "CollectiveMismatchError",
@@ -12,7 +12,7 @@ __all__ = [
     "CommError",
     "Flats",
     "Observer",
-    "Operation",
+    "OperationRecord",
     "PeerDiedError",
     "ReduceOperator",
     "Transport",

@@ -8,7 +8,7 @@ from typing import Protocol
 
 
 @dataclass(slots=True)
-class Operation:
+class OperationRecord:
     """One collective or point-to-point operation as one rank saw it.
 
     Times are `time.perf_counter()` in seconds, which on Linux all processes of a host share.
@@ -55,10 +55,10 @@ class Operation:
 class Observer(Protocol):
     """Who wants to hear of operations. Calls may come from a progress thread and must be quick."""
 
-    def operation_finished(self, op: Operation) -> None:
+    def operation_finished(self, op: OperationRecord) -> None:
         """Learn that this rank has finished `op`."""
 
-    def operation_waited(self, op: Operation, begin_s: float, end_s: float) -> None:
+    def operation_waited(self, op: OperationRecord, begin_s: float, end_s: float) -> None:
         """Learn that the user's thread was blocked on `op` from `begin_s` to `end_s` (perf_counter seconds)."""
 
 
@@ -95,13 +95,13 @@ def current_label() -> str | None:
     return _label.get()
 
 
-def announce_finished(op: Operation) -> None:
+def announce_finished(op: OperationRecord) -> None:
     """Tell all observers that `op` has finished."""
     for observer in observers:
         observer.operation_finished(op)
 
 
-def announce_waited(op: Operation, begin_s: float, end_s: float) -> None:
+def announce_waited(op: OperationRecord, begin_s: float, end_s: float) -> None:
     """Tell all observers that the user's thread was blocked on `op`."""
     for observer in observers:
         observer.operation_waited(op, begin_s, end_s)
@@ -113,7 +113,7 @@ def announce_message(kind: str, nbytes: int, world: int, begin_s: float, end_s: 
     Messages are the handles of their callers, who alone know when they wait; sequences of them have no number.
     """
     if observers:
-        op = Operation(
+        op = OperationRecord(
             group="messages",
             seq=0,
             kind=kind,

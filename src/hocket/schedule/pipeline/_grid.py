@@ -11,14 +11,14 @@ GRID_COLUMNS: Final = 96
 
 
 def describe(order: PipelineOrder) -> str:
-    """One line: name, size, and how idle its ranks are with equal stages."""
+    """Return one line: name, size, and how idle its ranks are with equal stages."""
     stages = f"{order.stages} stages, " if order.stages_per_rank > 1 else ""
     parts = f"{order.name}: {order.world} ranks, {stages}{order.micro_batches} micro-batches"
     return f"{parts}; idle {order.idle_share():.1%}"
 
 
 def grid(order: PipelineOrder, findings: Sequence[OrderFinding] = ()) -> str:
-    """What each rank computes over time, one row a rank, one column for the time of a forward; a dot is idle.
+    """Return what each rank computes over time, one row a rank, one column for the time of a forward; a dot is idle.
 
     `F3` is the forward of micro-batch 3, `B3` its backward, which takes two columns; `I3` and `W3` are the halves for
     the inputs and for the weights. With several stages a rank the stage comes first, as in `4F3`. An action that a

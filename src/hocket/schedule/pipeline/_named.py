@@ -16,7 +16,7 @@ class NamedOrder:
     """A rule that makes an order for any number of ranks.
 
     Attributes:
-        name: As it stands in a plan.
+        name: Name as it stands in a plan.
         title: What it is, in a few words.
         source: Where it was published.
         ahead: Forwards that a rank does before it takes turns between forwards and backwards. Called with the number of
@@ -35,19 +35,19 @@ class NamedOrder:
     rounds: bool
 
     def admits(self, ranks: int, stages_per_rank: int, micro_batches: int) -> bool:
-        """Whether there is such an order for so many micro-batches."""
+        """Return whether there is such an order for so many micro-batches."""
         if micro_batches < 1:
             return False
         whole_rounds = micro_batches % max(1, micro_batches // ranks) == 0
         return whole_rounds or not (self.rounds or (stages_per_rank > 1 and self.ahead is not None))
 
     def nearest(self, ranks: int, stages_per_rank: int, micro_batches: int) -> int:
-        """The number of micro-batches nearest to this one that the order admits; of two the larger."""
+        """Return the number of micro-batches nearest to this one that the order admits; of two the larger."""
         possible = (n for n in range(1, micro_batches + ranks + 1) if self.admits(ranks, stages_per_rank, n))
         return min(possible, key=lambda n: (abs(n - micro_batches), -n))
 
     def warm_up(self, ranks: int, stages_per_rank: int, micro_batches: int, rank: int) -> int:
-        """Forwards that a rank does before its first backward."""
+        """Return the forwards that a rank does before its first backward."""
         every = micro_batches * stages_per_rank
         if self.ahead is None or self._too_few(ranks, stages_per_rank, micro_batches):
             return every
@@ -55,11 +55,11 @@ class NamedOrder:
         return min(every, self.ahead(ranks, stages_per_rank, size, rank) + 1)
 
     def in_flight(self, ranks: int, stages_per_rank: int, micro_batches: int, rank: int) -> float:
-        """As `PipelineOrder.in_flight`: a rank holds most when its warm-up ends."""
+        """Return what `PipelineOrder.in_flight` does: a rank holds most when its warm-up ends."""
         return self.warm_up(ranks, stages_per_rank, micro_batches, rank) / stages_per_rank
 
     def idle_share(self, ranks: int, stages_per_rank: int, micro_batches: int) -> float:
-        """The part of a step in which ranks with equal stages wait for the pipeline to fill and to drain."""
+        """Return the part of a step in which ranks with equal stages wait for the pipeline to fill and to drain."""
         return bubble(ranks, micro_batches, self.divisor(stages_per_rank))
 
     def build(self, ranks: int, stages_per_rank: int, micro_batches: int) -> PipelineOrder:
@@ -81,11 +81,11 @@ class NamedOrder:
         return PipelineOrder(self.name, p * v, m, rows)
 
     def _too_few(self, ranks: int, stages_per_rank: int, micro_batches: int) -> bool:
-        """Whether 1F1B would be all warm-up on the first rank, which is GPipe."""
+        """Return whether 1F1B would be all warm-up on the first rank, which is GPipe."""
         return not self.rounds and stages_per_rank == 1 and micro_batches < ranks
 
     def _in_turns(self, p: int, v: int, m: int, rank: int) -> Iterator[PipelineAction]:
-        """Some forwards ahead; then a forward and a backward in turns; then the backwards that are left.
+        """Yield some forwards ahead; then a forward and a backward in turns; then the backwards that are left.
 
         Micro-batches pass in rounds: all of a round through the rank's first stage, then through its next. Of halves
         those for the weights are done as many backwards later as there are ranks before this one.
@@ -95,7 +95,7 @@ class NamedOrder:
         ahead = min(every, self.ahead(p, v, size, rank))
 
         def at(number: int) -> tuple[int, int]:
-            """Which of the rank's stages, and which micro-batch, the forward of this number is of."""
+            """Return which of the rank's stages, and which micro-batch, the forward of this number is of."""
             turn, inside = divmod(number, size * v)
             return inside // size, turn * size + inside % size
 
@@ -118,19 +118,19 @@ class NamedOrder:
 
 
 def _breadth_first(p: int, v: int, m: int, rank: int) -> Iterator[PipelineAction]:
-    """All forwards, stage by stage, and all backwards the other way round."""
+    """Return all forwards, stage by stage, and all backwards the other way round."""
     forwards = [PipelineAction(stage, "F", n) for stage in range(rank, p * v, p) for n in range(m)]
     yield from forwards
     yield from (action._replace(kind="B") for action in reversed(forwards))
 
 
 def round_of(ranks: int, micro_batches: int) -> int:
-    """Micro-batches of a round: about as many as there are ranks."""
+    """Return the micro-batches of a round: about as many as there are ranks."""
     return micro_batches // max(1, micro_batches // ranks)
 
 
 def bubble(ranks: int, micro_batches: int, divisor: float = 1) -> float:
-    """The idle share of a step of a pipeline with balanced stages: (N-1) / (N-1 + dK).
+    """Return the idle share of a step of a pipeline with balanced stages: (N-1) / (N-1 + dK).
 
     With N ranks and K micro-batches it is GPipe's and 1F1B's for d = 1 (Huang et al. 2019); with v stages on each rank,
     interleaved, d = v (Narayanan et al. 2021); with the backward of weights last, d = 3 (Qi et al. 2023).
@@ -138,7 +138,7 @@ def bubble(ranks: int, micro_batches: int, divisor: float = 1) -> float:
     Args:
         ranks: N, those of the pipeline.
         micro_batches: K.
-        divisor: d, by how much the order divides the time to fill and to drain the pipeline.
+        divisor: Return d, by how much the order divides the time to fill and to drain the pipeline.
     """
     return (ranks - 1) / (ranks - 1 + divisor * micro_batches)
 
@@ -188,13 +188,13 @@ NAMED_ORDERS: Final = {
 
 
 def pipeline_order(spelled: str, ranks: int, stages_per_rank: int, micro_batches: int) -> PipelineOrder:
-    """The order that is meant, for a pipeline of this shape; messages are implied.
+    """Return the order that is meant, for a pipeline of this shape; messages are implied.
 
     Args:
         spelled: A name of `NAMED_ORDERS`, the path of a file with an order, or the text of one.
-        ranks: In the pipeline.
+        ranks: Ranks in the pipeline.
         stages_per_rank: Stages of each rank.
-        micro_batches: Of a step.
+        micro_batches: Micro-batches of a step.
 
     Raises:
         ScheduleError: there is no such order, it is for another shape, or it cannot be carried out (see `verify`).
@@ -244,7 +244,7 @@ def order_name(spelled: str) -> str:
 
 
 def order_for_batch(spelled: str, ranks: int, stages_per_rank: int, micro_batches: int) -> PipelineOrder:
-    """The order for a batch that may be short: GPipe's where the one that is meant does not admit so few.
+    """Return the order for a batch that may be short: GPipe's where the one that is meant does not admit so few.
 
     The gradients are the same. Arguments and errors are those of `pipeline_order`.
     """

@@ -48,8 +48,8 @@ class Played(NamedTuple):
 
     Attributes:
         sequence: (rank, action) of all that was done; each comes after all that it needs.
-        begins: Of every rank, when each action that was done began.
-        ends: Of every rank, when each of them ended.
+        begins: When each action that was done began, by rank.
+        ends: When each of them ended, by rank.
         stuck: (rank, action, what it waits for) of every rank that cannot go on.
     """
 
@@ -75,10 +75,10 @@ class PipelineOrder:
     what needs it, and messages from one rank to another are received in the order in which they are sent.
 
     Args:
-        name: For people; letters, digits and _./:+-.
-        stages: In all; a multiple of the number of ranks.
+        name: Name for people; letters, digits and _./:+-.
+        stages: Stages in all; a multiple of the number of ranks.
         micro_batches: Parts of a batch that pass through the stages.
-        ranks: Of every rank its actions.
+        ranks: Actions of every rank.
 
     Raises:
         ScheduleError: an action names a stage or a micro-batch that is not there. What else may be wrong is found by
@@ -107,7 +107,7 @@ class PipelineOrder:
                     )
 
     def __str__(self) -> str:
-        """One line for what it is, one for each rank, and its actions, 16 a line."""
+        """Return one line for what it is, one for each rank, and its actions, 16 a line."""
         lines = [f"order {self.name} ranks={self.world} stages={self.stages} micro_batches={self.micro_batches}"]
         for rank, actions in enumerate(self.ranks):
             lines.append(f"rank {rank}")
@@ -168,33 +168,33 @@ class PipelineOrder:
         return any(action.kind == "W" for rank in self.ranks for action in rank)
 
     def warm_up(self, rank: int) -> int:
-        """Forwards that a rank does before its first backward."""
+        """Return the forwards that a rank does before its first backward."""
         kinds = [action.kind for action in self.ranks[rank] if action.kind in COMPUTES]
         return next((at for at, kind in enumerate(kinds) if kind != "F"), len(kinds))
 
     def in_flight(self, rank: int) -> float:
-        """Micro-batches whose activations a rank holds at most, in units of all of its stages.
+        """Return the micro-batches whose activations a rank holds at most, in units of all of its stages.
 
         They are held from a forward to its backward, or to that half of it which is for the inputs.
         """
         return self._most(rank, {"F": 1, "B": -1, "I": -1}) / self.stages_per_rank
 
     def weights_left(self, rank: int) -> float:
-        """Micro-batches whose gradients of weights are still to be computed at most, in units of all of its stages."""
+        """Return the micro-batches whose gradients of weights are still to be computed at most, in all stages."""
         return self._most(rank, {"I": 1, "W": -1}) / self.stages_per_rank
 
     def idle_share(self) -> float:
-        """The part of the ranks' time in which they do not compute, if all stages are equal and times are `UNIT`."""
+        """Return the part of the ranks' time without computation, if all stages are equal and times are `UNIT`."""
         played = self.played
         busy = sum(UNIT[action.kind] for _, action in played.sequence if action.kind in UNIT)
         return 1 - busy / (self.world * played.seconds) if busy else 0.0
 
     def forwards(self, rank: int) -> tuple[PipelineAction, ...]:
-        """The forwards of a rank with their messages: what an evaluation does."""
+        """Return the forwards of a rank with their messages: what an evaluation does."""
         return tuple(action for action in self.ranks[rank] if action.kind in ("F", "SEND_F", "RECV_F"))
 
     def backwards(self, rank: int) -> tuple[PipelineAction, ...]:
-        """All else that a rank does."""
+        """Return all else that a rank does."""
         return tuple(action for action in self.ranks[rank] if action.kind not in ("F", "SEND_F", "RECV_F"))
 
     def _most(self, rank: int, change: dict[str, int]) -> int:
@@ -207,7 +207,7 @@ class PipelineOrder:
     # --- what happens -----------------------------------------------------------------------------------------------
 
     def needs(self, action: PipelineAction) -> Iterator[PipelineAction]:
-        """Every action that must be done before this one can be.
+        """Return every action that must be done before this one can be.
 
         What a B has made, or else an I, is called I here.
         """
@@ -264,12 +264,12 @@ class PipelineOrder:
         return Played(tuple(sequence), tuple(map(tuple, begins)), tuple(map(tuple, ends)), tuple(blocked))
 
     def computes(self) -> PipelineOrder:
-        """The same with its messages implied."""
+        """Return the same with its messages implied."""
         ranks = tuple(tuple(action for action in rank if action.kind in COMPUTES) for rank in self.ranks)
         return PipelineOrder(self.name, self.stages, self.micro_batches, ranks)
 
     def with_messages(self) -> PipelineOrder:
-        """The same with its messages written; made once.
+        """Return the same with its messages written; made once.
 
         A send follows what it sends. A receive comes where its rank is when the message is sent, as far as `played`
         tells: not later, so that the message can be on its way, and not much earlier, so that nothing waits behind it.
@@ -307,7 +307,7 @@ class PipelineOrder:
         return PipelineOrder(self.name, self.stages, self.micro_batches, tuple(ranks))
 
     def message(self, action: PipelineAction) -> PipelineAction | None:
-        """The receive on another rank of what this forward or backward has made; None if no other rank needs it."""
+        """Return another rank's receive of what this forward or backward has made; None if no other rank needs it."""
         stage, kind, micro_batch = action
         if self.world > 1 and kind == "F" and stage < self.stages - 1:
             return PipelineAction(stage + 1, "RECV_F", micro_batch)

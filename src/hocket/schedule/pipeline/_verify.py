@@ -55,7 +55,7 @@ def verify(order: PipelineOrder, *, in_flight: float | None = None, limit: int =
 
 
 def _faults(order: PipelineOrder) -> Iterator[OrderFinding]:
-    """What can be seen without letting the order happen."""
+    """Yield what can be seen without letting the order happen."""
     counts = Counter(action for rank in order.ranks for action in rank)
     places: list[dict[PipelineAction, int]] = []
     for rank, actions in enumerate(order.ranks):
@@ -80,7 +80,7 @@ def _faults(order: PipelineOrder) -> Iterator[OrderFinding]:
 
 
 def _counts(order: PipelineOrder, counts: Counter[PipelineAction]) -> Iterator[OrderFinding]:
-    """Every stage and micro-batch once each way, and every message that is needed, if any is written."""
+    """Yield faults of counts: every stage and micro-batch once each way, every needed message if any is written."""
     for stage, micro_batch in itertools.product(range(order.stages), range(order.micro_batches)):
         rank = stage % order.world
         forward, whole, inputs, weights, *messages = (
@@ -109,7 +109,7 @@ def _counts(order: PipelineOrder, counts: Counter[PipelineAction]) -> Iterator[O
 
 
 def _crossings(order: PipelineOrder) -> Iterator[OrderFinding]:
-    """Messages that are received in another order than the one in which they are sent."""
+    """Yield the messages that are received in another order than the one in which they are sent."""
     sent: dict[tuple[int, int], list[PipelineAction]] = {}
     received: dict[tuple[int, int], list[tuple[int, PipelineAction]]] = {}
     for rank, actions in enumerate(order.ranks):
