@@ -9,29 +9,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from . import _frames as wire
 from ._errors import AggregationError, AggregatorLostError, GroupFailedError
-from ._frames import (
-    MOST_SEGMENT_NBYTES,
-    SEGMENT_GRAIN,
-    SERVER_FRAMES,
-    Challenge,
-    Credit,
-    Data,
-    Done,
-    Fail,
-    FailCode,
-    Frame,
-    FrameType,
-    Join,
-    Joined,
-    Leave,
-    Level,
-    Ping,
-    Pong,
-    ProtocolError,
-    Refuse,
-    Welcome,
-)
 from ._handshake import Applicant
 from ._link import FrameLink, prepare
 from ._membership import AHEAD_NBYTES, AggregationGroup, AggregationWork
@@ -71,11 +50,13 @@ class AggregationClient:
         except OSError as error:
             raise AggregatorLostError(f"{self._where} cannot be reached: {error}") from None
         prepare(sock, max(stall_s, 1.0))
-        self._link = FrameLink(sock, frozenset({FrameType.CHALLENGE, FrameType.REFUSE}), MOST_SEGMENT_NBYTES)
+        self._link = FrameLink(
+            sock, frozenset({wire.FrameType.CHALLENGE, wire.FrameType.REFUSE}), wire.MOST_SEGMENT_NBYTES
+        )
         self._poll = select.poll()
         self._poll.register(sock, select.POLLIN)
         self._interest = select.POLLIN
-        self.welcome: Welcome | None = None
+        self.welcome: wire.Welcome | None = None
         self._applicant = Applicant(token)
         self._applicant.greet(self._link)
         try:
@@ -85,7 +66,7 @@ class AggregationClient:
             raise
 
     def join(
-        self, name: str, total: int, position: int, *, levels: Sequence[Level] | None = None, label: str = ""
+        self, name: str, total: int, position: int, *, levels: Sequence[wire.Level] | None = None, label: str = ""
     ) -> AggregationGroup:
         """Take part in a group; `AggregationGroup.wait` blocks until all members have come.
 
@@ -98,11 +79,11 @@ class AggregationClient:
         """
         with self.lock:
             self._handle += 1
-            levels = levels or (Level(total, position, position, 1),)
+            levels = levels or (wire.Level(total, position, position, 1),)
             group = AggregationGroup(self, self._handle, total, position)
             self._groups[self._handle] = group
             text = (label or f"member {position}").encode()[:200]
-            self._link.send(Join(self._handle, total, tuple(levels), name.encode(), text))
+            self._link.send(wire.Join(self._handle, total, tuple(levels), name.encode(), text))
             self._pump()
             return group
 
@@ -147,7 +128,7 @@ class AggregationClient:
         """Move bytes for a group no more, and say so while there is somebody to say it to."""
         with self.lock:
             if self._groups.pop(handle, None) is not None and group.failure is None and self.error is None:
-                self._link.send(Leave(handle))
+                self._link.send(wire.Leave(handle))
                 with contextlib.suppress(OSError):
                     self._link.flush()
 
@@ -213,10 +194,10 @@ class AggregationClient:
                 raise TimeoutError(f"it has not answered for {quiet_s:.1f} s")
             if quiet_s > self._stall_s / 4 and now_s - self._pinged_s > self._stall_s / 4:
                 self._pinged_s = now_s
-                self._link.send(Ping(0))
+                self._link.send(wire.Ping(0))
                 self._link.flush()
             return False
-        except (OSError, EOFError, ProtocolError) as error:
+        except (OSError, EOFError, wire.ProtocolError) as error:
             self.error = AggregatorLostError(f"{self._where} is lost: {error or type(error).__name__}")
             self._link.sock.close()
             raise self.error from None
@@ -240,29 +221,29 @@ class AggregationClient:
             if queued >= AHEAD_NBYTES:
                 os.sched_yield()
 
-    def _place(self, data: Data) -> memoryview:
+    def _place(self, data: wire.Data) -> memoryview:
         group = self._groups.get(data.group)
         if group is None or group.failure is not None:
             return memoryview(bytearray(data.nbytes))
         return group.place(data)
 
-    def _handle_frame(self, frame: Frame) -> None:
+    def _handle_frame(self, frame: wire.Frame) -> None:
         match frame:
-            case Ping():
-                self._link.send(Pong(frame.number))
-            case Joined() | Data() | Credit() | Done() | Fail():
+            case wire.Ping():
+                self._link.send(wire.Pong(frame.number))
+            case wire.Joined() | wire.Data() | wire.Credit() | wire.Done() | wire.Fail():
                 group = self._groups.get(frame.group)
                 if group is not None:
                     group.handle_frame(frame, self._link)
-            case Challenge():
+            case wire.Challenge():
                 self._applicant.answer(frame, self._link)
-            case Welcome():
-                if frame.segment_nbytes < SEGMENT_GRAIN or frame.window_nbytes < frame.segment_nbytes:
-                    raise ProtocolError(f"limits that allow nothing: {frame}")
+            case wire.Welcome():
+                if frame.segment_nbytes < wire.SEGMENT_GRAIN or frame.window_nbytes < frame.segment_nbytes:
+                    raise wire.ProtocolError(f"limits that allow nothing: {frame}")
                 self.welcome = frame
-                self._link.decoder.expected = SERVER_FRAMES
-            case Refuse():
-                raise ProtocolError(f"it refuses this client: {frame.reason}")
+                self._link.decoder.expected = wire.SERVER_FRAMES
+            case wire.Refuse():
+                raise wire.ProtocolError(f"it refuses this client: {frame.reason}")
 
 
 def wait_for_all(works: Sequence[AggregationWork]) -> None:
@@ -278,7 +259,7 @@ def wait_for_all(works: Sequence[AggregationWork]) -> None:
             if work.group.failure is not None:
                 raise work.group.failure
             if time.monotonic() >= work.deadline_s:
-                raise GroupFailedError(f"no time left for {work}", FailCode.TIMEOUT, None, work.sequence)
+                raise GroupFailedError(f"no time left for {work}", wire.FailCode.TIMEOUT, None, work.sequence)
         waiting = select.poll()
         moved = [client.advance(began_s, waiting) for client in clients]
         if not any(moved):

@@ -11,17 +11,7 @@ import hmac
 import secrets
 from typing import TYPE_CHECKING
 
-from ._frames import (
-    KEY_NBYTES,
-    NEWEST_VERSION,
-    NONCE_NBYTES,
-    OLDEST_VERSION,
-    Challenge,
-    FrameType,
-    Hello,
-    Proof,
-    ProtocolError,
-)
+from . import _frames as wire
 
 if TYPE_CHECKING:
     from ._link import FrameLink
@@ -29,7 +19,7 @@ if TYPE_CHECKING:
 
 def key_of(token: bytes) -> bytes:
     """Return the key of a token, by which the aggregator finds it among those that it knows."""
-    return hashlib.sha256(b"hocket aggregation key" + token).digest()[:KEY_NBYTES]
+    return hashlib.sha256(b"hocket aggregation key" + token).digest()[: wire.KEY_NBYTES]
 
 
 def prove(token: bytes, role: bytes, version: int, client_nonce: bytes, server_nonce: bytes) -> bytes:
@@ -52,22 +42,22 @@ class Applicant:
 
     def __init__(self, token: bytes) -> None:
         self._token = token
-        self._nonce = secrets.token_bytes(NONCE_NBYTES)
+        self._nonce = secrets.token_bytes(wire.NONCE_NBYTES)
 
     def greet(self, link: FrameLink) -> None:
         """Begin the handshake; the answer is a Challenge, or a Refuse."""
-        link.send(Hello(OLDEST_VERSION, NEWEST_VERSION, key_of(self._token), self._nonce))
+        link.send(wire.Hello(wire.OLDEST_VERSION, wire.NEWEST_VERSION, key_of(self._token), self._nonce))
 
-    def answer(self, challenge: Challenge, link: FrameLink) -> None:
+    def answer(self, challenge: wire.Challenge, link: FrameLink) -> None:
         """Prove itself in turn; the answer is a Welcome, or a Refuse.
 
         Raises:
             ProtocolError: the other side speaks another version, or does not hold the token.
         """
         version, theirs = challenge.version, challenge.nonce
-        if not OLDEST_VERSION <= version <= NEWEST_VERSION:
-            raise ProtocolError(f"it chose version {version} of the protocol")
+        if not wire.OLDEST_VERSION <= version <= wire.NEWEST_VERSION:
+            raise wire.ProtocolError(f"it chose version {version} of the protocol")
         if not same(challenge.proof, prove(self._token, b"server", version, self._nonce, theirs)):
-            raise ProtocolError("it does not hold the token")
-        link.send(Proof(prove(self._token, b"client", version, self._nonce, theirs)))
-        link.decoder.expected = frozenset({FrameType.WELCOME, FrameType.REFUSE})
+            raise wire.ProtocolError("it does not hold the token")
+        link.send(wire.Proof(prove(self._token, b"client", version, self._nonce, theirs)))
+        link.decoder.expected = frozenset({wire.FrameType.WELCOME, wire.FrameType.REFUSE})

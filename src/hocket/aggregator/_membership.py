@@ -10,23 +10,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final, Protocol
 
+from . import _frames as wire
 from ._errors import AggregatorLostError, GroupFailedError
-from ._frames import (
-    MOST_SEGMENT_NBYTES,
-    NOBODY,
-    SEGMENT_GRAIN,
-    Ack,
-    Credit,
-    Data,
-    Done,
-    Fail,
-    FailCode,
-    Frame,
-    Joined,
-    Open,
-    ProtocolError,
-    Welcome,
-)
 from ._kinds import COMMITTED, IN_BLOCKS, REDUCING, ElementType, Kind, Operator
 from ._link import FrameLink
 from ._pool import Array
@@ -45,14 +30,16 @@ _USUAL_SEGMENT_NBYTES: Final = 512 << 10
 _SEGMENTS: Final = 128
 
 
-def segment_nbytes(block_nbytes: int, most: int = MOST_SEGMENT_NBYTES) -> int:
+def segment_nbytes(block_nbytes: int, most: int = wire.MOST_SEGMENT_NBYTES) -> int:
     """In which pieces a block travels: a 128th of it, so that little time passes before the first piece is reduced.
 
     The aggregator adds the time of one piece to that of the whole; pieces of 8 KiB and less cost it more than they
     gain, also on links of 100 Mbit/s, and pieces of 512 KiB and more gain nothing.
     """
-    wanted = -(-block_nbytes // _SEGMENTS // SEGMENT_GRAIN) * SEGMENT_GRAIN
-    return min(max(wanted, _LEAST_SEGMENT_NBYTES), _USUAL_SEGMENT_NBYTES, most // SEGMENT_GRAIN * SEGMENT_GRAIN)
+    wanted = -(-block_nbytes // _SEGMENTS // wire.SEGMENT_GRAIN) * wire.SEGMENT_GRAIN
+    return min(
+        max(wanted, _LEAST_SEGMENT_NBYTES), _USUAL_SEGMENT_NBYTES, most // wire.SEGMENT_GRAIN * wire.SEGMENT_GRAIN
+    )
 
 
 class GroupClient(Protocol):
@@ -60,7 +47,7 @@ class GroupClient(Protocol):
 
     lock: threading.RLock
     error: AggregatorLostError | None
-    welcome: Welcome | None
+    welcome: wire.Welcome | None
 
     def drive(self, finished: Callable[[], bool], deadline_s: float, what: str) -> None:
         """Move bytes until `finished()`."""
@@ -100,7 +87,7 @@ class AggregationGroup:
                 "for all members to come",
             )
         except TimeoutError as error:
-            raise GroupFailedError(str(error), FailCode.TIMEOUT, None, 0) from None
+            raise GroupFailedError(str(error), wire.FailCode.TIMEOUT, None, 0) from None
         if self.failure is not None:
             raise self.failure
 
@@ -141,13 +128,13 @@ class AggregationGroup:
             assert welcome is not None
             self._sequence += 1
             work = AggregationWork(self, kind, self._sequence, send, receive, root, timeout_s)
-            most = min(welcome.segment_nbytes, max(SEGMENT_GRAIN, welcome.window_nbytes // _IN_FLIGHT))
+            most = min(welcome.segment_nbytes, max(wire.SEGMENT_GRAIN, welcome.window_nbytes // _IN_FLIGHT))
             piece = segment or segment_nbytes(work.block_nbytes, most)
             work.segment_nbytes = piece
             deadline_ms = max(1, min(int(timeout_s * 1000 * _SERVER_SHARE), (1 << 32) - 1))
             if self._sequence == 1:
                 self._credit_nbytes = welcome.window_nbytes
-            work.request = Open(
+            work.request = wire.Open(
                 self._handle, self._sequence, kind, operator, element, root, work.nbytes, piece, deadline_ms
             )
             self._under_way[self._sequence] = work
@@ -163,7 +150,7 @@ class AggregationGroup:
         try:
             self._client.drive(lambda: work.over or self.failure is not None, work.deadline_s, f"for {work}")
         except TimeoutError as error:
-            raise GroupFailedError(str(error), FailCode.TIMEOUT, None, work.sequence) from None
+            raise GroupFailedError(str(error), wire.FailCode.TIMEOUT, None, work.sequence) from None
         if not work.over:
             assert self.failure is not None
             raise self.failure
@@ -220,7 +207,7 @@ class AggregationGroup:
         work.sent_nbytes += nbytes
         self._advance(work, link)
 
-    def place(self, data: Data) -> memoryview:
+    def place(self, data: wire.Data) -> memoryview:
         """Return where a segment of a result shall lie.
 
         Raises:
@@ -228,31 +215,31 @@ class AggregationGroup:
         """
         work = self._under_way.get(data.sequence)
         if work is None or work.receive is None:
-            raise ProtocolError(f"a segment of operation {data.sequence}, which expects none")
+            raise wire.ProtocolError(f"a segment of operation {data.sequence}, which expects none")
         begin = data.offset - work.receive_base
         if begin < 0 or begin + data.nbytes > work.receive.nbytes or data.nbytes > work.to_come_nbytes:
-            raise ProtocolError(f"bytes {data.offset}:{data.offset + data.nbytes} of operation {data.sequence}")
+            raise wire.ProtocolError(f"bytes {data.offset}:{data.offset + data.nbytes} of operation {data.sequence}")
         work.to_come_nbytes -= data.nbytes
         return work.receive.data[begin : begin + data.nbytes]
 
-    def handle_frame(self, frame: Frame, link: FrameLink) -> None:
+    def handle_frame(self, frame: wire.Frame, link: FrameLink) -> None:
         """Handle one frame for this group."""
         match frame:
-            case Data():
+            case wire.Data():
                 work = self._under_way.get(frame.sequence)
                 if work is not None:
                     work.arrived_nbytes += frame.nbytes
                     self._advance(work, link)
-            case Credit():
+            case wire.Credit():
                 self._credit_nbytes += frame.nbytes
-            case Done():
+            case wire.Done():
                 work = self._under_way.pop(frame.sequence, None)
                 if work is not None:
                     work.over = True
-            case Joined():
+            case wire.Joined():
                 self.generation = frame.generation
-            case Fail():
-                member = None if frame.member == NOBODY else frame.member
+            case wire.Fail():
+                member = None if frame.member == wire.NOBODY else frame.member
                 self.failure = GroupFailedError(frame.reason, frame.code, member, frame.sequence)
 
     def _advance(self, work: AggregationWork, link: FrameLink) -> None:
@@ -263,7 +250,7 @@ class AggregationGroup:
         if work.kind in COMMITTED:
             if not work.acknowledged:
                 work.acknowledged = True
-                link.send(Ack(self._handle, work.sequence))
+                link.send(wire.Ack(self._handle, work.sequence))
         elif work.kind != Kind.BARRIER:
             work.over = True
             self._under_way.pop(work.sequence, None)
@@ -287,7 +274,7 @@ class AggregationWork:
         self.send = send
         self.receive = receive
         self.deadline_s = time.monotonic() + timeout_s
-        self.request: Open | None = None
+        self.request: wire.Open | None = None
         self.segment_nbytes = 0
         self.begun = False
         self.acknowledged = False

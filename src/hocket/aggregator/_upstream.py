@@ -5,29 +5,7 @@ import socket
 from collections import deque
 from collections.abc import Callable
 
-from ._frames import (
-    MOST_SEGMENT_NBYTES,
-    NOBODY,
-    SERVER_FRAMES,
-    Ack,
-    Challenge,
-    Credit,
-    Data,
-    Done,
-    Fail,
-    FailCode,
-    Frame,
-    FrameType,
-    Join,
-    Joined,
-    Leave,
-    Open,
-    Ping,
-    Pong,
-    ProtocolError,
-    Refuse,
-    Welcome,
-)
+from . import _frames as wire
 from ._group import Group
 from ._handshake import Applicant
 from ._link import FrameLink, Release
@@ -60,7 +38,9 @@ class Upstream(FrameLink):
         family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         sock = socket.socket(family, socket.SOCK_STREAM)
         sock.setblocking(False)
-        super().__init__(sock, frozenset({FrameType.CHALLENGE, FrameType.REFUSE}), MOST_SEGMENT_NBYTES, changed)
+        super().__init__(
+            sock, frozenset({wire.FrameType.CHALLENGE, wire.FrameType.REFUSE}), wire.MOST_SEGMENT_NBYTES, changed
+        )
         code = sock.connect_ex(address)
         if code not in (0, errno.EINPROGRESS):
             sock.close()
@@ -85,7 +65,7 @@ class Upstream(FrameLink):
 
     # --- the way up, called by the group ------------------------------------------------------------------------------
 
-    def open(self, request: Open) -> None:
+    def open(self, request: wire.Open) -> None:
         """See Parent."""
         self.send(request._replace(group=_HANDLE))
 
@@ -102,70 +82,72 @@ class Upstream(FrameLink):
 
     def acknowledge(self, sequence: int) -> None:
         """See Parent."""
-        self.send(Ack(_HANDLE, sequence))
+        self.send(wire.Ack(_HANDLE, sequence))
 
     def consumed(self, nbytes: int) -> None:
         """See Parent."""
         self._down_nbytes -= nbytes
         self._changed(self)
 
-    def end(self, code: FailCode, member: int, reason: str) -> None:
+    def end(self, code: wire.FailCode, member: int, reason: str) -> None:
         """See Parent."""
         if not self.over:
             self.over = True
             self._blocked.clear()
-            self.send(Leave(_HANDLE) if code == FailCode.CLOSING else Fail(_HANDLE, 0, code, member, reason))
+            self.send(
+                wire.Leave(_HANDLE) if code == wire.FailCode.CLOSING else wire.Fail(_HANDLE, 0, code, member, reason)
+            )
             self._changed(self)
 
     # --- what comes down ----------------------------------------------------------------------------------------------
 
-    def place(self, data: Data) -> memoryview:
+    def place(self, data: wire.Data) -> memoryview:
         """Return where a segment from the parent shall lie."""
         operation = self.group.operations.get(data.sequence)
         if operation is None or data.offset + data.nbytes > operation.request.nbytes:
-            raise ProtocolError(f"a segment of operation {data.sequence} from the parent, which is not under way")
+            raise wire.ProtocolError(f"a segment of operation {data.sequence} from the parent, which is not under way")
         self._incoming = self.group.pool.take(data.nbytes)
         return self._incoming.data
 
-    def handle(self, frame: Frame) -> None:
+    def handle(self, frame: wire.Frame) -> None:
         """Handle one frame of the parent's."""
         match frame:
-            case Data():
+            case wire.Data():
                 assert self._incoming is not None
                 buffer, self._incoming = self._incoming, None
                 self._down_nbytes += buffer.nbytes
                 operation = self.group.operations.get(frame.sequence)
                 if operation is not None:
                     operation.take_from_parent(frame.offset, buffer)
-            case Credit():
+            case wire.Credit():
                 self._credit_nbytes += frame.nbytes
                 self._send_allowed()
-            case Done():
+            case wire.Done():
                 operation = self.group.operations.get(frame.sequence)
                 if operation is not None:
                     operation.all_done()
-            case Fail():
+            case wire.Fail():
                 self.over = True
                 self.group.fail_position(frame.code, frame.member, frame.reason, frame.sequence)
-            case Ping():
-                self.send(Pong(frame.number))
-            case Joined():
+            case wire.Ping():
+                self.send(wire.Pong(frame.number))
+            case wire.Joined():
                 self.group.form(frame.generation)
-            case Challenge():
+            case wire.Challenge():
                 self._applicant.answer(frame, self)
-            case Welcome():
+            case wire.Welcome():
                 self._begin(frame)
-            case Refuse():
-                raise ProtocolError(f"it refuses this aggregator: {frame.reason}")
+            case wire.Refuse():
+                raise wire.ProtocolError(f"it refuses this aggregator: {frame.reason}")
 
-    def _begin(self, welcome: Welcome) -> None:
-        self.decoder.expected = SERVER_FRAMES
+    def _begin(self, welcome: wire.Welcome) -> None:
+        self.decoder.expected = wire.SERVER_FRAMES
         self._window_nbytes = self._credit_nbytes = welcome.window_nbytes
-        self.send(Join(_HANDLE, self.group.total, self.group.above, self._name, self._label))
+        self.send(wire.Join(_HANDLE, self.group.total, self.group.above, self._name, self._label))
 
     def lost(self, reason: str) -> None:
         """End with the connection, which is gone."""
         self.over = True
         self._blocked.clear()
         self.close()
-        self.group.fail_position(FailCode.PARENT_LOST, NOBODY, f"the parent aggregator is gone: {reason}")
+        self.group.fail_position(wire.FailCode.PARENT_LOST, wire.NOBODY, f"the parent aggregator is gone: {reason}")
