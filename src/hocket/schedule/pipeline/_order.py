@@ -44,7 +44,7 @@ class PipelineAction(NamedTuple):
 
 
 class Played(NamedTuple):
-    """What became of an order whose ranks compute each at its own pace, and whose messages take no time.
+    """Result of playing an order whose ranks compute each at its own pace, and whose messages take no time.
 
     Attributes:
         sequence: (rank, action) of all that was done; each comes after all that it needs.
@@ -233,7 +233,7 @@ class PipelineOrder:
 
     @cached_property
     def played(self) -> Played:
-        """What becomes of the order if times are `UNIT`, and messages take none."""
+        """Result of playing the order if times are `UNIT`, and messages take none."""
         done: dict[PipelineAction, float] = {}
         clocks, places = [0.0] * self.world, [0] * self.world
         begins: list[list[float]] = [[] for _ in self.ranks]
