@@ -56,7 +56,6 @@ class FailCode(IntEnum):
     TIMEOUT = 3
     PARENT_LOST = 4
     QUOTA = 5
-    MEMBER_STALLED = 6
     CLOSING = 7
     PROTOCOL = 8
 

@@ -152,7 +152,7 @@ def test_endpoints_that_wait_for_what_nobody_sends_are_named():
 def _point_to_point(kind):
     if kind == "gloo":
         return EnginePointToPoint(dist.group.WORLD._get_backend(torch.device("cpu")), "gloo")
-    store = dist.PrefixStore("mailbox", dist.group.WORLD.get_group_store())
+    store = dist.PrefixStore("streams", dist.group.WORLD.get_group_store())
     return open_streams(store, dist.get_rank(), dist.get_world_size(), timedelta(seconds=deadline(30)))
 
 

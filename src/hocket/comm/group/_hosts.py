@@ -23,12 +23,12 @@ class Opened(NamedTuple):
     Attributes:
         transport: Transport of the group's collectives.
         channel: The meeting place of this host's ranks, if it has one.
-        postbox: Matcher of the group's sends and receives; None where the engine does them.
+        matcher: Matcher of the group's sends and receives; None where the engine does them.
     """
 
     transport: Transport
     channel: Channel | None
-    postbox: TagMatcher | None
+    matcher: TagMatcher | None
 
 
 def open_transport(
@@ -59,16 +59,16 @@ def open_transport(
     local = mine.index(rank)
     numbers = [global_ranks[r] for r in mine]
     inner = store if len(hosts) == 1 else c10d.PrefixStore(f"host-{mine[0]}/", store)
-    mailbox = publish_streams(inner, local, len(mine)) if len(hosts) == 1 else None  # known before anyone goes on
+    streams = publish_streams(inner, local, len(mine)) if len(hosts) == 1 else None  # known before anyone goes on
     channel = _bootstrap.connect(inner, name, local, len(mine), timeout, numbers)
-    if mailbox is not None and channel is not None:
-        mailbox.map_all()
+    if streams is not None and channel is not None:
+        streams.map_all()
     if not _all_agree(store, rank, size, timeout, channel is not None):
         return Opened(scheduled, None, None)
     assert channel is not None
     inside = SharedMemoryTransport(channel)
-    if mailbox is not None:
-        return Opened(inside, channel, TagMatcher(mailbox, name, tuple(numbers), timeout.total_seconds()))
+    if streams is not None:
+        return Opened(inside, channel, TagMatcher(streams, name, tuple(numbers), timeout.total_seconds()))
     rail = [ranks[local] for ranks in hosts]
     between: Transport = ScheduledTransport(Subset(points, rail), rail.index(rank), len(rail), flat)
     between = open_beside_aggregator(between, store, name, rail, rank, global_ranks, timeout)

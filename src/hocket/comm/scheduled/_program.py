@@ -23,8 +23,6 @@ from numpy.typing import NDArray
 
 from hocket.schedule import Schedule, ScheduleError
 
-Offsets = NDArray[np.int64]
-
 LOOKAHEAD: Final = 2
 """Steps whose receives are posted ahead. Each costs memory for what it adds; two hide the hand-shake of an engine."""
 
