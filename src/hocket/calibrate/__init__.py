@@ -2,6 +2,6 @@
 
 from ._auto import auto_plan as auto_plan
 from ._calibrate import calibrate as calibrate
-from ._calibration import Calibration as Calibration
+from ._references import Calibration as Calibration
 
 __all__ = ["Calibration", "auto_plan", "calibrate"]

@@ -17,20 +17,20 @@ from hocket.planner import AXES, Plan, PlanError, PlanFinding, search, with_reas
 from hocket.workload import trial
 
 from ._calibrate import calibrate
-from ._calibration import Calibration
+from ._references import Calibration
 
 
 def auto_plan(model: torch.nn.Module, optimizer: Any, sample: Any, world: World) -> Plan:
-    """The plan that is predicted to be the fastest of those that fit; a collective operation.
+    """Return the plan that is predicted to be the fastest of those that fit; a collective operation.
 
     Pipelines are considered if the model can be traced; tensor parallelism and sharding if the optimizer can update a
     part of a parameter by itself.
 
     Args:
-        model: the user's, on the device that it trains on.
-        optimizer: the user's.
-        sample: inputs of a global batch.
-        world: all ranks.
+        model: The user's model, on the device that it trains on.
+        optimizer: The user's optimizer.
+        sample: Inputs of a global batch.
+        world: All ranks.
 
     Raises:
         PlanError: there is no sample, it is smaller than the world, or nothing fits.
@@ -63,7 +63,7 @@ def auto_plan(model: torch.nn.Module, optimizer: Any, sample: Any, world: World)
 
 
 def _say(world: World, line: str) -> None:
-    """It takes long, so the user is told."""
+    """Tell the user what takes so long."""
     if world.rank == 0:
         print(f"hocket: {line}", file=sys.stderr, flush=True)
 
@@ -71,7 +71,7 @@ def _say(world: World, line: str) -> None:
 def _chosen(
     measured: Calibration, workers: int, batch: int, fixed: dict[str, Any]
 ) -> tuple[dict[str, Any] | None, str]:
-    """The plan as JSON, or why there is none."""
+    """Return the plan as JSON, or why there is none."""
     try:
         best = search(
             measured.workload, measured.network, workers=workers, batch=batch, constants=measured.constants, fixed=fixed
@@ -102,7 +102,7 @@ def _shares_samples(model: torch.nn.Module, inputs: tuple[Any, ...], ranks: int)
 
 
 def _can_split(model: torch.nn.Module, inputs: tuple[Any, ...]) -> bool:
-    """Whether a pipeline can be made of the model: some part of it can be traced."""
+    """Return whether a pipeline can be made of the model: some part of it can be traced."""
     few = mapped(inputs, lambda one: one[:2] if one.dim() else one)
     try:
         return len(trace(model, few).steps) > 1

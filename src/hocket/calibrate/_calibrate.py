@@ -24,9 +24,8 @@ from hocket.parallel.pipeline import in_steps
 from hocket.planner import Constants, Network, fitted
 from hocket.workload import Workload, capture, trial
 
-from ._calibration import Calibration
 from ._overheads import degrees, timed, usual, with_overheads
-from ._references import run_references
+from ._references import Calibration, run_references
 
 _SIZES = (1 << 12, 1 << 20, 1 << 22)
 _ROUNDS = 8
@@ -48,10 +47,10 @@ def calibrate(
     parameters and gradients stay as they are.
 
     Args:
-        model: the user's, on the device that it trains on.
-        optimizer: the user's.
-        inputs: positional inputs of a global batch, one sample a rank at the least.
-        world: the ranks; all if not given.
+        model: The user's model, on the device that it trains on.
+        optimizer: The user's optimizer.
+        inputs: Positional inputs of a global batch, one sample a rank at the least.
+        world: The ranks; all if not given.
     """
     world = world or join()
     workload, at_once = _workload(model, optimizer, inputs, world)
@@ -70,7 +69,7 @@ def calibrate(
 
 
 def _workload(model: torch.nn.Module, optimizer: Any, inputs: tuple[Any, ...], world: World) -> tuple[Workload, float]:
-    """What each rank's part of a batch asks for, and how many ranks can compute at once as fast as one alone."""
+    """Return what each rank's part of a batch asks for, and how many ranks can compute at once as fast as one alone."""
     each = max(1, samples_in(inputs) // world.size)
     part = mapped(inputs, lambda one: one[:each] if one.dim() else one)
     kind = _kind(optimizer)
@@ -101,7 +100,7 @@ def _workload(model: torch.nn.Module, optimizer: Any, inputs: tuple[Any, ...], w
 
 
 def _steps_s(step: Callable[[], None], steps: int, device: torch.device) -> float:
-    """Seconds of each of some forward and backward passes in a row."""
+    """Return seconds of each of some forward and backward passes in a row."""
     begin = time.perf_counter()
     for _ in range(steps):
         step()

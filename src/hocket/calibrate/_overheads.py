@@ -39,11 +39,11 @@ class _Probe:
     """A chain of blocks of linear layers, and how it is trained.
 
     Attributes:
-        plan: by which.
-        layers: of a block.
-        width: of a layer.
-        rows: of a rank's part of a batch.
-        blocks: of the chain.
+        plan: Plan by which the chain is trained.
+        layers: Layers of a block.
+        width: Width of a layer.
+        rows: Rows of a rank's part of a batch.
+        blocks: Blocks of the chain.
     """
 
     plan: Plan = Plan()
@@ -54,15 +54,15 @@ class _Probe:
 
 
 def with_overheads(constants: Constants, network: Network, device: torch.device, world: World) -> Constants:
-    """The constants, completed by what was measured; a collective operation.
+    """Return the constants, completed by what was measured; a collective operation.
 
     Times of stages and blocks, whose ranks shared processors meanwhile, are brought down to those of one alone.
 
     Args:
-        constants: what collectives reach.
-        network: the ranks', as measured.
-        device: on which they train.
-        world: the ranks.
+        constants: Constants with what collectives reach.
+        network: The ranks' network, as measured.
+        device: Device on which the ranks train.
+        world: The ranks.
     """
     probes = _probes(world.size)
     steps = [_step(probe, device, world) for probe in probes.values()]
@@ -79,11 +79,11 @@ class _Measured:
     """What the probes took, and what that says of the constants.
 
     Attributes:
-        took: seconds of a step of each probe, by its name.
-        probes: what they are.
-        constants: what collectives reach.
-        network: the ranks'.
-        prefetch: whether sharded parameters are gathered while others are computed.
+        took: Seconds of a step of each probe, by its name.
+        probes: The probes, by name.
+        constants: Constants with what collectives reach.
+        network: The ranks' network.
+        prefetch: Whether sharded parameters are gathered while others are computed.
     """
 
     took: dict[str, float]
@@ -101,7 +101,7 @@ class _Measured:
         return max(each) / (_MANY - _FEW) / self.network.crowding(ranks)
 
     def of_sharded_states(self) -> dict[str, float]:
-        """What it costs a step that the optimizer's state is sharded; and gradients, for each part but the first."""
+        """Return what sharding the optimizer's state costs a step, and gradients, for each part but the first."""
         optimizer_s = self._besides("optimizer")
         more_s = max(0.0, self._besides("gradients in parts", "parts") - optimizer_s)
         wait = waiting(self.network.world)
@@ -111,7 +111,7 @@ class _Measured:
         }
 
     def of_sharded_parameters(self) -> dict[str, float]:
-        """What a block costs, each of its tensors, and what gathering reaches of its rate."""
+        """Return what a block costs, each of its tensors, and what gathering reaches of its rate."""
         ranks = self.network.world
         one, several, large = (
             self._besides(f"{prefix}parameters", than) / _BLOCKS
@@ -132,7 +132,7 @@ class _Measured:
         }
 
     def of_exchanges(self) -> dict[str, float]:
-        """What an exchange of ranks that share tensors costs, and what it reaches of its rate."""
+        """Return what an exchange of ranks that share tensors costs, and what it reaches of its rate."""
         count, thin_wire = self._exchanges("exchanges")
         exchange_s = max(0.0, self._besides("exchanges") - thin_wire) / count
         # As much is computed and sent in more exchanges, while all compute; then what sending takes is left.
@@ -165,7 +165,7 @@ class _Measured:
 
 
 def _probes(ranks: int) -> dict[str, _Probe]:
-    """What is measured, by name."""
+    """Return what is measured, by name."""
     degree = degrees(ranks)[0]
     thin, wide = (width if width % degree == 0 else width * degree for width in (_THIN, _WIDE))
     divided = Plan(tensor_parallel_degree=degree)
@@ -200,7 +200,7 @@ def _stages(ranks: int) -> int:
 
 
 def degrees(ranks: int) -> list[int]:
-    """Numbers of ranks that could divide tensors."""
+    """Return numbers of ranks that could divide tensors."""
     return [degree for degree in range(2, ranks + 1) if ranks % degree == 0]
 
 
@@ -225,15 +225,15 @@ def _model(probe: _Probe) -> torch.nn.Module:
 def in_turns(
     steps: Sequence[Callable[[], Any]], device: torch.device, world: World, *, turns: int, together: int, long_s: float
 ) -> list[float]:
-    """Seconds of a step of each, on the slowest rank; a collective operation.
+    """Return seconds of a step of each, on the slowest rank; a collective operation.
 
     Args:
-        steps: of the plans or models that are compared.
-        device: on which they compute.
-        world: the ranks.
-        turns: how often each has its turn.
-        together: steps of a turn; of several the first, which finds the caches as another left them, does not count.
-        long_s: of all turns: there are fewer where steps take long.
+        steps: Steps of the plans or models that are compared.
+        device: Device on which the steps compute.
+        world: The ranks.
+        turns: How often each step has its turn.
+        together: Steps of a turn; of several the first, which finds the caches as another left them, does not count.
+        long_s: Seconds of all turns: there are fewer where steps take long.
     """
     each: list[list[float]] = [[] for _ in steps]
     for _ in range(turns):
@@ -254,7 +254,7 @@ def _step(probe: _Probe, device: torch.device, world: World) -> Callable[[], Any
 
 
 def timed(work: Callable[[], Any], device: torch.device, world: World) -> float:
-    """Seconds that this rank's part of some work takes, which all ranks begin together."""
+    """Return seconds that this rank's part of some work takes, which all ranks begin together."""
     dist.barrier(group=world.group)
     begin = time.perf_counter()
     work()
@@ -264,6 +264,6 @@ def timed(work: Callable[[], Any], device: torch.device, world: World) -> float:
 
 
 def usual(each: list[float]) -> float:
-    """The lower quartile, without the first two: whatever disturbs a measurement makes it longer."""
+    """Return the lower quartile, without the first two: whatever disturbs a measurement makes it longer."""
     rest = each[min(2, len(each) - 1) :]
     return statistics.quantiles(rest, n=4, method="inclusive")[0] if len(rest) > 1 else rest[0]

@@ -8,6 +8,7 @@ import logging
 import time
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -16,10 +17,9 @@ import torch
 from hocket.parallel.batches import samples_in
 from hocket.parallel.compose import Trainer
 from hocket.parallel.mesh import World
-from hocket.planner import MeasuredPlan, Plan, admissible_plans, predict, reference_plans
-from hocket.workload import summed
+from hocket.planner import Constants, MeasuredPlan, Network, Plan, admissible_plans, predict, reference_plans
+from hocket.workload import Workload, summed
 
-from ._calibration import Calibration
 from ._overheads import in_turns
 
 _TURNS = 8  # over two of the phases of 10 to 20 s that shared machines have
@@ -29,6 +29,23 @@ _ALL_S = 30.0  # of all plans: no other is built after it
 _HOPELESS = 5.0  # times the fastest: no search would prefer what is predicted to take so long
 
 _log = logging.getLogger("hocket")
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What was measured, the same on every rank.
+
+    Attributes:
+        workload: The model, with the times that a rank takes when it computes alone.
+        network: The ranks' network as a ring of equals, and how many of them compute at full speed at once.
+        constants: What collectives of shards reach, and the overhead of steps, stages and blocks.
+        runs: Plans of the model that were run, on which the network's `at_once` and the overheads were fitted.
+    """
+
+    workload: Workload
+    network: Network
+    constants: Constants
+    runs: tuple[MeasuredPlan, ...] = ()
 
 
 def run_references(
@@ -45,11 +62,11 @@ def run_references(
     model itself, is left out.
 
     Args:
-        model: the user's, which stays as it is.
-        optimizer: the user's, which does, too.
-        inputs: of a global batch.
-        known: what was captured and measured so far.
-        world: the ranks.
+        model: The user's model, which stays as it is.
+        optimizer: The user's optimizer, which stays as it is.
+        inputs: Inputs of a global batch.
+        known: What was captured and measured so far.
+        world: The ranks.
 
     Returns:
         What each plan took; the same on every rank.
@@ -83,7 +100,7 @@ def run_references(
 
 
 def _chosen(known: Calibration, workers: int, batch: int) -> list[list[dict[str, Any]]]:
-    """References that there is memory for, the fastest first, in lists of those that fit at the same time."""
+    """Return references that there is memory for, the fastest first, in lists of those that fit at the same time."""
     workload, network, constants = known.workload, known.network, known.constants
     admissible = admissible_plans(workload, network, workers=workers, batch=batch, fixed={"recompute": False})
     each = [
@@ -108,7 +125,7 @@ def _chosen(known: Calibration, workers: int, batch: int) -> list[list[dict[str,
 def _built(
     plan: Plan, model: torch.nn.Module, optimizer: Any, batch: tuple[Any, ...]
 ) -> tuple[Callable[[], Any] | None, str]:
-    """A step of the plan that was made once, or why there is none: models fail in as many ways as there are models."""
+    """Return a step of the plan that was made once, or why there is none: each model fails in its own way."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of a plan that is only tried
         try:

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from hocket import comm
 from hocket.parallel.batches import BatchShard
-from hocket.parallel.data import Reducer
+from hocket.parallel.data import GradientReducer
 from hocket.parallel.mesh import Mesh
 
 from . import _arguments, _private, _random
@@ -91,7 +91,7 @@ class PipelinedSteps(Steps):
             self._reducer = None  # its hooks go with it
             if variables:
                 names, parameters = [v.path for v in variables], [v.value for v in variables]
-                self._reducer = Reducer(names, parameters, self.world, self._bucket_bytes, None)
+                self._reducer = GradientReducer(names, parameters, self.world, self._bucket_bytes, None)
             self._reduced = [id(v.value) for v in variables]
 
     def _own_variables(self) -> list[Any]:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from hocket.parallel.batches import BatchShard
-from hocket.parallel.data import Reducer, scale_gradients
+from hocket.parallel.data import GradientReducer, scale_gradients
 from hocket.parallel.mesh import World
 
 from . import _batch_norm, _private, _random, _rows, _sums
@@ -45,7 +45,7 @@ class Steps:
         self._bucket_bytes = bucket_bytes
         self._yielded: BatchShard | None = None  # of the batch that a loader gave out last and no step has taken
         self._working: BatchShard | None = None  # of the batch that a step works on
-        self._reducer: Reducer | None = None
+        self._reducer: GradientReducer | None = None
         self._reduced: list[int] = []
 
     @property
@@ -128,7 +128,7 @@ class Steps:
         self._reducer = None  # its hooks go with it
         names, parameters = [v.path for v in variables], [v.value for v in variables]
         if parameters:
-            self._reducer = Reducer(names, parameters, self.world, self._bucket_bytes, None)
+            self._reducer = GradientReducer(names, parameters, self.world, self._bucket_bytes, None)
         self._reduced = [id(p) for p in parameters]
 
     # --- steps ------------------------------------------------------------------------------------------------------

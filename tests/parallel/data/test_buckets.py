@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 import hocket
 from hocket import cluster
-from hocket.parallel.data._layout import plan
+from hocket.parallel.data._bucket import bucket_layout
 from hocket.planner import BucketSizes, Plan, predict
 from hocket.planner._bucket_sizes import MAX_BUCKET_NBYTES, MIN_BUCKET_NBYTES
 from hocket.testing import RankError, run_ranks
@@ -32,7 +32,7 @@ def test_plan_covers_all_in_order_within_sizes(
     order = list(range(len(sized)))
     random.shuffle(order)
     sizes = BucketSizes(most, min(first, most))
-    buckets = plan(order, nbytes, kinds, sizes)
+    buckets = bucket_layout(order, nbytes, kinds, sizes)
     position = {number: i for i, number in enumerate(order)}
     assert sorted(i for bucket in buckets for i in bucket) == sorted(order)
     for bucket in buckets:

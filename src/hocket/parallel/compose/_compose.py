@@ -10,7 +10,7 @@ import torch
 
 from hocket.planner import Plan
 
-from ..data import Buffers, Form, FullySharded, Replicas, Scattered, blocks, synchronise
+from ..data import BroadcastBuffers, FullySharded, Replicated, ShardedOptimizer, ShardingStrategy, blocks, synchronise
 from ..data.priority import Prioritised
 from ..mesh import Mesh, World
 from ..partition.spatial import parallelize as divide_samples
@@ -115,7 +115,7 @@ def compose(
     elements = sum(p.numel() for p in trained.values())
     # Workers that do not agree at every step compute gradients as if each were alone.
     data = mesh.data if plan.synchronisation == "every_step" else World(0, 1, None)
-    buffers = Buffers([module for module, _ in modules], data)
+    buffers = BroadcastBuffers([module for module, _ in modules], data)
     form = _form(plan, mesh, model, modules, trained, kept, places, optimizer)
     form.owned += [item for item in apart if id(item.leaf) not in frozen]
     form.frozen += [item for item in apart if id(item.leaf) in frozen]
@@ -170,13 +170,17 @@ def _form(
     frozen: dict[str, torch.nn.Parameter],
     places: dict[str, ParameterPlacement],
     optimizer: Any,
-) -> Form:
+) -> ShardingStrategy:
     if plan.priority and mesh.data.size > 1:
         return Prioritised(model, trained, frozen, places, mesh.data, plan.bucket_bytes, optimizer)
     if plan.shard == "none" or mesh.replicas.size == 1:
         averages = plan.synchronisation == "every_step"
-        return Replicas(trained, frozen, places, mesh.replicas, plan.bucket_bytes, plan.compression, averages=averages)
+        return Replicated(
+            trained, frozen, places, mesh.replicas, plan.bucket_bytes, plan.compression, averages=averages
+        )
     if plan.shard == "parameters":
         return FullySharded(modules, places, mesh.replicas, [name for name, _ in blocks(model)])
     keep = plan.shard == "optimizer"
-    return Scattered(trained, frozen, places, mesh.replicas, plan.bucket_bytes, plan.compression, keep_gradients=keep)
+    return ShardedOptimizer(
+        trained, frozen, places, mesh.replicas, plan.bucket_bytes, plan.compression, keep_gradients=keep
+    )

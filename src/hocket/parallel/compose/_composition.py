@@ -9,7 +9,7 @@ import torch
 
 from hocket.planner import Plan
 
-from ..data import Buffers, Form
+from ..data import BroadcastBuffers, ShardingStrategy
 from ..data.priority import Prioritised
 from ..mesh import Mesh
 from ..partition.spatial import SpatialParallel
@@ -45,9 +45,9 @@ class Composition:
     modules: list[tuple[torch.nn.Module, dict[str, str]]]
     places: dict[str, ParameterPlacement]
     mesh: Mesh
-    form: Form
+    form: ShardingStrategy
     passes: Passes
-    buffers: Buffers
+    buffers: BroadcastBuffers
     optimizer: Any
     plan: Plan
     elements: int

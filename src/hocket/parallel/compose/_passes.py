@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from ..batches import BatchPart
 from ..batches import batch as _batch
-from ..data import Buffers, Form
+from ..data import BroadcastBuffers, ShardingStrategy
 from ..mesh import World
 from ..pipeline import Pipeline
 
@@ -55,8 +55,8 @@ class WholePasses:
         model: torch.nn.Module,
         loss_fn: LossFn,
         reduction: Reduction,
-        form: Form,
-        buffers: Buffers,
+        form: ShardingStrategy,
+        buffers: BroadcastBuffers,
         data: World,
         *,
         answers: bool,
@@ -110,7 +110,14 @@ class StagedPasses:
     """
 
     def __init__(
-        self, pipeline: Pipeline, reduction: Reduction, form: Form, buffers: Buffers, data: World, *, answers: bool
+        self,
+        pipeline: Pipeline,
+        reduction: Reduction,
+        form: ShardingStrategy,
+        buffers: BroadcastBuffers,
+        data: World,
+        *,
+        answers: bool,
     ) -> None:
         self.answers = answers
         self._pipeline = pipeline

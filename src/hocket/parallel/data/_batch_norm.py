@@ -1,7 +1,8 @@
-"""Batch norm whose statistics are those of the samples of several ranks, on CPUs and GPUs."""
+"""Batch norm whose statistics are those of the samples of several ranks, and buffers kept as rank 0 has them."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from hocket.comm import torch_adapter
 
 from ..batches import batch as _batch
 from ..mesh import World
+from ..state import FlatBundles
 
 
 class _Normalise(torch.autograd.Function):
@@ -76,15 +78,15 @@ class _Normalise(torch.autograd.Function):
 def normalise(
     x: torch.Tensor, weight: Any, bias: Any, eps: float, world: World, counts: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Normalises over the samples of all ranks of a group; a collective operation.
+    """Normalise over the samples of all ranks of a group; a collective operation.
 
     Args:
         x: (samples, channels, ...); any part may be other ranks', or none this rank's.
-        weight: of each channel, or None.
-        bias: of each channel, or None.
-        eps: added to the variance.
-        world: the ranks.
-        counts: whether this rank's samples count in the statistics.
+        weight: Weight of each channel, or None.
+        bias: Bias of each channel, or None.
+        eps: What is added to the variance.
+        world: The ranks.
+        counts: Whether this rank's samples count in the statistics.
 
     Returns:
         What x becomes, and of each channel mean and (biased) variance, and of how many values they are.
@@ -135,7 +137,7 @@ _PLAIN = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
 def synchronise(model: nn.Module, world: World) -> list[str]:
-    """Makes every batch norm in `model` one over all ranks of `world`, in place.
+    """Make every batch norm in `model` one over all ranks of `world`, in place.
 
     Modules, parameters and buffers stay the same objects, so optimizers and hooks go on to work.
 
@@ -151,11 +153,32 @@ def synchronise(model: nn.Module, world: World) -> list[str]:
     return changed
 
 
-def synchronised_buffers(model: nn.Module, world: World) -> set[int]:
-    """Ids of the buffers that are the same on all ranks of `world` by themselves."""
+def _synchronised_buffers(model: nn.Module, world: World) -> set[int]:
+    """Return ids of the buffers that are the same on all ranks of `world` by themselves."""
     return {
         id(buffer)
         for module in model.modules()
         if isinstance(module, SynchronisedBatchNorm) and module.world.size == world.size
         for buffer in module.buffers(recurse=False)
     }
+
+
+class BroadcastBuffers:
+    """The buffers of some modules, but for those that are the same on all ranks by themselves.
+
+    Args:
+        modules: What this rank computes.
+        world: The data-parallel ranks.
+    """
+
+    def __init__(self, modules: Sequence[torch.nn.Module], world: World) -> None:
+        self._modules = list(modules)
+        self._world = world
+        self._bundles = FlatBundles(world)
+        self._equal = set().union(*(_synchronised_buffers(m, world) for m in modules)) if modules else set()
+
+    def send(self) -> None:
+        """Give all data-parallel ranks rank 0's; a collective operation."""
+        if self._world.size == 1:
+            return
+        self._bundles.broadcast(b for module in self._modules for b in module.buffers() if id(b) not in self._equal)

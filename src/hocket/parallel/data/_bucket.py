@@ -1,14 +1,15 @@
-"""One bucket: flat memory that holds gradients side by side, and the views that parameters use as `.grad`."""
+"""Buckets: flat memory that holds gradients side by side, views of it for `.grad`, and which gradients share one."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 from hocket import comm
+from hocket.planner import BucketSizes
 
 _ALIGNMENT_NBYTES = 64
 
@@ -28,11 +29,11 @@ class Bucket:
     On the CPU the memory is shared (`hocket.comm.empty`): backend "hocket" reduces it in place, without staging.
 
     Args:
-        members: numbers of the parameters.
-        parameters: the parameters, of one element type and device.
-        extra: elements to add at the end for the reducer's own use.
-        parts: how many equal parts the memory must have.
-        attached: whether to have memory from the beginning.
+        members: Numbers of the parameters.
+        parameters: The parameters, of one element type and device.
+        extra: Elements to add at the end for the reducer's own use.
+        parts: How many equal parts the memory must have.
+        attached: Whether to have memory from the beginning.
     """
 
     def __init__(
@@ -74,28 +75,28 @@ class Bucket:
         return bool(self._views)
 
     def attach(self, flat: torch.Tensor) -> None:
-        """Makes `flat` the memory of the bucket."""
+        """Make `flat` the memory of the bucket."""
         self.flat = flat
         self.tail = flat[self._end :]
         self._views = [self._make_view(slot) for slot in range(len(self.members))]
         self._holders = self._count_holders(0)
 
     def detach(self) -> None:
-        """Takes the memory away."""
+        """Take the memory away."""
         self.flat = self.tail = torch.empty(0)
         self._views = []
 
     def cut(self, flat: torch.Tensor, slot: int) -> torch.Tensor:
-        """What lies in `slot` of any flat memory of the bucket's layout, in the parameter's shape and strides."""
+        """Return what lies in `slot` of flat memory of the bucket's layout, in the parameter's shape and strides."""
         offset, numel, shape, strides = self.places[slot]
         return flat[offset : offset + numel].as_strided(shape, strides)
 
     def view(self, slot: int) -> torch.Tensor:
-        """The gradient in `slot`: the same tensor object at each call."""
+        """Return the gradient in `slot`: the same tensor object at each call."""
         return self._views[slot]
 
     def writable(self, slot: int) -> torch.Tensor:
-        """The view of `slot`, to be overwritten though it is no parameter's `.grad` at the moment.
+        """Return the view of `slot`, to be overwritten though it is no parameter's `.grad` at the moment.
 
         A program may have kept the tensor that was `.grad` in an earlier step. On one device that tensor would keep its
         values, so here it is given memory of its own first.
@@ -117,11 +118,11 @@ class Over:
     """Stands for the work of an operation that was over when it returned."""
 
     def wait(self) -> None:
-        """Has nothing to wait for."""
+        """Have nothing to wait for."""
 
 
 def _strides(parameter: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Shape and strides of the gradient: the parameter's if they fill memory without gaps, as autograd has it."""
+    """Return the gradient's shape and strides: the parameter's if they fill memory without gaps, as in autograd."""
     shape, strides = tuple(parameter.shape), parameter.stride()
     expected = 1
     for stride, size in sorted(zip(strides, shape, strict=True)):
@@ -131,3 +132,32 @@ def _strides(parameter: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]
             return shape, torch.empty(shape, device="meta").stride()
         expected *= size
     return shape, strides
+
+
+def bucket_layout(
+    order: Sequence[int], nbytes: Sequence[int], kinds: Sequence[Hashable], sizes: BucketSizes
+) -> list[list[int]]:
+    """Divide parameters among buckets, in the order in which their gradients become ready.
+
+    Args:
+        order: Numbers of the parameters, the first ready first.
+        nbytes: Bytes of each parameter's gradient, by number.
+        kinds: What cannot share a bucket with others (element type and device), by number.
+        sizes: Sizes of the buckets.
+
+    Returns:
+        For each bucket its parameters; buckets in the order in which they become full.
+    """
+    position = {number: i for i, number in enumerate(order)}
+    buckets: list[list[int]] = []
+    open_buckets: dict[Hashable, tuple[list[int], int]] = {}
+    for number in order:
+        members, filled = open_buckets.get(kinds[number], ([], 0))
+        if members and filled + nbytes[number] > (sizes.most if buckets else sizes.first):
+            buckets.append(members)
+            members, filled = [], 0
+        members.append(number)
+        open_buckets[kinds[number]] = (members, filled + nbytes[number])
+    buckets.extend(members for members, _ in open_buckets.values())
+    buckets.sort(key=lambda members: position[members[-1]])
+    return buckets

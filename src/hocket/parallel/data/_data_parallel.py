@@ -25,8 +25,8 @@ from ..state import (
     keepers,
 )
 from ._batch_norm import SynchronisedBatchNorm
-from ._reducer import Reducer
-from ._scale import scale_gradients
+from ._hooks import scale_gradients
+from ._reducer import GradientReducer
 
 _serial = itertools.count()
 _living: weakref.WeakSet[DataParallel] = weakref.WeakSet()
@@ -47,16 +47,16 @@ class DataParallel(torch.nn.Module):
     A gradient is a view of a bucket, so it must not be resized; sparse gradients are refused.
 
     Args:
-        module: the model.
-        world: the ranks.
-        bucket_bytes: most bytes of gradients that are reduced together. None: as many that there are about eight
+        module: The model.
+        world: The ranks.
+        bucket_bytes: Most bytes of gradients that are reduced together. None: as many that there are about eight
             buckets, since what the last one holds cannot be hidden behind back-propagation, but 4 MiB at least and
             64 MiB at most.
-        first_bucket_bytes: the same for the bucket that is full first, to get communication going early; None for no
+        first_bucket_bytes: Most bytes of the bucket that is full first, to get communication going early; None for no
             difference.
-        loss_reduction: whether the loss is a "mean" over the samples of the batch or a "sum".
-        broadcast_buffers: whether buffers are kept as rank 0's.
-        compression: of gradients on their way; see `hocket.planner.Plan`.
+        loss_reduction: Whether the loss is a "mean" over the samples of the batch or a "sum".
+        broadcast_buffers: Whether buffers are kept as rank 0's.
+        compression: Compression of gradients on their way; see `hocket.planner.Plan`.
 
     Raises:
         ValueError: the ranks' models have different parameters or buffers, or the arguments make no sense.
@@ -83,7 +83,7 @@ class DataParallel(torch.nn.Module):
         self._loss_reduction = loss_reduction
         self._broadcast_buffers = broadcast_buffers
         self._world = world
-        self._reducer: Reducer | None = None
+        self._reducer: GradientReducer | None = None
         self._buffers_differ = broadcast_buffers
         # Gradients that other ranks' losses send through batch norm have those ranks' weights.
         self._crosses_ranks = any(isinstance(m, SynchronisedBatchNorm) for m in module.modules())
@@ -94,7 +94,9 @@ class DataParallel(torch.nn.Module):
             check_model(module, world)
             alike = {name: parameter for name, parameter in module.named_parameters() if not is_excluded(parameter)}
             broadcast_tensors([*alike.values(), *module.buffers()], world)
-            reducer = Reducer(list(alike), list(alike.values()), world, bucket_bytes, first_bucket_bytes, compression)
+            reducer = GradientReducer(
+                list(alike), list(alike.values()), world, bucket_bytes, first_bucket_bytes, compression
+            )
             self._reducer = reducer
             for keeper in keepers(module):
                 keeper.weigh_by(_weight_of(weakref.ref(reducer)))
@@ -102,7 +104,7 @@ class DataParallel(torch.nn.Module):
         _batch.listeners.add(self)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs the model."""
+        """Run the model."""
         reducer = self._reducer
         if reducer is None or not torch.is_grad_enabled():
             return self.module(*args, **kwargs)
@@ -110,8 +112,8 @@ class DataParallel(torch.nn.Module):
         return self._after_forward(reducer, self.module(*args, **kwargs), factor)
 
     @torch_adapter.outside_compiler
-    def _before_forward(self, reducer: Reducer, inputs: Any) -> float:
-        """Gets ready for the backward pass of this forward pass; returns by what to scale its gradients besides."""
+    def _before_forward(self, reducer: GradientReducer, inputs: Any) -> float:
+        """Get ready for the backward pass of this forward pass; return by what to scale its gradients besides."""
         factor = self._weigh(reducer, _batch.current(inputs))
         reducer.prepare()
         if self.training and self._buffers_differ:
@@ -120,7 +122,7 @@ class DataParallel(torch.nn.Module):
         return factor
 
     @torch_adapter.outside_compiler
-    def _after_forward(self, reducer: Reducer, output: Any, factor: float) -> Any:
+    def _after_forward(self, reducer: GradientReducer, output: Any, factor: float) -> Any:
         if factor != 1.0:
             output = scale_gradients(output, factor)
         if reducer.synchronises:
@@ -130,7 +132,7 @@ class DataParallel(torch.nn.Module):
         return output
 
     def no_sync(self) -> AbstractContextManager[None]:
-        """A block whose forward and backward passes add up gradients on this rank alone, to be averaged by the next.
+        """Open a block whose passes add up gradients on this rank alone, to be averaged by the next backward pass.
 
         Example::
 
@@ -142,18 +144,18 @@ class DataParallel(torch.nn.Module):
         return nullcontext() if self._reducer is None else self._reducer.no_sync()
 
     def compression_report(self) -> dict[str, Any] | None:
-        """What compression of gradients has saved and cost; None where they go as they are. See docs/compression.md."""
+        """Return what compression has saved and cost; None where gradients go as they are. See docs/compression.md."""
         compression = None if self._reducer is None else self._reducer.compression
         return None if compression is None else compression.report()
 
     def send_buffers(self) -> None:
-        """Gives all ranks rank 0's buffers; a collective operation."""
+        """Broadcast rank 0's buffers to all ranks; a collective operation."""
         # Sent even if they seem unchanged: batch norm writes its statistics without raising their version counters, and
         # ranks would have to agree on it first, which costs as much as sending what most models have.
         self._bundles.broadcast(self.module.buffers())
 
     def batch_began(self, note: _batch.Note) -> None:
-        """A loader yields a batch: for losses that are computed by other methods of the model than forward.
+        """Take the batch's weight, for losses that are computed by other methods of the model than forward.
 
         What these are given cannot be seen, so that the latest batch must be meant; where other loaders are open with
         batches of another weight, the reducer refuses. Batches to evaluate have no part in it.
@@ -163,8 +165,8 @@ class DataParallel(torch.nn.Module):
         if not self._reducer.awaits_backward:
             self._reducer.set_weight(note.weight)
 
-    def _weigh(self, reducer: Reducer, note: _batch.Note | None) -> float:
-        """Sets the weight of the coming gradients; returns by what to scale those of this forward pass besides.
+    def _weigh(self, reducer: GradientReducer, note: _batch.Note | None) -> float:
+        """Set the weight of the coming gradients; return by what to scale those of this forward pass besides.
 
         A mean over the samples is weighed where gradients arrive at parameters, whatever way they come: through outputs
         of any type, or terms of the loss that the model keeps as attributes; terms of the parameters alone come out
@@ -227,38 +229,38 @@ class DataParallel(torch.nn.Module):
         return _itself, (self.module,)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """The model's state, under the model's own names."""
+        """Return the model's state, under the model's own names."""
         return self.module.state_dict(*args, **kwargs)
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Loads the model's state, under the model's own names; every rank must load the same."""
+        """Load the model's state, under the model's own names; every rank must load the same."""
         return self.module.load_state_dict(*args, **kwargs)
 
     def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, torch.nn.Parameter]]:
-        """The model's parameters, under its own names."""
+        """Return the model's parameters, under its own names."""
         return self.module.named_parameters(*args, **kwargs)
 
     def named_buffers(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, torch.Tensor]]:
-        """The model's buffers, under its own names."""
+        """Return the model's buffers, under its own names."""
         return self.module.named_buffers(*args, **kwargs)
 
     def named_modules(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, torch.nn.Module]]:
-        """The model's modules, under its own names."""
+        """Return the model's modules, under its own names."""
         modules: Iterator[tuple[str, torch.nn.Module]] = self.module.named_modules(*args, **kwargs)
         return modules
 
     def get_submodule(self, target: str) -> torch.nn.Module:
-        """A module of the model by the model's own name for it."""
+        """Return a module of the model by the model's own name for it."""
         return self.module.get_submodule(target)
 
 
 def living() -> list[DataParallel]:
-    """The distributed models of this process, in the order of their making."""
+    """Return the distributed models of this process, in the order of their making."""
     return sorted(_living, key=lambda model: model._number)
 
 
 def send_stale_buffers(world: World) -> None:
-    """Gives all ranks rank 0's buffers for every model whose ranks may have come apart; a collective operation."""
+    """Broadcast rank 0's buffers to all ranks for every model whose ranks may differ by now; a collective operation."""
     if world.size == 1:
         return
     stale = {m._number: m for m in _living if m._buffers_differ and m._reducer is not None}
@@ -275,8 +277,8 @@ def _is_distributed(module: torch.nn.Module) -> bool:
     return any(model.module is module for model in _living)
 
 
-def _weight_of(reference: weakref.ref[Reducer]) -> Callable[[], float]:
-    """Asks a reducer, while there is one, for the weight of this rank's gradients."""
+def _weight_of(reference: weakref.ref[GradientReducer]) -> Callable[[], float]:
+    """Ask a reducer, while there is one, for the weight of this rank's gradients."""
 
     def weight() -> float:
         reducer = reference()

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -13,28 +12,28 @@ from torch.distributed.fsdp import fully_shard
 
 from ..mesh import World
 from ..state import Owned, ParameterPlacement, ShardBox, is_excluded
-from ._blocks import blocks
 from ._overlap import (
-    Gather,
-    GatherAhead,
-    Reduction,
+    ForwardPrefetch,
+    OverlappedAllGather,
+    OverlappedReduceScatter,
     on_several_hosts,
 )
+from ._strategy import ShardingStrategy
 
 
-class FullySharded:
+class FullySharded(ShardingStrategy):
     """Parameters, gradients and optimizer state divided among data-parallel ranks (stage 3 of ZeRO).
 
     Each block of a module is gathered before it is computed, in the forward and in the backward pass, and its gradients
     are reduce-scattered after. What belongs to no block is held like one more. A stage of a pipeline has the blocks of
     the model that it was cut from, as far as they are in it. While a block is computed the next one is gathered and
-    the gradients of the one before are reduced, but for CPUs of one host (`_meanwhile.py`).
+    the gradients of the one before are reduced, but for CPUs of one host (`_overlap.py`).
 
     Args:
-        modules: what this rank computes, with the model's name for each of their parameters.
-        places: where each parameter lies in the model's own, by the model's names.
-        world: the ranks.
-        whole: names of the model's blocks.
+        modules: What this rank computes, with the model's name for each of their parameters.
+        places: Where each parameter lies in the model's own, by the model's names.
+        world: The ranks.
+        whole: Names of the model's blocks.
     """
 
     def __init__(
@@ -44,12 +43,10 @@ class FullySharded:
         world: World,
         whole: Sequence[str],
     ) -> None:
-        self.compression = None  # FSDP2 sends gradients as they are
-        self.owned: list[Owned] = []
-        self.frozen: list[Owned] = []
+        super().__init__()
         self._sharded: list[tuple[torch.nn.Parameter, Owned]] = []
-        self._reductions: list[Reduction] = []
-        self._ahead: list[GatherAhead] = []
+        self._reductions: list[OverlappedReduceScatter] = []
+        self._ahead: list[ForwardPrefetch] = []
         several_hosts = on_several_hosts(world)
         for module, names in modules:
             apart = {p for p in module.parameters() if is_excluded(p)}
@@ -75,19 +72,19 @@ class FullySharded:
     def _overlap(
         self, module: torch.nn.Module, groups: list[list[torch.nn.Module]], apart: set[torch.nn.Parameter]
     ) -> None:
-        """Has collectives go on meanwhile, as they do on GPUs anyway."""
+        """Have collectives overlap with computation, as they do on GPUs anyway."""
         under_way: deque[Any] = deque()
         rest = dict.fromkeys(p for p in module.parameters() if p not in apart)
         for group in [*groups, [module]]:
             parameters = [p for one in group for p in one.parameters() if p in rest]
             for parameter in parameters:
                 rest.pop(parameter, None)
-            reduction = Reduction(parameters, under_way)
+            reduction = OverlappedReduceScatter(parameters, under_way)
             self._reductions.append(reduction)
             first: Any = group[0]
-            first.set_custom_all_gather(Gather())
+            first.set_custom_all_gather(OverlappedAllGather())
             first.set_custom_reduce_scatter(reduction)
-        self._ahead.append(GatherAhead(groups))
+        self._ahead.append(ForwardPrefetch(groups))
 
     def _take(self, original: torch.nn.Parameter, sharded: Any, place: ParameterPlacement, world: World) -> None:
         local = sharded.detach().to_local()
@@ -104,19 +101,10 @@ class FullySharded:
         self.owned.append(item)
         self._sharded.append((sharded, item))
 
-    def passing(self, last: bool) -> AbstractContextManager[None]:
-        """See Form. The gradients of every pass are reduced."""
-        return nullcontext()
-
-    def adding(self) -> AbstractContextManager[None]:
-        """See Form. The gradients of every pass are reduced."""
-        return nullcontext()
-
-    def reduce(self) -> None:
-        """See Form. They have been reduced already."""
+    # Gradients are reduced in every pass, and weights gathered in the next forward: there is nothing to publish.
 
     def collect(self) -> None:
-        """See Form."""
+        """See ShardingStrategy."""
         for reduction in self._reductions:
             reduction.finish()
         for ahead in self._ahead:
@@ -125,24 +113,68 @@ class FullySharded:
             gradient: Any = sharded.grad
             item.leaf.grad = None if gradient is None else gradient.to_local()
 
-    def publish(self) -> None:
-        """See Form. The next forward pass gathers them."""
-
     def forget(self) -> None:
-        """See Form."""
+        """See ShardingStrategy."""
         for reduction in self._reductions:
             reduction.forget()
         for sharded, _ in self._sharded:
             sharded.grad = None
-        for item in self.owned:
-            item.leaf.grad = None
+        super().forget()
 
 
 def _together(module: torch.nn.Module, names: Mapping[str, str], whole: Sequence[str]) -> list[list[torch.nn.Module]]:
-    """The blocks of a module, those in one list that come from one block of the model."""
+    """Return the blocks of a module, those in one list that come from one block of the model."""
     found: dict[str, list[torch.nn.Module]] = {}
     for name, block in blocks(module):
         first = names[f"{name}.{next(iter(block.named_parameters()))[0]}"]
         key = next((one for one in whole if first.startswith(f"{one}.")), first)
         found.setdefault(key, []).append(block)
     return list(found.values())
+
+
+def blocks(model: torch.nn.Module) -> list[tuple[str, torch.nn.Module]]:
+    """Return the modules to hold, or to compute again, one at a time, in the order in which the model has them.
+
+    The elements of the model's lists and sequences (layers of a Transformer, stages of a ResNet), however deep they
+    stand, but none inside another; where a module has no lists, its children that have parameters. Left out are those
+    whose parameters other modules use too, those that are not called (as a list is not), and those without parameters.
+    """
+    uses = Counter(id(p) for m in model.modules() for p in m._parameters.values() if p is not None)
+    names: dict[int, str] = {id(module): name for name, module in model.named_modules()}
+    found: list[torch.nn.Module] = []
+    _descend(model, found)
+    return [(names[id(module)], module) for module in found if _owns_parameters(module, uses)]
+
+
+def _descend(module: torch.nn.Module, found: list[torch.nn.Module]) -> None:
+    for child in module.children():
+        if isinstance(child, torch.nn.ModuleList | torch.nn.Sequential):
+            for item in child:
+                if _uncalled(item):
+                    _descend(item, found)
+                elif _has_parameters(item):
+                    found.append(item)
+        elif _holds_list(child) or _uncalled(child):
+            _descend(child, found)
+        elif _has_parameters(child):
+            found.append(child)
+    if not found and _has_parameters(module) and isinstance(module, torch.nn.Sequential):
+        found.extend(child for child in module.children() if _has_parameters(child))
+
+
+def _uncalled(module: torch.nn.Module) -> bool:
+    """Return whether calling the module is impossible: a mere container."""
+    return type(module).forward is torch.nn.Module.forward
+
+
+def _holds_list(module: torch.nn.Module) -> bool:
+    return any(isinstance(inner, torch.nn.ModuleList | torch.nn.Sequential) for inner in module.modules())
+
+
+def _has_parameters(module: torch.nn.Module) -> bool:
+    return next(module.parameters(), None) is not None
+
+
+def _owns_parameters(module: torch.nn.Module, uses: Counter[int]) -> bool:
+    inside = Counter(id(p) for m in module.modules() for p in m._parameters.values() if p is not None)
+    return all(uses[key] == count for key, count in inside.items())

@@ -22,7 +22,7 @@ _AT_ONCE = 2  # reductions under way, whose gradients are still held whole
 
 
 def on_several_hosts(world: World) -> bool:
-    """Whether some ranks of the world share no memory; a collective operation."""
+    """Return whether some ranks of the world share no memory; a collective operation."""
     return len(set(world.from_all(host_identity()))) > 1
 
 
@@ -30,29 +30,29 @@ class _Allocating:
     """What FSDP2 asks of its collectives besides."""
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """A buffer of the collective."""
+        """Return a buffer of the collective."""
         return torch.empty(*size, dtype=dtype, device=device)
 
 
-class Gather(_Allocating):
+class OverlappedAllGather(_Allocating):
     """All-gathers that FSDP2 waits for when it needs the parameters."""
 
     def __call__(
         self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any, async_op: bool = False
     ) -> Any:
-        """Starts one."""
+        """Start one."""
         return torch_adapter.all_gather_single(output_tensor, input_tensor, group=group, async_op=True)
 
 
-class Reduction(_Allocating):
+class OverlappedReduceScatter(_Allocating):
     """Reduce-scatters of one block's gradients, which are there after `finish`.
 
     FSDP2 makes what comes out the gradient of the sharded parameters at once, before it is there, and would add it to
     what an earlier pass left; here the passes are added up instead.
 
     Args:
-        parameters: of the block, sharded.
-        under_way: the reductions of all blocks that have begun, the oldest first.
+        parameters: Parameters of the block, sharded.
+        under_way: The reductions of all blocks that have begun, the oldest first.
     """
 
     def __init__(self, parameters: Sequence[torch.nn.Parameter], under_way: deque[Any]) -> None:
@@ -64,7 +64,7 @@ class Reduction(_Allocating):
     def __call__(
         self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any, op: Any, async_op: bool = False
     ) -> Any:
-        """Starts one."""
+        """Start one."""
         self.finish()
         for parameter in self._parameters:
             if parameter.grad is not None:
@@ -78,7 +78,7 @@ class Reduction(_Allocating):
         return self._work
 
     def finish(self) -> None:
-        """Waits for the last pass, and adds the earlier ones to it."""
+        """Wait for the last pass, and add the earlier ones to it."""
         if self._work is not None:
             self._work.wait()
             if self._work in self._under_way:
@@ -91,16 +91,16 @@ class Reduction(_Allocating):
         self.forget()
 
     def forget(self) -> None:
-        """Drops what earlier passes left."""
+        """Drop what earlier passes left."""
         self._work = None
         self._sums.clear()
 
 
-class GatherAhead:
-    """Has each block of a module gathered while the one before it is computed, once it is known which that is.
+class ForwardPrefetch:
+    """Prefetches each block of a module while the one before it is computed, once it is known which that is.
 
     Args:
-        groups: modules that FSDP2 gathers together, all inside one.
+        groups: Modules that FSDP2 gathers together, all inside one.
     """
 
     def __init__(self, groups: Iterable[Sequence[Any]]) -> None:

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from hocket import comm
 from hocket.comm import torch_adapter
@@ -17,13 +16,12 @@ from hocket.planner import BucketSizes
 
 from ..batches import batch as _batch
 from ..mesh import World
-from ._bucket import Bucket, Over
+from ._bucket import Bucket, Over, bucket_layout
 from ._hooks import Ready, Scale, remove
-from ._layout import plan
-from .compression import Compression
+from ._reduction import BucketReduction
 
 
-class Reducer:
+class GradientReducer:
     """Gradients of a set of parameters, averaged over ranks.
 
     Each parameter's `.grad` becomes a view of a bucket. A hook notes when a gradient is complete; a bucket whose
@@ -31,16 +29,16 @@ class Reducer:
     operations in the same order. When back-propagation ends, whatever is missing counts as zero, and `backward()`
     returns when all buckets are reduced.
 
-    Behind the gradients the last bucket carries one element for each parameter that says whether this rank used it:
-    parameters that no rank used keep `.grad` as it was, None at the first step.
+    Parameters that no rank used keep `.grad` as it was, None at the first step.
 
     Args:
-        names: of the parameters, for messages.
-        parameters: all parameters of the model, each once, in the same order on every rank.
-        world: the ranks.
-        bucket_bytes: most bytes of a bucket; None to choose by the size of the model.
-        first_bucket_bytes: most bytes of the bucket that is full first; None for no difference.
-        compression: of the gradients; see `hocket.planner.Plan`.
+        names: Names of the parameters, for messages.
+        parameters: All parameters of the model, each once, in the same order on every rank.
+        world: The ranks.
+        bucket_bytes: Most bytes of a bucket; None to choose by the size of the model.
+        first_bucket_bytes: Most bytes of the bucket that is full first; None for no difference.
+        compression: Compression of the gradients; see `hocket.planner.Plan`.
+        reduction: How buckets are reduced; None for all-reduce with `compression`.
     """
 
     def __init__(
@@ -51,8 +49,11 @@ class Reducer:
         bucket_bytes: int | None,
         first_bucket_bytes: int | None,
         compression: str = "none",
+        *,
+        reduction: BucketReduction | None = None,
     ) -> None:
-        self.compression = None if compression == "none" else Compression(compression, world)
+        self._reduction = reduction or BucketReduction(len(parameters), world, compression)
+        self.compression = self._reduction.compression
         self.buckets: list[Bucket] = []
         self._names = list(names)
         self._parameters = list(parameters)
@@ -68,7 +69,8 @@ class Reducer:
         self._running = False  # a gradient has arrived in a back-propagation that has not ended
         self._callback_queued = False
         self._synchronise = False
-        self._seen: list[int] | None = []  # parameters as their gradients arrived; None once their order is known
+        # Parameters as their gradients arrived; None once their order is known, or cannot be changed.
+        self._seen: list[int] | None = [] if self._reduction.rebuilds else None
         self._order_observed = False
         self._build()
         weakref.finalize(self, remove, self._hooks)
@@ -95,7 +97,7 @@ class Reducer:
         return self._forward_synchronises is not None
 
     def prepare(self) -> None:
-        """Gets ready for the back-propagation of a forward pass that is about to begin."""
+        """Get ready for the back-propagation of a forward pass that is about to begin."""
         if torch_adapter.in_backward():  # activation checkpointing runs parts of forward again
             return
         if self._running or self._callback_queued:
@@ -107,12 +109,12 @@ class Reducer:
             self._adopt_order()
 
     def resize(self, bucket_bytes: int) -> None:
-        """Makes buckets of at most so many bytes, from the next forward pass on."""
+        """Make buckets of at most so many bytes, from the next forward pass on."""
         self._wanted_sizes = (bucket_bytes, None)
         self._kinds.clear()
 
     def reduce_all(self) -> None:
-        """Averages the gradients that have added up so far, after the back-propagations that made them."""
+        """Average the gradients that have added up so far, after the back-propagations that made them."""
         with self._lock:
             self._forward_synchronises = None
             self._rewind()
@@ -120,14 +122,14 @@ class Reducer:
             self._rewind()
 
     def set_weight(self, weight: float) -> None:
-        """Makes this rank's gradients count `weight` times in the average from the next back-propagation on."""
+        """Make this rank's gradients count `weight` times in the average from the next back-propagation on."""
         if weight == self.weight:
             return
         self.weight = weight
-        self._hang_weights()
+        self._hook_weights()
 
     def expect_backward(self, _: torch.Tensor | None = None) -> None:
-        """A hook for outputs of the model: has `_finish` called at the end of the back-propagation that has begun.
+        """Have `_finish` called at the end of the back-propagation that has begun; a hook for outputs of the model.
 
         With re-entrant activation checkpointing gradients arrive in back-propagations nested in the one that matters,
         and only the outputs are sure to be met in the latter.
@@ -139,36 +141,37 @@ class Reducer:
     # --- buckets ----------------------------------------------------------------------------------------------------
 
     def _build(self) -> None:
-        """Lays out the buckets for the parameters that now require gradients.
+        """Lay out the buckets for the parameters that now require gradients.
 
         Gradients that exist move into the new buckets in the next back-propagation; where there are none, the memory of
         the old buckets is free to be used again.
         """
+        if self.buckets and not self._reduction.rebuilds:
+            raise RuntimeError(
+                "parameters were frozen, thawed or converted after their optimizer state had been divided among ranks; "
+                "do it before the Trainer is made, or make a new one"
+            )
         self._kinds = [_kind(p) for p in self._parameters]
         active = [i for i in self._order if self._parameters[i].requires_grad]
         nbytes = [p.numel() * p.element_size() for p in self._parameters]
         sizes = BucketSizes.choose(sum(nbytes[i] for i in active), *self._wanted_sizes)
-        plans = plan(active, nbytes, self._kinds, sizes)
+        plans = bucket_layout(active, nbytes, self._kinds, sizes)
         self.buckets.clear()
         self._slots: dict[int, tuple[Bucket, int]] = {}
         for members in plans:
-            bucket = self._make_bucket(members, members is plans[-1])
+            parameters = [self._parameters[i] for i in members]
+            bucket = self._reduction.make_bucket(members, parameters, last=members is plans[-1])
             self.buckets.append(bucket)
             self._slots.update({i: (bucket, slot) for slot, i in enumerate(members)})
         for i in active:
             parameter = self._parameters[i]
             if i not in self._hooks:
                 self._hooks[i] = parameter.register_post_accumulate_grad_hook(Ready(self, i))  # type: ignore[no-untyped-call]
-        if self.compression is not None:
-            self.compression.rebuilt(self.buckets)
-        self._hang_weights()
+        self._reduction.laid_out(self.buckets)
+        self._hook_weights()
         self._rewind()
 
-    def _make_bucket(self, members: list[int], last: bool) -> Bucket:
-        extra = len(self._parameters) if last else 0
-        return Bucket(members, [self._parameters[i] for i in members], extra)
-
-    def _hang_weights(self) -> None:
+    def _hook_weights(self) -> None:
         for handle in self._weight_hooks:
             handle.remove()
         self._weight_hooks.clear()
@@ -179,7 +182,7 @@ class Reducer:
                     self._weight_hooks.append(parameter.register_hook(scale))  # type: ignore[no-untyped-call]
 
     def _adopt_order(self) -> None:
-        """Lays out the buckets once more, by the order in which rank 0's first gradients arrived."""
+        """Lay out the buckets once more, by the order in which rank 0's first gradients arrived."""
         seen = self._world.from_root(self._seen) or []
         self._seen, self._order_observed = None, False
         met = set(seen)
@@ -198,18 +201,19 @@ class Reducer:
             bucket.work = None
 
     def _recover(self) -> None:
-        """Back-propagation was left by an exception: waits for what had been posted, and forgets the rest."""
+        """Recover from an exception in back-propagation: wait for what had been posted, and forget the rest."""
         for bucket in self.buckets:
             if bucket.work is not None:
                 bucket.work.wait()
         if self._seen is not None:
             self._seen = []
+        self._reduction.recover()
         self._rewind()
 
     # --- back-propagation -------------------------------------------------------------------------------------------
 
     def ready(self, number: int, parameter: torch.Tensor) -> None:
-        """The gradient of parameter `number` is complete.
+        """Take notice that the gradient of parameter `number` is complete.
 
         Raises:
             TypeError: it is sparse.
@@ -248,11 +252,11 @@ class Reducer:
                 self._launch()
 
     def _adopt(self, number: int, parameter: torch.Tensor) -> None:
-        """Makes the parameter's gradient a view of its bucket, values kept."""
+        """Make the parameter's gradient a view of its bucket, values kept."""
         bucket, slot = self._slots[number]
         gradient = parameter.grad
         assert gradient is not None
-        self._open(bucket)
+        self._reduction.open(bucket)
         if gradient is bucket.view(slot):
             return
         if gradient.layout is not torch.strided:
@@ -262,39 +266,18 @@ class Reducer:
             )
         view = bucket.writable(slot)
         view.copy_(gradient.detach() if gradient.requires_grad else gradient)
-        parameter.grad = view
-
-    def _open(self, bucket: Bucket) -> None:
-        """A gradient is about to go into `bucket`."""
+        parameter.grad = view if self._reduction.attaches else None
 
     def _launch(self) -> None:
-        """Posts the reductions of the buckets that are complete and whose turn it is."""
+        """Post the reductions of the buckets that are complete and whose turn it is."""
         while self._next < len(self.buckets) and self.buckets[self._next].pending == 0:
             bucket = self.buckets[self._next]
-            last = self._next == len(self.buckets) - 1
-            if last:
-                self._mark_used(bucket.tail)
             with comm.label(f"bucket {self._next}"):
-                bucket.work = self._post(bucket, last) or Over()
+                bucket.work = self._reduction.post(bucket, self._next, self._absent) or Over()
             self._next += 1
 
-    def _post(self, bucket: Bucket, last: bool) -> Any:
-        if self.compression is not None and (exchange := self.compression.post(bucket, self._next)):
-            return exchange
-        operator = dist.ReduceOp.AVG
-        if bucket.flat.dtype is torch.float16:  # a sum may be beyond its range where the average is not
-            bucket.flat.div_(self._world.size)
-            operator = dist.ReduceOp.SUM
-        # Nothing is left to hide the last one behind: it may run on this thread.
-        return dist.all_reduce(bucket.flat, op=operator, group=self._world.group, async_op=not last)
-
-    def _mark_used(self, tail: torch.Tensor) -> None:
-        tail.fill_(1)
-        if self._absent:
-            tail[self._absent] = 0
-
     def _finish(self) -> None:
-        """Back-propagation has ended: reduces what is left and waits for all."""
+        """End back-propagation: reduce what is left and wait for all."""
         with self._lock:
             if not self._running:  # torch.autograd.grad has passed through the outputs: nothing was accumulated
                 self._callback_queued = False
@@ -310,27 +293,18 @@ class Reducer:
             if self._arrived[i]:
                 continue
             if self._parameters[i].grad is None:
-                self._open(bucket)
+                self._reduction.open(bucket)
                 bucket.writable(slot).zero_()
                 self._absent.append(i)
             else:  # from an earlier back-propagation
                 self._adopt(i, self._parameters[i])
             bucket.pending -= 1
         self._launch()
-        for bucket in self.buckets:
-            bucket.work.wait()
-        self._settle()
+        for i in self._reduction.settle(self._absent):
+            bucket, slot = self._slots[i]
+            self._parameters[i].grad = bucket.view(slot)
         if self.compression is not None:
             self.compression.reduced()
-
-    def _settle(self) -> None:
-        """All buckets are reduced: parameters that other ranks used have a gradient here too."""
-        if self._absent:
-            used = self.buckets[-1].tail.tolist()
-            for i in self._absent:
-                if used[i]:
-                    bucket, slot = self._slots[i]
-                    self._parameters[i].grad = bucket.view(slot)
 
 
 def _kind(parameter: torch.Tensor) -> tuple[bool, torch.dtype, torch.device]:

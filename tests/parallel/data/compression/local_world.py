@@ -9,15 +9,15 @@ import torch
 import torch.distributed as dist
 
 from hocket.parallel.data.compression import (
+    BucketJob,
+    BucketMemory,
     Compressor,
-    Job,
-    Link,
+    CountingGroup,
     Matrix,
-    Memory,
 )
 
 
-class LocalLink(Link):
+class LocalLink(CountingGroup):
     """Notes what is asked of it, until all ranks have."""
 
     def __init__(self, rank: int, size: int) -> None:
@@ -91,14 +91,14 @@ class LocalWorld:
         for rank in range(n):
             flat = torch.zeros(padded, dtype=dtype)
             self.jobs.append(
-                Job(
+                BucketJob(
                     flat=flat,
                     out=flat.view(n, -1)[rank] if scattered else flat,
                     scattered=scattered,
                     matrices=matrices,
                     gaps=torch.arange(numel, padded),
                     link=LocalLink(rank, n),
-                    memory=Memory(),
+                    memory=BucketMemory(),
                     generator=torch.Generator().manual_seed(seed + rank),
                 )
             )

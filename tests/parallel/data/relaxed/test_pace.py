@@ -10,14 +10,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hocket.parallel.data.relaxed._board import RUNNING, State
+from hocket.parallel.data.relaxed._board import RUNNING, WorkerState
 from hocket.parallel.data.relaxed._pace import (
     Pace,
     Rule,
     most_missed,
 )
 
-Message = tuple[State, bool]
+Message = tuple[WorkerState, bool]
 
 
 class Post:
@@ -45,24 +45,24 @@ class PostBoard:
 
     def __init__(self, post: Post, rank: int, size: int) -> None:
         self.rank, self.size, self._post = rank, size, post
-        self.states = [State(0, 0, 0, RUNNING, (0,) * size)] * size
+        self.states = [WorkerState(0, 0, 0, RUNNING, (0,) * size)] * size
         self.arrived: list[deque[tuple[int, ...]]] = [deque() for _ in range(size)]
 
     def slot(self) -> torch.Tensor:
         raise AssertionError("updates have no bytes here")
 
-    def _send(self, state: State, update: bool) -> None:
+    def _send(self, state: WorkerState, update: bool) -> None:
         for peer in range(self.size):
             if peer != self.rank:
                 self._post.ways[self.rank, peer].append((state, update))
 
-    def publish(self, state: State) -> None:
+    def publish(self, state: WorkerState) -> None:
         self._send(state, True)
 
-    def tell(self, state: State) -> None:
+    def tell(self, state: WorkerState) -> None:
         self._send(state, False)
 
-    def state(self, peer: int) -> State:
+    def state(self, peer: int) -> WorkerState:
         return self.states[peer]
 
     def next(self, peer: int, taken: int) -> tuple[tuple[int, ...], torch.Tensor] | None:

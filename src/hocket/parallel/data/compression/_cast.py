@@ -1,4 +1,4 @@
-"""Gradients in a smaller floating-point type."""
+"""Gradients in a smaller floating-point type: float16 or bfloat16."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any, ClassVar
 
 import torch
 
-from ._compressor import Compressor, Job
+from ._compressor import BucketJob, Compressor
 
 
 class Cast(Compressor):
-    """Rounds to a type of two bytes and sums in it; divided by the number of ranks first, so that the sum has room."""
+    """Rounds to two bytes and sums in that type, divided by the number of ranks first, so that sums stay in range."""
 
     dtype: ClassVar[torch.dtype]
 
@@ -19,7 +19,7 @@ class Cast(Compressor):
         """Types of two bytes are small enough as they are."""
         return dtype.is_floating_point and dtype.itemsize > self.dtype.itemsize
 
-    def exchange(self, job: Job) -> Iterator[Any]:
+    def exchange(self, job: BucketJob) -> Iterator[Any]:
         """See Compressor."""
         flat, link = job.flat, job.link
         wire = job.memory.wire("wire", [flat.numel()], self.dtype, flat.device)
@@ -35,6 +35,23 @@ class Cast(Compressor):
         yield link.reduce_scatter(mine, wire)
         job.out.copy_(mine)
 
-    def announced(self, job: Job) -> list[tuple[str, int]]:
+    def announced(self, job: BucketJob) -> list[tuple[str, int]]:
         """See Compressor: two bytes an element."""
         return [("reduce_scatter" if job.scattered else "all_reduce", job.flat.numel() * self.dtype.itemsize)]
+
+
+class Fp16(Cast):
+    """IEEE half precision: 11 bits of precision, values of the average from 6e-8 to 65504 in size.
+
+    Horovod's `Compression.fp16` (Sergeev and Del Balso 2018). What is larger becomes infinite on every rank.
+    """
+
+    name = "fp16"
+    dtype = torch.float16
+
+
+class Bf16(Cast):
+    """The upper half of a float32: its range, with 8 bits of precision (Kalamkar et al. 2019)."""
+
+    name = "bf16"
+    dtype = torch.bfloat16

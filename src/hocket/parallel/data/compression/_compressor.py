@@ -8,19 +8,60 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 import torch
+import torch.distributed as dist
 
 from hocket import comm
+from hocket.comm import torch_adapter
 
-from ._link import Link
+
+class CountingGroup:
+    """A group of ranks whose collectives are asynchronous, and counted by the bytes that each rank sends.
+
+    Args:
+        group: torch's process group.
+        rank: This rank's number in the group.
+        size: How many ranks there are.
+
+    Attributes:
+        sent_nbytes: What a rank has sent so far, by bandwidth-optimal algorithms: 2 (n - 1) / n of the vector for an
+            all_reduce, (n - 1) / n of it for the others.
+    """
+
+    def __init__(self, group: Any, rank: int, size: int) -> None:
+        self.group, self.rank, self.size = group, rank, size
+        self.sent_nbytes = 0.0
+
+    def all_reduce(self, tensor: torch.Tensor, operator: Any = dist.ReduceOp.SUM) -> Any:
+        """Sum in place."""
+        self._count(tensor, 2)
+        return dist.all_reduce(tensor, op=operator, group=self.group, async_op=True)
+
+    def reduce_scatter(self, mine: torch.Tensor, tensor: torch.Tensor) -> Any:
+        """Sum, and put this rank's n-th of the sum into `mine`."""
+        self._count(tensor, 1)
+        return torch_adapter.reduce_scatter_single(mine, tensor, group=self.group, async_op=True)
+
+    def all_gather(self, every: torch.Tensor, mine: torch.Tensor) -> Any:
+        """Put every rank's `mine`, by rank, into `every`, shape [n, ...]."""
+        self._count(every, 1)
+        return torch_adapter.all_gather_single(every.view(-1), mine.view(-1), group=self.group, async_op=True)
+
+    def all_to_all(self, received: torch.Tensor, given: torch.Tensor) -> Any:
+        """Send row r of `given`, shape [n, ...], to rank r, whose row for this rank goes to row r of `received`."""
+        self._count(given, 1)
+        return dist.all_to_all_single(received.view(-1), given.view(-1), group=self.group, async_op=True)
+
+    def _count(self, tensor: torch.Tensor, ways: int) -> None:
+        self.sent_nbytes += ways * (self.size - 1) / self.size * tensor.numel() * tensor.element_size()
 
 
 class Matrix(NamedTuple):
     """A gradient inside a bucket's flat memory, as the matrix that low-rank methods see.
 
     Attributes:
-        offset: of its first element.
-        rows: the size of the axis with the largest stride.
-        columns: all other axes.
+        offset: Offset of its first element.
+        rows: The size of the axis with the largest stride.
+        columns: The product of all other axes.
     """
 
     offset: int
@@ -28,25 +69,25 @@ class Matrix(NamedTuple):
     columns: int
 
     def of(self, flat: torch.Tensor) -> torch.Tensor:
-        """The matrix in any flat memory of the bucket's layout, shape [rows, columns]."""
+        """Return the matrix in any flat memory of the bucket's layout, shape [rows, columns]."""
         return flat[self.offset : self.offset + self.rows * self.columns].view(self.rows, self.columns)
 
 
-class Memory:
+class BucketMemory:
     """Tensors that a compressor keeps for one bucket from step to step: residuals, and buffers to be used again."""
 
     def __init__(self) -> None:
         self._kept: dict[str, torch.Tensor] = {}
 
     def zeros(self, name: str, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """The tensor of this name: zeros at the first call, and later as it was left."""
+        """Return the tensor of this name: zeros at the first call, and later as it was left."""
         found = self._kept.get(name)
         if found is None or found.shape != torch.Size(shape) or found.dtype != dtype or found.device != device:
             found = self._kept[name] = torch.zeros(tuple(shape), dtype=dtype, device=device)
         return found
 
     def wire(self, name: str, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """The same for what is sent or received: on the CPU it lies where backend "hocket" needs no staging."""
+        """Return the same for what is sent or received: on the CPU it lies where backend "hocket" needs no staging."""
         found = self._kept.get(name)
         if found is None or found.shape != torch.Size(shape) or found.dtype != dtype:
             made = comm.zeros(tuple(shape), dtype=dtype) if device.type == "cpu" else None
@@ -55,7 +96,7 @@ class Memory:
         return found
 
     def find(self, name: str) -> torch.Tensor | None:
-        """The tensor of this name, if there is one."""
+        """Return the tensor of this name, if there is one."""
         return self._kept.get(name)
 
     @property
@@ -65,20 +106,20 @@ class Memory:
 
 
 @dataclass(slots=True)
-class Job:
+class BucketJob:
     """One bucket's gradients in one step.
 
     Attributes:
-        flat: the gradients of this rank, side by side; a float type, shape [numel].
-        out: where their average goes: `flat` itself, or this rank's part of it, shape [numel / world].
-        scattered: whether each rank needs its part only.
-        matrices: the gradients in `flat`.
-        gaps: places in `flat` that belong to none of them, int64; they hold zeros.
-        link: the ranks.
-        memory: of this bucket.
-        generator: random numbers, other ones on every rank.
-        measure: whether to find out what error compression makes this time.
-        error: of what was sent: ||C(x) - x|| / ||x||; None where it was not measured.
+        flat: The gradients of this rank, side by side; a float type, shape [numel].
+        out: Where the average goes: `flat` itself, or this rank's part of it, shape [numel / world].
+        scattered: Whether each rank needs its part only.
+        matrices: The gradients in `flat`.
+        gaps: Places in `flat` that belong to no gradient, int64; they hold zeros.
+        link: The ranks and their collectives.
+        memory: Memory of this bucket.
+        generator: Random numbers, other ones on every rank.
+        measure: Whether to find out what error compression makes this time.
+        error: Error of what was sent: ||C(x) - x|| / ||x||; None where it was not measured.
     """
 
     flat: torch.Tensor
@@ -86,8 +127,8 @@ class Job:
     scattered: bool
     matrices: Sequence[Matrix]
     gaps: torch.Tensor
-    link: Link
-    memory: Memory
+    link: CountingGroup
+    memory: BucketMemory
     generator: torch.Generator
     measure: bool = False
     error: float | None = None
@@ -98,7 +139,7 @@ class Job:
         return torch.float64 if self.flat.dtype is torch.float64 else torch.float32
 
     def note(self, left: torch.Tensor, squares: float) -> None:
-        """Notes the error: what was left of a vector whose squares added up to `squares`."""
+        """Note the error: what was left of a vector whose squares added up to `squares`."""
         self.error = float(torch.linalg.vector_norm(left)) / squares**0.5 if squares > 0 else 0.0
 
 
@@ -106,9 +147,9 @@ class Compressor(ABC):
     """How gradients are made smaller before they are averaged. Every rank gets the same average, bit by bit.
 
     Attributes:
-        name: in plans.
-        unbiased: whether the expected value of what is sent is what was to be sent.
-        feedback: whether what is not sent is added to the next step's gradients.
+        name: The compressor's name in plans.
+        unbiased: Whether the expected value of what is sent is what was to be sent.
+        feedback: Whether what is not sent is added to the next step's gradients.
     """
 
     name: ClassVar[str]
@@ -116,32 +157,32 @@ class Compressor(ABC):
     feedback: ClassVar[bool] = False
 
     @abstractmethod
-    def exchange(self, job: Job) -> Iterator[Any]:
-        """Averages over ranks: a generator that yields each operation it has posted, and goes on when that is over.
+    def exchange(self, job: BucketJob) -> Iterator[Any]:
+        """Average over ranks: a generator that yields each operation it has posted, and goes on when that is over.
 
         It must have read `job.flat` before its first yield, and have written `job.out` at its end. A gradient that is
         not finite makes the average not finite on every rank, and leaves no trace in what is kept for later steps.
         """
 
     @abstractmethod
-    def announced(self, job: Job) -> list[tuple[str, int]]:
-        """Kind and bytes of the operations that `exchange` posts for such a job, as `hocket.comm` announces them."""
+    def announced(self, job: BucketJob) -> list[tuple[str, int]]:
+        """Return kind and bytes of the operations that `exchange` posts for a job, as `hocket.comm` announces them."""
 
     def takes(self, dtype: torch.dtype) -> bool:
-        """Whether gradients of this type are compressed; others go as they are."""
+        """Return whether gradients of this type are compressed; others go as they are."""
         return dtype.is_floating_point
 
-    def residual(self, job: Job) -> torch.Tensor | None:
-        """What is kept for later steps, in the layout of `job.flat`: a copy; None where nothing is."""
+    def residual(self, job: BucketJob) -> torch.Tensor | None:
+        """Return what is kept for later steps, in the layout of `job.flat`: a copy; None where nothing is."""
         return None
 
-    def restore(self, job: Job, residual: torch.Tensor) -> None:
-        """Puts back what `residual` gave, of the layout of `job.flat`."""
+    def restore(self, job: BucketJob, residual: torch.Tensor) -> None:
+        """Put back what `residual` gave, of the layout of `job.flat`."""
         raise AssertionError(f"{self.name} keeps nothing from step to step")
 
 
-def exchange_dense(job: Job) -> Iterator[Any]:
-    """The exchange without compression, in the type that the gradients have."""
+def exchange_dense(job: BucketJob) -> Iterator[Any]:
+    """Exchange without compression, in the type that the gradients have."""
     flat, link = job.flat, job.link
     flat.mul_(1 / link.size)  # before the sum: in float16 it may be beyond the range where the average is not
     if job.scattered:
@@ -150,6 +191,6 @@ def exchange_dense(job: Job) -> Iterator[Any]:
         yield link.all_reduce(flat)
 
 
-def announced_dense(job: Job) -> list[tuple[str, int]]:
-    """Kind and bytes of the operation that `exchange_dense` posts."""
+def announced_dense(job: BucketJob) -> list[tuple[str, int]]:
+    """Return kind and bytes of the operation that `exchange_dense` posts."""
     return [("reduce_scatter" if job.scattered else "all_reduce", job.flat.numel() * job.flat.element_size())]

@@ -14,11 +14,10 @@ from hocket.planner import parse_compression
 
 from ...mesh import World
 from .._bucket import Bucket
-from ._compressor import Compressor, Job, Matrix, Memory
-from ._link import Link
+from ._compressor import BucketJob, BucketMemory, Compressor, CountingGroup, Matrix
 from ._measure import LinkTimes, measure_link
 from ._registry import compressor
-from ._report import Tally
+from ._report import CompressionTally
 
 _LAG = 2
 """So many buckets later an exchange of several operations posts its next one. To post it, the one before must be over,
@@ -32,12 +31,12 @@ class Compression:
     """Compresses what a reducer's ranks exchange.
 
     Args:
-        text: the method, as a plan names it, and not "none".
-        world: the ranks.
+        text: The method, as a plan names it, and not "none".
+        world: The ranks.
 
     Attributes:
-        text: the method with its parameter.
-        method: the compressor.
+        text: The method with its parameter.
+        method: The compressor.
     """
 
     def __init__(self, text: str, world: World) -> None:
@@ -45,22 +44,22 @@ class Compression:
         assert method is not None
         self.text = str(parse_compression(text))
         self.method: Compressor = method
-        self.link = Link(world.group, world.rank, world.size)
+        self.link = CountingGroup(world.group, world.rank, world.size)
         self._world = world
         self._generators: dict[torch.device, torch.Generator] = {}
-        self._memories: dict[int, tuple[Bucket, Memory]] = {}  # by the id of a bucket, which is kept with it
-        self._flying: list[Exchange] = []
+        self._memories: dict[int, tuple[Bucket, BucketMemory]] = {}  # by the id of a bucket, which is kept with it
+        self._flying: list[BucketExchange] = []
         self._largest: Bucket | None = None
         self._times: LinkTimes | None = None
-        self.tally = Tally()
+        self.tally = CompressionTally()
 
-    def post(self, bucket: Bucket, number: int, *, own: slice | None = None) -> Exchange | None:
-        """Begins to average a bucket's gradients.
+    def post(self, bucket: Bucket, number: int, *, own: slice | None = None) -> BucketExchange | None:
+        """Begin to average a bucket's gradients.
 
         Args:
-            bucket: complete, its tail too, where every rank gets the whole average.
-            number: of the bucket, for reports.
-            own: the part of it that this rank needs; None for all.
+            bucket: A bucket that is complete, its tail too, where every rank gets the whole average.
+            number: Number of the bucket, for reports.
+            own: The part of the bucket that this rank needs; None for all.
 
         Returns:
             What to wait for; None where the bucket is to be sent as it is.
@@ -77,13 +76,13 @@ class Compression:
         for earlier in self._flying[:-_LAG]:
             if earlier.posts_more:
                 earlier.advance()
-        exchange = Exchange(self, self._run(job, marks), job, number)
+        exchange = BucketExchange(self, self._run(job, marks), job, number)
         self._flying.append(exchange)
         exchange.advance()
         return exchange
 
-    def land(self, exchange: Exchange) -> None:
-        """Waits for an exchange and, as far as it lets them, has the others go on."""
+    def land(self, exchange: BucketExchange) -> None:
+        """Wait for an exchange and, as far as it lets them, have the others go on."""
         for other in self._flying:
             if other is not exchange and other.posts_more:
                 other.advance()
@@ -94,7 +93,7 @@ class Compression:
             self.tally.add(exchange.number, exchange.job, exchange.busy_s)
 
     def rebuilt(self, buckets: list[Bucket]) -> None:
-        """The reducer has laid out its buckets anew: what is left of each parameter's gradient moves along."""
+        """Move what is left of each parameter's gradient along, as the reducer has laid out its buckets anew."""
         left: dict[int, torch.Tensor] = {}
         for bucket, memory in self._memories.values():
             job = self._job(bucket, bucket.flat[: bucket.numel - bucket.tail.numel()], None, memory)
@@ -116,11 +115,11 @@ class Compression:
             self.method.restore(job, residual)
 
     def forget(self) -> None:
-        """Drops what is left of earlier gradients: the weights they belong to are there no more."""
+        """Drop what is left of earlier gradients: the weights they belong to are there no more."""
         self._memories.clear()
 
     def reduced(self) -> None:
-        """All buckets have been averaged. Once, ranks find out together what the link does without compression."""
+        """Count a step, whose buckets are all averaged; once, measure what the link does without compression."""
         self.tally.steps += 1
         if self.tally.steps == _MEASURED_AT and self._largest is not None:
             bucket, scattered = self._largest, self.tally.scattered
@@ -128,14 +127,14 @@ class Compression:
             self._times = measure_link(self.method, self._world, *kind, scattered=scattered)
 
     def report(self) -> dict[str, Any]:
-        """What compression saved and what it cost; JSON values. See `hocket.parallel.data.compression.describe`."""
+        """Return what compression saved and what it cost, as JSON values."""
         held = sum(memory.nbytes for _, memory in self._memories.values())
         return self.tally.report(self.method, self.text, self.link, self._times, held)
 
     # --- one bucket -------------------------------------------------------------------------------------------------
 
-    def _run(self, job: Job, marks: torch.Tensor | None) -> Iterator[Any]:
-        """The exchange, with the marks of used parameters, which must arrive as they are, in a byte each."""
+    def _run(self, job: BucketJob, marks: torch.Tensor | None) -> Iterator[Any]:
+        """Exchange, with the marks of used parameters, which must arrive as they are, in a byte each."""
         if marks is None:
             yield from self.method.exchange(job)
             return
@@ -146,10 +145,12 @@ class Compression:
         work.wait()
         marks.copy_(small)
 
-    def _job(self, bucket: Bucket, flat: torch.Tensor, own: slice | None, memory: Memory | None = None) -> Job:
+    def _job(
+        self, bucket: Bucket, flat: torch.Tensor, own: slice | None, memory: BucketMemory | None = None
+    ) -> BucketJob:
         if memory is None:
-            _, memory = self._memories.setdefault(id(bucket), (bucket, Memory()))
-        return Job(
+            _, memory = self._memories.setdefault(id(bucket), (bucket, BucketMemory()))
+        return BucketJob(
             flat=flat,
             out=flat if own is None else flat[own],
             scattered=own is not None,
@@ -169,15 +170,15 @@ class Compression:
         return found
 
 
-class Exchange:
+class BucketExchange:
     """One bucket's exchange under way, in the place of a collective's work.
 
     Attributes:
-        busy_s: seconds that this rank's thread was computing for it.
-        rounds: operations posted so far, without that for marks.
+        busy_s: Seconds that this rank's thread was computing for it.
+        rounds: Operations posted so far, without that for marks.
     """
 
-    def __init__(self, compression: Compression, steps: Iterator[Any], job: Job, number: int) -> None:
+    def __init__(self, compression: Compression, steps: Iterator[Any], job: BucketJob, number: int) -> None:
         self._compression, self._steps = compression, steps
         self._work: Any = None
         self._over = False
@@ -192,7 +193,7 @@ class Exchange:
         return self.rounds < self._planned
 
     def advance(self) -> bool:
-        """Waits for the operation posted last and computes until the next is posted; False when there is none."""
+        """Wait for the operation posted last and compute until the next is posted; False when there is none."""
         if self._over:
             return False
         if self._work is not None:
@@ -221,7 +222,7 @@ def _matrix(offset: int, numel: int, shape: tuple[int, ...], strides: tuple[int,
     return Matrix(offset, rows, numel // rows)
 
 
-def _gaps(bucket: Bucket, flat: torch.Tensor, memory: Memory) -> torch.Tensor:
+def _gaps(bucket: Bucket, flat: torch.Tensor, memory: BucketMemory) -> torch.Tensor:
     """Places of `flat` between and behind the gradients."""
     name = "gaps"
     found = memory.find(name)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from ._compressor import Job
-from ._dither import round_stochastically
+from ._compressor import BucketJob
+from ._pack import round_stochastically
 from ._rows import RowCompressor
 
 _LEVELS = 127
@@ -19,7 +19,7 @@ class Int8(RowCompressor):
     than two ranks the average is encoded once more, which is unbiased too.
 
     Args:
-        block: elements that share a scale.
+        block: Elements that share a scale.
     """
 
     name = "int8"
@@ -30,10 +30,10 @@ class Int8(RowCompressor):
         self.block = int(block)
 
     def message_nbytes(self, numel: int, dtype: torch.dtype) -> int:
-        """Scales, rounded up to 8 bytes, and a byte for each element."""
+        """Return the bytes of scales, rounded up to 8, and a byte for each element."""
         return _scales_nbytes(numel // self.block) + numel
 
-    def encode(self, rows: torch.Tensor, messages: torch.Tensor, job: Job, *, keep: bool) -> None:
+    def encode(self, rows: torch.Tensor, messages: torch.Tensor, job: BucketJob, *, keep: bool) -> None:
         """See RowCompressor."""
         count, numel = rows.shape
         blocks = rows.view(count, -1, self.block)

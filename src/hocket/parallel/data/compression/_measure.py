@@ -12,8 +12,7 @@ import torch
 import torch.distributed as dist
 
 from ...mesh import World
-from ._compressor import Compressor, Job, Matrix, Memory, exchange_dense
-from ._link import Link
+from ._compressor import BucketJob, BucketMemory, Compressor, CountingGroup, Matrix, exchange_dense
 
 _SMALL_NBYTES = 16 * 2**10
 _LARGE_NBYTES = 2**20  # on a link of 100 Mbit/s all that is measured takes about a second
@@ -25,8 +24,8 @@ class Line:
     """Seconds as a function of bytes: what an operation costs at least, and for each byte.
 
     Attributes:
-        latency_s: of an operation of no bytes.
-        s_per_byte: for each byte of gradients.
+        latency_s: Seconds of an operation of no bytes.
+        s_per_byte: Seconds for each byte of gradients.
     """
 
     latency_s: float
@@ -48,8 +47,8 @@ class LinkTimes:
     """What was measured, with nothing to hide behind: the slowest rank's times.
 
     Attributes:
-        plain: gradients reduced as they are.
-        compressed: encoded, exchanged and decoded.
+        plain: Time of gradients reduced as they are.
+        compressed: Time of gradients encoded, exchanged and decoded.
     """
 
     plain: Line
@@ -59,15 +58,15 @@ class LinkTimes:
 def measure_link(
     method: Compressor, world: World, numel: int, dtype: torch.dtype, device: torch.device, *, scattered: bool
 ) -> LinkTimes:
-    """Times exchanges of two sizes, with and without compression; a collective operation.
+    """Time exchanges of two sizes, with and without compression; a collective operation.
 
     Args:
-        method: the compressor.
-        world: the ranks.
-        numel: of the largest bucket, since nothing larger need be measured.
-        dtype: of its gradients.
-        device: where they are.
-        scattered: whether each rank needs its part only.
+        method: The compressor.
+        world: The ranks.
+        numel: Number of elements of the largest bucket, since nothing larger need be measured.
+        dtype: Type of the bucket's gradients.
+        device: Device of the gradients.
+        scattered: Whether each rank needs its part only.
     """
     sizes = [_SMALL_NBYTES, min(_LARGE_NBYTES, max(_SMALL_NBYTES, numel * dtype.itemsize))]
     points: list[float] = []
@@ -85,20 +84,20 @@ def measure_link(
     )
 
 
-def _job(numel: int, world: World, dtype: torch.dtype, device: torch.device, *, scattered: bool) -> Job:
-    """Normal numbers in the shape of one matrix, as square as the ranks can divide it."""
+def _job(numel: int, world: World, dtype: torch.dtype, device: torch.device, *, scattered: bool) -> BucketJob:
+    """Make normal numbers in the shape of one matrix, as square as the ranks can divide it."""
     columns = math.isqrt(numel) // 8 * 8
     rows = -(-numel // (columns * world.size)) * world.size
     generator = torch.Generator().manual_seed(world.rank)
     flat = torch.randn(rows * columns, generator=generator).to(device, dtype)
-    return Job(
+    return BucketJob(
         flat=flat,
         out=flat.view(world.size, -1)[world.rank] if scattered else flat,
         scattered=scattered,
         matrices=[Matrix(0, rows, columns)],
         gaps=torch.empty(0, dtype=torch.int64, device=device),
-        link=Link(world.group, world.rank, world.size),
-        memory=Memory(),
+        link=CountingGroup(world.group, world.rank, world.size),
+        memory=BucketMemory(),
         generator=torch.Generator(device).manual_seed(world.rank),
     )
 

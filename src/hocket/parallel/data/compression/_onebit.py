@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ._compressor import Job
+from ._compressor import BucketJob
 from ._pack import pack_bits, unpack_bits
 from ._rows import RowCompressor
 
@@ -21,7 +21,7 @@ class OneBit(RowCompressor):
     (d ||x||^2), which is 1/d at least (Karimireddy et al. 2019 for the scaled sign), and about 2/pi for normal values.
 
     Args:
-        block: elements that share two values.
+        block: Elements that share two values.
     """
 
     name = "1bit"
@@ -31,10 +31,10 @@ class OneBit(RowCompressor):
         self.block = int(block)
 
     def message_nbytes(self, numel: int, dtype: torch.dtype) -> int:
-        """8 bytes for each block and a bit for each element, rounded up to 8 bytes."""
+        """Return 8 bytes for each block and a bit for each element, rounded up to 8 bytes."""
         return 8 * (numel // self.block) + -(-numel // 64) * 8
 
-    def encode(self, rows: torch.Tensor, messages: torch.Tensor, job: Job, *, keep: bool) -> None:
+    def encode(self, rows: torch.Tensor, messages: torch.Tensor, job: BucketJob, *, keep: bool) -> None:
         """See RowCompressor."""
         count, numel = rows.shape
         blocks = rows.view(count, -1, self.block)

@@ -11,7 +11,7 @@ import torch
 
 from hocket.comm import torch_adapter
 
-from ._compressor import Compressor, Job, Matrix, announced_dense, exchange_dense
+from ._compressor import BucketJob, Compressor, Matrix, announced_dense, exchange_dense
 
 _SEED = 2019
 _EPSILON = 1e-8  # so that a column of zeros stays one
@@ -41,7 +41,7 @@ class PowerSgd(Compressor):
     for each; so its functions are used (`_orthogonalize`, `_should_compress`), and the two sums are posted from here.
 
     Args:
-        rank: of the approximation.
+        rank: Rank of the approximation.
     """
 
     name = "powersgd"
@@ -50,7 +50,7 @@ class PowerSgd(Compressor):
     def __init__(self, rank: float) -> None:
         self.rank = int(rank)
 
-    def exchange(self, job: Job) -> Iterator[Any]:
+    def exchange(self, job: BucketJob) -> Iterator[Any]:
         """See Compressor."""
         flat, link, dtype = job.flat, job.link, job.computing
         cut = self._divide(job)
@@ -99,39 +99,39 @@ class PowerSgd(Compressor):
             one.of(flat).copy_(p @ q.t())
         self._revive(job, q_of)
 
-    def announced(self, job: Job) -> list[tuple[str, int]]:
+    def announced(self, job: BucketJob) -> list[tuple[str, int]]:
         """See Compressor: P with what is sent whole, then Q."""
         cut = self._divide(job)
         if not cut.low:
             return announced_dense(job)
         return [("all_reduce", numel * job.computing.itemsize) for numel in (cut.left, cut.right)]
 
-    def residual(self, job: Job) -> torch.Tensor | None:
+    def residual(self, job: BucketJob) -> torch.Tensor | None:
         """See Compressor."""
         left = job.memory.find("left")
         return None if left is None else left.clone()
 
-    def restore(self, job: Job, residual: torch.Tensor) -> None:
+    def restore(self, job: BucketJob, residual: torch.Tensor) -> None:
         """See Compressor."""
         job.memory.zeros("left", [job.flat.numel()], job.computing, job.flat.device).copy_(residual)
 
-    def _divide(self, job: Job) -> _Division:
+    def _divide(self, job: BucketJob) -> _Division:
         pays = [torch_adapter.pays_low_rank(m.rows, m.columns, self.rank, _LEAST_RATE) for m in job.matrices]
         low = [m for m, yes in zip(job.matrices, pays, strict=True) if yes]
         whole = [m for m, yes in zip(job.matrices, pays, strict=True) if not yes]
         left = sum(m.rows * m.columns for m in whole) + sum(m.rows * self.rank for m in low)
         return _Division(low, whole, left, sum(m.columns * self.rank for m in low))
 
-    def _start(self, job: Job, cut: _Division) -> torch.Tensor:
-        """The Q of the step before; at first, normal numbers that are the same on every rank."""
+    def _start(self, job: BucketJob, cut: _Division) -> torch.Tensor:
+        """Return the Q of the step before; at first, normal numbers that are the same on every rank."""
         fresh = job.memory.find("qs") is None
         qs = job.memory.wire("qs", [cut.right], job.computing, job.flat.device)
         if fresh:
             qs.copy_(torch.randn(cut.right, generator=torch.Generator().manual_seed(_SEED)))
         return qs
 
-    def _revive(self, job: Job, factors: list[torch.Tensor]) -> None:
-        """Draws columns anew that became zero, as those of a parameter without a gradient: they would stay so."""
+    def _revive(self, job: BucketJob, factors: list[torch.Tensor]) -> None:
+        """Draw columns anew that became zero, as those of a parameter without a gradient: they would stay so."""
         generator = torch.Generator().manual_seed(_SEED)
         for q in factors:
             dead = q.abs().sum(0) == 0
@@ -141,7 +141,7 @@ class PowerSgd(Compressor):
 
 
 def _factors(cut: _Division, flat: torch.Tensor, rank: int, *, rows: bool) -> list[torch.Tensor]:
-    """The matrices of `rank` columns that lie one behind the other at the end of `flat`."""
+    """Return the matrices of `rank` columns that lie one behind the other at the end of `flat`."""
     found, end = [], flat.numel()
     for one in reversed(cut.low):
         size = one.rows if rows else one.columns

@@ -8,9 +8,8 @@ from typing import Any
 
 from hocket.planner import parse_compression
 
-from ._bf16 import Bf16
+from ._cast import Bf16, Fp16
 from ._compressor import Compressor
-from ._fp16 import Fp16
 from ._int8 import Int8
 from ._onebit import OneBit
 from ._powersgd import PowerSgd
@@ -24,7 +23,7 @@ COMPRESSORS: Mapping[str, Callable[..., Compressor]] = MappingProxyType(
 
 
 def compressor(text: str) -> Compressor | None:
-    """The compressor that a plan's `compression` names, as "int8" or "topk:0.01"; None for "none".
+    """Return the compressor that a plan's `compression` names, as "int8" or "topk:0.01"; None for "none".
 
     Raises:
         ValueError: there is no such method, or its parameter makes no sense.

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from ._compressor import Compressor, Job
-from ._link import Link
+from ._compressor import BucketJob, Compressor, CountingGroup
 from ._measure import LinkTimes
 
 _MEASURED_FIRST, _MEASURED_EVERY = 4, 32
@@ -23,16 +22,16 @@ class _Bucket:
 
 
 @dataclass(slots=True)
-class Tally:
+class CompressionTally:
     """Counts while training goes on.
 
     Attributes:
-        steps: reductions of all gradients.
-        plain_nbytes: what a rank would have sent of them as they are.
-        gradient_nbytes: bytes of the gradients themselves.
-        busy_s: seconds for encoding and decoding.
-        scattered: whether each rank needs its part only.
-        buckets: by number.
+        steps: Reductions of all gradients.
+        plain_nbytes: Bytes that a rank would have sent of the gradients as they are.
+        gradient_nbytes: Bytes of the gradients themselves.
+        busy_s: Seconds for encoding and decoding.
+        scattered: Whether each rank needs its part only.
+        buckets: Counts of each bucket, by number.
     """
 
     steps: int = 0
@@ -47,8 +46,8 @@ class Tally:
         """Whether this step's error is to be found out: it takes as long as decoding once more."""
         return self.steps < _MEASURED_FIRST or self.steps % _MEASURED_EVERY == 0
 
-    def add(self, number: int, job: Job, busy_s: float) -> None:
-        """An exchange is over."""
+    def add(self, number: int, job: BucketJob, busy_s: float) -> None:
+        """Count an exchange that is over."""
         nbytes = job.flat.numel() * job.flat.element_size()
         n = job.link.size
         self.scattered = job.scattered
@@ -61,7 +60,7 @@ class Tally:
             bucket.error = job.error
 
     def report(
-        self, method: Compressor, text: str, link: Link, times: LinkTimes | None, held_nbytes: int
+        self, method: Compressor, text: str, link: CountingGroup, times: LinkTimes | None, held_nbytes: int
     ) -> dict[str, Any]:
         """JSON values; see `Compression.report`."""
         steps = max(1, self.steps)

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from ._compressor import Compressor, Job, announced_dense, exchange_dense
+from ._compressor import BucketJob, Compressor, announced_dense, exchange_dense
 
 
 class RowCompressor(Compressor):
@@ -21,8 +21,8 @@ class RowCompressor(Compressor):
     the bytes then do not grow with the number of ranks.
 
     Attributes:
-        block: elements that are encoded together; rows are filled up with zeros to whole blocks.
-        two_phases: see above.
+        block: Elements that are encoded together; rows are filled up with zeros to whole blocks.
+        two_phases: Whether parts go to their ranks first, see above.
     """
 
     block: int
@@ -32,38 +32,38 @@ class RowCompressor(Compressor):
 
     @abstractmethod
     def message_nbytes(self, numel: int, dtype: torch.dtype) -> int:
-        """Bytes of the message for a row of `numel` elements, a multiple of `block`; a multiple of 8."""
+        """Return bytes of the message for a row of `numel` elements, a multiple of `block`; a multiple of 8."""
 
     @abstractmethod
-    def encode(self, rows: torch.Tensor, messages: torch.Tensor, job: Job, *, keep: bool) -> None:
-        """Writes the messages of some rows.
+    def encode(self, rows: torch.Tensor, messages: torch.Tensor, job: BucketJob, *, keep: bool) -> None:
+        """Write the messages of some rows.
 
         Args:
-            rows: shape [count, numel], float32 or float64, `block` divides numel; overwritten. With `keep`, what is
+            rows: Shape [count, numel], float32 or float64, `block` divides numel; overwritten. With `keep`, what is
                 left of them after taking away what the messages say.
             messages: uint8, shape [count, message_nbytes].
-            job: has the random numbers, and the type of the gradients.
-            keep: see `rows`.
+            job: The job, which has the random numbers, and the type of the gradients.
+            keep: Whether `rows` keep what is left.
         """
 
     @abstractmethod
     def decode(self, message: torch.Tensor, out: torch.Tensor, dtype: torch.dtype, *, add: bool) -> None:
-        """Puts what one message says into `out`, shape [numel], or adds it to what is there.
+        """Put what one message says into `out`, shape [numel], or add it to what is there.
 
         Args:
             message: uint8, shape [message_nbytes].
             out: float32 or float64.
-            dtype: of the gradients.
-            add: see above.
+            dtype: Type of the gradients.
+            add: Whether to add to `out`.
         """
 
     def dense(self, numel: int, dtype: torch.dtype, world: int, *, scattered: bool) -> bool:
-        """Whether it pays to send a bucket as it is."""
+        """Return whether it pays to send a bucket as it is."""
         return False
 
     # --- how it is carried out --------------------------------------------------------------------------------------
 
-    def exchange(self, job: Job) -> Iterator[Any]:
+    def exchange(self, job: BucketJob) -> Iterator[Any]:
         """See Compressor."""
         link, memory, dtype, device = job.link, job.memory, job.flat.dtype, job.flat.device
         if self.dense(job.flat.numel(), dtype, link.size, scattered=job.scattered):
@@ -94,7 +94,7 @@ class RowCompressor(Compressor):
             self.decode(received[rank], whole[rank * width : (rank + 1) * width], dtype, add=False)
         job.out.copy_(whole[: job.out.numel()])
 
-    def announced(self, job: Job) -> list[tuple[str, int]]:
+    def announced(self, job: BucketJob) -> list[tuple[str, int]]:
         """See Compressor: n messages in an operation."""
         n = job.link.size
         if self.dense(job.flat.numel(), job.flat.dtype, n, scattered=job.scattered):
@@ -105,37 +105,37 @@ class RowCompressor(Compressor):
         found = [("all_to_all", n * nbytes)]
         return found if job.scattered else [*found, ("all_gather", n * nbytes)]
 
-    def residual(self, job: Job) -> torch.Tensor | None:
+    def residual(self, job: BucketJob) -> torch.Tensor | None:
         """See Compressor."""
         if not self.feedback or job.memory.find("rows") is None:
             return None
         return self._inside(job).reshape(-1).clone()
 
-    def restore(self, job: Job, residual: torch.Tensor) -> None:
+    def restore(self, job: BucketJob, residual: torch.Tensor) -> None:
         """See Compressor."""
         inside = self._inside(job)
         inside.copy_(residual.view_as(inside))
 
-    def _shape(self, job: Job) -> tuple[int, int, int]:
-        """How many rows, of how many elements, and the bytes of a row's message."""
+    def _shape(self, job: BucketJob) -> tuple[int, int, int]:
+        """Return how many rows, of how many elements, and the bytes of a row's message."""
         n, numel = job.link.size, job.flat.numel()
         count = n if job.scattered or (self.two_phases and n > 2) else 1
         width = math.ceil(math.ceil(numel / count) / self.block) * self.block
         return count, width, self.message_nbytes(width, job.flat.dtype)
 
-    def _rows(self, job: Job) -> torch.Tensor:
-        """Memory for the rows; with feedback it holds the residual between steps."""
+    def _rows(self, job: BucketJob) -> torch.Tensor:
+        """Return memory for the rows; with feedback it holds the residual between steps."""
         count, width, _ = self._shape(job)
         return job.memory.zeros("rows", [count, width], job.computing, job.flat.device)
 
-    def _inside(self, job: Job) -> torch.Tensor:
-        """Where the bucket's elements lie in the rows: with their parts where each part has a row, else in sequence."""
+    def _inside(self, job: BucketJob) -> torch.Tensor:
+        """Return where the bucket's elements lie in the rows: by part where each part has a row, else in sequence."""
         rows = self._rows(job)
         if job.scattered:
             return rows[:, : job.flat.numel() // job.link.size]
         return rows.view(-1)[: job.flat.numel()]
 
-    def _write(self, job: Job, messages: torch.Tensor) -> None:
+    def _write(self, job: BucketJob, messages: torch.Tensor) -> None:
         rows, inside = self._rows(job), self._inside(job)
         values = job.flat.view_as(inside)
         if not self.feedback:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from ._compressor import Job
-from ._dither import round_stochastically
-from ._pack import pack_pairs, unpack_pairs
+from ._compressor import BucketJob
+from ._pack import pack_pairs, round_stochastically, unpack_pairs
 from ._rows import RowCompressor
 
 _SMALLEST = torch.finfo(torch.float32).tiny
@@ -22,7 +21,7 @@ class TernGrad(RowCompressor):
     goes along, since messages are decoded before they are added.
 
     Args:
-        clip: standard deviations beyond which gradients are clipped; 0 for no clipping.
+        clip: Standard deviations beyond which gradients are clipped; 0 for no clipping.
     """
 
     name = "terngrad"
@@ -33,10 +32,10 @@ class TernGrad(RowCompressor):
         self.clip = clip
 
     def message_nbytes(self, numel: int, dtype: torch.dtype) -> int:
-        """8 bytes for each block, of which the scale takes 4, and two bits for each element."""
+        """Return 8 bytes for each block, of which the scale takes 4, and two bits for each element."""
         return 8 * (numel // self.block) + numel // 4
 
-    def encode(self, rows: torch.Tensor, messages: torch.Tensor, job: Job, *, keep: bool) -> None:
+    def encode(self, rows: torch.Tensor, messages: torch.Tensor, job: BucketJob, *, keep: bool) -> None:
         """See RowCompressor."""
         count, numel = rows.shape
         blocks = rows.view(count, -1, self.block)

@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from ._compressor import Job
+from ._compressor import BucketJob
 from ._rows import RowCompressor
 
 _INDEX_NBYTES = 4
@@ -23,7 +23,7 @@ class TopK(RowCompressor):
     made while partial sums fill up, here beforehand, since k is known). Values have the type of the gradients.
 
     Args:
-        density: k / d.
+        density: The part of the elements that is sent, k / d.
     """
 
     name = "topk"
@@ -34,22 +34,22 @@ class TopK(RowCompressor):
         self.density = density
 
     def chosen(self, numel: int) -> int:
-        """How many of `numel` elements are sent."""
+        """Return how many of `numel` elements are sent."""
         return min(numel, max(1, math.ceil(self.density * numel)))
 
     def message_nbytes(self, numel: int, dtype: torch.dtype) -> int:
-        """Values, and places of 4 bytes, each rounded up to 8 bytes."""
+        """Return the bytes of values, and of places of 4 bytes, each rounded up to 8."""
         k = self.chosen(numel)
         return _rounded(k * dtype.itemsize) + _rounded(k * _INDEX_NBYTES)
 
     def dense(self, numel: int, dtype: torch.dtype, world: int, *, scattered: bool) -> bool:
-        """Whether a rank would send no less than a dense reduction does: 2 (n-1)/n of the bucket, scattered half so."""
+        """Return whether a rank would send no less than densely: 2 (n-1)/n of the bucket, half where scattered."""
         parts = world if scattered else 1
         message = self.message_nbytes(-(-numel // parts), dtype)
         ways = 1 if scattered else 2
         return message * (world - 1) >= ways * (world - 1) / world * numel * dtype.itemsize
 
-    def encode(self, rows: torch.Tensor, messages: torch.Tensor, job: Job, *, keep: bool) -> None:
+    def encode(self, rows: torch.Tensor, messages: torch.Tensor, job: BucketJob, *, keep: bool) -> None:
         """See RowCompressor."""
         k, dtype = self.chosen(rows.shape[1]), job.flat.dtype
         begin = _rounded(k * dtype.itemsize)

@@ -4,6 +4,6 @@ from ._chunks import Chunk as Chunk
 from ._chunks import Stretch as Stretch
 from ._chunks import cut as cut
 from ._chunks import order as order
-from ._form import Prioritised as Prioritised
+from ._prioritised import Prioritised as Prioritised
 
 __all__ = ["Chunk", "Prioritised", "Stretch", "cut", "order"]

@@ -11,9 +11,9 @@ class Stretch(NamedTuple):
     """Elements of one gradient.
 
     Attributes:
-        number: of the parameter.
-        begin: first element.
-        end: one past the last.
+        number: Number of the parameter.
+        begin: First element.
+        end: One past the last element.
     """
 
     number: int
@@ -25,8 +25,8 @@ class Chunk(NamedTuple):
     """What one operation reduces.
 
     Attributes:
-        stretches: of gradients, in the order in which the forward pass needs the parameters.
-        nbytes: of all of them.
+        stretches: Stretches of gradients, in the order in which the forward pass needs the parameters.
+        nbytes: Bytes of all of them.
     """
 
     stretches: tuple[Stretch, ...]
@@ -36,14 +36,14 @@ class Chunk(NamedTuple):
 def cut(
     numbers: Sequence[int], numels: Sequence[int], itemsizes: Sequence[int], kinds: Sequence[Hashable], most_nbytes: int
 ) -> list[Chunk]:
-    """Cuts gradients into chunks of `most_nbytes` at most, large ones into several, small ones together.
+    """Cut gradients into chunks of `most_nbytes` at most, large ones into several, small ones together.
 
     Args:
-        numbers: parameters in the order in which the forward pass needs them.
-        numels: elements of each parameter, by number.
-        itemsizes: bytes of an element, by number.
-        kinds: what must not be mixed in a chunk, by number.
-        most_nbytes: of a chunk; one element at least.
+        numbers: Parameters in the order in which the forward pass needs them.
+        numels: Elements of each parameter, by number.
+        itemsizes: Bytes of an element, by number.
+        kinds: What must not be mixed in a chunk, by number.
+        most_nbytes: Most bytes of a chunk; one element at least.
     """
     found: list[Chunk] = []
     stretches: list[Stretch] = []
@@ -62,11 +62,11 @@ def cut(
             kind = kinds[number]
         size, at = itemsizes[number], 0
         while at < numels[number]:
-            room = max(most_nbytes - nbytes, 0) // size
-            if not room and stretches:
+            fits = max(most_nbytes - nbytes, 0) // size
+            if not fits and stretches:
                 close()
                 continue
-            end = min(numels[number], at + max(1, room))
+            end = min(numels[number], at + max(1, fits))
             stretches.append(Stretch(number, at, end))
             nbytes += (end - at) * size
             at = end
@@ -75,18 +75,18 @@ def cut(
 
 
 def order(ready_s: Sequence[float], nbytes: Sequence[int], rate_Bps: float, credit_nbytes: int) -> list[int]:
-    """The order in which a queue by priority sends chunks, the first chunk being the most urgent.
+    """Return the order in which a queue by priority sends chunks, the first chunk being the most urgent.
 
-    A chunk is handed over as soon as it is ready and what is on its way leaves room for it in the credit; of those that
+    A chunk is handed over as soon as it is ready and what is on its way leaves credit for it; of those that
     are ready the most urgent goes first. What is on its way goes one after the other at a constant rate. All ranks must
     post the same operations in the same order, so the queue runs here, on one rank's times of an earlier step, and not
     when the chunks are sent (ByteScheduler's scheduler, Peng et al. 2019, with its decisions made ahead).
 
     Args:
-        ready_s: when each chunk's gradients are complete.
-        nbytes: of each chunk.
-        rate_Bps: at which chunks are reduced.
-        credit_nbytes: most bytes on the way at once; a chunk goes alone where it has more.
+        ready_s: When each chunk's gradients are complete.
+        nbytes: Bytes of each chunk.
+        rate_Bps: Rate at which chunks are reduced.
+        credit_nbytes: Most bytes on the way at once; a chunk goes alone where it has more.
 
     Returns:
         Numbers of chunks.
@@ -100,8 +100,8 @@ def order(ready_s: Sequence[float], nbytes: Sequence[int], rate_Bps: float, cred
         while waiting and ready_s[waiting[0]] <= now_s:
             heapq.heappush(urgent, waiting.pop(0))
         flying = [entry for entry in flying if entry[0] > now_s]
-        room = credit_nbytes - sum(size for _, size in flying)
-        if urgent and (not flying or nbytes[urgent[0]] <= room):
+        credit_left = credit_nbytes - sum(size for _, size in flying)
+        if urgent and (not flying or nbytes[urgent[0]] <= credit_left):
             chunk = heapq.heappop(urgent)
             free_s = max(free_s, now_s) + nbytes[chunk] / rate_Bps
             flying.append((free_s, nbytes[chunk]))

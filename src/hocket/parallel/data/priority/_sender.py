@@ -20,8 +20,8 @@ class Sender:
     """Averages flat tensors over ranks; the only one to post operations on its group, always in the same order.
 
     Args:
-        world: the ranks, with a group that nobody else uses.
-        deadline_s: how long to wait for a chunk that has been begun.
+        world: The ranks, with a group that nobody else uses.
+        deadline_s: How long to wait for a chunk that has been begun.
     """
 
     def __init__(self, world: World, deadline_s: float) -> None:
@@ -42,13 +42,13 @@ class Sender:
         self.done_s: list[float] = []
 
     def lay_out(self, flats: Sequence[torch.Tensor], order: Sequence[int], credit_nbytes: int) -> None:
-        """Says what is to be averaged, and in which order; between rounds."""
+        """Say what is to be averaged, and in which order; between rounds."""
         with self._changed:
             self._flats, self._order, self._credit_nbytes = list(flats), list(order), credit_nbytes
             self._done = [True] * len(flats)
 
     def begin(self) -> None:
-        """Begins a round: every chunk is to become ready once, and will be done once."""
+        """Begin a round: every chunk is to become ready once, and will be done once."""
         with self._changed:
             self._ready = [False] * len(self._flats)
             self._done = [False] * len(self._flats)
@@ -61,14 +61,14 @@ class Sender:
             self._changed.notify_all()
 
     def ready(self, chunk: int) -> None:
-        """The values of a chunk are complete."""
+        """Take notice that the values of a chunk are complete."""
         with self._changed:
             self._ready[chunk] = True
             self.ready_s[chunk] = time.perf_counter()
             self._changed.notify_all()
 
     def wait(self, chunks: Sequence[int]) -> None:
-        """Waits until chunks of the round that was begun are averaged.
+        """Wait until chunks of the round that was begun are averaged.
 
         Raises:
             RuntimeError: they were not in time.
@@ -88,7 +88,7 @@ class Sender:
                 )
 
     def close(self) -> None:
-        """Lets what was begun end, then the thread."""
+        """Let what was begun end, then the thread."""
         with self._changed:
             thread = self._thread
             complete = self._begun and all(self._ready)
@@ -135,14 +135,14 @@ class Sender:
             work.wait()
 
     def _free(self, chunk: int, nbytes: int) -> bool:
-        """Whether there is something to do about a chunk."""
+        """Return whether there is something to do about a chunk."""
         if self._closed or self._error is not None:
             return True
         on_the_way = self._outstanding_nbytes
         return self._ready[chunk] and (not on_the_way or on_the_way + nbytes <= self._credit_nbytes)
 
     def _land(self, chunk: int, nbytes: int, future: Any) -> None:
-        """An operation is over; on the thread that ran it."""
+        """Count an operation that is over; on the thread that ran it."""
         try:
             future.value()
             error = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -13,15 +14,15 @@ RUNNING, FAILED, LEFT = 0, 1, 2
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class WorkerState:
     """What a worker has told of itself.
 
     Attributes:
-        published: how many updates it has made.
-        rests: how often it has come to the end of its work and waited for the others.
-        base: its `published` at the last of these.
-        status: whether it runs, has failed, or has left after all was done.
-        seen: how many updates of each worker are in the parameters of the gradient that it computes now, or, if it
+        published: How many updates the worker has made.
+        rests: How often the worker has come to the end of its work and waited for the others.
+        base: The worker's `published` when it last came there.
+        status: Whether the worker runs, has failed, or has left after all was done.
+        seen: How many updates of each worker are in the parameters of the gradient that it computes now, or, if it
             waits, would be in those of its next one.
     """
 
@@ -32,54 +33,60 @@ class State:
     seen: tuple[int, ...]
 
 
-class Board(Protocol):
+class UpdateBoard(Protocol):
     """Carries states and updates between workers. A worker's update arrives before the states that it told later."""
 
     rank: int
     size: int
 
     def slot(self) -> torch.Tensor:
-        """Where this worker writes its next update, as bytes."""
+        """Return where this worker writes its next update, as bytes."""
 
-    def publish(self, state: State) -> None:
-        """Gives what `slot` holds to all; `state` counts it, its `seen` is that of the update's gradient."""
+    def publish(self, state: WorkerState) -> None:
+        """Give what `slot` holds to all; `state` counts it, its `seen` is that of the update's gradient."""
 
-    def tell(self, state: State) -> None:
-        """Makes this worker's state known."""
+    def tell(self, state: WorkerState) -> None:
+        """Make this worker's state known."""
 
-    def state(self, peer: int) -> State:
-        """What is known of a peer by now."""
+    def state(self, peer: int) -> WorkerState:
+        """Return what is known of a peer by now."""
 
     def next(self, peer: int, taken: int) -> tuple[tuple[int, ...], torch.Tensor] | None:
-        """A peer's update after the first `taken`: what its gradient had seen, and its bytes; None if not there."""
+        """Return a peer's update after the first `taken`: what its gradient had seen, and bytes; None if not there."""
 
     def dead(self) -> set[int]:
-        """The peers whose processes have ended, or that are cut off."""
+        """Return the peers whose processes have ended, or that are cut off."""
 
     def wait(self, tries: int) -> None:
-        """Leaves the core to others for a moment, longer after many `tries`."""
+        """Leave the core to others for a moment, longer after many `tries`."""
 
     def close(self, status: int) -> None:
-        """Says that this worker has left or failed, and lets go of what was held."""
+        """Say that this worker has left or failed, and let go of what was held."""
 
 
-def check_alive(board: Board, what: str) -> None:
-    """Raises if a peer has died or failed before its work was done.
+def check_alive(rank: int, dead: set[int], statuses: Sequence[int], what: str) -> None:
+    """Raise if a peer has died or failed before its work was done.
+
+    Args:
+        rank: This worker's number.
+        dead: The peers whose processes have ended.
+        statuses: Status of every worker; read after `dead`.
+        what: What this worker was doing.
 
     Raises:
         PeerDiedError: it is dead.
         CommError: it has failed.
     """
     # The dead first: of those that have failed, some may have failed because of them.
-    for peer in sorted(board.dead()):
-        if board.state(peer).status == RUNNING:
+    for peer in sorted(dead):
+        if statuses[peer] == RUNNING:
             raise PeerDiedError(
-                f"worker {peer} died while worker {board.rank} {what}: the run cannot go on without its part of the "
+                f"worker {peer} died while worker {rank} {what}: the run cannot go on without its part of the "
                 "work; start it again from the last checkpoint",
                 peer,
             )
-    for peer in range(board.size):
-        if peer != board.rank and board.state(peer).status == FAILED:
+    for peer, status in enumerate(statuses):
+        if peer != rank and status == FAILED:
             raise CommError(
-                f"worker {peer} failed while worker {board.rank} {what}: see its own error; this run cannot go on"
+                f"worker {peer} failed while worker {rank} {what}: see its own error; this run cannot go on"
             )

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from ...mesh import World
-from ._board import LEFT, RUNNING, State
+from ._board import LEFT, RUNNING, WorkerState
 
 _STATE, _UPDATE, _END = range(3)
 _HEAD = 5  # kind, published, rests, base, status; then what was seen
@@ -22,16 +22,16 @@ _TICK_S = 0.05
 
 
 class EngineBoard:
-    """See Board.
+    """See UpdateBoard.
 
     A message is a head of integers, and for an update its bytes. A worker that has nothing to say says so every second,
     or every tenth of `timeout_s`, so that silence means that it or the way to it is gone. The rules of `Pace` bound how
-    many updates are on the way, so nothing here waits for room.
+    many updates are on the way, so nothing here waits for space.
 
     Args:
-        world: the workers; making this is a collective operation.
-        nbytes: of an update.
-        timeout_s: after which silence a worker counts as dead, and the longest wait for threads to end.
+        world: The workers; making this is a collective operation.
+        nbytes: Bytes of an update.
+        timeout_s: Seconds of silence after which a worker counts as dead, and the longest wait for threads to end.
     """
 
     def __init__(self, world: World, nbytes: int, timeout_s: float) -> None:
@@ -45,12 +45,12 @@ class EngineBoard:
         lock = threading.Lock()
         self._changed = threading.Condition(lock)  # for who waits for others
         self._outbox = threading.Condition(lock)  # for the threads that send
-        start = State(0, 0, 0, RUNNING, (0,) * self.size)
+        start = WorkerState(0, 0, 0, RUNNING, (0,) * self.size)
         self._mine = start
         self._states = [start] * self.size
         self._arrived: list[deque[tuple[tuple[int, ...], torch.Tensor]]] = [deque() for _ in range(self.size)]
         self._lost: set[int] = set()
-        self._outgoing: list[deque[tuple[State, torch.Tensor]]] = [deque() for _ in range(self.size)]
+        self._outgoing: list[deque[tuple[WorkerState, torch.Tensor]]] = [deque() for _ in range(self.size)]
         self._news: list[bool] = [False] * self.size
         self._closing = False
         self._slot = torch.empty(nbytes, dtype=torch.uint8)
@@ -62,14 +62,14 @@ class EngineBoard:
                     thread.start()
                     self._threads.append(thread)
 
-    # --- what Board asks ----------------------------------------------------------------------------------------------
+    # --- what UpdateBoard asks --------------------------------------------------------------------------------------
 
     def slot(self) -> torch.Tensor:
-        """See Board."""
+        """See UpdateBoard."""
         return self._slot
 
-    def publish(self, state: State) -> None:
-        """See Board."""
+    def publish(self, state: WorkerState) -> None:
+        """See UpdateBoard."""
         data, self._slot = self._slot, torch.empty(self._nbytes, dtype=torch.uint8)
         with self._changed:
             self._mine = state
@@ -79,38 +79,38 @@ class EngineBoard:
                     self._news[peer] = False
             self._outbox.notify_all()
 
-    def tell(self, state: State) -> None:
-        """See Board."""
+    def tell(self, state: WorkerState) -> None:
+        """See UpdateBoard."""
         with self._changed:
             self._mine = state
             self._news = [True] * self.size
             self._outbox.notify_all()
 
-    def state(self, peer: int) -> State:
-        """See Board."""
+    def state(self, peer: int) -> WorkerState:
+        """See UpdateBoard."""
         with self._changed:
             return self._states[peer]
 
     def next(self, peer: int, taken: int) -> tuple[tuple[int, ...], torch.Tensor] | None:
-        """See Board; a message is taken when the next is asked for, in order, so `taken` needs no look."""
+        """See UpdateBoard; a message is taken when the next is asked for, in order, so `taken` needs no look."""
         with self._changed:
             return self._arrived[peer].popleft() if self._arrived[peer] else None
 
     def dead(self) -> set[int]:
-        """See Board."""
+        """See UpdateBoard."""
         with self._changed:
             return set(self._lost)
 
     def wait(self, tries: int) -> None:
-        """See Board."""
+        """See UpdateBoard."""
         with self._changed:
             self._changed.wait(_TICK_S if tries else 0.0)
 
     def close(self, status: int) -> None:
-        """See Board."""
+        """See UpdateBoard."""
         with self._changed:
             mine = self._mine
-            self._mine = State(mine.published, mine.rests, mine.base, status, mine.seen)
+            self._mine = WorkerState(mine.published, mine.rests, mine.base, status, mine.seen)
             self._closing = True
             self._outbox.notify_all()
         # Who has failed stays only to say so: the others may be anywhere, and the threads end with the process.
@@ -150,7 +150,7 @@ class EngineBoard:
             while True:
                 self._wait_for(self._group.recv([head], peer, 0))
                 kind, published, rests, base, status, *seen = head.tolist()
-                state = State(published, rests, base, status, tuple(seen))
+                state = WorkerState(published, rests, base, status, tuple(seen))
                 data = None
                 if kind == _UPDATE:
                     data = torch.empty(self._nbytes, dtype=torch.uint8)

@@ -13,13 +13,13 @@ class FlatParameters:
     """Moves the data of parameters into one flat tensor for each element type; the parameters keep their identity.
 
     Args:
-        parameters: those of a model that are trained; each counts once.
-        memory: gives a uint8 tensor of so many bytes for them to lie in; None for private memory. Where it is shared,
-            the parameters are what lies there once `fill` or another process has written it.
+        parameters: Parameters of a model that are trained; each counts once.
+        memory: A function that gives a uint8 tensor of so many bytes for them to lie in; None for private memory. Where
+            it is shared, the parameters are what lies there once `fill` or another process has written it.
 
     Attributes:
-        nbytes: of all of them together, each type's part at a multiple of 64.
-        flats: what they lie in, by element type.
+        nbytes: Bytes of all of them together, each type's part at a multiple of 64.
+        flats: Flat tensors that the parameters lie in, by element type.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class FlatParameters:
             kinds.setdefault(parameter.dtype, []).append(parameter)
         self._kinds = kinds
         self._sizes = [(dtype, sum(p.numel() for p in members)) for dtype, members in kinds.items()]
-        self.nbytes = sum(_room(dtype, count) for dtype, count in self._sizes)
+        self.nbytes = sum(_padded_nbytes(dtype, count) for dtype, count in self._sizes)
         self.device = self._parameters[0].device if self._parameters else torch.device("cpu")
         buffer = (
             torch.empty(self.nbytes, dtype=torch.uint8, device=self.device) if memory is None else memory(self.nbytes)
@@ -55,11 +55,11 @@ class FlatParameters:
         found, begin = [], 0
         for dtype, count in self._sizes:
             found.append(buffer[begin : begin + count * dtype.itemsize].view(dtype))
-            begin += _room(dtype, count)
+            begin += _padded_nbytes(dtype, count)
         return found
 
     def like(self, tensors: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
-        """Copies of `tensors`, one for each parameter in order, as flat tensors; zeros for None."""
+        """Copy `tensors`, one for each parameter in order, as flat tensors; zeros for None."""
         by_parameter = dict(zip(self._parameters, tensors, strict=True))
         found = []
         for flat, members in zip(self.flats, self._kinds.values(), strict=True):
@@ -73,7 +73,7 @@ class FlatParameters:
         return found
 
     def spread(self, flats: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor | None]) -> None:
-        """The other way: copies flat tensors back to the `tensors` that are there."""
+        """Copy flat tensors back to the `tensors` that are there: the other way."""
         by_parameter = dict(zip(self._parameters, tensors, strict=True))
         for flat, members in zip(flats, self._kinds.values(), strict=True):
             offset = 0
@@ -84,7 +84,7 @@ class FlatParameters:
                 offset += parameter.numel()
 
     def check(self) -> None:
-        """Raises RuntimeError if somebody has given a parameter other memory since (`model.to`, say)."""
+        """Raise RuntimeError if somebody has given a parameter other memory since (`model.to`, say)."""
         for flat, members in zip(self.flats, self._kinds.values(), strict=True):
             begin, end = flat.data_ptr(), flat.data_ptr() + flat.numel() * flat.element_size()
             for parameter in members:
@@ -100,5 +100,5 @@ class FlatParameters:
         return self._parameters
 
 
-def _room(dtype: torch.dtype, count: int) -> int:
+def _padded_nbytes(dtype: torch.dtype, count: int) -> int:
     return -(-count * dtype.itemsize // _ALIGNMENT) * _ALIGNMENT

@@ -9,19 +9,13 @@ from typing import Any
 
 import torch
 
-from hocket.comm import CollectiveTimeoutError, CommError, MemoryWindow, PeerDiedError, open_window
+from hocket.comm import CollectiveTimeoutError, MemoryWindow, open_window
 
 from ...mesh import world as _world
-from ...state import (
-    broadcast_optimizer_state,
-    broadcast_tensors,
-    check_model,
-)
 from . import register as _register
-from ._board import FAILED, LEFT, RUNNING
+from ._board import FAILED, LEFT, check_alive
 from ._flat import FlatParameters
-from ._progress import Progress
-from ._session import Session
+from ._session import RelaxedTraining
 from ._stale import TIMEOUT_S, meet
 
 LINEAR = frozenset({"SGD", "SparseAdam", "Adam", "AdamW", "Adagrad", "RMSprop", "Adadelta", "Adamax", "NAdam", "RAdam"})
@@ -31,20 +25,20 @@ _UPDATES, _RESTS, _STATUS, _WORDS = range(4)
 _POLL_S = 5e-4
 
 
-class Hogwild(Session):
+class Hogwild(RelaxedTraining):
     """Trains one model in memory that all workers of a host share; a context manager around a loop of one's own.
 
     The optimizer's step adds to the shared parameters while others read and write them (Recht et al. 2011): some
     updates are lost or half seen, which does little harm where gradients are sparse, and often little where they are
     small.
     Sparse gradients (`Embedding(sparse=True)` with SGD or SparseAdam) touch only their rows. Not serially equivalent,
-    and without a bound: staleness is counted only. State of the optimizer stays with each worker.
+    and without a bound: staleness is counted only. WorkerState of the optimizer stays with each worker.
 
     Args:
-        model: alike on every worker, on the CPU; rank 0's weights count.
-        optimizer: of its parameters; one whose update is proportional to its learning rate.
-        group: the workers, all on this host; None for torch's default group.
-        timeout_s: the longest wait for others at `settle`.
+        model: The same model on every worker, on the CPU; rank 0's weights count.
+        optimizer: Optimizer of its parameters; one whose update is proportional to its learning rate.
+        group: The workers, all on this host; None for torch's default group.
+        timeout_s: The longest wait for others at `settle`.
 
     Raises:
         ValueError: workers have different models or are on several hosts, or the optimizer cannot be used.
@@ -70,18 +64,14 @@ class Hogwild(Session):
         trained = [p for p in model.parameters() if p.requires_grad]
         if any(p.device.type != "cpu" for p in trained):
             raise ValueError("Hogwild shares parameters in the memory of a host: keep the model on the CPU")
-        self.progress = Progress("hogwild")
+        world = _world.join(group)
+        super().__init__("hogwild", model, optimizer, world)
         self.timeout_s = timeout_s
-        self._world = world = _world.join(group)
-        self._model, self._optimizer = model, optimizer
         self._trained = trained
         self._window: MemoryWindow | None = None
         self._words: list[memoryview] = []
         self._seen = self._rests = 0
         if world.size > 1:
-            check_model(model, world)
-            broadcast_tensors([*model.parameters(), *model.buffers()], world)
-            broadcast_optimizer_state(optimizer, world)
             nbytes = 64 + sum(64 + p.numel() * p.element_size() for p in trained)
             self._window = window = open_window(world.rank, nbytes if world.rank == 0 else 64, world.from_all)
             if window is None:
@@ -92,7 +82,7 @@ class Hogwild(Session):
         _register.note("hogwild")
 
     def begin(self) -> None:
-        """Notes how many updates the parameters hold; never waits.
+        """Note how many updates the parameters hold; never wait.
 
         Raises:
             PeerDiedError: a worker has died.
@@ -103,12 +93,12 @@ class Hogwild(Session):
 
     @torch.no_grad()
     def step(self, weight: float = 1.0, samples: float = 0.0) -> None:
-        """Lets the optimizer write its update, times a weight, into the shared parameters.
+        """Let the optimizer write its update, times a weight, into the shared parameters.
 
         Args:
-            weight: by what the learning rate is multiplied: this worker's part of a global batch, so that learning
+            weight: By what the learning rate is multiplied: this worker's part of a global batch, so that learning
                 rates stay those of synchronous training.
-            samples: of the gradient, for the report.
+            samples: Samples of the gradient, for the report.
         """
         with torch.enable_grad(), _scaled_rates(self._optimizer, weight):
             self._optimizer.step()
@@ -119,7 +109,7 @@ class Hogwild(Session):
             self.progress.staleness[self._others() - self._seen] += 1
 
     def settle(self) -> None:
-        """Waits until all workers have come here, and averages the model's buffers; a collective operation.
+        """Wait until all workers have come here, and average the model's buffers; a collective operation.
 
         Raises:
             PeerDiedError, CommError: see `begin`.
@@ -143,11 +133,7 @@ class Hogwild(Session):
         self.progress.meet(self._world)
 
     def close(self, *, failed: bool = False) -> None:
-        """Leaves: the parameters go back to this worker's own memory.
-
-        Args:
-            failed: whether to tell the others that this worker cannot go on, rather than that all is done.
-        """
+        """See RelaxedTraining; the parameters go back to this worker's own memory."""
         if self._window is not None:
             self._words[self._world.rank][_STATUS] = FAILED if failed else LEFT
             self._window.fence()
@@ -156,27 +142,14 @@ class Hogwild(Session):
             self._window.close()
             self._window = None
 
-    def report(self) -> dict[str, Any]:
-        """Updates and the histogram of staleness, as JSON values; see `Progress`."""
-        return {**self.progress.to_json(), "serially_equivalent": False}
-
     def _others(self) -> int:
         return sum(words[_UPDATES] for rank, words in enumerate(self._words) if rank != self._world.rank)
 
     def _check(self, what: str) -> None:
         if self._window is None:
             return
-        mine = self._world.rank
-        for rank in sorted(self._window.dead()):
-            if self._words[rank][_STATUS] == RUNNING:
-                raise PeerDiedError(
-                    f"worker {rank} died while worker {mine} {what}: the run cannot go on without its part of the "
-                    "work; start it again from the last checkpoint",
-                    rank,
-                )
-        for rank, words in enumerate(self._words):
-            if rank != mine and words[_STATUS] == FAILED:
-                raise CommError(f"worker {rank} failed while worker {mine} {what}: see its own error")
+        dead = self._window.dead()
+        check_alive(self._world.rank, dead, [words[_STATUS] for words in self._words], what)
 
 
 @contextmanager

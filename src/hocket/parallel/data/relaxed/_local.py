@@ -9,17 +9,12 @@ import torch
 import torch.distributed as dist
 
 from ...mesh import world as _world
-from ...state import (
-    broadcast_optimizer_state,
-    broadcast_tensors,
-    check_model,
-)
 from . import register as _register
 from ._flat import FlatParameters
-from ._progress import Progress
+from ._session import RelaxedTraining
 
 
-class LocalSGD:
+class LocalSGD(RelaxedTraining):
     """Averages the parameters of all workers every H steps (Stich 2019); not serially equivalent, but for H = 1.
 
     Call `step` after the optimizer's. Averages are weighted by the samples of each worker since the last one. With
@@ -27,17 +22,17 @@ class LocalSGD:
     to rounding; with momentum, too, if `state` names "momentum_buffer".
 
     Args:
-        model: alike on every worker; rank 0's weights count.
-        optimizer: of its parameters, one on each worker.
+        model: The same model on every worker; rank 0's weights count.
+        optimizer: Optimizer of its parameters, one on each worker.
         every: H.
-        after: steps during which parameters are averaged at every step before that (post-local SGD, Lin et al. 2020):
+        after: Steps during which parameters are averaged at every step before that (post-local SGD, Lin et al. 2020):
             much is won, because the first steps are those at which workers come apart most.
-        state: names of the optimizer's state that is averaged too, as ("momentum_buffer",), or "all" for whatever has
+        state: Names of the optimizer's state that is averaged too, as ("momentum_buffer",), or "all" for whatever has
             the shape of its parameter. Others stay with each worker.
-        outer_momentum: of a step on the averages (SlowMo, Wang et al. 2020): the change from the last average to this
-            one is taken for a gradient. 0 for the plain average.
-        outer_rate: by what that step is multiplied.
-        group: the workers; None for torch's default group.
+        outer_momentum: Momentum of a step on the averages (SlowMo, Wang et al. 2020): the change since the last average
+            is taken for a gradient. 0 for the plain average.
+        outer_rate: By what the outer step is multiplied.
+        group: The workers; None for torch's default group.
 
     Raises:
         ValueError: workers have different models, or a number makes no sense.
@@ -71,16 +66,10 @@ class LocalSGD:
             raise ValueError(
                 f"outer_momentum must be in [0, 1) and outer_rate positive, not {outer_momentum} and {outer_rate}"
             )
-        self.progress = Progress(f"local:{every}")
+        super().__init__(f"local:{every}", model, optimizer, _world.join(group))
         self._every, self._after = every, after
         self._state = state
         self._outer_momentum, self._outer_rate = outer_momentum, outer_rate
-        self._world = world = _world.join(group)
-        self._model, self._optimizer = model, optimizer
-        if world.size > 1:
-            check_model(model, world)
-            broadcast_tensors([*model.parameters(), *model.buffers()], world)
-            broadcast_optimizer_state(optimizer, world)
         self._flat = FlatParameters(p for p in model.parameters() if p.requires_grad)
         self._last = [flat.clone() for flat in self._flat.flats] if outer_momentum or outer_rate != 1.0 else []
         self._velocity = [torch.zeros_like(flat) for flat in self._last]
@@ -89,10 +78,10 @@ class LocalSGD:
         _register.note(f"local:{every}")
 
     def step(self, samples: float = 1.0) -> bool:
-        """Counts a step; averages if it is time for it, as a collective operation.
+        """Count a step; average if it is time for it, as a collective operation.
 
         Args:
-            samples: of this worker's gradient; 0 for a step that does not count.
+            samples: Samples of this worker's gradient; 0 for a step that does not count.
 
         Returns:
             Whether parameters were averaged.
@@ -109,7 +98,7 @@ class LocalSGD:
 
     @torch.no_grad()
     def average(self) -> None:
-        """Averages now; a collective operation.
+        """Average now; a collective operation.
 
         Raises:
             CommError: a worker has died, or the group's time-out has passed.
@@ -139,24 +128,16 @@ class LocalSGD:
         self.progress.waited_s += time.perf_counter() - began_s
 
     def settle(self) -> None:
-        """Averages if there were steps since the last time, and learns all workers' counts; a collective operation."""
+        """Average if there were steps since the last time, and learn all workers' counts; a collective operation."""
         if max(self._world.from_all(self._since)):
             self.average()
         self.progress.meet(self._world)
 
     def close(self, *, failed: bool = False) -> None:
-        """Nothing is held; there so that all forms end alike.
-
-        Args:
-            failed: without meaning here.
-        """
-
-    def report(self) -> dict[str, Any]:
-        """Updates, averages and seconds, as JSON values; see `Progress`."""
-        return {**self.progress.to_json(), "serially_equivalent": False}
+        """See RelaxedTraining. Nothing is held."""
 
     def _share(self) -> float:
-        """This worker's part of all samples since the last average."""
+        """Return this worker's part of all samples since the last average."""
         if self._world.size == 1:
             return 1.0
         total = torch.tensor(self._samples, dtype=torch.float64, device=self._world.device)
@@ -164,7 +145,7 @@ class LocalSGD:
         return self._samples / float(total) if float(total) else 1.0 / self._world.size
 
     def _averaged_state(self) -> list[str]:
-        """Names of the optimizer's state to average: the same on every worker."""
+        """Return names of the optimizer's state to average: the same on every worker."""
         found: set[str] = set()
         if self._state:
             for parameter in self._flat.parameters:

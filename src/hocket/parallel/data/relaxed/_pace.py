@@ -22,14 +22,14 @@ from typing import Literal
 
 import torch
 
-from ._board import LEFT, RUNNING, Board, State
+from ._board import LEFT, RUNNING, UpdateBoard, WorkerState
 
 Rule = Literal["stale", "ssp"]
 Apply = Callable[[torch.Tensor], None]
 
 
 def most_missed(rule: Rule, bound: int) -> int:
-    """How many of its own updates a worker may be ahead of what an update that reaches it has seen."""
+    """Return how many of its own updates a worker may be ahead of what an update that reaches it has seen."""
     # With clocks at most S apart at the start of a gradient, two such differences and the two steps under way add up.
     return bound if rule == "stale" else 2 * bound + 2
 
@@ -38,18 +38,18 @@ class Pace:
     """One worker's side of the rules.
 
     Args:
-        board: connects it with the others.
+        board: What connects the worker with the others.
         rule: "stale" or "ssp".
         bound: S above.
 
     Attributes:
-        staleness: for each update of another worker that was applied here, how many of this worker's own updates its
+        staleness: For each update of another worker that was applied here, how many of this worker's own updates its
             gradient had not seen: how often each number occurred.
-        published: updates of this worker.
-        applied: updates of others.
+        published: Updates of this worker.
+        applied: Updates of others.
     """
 
-    def __init__(self, board: Board, rule: Rule, bound: int) -> None:
+    def __init__(self, board: UpdateBoard, rule: Rule, bound: int) -> None:
         self.staleness: Counter[int] = Counter()
         self.published = 0
         self.applied = 0
@@ -62,13 +62,13 @@ class Pace:
         self._base = 0
 
     def try_begin(self, apply: Apply) -> bool:
-        """Takes what has arrived; says whether the next gradient may be begun from that."""
+        """Take what has arrived; say whether the next gradient may be begun from that."""
         held = self.held_by()  # before taking: what a peer had published before it told its state is then taken
         self.take(apply)
         return not held
 
     def held_by(self) -> list[int]:
-        """The peers that must be waited for before the next gradient."""
+        """Return the peers that must be waited for before the next gradient."""
         mine = self._board.rank
         held = []
         for peer in range(self._board.size):
@@ -86,7 +86,7 @@ class Pace:
         return held
 
     def take(self, apply: Apply) -> None:
-        """Applies every update that has arrived, and tells the others.
+        """Apply every update that has arrived, and tell the others.
 
         Raises:
             AssertionError: an update is staler than the bound.
@@ -108,29 +108,29 @@ class Pace:
             self._board.tell(self._state())
 
     def publish(self) -> None:
-        """Gives what was written to the board's slot to all."""
+        """Give what was written to the board's slot to all."""
         # The update is in this worker's own parameters too, but its gradient had not seen itself.
         self.published += 1
         self._board.publish(self._state())
         self._seen[self._board.rank] = self.published
 
     def rest(self) -> None:
-        """Says that this worker has no more work for now."""
+        """Say that this worker has no more work for now."""
         self._base = self.published
         self._rests += 1
         self._board.tell(self._state())
 
     def try_settle(self, apply: Apply) -> bool:
-        """Takes what has arrived; says whether all workers rest and everything is taken."""
+        """Take what has arrived; say whether all workers rest and everything is taken."""
         states = [self._board.state(peer) for peer in range(self._board.size) if peer != self._board.rank]
         resting = all(state.rests >= self._rests or state.status == LEFT for state in states)
         self.take(apply)
         return resting
 
     def awaited(self) -> list[int]:
-        """The peers that do not rest yet."""
+        """Return the peers that do not rest yet."""
         others = (peer for peer in range(self._board.size) if peer != self._board.rank)
         return [p for p in others if self._board.state(p).rests < self._rests and self._board.state(p).status != LEFT]
 
-    def _state(self) -> State:
-        return State(self.published, self._rests, self._base, RUNNING, tuple(self._seen))
+    def _state(self) -> WorkerState:
+        return WorkerState(self.published, self._rests, self._base, RUNNING, tuple(self._seen))

@@ -15,15 +15,15 @@ class Progress:
     """Counts of one worker, or of all together.
 
     Attributes:
-        rule: as a plan writes it, as "stale:4".
-        updates: that this worker's gradients have made.
-        applied: updates of others that were added to this worker's parameters; 0 where they share memory or average.
-        averages: how often parameters were averaged.
-        samples: that this worker's updates were made of.
-        waited_s: seconds spent waiting for others: at the bound, or for averages. The end of an epoch is not counted.
-        rested_s: seconds spent at the end of epochs, until the slowest had come.
-        staleness: how many updates had missed how many others; see the rules for what is counted.
-        workers: the counts of each worker at the last time that all met; empty in those.
+        rule: The rule as a plan writes it, such as "stale:4".
+        updates: Updates that this worker's gradients have made.
+        applied: Updates of others that were added to this worker's parameters; 0 where they share memory or average.
+        averages: How often parameters were averaged.
+        samples: Samples that this worker's updates were made of.
+        waited_s: Seconds spent waiting for others: at the bound, or for averages. The end of an epoch is not counted.
+        rested_s: Seconds spent at the end of epochs, until the slowest had come.
+        staleness: How many updates had missed how many others; see the rules for what is counted.
+        workers: The counts of each worker at the last time that all met; empty in those.
     """
 
     rule: str
@@ -37,7 +37,7 @@ class Progress:
     workers: list[dict[str, Any]] = field(default_factory=list)
 
     def alone(self) -> dict[str, Any]:
-        """This worker's counts as JSON values."""
+        """Return this worker's counts as JSON values."""
         return {
             "updates": self.updates,
             "applied": self.applied,
@@ -49,11 +49,11 @@ class Progress:
         }
 
     def meet(self, world: World) -> None:
-        """Learns what all workers have counted; a collective operation."""
+        """Learn what all workers have counted; a collective operation."""
         self.workers = world.from_all(self.alone())
 
     def to_json(self) -> dict[str, Any]:
-        """This worker's counts, each worker's when all last met, and the staleness of all their updates together."""
+        """Return this worker's counts, each worker's when all last met, and the staleness of all updates together."""
         return {
             "rule": self.rule,
             **self.alone(),
@@ -63,12 +63,12 @@ class Progress:
 
 
 def histogram_json(counts: Counter[int]) -> dict[str, int]:
-    """Counts by number, as JSON has them, in order."""
+    """Return counts by number, as JSON has them, in order."""
     return {str(number): counts[number] for number in sorted(counts)}
 
 
 def added(histograms: Sequence[dict[str, int]]) -> Counter[int]:
-    """Several histograms of `histogram_json` as one."""
+    """Add up several histograms of `histogram_json`."""
     total: Counter[int] = Counter()
     for histogram in histograms:
         total.update({int(number): count for number, count in histogram.items()})

@@ -25,12 +25,13 @@ class Relaxation:
     """Runs the steps of one worker.
 
     Args:
-        synchronisation: of the plan.
-        model: whole on every worker.
-        optimizer: of its parameters.
-        world: the workers.
-        train: computes the gradients of parts of a batch on this worker alone, and gives what tells their loss.
-        reduction: of the loss.
+        synchronisation: Synchronisation of the plan.
+        model: The model, whole on every worker.
+        optimizer: Optimizer of its parameters.
+        world: The workers.
+        train: A function that computes gradients of parts of a batch on this worker alone, and gives what tells their
+            loss.
+        reduction: Reduction of the loss.
     """
 
     def __init__(
@@ -57,13 +58,13 @@ class Relaxation:
         self._settled = True
 
     def loader(self, loader: Iterable[Any]) -> SharedLoader:
-        """The user's loader as workers share it: equal parts where they keep step, and parts by need where not."""
+        """Return the user's loader as workers share it: equal parts where they keep step, parts by need where not."""
         if isinstance(self._form, LocalSGD):
             return DistributedLoader(loader, among=self._world)
         return TicketLoader(loader, self._world, self._tickets)
 
     def batches(self, shared: SharedLoader) -> Iterator[Any]:
-        """This worker's parts of an epoch; at its end the workers meet."""
+        """Return this worker's parts of an epoch; at its end the workers meet."""
         self._settled = False  # on all workers, whether or not they will get a part
         if isinstance(shared, TicketLoader):
             try:
@@ -77,11 +78,11 @@ class Relaxation:
         self.settle()
 
     def step(self, parts: Sequence[BatchPart], clip: Callable[[], None]) -> torch.Tensor:
-        """One step of this worker; returns the loss of its part, as that of a whole batch of such samples.
+        """Make one step of this worker; return the loss of its part, as that of a whole batch of such samples.
 
         Args:
-            parts: of this worker's part of the batch.
-            clip: clips the gradients before they are used.
+            parts: Parts of this worker's part of the batch.
+            clip: A function that clips the gradients before they are used.
         """
         samples, total = sum(part.samples for part in parts), parts[0].total
         self._settled = False
@@ -103,13 +104,13 @@ class Relaxation:
         return loss
 
     def settle(self) -> None:
-        """Waits for all workers and makes them alike; a collective operation."""
+        """Wait for all workers and make them alike; a collective operation."""
         if not self._settled:
             self._form.settle()
         self._settled = True
 
     def close(self) -> None:
-        """Leaves, with a model of one's own."""
+        """Leave, with a model of one's own."""
         self._form.close()
 
     def report(self) -> dict[str, Any]:

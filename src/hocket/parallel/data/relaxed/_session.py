@@ -1,14 +1,41 @@
-"""Training that workers leave together: a `with` block at whose end all meet."""
+"""What all relaxed training has in common: equal beginnings, a count of what was done, and an end at which all meet."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
+
+import torch
+
+from ...mesh import World
+from ...state import broadcast_optimizer_state, broadcast_tensors, check_model
+from ._progress import Progress
 
 
-class Session(ABC):
-    """Settles at the end of its `with` block, or tells the others that it has failed."""
+class RelaxedTraining(ABC):
+    """Settles at the end of its `with` block, or tells the others that it has failed.
+
+    Args:
+        rule: The rule as a plan writes it.
+        model: The same model on every worker; rank 0's weights count.
+        optimizer: Optimizer of its parameters.
+        world: The workers.
+
+    Attributes:
+        progress: What was done so far.
+
+    Raises:
+        ValueError: workers have different models.
+    """
+
+    def __init__(self, rule: str, model: torch.nn.Module, optimizer: Any, world: World) -> None:
+        self.progress = Progress(rule)
+        self._model, self._optimizer, self._world = model, optimizer, world
+        if world.size > 1:
+            check_model(model, world)
+            broadcast_tensors([*model.parameters(), *model.buffers()], world)
+            broadcast_optimizer_state(optimizer, world)
 
     def __enter__(self) -> Self:
         return self
@@ -22,8 +49,16 @@ class Session(ABC):
 
     @abstractmethod
     def settle(self) -> None:
-        """Waits for all workers, whose parameters are the same then; a collective operation."""
+        """Wait for all workers, whose parameters are the same then; a collective operation."""
 
     @abstractmethod
     def close(self, *, failed: bool = False) -> None:
-        """Leaves the others, with a model of one's own."""
+        """Leave the others, with a model of one's own.
+
+        Args:
+            failed: Whether to tell the others that this worker cannot go on, rather than that all is done.
+        """
+
+    def report(self) -> dict[str, Any]:
+        """Return updates, averages, seconds waited and the histogram of staleness as JSON values; see `Progress`."""
+        return {**self.progress.to_json(), "serially_equivalent": False}

@@ -8,7 +8,7 @@ import torch
 
 from hocket.comm import MemoryWindow
 
-from ._board import State
+from ._board import WorkerState
 
 _PUBLISHED, _RESTS, _BASE, _STATUS, _SEEN = range(5)
 _SPINS = 50
@@ -16,20 +16,20 @@ _SHORT_S, _LONG_S = 5e-5, 1e-3
 
 
 def window_nbytes(size: int, slots: int, nbytes: int) -> int:
-    """Bytes of a worker's part for updates of `nbytes`."""
+    """Return bytes of a worker's part for updates of `nbytes`."""
     return _head_nbytes(size) + slots * _slot_nbytes(size, nbytes)
 
 
 class SharedBoard:
-    """See Board.
+    """See UpdateBoard.
 
     A worker writes its update, then counts it; who reads the count finds the update whole. It writes to a slot again
     only after all have counted the update there as seen, which `Pace` has waited for.
 
     Args:
-        window: memory of `window_nbytes` of each worker.
-        slots: how many updates a worker may be ahead of what another has seen.
-        nbytes: of an update.
+        window: Memory of `window_nbytes` of each worker.
+        slots: How many updates a worker may be ahead of what another has seen.
+        nbytes: Bytes of an update.
     """
 
     def __init__(self, window: MemoryWindow, slots: int, nbytes: int) -> None:
@@ -48,19 +48,19 @@ class SharedBoard:
             self._slots.append(rings)
 
     def slot(self) -> torch.Tensor:
-        """See Board."""
+        """See UpdateBoard."""
         mine = self._slots[self.rank]
         return mine[self._words[self.rank][_PUBLISHED] % len(mine)][1]
 
-    def publish(self, state: State) -> None:
-        """See Board."""
+    def publish(self, state: WorkerState) -> None:
+        """See UpdateBoard."""
         mine = self._slots[self.rank]
         mine[(state.published - 1) % len(mine)][0].copy_(torch.tensor(state.seen))
         self._window.fence()
         self._words[self.rank][_PUBLISHED] = state.published
 
-    def tell(self, state: State) -> None:
-        """See Board."""
+    def tell(self, state: WorkerState) -> None:
+        """See UpdateBoard."""
         words = self._words[self.rank]
         self._window.fence()  # what was seen has been read before its place may be written to again
         for peer, count in enumerate(state.seen):
@@ -70,16 +70,16 @@ class SharedBoard:
         words[_STATUS] = state.status
         self._window.fence()
 
-    def state(self, peer: int) -> State:
-        """See Board."""
+    def state(self, peer: int) -> WorkerState:
+        """See UpdateBoard."""
         words = self._words[peer]
         seen = tuple(words[_SEEN:])
         rests, base, status = words[_RESTS], words[_BASE], words[_STATUS]
         self._window.fence()
-        return State(words[_PUBLISHED], rests, base, status, seen)
+        return WorkerState(words[_PUBLISHED], rests, base, status, seen)
 
     def next(self, peer: int, taken: int) -> tuple[tuple[int, ...], torch.Tensor] | None:
-        """See Board."""
+        """See UpdateBoard."""
         if self._words[peer][_PUBLISHED] <= taken:
             return None
         self._window.fence()
@@ -87,15 +87,15 @@ class SharedBoard:
         return tuple(seen.tolist()), data
 
     def dead(self) -> set[int]:
-        """See Board."""
+        """See UpdateBoard."""
         return self._window.dead()
 
     def wait(self, tries: int) -> None:
-        """See Board."""
+        """See UpdateBoard."""
         time.sleep(0 if tries < _SPINS else _SHORT_S if tries < 4 * _SPINS else _LONG_S)
 
     def close(self, status: int) -> None:
-        """See Board."""
+        """See UpdateBoard."""
         self._words[self.rank][_STATUS] = status
         self._window.fence()
         self._window.close()

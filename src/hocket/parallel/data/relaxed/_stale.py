@@ -12,24 +12,19 @@ import torch.distributed as dist
 from hocket.comm import CollectiveTimeoutError, open_window
 
 from ...mesh import world as _world
-from ...state import (
-    broadcast_optimizer_state,
-    broadcast_tensors,
-    check_model,
-)
+from ...state import broadcast_tensors
 from . import register as _register
-from ._board import FAILED, LEFT, Board, check_alive
+from ._board import FAILED, LEFT, UpdateBoard, check_alive
 from ._engine_board import EngineBoard
 from ._flat import FlatParameters
 from ._pace import Pace, Rule, most_missed
-from ._progress import Progress
-from ._session import Session
+from ._session import RelaxedTraining
 from ._shared_board import SharedBoard, window_nbytes
 
 TIMEOUT_S = 300.0
 
 
-class BoundedStaleness(Session):
+class BoundedStaleness(RelaxedTraining):
     """Trains one model by workers that do not wait for each other; a context manager around a loop of one's own.
 
     Each worker holds the model and an optimizer. Between `begin` and `step` it computes a gradient of its own batch;
@@ -42,13 +37,13 @@ class BoundedStaleness(Session):
     optimizer stay with each worker.
 
     Args:
-        model: alike on every worker; rank 0's weights count.
-        optimizer: of its parameters. Any of torch's.
-        bound: how many updates of one worker an update may have missed ("stale", 1 or more), or how many steps workers
+        model: The same model on every worker; rank 0's weights count.
+        optimizer: Optimizer of its parameters. Any of torch's.
+        bound: How many updates of one worker an update may have missed ("stale", 1 or more), or how many steps workers
             may be apart ("ssp").
         rule: "stale" (bounded delay) or "ssp" (Ho et al. 2013).
-        group: the workers; None for torch's default group.
-        timeout_s: the longest wait for another worker; then CollectiveTimeoutError.
+        group: The workers; None for torch's default group.
+        timeout_s: The longest wait for another worker; then CollectiveTimeoutError.
 
     Raises:
         ValueError: workers have different models, or the bound makes no sense.
@@ -79,18 +74,12 @@ class BoundedStaleness(Session):
             raise ValueError(
                 f'the rule is "stale" with a bound of 1 or more or "ssp" with 0 or more, not {rule}:{bound}'
             )
-        self.progress = Progress(f"{rule}:{bound}")
+        world = _world.join(group)
+        super().__init__(f"{rule}:{bound}", model, optimizer, world)
         self.timeout_s = timeout_s
-        self._world = world = _world.join(group)
-        self._model = model
-        self._optimizer = optimizer
-        if world.size > 1:
-            check_model(model, world)
-            broadcast_tensors([*model.parameters(), *model.buffers()], world)
-            broadcast_optimizer_state(optimizer, world)
         self._flat = FlatParameters(p for p in model.parameters() if p.requires_grad)
         self._before = [torch.empty_like(flat) for flat in self._flat.flats]
-        self._board: Board | None = None
+        self._board: UpdateBoard | None = None
         self._begun = False
         if world.size > 1:
             slots = most_missed(rule, bound)
@@ -99,7 +88,7 @@ class BoundedStaleness(Session):
             self.progress.staleness = self._pace.staleness
         _register.note(f"{rule}:{bound}")
 
-    def _open(self, slots: int) -> Board:
+    def _open(self, slots: int) -> UpdateBoard:
         world, nbytes = self._world, self._flat.nbytes
         window = open_window(world.rank, window_nbytes(world.size, slots, nbytes), world.from_all)
         if window is not None:
@@ -107,7 +96,7 @@ class BoundedStaleness(Session):
         return EngineBoard(world, nbytes, self.timeout_s)
 
     def begin(self) -> None:
-        """Waits until the bound allows another gradient, and brings the parameters up to date.
+        """Wait until the bound allows another gradient, and bring the parameters up to date.
 
         Raises:
             PeerDiedError: a worker has died.
@@ -122,12 +111,12 @@ class BoundedStaleness(Session):
 
     @torch.no_grad()
     def step(self, weight: float = 1.0, samples: float = 0.0) -> None:
-        """Lets the optimizer update the parameters, and gives the change to all workers.
+        """Let the optimizer update the parameters, and give the change to all workers.
 
         Args:
-            weight: by what the change is multiplied, here and everywhere: this worker's part of a global batch, so that
+            weight: By what the change is multiplied, here and everywhere: this worker's part of a global batch, so that
                 learning rates stay those of synchronous training.
-            samples: of the gradient, for the report.
+            samples: Samples of the gradient, for the report.
 
         Raises:
             RuntimeError: there was no `begin` before, so nobody has looked at the bound.
@@ -153,7 +142,7 @@ class BoundedStaleness(Session):
             self._pace.publish()
 
     def settle(self) -> None:
-        """Waits until all workers have come here, takes all updates, and makes parameters and buffers exactly alike.
+        """Wait until all workers have come here, take all updates, and make parameters and buffers exactly alike.
 
         A collective operation: for the end of training, or before an evaluation by all workers together.
 
@@ -171,35 +160,35 @@ class BoundedStaleness(Session):
         self.progress.meet(self._world)
 
     def close(self, *, failed: bool = False) -> None:
-        """Leaves; after that the model and the optimizer are this worker's own.
-
-        Args:
-            failed: whether to tell the others that this worker cannot go on, rather than that all is done.
-        """
+        """See RelaxedTraining; the model and the optimizer are this worker's own after it."""
         if self._board is not None:
             self._board.close(FAILED if failed else LEFT)
             self._board = None
 
     def report(self) -> dict[str, Any]:
-        """Updates, seconds waited and the histogram of staleness, as JSON values; see `Progress`."""
+        """See RelaxedTraining."""
         if self._board is not None:
             self.progress.applied = self._pace.applied
-        return {**self.progress.to_json(), "serially_equivalent": False}
+        return super().report()
 
     def _apply(self, data: torch.Tensor) -> None:
         for flat, change in zip(self._flat.flats, self._flat.views(data), strict=True):
             with torch.no_grad():
                 flat.add_(change.to(flat.device))
 
+    def _check(self, board: UpdateBoard, what: str) -> None:
+        dead = board.dead()
+        check_alive(board.rank, dead, [board.state(peer).status for peer in range(board.size)], what)
+
     def _until(self, ready: Callable[[], bool], late: Callable[[], list[int]], what: str, *, resting: bool) -> None:
         board = self._board
         assert board is not None
-        check_alive(board, what)
+        self._check(board, what)
         if ready():
             return
         began_s, tries = time.perf_counter(), 0
         while True:
-            check_alive(board, what)
+            self._check(board, what)
             if ready():
                 break
             if time.perf_counter() - began_s > self.timeout_s:
@@ -220,7 +209,7 @@ class BoundedStaleness(Session):
 
 @torch.no_grad()
 def meet(flats: list[torch.Tensor], model: torch.nn.Module, world: _world.World) -> None:
-    """Averages flat parameters and the model's floating-point buffers over workers; others become rank 0's."""
+    """Average flat parameters and the model's floating-point buffers over workers; others become rank 0's."""
     if world.size == 1:
         return
     buffers = [b for b in model.buffers() if b.numel()]

@@ -28,14 +28,14 @@ class Tickets(Protocol):
     """Numbers 0, 1, 2, ... of each epoch, each given to one worker."""
 
     def take(self, epoch: int) -> int:
-        """The next number of an epoch."""
+        """Return the next number of an epoch."""
 
 
 class StoreTickets:
     """Tickets counted in the store by which the workers of torch's default group have found each other.
 
     Args:
-        world: the workers; making this is a collective operation.
+        world: The workers; making this is a collective operation.
     """
 
     def __init__(self, world: World) -> None:
@@ -62,9 +62,9 @@ class TicketLoader(SharedLoader):
     Workers that load in the background (`num_workers`) take tickets as far ahead as they load.
 
     Args:
-        loader: the user's, with global batches.
-        world: the workers.
-        tickets: who gets which part.
+        loader: The user's loader, with global batches.
+        world: The workers.
+        tickets: Who gets which part.
     """
 
     _keep_step = False
@@ -110,11 +110,11 @@ class TicketSampler(RankSampler):
     """Like RankSampler, for the parts that tickets give.
 
     Args:
-        batches: the user's batch sampler.
-        stream: where it draws random numbers.
-        world: the workers.
-        tickets: who gets which part.
-        agree: is given the very first batch, to compare it with other workers'.
+        batches: The user's batch sampler.
+        stream: The random numbers that the sampler draws.
+        world: The workers.
+        tickets: Who gets which part.
+        agree: A function that is given the very first batch, to compare it with other workers'.
     """
 
     def __init__(

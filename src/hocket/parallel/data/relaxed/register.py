@@ -8,7 +8,7 @@ _reasons: list[str] = []
 
 
 def note(word: str) -> None:
-    """Notes that training by `word`, as a plan writes it, has begun."""
+    """Note that training by `word`, as a plan writes it, has begun."""
     reason = Synchronisation.parse(word).reason
     if reason not in _reasons:
         _reasons.append(reason)

@@ -5,20 +5,19 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from ...mesh import World
-from ...state import Owned, ParameterPlacement, ShardBox
+from ...state import ParameterPlacement
 from .. import _hooks
+from .._strategy import ShardingStrategy, replicated
 from ._chunks import Chunk, cut, order
 from ._sender import Sender
-from ._updates import Updates
-from ._uses import watched
-from ._waits import AfterModel, BeforeModule, BeforeState
+from ._updates import Updates, watched
 
 _CHUNK_NBYTES = 2 * 2**20
 """Most bytes of a chunk: what must end before something more urgent can go (ByteScheduler finds 1 to 8 MB best)."""
@@ -29,7 +28,7 @@ _DEADLINE_S = 3600.0
 """Operations have their group's deadline, whose error ends every wait: this is for what no operation tells."""
 
 
-class Prioritised:
+class Prioritised(ShardingStrategy):
     """Every rank holds all parameters, and averages their gradients in the order in which they are needed next.
 
     Gradients are cut into chunks (P3, Jayarajan et al. 2019), of which a bounded number of bytes is on its way at once
@@ -41,13 +40,13 @@ class Prioritised:
     every rank then has the order in which a queue by priority would send them.
 
     Args:
-        model: the model.
-        parameters: by the model's names, all that are trained.
-        frozen: parameters that are not.
-        places: where each lies in the model's own parameter.
-        world: the ranks, two or more.
-        chunk_nbytes: most bytes of a chunk; None for 2 MiB.
-        optimizer: works element by element.
+        model: The model.
+        parameters: All trained parameters by the model's names.
+        frozen: Parameters that are not trained.
+        places: Where each parameter lies in the model's own.
+        world: The ranks, two or more.
+        chunk_nbytes: Most bytes of a chunk; None for 2 MiB.
+        optimizer: An optimizer that works element by element.
     """
 
     def __init__(
@@ -62,8 +61,7 @@ class Prioritised:
     ) -> None:
         self._pending: set[int] = set()
         self._broken = False
-        self.owned = [Owned(p, p, ShardBox.all_of(places[name]), world.size) for name, p in parameters.items()]
-        self.frozen = [Owned(p, p, ShardBox.all_of(places[name]), world.size) for name, p in frozen.items()]
+        super().__init__(replicated(parameters, places, world), replicated(frozen, places, world))
         self._model = model
         self._names, self._parameters = list(parameters), list(parameters.values())
         self._world = world
@@ -85,20 +83,15 @@ class Prioritised:
         self._handles: dict[int, Any] = {}
         weakref.finalize(self, self._sender.close)
         weakref.finalize(self, _hooks.remove, self._handles)
-        before: Any = BeforeState(self)
+        before: Any = _hooks.weak_hook(self.finish)
         self._handles[0] = model.register_state_dict_pre_hook(before)  # type: ignore[no-untyped-call]
         self._handles[1] = optimizer.register_state_dict_pre_hook(before)
 
     # --- a form of data parallelism ---------------------------------------------------------------------------------
 
-    @property
-    def compression(self) -> None:
-        """See Form. A plan with both is refused."""
-        return None
-
     @contextmanager
     def passing(self, last: bool) -> Iterator[None]:
-        """See Form."""
+        """See ShardingStrategy."""
         if self._broken:
             raise RuntimeError(
                 "an earlier forward or backward pass was left by an exception while gradients were on their way, so "
@@ -117,28 +110,10 @@ class Prioritised:
                 self._end()
         self._broken = False
 
-    def adding(self) -> AbstractContextManager[None]:
-        """See Form; of pipelines, which are not combined with this."""
-        return nullcontext()
-
-    def reduce(self) -> None:
-        """See Form; of pipelines, which are not combined with this."""
-
-    def collect(self) -> None:
-        """See Form."""
-
-    def publish(self) -> None:
-        """See Form."""
-
-    def forget(self) -> None:
-        """See Form."""
-        for parameter in self._parameters:
-            parameter.grad = None
-
     # --- updates ----------------------------------------------------------------------------------------------------
 
     def update(self) -> None:
-        """Has parameters updated when their gradients are there, by the optimizer's settings of now."""
+        """Have parameters updated when their gradients are there, by the optimizer's settings of now."""
         self._updates.begin()
         self._pending = set(range(len(self._parameters)))
         self._steps += 1
@@ -147,7 +122,7 @@ class Prioritised:
             self._sender.lay_out(self._flats, self._agreed(), _CREDIT_CHUNKS * self._chunk_nbytes)
 
     def finish(self) -> None:
-        """Waits for the gradients that are on their way, and makes the updates that are due."""
+        """Wait for the gradients that are on their way, and make the updates that are due."""
         self.settle(sorted(self._pending))
 
     def __del__(self) -> None:
@@ -156,7 +131,7 @@ class Prioritised:
 
     @torch.inference_mode(False)
     def settle(self, numbers: Sequence[int]) -> None:
-        """Updates those of some parameters that are pending."""
+        """Update those of some parameters that are pending."""
         due = [number for number in numbers if number in self._pending]
         if not due:
             return
@@ -181,7 +156,7 @@ class Prioritised:
     # --- the first step ---------------------------------------------------------------------------------------------
 
     def _lay_out(self, users: dict[int, list[torch.nn.Module]]) -> None:
-        """Cuts the gradients as the first forward pass has shown them to be needed, and reduces the first step's."""
+        """Cut the gradients as the first forward pass has shown them to be needed, and reduce the first step's."""
         seen = self._world.from_root(list(users))
         numbers = seen + [n for n in range(len(self._parameters)) if n not in set(seen)]
         kinds = [p.dtype for p in self._parameters]
@@ -196,13 +171,13 @@ class Prioritised:
                 self._flags[number].append((i, at))
                 at += 1
             self._flats.append(torch.zeros(at, dtype=self._parameters[chunk.stretches[0].number].dtype))
-        self._hang(users)
+        self._add_hooks(users)
         self._sender.lay_out(self._flats, range(len(self._flats)), _CREDIT_CHUNKS * self._chunk_nbytes)
         self._begin()
         self._end()
 
-    def _hang(self, users: dict[int, list[torch.nn.Module]]) -> None:
-        """Hooks: gradients tell when they are complete, modules wait for what they use."""
+    def _add_hooks(self, users: dict[int, list[torch.nn.Module]]) -> None:
+        """Add hooks: gradients tell when they are complete, modules wait for what they use."""
         numbers = {id(p): number for number, p in enumerate(self._parameters)}
         needs: dict[int, set[int]] = {}
         modules = {id(module): module for module in self._model.modules()}
@@ -216,15 +191,17 @@ class Prioritised:
         needs[id(self._model)].update(unseen)  # compiled code, say, does not show what it uses
         for key, wanted in needs.items():
             if wanted:
-                handle = modules[key].register_forward_pre_hook(BeforeModule(self, sorted(wanted)), prepend=True)
+                handle = modules[key].register_forward_pre_hook(
+                    _hooks.weak_hook(self.settle, sorted(wanted)), prepend=True
+                )
                 self._handles[len(self._handles)] = handle
-        self._handles[len(self._handles)] = self._model.register_forward_hook(AfterModel(self))
+        self._handles[len(self._handles)] = self._model.register_forward_hook(_hooks.weak_hook(self.after_forward))
         for number, parameter in enumerate(self._parameters):
             ready: Any = _hooks.Ready(self, number)
             self._handles[len(self._handles)] = parameter.register_post_accumulate_grad_hook(ready)  # type: ignore[no-untyped-call]
 
     def _agreed(self) -> list[int]:
-        """The order in which chunks go from the next step on; the same on every rank."""
+        """Return the order in which chunks go from the next step on; the same on every rank."""
         if self._steps == 1:
             return list(reversed(range(len(self._chunks))))
         ready_s, done_s = self._sender.ready_s, self._sender.done_s
@@ -245,7 +222,7 @@ class Prioritised:
         self._sender.begin()
 
     def ready(self, number: int, parameter: torch.Tensor) -> None:
-        """The gradient of a parameter is complete.
+        """Take notice that the gradient of a parameter is complete.
 
         Raises:
             RuntimeError: it arrives twice, or the parameter had been used before it was updated.
@@ -290,7 +267,7 @@ class Prioritised:
                 self._sender.ready(chunk)
 
     def _end(self) -> None:
-        """Back-propagation is over: what has not arrived will not, on this rank."""
+        """End back-propagation: what has not arrived will not, on this rank."""
         if not self._left:
             self._begin()
         for number, parameter in enumerate(self._parameters):
@@ -299,7 +276,7 @@ class Prioritised:
         self._left = []
 
     def after_forward(self) -> None:
-        """What no module has asked for is updated now; that it was not used before shows when gradients come."""
+        """Update what no module has asked for; that it was not used before shows when gradients come."""
         if self._pending and self._steps > 1:
             self._overdue = set(self._pending)
             self.finish()

@@ -1,0 +1,127 @@
+"""How data-parallel ranks hold parameters, gradients and optimizer state, and the plain way: replicated on all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
+import torch
+
+from ..mesh import World
+from ..state import Owned, ParameterPlacement, ShardBox
+from ._reducer import GradientReducer
+from .compression import Compression
+
+
+class ShardingStrategy:
+    """How data-parallel ranks hold parameters, gradients and optimizer state; here as if there were one rank.
+
+    Attributes:
+        owned: What this rank's optimizer updates.
+        frozen: What this rank holds of parameters that are not trained.
+    """
+
+    def __init__(self, owned: Sequence[Owned] = (), frozen: Sequence[Owned] = ()) -> None:
+        self.owned, self.frozen = list(owned), list(frozen)
+
+    @property
+    def compression(self) -> Compression | None:
+        """Compresses gradients among the ranks; None where they go as they are."""
+        return None
+
+    def passing(self, last: bool) -> AbstractContextManager[None]:
+        """Open a block for a forward and a backward pass of a part of the batch; `last` of the parts of this step."""
+        return nullcontext()
+
+    def adding(self) -> AbstractContextManager[None]:
+        """Open a block whose passes add up gradients on this rank, for `reduce`."""
+        return nullcontext()
+
+    def reduce(self) -> None:
+        """Average gradients that have added up in passes of `adding`; a collective operation."""
+
+    def collect(self) -> None:
+        """Make the averaged gradients those of what this rank owns, after the last pass."""
+
+    def publish(self) -> None:
+        """Give all ranks the weights that were updated; a collective operation."""
+
+    def forget(self) -> None:
+        """Drop all gradients."""
+        for item in self.owned:
+            item.leaf.grad = None
+
+
+def replicated(
+    parameters: Mapping[str, torch.nn.Parameter], places: Mapping[str, ParameterPlacement], world: World
+) -> list[Owned]:
+    """Return parameters as held in full by every rank of `world`.
+
+    Args:
+        parameters: Parameters by the model's names.
+        places: Where each parameter lies in the model's own.
+        world: The ranks.
+    """
+    return [Owned(p, p, ShardBox.all_of(places[name]), world.size) for name, p in parameters.items()]
+
+
+class Replicated(ShardingStrategy):
+    """Every rank holds all parameters of its modules, and the average of their gradients.
+
+    Args:
+        parameters: Trained parameters by the model's names.
+        frozen: Parameters that are not trained.
+        places: Where each parameter lies in the model's own.
+        world: The data-parallel ranks.
+        bucket_bytes: See `DataParallel`.
+        compression: Compression of the gradients; see `hocket.planner.Plan`.
+        averages: Whether gradients are averaged at all; each rank keeps its own if not.
+    """
+
+    def __init__(
+        self,
+        parameters: Mapping[str, torch.nn.Parameter],
+        frozen: Mapping[str, torch.nn.Parameter],
+        places: Mapping[str, ParameterPlacement],
+        world: World,
+        bucket_bytes: int | None,
+        compression: str = "none",
+        *,
+        averages: bool = True,
+    ) -> None:
+        super().__init__(replicated(parameters, places, world), replicated(frozen, places, world))
+        self._reducer: GradientReducer | None = None
+        if averages and world.size > 1 and parameters:
+            self._reducer = GradientReducer(
+                list(parameters), list(parameters.values()), world, bucket_bytes, None, compression
+            )
+
+    @property
+    def compression(self) -> Compression | None:
+        """See ShardingStrategy."""
+        return None if self._reducer is None else self._reducer.compression
+
+    def resize(self, bucket_bytes: int) -> None:
+        """Make the buckets of gradients so large, from the next step on."""
+        if self._reducer is not None:
+            self._reducer.resize(bucket_bytes)
+
+    @contextmanager
+    def passing(self, last: bool) -> Iterator[None]:
+        """See ShardingStrategy."""
+        reducer = self._reducer
+        if reducer is None:
+            yield
+            return
+        with nullcontext() if last else reducer.no_sync():
+            reducer.prepare()
+            yield
+
+    def adding(self) -> AbstractContextManager[None]:
+        """See ShardingStrategy."""
+        return self.passing(last=False)
+
+    def reduce(self) -> None:
+        """See ShardingStrategy."""
+        if self._reducer is not None:
+            self._reducer.reduce_all()
