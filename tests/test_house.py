@@ -16,19 +16,15 @@ FAMILIES = {"HeldOut": "hocket.workloads.", "Size": "hocket.workloads."}
 # Still to be renamed, with the number of places. Only ever make it shorter.
 USED_TWICE = {
     "Choice": 2,
-    "Collect": 2,
     "Cut": 2,
     "Decision": 2,
     "Interpreter": 2,
-    "Part": 2,
     "Search": 2,
     "Site": 2,
     "Span": 2,
-    "Step": 3,
+    "Step": 2,
     "Value": 2,
     "Wire": 2,
-    "_Gather": 2,
-    "_Parts": 2,
 }
 
 # Packages that still import another package's private modules, with the number. Only ever make it shorter.

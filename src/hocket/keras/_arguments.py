@@ -10,7 +10,7 @@ from . import _private
 
 
 def check_model(model: Any) -> None:
-    """Raises TypeError if `model` is no Keras model, ValueError if another distribution is active."""
+    """Raise TypeError if `model` is no Keras model, ValueError if another distribution is active."""
     if not isinstance(model, keras.Model):
         raise TypeError(
             f"hocket.keras.Model wraps a keras.Model (Sequential, functional or a subclass), not {type(model).__name__}"
@@ -23,7 +23,7 @@ def check_model(model: Any) -> None:
 
 
 def check_shard(shard: Any) -> None:
-    """Raises ValueError unless `shard` is one of the ways."""
+    """Raise ValueError unless `shard` is one of the ways."""
     if shard not in ("none", "optimizer"):
         raise ValueError(
             f'shard={shard!r} must be "none" or "optimizer"; Keras keeps whole gradients and parameters on each rank'
@@ -31,7 +31,7 @@ def check_shard(shard: Any) -> None:
 
 
 def check_compile(steps_per_execution: Any, jit_compile: Any) -> None:
-    """Raises ValueError for what Keras on torch, or hocket, cannot do."""
+    """Raise ValueError for what Keras on torch, or hocket, cannot do."""
     if steps_per_execution != 1:
         raise ValueError(
             f"steps_per_execution={steps_per_execution} is not possible with Keras on torch: leave it out, or say 1"
@@ -44,7 +44,7 @@ def check_compile(steps_per_execution: Any, jit_compile: Any) -> None:
 
 
 def check_pipeline(model: Any, pipeline: Any, micro_batches: Any, split: Any, shard: str, schedule: Any) -> None:
-    """Raises ValueError or TypeError if the model cannot be a pipeline's, or the numbers make none."""
+    """Raise ValueError or TypeError if the model cannot be a pipeline's, or the numbers make none."""
     for name, value in (("pipeline", pipeline), ("micro_batches", micro_batches)):
         if isinstance(value, bool) or not isinstance(value, int):
             raise TypeError(f"{name} must be an integer, not {value!r}")
@@ -80,7 +80,7 @@ def check_pipeline(model: Any, pipeline: Any, micro_batches: Any, split: Any, sh
 
 
 def check_micro_batches(model: Any, micro_batches: int) -> None:
-    """Raises ValueError if the model's batch norm would see micro-batches in training."""
+    """Raise ValueError if the model's batch norm would see micro-batches in training."""
     for layer in model._flatten_layers():
         if micro_batches > 1 and isinstance(layer, keras.layers.BatchNormalization) and layer.trainable:
             raise ValueError(
@@ -91,13 +91,13 @@ def check_micro_batches(model: Any, micro_batches: int) -> None:
 
 
 def check_batch_size(value: Any, world: int, name: str = "batch_size", *, micro_batches: int = 1) -> None:
-    """Raises ValueError or TypeError unless `value` is a batch size of which every rank gets a sample.
+    """Raise ValueError or TypeError unless `value` is a batch size of which every rank gets a sample.
 
     Args:
-        value: the batch size.
-        world: how many ranks, or pipelines of them, share a batch.
-        name: of the argument.
-        micro_batches: into how many each cuts its part.
+        value: The batch size.
+        world: How many ranks, or pipelines of them, share a batch.
+        name: Name of the argument.
+        micro_batches: Into how many each cuts its part.
     """
     if value is None:
         return
@@ -119,7 +119,7 @@ def check_batch_size(value: Any, world: int, name: str = "batch_size", *, micro_
 
 
 def check_data(x: Any, world: int, name: str = "x", *, micro_batches: int = 1) -> None:
-    """Raises TypeError or ValueError if batches of `x` cannot be shared out."""
+    """Raise TypeError or ValueError if batches of `x` cannot be shared out."""
     for test, what in ((_private.is_tf_dataset, "tf.data.Dataset"), (_private.is_grain_dataset, "grain dataset")):
         if test(x):
             raise TypeError(

@@ -15,7 +15,7 @@ from hocket.parallel.batches import BatchShard
 from hocket.parallel.mesh import World
 
 
-class _Sum(torch.autograd.Function):
+class _AllReduceSum(torch.autograd.Function):
     """The sum over ranks; its gradient is the sum of the ranks' gradients."""
 
     @staticmethod
@@ -37,15 +37,15 @@ def _reduced(value: torch.Tensor, world: World) -> torch.Tensor:
 
 @contextmanager
 def synchronised(model: Any, world: World, share: Callable[[], BatchShard | None]) -> Iterator[None]:
-    """A block in which every BatchNormalization in `model` takes mean and variance over all ranks' samples.
+    """Open a block in which every BatchNormalization in `model` takes mean and variance over all ranks' samples.
 
     One all_reduce forward (counts, sums and sums of squares, in float64 so that subtracting the squared mean loses
     nothing) and one backward for each layer, as in hocket.parallel's own batch norm.
 
     Args:
-        model: a Keras model.
-        world: the ranks.
-        share: tells this rank's part of the batch in work; None outside of a step.
+        model: A Keras model.
+        world: The ranks.
+        share: A function that tells this rank's part of the batch in work; None outside of a step.
     """
     layers = [layer for layer in model._flatten_layers() if isinstance(layer, keras.layers.BatchNormalization)]
     for layer in layers:
@@ -69,7 +69,7 @@ def _moments_of(layer: Any, world: World, share: Callable[[], BatchShard | None]
         if mask is not None:
             weights = mask[: part.samples].unsqueeze(-1).expand(mine.shape).double()
         sums = torch.stack([weights.sum(axes), (mine * weights).sum(axes), (mine.square() * weights).sum(axes)])
-        total: Any = _Sum.apply(sums, world)  # type: ignore[no-untyped-call]
+        total: Any = _AllReduceSum.apply(sums, world)  # type: ignore[no-untyped-call]
         count, first, second = total
         count = count.clamp(min=1e-7)
         mean = first / count

@@ -21,16 +21,16 @@ _PASSES = 3  # forward, and backward, which does two products for each one of th
 
 
 def begins(graph: Graph, mesh: Mesh, points: Sequence[str], micro_batches: int) -> list[int]:
-    """Number of the first step of each stage; a collective operation.
+    """Return the number of the first step of each stage; a collective operation.
 
     Steps that use the same weights stay together. Among the rest cuts are where the slowest stage takes the least time,
     by what rank 0 measures of the forward pass on a few zeros, as a micro-batch would be.
 
     Args:
-        graph: the model.
-        mesh: the ranks, of which those of a pipeline hold a stage each.
-        points: names of the layers that begin the second and later stages; none to choose by time.
-        micro_batches: of a step.
+        graph: The model.
+        mesh: The ranks, of which those of a pipeline hold a stage each.
+        points: Names of the layers that begin the second and later stages; none to choose by time.
+        micro_batches: How many micro-batches a step has.
 
     Raises:
         ValueError: there are not so many stages in the model, or `points` are no such layers.
@@ -60,7 +60,7 @@ def begins(graph: Graph, mesh: Mesh, points: Sequence[str], micro_batches: int) 
 
 
 def _together(graph: Graph) -> list[int]:
-    """Numbers of the steps that may begin a stage: those that do not stand between two uses of one variable."""
+    """Return numbers of the steps that may begin a stage: those that do not stand between two uses of one variable."""
     first: dict[int, int] = {}
     inside: set[int] = set()
     for number, step in enumerate(graph.steps):
@@ -93,7 +93,7 @@ def _paths(graph: Graph, blocks: Sequence[int]) -> str:
 
 
 def _measured(graph: Graph) -> tuple[list[float], list[int]]:
-    """Seconds of each step forward, and the bytes that cross before it; counted weights where zeros are no input."""
+    """Return seconds of each step forward, or weights where zeros are no input, and bytes that cross before it."""
     costs = [math.inf] * len(graph.steps)
     sizes: dict[str, int] = {}
 

@@ -1,4 +1,4 @@
-"""Keras' data, shared out: every rank takes its part of every global batch."""
+"""Keras' data, sharded: every rank takes its part of every global batch, and rows are gathered back."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from hocket import comm
+from hocket.comm import torch_adapter
 from hocket.parallel import DistributedLoader
 from hocket.parallel.batches import BatchShard, Cutter, fingerprint
 from hocket.parallel.mesh import World
@@ -23,7 +25,7 @@ class SharedData(_private.DataAdapter):  # type: ignore[misc]  # Keras carries n
 
     The parts are contiguous, in the order of ranks, the first ranks one sample more; a rank without samples in a batch
     yields one all the same, to keep step. The sequence of batches is Keras' own, drawn from the global random
-    generators, which stand alike on all ranks.
+    generators, which are in the same state on all ranks.
 
     Of arrays a rank converts its rows only. torch DataLoaders are shared as by hocket.distribute, so that a rank loads
     its samples only where the data set is loaded by index. Of generators and PyDatasets every rank makes each batch and
@@ -31,10 +33,10 @@ class SharedData(_private.DataAdapter):  # type: ignore[misc]  # Keras carries n
 
     Args:
         inner: Keras' adapter of the global batches.
-        source: what the user gave as `x`.
-        world: the ranks.
-        note: is told this rank's part as a batch is yielded.
-        everyone: the ranks that must have the same data: those of `world`, and those of their pipelines.
+        source: What the user gave as `x`.
+        world: The ranks.
+        note: A function that is told this rank's part as a batch is yielded.
+        everyone: The ranks that must have the same data: those of `world`, and those of their pipelines.
     """
 
     def __init__(
@@ -52,8 +54,8 @@ class SharedData(_private.DataAdapter):  # type: ignore[misc]  # Keras carries n
                 self._loader = _loaders[source] = DistributedLoader(source, group=everyone.group, among=world)
 
     def get_torch_dataloader(self) -> Any:
-        """What yields this rank's part of the batches of an epoch."""
-        return _Parts(self._begin)
+        """Return what yields this rank's part of the batches of an epoch."""
+        return _EpochBatches(self._begin)
 
     def _begin(self) -> Iterator[Any]:
         # What draws random numbers draws them where Keras itself would: when the iterator is made.
@@ -61,7 +63,7 @@ class SharedData(_private.DataAdapter):  # type: ignore[misc]  # Keras carries n
             return self._of_loader()
         loader = self._inner.get_torch_dataloader()
         if isinstance(self._inner, _private.ArrayDataAdapter):
-            rows = _Rows(loader.dataset, self._world)
+            rows = _ShardedArrays(loader.dataset, self._world)
             batches = DataLoader(rows, batch_sampler=loader.batch_sampler, collate_fn=loader.collate_fn)
             return self._of_rows(iter(batches), rows)
         return self._of_batches(iter(loader))
@@ -71,7 +73,7 @@ class SharedData(_private.DataAdapter):  # type: ignore[misc]  # Keras carries n
             self._note(share)
             yield part
 
-    def _of_rows(self, parts: Iterator[Any], rows: _Rows) -> Iterator[Any]:
+    def _of_rows(self, parts: Iterator[Any], rows: _ShardedArrays) -> Iterator[Any]:
         for part in parts:
             assert rows.share is not None
             self._note(rows.share)
@@ -81,7 +83,7 @@ class SharedData(_private.DataAdapter):  # type: ignore[misc]  # Keras carries n
         cutter = Cutter(None)
         for batch in batches:
             if not self._agreed:
-                check_alike(fingerprint(batch), self._everyone, "the first batch")
+                check_same(fingerprint(batch), self._everyone, "the first batch")
                 self._agreed = True
             share = BatchShard.of(cutter.size(batch), self._world.size, self._world.rank)
             self._note(share)
@@ -116,7 +118,7 @@ class SharedData(_private.DataAdapter):  # type: ignore[misc]  # Keras carries n
         self._inner.on_epoch_end()
 
 
-class _Parts:
+class _EpochBatches:
     def __init__(self, begin: Callable[[], Iterator[Any]]) -> None:
         self._begin = begin
 
@@ -124,7 +126,7 @@ class _Parts:
         return self._begin()
 
 
-class _Rows(Dataset[Any]):
+class _ShardedArrays(Dataset[Any]):
     """Keras' data set of arrays, asked for whole batches of indices and giving this rank's rows."""
 
     def __init__(self, dataset: Any, world: World) -> None:
@@ -143,14 +145,14 @@ class _Rows(Dataset[Any]):
 def shared(
     arguments: dict[str, Any], world: World, note: Callable[[BatchShard], None], *, what: str = "x", everyone: World
 ) -> SharedData:
-    """The user's data as Keras takes it, shared out; a collective operation.
+    """Return the user's data as Keras takes it, shared out; a collective operation.
 
     Args:
-        arguments: of Keras' adapters: x, y, sample_weight, batch_size, steps_per_epoch, shuffle, class_weight.
-        world: the ranks.
-        note: is told this rank's part as a batch is yielded.
-        what: the argument that this is, for messages.
-        everyone: the ranks that must have the same data.
+        arguments: Those of Keras' adapters: x, y, sample_weight, batch_size, steps_per_epoch, shuffle, class_weight.
+        world: The ranks.
+        note: A function that is told this rank's part as a batch is yielded.
+        what: The argument that this is, for messages.
+        everyone: The ranks that must have the same data.
 
     Raises:
         ValueError: the ranks have different data.
@@ -160,12 +162,12 @@ def shared(
     mark: list[Any] = [type(inner).__name__, inner.num_batches, inner.batch_size]
     if isinstance(inner, _private.ArrayDataAdapter):
         mark += fingerprint(inner._inputs)
-    check_alike(mark, everyone, what)
+    check_same(mark, everyone, what)
     return SharedData(inner, source, world, note, everyone)
 
 
-def check_alike(mark: list[Any], world: World, what: str) -> None:
-    """Raises ValueError on every rank if the ranks' `mark` differ."""
+def check_same(mark: list[Any], world: World, what: str) -> None:
+    """Raise ValueError on every rank if the ranks' `mark` differ."""
     for rank, other in enumerate(marks := world.from_all(mark)):
         if repr(other) != repr(marks[0]):
             raise ValueError(
@@ -180,7 +182,7 @@ def _brief(mark: list[Any]) -> str:
 
 
 def cut_batch(batch: Any, world: World) -> tuple[BatchShard, Any]:
-    """This rank's part of one batch of arrays or tensors that every rank holds."""
+    """Return this rank's part of one batch of arrays or tensors that every rank holds."""
     whole = _private.tree.map_structure(lambda value: value if value is None else _array(value), batch)
     cutter = Cutter(None)
     share = BatchShard.of(cutter.size(whole), world.size, world.rank)
@@ -189,3 +191,58 @@ def cut_batch(batch: Any, world: World) -> tuple[BatchShard, Any]:
 
 def _array(value: Any) -> Any:
     return value if isinstance(value, torch.Tensor) or hasattr(value, "shape") else torch.as_tensor(value)
+
+
+def gathered(rows: torch.Tensor, share: BatchShard, world: World) -> torch.Tensor:
+    """Return all rows of a batch, in its order, on every rank; a collective operation.
+
+    Args:
+        rows: This rank's rows, along the first axis; a row that is there only to keep step is left out.
+        share: This rank's part of the batch.
+        world: The ranks.
+    """
+    if world.size == 1:
+        return rows.detach()
+    if rows.dtype is torch.bool:
+        return gathered(rows.view(torch.uint8), share, world).view(torch.bool)
+    most = -(-share.total // world.size)
+    mine = rows.detach()[: share.samples]
+    if share.samples < most:
+        mine = torch.cat([mine, mine.new_zeros((most - share.samples, *mine.shape[1:]))])
+    whole = mine.new_empty((world.size * most, *mine.shape[1:]))
+    with comm.label("keras rows"):
+        torch_adapter.all_gather_single(whole.view(-1), mine.contiguous().view(-1), group=world.group)
+    if most * world.size == share.total:
+        return whole
+    parts = [BatchShard.of(share.total, world.size, rank).samples for rank in range(world.size)]
+    return torch.cat([whole[rank * most : rank * most + count] for rank, count in enumerate(parts)])
+
+
+class _GatherRows(torch.autograd.Function):
+    """Like `gathered`; the gradient of the own rows goes back, `factor` times, without another exchange.
+
+    Every rank computes the same loss of the whole batch, so that what other ranks would send is known here already.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, rows: torch.Tensor, share: BatchShard, world: World, factor: float) -> torch.Tensor:
+        ctx.share, ctx.factor, ctx.shape = share, factor, rows.shape
+        return gathered(rows, share, world)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        (gradient,) = gradients
+        share: BatchShard = ctx.share
+        mine = gradient.new_zeros(ctx.shape)
+        mine[: share.samples] = gradient[share.begin : share.end] * ctx.factor
+        return mine, None, None, None
+
+
+def gathered_with_gradient(rows: torch.Tensor, share: BatchShard, world: World, factor: float) -> torch.Tensor:
+    """Like `gathered`, and the gradient with respect to the own rows is `factor` times that of the result's."""
+    if world.size == 1:
+        return rows
+    if not rows.requires_grad:
+        return gathered(rows, share, world)
+    whole: torch.Tensor = _GatherRows.apply(rows, share, world, factor)  # type: ignore[no-untyped-call]
+    return whole

@@ -14,9 +14,9 @@ from hocket.parallel.pipeline import Micro, Run, Stage, Wire, cut
 from hocket.schedule.pipeline import order_for_batch
 
 from . import _private
-from ._draws import Draws
+from ._dropout import DropoutMasks
 from ._graph import Graph
-from ._part import Book, Part, Rows, mask_of, stage_of
+from ._stage import BatchRecord, Rows, StageModule, mask_of, stage_of
 
 LossOf = Callable[[Any, Rows], Any]
 
@@ -25,10 +25,10 @@ class Engine:
     """This rank's stage.
 
     Args:
-        graph: the model.
-        begins: number of the first step of each stage.
-        world: the ranks of the pipeline.
-        micro_batches: into how many this pipeline's part of a batch is cut; a shorter one makes fewer.
+        graph: The model.
+        begins: Number of the first step of each stage.
+        world: The ranks of the pipeline.
+        micro_batches: Into how many this pipeline's part of a batch is cut; a shorter one makes fewer.
         schedule: "gpipe" or "1f1b".
     """
 
@@ -40,13 +40,13 @@ class Engine:
         self.begins = list(begins)
         self.stage: Stage = stage_of(graph, begins, world.rank)
         part = self.stage.module
-        assert isinstance(part, Part)
-        self._part = part
-        self.draws = Draws(graph, part.begin, part.end)
+        assert isinstance(part, StageModule)
+        self._stage = part
+        self.masks = DropoutMasks(graph, part.begin, part.end)
         self._world = world
         self._micro_batches = micro_batches
         self._share: BatchShard | None = None
-        self._book: Book | None = None
+        self._book: BatchRecord | None = None
         self.renew()
 
     @property
@@ -55,31 +55,31 @@ class Engine:
         return self.stage.last
 
     def renew(self) -> None:
-        """Forgets what is known of messages: which values have gradients may have changed. On all ranks together."""
+        """Forget what is known of messages: which values have gradients may have changed. On all ranks together."""
         self._wire = Wire(self._world)
 
     def share(self) -> BatchShard | None:
-        """The samples of the micro-batch in work, of the whole batch; None between."""
+        """Return the samples of the micro-batch in work, of the whole batch; None between."""
         share, rows = self._share, None if self._book is None else self._book.rows
         if share is None or rows is None or not share.samples:
             return share if rows is not None else None
         return BatchShard(share.begin + rows[0], share.begin + rows[1], share.total, share.world)
 
     def begin(self, x: Any, share: BatchShard, *, training: bool, scale: float = 1.0) -> Batch:
-        """A batch, to be run forward, and backward if it trains.
+        """Begin a batch, to be run forward, and backward if it trains.
 
         Args:
-            x: the model's input, this pipeline's part of the batch.
-            share: this pipeline's part.
-            training: whether it trains.
-            scale: by what losses are multiplied before the backward.
+            x: The model's input, this pipeline's part of the batch.
+            share: This pipeline's part of the batch.
+            training: Whether the batch trains.
+            scale: By what losses are multiplied before the backward.
         """
         inputs = self.graph.flat_inputs(x)
         device = next(t.device for t in inputs if t is not None)
-        self.draws.draw(inputs, share, training, device)
-        self._part.start()
+        self.masks.draw(inputs, share, training, device)
+        self._stage.start()
         self._share = share
-        self._book = book = Book(training, scale)
+        self._book = book = BatchRecord(training, scale)
         micros, begin = [], 0
         rows = max(share.samples, 1)
         for index, micro in enumerate(cut(tuple(inputs), None, self._micro_batches)):
@@ -89,21 +89,21 @@ class Engine:
         return Batch(self, book, micros, device)
 
     def _runner(self, rows: Rows, *given: Any) -> Any:
-        self.draws.turn(rows.begin, rows.end)
-        return self._part(rows, *given)
+        self.masks.turn(rows.begin, rows.end)
+        return self._stage(rows, *given)
 
 
 class Batch:
     """One batch on its way through the pipeline.
 
     Args:
-        engine: this rank's.
-        book: of the batch.
-        micros: its micro-batches.
-        device: where tensors are received.
+        engine: This rank's stage.
+        book: What the batch has in work.
+        micros: The batch's micro-batches.
+        device: Device on which tensors are received.
     """
 
-    def __init__(self, engine: Engine, book: Book, micros: list[Micro], device: torch.device) -> None:
+    def __init__(self, engine: Engine, book: BatchRecord, micros: list[Micro], device: torch.device) -> None:
         self._engine = engine
         self._book = book
         self._outputs: dict[int, list[Any]] = {}
@@ -136,17 +136,17 @@ class Batch:
         return self._book.aside, self._book.asides
 
     def forward(self) -> Any:
-        """The forward of all micro-batches: the model's output on the last stage, else None."""
+        """Run the forward of all micro-batches; return the model's output on the last stage, else None."""
         with torch.set_grad_enabled(self._book.training):
             self._run.perform(self._order.forwards(self._engine._world.rank))
         return self._put_together()
 
     def in_turns(self, loss_of: LossOf) -> Any:
-        """Forwards and backwards of all micro-batches in the schedule's order; returns as `forward`.
+        """Run forwards and backwards of all micro-batches in the schedule's order; return as `forward`.
 
         Args:
-            loss_of: called on the last stage with the output of a micro-batch and its rows; gives what its backward
-                begins from, or None for nothing.
+            loss_of: A function called on the last stage with the output of a micro-batch and its rows, and gives
+                what its backward begins from, or None for nothing.
         """
         self._loss_of = loss_of
         with torch.enable_grad():
@@ -162,7 +162,7 @@ class Batch:
         return self._engine.graph.packed(self._whole)
 
     def backward(self) -> None:
-        """The backward of all micro-batches, from the gradients that the output of `forward` has by now."""
+        """Run the backward of all micro-batches, from the gradients that the output of `forward` has by now."""
         if self._engine.last:
             begin = 0
             for index in range(self._count):
@@ -176,7 +176,7 @@ class Batch:
         self._run.perform(self._order.backwards(self._engine._world.rank))
 
     def everywhere(self, output: Any, share: BatchShard) -> Any:
-        """The output of the last stage, on every rank of the pipeline."""
+        """Return the output of the last stage, on every rank of the pipeline."""
         engine = self._engine
         world, wire = engine._world, engine._wire
         key = (engine.stage.count, "output", self._keys, share.total)
@@ -210,7 +210,7 @@ class _Later(torch.autograd.Function):
     """Stands for the loss of a micro-batch; the gradients of its outputs are looked up when they are needed."""
 
     @staticmethod
-    def forward(ctx: Any, start: torch.Tensor, book: Book, index: int, *outputs: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, start: torch.Tensor, book: BatchRecord, index: int, *outputs: torch.Tensor) -> torch.Tensor:
         ctx.book, ctx.index = book, index
         return start.clone()
 

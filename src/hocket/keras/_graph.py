@@ -18,15 +18,15 @@ Observe = Callable[[int, float, list[Any]], None]
 
 
 @dataclass(frozen=True)
-class Step:
+class LayerCall:
     """One call of an operation.
 
     Attributes:
-        operation: a layer, or another operation of Keras'.
+        operation: A layer, or another operation of Keras'.
         node: Keras' record of the call.
-        takes: names of values, by the identity of the symbolic tensors that stand for them.
-        makes: names of the values that the call makes.
-        path: the operation's name, behind those of the models that it is in.
+        takes: Names of values, by the identity of the symbolic tensors that stand for them.
+        makes: Names of the values that the call makes.
+        path: The operation's name, behind those of the models that it is in.
     """
 
     operation: Any
@@ -36,7 +36,7 @@ class Step:
     path: str
 
     def run(self, values: dict[str, Any], training: bool) -> list[Any]:
-        """What the call makes of `values`, as Keras' Functional calls it."""
+        """Run the call on `values`, as Keras' Functional does, and return what it makes."""
         tensors = {key: values[name] for key, name in self.takes.items()}
         args, kwargs = self.node.arguments.fill_in(tensors)
         if "training" in getattr(self.operation, "_call_context_args", ()):
@@ -58,13 +58,13 @@ class Graph:
     """The steps of a model. Models inside it are taken apart where they are called with plain tensors.
 
     Args:
-        model: a built Sequential or functional model.
+        model: A built Sequential or functional model.
 
     Attributes:
-        model: the same.
-        inputs: names of the values of the model's inputs.
-        steps: in the order of Keras' own run.
-        outputs: names of the values that the model gives.
+        model: The Keras model.
+        inputs: Names of the values of the model's inputs.
+        steps: Calls in the order of Keras' own run.
+        outputs: Names of the values that the model gives.
 
     Raises:
         ValueError: the model is not functional, or an output has no axis of samples.
@@ -88,7 +88,7 @@ class Graph:
                 )
         self.model = model
         self.functional = functional
-        self.steps: list[Step] = []
+        self.steps: list[LayerCall] = []
         self.inputs = [f"input {i}" for i in range(len(functional.inputs))]
         names = {id(tensor): name for tensor, name in zip(functional.inputs, self.inputs, strict=True)}
         self._walk(functional, names, "")
@@ -110,13 +110,13 @@ class Graph:
                 else:
                     made = tuple(f"{len(self.steps)}.{k}" for k in range(len(node.outputs)))
                     takes = {id(t): names[id(t)] for t in node.input_tensors}
-                    self.steps.append(Step(operation, node, takes, made, path))
+                    self.steps.append(LayerCall(operation, node, takes, made, path))
                 names.update({id(t): name for t, name in zip(node.outputs, made, strict=True)})
 
     # --- values -----------------------------------------------------------------------------------------------------
 
     def last_uses(self) -> dict[str, int]:
-        """Number of the last step that uses each value; of the model's outputs, the number of steps."""
+        """Return the number of the last step that uses each value; of the model's outputs, the number of steps."""
         found = {name: number for number, step in enumerate(self.steps) for name in step.makes}
         for number, step in enumerate(self.steps):
             for name in step.takes.values():
@@ -124,7 +124,7 @@ class Graph:
         return found | {name: len(self.steps) for name in self.outputs}
 
     def flat_inputs(self, x: Any) -> list[Any]:
-        """The tensors of the model's inputs, in order, as a call of the model would make them of `x`."""
+        """Return the tensors of the model's inputs, in order, as a call of the model would make them of `x`."""
         model = self.model
         converted = _private.tree.map_structure(
             lambda v: v if v is None else model.dtype_policy.convert_input(v, model.autocast, model.input_dtype), x
@@ -132,7 +132,7 @@ class Graph:
         return list(self.functional._standardize_inputs(converted))
 
     def packed(self, outputs: Sequence[Any]) -> Any:
-        """The model's output, of its tensors in order."""
+        """Return the model's output, of its tensors in order."""
         structure = self.functional._outputs_struct
         return _private.unpack_singleton(_private.tree.pack_sequence_as(structure, list(outputs)))
 
@@ -140,7 +140,7 @@ class Graph:
 
     @contextmanager
     def call(self, training: bool) -> Iterator[None]:
-        """A block that is to Keras a call of the model: layers inside layers learn there whether it trains."""
+        """Open a block that is to Keras a call of the model: layers inside layers learn there whether it trains."""
         context = self.model._get_call_context()
         before = context.get_value("training")
         context.set_value("training", training)
@@ -151,12 +151,12 @@ class Graph:
             self.model._maybe_reset_call_context()
 
     def try_out(self, inputs: Sequence[Any], training: bool, observe: Observe) -> None:
-        """Runs all steps and leaves the model as it was.
+        """Run all steps and leave the model as it was.
 
         Args:
-            inputs: tensors of the model's inputs.
-            training: whether layers are to do as in training.
-            observe: is told the number of a step, its seconds, and what it made.
+            inputs: Tensors of the model's inputs.
+            training: Whether layers are to do as in training.
+            observe: A function that is told the number of a step, its seconds, and what it made.
         """
         kept = [(v.value.data, v.value.detach().clone()) for v in self.model.non_trainable_variables]
         generator = torch.get_rng_state()
@@ -176,7 +176,7 @@ class Graph:
 
 
 def functional_of(model: Any) -> Any:
-    """The model whose graph of calls Keras has noted; None if it has not, or runs by another call()."""
+    """Return the model whose graph of calls Keras has noted; None if it has not, or runs by another call()."""
     if isinstance(model, keras.Sequential):
         return model._functional if type(model).call is keras.Sequential.call else None
     if isinstance(model, _private.Functional):
@@ -185,7 +185,7 @@ def functional_of(model: Any) -> Any:
 
 
 def _taken_apart(node: Any) -> Any:
-    """The model that `node` calls, if its steps can take the place of the call."""
+    """Return the model that `node` calls, if its steps can take the place of the call."""
     inner = functional_of(node.operation)
     if inner is None or node.operation.activity_regularizer is not None or len(node.arguments.args) != 1:
         return None
@@ -194,8 +194,8 @@ def _taken_apart(node: Any) -> Any:
     given = _private.tree.flatten(node.arguments.args[0])
     if isinstance(node.arguments.args[0], dict) or len(given) != len(inner.inputs):
         return None
-    alike = all(
+    same_shape = all(
         isinstance(g, keras.KerasTensor) and g.dtype == t.dtype and len(g.shape) == len(t.shape)
         for g, t in zip(given, inner.inputs, strict=True)
     )
-    return inner if alike else None
+    return inner if same_shape else None

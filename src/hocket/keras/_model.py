@@ -12,14 +12,14 @@ from hocket.parallel.mesh import Mesh
 from hocket.parallel.mesh import world as _world
 
 from . import _arguments, _private
-from ._alike import Alike
+from ._broadcast import StateBroadcast
+from ._callbacks import Follow, placed
 from ._data import cut_batch, shared
 from ._pipelined import PipelinedSteps
-from ._placing import Follow, placed
 from ._staged import check_world
 from ._steps import Steps
 
-_OWN = frozenset({"model", "world", "_data_world", "_alike", "_steps", "_micro_batches"})
+_OWN = frozenset({"model", "world", "_data_world", "_broadcast", "_steps", "_micro_batches"})
 
 
 class Model:
@@ -39,19 +39,19 @@ class Model:
         model.fit(x_train, y_train, batch_size=128, epochs=15, validation_split=0.1)
 
     Args:
-        model: a Keras model, built or not, compiled or not.
-        group: the ranks; None for torch's default group, which is set up where a launcher has said how.
-        synchronise_batch_norm: whether batch norm's statistics in training are those of the whole batch, as on one
+        model: A Keras model, built or not, compiled or not.
+        group: The ranks; None for torch's default group, which is set up where a launcher has said how.
+        synchronise_batch_norm: Whether batch norm's statistics in training are those of the whole batch, as on one
             device, rather than of each rank's part, with rank 0's moving averages at the end of an epoch. It costs two
             small exchanges a layer.
-        shard: what is divided among the ranks besides the batch: "none", or the "optimizer"'s state, of which each rank
+        shard: What is sharded among the ranks besides the batch: "none", or the "optimizer"'s state, of which each rank
             then keeps and updates the part of its variables (stage 1 of ZeRO).
-        bucket_bytes: most bytes of gradients that are reduced together; None to choose by the model.
-        pipeline: into how many stages a functional model is cut, each computed by a rank of its own; the ranks are then
+        bucket_bytes: Most bytes of gradients that are reduced together; None to choose by the model.
+        pipeline: Into how many stages a functional model is cut, each computed by a rank of its own; the ranks are then
             so many pipelines as fit, which share batches. On one rank there is nothing to cut, and the history is the
             same.
-        micro_batches: into how many a pipeline's part of a batch is cut, so that stages compute at the same time.
-        split: names of the layers that begin the second and later stages; none to choose by the time they take.
+        micro_batches: Into how many a pipeline's part of a batch is cut, so that stages compute at the same time.
+        split: Names of the layers that begin the second and later stages; none to choose by the time they take.
         schedule: "gpipe", in which all micro-batches go forward before the first goes backward, so that the loss may
             be any of the whole batch; or "1f1b", in which a stage keeps the activations of no more micro-batches than
             there are stages, for losses that are means over samples.
@@ -94,9 +94,9 @@ class Model:
                 schedule=schedule,
             )
             self._steps: Steps = steps
-            self._alike: Alike = steps.alike
+            self._broadcast: StateBroadcast = steps.broadcast
             return
-        self._alike = Alike(model, self.world, divide=shard == "optimizer")
+        self._broadcast = StateBroadcast(model, self.world, shard=shard == "optimizer")
         self._steps = Steps(model, self.world, synchronise_batch_norm=synchronise_batch_norm, bucket_bytes=bucket_bytes)
 
     # --- looks like the model itself --------------------------------------------------------------------------------
@@ -113,14 +113,14 @@ class Model:
             setattr(self.model, name, value)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs the model on this rank alone."""
+        """Run the model on this rank alone."""
         return self.model(*args, **kwargs)
 
     def __repr__(self) -> str:
         return f"<hocket.keras.Model of {self.model!r} on {self.world.size} ranks>"
 
     def summary(self, *args: Any, **kwargs: Any) -> None:
-        """Prints the model's summary, on rank 0."""
+        """Print the model's summary, on rank 0."""
         if self.world.rank == 0:
             self.model.summary(*args, **kwargs)
 
@@ -132,7 +132,7 @@ class Model:
         """
         _arguments.check_compile(kwargs.get("steps_per_execution", 1), kwargs.get("jit_compile", "auto"))
         self.model.compile(*args, **kwargs)
-        self._alike.aligned = False
+        self._broadcast.aligned = False
 
     # --- training and evaluation ------------------------------------------------------------------------------------
 
@@ -158,22 +158,22 @@ class Model:
         """As keras.Model.fit; a collective operation.
 
         Args:
-            x: arrays, a torch DataLoader, a PyDataset or a generator; the same, whole data on every rank.
-            y: targets.
-            batch_size: samples of a batch over all ranks.
-            epochs: number of the last epoch.
-            verbose: as Keras; rank 0 alone prints.
+            x: Arrays, a torch DataLoader, a PyDataset or a generator; the same, whole data on every rank.
+            y: Targets.
+            batch_size: Samples of a batch over all ranks.
+            epochs: Number of the last epoch.
+            verbose: As Keras; rank 0 alone prints.
             callbacks: Keras callbacks; see `hocket.keras.callbacks.Callback` for where they run.
-            validation_split: part of the arrays' end to validate on.
-            validation_data: what to validate on.
-            shuffle: as Keras; the order does not depend on the number of ranks.
-            class_weight: as Keras.
-            sample_weight: as Keras.
-            initial_epoch: as Keras.
-            steps_per_epoch: as Keras.
-            validation_steps: as Keras.
-            validation_batch_size: samples of a batch over all ranks.
-            validation_freq: as Keras.
+            validation_split: Part of the arrays' end to validate on.
+            validation_data: What to validate on.
+            shuffle: As Keras; the order does not depend on the number of ranks.
+            class_weight: As Keras.
+            sample_weight: As Keras.
+            initial_epoch: As Keras.
+            steps_per_epoch: As Keras.
+            validation_steps: As Keras.
+            validation_batch_size: Samples of a batch over all ranks.
+            validation_freq: As Keras.
 
         Returns:
             Keras' History, the same on every rank.
@@ -187,7 +187,7 @@ class Model:
         _arguments.check_batch_size(batch_size, self._data_world.size, micro_batches=self._micro_batches)
         _arguments.check_batch_size(validation_batch_size, self._data_world.size, "validation_batch_size")
         _arguments.check_data(x, self._data_world.size, micro_batches=self._micro_batches)
-        self._alike.agree_on_random_numbers()
+        self._broadcast.agree_on_random_numbers()
         if validation_split and validation_data is None:
             (x, y, sample_weight), validation_data = _private.train_validation_split(
                 (x, y, sample_weight), validation_split=validation_split
@@ -200,8 +200,8 @@ class Model:
             _arguments.check_data(val_x, self._data_world.size, "validation_data")
             size = validation_batch_size or batch_size
             validation_data = (self._shared("validation_data", val_x, val_y, val_weight, size, validation_steps),)
-        self._alike.build(training, steps_per_epoch)
-        self._alike.divide()
+        self._broadcast.build(training, steps_per_epoch)
+        self._broadcast.shard_optimizer()
         with self._steps.installed(training=True):
             return model.fit(
                 training,
@@ -234,8 +234,8 @@ class Model:
             TypeError: data of a kind that cannot be shared out.
         """
         data = self._to_judge(x, y, sample_weight, batch_size, steps)
-        self._alike.build(data, steps)
-        self._alike.align_once()
+        self._broadcast.build(data, steps)
+        self._broadcast.align_once()
         with self._steps.installed(training=False):
             return self.model.evaluate(
                 data,
@@ -261,8 +261,8 @@ class Model:
         """
         data = self._to_judge(x, None, None, batch_size, steps)
         if not self.model.built:
-            self._alike.build(data, steps)
-        self._alike.align_once()
+            self._broadcast.build(data, steps)
+        self._broadcast.align_once()
         with self._steps.installed(training=False):
             return self.model.predict(
                 data,
@@ -293,43 +293,43 @@ class Model:
             return getattr(model, verb)(*batch, **kwargs)
         share, part = cut_batch(batch, self._data_world)
         if verb != "predict_on_batch":
-            self._alike.build_with(data_batch=part)
+            self._broadcast.build_with(data_batch=part)
         if verb == "train_on_batch":
-            self._alike.divide()
-        self._alike.align_once()
+            self._broadcast.shard_optimizer()
+        self._broadcast.align_once()
         with self._steps.installed(training=verb == "train_on_batch"):
             self._steps.note(share)
             logs = getattr(model, verb)(*part, **kwargs)
-        self._alike.gather()
+        self._broadcast.gather()
         return logs
 
     # --- files ------------------------------------------------------------------------------------------------------
 
     def save(self, filepath: Any, overwrite: bool = True, **kwargs: Any) -> None:
         """As keras.Model.save: rank 0 writes; a collective operation."""
-        self._alike.collect()
-        self._alike.on_root(lambda: self.model.save(filepath, overwrite=overwrite, **kwargs))
+        self._broadcast.collect()
+        self._broadcast.on_root(lambda: self.model.save(filepath, overwrite=overwrite, **kwargs))
 
     def save_weights(self, filepath: Any, overwrite: bool = True, **kwargs: Any) -> None:
         """As keras.Model.save_weights: rank 0 writes; a collective operation."""
-        self._alike.collect()
-        self._alike.on_root(lambda: self.model.save_weights(filepath, overwrite=overwrite, **kwargs))
+        self._broadcast.collect()
+        self._broadcast.on_root(lambda: self.model.save_weights(filepath, overwrite=overwrite, **kwargs))
 
     def export(self, filepath: Any, *args: Any, **kwargs: Any) -> None:
         """As keras.Model.export: rank 0 writes; a collective operation."""
-        self._alike.on_root(lambda: self.model.export(filepath, *args, **kwargs))
+        self._broadcast.on_root(lambda: self.model.export(filepath, *args, **kwargs))
 
     def load_weights(self, filepath: Any, **kwargs: Any) -> None:
         """As keras.Model.load_weights: rank 0 reads and all ranks get what it has; a collective operation."""
-        self._alike.on_root(lambda: self.model.load_weights(filepath, **kwargs))
-        self._alike.align()
+        self._broadcast.on_root(lambda: self.model.load_weights(filepath, **kwargs))
+        self._broadcast.align()
 
     # --- what Keras is given ----------------------------------------------------------------------------------------
 
     def _to_judge(self, x: Any, y: Any, sample_weight: Any, batch_size: Any, steps: Any) -> Any:
         _arguments.check_batch_size(batch_size, self._data_world.size)
         _arguments.check_data(x, self._data_world.size)
-        self._alike.agree_on_random_numbers()
+        self._broadcast.agree_on_random_numbers()
         return self._shared("x", x, y, sample_weight, batch_size, steps)
 
     def _shared(
@@ -356,10 +356,10 @@ class Model:
         return shared(arguments, self._data_world, self._steps.note, what=what, everyone=self.world)
 
     def _placed(self, callbacks: Any, *, training: bool) -> list[Any]:
-        alike = self._alike
-        follow = Follow(self.world, alike) if training else None
-        collect = alike.collect if training and alike.divided is not None else None
-        gather = alike.gather if training and alike.gathers else None
+        broadcast = self._broadcast
+        follow = Follow(self.world, broadcast) if training else None
+        collect = broadcast.collect if training and broadcast.zero_optimizer is not None else None
+        gather = broadcast.gather if training and broadcast.gathers else None
         return placed(callbacks, self.world, self._steps.own_logs, follow, collect, gather)
 
 
@@ -367,7 +367,7 @@ def load_model(filepath: str | Path, **kwargs: Any) -> Model:
     """As keras.models.load_model, ready for all ranks; every rank reads the file.
 
     Args:
-        filepath: of a .keras file.
+        filepath: Path of a .keras file.
         **kwargs: `custom_objects`, `compile` and `safe_mode` go to Keras, others to `Model`.
     """
     of_keras = {name: kwargs.pop(name) for name in ("custom_objects", "compile", "safe_mode") if name in kwargs}

@@ -18,8 +18,8 @@ from . import _arguments, _private, _random
 from ._cuts import begins
 from ._engine import Batch, Engine
 from ._graph import Graph, functional_of
-from ._part import Rows, mask_of
-from ._staged import StagedAlike
+from ._stage import Rows, mask_of
+from ._staged import StagedStateBroadcast
 from ._steps import Steps
 
 
@@ -30,12 +30,12 @@ class PipelinedSteps(Steps):
     loss is that of the batch, whatever it is. Then the micro-batches go backward.
 
     Args:
-        model: the Keras model.
-        mesh: the ranks.
-        synchronise_batch_norm: whether batch norm's statistics are those of the whole batch.
-        bucket_bytes: of gradients reduced together; None to choose.
-        micro_batches: into how many a pipeline's part of a batch is cut.
-        split: names of the layers that begin the second and later stages.
+        model: The Keras model.
+        mesh: The ranks.
+        synchronise_batch_norm: Whether batch norm's statistics are those of the whole batch.
+        bucket_bytes: Most bytes of gradients reduced together; None to choose.
+        micro_batches: Into how many a pipeline's part of a batch is cut.
+        split: Names of the layers that begin the second and later stages.
         schedule: "gpipe" or "1f1b".
     """
 
@@ -56,10 +56,10 @@ class PipelinedSteps(Steps):
         self._split = tuple(split)
         self._schedule = schedule
         self._engine: Engine | None = None
-        self.alike = StagedAlike(model, mesh, self.engine)
+        self.broadcast = StagedStateBroadcast(model, mesh, self.engine)
 
     def engine(self) -> Engine:
-        """This rank's stage of the built model; a collective operation."""
+        """Return this rank's stage of the built model; a collective operation."""
         functional = functional_of(self.model)
         if self._engine is None or self._engine.graph.functional is not functional:
             graph = Graph(self.model)
@@ -74,9 +74,9 @@ class PipelinedSteps(Steps):
     def _random_numbers(self) -> AbstractContextManager[None]:
         engine = self.engine()
         engine.renew()
-        return _random.of_whole_batch(engine.share, engine.draws.dropout)
+        return _random.of_whole_batch(engine.share, engine.masks.dropout)
 
-    def _hang_reducer(self) -> None:
+    def _install_reducer(self) -> None:
         _arguments.check_micro_batches(self.model, self._micro_batches)
         if self._schedule == "1f1b" and self._gather_outputs:
             raise ValueError(
@@ -96,7 +96,7 @@ class PipelinedSteps(Steps):
 
     def _own_variables(self) -> list[Any]:
         variables = self.model.trainable_variables
-        owners = self.alike._owners(self.engine(), variables)
+        owners = self.broadcast._owners(self.engine(), variables)
         return [v for v, owner in zip(variables, owners, strict=True) if owner == self._mesh.pipeline.rank]
 
     # --- steps ------------------------------------------------------------------------------------------------------
@@ -176,7 +176,7 @@ class PipelinedSteps(Steps):
     def _of_micro_batches(
         self, y: Any, sample_weight: Any, share: BatchShard, scale: float, losses: list[torch.Tensor]
     ) -> Callable[[Any, Rows], Any]:
-        """What gives the loss of a micro-batch, by its part of the samples; each is also added to `losses`."""
+        """Return what gives the loss of a micro-batch, by its part of the samples; each is also added to `losses`."""
         samples = max(share.samples, 1)
 
         def loss_of(output: Any, rows: Rows) -> Any:
@@ -201,7 +201,7 @@ class PipelinedSteps(Steps):
 
     @contextmanager
     def _updating(self, regularisation: Any, scale: float) -> Iterator[None]:
-        """A block that does the backward of this stage, after which its weights are updated."""
+        """Open a block that does the backward of this stage, after which its weights are updated."""
         model, variables, reducer = self.model, self._own_variables(), self._reducer
         if reducer is not None:
             reducer.prepare()
@@ -214,15 +214,15 @@ class PipelinedSteps(Steps):
         if model.optimizer is not None:
             with torch.no_grad():
                 model.optimizer.apply([v.value.grad for v in variables], variables)
-        self.alike.note_step()
+        self.broadcast.note_step()
 
     def _regularisation(self) -> Any:
-        """What the weights of this stage add to the loss; None for nothing."""
+        """Return what the weights of this stage add to the loss; None for nothing."""
         found = [v.regularizer(v) for v in self._own_variables() if v.regularizer is not None]
         return torch.stack([self.model._aggregate_additional_loss(loss) for loss in found]).sum() if found else None
 
     def _aside(self, batch: Batch, regularisation: Any) -> torch.Tensor:
-        """The losses that layers and weights of all stages add; a collective operation.
+        """Return the losses that layers and weights of all stages add; a collective operation.
 
         Raises:
             ValueError: they add none, and the model is compiled without a loss.

@@ -1,6 +1,6 @@
 """Random numbers in a step that are those of one device: drawn for the whole batch, of which a rank takes its rows.
 
-Every rank's generators stand alike and draw as many numbers, so dropout drops the same units of the same samples on any
+Every rank's generators are equal and draw as many numbers, so dropout drops the same units of the same samples on any
 number of workers. It costs each rank the drawing of the whole batch's masks.
 """
 
@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from hocket.parallel.batches import BatchShard
+from hocket.parallel.state import memory_order
 
 from . import _private
 
@@ -24,12 +25,12 @@ Unseeded = Callable[[Any, float, Callable[..., Any]], Any]
 
 @contextmanager
 def of_whole_batch(share: Callable[[], BatchShard | None], unseeded: Unseeded | None = None) -> Iterator[None]:
-    """A block in which Keras' random functions draw for the whole batch wherever the first axis is that of samples.
+    """Open a block in which Keras' random functions draw for the whole batch where the first axis is that of samples.
 
     Args:
-        share: tells this rank's part of the batch that is being worked on; None outside of a step.
-        unseeded: does dropout that draws by torch's own generator, where that is not to be done in place: called with
-            the inputs, the rate and Keras' function, of which it may make use.
+        share: A function that tells this rank's part of the batch that is being worked on; None outside of a step.
+        unseeded: A function that does dropout that draws by torch's own generator, where that is not to be done in
+            place: called with the inputs, the rate and Keras' function, of which it may make use.
     """
     plain = {name: getattr(_keras, name) for name in ("normal", "uniform", "randint", "dropout")}
 
@@ -76,17 +77,14 @@ def _slice(part: BatchShard) -> slice:
 def _ones(inputs: torch.Tensor, total: int) -> torch.Tensor:
     """Ones as many as the whole batch has, laid out in memory as `inputs` is: masks are drawn in that order."""
     empty = torch.empty_permuted(
-        (total, *inputs.shape[1:]), memory_order(inputs), dtype=inputs.dtype, device=inputs.device
+        (total, *inputs.shape[1:]),
+        memory_order(inputs.stride(), inputs.shape),
+        dtype=inputs.dtype,
+        device=inputs.device,
     )
     return empty.fill_(1)
 
 
-def memory_order(tensor: torch.Tensor) -> list[int]:
-    """The axes of a tensor from the one of the widest stride to that of the narrowest."""
-    strides = tensor.stride()
-    return sorted(range(tensor.ndim), key=lambda axis: (-strides[axis], axis))
-
-
 def _is_unseeded(seed: Any) -> bool:
-    """Whether Keras' dropout draws by torch's own generator, as it does where the user has given no seed."""
+    """Return whether Keras' dropout draws by torch's own generator, as it does where the user has given no seed."""
     return seed is None or (isinstance(seed, _private.SeedGenerator) and seed._initial_seed is None)

@@ -11,19 +11,19 @@ import torch.distributed as dist
 from hocket import comm
 from hocket.parallel.mesh import Mesh, World
 
-from ._alike import Alike
-from ._divided import DividedOptimizer, publish
+from ._broadcast import StateBroadcast
 from ._engine import Engine
+from ._zero import ZeroOptimizer, publish
 
 
-class StagedOptimizer(DividedOptimizer):
+class StagedOptimizer(ZeroOptimizer):
     """A Keras optimizer that keeps the state of this rank's stage.
 
     Args:
-        optimizer: a Keras optimizer.
-        variables: all that it is to train.
-        mesh: the ranks.
-        owners: the stage of each variable.
+        optimizer: A Keras optimizer.
+        variables: All variables that the optimizer is to train.
+        mesh: The ranks.
+        owners: The stage of each variable.
 
     Raises:
         ValueError: an option of the optimizer needs the state of all variables in one place.
@@ -36,7 +36,7 @@ class StagedOptimizer(DividedOptimizer):
         self._everyone = mesh.whole
 
     def apply(self, gradients: Any, variables: Any = None) -> None:
-        """In the place of the optimizer's own: updates this stage's variables."""
+        """Update this stage's variables, in the place of the optimizer's own method."""
         pairs = list(zip(gradients, self._variables if variables is None else variables, strict=True))
         limit = self.optimizer.global_clipnorm
         if limit is not None:
@@ -58,19 +58,19 @@ class StagedOptimizer(DividedOptimizer):
         return self._everyone.from_root(state)
 
 
-class StagedAlike(Alike):
-    """Ranks alike, but for the weights that other stages have trained since they were last brought together.
+class StagedStateBroadcast(StateBroadcast):
+    """Broadcasts, but for the weights that other stages have trained since they were last brought together.
 
     Args:
-        model: the Keras model.
-        mesh: the ranks.
-        engine: makes or gives this rank's stage of the built model; a collective operation.
+        model: The Keras model.
+        mesh: The ranks.
+        engine: A function that makes or gives this rank's stage of the built model; a collective operation.
     """
 
     gathers = True
 
     def __init__(self, model: Any, mesh: Mesh, engine: Callable[[], Engine]) -> None:
-        super().__init__(model, mesh.whole, divide=True)
+        super().__init__(model, mesh.whole, shard=True)
         self._mesh = mesh
         self._engine = engine
         self._apart = False
@@ -79,35 +79,35 @@ class StagedAlike(Alike):
         """Stages have trained: other ranks' copies of their weights are old now."""
         self._apart = True
 
-    def divide(self) -> None:
-        """See Alike; by stages."""
+    def shard_optimizer(self) -> None:
+        """See StateBroadcast; by stages."""
         optimizer, variables = self.model.optimizer, self.model.trainable_variables
         if optimizer is None:
             return
-        if self.divided is None or not self.divided.holds(optimizer, variables):
-            self.divided = None
+        if self.zero_optimizer is None or not self.zero_optimizer.holds(optimizer, variables):
+            self.zero_optimizer = None
             self.align()
             owners = self._owners(self._engine(), variables)
-            self.divided = StagedOptimizer(optimizer, variables, self._mesh, owners)
+            self.zero_optimizer = StagedOptimizer(optimizer, variables, self._mesh, owners)
 
     def align(self) -> None:
-        """See Alike."""
+        """See StateBroadcast."""
         self.gather()
         super().align()
 
     def send_state(self) -> None:
-        """See Alike."""
+        """See StateBroadcast."""
         self.gather()
         super().send_state()
 
     def collect(self) -> None:
-        """Puts weights, and on rank 0 the optimizer's state, together; a collective operation."""
+        """Put weights, and on rank 0 the optimizer's state, together; a collective operation."""
         self.gather()
         if self._mesh.data.rank == 0:  # rank 0 is in the first pipeline, and the others have the same
             super().collect()
 
     def gather(self) -> None:
-        """Gives every rank the weights of all stages; a collective operation."""
+        """Give every rank the weights of all stages; a collective operation."""
         if not self._apart:
             return
         self._apart = False
@@ -126,7 +126,7 @@ class StagedAlike(Alike):
 
 
 def check_world(world: World, pipeline: int) -> None:
-    """Raises ValueError unless the ranks make whole pipelines."""
+    """Raise ValueError unless the ranks make whole pipelines."""
     if world.size % pipeline:
         near = pipeline * max(1, round(world.size / pipeline))
         raise ValueError(

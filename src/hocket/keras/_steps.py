@@ -12,8 +12,8 @@ from hocket.parallel.batches import BatchShard
 from hocket.parallel.data import GradientReducer, scale_gradients
 from hocket.parallel.mesh import World
 
-from . import _batch_norm, _private, _random, _rows, _sums
-from ._tally import Tally
+from . import _batch_norm, _data, _metrics, _private, _random
+from ._metrics import MetricSums
 
 _STEPS = ("train_function", "test_function", "predict_function")
 
@@ -24,23 +24,23 @@ class Steps:
     Keras' own loops run on every rank, and call its own steps with this rank's samples. Around them:
 
     - the loss is that of the rank's samples, its gradient weighted by how many they are; where a loss is not known to
-      be a mean over samples (see `_sums`), or where a mask hides some of them, every rank computes the loss of the
+      be a mean over samples (see `_metrics`), or where a mask hides some of them, every rank computes the loss of the
       whole batch from all ranks' outputs instead;
     - gradients are averaged over ranks while back-propagation goes on, before Keras' optimizer sees them;
-    - metrics are added up over ranks (`Tally`), or computed from all ranks' outputs if they are not sums;
+    - metrics are added up over ranks (`MetricSums`), or computed from all ranks' outputs if they are not sums;
     - what `predict` returns is gathered.
 
     Args:
-        model: the Keras model.
-        world: the ranks.
-        synchronise_batch_norm: whether batch norm's statistics are those of the whole batch.
-        bucket_bytes: of gradients reduced together; None to choose.
+        model: The Keras model.
+        world: The ranks.
+        synchronise_batch_norm: Whether batch norm's statistics are those of the whole batch.
+        bucket_bytes: Most bytes of gradients reduced together; None to choose.
     """
 
     def __init__(self, model: Any, world: World, *, synchronise_batch_norm: bool, bucket_bytes: int | None) -> None:
         self.model = model
         self.world = world
-        self.tally: Tally | None = None
+        self.tally: MetricSums | None = None
         self._synchronise_batch_norm = synchronise_batch_norm
         self._bucket_bytes = bucket_bytes
         self._yielded: BatchShard | None = None  # of the batch that a loader gave out last and no step has taken
@@ -53,16 +53,16 @@ class Steps:
         return self.world.size == 1
 
     def note(self, share: BatchShard) -> None:
-        """A loader gives out a batch."""
+        """Take notice of the batch that a loader gives out."""
         self._yielded = share
 
     def working(self) -> BatchShard | None:
-        """This rank's part of the batch that a step works on; None outside of steps."""
+        """Return this rank's part of the batch that a step works on; None outside of steps."""
         return self._working
 
     @contextmanager
     def installed(self, *, training: bool) -> Iterator[None]:
-        """A block in which the model's steps are those of all ranks together."""
+        """Open a block in which the model's steps are those of all ranks together."""
         if self._alone:
             yield
             return
@@ -74,7 +74,7 @@ class Steps:
         losses = [name for name in ("compute_loss", "compute_metrics") if callable(getattr(model, name, None))]
         self._choose_exchanges()
         if training:
-            self._hang_reducer()
+            self._install_reducer()
         with ExitStack() as stack:
             stack.enter_context(self._random_numbers())
             if self._synchronise_batch_norm and self.world.size > 1:
@@ -104,11 +104,11 @@ class Steps:
         self._keras_step = type(model).train_step is _private.TorchTrainer.train_step
         compiled = getattr(model, "_compile_loss", None)
         flat = getattr(compiled, "_flat_losses", None) or []
-        self._gather_outputs = not all(_sums.is_mean_over_samples(item.loss) for item in flat)
-        mine, others = _sums.compiled_metrics(model), _sums.other_metrics(model)
-        self._gather_for_metrics = not all(map(_sums.is_sum_over_samples, mine))
+        self._gather_outputs = not all(_metrics.is_mean_over_samples(item.loss) for item in flat)
+        mine, others = _metrics.compiled_metrics(model), _metrics.other_metrics(model)
+        self._gather_for_metrics = not all(map(_metrics.is_sum_over_samples, mine))
         for metric in others:
-            if not _sums.is_sum_over_samples(metric):
+            if not _metrics.is_sum_over_samples(metric):
                 raise ValueError(
                     f"metric {metric.name!r} of type {type(metric).__name__} is kept by the model itself, and hocket "
                     "does not know how to put together what ranks have found in their samples. If its variables start "
@@ -117,11 +117,11 @@ class Steps:
                 )
         summed = others if self._gather_for_metrics else [*mine, *others]
         variables = {id(v): v for metric in summed for v in metric.variables if v.dtype != "string"}
-        self.tally = Tally(list(variables.values()), self.world)
+        self.tally = MetricSums(list(variables.values()), self.world)
         every = {id(v): v for metric in [*mine, *others] for v in metric.variables if v.dtype != "string"}
         self._unsummed = [v for key, v in every.items() if key not in variables]
 
-    def _hang_reducer(self) -> None:
+    def _install_reducer(self) -> None:
         variables = self.model.trainable_variables
         if [id(v.value) for v in variables] == self._reduced and self._reducer is not None:
             return
@@ -167,7 +167,7 @@ class Steps:
 
     @contextmanager
     def _taking(self) -> Iterator[BatchShard | None]:
-        """The share of the batch that was yielded; a second step (of a callback's own evaluation, say) gets None."""
+        """Take the share of the batch that was yielded; a second step (of a callback's evaluation, say) gets None."""
         self._working, self._yielded = self._yielded, None
         try:
             yield self._working
@@ -175,7 +175,7 @@ class Steps:
             self._working = None
 
     def own_logs(self, logs: Any, phase: str) -> Any:
-        """Logs over this rank's own samples, in the place of `logs` over all ranks'; of "train" or "test"."""
+        """Return logs over this rank's own samples for `logs` over all ranks'; of "train" or "test"."""
         tally = self.tally
         if not logs or tally is None:
             return logs
@@ -217,7 +217,7 @@ class Steps:
         return compute_metrics
 
     def _whole(self, rows: Any, share: BatchShard, factor: float | None = None) -> Any:
-        """The whole batch's rows of every tensor.
+        """Return the whole batch's rows of every tensor.
 
         Raises:
             ValueError: a tensor has not a row for each sample.
@@ -233,12 +233,12 @@ class Steps:
                     f"each of this rank's {here} samples along its first axis"
                 )
             if factor is None:
-                result = _rows.gathered(tensor, share, self.world)
+                result = _data.gathered(tensor, share, self.world)
             else:
-                result = _rows.gathered_with_gradient(tensor, share, self.world, factor)
+                result = _data.gathered_with_gradient(tensor, share, self.world, factor)
             mask = _mask(tensor)
             if mask is not None:
-                _private.backend.set_keras_mask(result, _rows.gathered(mask, share, self.world))
+                _private.backend.set_keras_mask(result, _data.gathered(mask, share, self.world))
             return result
 
         return None if rows is None else _private.tree.map_structure(whole, rows)

@@ -37,9 +37,9 @@ class Callback(keras.callbacks.Callback):  # type: ignore[misc]  # Keras carries
     and to `model.stop_training` all ranks follow; one that changes weights must run on all ranks.
 
     Args:
-        callback: a Keras callback.
-        run_on_all_ranks: whether every rank runs it; None to choose as above.
-        aggregate_logs: whether its logs are over all ranks' samples, rather than over this rank's own.
+        callback: A Keras callback.
+        run_on_all_ranks: Whether every rank runs it; None to choose as above.
+        aggregate_logs: Whether its logs are over all ranks' samples, rather than over this rank's own.
 
     Raises:
         TypeError: `callback` is no Keras callback.

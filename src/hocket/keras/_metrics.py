@@ -1,4 +1,4 @@
-"""Metrics over all ranks' samples: what each rank's step adds to them is summed."""
+"""Metrics and losses over all ranks' samples: which are sums over samples, and the sums of what each rank adds."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import zlib
 from collections.abc import Callable
 from typing import Any
 
+import keras
 import torch
 import torch.distributed as dist
 
@@ -13,17 +14,70 @@ from hocket import comm
 from hocket.parallel.batches import BatchShard
 from hocket.parallel.mesh import World
 
+from . import _private
 
-class Tally:
+_WHOLE_BATCH = frozenset({keras.losses.dice, keras.losses.tversky})
+"""Functions of Keras' that return one number for the batch."""
+
+_MEANS = frozenset({"sum_over_batch_size", "mean"})
+
+
+def is_mean_over_samples(loss: Any) -> bool:
+    """Return whether a Keras loss (its reduction included) is the mean of terms of one sample each.
+
+    A function of the user's may look at the batch as a whole, and a mean by the sum of the samples' weights has a
+    denominator that one rank does not know. A loss class of one's own says that it is such a mean by an attribute
+    `additive = True`.
+    """
+    if getattr(loss, "reduction", None) not in _MEANS:
+        return False
+    if getattr(loss, "additive", False):
+        return True
+    return _is_kerases(loss) and _is_kerases_function(getattr(loss, "fn", None))
+
+
+def is_sum_over_samples(metric: Any) -> bool:
+    """Return whether what a metric keeps, from zero, is the sum of what each sample adds to it.
+
+    That is so for all metrics of Keras itself (totals, counts, confusion matrices), but not for those around a function
+    of the user's, which may return one number for the batch. A metric class of one's own says so by an attribute
+    `additive = True`.
+    """
+    if getattr(metric, "additive", False):
+        return True
+    return _is_kerases(metric) and _is_kerases_function(getattr(metric, "_fn", None))
+
+
+def _is_kerases(value: Any) -> bool:
+    return type(value).__module__.startswith("keras.src.")
+
+
+def _is_kerases_function(function: Any) -> bool:
+    if function is None:
+        return True
+    return str(getattr(function, "__module__", "")).startswith("keras.src.") and function not in _WHOLE_BATCH
+
+
+def compiled_metrics(model: Any) -> list[Any]:
+    """Return the metrics that were given to `compile`, each by itself."""
+    return [m for metric in model.metrics if isinstance(metric, _private.CompileMetrics) for m in metric.metrics]
+
+
+def other_metrics(model: Any) -> list[Any]:
+    """Return the trackers of losses, and the metrics that the model or a layer of it keeps by itself."""
+    return [metric for metric in model.metrics if not isinstance(metric, _private.CompileMetrics)]
+
+
+class MetricSums:
     """The states of metrics that are sums over samples.
 
     In a step they begin from zero, so that what they hold after it is this rank's contribution; then all ranks'
     contributions are added, in float64, to what they were before. On the way one number tells whether the ranks' random
-    generators still stand alike; where they do not (a torch layer drew numbers for its share), all take rank 0's.
+    generators are still equal; where they are not (a torch layer drew numbers for its share), all take rank 0's.
 
     Args:
-        variables: of the metrics.
-        world: the ranks.
+        variables: Variables of the metrics.
+        world: The ranks.
     """
 
     def __init__(self, variables: list[Any], world: World) -> None:
@@ -34,12 +88,12 @@ class Tally:
     def step(
         self, work: Callable[[], dict[str, Any]], share: BatchShard, metric_names: Callable[[], set[str]], phase: str
     ) -> dict[str, float]:
-        """Runs `work` and adds up over ranks what it adds to the metrics; a collective operation.
+        """Run `work` and add up over ranks what it adds to the metrics; a collective operation.
 
         Args:
-            work: a step of the model's, which returns logs.
-            share: this rank's part of the batch.
-            metric_names: tells the names of logs that are metrics; others are averaged over samples.
+            work: A step of the model's, which returns logs.
+            share: This rank's part of the batch.
+            metric_names: Tells the names of logs that are metrics; others are averaged over samples.
             phase: "train" or "test".
 
         Returns:
@@ -76,12 +130,12 @@ class Tally:
         return {name: total / share.total for name, total in zip(names, sums, strict=True)}
 
     def follow(self, root: int, world: World, others: list[Any]) -> None:
-        """Takes what a rank that has done steps has in the metrics, on ranks that have not; a collective operation.
+        """Take what a rank that has done steps has in the metrics, on ranks that have not; a collective operation.
 
         Args:
-            root: the rank that has.
-            world: the ranks.
-            others: variables of metrics that are no sums, which are sent too.
+            root: The rank that has.
+            world: The ranks.
+            others: Variables of metrics that are no sums, which are sent too.
         """
         for phase in world.from_all(sorted(self._local))[root]:
             if phase not in self._local:
@@ -99,7 +153,7 @@ class Tally:
             begin += value.numel()
 
     def of_this_rank(self, phase: str, results: Callable[[], dict[str, Any]]) -> dict[str, float]:
-        """What `results` gives where the metrics hold this rank's own sums of the latest epoch or evaluation."""
+        """Return what `results` gives where the metrics hold this rank's own sums of the latest epoch or evaluation."""
         own = self._local.get(phase)
         if own is None:
             return {}

@@ -1,4 +1,4 @@
-"""A Keras optimizer of divided state: each rank updates its share of the variables (stage 1 of ZeRO)."""
+"""A Keras optimizer of sharded state: each rank updates its share of the variables (stage 1 of ZeRO)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hocket.parallel.mesh import World
 from . import _private
 
 
-class DividedOptimizer:
+class ZeroOptimizer:
     """Makes a Keras optimizer keep state for this rank's variables only (Rajbhandari et al. 2020, stage 1).
 
     Every variable belongs to one rank as a whole, so that any optimizer may look at a variable's gradient as it likes;
@@ -23,17 +23,17 @@ class DividedOptimizer:
     its variables to the others.
 
     Args:
-        optimizer: a Keras optimizer.
-        variables: all that it is to train.
-        world: the ranks.
-        owners: the rank that each variable belongs to; None to give them out.
+        optimizer: A Keras optimizer.
+        variables: All variables that the optimizer is to train.
+        world: The ranks.
+        owners: The rank that each variable belongs to; None to give them out.
 
     Raises:
         ValueError: an option of the optimizer needs the state of all variables in one place.
     """
 
     remedy = 'say shard="none"'
-    """What to do where the state cannot be divided."""
+    """What to do where the state cannot be sharded."""
 
     def __init__(self, optimizer: Any, variables: list[Any], world: World, owners: list[int] | None = None) -> None:
         _check(optimizer, variables, self.remedy)
@@ -54,11 +54,11 @@ class DividedOptimizer:
         self._install()
 
     def holds(self, optimizer: Any, variables: list[Any]) -> bool:
-        """Whether it was made for exactly these."""
+        """Return whether this was made for exactly these."""
         return optimizer is self.optimizer and [id(v) for v in variables] == [id(v) for v in self._variables]
 
     def nbytes(self) -> int:
-        """Bytes of the state that this rank keeps."""
+        """Return bytes of the state that this rank keeps."""
         return sum(v.value.numel() * v.value.element_size() for v in self.optimizer.variables)
 
     # --- a step -----------------------------------------------------------------------------------------------------
@@ -70,7 +70,7 @@ class DividedOptimizer:
         own["load_own_variables"] = self._load
 
     def apply(self, gradients: Any, variables: Any = None) -> None:
-        """In the place of the optimizer's own: updates this rank's variables, and sends them to the others."""
+        """Update this rank's variables and send them to the others, in the place of the optimizer's own method."""
         pairs = list(zip(gradients, self._variables if variables is None else variables, strict=True))
         limit = self.optimizer.global_clipnorm
         if limit is not None:  # the norm is that of all gradients, which every rank has
@@ -81,7 +81,7 @@ class DividedOptimizer:
         publish(self._variables, self._owners, self._world)
 
     def _update(self, pairs: list[tuple[Any, Any]]) -> None:
-        """Updates this rank's variables by gradients whose norm over all has been clipped already."""
+        """Update this rank's variables by gradients whose norm over all has been clipped already."""
         optimizer, limit = self.optimizer, self.optimizer.global_clipnorm
         owner_of = {id(v): owner for v, owner in zip(self._variables, self._owners, strict=True)}
         mine = [(g, v) for g, v in pairs if owner_of.get(id(v)) == self._world.rank and g is not None]
@@ -97,7 +97,7 @@ class DividedOptimizer:
     # --- the whole state --------------------------------------------------------------------------------------------
 
     def collect(self) -> None:
-        """Puts together on rank 0 the state of all variables, for files; a collective operation."""
+        """Put together on rank 0 the state of all variables, for files; a collective operation."""
         if self._collected_at == int(self.optimizer._iterations):
             return
         parts = self._world.from_all({v.name: v.value.detach().cpu() for v in self.optimizer.variables})
@@ -109,7 +109,7 @@ class DividedOptimizer:
         self._collected_at = int(self.optimizer._iterations)
 
     def scatter(self) -> None:
-        """Gives each rank its part of the state, if rank 0 has read it from a file; a collective operation."""
+        """Give each rank its part of the state, if rank 0 has read it from a file; a collective operation."""
         state: Any = None
         if self._world.rank == 0 and self._loaded:
             state = {v.name: v.value.detach().cpu() for v in self._whole.variables}
@@ -121,7 +121,7 @@ class DividedOptimizer:
             self._collected_at = -1
 
     def _agreed(self, state: Any) -> Any:
-        """What rank 0 has, on all ranks."""
+        """Return what rank 0 has."""
         return self._world.from_root(state)
 
     def _clone(self) -> Any:
@@ -132,7 +132,7 @@ class DividedOptimizer:
     def _save(self, store: Any) -> None:
         if self._collected_at != int(self.optimizer._iterations):
             raise RuntimeError(
-                "the state of the optimizer is divided among ranks, and rank 0 has not collected it since "
+                "the state of the optimizer is sharded among ranks, and rank 0 has not collected it since "
                 "the last step: call save of the hocket.keras.Model on all ranks, or save where an epoch ends"
             )
         self._whole.save_own_variables(store)
@@ -143,7 +143,7 @@ class DividedOptimizer:
         self._loaded = True
 
     def _divide_built(self) -> None:
-        """Keeps this rank's part of state that the optimizer had already."""
+        """Keep this rank's part of state that the optimizer had already."""
         optimizer = self.optimizer
         state = {v.name: v.value.detach() for v in optimizer.variables}
         part = type(optimizer).from_config(optimizer.get_config())
@@ -158,23 +158,23 @@ class DividedOptimizer:
 
 @torch.no_grad()
 def publish(variables: list[Any], owners: list[int], world: World) -> None:
-    """Gives every rank the values of the variables that others own; a collective operation."""
+    """Give every rank the values of the variables that others own; a collective operation."""
     under_way = []
     with comm.label("keras weights"):
         for owner in range(world.size):
             values = [v.value for v, o in zip(variables, owners, strict=True) if o == owner and v.value.numel()]
             for dtype in sorted({value.dtype for value in values}, key=str):
-                alike = [value for value in values if value.dtype is dtype]
-                flat = torch.cat([value.reshape(-1) for value in alike])
+                same = [value for value in values if value.dtype is dtype]
+                flat = torch.cat([value.reshape(-1) for value in same])
                 flat = flat.to(torch.uint8) if dtype is torch.bool else flat
                 root = dist.get_global_rank(world.group, owner)
                 work = dist.broadcast(flat, src=root, group=world.group, async_op=True)
-                under_way.append((work, owner, flat, alike))
-        for work, owner, flat, alike in under_way:
+                under_way.append((work, owner, flat, same))
+        for work, owner, flat, same in under_way:
             work.wait()
             if owner != world.rank:
                 begin = 0
-                for value in alike:
+                for value in same:
                     value.copy_(flat[begin : begin + value.numel()].view(value.shape))
                     begin += value.numel()
 
@@ -193,7 +193,7 @@ def _check(optimizer: Any, variables: list[Any], remedy: str) -> None:
 
 
 def _given_out(sizes: list[int], ranks: int) -> list[int]:
-    """The owner of each variable: from the largest to the smallest, to the rank that has least."""
+    """Return the owner of each variable: from the largest to the smallest, to the rank that has least."""
     loads = [0] * ranks
     owners = [0] * len(sizes)
     for number in sorted(range(len(sizes)), key=lambda i: (-sizes[i], i)):
@@ -204,7 +204,7 @@ def _given_out(sizes: list[int], ranks: int) -> list[int]:
 
 @contextmanager
 def unbuilt(optimizer: Any) -> Iterator[None]:
-    """A block in which Keras does not build the optimizer, because it is to be built in parts."""
+    """Open a block in which Keras does not build the optimizer, because it is to be built in parts."""
     built, optimizer.built = optimizer.built, True
     try:
         yield

@@ -16,17 +16,17 @@ Crossing = tuple[torch.Tensor, torch.Tensor | None, bool]
 """What crosses a cut for one value: the tensor, Keras' mask of it, and whether the tensor is of truth values."""
 
 
-class Book:
+class BatchRecord:
     """What one batch has in work on this rank.
 
     Attributes:
-        training: whether it trains.
-        rows: of the micro-batch in work, in the ranks' part of the batch: first, and one past the last; None between.
-        weight: by what losses inside of layers count in this micro-batch.
-        aside: losses inside of layers so far, weighed.
-        asides: how many they are.
-        scale: by what losses are multiplied before the backward.
-        gradients: of the outputs of each micro-batch.
+        training: Whether the batch trains.
+        rows: First row of the micro-batch in work in the ranks' part, and one past its last; None between.
+        weight: By what losses inside of layers count in this micro-batch.
+        aside: Losses inside of layers so far, weighed.
+        asides: How many losses `aside` holds.
+        scale: By what losses are multiplied before the backward.
+        gradients: Gradients of the outputs of each micro-batch.
     """
 
     def __init__(self, training: bool, scale: float) -> None:
@@ -42,27 +42,27 @@ class Rows:
     """Which rows of the batch a micro-batch has; given to stages with the micro-batch's inputs.
 
     Attributes:
-        book: of the batch.
-        index: of the micro-batch.
-        begin: its first row in the ranks' part.
-        end: one past its last.
-        share: its part of the samples.
+        book: What the batch has in work.
+        index: Index of the micro-batch.
+        begin: First row of the micro-batch in the ranks' part.
+        end: One past its last row.
+        share: The micro-batch's part of the samples.
     """
 
-    def __init__(self, book: Book, index: int, begin: int, end: int, share: float) -> None:
+    def __init__(self, book: BatchRecord, index: int, begin: int, end: int, share: float) -> None:
         self.book, self.index, self.begin, self.end, self.share = book, index, begin, end, share
 
 
-class Part(torch.nn.Module):
+class StageModule(torch.nn.Module):
     """The steps of a stage.
 
     Args:
-        graph: the model.
-        begin: number of its first step.
-        end: one past its last.
-        uses: names of values of other stages that it is called with.
-        makes: names of values that it gives; all of the model's outputs for the last stage.
-        seeds: states of the random generators of its layers.
+        graph: The model.
+        begin: Number of the stage's first step.
+        end: One past its last step.
+        uses: Names of values of other stages that it is called with.
+        makes: Names of values that it gives; all of the model's outputs for the last stage.
+        seeds: States of the random generators of its layers.
     """
 
     def __init__(self, graph: Graph, begin: int, end: int, uses: Sequence[str], makes: Sequence[str]) -> None:
@@ -77,11 +77,11 @@ class Part(torch.nn.Module):
         self._started = False
 
     def start(self) -> None:
-        """A batch begins: every micro-batch will draw by the seeds that stand now."""
+        """Begin a batch: every micro-batch will draw by the seeds that stand now."""
         self._seeds = [(state, state.value.detach().clone()) for state, _ in self._seeds]
 
     def forward(self, rows: Rows, *given: Any) -> Any:
-        """Runs the steps for one micro-batch."""
+        """Run the steps for one micro-batch."""
         graph, book = self._graph[0], rows.book
         inputs = len(graph.inputs)
         values = dict(zip(graph.inputs, given[:inputs], strict=True))
@@ -124,7 +124,7 @@ class _Beside(torch.autograd.Function):
 
 
 def _with_loss(made: list[Any], loss: torch.Tensor, weight: float) -> list[Any]:
-    """The values of a stage, the first one that can carrying the gradient of `loss` with it.
+    """Return the values of a stage, of which the first that can carries the gradient of `loss` with it.
 
     Raises:
         ValueError: no value can.
@@ -181,7 +181,7 @@ def stage_of(graph: Graph, begins: Sequence[int], index: int) -> Stage:
     return Stage(
         index=index,
         count=len(begins),
-        module=Part(graph, begin, end, uses, makes),
+        module=StageModule(graph, begin, end, uses, makes),
         model=graph.model,
         inputs=tuple(range(len(graph.inputs) + 1)),
         takes=takes,

@@ -9,7 +9,7 @@ import keras
 
 from hocket.parallel.mesh import World
 
-from ._alike import Alike
+from ._broadcast import StateBroadcast
 from .callbacks import Callback
 
 
@@ -17,39 +17,39 @@ class Follow(keras.callbacks.Callback):  # type: ignore[misc]  # Keras carries n
     """The last of every rank's callbacks: ranks follow what those of rank 0 have done.
 
     Args:
-        world: the ranks.
-        alike: what makes ranks alike.
+        world: The ranks.
+        broadcast: What gives ranks rank 0's state.
     """
 
-    def __init__(self, world: World, alike: Alike) -> None:
+    def __init__(self, world: World, broadcast: StateBroadcast) -> None:
         super().__init__()
         self._world = world
-        self._alike = alike
+        self._broadcast = broadcast
         self._after_batches = False
 
     def set_after_batches(self) -> None:
-        """Makes ranks follow after every batch, not only where epochs begin and end."""
+        """Make ranks follow after every batch, not only where epochs begin and end."""
         self._after_batches = True
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Takes over what rank 0 has loaded, say."""
-        self._alike.align()
+        """Take over what rank 0 has loaded, say."""
+        self._broadcast.align()
         self.model._initial_epoch = self._world.from_root(self.model._initial_epoch)
         self._follow()
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """A callback of rank 0 may have drawn random numbers, for a prediction of its own."""
-        self._alike.agree_on_random_numbers()
+        """Agree on random numbers, which a callback of rank 0 may have drawn, for a prediction of its own."""
+        self._broadcast.agree_on_random_numbers()
         self._follow()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """See class."""
-        self._alike.send_state()
+        self._broadcast.send_state()
         self._follow()
 
     def on_test_begin(self, logs: Any = None) -> None:
-        """All ranks validate with rank 0's moving averages, where theirs have come apart."""
-        self._alike.send_state()
+        """Have all ranks validate with rank 0's moving averages."""
+        self._broadcast.send_state()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """See class."""
@@ -67,11 +67,11 @@ class Follow(keras.callbacks.Callback):  # type: ignore[misc]  # Keras carries n
             model.optimizer.learning_rate = value
 
 
-class Collect(keras.callbacks.Callback):  # type: ignore[misc]
-    """The first of every rank's callbacks, where the optimizer's state is divided: rank 0 may want to save it.
+class CollectOptimizerState(keras.callbacks.Callback):  # type: ignore[misc]
+    """The first of every rank's callbacks, where the optimizer's state is sharded: rank 0 may want to save it.
 
     Args:
-        collect: puts the whole state together on rank 0.
+        collect: A function that puts the whole state together on rank 0.
     """
 
     def __init__(self, collect: Callable[[], None]) -> None:
@@ -95,19 +95,19 @@ def placed(
     collect: Callable[[], None] | None,
     gather: Callable[[], None] | None = None,
 ) -> list[Any]:
-    """The callbacks that this rank is to run.
+    """Return the callbacks that this rank is to run.
 
     Args:
-        callbacks: the user's: one, several, or None.
-        world: the ranks.
-        own_logs: makes of logs over all ranks' samples those over this rank's, of "train" or "test".
-        follow: for `fit`, the last callback.
-        collect: for `fit` with a divided optimizer, what puts its state together on rank 0.
-        gather: for `fit` where ranks train weights of their own, what brings these together.
+        callbacks: The user's callbacks: one, several, or None.
+        world: The ranks.
+        own_logs: A function that makes of logs over all ranks' samples those over this rank's, of "train" or "test".
+        follow: For `fit`, the last callback.
+        collect: For `fit` with a sharded optimizer, what puts its state together on rank 0.
+        gather: For `fit` where ranks train weights of their own, what brings these together.
 
     Raises:
         TypeError: one of them is no Keras callback.
-        ValueError: one is to save a divided optimizer in the middle of an epoch.
+        ValueError: one is to save a sharded optimizer in the middle of an epoch.
     """
     wrapped = wrap(callbacks)
     here: list[Any] = []
@@ -119,9 +119,9 @@ def placed(
                     "shard= or pipeline= the optimizer's state is put together where epochs end: say "
                     'save_freq="epoch"'
                 )
-        here.append(Collect(collect))
+        here.append(CollectOptimizerState(collect))
     elif gather is not None:
-        here.append(Collect(gather))
+        here.append(CollectOptimizerState(gather))
     for item in wrapped:
         if world.rank > 0 and not item.run_on_all_ranks:
             continue
@@ -137,7 +137,7 @@ def placed(
 
 
 def wrap(callbacks: Any) -> list[Callback]:
-    """The user's callbacks, each in a `Callback`.
+    """Return the user's callbacks, each in a `Callback`.
 
     Raises:
         TypeError: one of them is no Keras callback.

@@ -69,8 +69,8 @@ def divided(directory: str) -> dict[str, Any]:
     model.compile("adam", "mse")
     x = np.ones((9, 40), "float32")
     model.fit(x, x, batch_size=9, verbose=0)
-    found["nbytes"] = model._alike.divided.nbytes()
-    with pytest.raises(RuntimeError, match="divided among ranks"):
+    found["nbytes"] = model._broadcast.zero_optimizer.nbytes()
+    with pytest.raises(RuntimeError, match="sharded among ranks"):
         model.model.optimizer.save_own_variables({})
     best = keras.callbacks.ModelCheckpoint(Path(directory) / "best.keras", save_freq=2)
     with pytest.raises(ValueError, match='ModelCheckpoint has save_freq=2.*say save_freq="epoch"'):

@@ -2,7 +2,7 @@
 
 Keras' dropout draws by torch's own generator, layer by layer for the whole batch. A rank that computes some of the
 layers, micro-batch by micro-batch, would draw in another order. So all masks of a step are drawn at its beginning, in
-the order of one device, which also leaves all ranks' generators alike. It costs each rank the drawing for all stages.
+the order of one device, which also leaves all ranks' generators equal. It costs each rank the drawing for all stages.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from typing import Any
 import torch
 
 from hocket.parallel.batches import BatchShard
+from hocket.parallel.state import memory_order
 
 from ._graph import Graph
-from ._random import memory_order
 
 _TRIED = 3  # samples that the model is tried out with to see what it draws
 
 
 @dataclass(frozen=True)
-class Draw:
+class DropoutUse:
     """One use of dropout.
 
     Attributes:
-        step: number of the step of the model.
-        per_sample: rows along the first axis that belong to one sample.
-        shape: of a row.
-        order: of the axes in memory.
-        dtype: of what is dropped from.
-        rate: of what is dropped.
+        step: Number of the step of the model.
+        per_sample: Rows along the first axis that belong to one sample.
+        shape: Shape of a row.
+        order: Order of the axes in memory.
+        dtype: Type of what is dropped from.
+        rate: Rate of what is dropped.
     """
 
     step: int
@@ -42,33 +42,33 @@ class Draw:
     rate: float
 
 
-class Draws:
+class DropoutMasks:
     """The masks of the steps `begin` to `end` of a model.
 
     Args:
-        graph: the model.
-        begin: number of the first step that this rank computes.
-        end: one past the last.
+        graph: The model.
+        begin: Number of the first step that this rank computes.
+        end: One past the last.
     """
 
     def __init__(self, graph: Graph, begin: int, end: int) -> None:
         self._graph = graph
         self._begin, self._end = begin, end
-        self._known: dict[Any, list[Draw]] = {}
-        self._noting: list[Draw] | None = None
+        self._known: dict[Any, list[DropoutUse]] = {}
+        self._noting: list[DropoutUse] | None = None
         self._step = 0
         self._masks: list[torch.Tensor] = []
         self._rows = (0, 0)
         self._next = 0
 
     def draw(self, inputs: Sequence[Any], share: BatchShard, training: bool, device: torch.device) -> None:
-        """Draws for a batch.
+        """Draw the masks for a batch.
 
         Args:
-            inputs: of the model, this rank's part of the batch.
-            share: this rank's part.
-            training: whether the model trains.
-            device: where stages compute.
+            inputs: Inputs of the model, this rank's part of the batch.
+            share: This rank's part of the batch.
+            training: Whether the model trains.
+            device: Device on which stages compute.
         """
         key = (training, *((tuple(t.shape[1:]), str(t.dtype)) if t is not None else None for t in inputs))
         if key not in self._known:
@@ -85,11 +85,11 @@ class Draws:
                 self._masks.append(mask[first * draw.per_sample : (first + rows) * draw.per_sample])
 
     def turn(self, begin: int, end: int) -> None:
-        """The stage begins with a micro-batch: rows `begin` to `end` of this rank's part."""
+        """Begin a micro-batch of the stage: rows `begin` to `end` of this rank's part."""
         self._rows, self._next = (begin, end), 0
 
     def dropout(self, inputs: Any, rate: float, plain: Callable[..., Any]) -> Any:
-        """In the place of Keras' function, where it draws by torch's generator."""
+        """Do dropout in the place of Keras' function, where it draws by torch's generator."""
         if self._noting is not None:
             self._note(inputs, rate)
             return inputs
@@ -100,8 +100,8 @@ class Draws:
         each = inputs.shape[0] // (self._rows[1] - self._rows[0])
         return inputs * mask[self._rows[0] * each : self._rows[1] * each]
 
-    def _tried(self, inputs: Sequence[Any], training: bool) -> list[Draw]:
-        noted: list[Draw] = []
+    def _tried(self, inputs: Sequence[Any], training: bool) -> list[DropoutUse]:
+        noted: list[DropoutUse] = []
         self._noting = noted
         self._step = 0
 
@@ -124,11 +124,11 @@ class Draws:
                 "the samples to the first axis"
             )
         self._noting.append(
-            Draw(
+            DropoutUse(
                 self._step,
                 inputs.shape[0] // _TRIED,
                 tuple(inputs.shape[1:]),
-                tuple(memory_order(inputs)),
+                tuple(memory_order(inputs.stride(), inputs.shape)),
                 inputs.dtype,
                 rate,
             )

@@ -1,4 +1,4 @@
-"""Ranks alike: weights, seeds, optimizer state and random numbers as rank 0 has them."""
+"""Broadcasts of rank 0's weights, seeds, optimizer state and random numbers, and what rank 0 does alone."""
 
 from __future__ import annotations
 
@@ -14,63 +14,63 @@ from hocket.parallel.mesh import World
 from hocket.parallel.state import broadcast_tensors
 
 from . import _private
-from ._divided import DividedOptimizer, unbuilt
+from ._zero import ZeroOptimizer, unbuilt
 
 
-class Alike:
-    """Keeps a Keras model and its optimizer the same on all ranks, but for what is divided.
+class StateBroadcast:
+    """Keeps a Keras model and its optimizer the same on all ranks, but for what is sharded.
 
     Args:
-        model: the Keras model.
-        world: the ranks.
-        divide: whether the optimizer's state is to be divided among them.
+        model: The Keras model.
+        world: The ranks.
+        shard: Whether the optimizer's state is to be sharded among them.
     """
 
     gathers = False
     """Whether ranks train weights that others do not."""
 
-    def __init__(self, model: Any, world: World, *, divide: bool) -> None:
+    def __init__(self, model: Any, world: World, *, shard: bool) -> None:
         self.model = model
         self.world = world
         self.aligned = False
-        self.divided: DividedOptimizer | None = None
-        self._divides = divide and world.size > 1
+        self.zero_optimizer: ZeroOptimizer | None = None
+        self._shards_optimizer = shard and world.size > 1
 
     # --- building ---------------------------------------------------------------------------------------------------
 
     def build(self, data: Any, steps: int | None) -> None:
-        """Makes Keras build what is not built yet, by a batch of `data`, a data adapter."""
+        """Make Keras build what is not built yet, by a batch of `data`, a data adapter."""
         iterator = _private.TorchEpochIterator(x=data, steps_per_epoch=steps)
         self.build_with(iterator=iterator)
         iterator.reset()
 
     def build_with(self, **kwargs: Any) -> None:
-        """The same by arguments of Keras' own method; an optimizer that is to be divided is left out."""
+        """Build by arguments of Keras' own method; an optimizer that is to be sharded is left out."""
         optimizer = getattr(self.model, "optimizer", None)
-        with unbuilt(optimizer) if self._divides and optimizer is not None else nullcontext():
+        with unbuilt(optimizer) if self._shards_optimizer and optimizer is not None else nullcontext():
             self.model._symbolic_build(**kwargs)
 
-    def divide(self) -> None:
-        """Divides the optimizer's state among ranks, if that is wanted and not so yet; a collective operation."""
-        if not self._divides:
+    def shard_optimizer(self) -> None:
+        """Shard the optimizer's state over ranks, if that is wanted and not so yet; a collective operation."""
+        if not self._shards_optimizer:
             return
         optimizer, variables = self.model.optimizer, self.model.trainable_variables
-        if self.divided is None or not self.divided.holds(optimizer, variables):
-            self.divided = None
+        if self.zero_optimizer is None or not self.zero_optimizer.holds(optimizer, variables):
+            self.zero_optimizer = None
             self.align()
-            self.divided = DividedOptimizer(optimizer, variables, self.world)
+            self.zero_optimizer = ZeroOptimizer(optimizer, variables, self.world)
 
     # --- as rank 0 --------------------------------------------------------------------------------------------------
 
     def align(self) -> None:
-        """Gives all ranks rank 0's weights, seeds and optimizer state; a collective operation."""
+        """Give all ranks rank 0's weights, seeds and optimizer state; a collective operation."""
         self.aligned = True
         if self.world.size == 1:
             return
         state: list[Any] = []
         optimizer = getattr(self.model, "optimizer", None)
-        if self.divided is not None and self.divided.optimizer is optimizer:
-            self.divided.scatter()
+        if self.zero_optimizer is not None and self.zero_optimizer.optimizer is optimizer:
+            self.zero_optimizer.scatter()
         elif optimizer is not None and self.world.from_root(bool(optimizer.built)):
             if not optimizer.built:
                 optimizer.build(self.model.trainable_variables)
@@ -79,26 +79,26 @@ class Alike:
         broadcast_tensors([value for value in values.values() if value.numel()], self.world)
 
     def send_state(self) -> None:
-        """Gives all ranks what rank 0's layers keep besides their weights (moving averages); a collective operation."""
+        """Give all ranks what rank 0's layers keep besides their weights (moving averages); a collective operation."""
         values = [v.value.detach() for v in self.model.non_trainable_variables]
         if self.world.size > 1 and values:
             broadcast_tensors([value for value in values if value.numel()], self.world)
 
     def align_once(self) -> None:
-        """The same, unless it has been done since the model was compiled; a collective operation."""
+        """Align, unless it has been done since the model was compiled; a collective operation."""
         if not all(self.world.from_all(self.aligned)):
             self.align()
 
     def gather(self) -> None:
-        """Gives every rank the weights that others have trained, where these are divided; a collective operation."""
+        """Give every rank the weights that others have trained, where these are sharded; a collective operation."""
 
     def collect(self) -> None:
-        """Puts a divided optimizer's state together on rank 0; a collective operation."""
-        if self.divided is not None and self.divided.optimizer is self.model.optimizer:
-            self.divided.collect()
+        """Put a sharded optimizer's state together on rank 0; a collective operation."""
+        if self.zero_optimizer is not None and self.zero_optimizer.optimizer is self.model.optimizer:
+            self.zero_optimizer.collect()
 
     def agree_on_random_numbers(self) -> None:
-        """All ranks go on with rank 0's random numbers, and draw as many: for shuffling, and for dropout."""
+        """Have all ranks go on with rank 0's random numbers, and draw as many: for shuffling, and for dropout."""
         if self.world.size == 1:
             return
         numpy_random: Any = np.random
@@ -112,7 +112,7 @@ class Alike:
             torch.cuda.set_rng_state(cuda)
 
     def on_root(self, work: Callable[[], Any]) -> None:
-        """Runs `work` on rank 0 while the others wait; a collective operation.
+        """Run `work` on rank 0 while the others wait; a collective operation.
 
         Raises:
             Exception: whatever `work` has raised, on rank 0.
