@@ -178,16 +178,8 @@ class Batch:
     def everywhere(self, output: Any, share: BatchShard) -> Any:
         """Return the output of the last stage, on every rank of the pipeline."""
         engine = self._engine
-        world, wire = engine._world, engine._wire
         key = (engine.stage.count, "output", self._keys, share.total)
-        if engine.last:
-            for peer in range(world.size - 1):
-                wire.send_values(peer, key, output)
-            wire.drain()
-            return output
-        received, works = wire.receive_values(world.size - 1, key, self._device)
-        wire.wait(works)
-        return received
+        return engine._wire.broadcast_values(engine._world.size - 1, key, output, self._device)
 
     def _hold(self, outputs: Sequence[Any], micro: Micro) -> torch.Tensor:
         rows: Rows = micro.inputs[0]

@@ -157,16 +157,8 @@ class Pipeline:
         output = _joined([run.outputs[i] for i in range(len(micros))], micros) if self.holds_last else None
         if not everywhere or self._world.size == 1:
             return output
-        last = (self._count - 1) % self._world.size
-        if self._world.rank == last:
-            for peer in range(self._world.size):
-                if peer != last:
-                    self._wire.send_values(peer, (self._count, "output", _marks(micros)), output)
-            self._wire.drain()
-            return output
-        output, works = self._wire.receive_values(last, (self._count, "output", _marks(micros)), self._device)
-        self._wire.wait(works)
-        return output
+        key = self._count, "output", tuple(micro.key for micro in micros)
+        return self._wire.broadcast_values((self._count - 1) % self._world.size, key, output, self._device)
 
     def _run(self, micros: list[Micro], loss_of: Any, final: Callable[[Stage], None]) -> Run:
         return Run(
@@ -233,10 +225,6 @@ def _joined(outputs: list[Any], micros: list[Micro]) -> Any:
     whole = [torch.cat(column) if column[0].dim() else torch.stack(column) for column in zip(*parts, strict=True)]
     source = iter(whole)
     return _trees.mapped(outputs[0], lambda _: next(source))
-
-
-def _marks(micros: list[Micro]) -> tuple[bytes, ...]:
-    return tuple(micro.key for micro in micros)
 
 
 def _nothing(_: Stage) -> None:

@@ -92,6 +92,18 @@ class Wire:
             work.wait()
         comm.announce_message("recv", 0, self._world.size, begin_s, time.perf_counter())
 
+    def broadcast_values(self, root: int, key: Key, values: Any, device: torch.device) -> Any:
+        """Return the structure that rank `root` gives as `values`, on every rank; a collective operation."""
+        if self._world.rank != root:
+            values, works = self.receive_values(root, key, device)
+            self.wait(works)
+            return values
+        for peer in range(self._world.size):
+            if peer != root:
+                self.send_values(peer, key, values)
+        self.drain()
+        return values
+
     def drain(self) -> None:
         """Waits until all that was sent is on its way."""
         for work, _ in self._under_way:

@@ -5,9 +5,9 @@ from ._compressor import BucketMemory as BucketMemory
 from ._compressor import Compressor as Compressor
 from ._compressor import CountingGroup as CountingGroup
 from ._compressor import Matrix as Matrix
+from ._driver import COMPRESSORS as COMPRESSORS
 from ._driver import Compression as Compression
-from ._registry import COMPRESSORS as COMPRESSORS
-from ._registry import compressor as compressor
+from ._driver import compressor as compressor
 from ._rows import RowCompressor as RowCompressor
 
 __all__ = [

@@ -1,9 +1,10 @@
-"""Compression of a reducer's buckets: posts their exchanges in order while back-propagation goes on."""
+"""Compression of a reducer's buckets by any of the methods: exchanges are posted while back-propagation goes on."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -14,10 +15,15 @@ from hocket.planner import parse_compression
 
 from ...mesh import World
 from .._bucket import Bucket
+from ._cast import Bf16, Fp16
 from ._compressor import BucketJob, BucketMemory, Compressor, CountingGroup, Matrix
+from ._int8 import Int8
 from ._measure import LinkTimes, measure_link
-from ._registry import compressor
+from ._onebit import OneBit
+from ._powersgd import PowerSgd
 from ._report import CompressionTally
+from ._terngrad import TernGrad
+from ._topk import TopK
 
 _LAG = 2
 """So many buckets later an exchange of several operations posts its next one. To post it, the one before must be over,
@@ -25,6 +31,25 @@ and back-propagation waits for that; meanwhile the operations of the buckets bet
 
 _MEASURED_AT = 2  # reductions, the first of which lays out buckets
 _SEED = 0x5EED
+
+
+COMPRESSORS: Mapping[str, Callable[..., Compressor]] = MappingProxyType(
+    {kind.name: kind for kind in (Fp16, Bf16, Int8, TopK, OneBit, TernGrad, PowerSgd)}
+)
+"""What makes a compressor, by the method's name; it takes the parameter, where the method has one."""
+
+
+def compressor(text: str) -> Compressor | None:
+    """Return the compressor that a plan's `compression` names, as "int8" or "topk:0.01"; None for "none".
+
+    Raises:
+        ValueError: there is no such method, or its parameter makes no sense.
+    """
+    spec = parse_compression(text)
+    if spec is None:
+        return None
+    values: list[Any] = [] if spec.value is None else [spec.value]
+    return COMPRESSORS[spec.method](*values)
 
 
 class Compression:

@@ -5,11 +5,9 @@ from __future__ import annotations
 import torch
 
 from ._compressor import BucketJob
-from ._pack import round_stochastically
-from ._rows import RowCompressor
+from ._rows import RowCompressor, round_to_scales
 
 _LEVELS = 127
-_SMALLEST = torch.finfo(torch.float32).tiny
 
 
 class Int8(RowCompressor):
@@ -39,10 +37,7 @@ class Int8(RowCompressor):
         blocks = rows.view(count, -1, self.block)
         original = rows.clone() if keep else None
         scales = (blocks.abs().amax(2) / _LEVELS).float()
-        inverse = torch.where(scales < _SMALLEST, 0.0, 1 / scales)  # NaN stays NaN
-        blocks.mul_(inverse[:, :, None])
-        noise = job.memory.zeros(f"noise {rows.numel()}", [-(-rows.numel() // 4)], torch.int64, rows.device)
-        round_stochastically(rows, noise, job.generator)
+        round_to_scales(blocks, scales, job)
         begin = _scales_nbytes(scales.shape[1])
         messages[:, : 4 * scales.shape[1]].copy_(scales.contiguous().view(torch.uint8))
         messages[:, begin:].view(torch.int8).copy_(rows)

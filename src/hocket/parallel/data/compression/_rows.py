@@ -10,6 +10,9 @@ from typing import Any, ClassVar
 import torch
 
 from ._compressor import BucketJob, Compressor, announced_dense, exchange_dense
+from ._pack import round_stochastically
+
+_SMALLEST = torch.finfo(torch.float32).tiny
 
 
 class RowCompressor(Compressor):
@@ -162,3 +165,18 @@ class RowCompressor(Compressor):
         for rank in range(len(received)):
             self.decode(received[rank], mean, dtype, add=rank > 0)
         mean.mul_(1 / len(received))
+
+
+def round_to_scales(blocks: torch.Tensor, scales: torch.Tensor, job: BucketJob) -> None:
+    """Divide blocks by their scales and round the quotients stochastically, in place.
+
+    Args:
+        blocks: Values of shape [rows, blocks, block], contiguous.
+        scales: float32, shape [rows, blocks]; where it is next to zero the quotients are zeros.
+        job: The job, which has the random numbers.
+    """
+    inverse = torch.where(scales < _SMALLEST, 0.0, 1 / scales)  # NaN stays NaN
+    blocks.mul_(inverse[:, :, None])
+    count = blocks.numel()
+    noise = job.memory.zeros(f"noise {count}", [-(-count // 4)], torch.int64, blocks.device)
+    round_stochastically(blocks, noise, job.generator)

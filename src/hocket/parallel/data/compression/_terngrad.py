@@ -5,10 +5,8 @@ from __future__ import annotations
 import torch
 
 from ._compressor import BucketJob
-from ._pack import pack_pairs, round_stochastically, unpack_pairs
-from ._rows import RowCompressor
-
-_SMALLEST = torch.finfo(torch.float32).tiny
+from ._pack import pack_pairs, unpack_pairs
+from ._rows import RowCompressor, round_to_scales
 
 
 class TernGrad(RowCompressor):
@@ -45,10 +43,7 @@ class TernGrad(RowCompressor):
             limit = limit.sqrt_().mul_(self.clip)
             torch.maximum(torch.minimum(blocks, limit, out=blocks), -limit, out=blocks)
         scales = blocks.abs().amax(2).float()
-        inverse = torch.where(scales < _SMALLEST, 0.0, 1 / scales)  # NaN stays NaN
-        blocks.mul_(inverse[:, :, None])
-        noise = job.memory.zeros(f"noise {rows.numel()}", [-(-rows.numel() // 4)], torch.int64, rows.device)
-        round_stochastically(rows, noise, job.generator)
+        round_to_scales(blocks, scales, job)
         begin = 8 * scales.shape[1]
         messages[:, :begin].copy_(torch.stack([scales, scales], 2).view(count, -1).view(torch.uint8))
         codes = (rows + 1).to(torch.uint8).bitwise_and_(3)  # of a block that is not finite, any

@@ -16,7 +16,7 @@ from ...mesh import World
 from ._hogwild import Hogwild
 from ._local import LocalSGD
 from ._stale import BoundedStaleness
-from ._tickets import StoreTickets, TicketLoader
+from ._tickets import TicketLoader, Tickets
 
 Train = Callable[[Sequence[BatchPart]], Callable[[], torch.Tensor]]
 
@@ -54,7 +54,7 @@ class Relaxation:
         else:
             rule: Literal["stale", "ssp"] = "stale" if synchronisation.rule == "stale" else "ssp"
             self._form = BoundedStaleness(model, optimizer, number, rule, group=group)
-        self._tickets = StoreTickets(world)
+        self._tickets = Tickets(world)
         self._settled = True
 
     def loader(self, loader: Iterable[Any]) -> SharedLoader:

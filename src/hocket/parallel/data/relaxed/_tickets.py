@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import secrets
 from collections import deque
-from collections.abc import Iterable, Iterator
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 from hocket.comm import torch_adapter
 
@@ -24,15 +24,8 @@ from ...batches import (
 from ...mesh import World
 
 
-class Tickets(Protocol):
-    """Numbers 0, 1, 2, ... of each epoch, each given to one worker."""
-
-    def take(self, epoch: int) -> int:
-        """Return the next number of an epoch."""
-
-
-class StoreTickets:
-    """Tickets counted in the store by which the workers of torch's default group have found each other.
+class Tickets:
+    """Numbers 0, 1, 2, ... of each epoch, each given to one worker; counted in the store of torch's default group.
 
     Args:
         world: The workers; making this is a collective operation.
@@ -45,7 +38,7 @@ class StoreTickets:
         self._epoch = -1
 
     def take(self, epoch: int) -> int:
-        """See Tickets."""
+        """Return the next number of an epoch."""
         if self._store is not None:
             return int(self._store.add(f"{self._name}/{epoch}", 1)) - 1
         if epoch != self._epoch:
@@ -94,16 +87,9 @@ class TicketLoader(SharedLoader):
 
     def _cut_parts(self, stream: RandomStream, agree: Any) -> Iterator[tuple[BatchShard, Any]]:
         cutter = Cutter(expected_size(self.loader))
-        epoch, world = self._position - 1, self._among.size
-        mine = None
-        for number, batch in enumerate(each(self.loader, stream, agree)):
-            size = cutter.size(batch)
-            mine = self._tickets.take(epoch) if mine is None else mine
-            while mine // world == number:
-                share = BatchShard.of(size, world, mine % world)
-                if share.samples:
-                    yield share, cutter.cut(batch, share.begin, share.end)
-                mine = self._tickets.take(epoch)
+        batches = each(self.loader, stream, agree)
+        for batch, _, share in _taken(batches, cutter.size, self._tickets, self._position - 1, self._among.size):
+            yield share, cutter.cut(batch, share.begin, share.end)
 
 
 class TicketSampler(RankSampler):
@@ -125,14 +111,23 @@ class TicketSampler(RankSampler):
 
     def _run(self, epoch: int, shares: deque[BatchShard], skip: int) -> Iterator[list[Key]]:
         agree, self._agree = self._agree, None
-        place, mine = 0, None
-        for number, batch in enumerate(each(self._batches, self._stream, agree)):
-            indices = list(batch)
-            mine = self._tickets.take(epoch) if mine is None else mine
-            while mine // self._world == number:
-                share = BatchShard.of(len(indices), self._world, mine % self._world)
-                if share.samples:
-                    shares.append(share)
-                    yield [(epoch, indices[i], place + i) for i in range(share.begin, share.end)]
-                mine = self._tickets.take(epoch)
-            place += len(indices)
+        batches = map(list, each(self._batches, self._stream, agree))
+        for indices, place, share in _taken(batches, len, self._tickets, epoch, self._world):
+            shares.append(share)
+            yield [(epoch, indices[i], place + i) for i in range(share.begin, share.end)]
+
+
+def _taken(
+    batches: Iterable[Any], size_of: Callable[[Any], int], tickets: Tickets, epoch: int, world: int
+) -> Iterator[tuple[Any, int, BatchShard]]:
+    """Yield the batches of which tickets give this worker a part, the samples before each, and the part."""
+    before, mine = 0, None
+    for number, batch in enumerate(batches):
+        size = size_of(batch)
+        mine = tickets.take(epoch) if mine is None else mine
+        while mine // world == number:
+            share = BatchShard.of(size, world, mine % world)
+            if share.samples:
+                yield batch, before, share
+            mine = tickets.take(epoch)
+        before += size
