@@ -11,7 +11,6 @@ import torch.distributed as dist
 
 from hocket import comm
 from hocket.parallel.batches import BatchShard
-from hocket.parallel.data import GradientReducer
 from hocket.parallel.mesh import Mesh
 
 from . import _arguments, _private, _random
@@ -84,15 +83,8 @@ class PipelinedSteps(Steps):
                 'known to be a mean over samples: say schedule="gpipe", or give a loss class of your own additive = '
                 "True"
             )
-        if self.world.size == 1:
-            return
-        variables = self._own_variables()
-        if [id(v.value) for v in variables] != self._reduced or self._reducer is None:
-            self._reducer = None  # its hooks go with it
-            if variables:
-                names, parameters = [v.path for v in variables], [v.value for v in variables]
-                self._reducer = GradientReducer(names, parameters, self.world, self._bucket_bytes, None)
-            self._reduced = [id(v.value) for v in variables]
+        if self.world.size > 1:
+            super()._install_reducer()
 
     def _own_variables(self) -> list[Any]:
         variables = self.model.trainable_variables

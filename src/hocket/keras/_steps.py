@@ -121,8 +121,12 @@ class Steps:
         every = {id(v): v for metric in [*mine, *others] for v in metric.variables if v.dtype != "string"}
         self._unsummed = [v for key, v in every.items() if key not in variables]
 
+    def _own_variables(self) -> list[Any]:
+        """Return the variables that this rank trains."""
+        return list(self.model.trainable_variables)
+
     def _install_reducer(self) -> None:
-        variables = self.model.trainable_variables
+        variables = self._own_variables()
         if [id(v.value) for v in variables] == self._reduced and self._reducer is not None:
             return
         self._reducer = None  # its hooks go with it

@@ -78,8 +78,8 @@ class Cutter:
             return
         lengths[path] = len(value)
         tensors = [item for item in value if isinstance(item, torch.Tensor | np.ndarray) and item.ndim]
-        alike = len({(t.ndim, t.dtype) for t in tensors}) == 1 and len(tensors) == len(value)
-        if alike and len(found := {len(t) for t in tensors}) > 1:
+        same_kind = len({(t.ndim, t.dtype) for t in tensors}) == 1 and len(tensors) == len(value)
+        if same_kind and len(found := {len(t) for t in tensors}) > 1:
             raise ValueError(
                 f"cannot share out {_name(path)}: a list of {len(value)} tensors alike but for their first axes, of "
                 f"{', '.join(map(str, sorted(found)[:5]))} entries, has no one length to cut. {_REMEDY}"

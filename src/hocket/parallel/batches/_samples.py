@@ -81,8 +81,8 @@ def _is_deterministic(dataset: Any) -> bool:
 class RankSampler:
     """This rank's part of each batch of the user's batch sampler, as keys.
 
-    The sampler itself runs on every rank alike, drawing from `stream`. What this rank takes of its batches is noted in
-    `shares`, for whoever receives the loaded batches in the same order.
+    The sampler itself runs equally on every rank, drawing from `stream`. What this rank takes of its batches is noted
+    in `shares`, for whoever receives the loaded batches in the same order.
 
     Args:
         batches: The user's batch sampler.

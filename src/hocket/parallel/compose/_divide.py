@@ -52,7 +52,7 @@ def divide_tensors(
     full = {name: tuple(p.shape) for name, p in model.named_parameters()}
     if mesh.tensor.size == 1:
         named = [*model.named_parameters(), *model.named_buffers()]
-        return {name: ParameterPlacement.whole(name, tensor) for name, tensor in named}, None
+        return {name: ParameterPlacement.unsharded(name, tensor) for name, tensor in named}, None
     form = parallelize(model, mesh.tensor, sample, sequence=plan.sequence_parallel)
     for name, parameter in model.named_parameters():
         state = optimizer.state.get(parameter, {}) if name in form.pieces else {}
@@ -66,7 +66,7 @@ def divide_tensors(
 def _place(form: TensorParallel, name: str, tensor: torch.Tensor) -> ParameterPlacement:
     cut = form.pieces.get(name)
     if cut is None:
-        return ParameterPlacement.whole(name, tensor)
+        return ParameterPlacement.unsharded(name, tensor)
     segments, begin, at = [], 0, 0
     ranks, rank = form.world.size, form.world.rank
     for size in cut.segments:
@@ -119,7 +119,7 @@ def divide_embeddings(
                     state[key] = form.part(local, value).clone()
             segment = DimSegment(0, parameter.shape[0], offsets[0])
             places[names[local]] = place = ParameterPlacement(names[local], shape, 0, (segment,))
-            owned.append(Owned(parameter, parameter, ShardBox.all_of(place), 1))
+            owned.append(Owned(parameter, parameter, ShardBox.full(place), 1))
     return owned, notes
 
 

@@ -92,10 +92,12 @@ class DataParallel(torch.nn.Module):
         self.module = module
         if world.size > 1:
             check_model(module, world)
-            alike = {name: parameter for name, parameter in module.named_parameters() if not is_excluded(parameter)}
-            broadcast_tensors([*alike.values(), *module.buffers()], world)
+            replicated = {
+                name: parameter for name, parameter in module.named_parameters() if not is_excluded(parameter)
+            }
+            broadcast_tensors([*replicated.values(), *module.buffers()], world)
             reducer = GradientReducer(
-                list(alike), list(alike.values()), world, bucket_bytes, first_bucket_bytes, compression
+                list(replicated), list(replicated.values()), world, bucket_bytes, first_bucket_bytes, compression
             )
             self._reducer = reducer
             for keeper in keepers(module):

@@ -49,8 +49,8 @@ class FullySharded(ShardingStrategy):
         self._ahead: list[ForwardPrefetch] = []
         several_hosts = on_several_hosts(world)
         for module, names in modules:
-            apart = {p for p in module.parameters() if is_excluded(p)}
-            before = {name: p for name, p in module.named_parameters() if p not in apart}
+            excluded = {p for p in module.parameters() if is_excluded(p)}
+            before = {name: p for name, p in module.named_parameters() if p not in excluded}
             if not before:
                 continue
             for parameter in before.values():
@@ -60,21 +60,21 @@ class FullySharded(ShardingStrategy):
             mesh = DeviceMesh.from_group(world.group, device)
             groups = _together(module, names, whole)
             for group in groups:
-                fully_shard(group, mesh=mesh, ignored_params=apart)
-            fully_shard(module, mesh=mesh, ignored_params=apart)
+                fully_shard(group, mesh=mesh, ignored_params=excluded)
+            fully_shard(module, mesh=mesh, ignored_params=excluded)
             if device == "cpu" and several_hosts:
-                self._overlap(module, groups, apart)
+                self._overlap(module, groups, excluded)
             after = dict(module.named_parameters())
             for name, original in before.items():
                 self._take(original, after[name], places[names[name]], world)
                 original.data = original.new_empty(0)  # optimizers and programs may hold on to it
 
     def _overlap(
-        self, module: torch.nn.Module, groups: list[list[torch.nn.Module]], apart: set[torch.nn.Parameter]
+        self, module: torch.nn.Module, groups: list[list[torch.nn.Module]], excluded: set[torch.nn.Parameter]
     ) -> None:
         """Have collectives overlap with computation, as they do on GPUs anyway."""
         under_way: deque[Any] = deque()
-        rest = dict.fromkeys(p for p in module.parameters() if p not in apart)
+        rest = dict.fromkeys(p for p in module.parameters() if p not in excluded)
         for group in [*groups, [module]]:
             parameters = [p for one in group for p in one.parameters() if p in rest]
             for parameter in parameters:

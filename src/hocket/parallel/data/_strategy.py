@@ -62,7 +62,7 @@ def replicated(
         places: Where each parameter lies in the model's own.
         world: The ranks.
     """
-    return [Owned(p, p, ShardBox.all_of(places[name]), world.size) for name, p in parameters.items()]
+    return [Owned(p, p, ShardBox.full(places[name]), world.size) for name, p in parameters.items()]
 
 
 class Replicated(ShardingStrategy):

@@ -60,8 +60,8 @@ class ParameterPlacement:
     segments: tuple[DimSegment, ...] | None = None
 
     @classmethod
-    def whole(cls, name: str, tensor: torch.Tensor) -> ParameterPlacement:
-        """Return the place of a tensor that is not divided."""
+    def unsharded(cls, name: str, tensor: torch.Tensor) -> ParameterPlacement:
+        """Return the placement of a tensor that is not sharded."""
         return cls(name, tuple(tensor.shape))
 
     def shards(self, offsets: Sequence[int], values: torch.Tensor) -> list[TensorShard]:
@@ -132,7 +132,7 @@ class ShardBox:
     offsets: Shape
 
     @classmethod
-    def all_of(cls, place: ParameterPlacement) -> ShardBox:
+    def full(cls, place: ParameterPlacement) -> ShardBox:
         """Return the whole of the rank's tensor."""
         return cls(place, (0,) * len(place.shape))
 

@@ -95,7 +95,7 @@ class Prioritised(ShardingStrategy):
         if self._broken:
             raise RuntimeError(
                 "an earlier forward or backward pass was left by an exception while gradients were on their way, so "
-                "that ranks have come apart: make a new Trainer, or say priority = False to go on after exceptions"
+                "that ranks differ: make a new Trainer, or say priority = False to go on after exceptions"
             )
         self._last, self._broken = last, True
         self._overdue.clear()

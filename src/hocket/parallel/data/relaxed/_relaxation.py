@@ -104,7 +104,7 @@ class Relaxation:
         return loss
 
     def settle(self) -> None:
-        """Wait for all workers and make them alike; a collective operation."""
+        """Wait for all workers and make their parameters equal; a collective operation."""
         if not self._settled:
             self._form.settle()
         self._settled = True

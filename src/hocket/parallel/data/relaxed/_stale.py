@@ -142,7 +142,7 @@ class BoundedStaleness(RelaxedTraining):
             self._pace.publish()
 
     def settle(self) -> None:
-        """Wait until all workers have come here, take all updates, and make parameters and buffers exactly alike.
+        """Wait until all workers have come here, take all updates, and make parameters and buffers exactly equal.
 
         A collective operation: for the end of training, or before an evaluation by all workers together.
 
