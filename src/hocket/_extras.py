@@ -1,5 +1,6 @@
 """Packages that Hocket uses where they are installed: which extra of Hocket brings each, and how that is said."""
 
+import sys
 from importlib.util import find_spec
 
 # By module: the project as its users know it, and the extra in pyproject.toml.
@@ -36,7 +37,9 @@ def require(user: str, *modules: str) -> None:
 
 
 def _is_installed(module: str) -> bool:
+    if module in sys.modules:
+        return sys.modules[module] is not None  # a test or a program has put None in its place
     try:
         return find_spec(module) is not None
-    except (ImportError, ValueError):  # ValueError: a test or a program has put None in its place
+    except ImportError:
         return False
