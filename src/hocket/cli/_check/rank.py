@@ -133,7 +133,7 @@ def _checksum(tensor: torch.Tensor) -> int:
 
 
 def main() -> None:
-    """RecordedRun the script as `python SCRIPT ARGUMENT...` would."""
+    """Run the script as `python SCRIPT ARGUMENT...` would."""
     directory, steps, seed, script, *arguments = sys.argv[1:]
     rank = int(os.environ.get("RANK", "0"))
     # A script that does not seed is the same with any number of ranks on rank 0, and different on others: what must not
