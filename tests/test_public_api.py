@@ -44,12 +44,12 @@ def test_all_lists_what_type_checkers_see() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(hocket._PACKAGES))
-def test_every_public_room_loads_when_asked_for(name: str) -> None:
+def test_every_public_package_loads_when_asked_for(name: str) -> None:
     assert getattr(hocket, name) is importlib.import_module(f"hocket.{name}")
 
 
 @pytest.mark.parametrize("name", sorted(hocket._HOMES))
-def test_every_public_name_is_its_room_s_own(name: str) -> None:
+def test_every_public_name_is_its_package_s_own(name: str) -> None:
     home = importlib.import_module(hocket._HOMES[name])
     assert name in home.__all__
     assert getattr(hocket, name) is getattr(home, name)

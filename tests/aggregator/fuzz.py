@@ -4,7 +4,7 @@
 
 One input is a stream of one client's bytes, cut at places that its first bytes choose. It goes through the decoder, and
 what comes out through a connection that has proved itself, with all state of groups and operations behind it. Anything
-but a ProtocolError is a finding; so are buffers without room, and a frame that its own encoding does not give again.
+but a ProtocolError is a finding; so are buffers without space, and a frame that its own encoding does not give again.
 """
 
 import itertools

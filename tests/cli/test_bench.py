@@ -8,7 +8,8 @@ from typer.testing import CliRunner
 from hocket.cli._bench import rank, tables
 from hocket.cli.bench import BenchError, bench, parse_peers, parse_sizes
 
-COLLECTIVES = ["allreduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all"]
+# allreduce and all-reduce are accepted too.
+COLLECTIVES = ["all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all"]
 
 
 def _run(*arguments):

@@ -18,7 +18,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    "flag", [["-n", "3"], ["-n3"], ["--np", "3"], ["--nproc-per-node=3"], ["--nproc_per_node", "3"]]
+    "flag", [["-n", "3"], ["-n3"], ["--np", "3"], ["--workers", "3"], ["--nproc-per-node=3"], ["--nproc_per_node", "3"]]
 )
 def test_the_number_of_ranks_has_several_names(flag: list[str]) -> None:
     parsed = parse_arguments([*flag, "s.py"])

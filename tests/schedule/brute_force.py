@@ -51,7 +51,7 @@ def _outcomes(world, rows):
 
 
 def ring(world: int) -> Schedule:
-    """The ring all_reduce, written here once more so that these tests need no other room."""
+    """The ring all_reduce, written here once more so that these tests need no other package."""
     r = np.arange(world)
     return Schedule(
         "ring",

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 BAD_INPUT = 2
+RANKS = ("-n", "--np", "--workers", "--nproc-per-node")
+"""How every verb calls the number of ranks: the first is the documented one."""
 _NEVER_WRAPPED = 16  # columns: numbers and short words
 _UNBOUNDED = 10_000
 

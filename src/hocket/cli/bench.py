@@ -7,17 +7,35 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from typer.core import TyperGroup
 
 from hocket.cli._bench import tables
 from hocket.cli._bench.machine import describe_machine
 from hocket.cli._bench.world import BenchError, require_mpi, run_world
+from hocket.cli._output import RANKS
 from hocket.units import parse_bytes
 
-bench = typer.Typer(no_args_is_help=True, help="Measure collectives and training steps beside other systems.")
+
+class _Spellings(TyperGroup):
+    """Commands whose names are known however the words in them are parted: all_reduce, all-reduce, allreduce."""
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Find a command."""
+        same = [name for name in self.list_commands(ctx) if _letters(name) == _letters(cmd_name)]
+        return super().get_command(ctx, same[0] if same else cmd_name)
+
+
+def _letters(name: str) -> str:
+    return name.replace("_", "").replace("-", "")
+
+
+bench = typer.Typer(
+    cls=_Spellings, no_args_is_help=True, help="Measure collectives and training steps beside other systems."
+)
 
 _PEERS = ("gloo", "mpi")
 
-Ranks = Annotated[int, typer.Option("-n", "--np", min=1, help="Number of ranks on this host.")]
+Ranks = Annotated[int, typer.Option(*RANKS, min=1, help="Number of ranks on this host.")]
 Sizes = Annotated[str, typer.Option(help="Comma-separated bytes of the full vector: 1KiB, 64KiB, 1MiB, ...")]
 Against = Annotated[str, typer.Option(help="Comma-separated peers in the same run: gloo, mpi; empty for none.")]
 Registered = Annotated[bool, typer.Option("--registered", help="Measure hocket.comm tensors too, reduced in place.")]
@@ -137,7 +155,7 @@ def _add(collective: str) -> None:
     bench.command(collective, help=f"Measure {collective} by message size.")(command)
 
 
-for _collective in ("allreduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all"):
+for _collective in ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all"):
     _add(_collective)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ._output import BAD_INPUT, bad_input, print_json
+from ._output import BAD_INPUT, RANKS, bad_input, print_json
 from ._scratch import ScratchCopy
 
 if TYPE_CHECKING:
@@ -18,15 +18,18 @@ if TYPE_CHECKING:
 
 _SHOWN = 20
 _NAMED = 5
+_SEED = 271_828  # a number that scripts do not choose, so that a script that seeds is told from one that does not
 
 
 def check(
     script: Annotated[Path, typer.Argument(help="A training script that uses hocket.distribute.", show_default=False)],
     arguments: Annotated[list[str] | None, typer.Argument(help="The script's own, after --.")] = None,
-    n: Annotated[int, typer.Option("-n", "--np", min=2, help="Ranks to compare one rank with.")] = 2,
+    n: Annotated[int, typer.Option(*RANKS, min=2, help="Ranks to compare one rank with.")] = 2,
     steps: Annotated[int, typer.Option(min=0, help="Backward passes to compare; 0 for all of the script's.")] = 20,
     tolerance: Annotated[float, typer.Option(min=0.0, help="Relative difference that counts as rounding.")] = 1e-4,
-    seed: Annotated[int, typer.Option(help="For a script that does not seed: ranks get this and their number.")] = 0,
+    seed: Annotated[
+        int, typer.Option(help="For a script that does not seed: ranks get this and their number.")
+    ] = _SEED,
     timeout: Annotated[float, typer.Option(help="Seconds for each of the two runs.")] = 600.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:

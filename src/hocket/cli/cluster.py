@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ._output import bad_input, print_json
+from ._output import RANKS, bad_input, print_json
 
 cluster = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
@@ -75,7 +75,7 @@ def show(
 
 @cluster.command()
 def probe(
-    n: Annotated[int, typer.Option("-n", "--np", min=1, help="Ranks on this host; not inside a job.")] = 2,
+    n: Annotated[int, typer.Option(*RANKS, min=1, help="Ranks on this host; not inside a job.")] = 2,
     out: Annotated[
         Path | None, typer.Option(help="Write the TOML document into this file; else it is printed.")
     ] = None,

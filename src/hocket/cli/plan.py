@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ._output import bad_input, print_json, print_paragraph, print_table
+from ._output import RANKS, bad_input, print_json, print_paragraph, print_table
 from ._target import TARGET_HELP, resolve_target
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ _Target = Annotated[str, typer.Argument(help=f"What is trained: {TARGET_HELP}")]
 
 def plan(
     target: _Target,
-    workers: Annotated[int, typer.Option("-n", "--workers", min=1, help="How many workers.")],
+    workers: Annotated[int, typer.Option(*RANKS, min=1, help="How many ranks.")],
     cluster: Annotated[str, typer.Option(help="A name, a spec (star:hosts=8) or a .toml file.")] = "laptop",
     batch: Annotated[
         int | None, typer.Option(min=1, help="Samples of a global batch; one a worker if not given.")
@@ -26,9 +26,16 @@ def plan(
     memory: Annotated[
         str | None, typer.Option(help="Of each worker, as 40GiB; the cluster's own if not given.")
     ] = None,
-    tensor: Annotated[int | None, typer.Option(min=1, help="Fix the tensor-parallel degree.")] = None,
-    pipeline: Annotated[int | None, typer.Option(min=1, help="Fix the pipeline's degree.")] = None,
-    data: Annotated[int | None, typer.Option(min=1, help="Fix the data-parallel degree.")] = None,
+    tensor: Annotated[
+        int | None, typer.Option("--tensor-parallel-degree", "--tensor", min=1, help="Fix the tensor-parallel degree.")
+    ] = None,
+    pipeline: Annotated[
+        int | None,
+        typer.Option("--pipeline-parallel-degree", "--pipeline", min=1, help="Fix the pipeline-parallel degree."),
+    ] = None,
+    data: Annotated[
+        int | None, typer.Option("--data-parallel-degree", "--data", min=1, help="Fix the data-parallel degree.")
+    ] = None,
     shard: Annotated[str | None, typer.Option(help="Fix it: none, optimizer, gradients, parameters.")] = None,
     recompute: Annotated[bool | None, typer.Option("--recompute/--no-recompute", help="Fix recomputation.")] = None,
     micro_batches: Annotated[int | None, typer.Option(min=1, help="Fix the pipeline's micro-batches.")] = None,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ._output import bad_input, print_json
+from ._output import RANKS, bad_input, print_json
 from ._target import TARGET_HELP, resolve_target
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def predict(
     target: Annotated[str, typer.Argument(help=f"What is trained: {TARGET_HELP}")],
     cluster: Annotated[str, typer.Option(help="A name, a spec (star:hosts=8) or a .toml file.")],
-    workers: Annotated[str, typer.Option(help="Numbers of workers: 1,2,4,8.")] = "1,2,4,8",
+    workers: Annotated[str, typer.Option(*RANKS, help="Numbers of ranks: 1,2,4,8.")] = "1,2,4,8",
     what_if: Annotated[str, typer.Option(help="sharp, bigraph, double-network, fp16; several with commas.")] = "",
     batch: Annotated[
         int | None, typer.Option(min=1, help="Samples of each worker; the workload's own if not given.")
@@ -94,9 +94,9 @@ def _numbers(text: str) -> list[int]:
     try:
         found = [int(word) for word in text.split(",")]
     except ValueError:
-        raise ValueError(f"--workers: {text!r} are no numbers; write 1,2,4") from None
+        raise ValueError(f"-n {text}: write numbers of ranks, as 1,2,4") from None
     if min(found) < 1:
-        raise ValueError(f"--workers: {min(found)} is too few; give 1 or more")
+        raise ValueError(f"-n {min(found)}: give 1 rank or more")
     return found
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ._output import bad_input, print_json
+from ._output import RANKS, bad_input, print_json
 
 if TYPE_CHECKING:
     from hocket.simulate import StepTiming
@@ -18,7 +18,7 @@ _Cluster = Annotated[str, typer.Option(help="A name, a spec (star:hosts=8) or a 
 _Seed = Annotated[int, typer.Option(help="Of the hash by which ECMP spreads flows.")]
 _Trace = Annotated[Path | None, typer.Option(help="Write a trace for Perfetto into this file.")]
 _Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
-_World = Annotated[int | None, typer.Option("-n", "--world", min=1, help="Ranks; all of the cluster's if not given.")]
+_World = Annotated[int | None, typer.Option(*RANKS, "--world", min=1, help="Ranks; all of the cluster's if not given.")]
 
 
 @simulate.command()

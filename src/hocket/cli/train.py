@@ -25,14 +25,14 @@ from hocket.workloads import (
     settings_from_options,
 )
 
-from ._output import bad_input, print_json
+from ._output import RANKS, bad_input, print_json
 
 _FAILED = 1
 
 
 def train(
     name: Annotated[str, typer.Argument(help=f"One of {', '.join(names())}.")],
-    workers: Annotated[int, typer.Option("-n", "--workers", help="Processes that train together.")] = 1,
+    workers: Annotated[int, typer.Option(*RANKS, help="Processes that train together.")] = 1,
     steps: Annotated[int | None, typer.Option(help="Optimizer steps.")] = None,
     epochs: Annotated[int | None, typer.Option(help="Epochs, as another way to say --steps.")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Samples in a step, over all workers.")] = None,

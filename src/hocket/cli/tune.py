@@ -5,14 +5,14 @@ from typing import Annotated, Any
 
 import typer
 
-from ._output import bad_input, print_json
+from ._output import RANKS, bad_input, print_json
 
 _KINDS = ("all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatter", "gather", "scatter", "barrier")
 _SIZES = "4KiB,32KiB,256KiB,2MiB,16MiB"
 
 
 def tune(
-    n: Annotated[int, typer.Option("-n", "--np", min=2, help="Number of ranks on this host.")] = 4,
+    n: Annotated[int, typer.Option(*RANKS, min=2, help="Number of ranks on this host.")] = 4,
     collectives: Annotated[str, typer.Option(help="Comma-separated.")] = "all_reduce",
     sizes: Annotated[str, typer.Option(help="Comma-separated bytes of the full vector.")] = _SIZES,
     transport: Annotated[str, typer.Option(help="What moves the bytes: gloo or shm (shared memory).")] = "gloo",

@@ -77,11 +77,19 @@ def argument_parser() -> argparse.ArgumentParser:
     from torch.distributed.run import get_args_parser
 
     torchruns = get_args_parser()
-    ours = _Parser(prog="hocket run", usage=USAGE, parents=[torchruns], conflict_handler="resolve", description=__doc__)
-    group = ours.add_argument_group("hocket")
+    ours = _Parser(
+        prog="hocket run",
+        usage=USAGE,
+        parents=[torchruns],
+        conflict_handler="resolve",
+        description="Start a script as N ranks of this host, merge what they print, and end when they do. "
+        "With several hosts, start one `hocket run` on each, as with torchrun.",
+    )
+    group = ours.add_argument_group("Hocket's own flags")
     group.add_argument(
         "-n",
         "--np",
+        "--workers",
         dest="nproc_per_node",
         metavar="N",
         default=argparse.SUPPRESS,
@@ -119,6 +127,18 @@ def argument_parser() -> argparse.ArgumentParser:
         action="store_true",
         help="print a summary as JSON on stdout at the end; what the ranks print goes to stderr",
     )
+    group.add_argument(
+        "--shutdown-timeout",
+        "--shutdown_timeout",
+        type=int,
+        metavar="SECONDS",
+        help="how long ranks may take to end by themselves before they get SIGKILL "
+        f"[default: TORCH_ELASTIC_SHUTDOWN_TIMEOUT, else {GRACE_S}]",
+    )
+    # Ours are read first: what a user of torchrun knows comes after.
+    ours._optionals.title = "torchrun's flags"
+    ours._action_groups.remove(group)
+    ours._action_groups.insert(0, group)
     return ours
 
 

@@ -18,7 +18,7 @@ from hocket.profile import bus_factor
 
 from .rank import Rank, Sample
 
-COLLECTIVES = ("allreduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all")
+COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all")
 _UNMEASURED = 2
 _SMALL, _MEDIUM = 128 * 2**10, 4 * 2**20
 
@@ -34,7 +34,7 @@ def work() -> None:
     """Do everything that one rank does."""
     rank = Rank()
     spec = rank.spec
-    kind = "all_reduce" if spec["collective"] == "allreduce" else spec["collective"]
+    kind = spec["collective"]
     rows: list[dict[str, Any]] = []
     floors: list[dict[str, Any]] = []
     for nbytes in spec["sizes"]:
@@ -82,7 +82,7 @@ def _operation(rank: Rank, collective: str, system: str, numel: int, zeros: Call
     group = rank.gloo if system == "gloo" else dist.group.WORLD
     other = zeros(numel) if collective == "all_to_all" else whole
     operations: dict[str, Operation] = {
-        "allreduce": lambda: dist.all_reduce(whole, group=group),
+        "all_reduce": lambda: dist.all_reduce(whole, group=group),
         "broadcast": lambda: dist.broadcast(whole, 0, group=group),
         "all_gather": lambda: dist.all_gather_single(whole, part, group=group),
         "reduce_scatter": lambda: dist.reduce_scatter_single(part, whole, group=group),
@@ -95,7 +95,7 @@ def _mpi_operation(rank: Rank, collective: str, whole: torch.Tensor, part: torch
     world, in_place = rank.mpi.COMM_WORLD, rank.mpi.IN_PLACE
     a, b, c = whole.numpy(), part.numpy(), torch.zeros_like(whole).numpy()
     operations: dict[str, Operation] = {
-        "allreduce": lambda: world.Allreduce(in_place, a),
+        "all_reduce": lambda: world.Allreduce(in_place, a),
         "broadcast": lambda: world.Bcast(a, 0),
         "all_gather": lambda: world.Allgather(b, a),
         "reduce_scatter": lambda: world.Reduce_scatter_block(a, b),

@@ -1,0 +1,181 @@
+"""The pages hang together: links, paths and code in them are real, and every page can be reached."""
+
+import importlib
+import inspect
+import os
+import re
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+CHECKOUT = Path(__file__).parents[1]
+DOCS = CHECKOUT / "docs"
+PAGES = sorted(
+    [*CHECKOUT.glob("*.md"), *DOCS.glob("*.md"), *(CHECKOUT / "benchmarks").glob("*.md"), *CHECKOUT.glob("src/**/*.md")]
+)
+FOLDERS = ("src", "tests", "docs", "examples", "benchmarks", ".ci")
+DATED = re.compile(r"\d{4}-\d\d-\d\d-")  # what was measured then may name files that were there then
+
+
+def without_code(text: str) -> str:
+    return re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+
+
+@cache
+def anchors(page: Path) -> set[str]:
+    """What GitHub makes of a page's headings."""
+    headings = re.findall(r"^#+ (.*)$", without_code(page.read_text()), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.replace("`", "").lower()).replace(" ", "-") for heading in headings}
+
+
+def links(page: Path) -> list[tuple[Path, str]]:
+    """The files that a page links to, with the places in them."""
+    found = re.findall(r"\]\(([^)\s]+)\)", without_code(page.read_text()))
+    inside = [target for target in found if not re.match(r"[a-z]+:", target)]
+    split = [target.partition("#") for target in inside]
+    return [((page.parent / path).resolve() if path else page, anchor) for path, _, anchor in split]
+
+
+def code(page: Path) -> str:
+    """The Python blocks of a page, one after the other."""
+    return "\n".join(re.findall(r"^```python\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(CHECKOUT)))
+def test_every_link_leads_somewhere(page: Path) -> None:
+    for path, anchor in links(page):
+        assert path.exists(), f"{path} is not there"
+        assert not anchor or anchor in anchors(path), f"{path.name} has no heading for #{anchor}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(CHECKOUT)))
+def test_every_path_that_is_named_exists(page: Path) -> None:
+    if DATED.match(page.name) or page.name == "CHANGELOG.md":
+        pytest.skip("tells what was")
+    named = re.findall(rf"`((?:{'|'.join(map(re.escape, FOLDERS))})/[\w./-]*)`", page.read_text())
+    missing = [path for path in named if not re.match(r".*[A-Z]{4}", path) and not (CHECKOUT / path).exists()]
+    assert missing == []
+
+
+def test_every_page_is_reached_from_the_index() -> None:
+    reached, waiting = set(), [DOCS / "index.md"]
+    while waiting:
+        page = waiting.pop()
+        if page not in reached and page.suffix == ".md":
+            reached.add(page)
+            waiting += [path for path, _ in links(page)]
+    assert set(DOCS.glob("*.md")) - reached == set()
+    direct = {path for path, _ in links(DOCS / "index.md")}
+    assert set(DOCS.glob("*.md")) - direct - {DOCS / "index.md"} == set()
+    assert DOCS / "index.md" in {path for path, _ in links(CHECKOUT / "README.md")}
+
+
+def test_no_row_and_no_paragraph_stands_twice() -> None:
+    for page in set(DOCS.glob("*.md")) - {DOCS / "api.md"}:  # two packages may offer one name
+        paragraphs = without_code(page.read_text()).split("\n\n")
+        lines = [
+            line
+            for line in page.read_text().splitlines()
+            if len(line) > 60 and not re.match(r"\|[^|]+\|[^|]+\|[^|]+\|[^|]+\|", line)
+        ]
+        remedies = [line.split("|")[1] for line in lines if line.startswith("| ") and len(line.split("|")[1]) > 60]
+        for kind in (paragraphs, lines, remedies):
+            twice = {text for text in kind if len(text) > 60 and kind.count(text) > 1}
+            assert twice == set(), page.name
+
+
+def test_the_tutorial_is_the_example() -> None:
+    example = (CHECKOUT / "examples" / "trainer.py").read_text()
+    for block in re.findall(r"^```python\n(.*?)^```", (DOCS / "tutorial.md").read_text(), re.DOTALL | re.MULTILINE)[:2]:
+        for part in block.split("\n\n\n")[1:] or [block]:
+            assert part.strip() in example
+    assert "trainer = hocket.Trainer(model, loss_fn, optimizer, sample=sample)" in example
+
+
+def run(*words: str, cwd: Path) -> str:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, *words]
+    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=110, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.timeout(240)
+def test_the_tutorial_runs(tmp_path: Path) -> None:
+    (tmp_path / "tutorial.py").write_text(code(DOCS / "tutorial.md").replace("rows(6400", "rows(1280"))
+    assert re.search(r"epoch 1: loss [\d.]+, [\d.]+% of the test rows right", run("tutorial.py", cwd=tmp_path))
+    assert (tmp_path / "checkpoint").is_dir()
+
+
+@pytest.mark.timeout(400)
+def test_your_script_prints_the_same_on_one_rank_and_on_two_and_after_a_stop(tmp_path: Path) -> None:
+    (tmp_path / "your_script.py").write_text(code(DOCS / "your-script.md"))
+    for name in ("one", "two", "stopped"):
+        (tmp_path / name).mkdir()
+    one = run("your_script.py", "one", "4", cwd=tmp_path)
+    assert one.count("epoch") == 4
+    assert one in (DOCS / "your-script.md").read_text()
+    two = ("-m", "hocket", "run", "-n", "2", "your_script.py")
+    assert run(*two, "two", "4", cwd=tmp_path).replace("[0] ", "") == one
+    stopped = run(*two, "stopped", "2", cwd=tmp_path) + run(*two, "stopped", "4", cwd=tmp_path)
+    assert stopped.replace("[0] ", "") == one
+    assert {path.name for path in (tmp_path / "two").iterdir()} == {"best.pt", "last.pt"}
+
+
+# --- docs/api.md ------------------------------------------------------------------------------------------------------
+
+# In the order in which a user meets them.
+PACKAGES = (
+    "hocket",
+    "hocket.keras",
+    "hocket.optim",
+    "hocket.launch",
+    "hocket.planner",
+    "hocket.workload",
+    "hocket.calibrate",
+    "hocket.cluster",
+    "hocket.simulate",
+    "hocket.timeline",
+    "hocket.profile",
+    "hocket.schedule",
+    "hocket.algorithms",
+    "hocket.fabric",
+    "hocket.comm",
+    "hocket.testing",
+    "hocket.units",
+)
+
+
+def summary(value: object) -> str:
+    """The first sentence of a docstring; of a value the type."""
+    if not (inspect.isclass(value) or inspect.isroutine(value) or inspect.ismodule(value)):
+        return f"a `{type(value).__name__}`"
+    paragraph = " ".join((inspect.getdoc(value) or "").split("\n\n")[0].split())
+    return re.split(r"(?<=\.) (?=[A-Z`])", paragraph)[0].rstrip(".").replace("|", "\\|")
+
+
+def api_page() -> str:
+    parts = [
+        "# Python names\n\nWhat each package offers, with the first sentence of its docstring; `help(name)` has the "
+        "rest.\n"
+        "`python -m pytest tests/test_docs.py --golden-update` writes this page.\n"
+    ]
+    for name in PACKAGES:
+        package = importlib.import_module("hocket.parallel.state.optim" if name == "hocket.optim" else name)
+        rows = [
+            f"| `{public}` | {summary(getattr(package, public))} |"
+            for public in sorted(package.__all__, key=str.lower)
+            if not public.startswith("__")
+        ]
+        parts.append(f"## `{name}`\n\n{summary(package)}.\n\n| name | |\n|---|---|\n" + "\n".join(rows) + "\n")
+    return "\n".join(parts)
+
+
+def test_the_page_of_python_names_is_that_of_the_packages(request: pytest.FixtureRequest) -> None:
+    page = DOCS / "api.md"
+    if request.config.getoption("--golden-update"):
+        page.write_text(api_page())
+    assert page.read_text() == api_page(), "write it anew: python -m pytest tests/test_docs.py --golden-update"
