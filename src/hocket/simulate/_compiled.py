@@ -7,6 +7,7 @@ looked at.
 
 from __future__ import annotations
 
+import heapq
 from typing import Any
 
 import numpy as np
@@ -16,44 +17,6 @@ __all__ = ["run_compiled"]
 
 _SAME = 1 + 1e-12
 _TOGETHER = 1e-12
-
-
-@njit(cache=True)  # type: ignore[untyped-decorator, misc, unused-ignore]
-def _push(heap_time: Any, heap_task: Any, size: int, time: float, task: int) -> int:
-    """Add to a binary heap by (time, task); its new size."""
-    at = size
-    while at > 0:
-        up = (at - 1) >> 1
-        if heap_time[up] < time or (heap_time[up] == time and heap_task[up] < task):
-            break
-        heap_time[at], heap_task[at] = heap_time[up], heap_task[up]
-        at = up
-    heap_time[at], heap_task[at] = time, task
-    return size + 1
-
-
-@njit(cache=True)  # type: ignore[untyped-decorator, misc, unused-ignore]
-def _pop(heap_time: Any, heap_task: Any, size: int) -> int:
-    """Take the first out of a heap; its new size."""
-    size -= 1
-    time, task = heap_time[size], heap_task[size]
-    at = 0
-    while True:
-        low = 2 * at + 1
-        if low >= size:
-            break
-        right = low + 1
-        if right < size and (
-            heap_time[right] < heap_time[low]
-            or (heap_time[right] == heap_time[low] and heap_task[right] < heap_task[low])
-        ):
-            low = right
-        if time < heap_time[low] or (time == heap_time[low] and task < heap_task[low]):
-            break
-        heap_time[at], heap_task[at] = heap_time[low], heap_task[low]
-        at = low
-    heap_time[at], heap_task[at] = time, task
-    return size
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator, misc, unused-ignore]
@@ -159,7 +122,7 @@ def run_compiled(
 ) -> None:
     """Let all tasks happen; see `run`. `start`, `moving` and `end` are written; `waits` is used up."""
     count, width = len(delay), len(capacity)
-    heap_time, heap_task, heaped = np.empty(count), np.empty(count, np.int64), 0
+    heap = [(0.0, 0) for _ in range(0)]  # of when a delay is over, and whose; the comprehension tells numba the types
     rate, done_at = np.zeros(count), np.full(count, np.inf)
     active, moves = np.empty(count, np.int64), 0
     # Flows at every link, as lists through the entries of the usage.
@@ -193,11 +156,11 @@ def run_compiled(
         for index in range(ripe):
             task = ready[index]
             start[task] = max(now, earliest[task])
-            heaped = _push(heap_time, heap_task, heaped, start[task] + delay[task], task)
+            heapq.heappush(heap, (start[task] + delay[task], task))
         ripe = 0
-        if heaped == 0 and moves == 0:
+        if len(heap) == 0 and moves == 0:
             return
-        now = heap_time[0] if heaped else np.inf
+        now = heap[0][0] if len(heap) else np.inf
         for index in range(moves):
             now = min(now, done_at[active[index]])
         horizon = now + now * _TOGETHER
@@ -233,9 +196,8 @@ def run_compiled(
                     seen_link[one] = stamp
                     stack[marked] = one
                     marked += 1
-        while heaped and heap_time[0] <= horizon:
-            task = heap_task[0]
-            heaped = _pop(heap_time, heap_task, heaped)
+        while len(heap) and heap[0][0] <= horizon:
+            task = heapq.heappop(heap)[1]
             if nbytes[task] <= 0 or offsets[task] == offsets[task + 1]:
                 moving[task] = now
                 finished[over] = task
