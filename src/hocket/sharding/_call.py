@@ -1,0 +1,286 @@
+"""One call of an operator on tensors that may be divided: what a rule is given, and what it asks of the other ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, NoReturn, Protocol
+
+import torch
+
+from ._placement import PARTIAL, CannotShard, Interval, Placement, Shard, cut
+from ._trees import leaves, mapped
+
+
+@dataclass(eq=False, slots=True)
+class Operand:
+    """A tensor among the arguments.
+
+    Attributes:
+        shape: shape of the full tensor.
+        shard: how the tensor is divided; None where every rank has all of it.
+        grad: whether a gradient flows to the tensor.
+        computed: whether a layer made the tensor that might be divided too, so that it is better divided there.
+        dtype: type of the elements.
+        tensor: this rank's tensor, while the program runs; what stands for it, while the program is examined.
+    """
+
+    shape: tuple[int, ...]
+    shard: Shard | None
+    grad: bool
+    computed: bool
+    dtype: torch.dtype
+    tensor: Any
+
+    @property
+    def ndim(self) -> int:
+        """Number of dims."""
+        return len(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class LocalShard:
+    """In the place of a replicated operand: this rank's shard of it."""
+
+    operand: Operand
+    shard: Shard
+
+
+@dataclass(frozen=True, slots=True)
+class FetchedRows:
+    """In the place of a divided operand: the interval of the divided dim that this rank wants, some of it others'.
+
+    Attributes:
+        operand: the divided operand.
+        wanted: the interval that each rank wants; it may reach beyond the tensor on both sides.
+        fill: the value beyond the tensor.
+    """
+
+    operand: Operand
+    wanted: tuple[Interval, ...]
+    fill: float = 0.0
+
+
+class NeedsShard(Exception):
+    """An operand should be divided where it is made.
+
+    Args:
+        operand: the replicated operand.
+    """
+
+    def __init__(self, operand: Operand) -> None:
+        super().__init__()
+        self.operand = operand
+
+
+class Peers(Protocol):
+    """The ranks that share divided tensors, as one of them sees them.
+
+    Attributes:
+        rank: this rank's number among them.
+        size: number of ranks.
+        exchanges: whether ranks fetch rows of each other and add up partial results, and own unequal shares. Otherwise
+            only operators are accepted that need nothing of other ranks, and shares are equal.
+        passed: operators that are left as they are: layers whose parameters are divided already.
+        batches: whether batch norm is to be made by `batch_norm` even where its input is replicated.
+    """
+
+    rank: int
+    size: int
+    exchanges: bool
+    passed: frozenset[str]
+    batches: bool
+
+    def fetch(self, tensor: torch.Tensor, shard: Shard, wanted: Sequence[Interval], fill: float) -> torch.Tensor:
+        """Return this rank's wanted interval of the divided dim."""
+
+    def total(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the sum over ranks."""
+
+    def enter(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a replicated tensor for use with divided ones."""
+
+    def own_random_numbers(self, device: torch.device) -> AbstractContextManager[None]:
+        """Return a block in which random numbers are this rank's own."""
+
+    def batch_norm(
+        self, input: torch.Tensor, divided: bool, weight: Any, bias: Any, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor] | None:
+        """Return the normalised input, mean, variance and count of values over all ranks; None for this rank's."""
+
+
+NO_ANSWER = object()
+
+
+@dataclass(slots=True)
+class OperatorCall:
+    """One call of an operator.
+
+    A rule changes the arguments into what this rank is to call, or sets `run`, and returns how the results lie.
+
+    Attributes:
+        name: the operator's name, see `operator_name`.
+        args, kwargs: the arguments, with an `Operand` for each tensor.
+        ranks: number of ranks that share what is divided.
+        rank: this rank; 0 while a program is examined.
+        exchanges: see `Peers`.
+        func: the function that was called.
+        in_place: whether the call changes its first argument.
+        changed: whether the call must be changed at all, or would come out right by itself.
+        random: whether the call draws random numbers, for this rank's shard alone.
+        answer: what the call returns, where the operator need not be applied.
+        gathered: why the call gathers the full tensor though its results are divided; empty where it does not.
+        run: makes the results on this rank, where changed arguments would not do.
+    """
+
+    name: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    ranks: int
+    rank: int = 0
+    exchanges: bool = False
+    func: Any = None
+    in_place: bool = False
+    changed: bool = False
+    random: bool = False
+    answer: Any = NO_ANSWER
+    gathered: str = ""
+    run: Callable[[Local], Any] | None = None
+
+    def operands(self) -> Iterator[Operand]:
+        """Yield all tensors among the arguments."""
+        for leaf in leaves((self.args, self.kwargs)):
+            if isinstance(leaf, Operand):
+                yield leaf
+            elif isinstance(leaf, LocalShard | FetchedRows):
+                yield leaf.operand
+
+    def shard(self, operand: Any) -> Shard:
+        """Return how the tensor that the operator is about is divided.
+
+        Raises:
+            CannotShard: the tensor is replicated, or no tensor.
+        """
+        if not isinstance(operand, Operand) or operand.shard is None:
+            self.refuse("uses shards in another place than its first argument")
+        return operand.shard
+
+    def share(self, operand: Operand, shard: Shard) -> Operand | LocalShard | FetchedRows:
+        """Return an operand as `shard` divides it, whether it is replicated or divided in another way.
+
+        Raises:
+            CannotShard: it is divided in another way, and ranks do not exchange rows.
+            NeedsShard: a layer made the operand, and may be able to make the shard alone.
+        """
+        if operand.shard == shard:
+            return operand
+        if operand.shard is None:
+            if operand.shape[shard.dim] != shard.size:
+                self.refuse(f"meets a tensor of {operand.shape[shard.dim]} where {shard.size} are divided")
+            if operand.computed and operand.grad:
+                raise NeedsShard(operand)
+            self.changed = True
+            return LocalShard(operand, shard)
+        if not self.exchanges or operand.shard.dim != shard.dim or operand.shard.size != shard.size:
+            self.refuse("meets tensors that are divided differently")
+        return FetchedRows(operand, tuple(shard.intervals()))
+
+    def replicated(self, *operands: Any) -> None:
+        """Demand that operands which go with every shard are not divided themselves.
+
+        Raises:
+            CannotShard: one is.
+        """
+        if any(isinstance(one, Operand) and one.shard is not None for one in operands):
+            self.refuse("is given parameters that are divided")
+
+    def alone(self, operand: Any) -> Shard:
+        """Return how an operand is divided on whose shards the operator works as it is, if none is empty.
+
+        Raises:
+            CannotShard: a shard is empty, of which torch itself refuses to make anything.
+        """
+        shard = self.shard(operand)
+        if any(shard.length(rank) == 0 for rank in range(shard.ranks)):
+            self.refuse("is given an empty shard")
+        return shard
+
+    def becomes(self, *args: Any, **kwargs: Any) -> None:
+        """Change the arguments of this rank's call."""
+        self.args, self.kwargs, self.changed = args, kwargs, True
+
+    def mine(self, shard: Shard) -> int:
+        """Return how many indices this rank owns."""
+        return shard.length(self.rank)
+
+    def exchange(self, why: str) -> None:
+        """Demand that ranks exchange rows or partial results.
+
+        Raises:
+            CannotShard: they do not.
+        """
+        if not self.exchanges:
+            self.refuse(why)
+
+    def refuse(self, why: str, segments: Sequence[tuple[int, ...]] = ()) -> NoReturn:
+        """Raise the error for a call that cannot be made on shards."""
+        raise CannotShard(f"{self.name} {why}", segments)
+
+
+Outcome = Placement | Sequence[Placement]
+"""How all results lie, or each of them."""
+Rule = Callable[..., Outcome]
+"""A rule is called with the `OperatorCall`, and then with its arguments as the program gave them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Local:
+    """What this rank does of a call.
+
+    Attributes:
+        peers: the ranks.
+        func: the function that was called.
+    """
+
+    peers: Peers
+    func: Any
+
+    def tensors(self, tree: Any) -> Any:
+        """Return arguments with this rank's tensors in the places of operands."""
+        return mapped(self._tensor, tree)
+
+    def _tensor(self, leaf: Any) -> Any:
+        if isinstance(leaf, LocalShard):
+            return cut(self.peers.enter(leaf.operand.tensor), leaf.shard, self.peers.rank)
+        if isinstance(leaf, FetchedRows):
+            return self.rows(leaf.operand, leaf.wanted, leaf.fill)
+        if isinstance(leaf, Operand):
+            return self.peers.enter(leaf.tensor) if leaf.shard is None and leaf.grad else leaf.tensor
+        return leaf
+
+    def rows(self, operand: Operand, wanted: Sequence[Interval], fill: float = 0.0) -> torch.Tensor:
+        """Return the interval of a divided operand's dim that this rank wants."""
+        assert operand.shard is not None
+        return self.peers.fetch(operand.tensor, operand.shard, wanted, fill)
+
+    def result(self, call: OperatorCall, placements: Outcome) -> Any:
+        """Return what the call makes on this rank; partial results are added up."""
+        if call.run is not None:
+            made = call.run(self)
+        elif call.changed or any(o.shard is None and o.grad for o in call.operands()):
+            made = self.func(*self.tensors(call.args), **self.tensors(call.kwargs))
+        else:  # the very objects, which may be of types that cannot be built anew
+            made = self.func(*mapped(_original, call.args), **mapped(_original, call.kwargs))
+        return self.peers.total(made) if placements is PARTIAL else made
+
+
+def _original(leaf: Any) -> Any:
+    return leaf.tensor if isinstance(leaf, Operand) else leaf
+
+
+def placements_of(outcome: Outcome, count: int) -> list[Shard | None]:
+    """Return how each of `count` results is divided, by what a rule returned."""
+    each = [outcome] * count if isinstance(outcome, Placement) else list(outcome)
+    assert len(each) == count
+    return [one if isinstance(one, Shard) else None for one in each]

@@ -1,0 +1,163 @@
+"""One name for every form in which a program calls an operator, and which operators work element by element."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+
+_ALIASES = {
+    # torch's documented aliases.
+    "absolute": "abs",
+    "arccos": "acos",
+    "arccosh": "acosh",
+    "arcsin": "asin",
+    "arcsinh": "asinh",
+    "arctan": "atan",
+    "arctan2": "atan2",
+    "arctanh": "atanh",
+    "clip": "clamp",
+    "concat": "cat",
+    "concatenate": "cat",
+    "divide": "div",
+    "true_divide": "div",
+    "fix": "trunc",
+    "greater": "gt",
+    "greater_equal": "ge",
+    "less": "lt",
+    "less_equal": "le",
+    "not_equal": "ne",
+    "moveaxis": "movedim",
+    "multiply": "mul",
+    "negative": "neg",
+    "subtract": "sub",
+    "swapaxes": "transpose",
+    "swapdims": "transpose",
+    "ndimension": "dim",
+    "nelement": "numel",
+    "upsample": "interpolate",
+    "linalg_matmul": "matmul",
+    "swish": "silu",
+    # What torch.special and the ATen library call otherwise.
+    "expit": "sigmoid",
+    "gammaln": "lgamma",
+    "psi": "digamma",
+    "multigammaln": "mvlgamma",
+    "to_copy": "to",
+    "unsafe_view": "view",
+    "reshape_alias": "view",
+    # Conversions.
+    **dict.fromkeys(
+        [
+            "bfloat16",
+            "half",
+            "float",
+            "double",
+            "char",
+            "short",
+            "int",
+            "long",
+            "bool",
+            "byte",
+            "cfloat",
+            "cdouble",
+            "cpu",
+            "cuda",
+        ],
+        "to",
+    ),
+    # Python's operators.
+    "truediv": "div",
+    "floordiv": "floor_divide",
+    "not": "bitwise_not",
+    "mod": "remainder",
+    "pos": "positive",
+    "and": "bitwise_and",
+    "or": "bitwise_or",
+    "xor": "bitwise_xor",
+    "invert": "bitwise_not",
+    "lshift": "bitwise_left_shift",
+    "rshift": "bitwise_right_shift",
+}
+_BINARY = [
+    "add",
+    "sub",
+    "mul",
+    "div",
+    "truediv",
+    "pow",
+    "matmul",
+    "floordiv",
+    "mod",
+    "and",
+    "or",
+    "xor",
+    "lshift",
+    "rshift",
+]
+_DUNDERS = {**{f"__r{one}__": one for one in _BINARY}, **{f"__i{one}__": one for one in _BINARY}}
+
+_UNTAGGED_NAMES = """
+to type type_as contiguous clone detach alias copy fill zero zeros_like ones_like full_like empty_like isclose softsign
+tanhshrink hardswish logsigmoid log_sigmoid requires_grad rsub isreal polar complex floor_divide
+"""
+_UNTAGGED = frozenset(_UNTAGGED_NAMES.split())
+# `equal` asks about all elements; `max` and `min` of one tensor, and `where` of one, are no element-wise operators.
+_MISTAGGED = frozenset(["equal"])
+
+
+def canonical(name: str) -> str:
+    """Return the name under which the table has an operator, given a name that torch or ATen has for it."""
+    name = name.strip("_")
+    if name.startswith("special_"):
+        plain = name.removeprefix("special_")
+        if plain in _ALIASES or hasattr(torch, plain):
+            name = plain
+    return _ALIASES.get(name, name)
+
+
+def operator_name(func: Any) -> str:
+    """Return one name for all the forms of an operator.
+
+    It is `add` for `torch.add`, `Tensor.add_`, `a + b` and `a += b`; `lt` for `torch.less`; `to` for
+    `Tensor.bfloat16()`; and `get_shape` for what reads the attribute `shape`.
+    """
+    name: str = getattr(func, "__name__", "") or type(func).__name__
+    if name == "__get__":
+        return f"get_{getattr(func.__self__, '__name__', '')}"
+    if name == "__set__":
+        return f"set_{getattr(func.__self__, '__name__', '')}"
+    return canonical(_DUNDERS.get(name, name))
+
+
+def changes_first(func: Any, kwargs: dict[str, Any]) -> bool:
+    """Return whether a call changes its first argument, or another that it is given to write to."""
+    name: str = getattr(func, "__name__", "")
+    if name.startswith("__"):
+        return name in ("__setitem__", "__set__") or (name.startswith("__i") and name in _DUNDERS)
+    return name.endswith("_") or kwargs.get("out") is not None or kwargs.get("inplace") is True
+
+
+@functools.cache
+def pointwise(name: str) -> bool:
+    """Return whether every element of the result comes from those in the same place, after broadcasting.
+
+    Torch itself knows this of its operators: by `torch.Tag.pointwise`.
+    """
+    if name in _UNTAGGED or name in _MISTAGGED:
+        return name in _UNTAGGED
+    return any(_tagged(getattr(torch.ops.aten, one, None)) for one in (name, f"special_{name}"))
+
+
+def _tagged(packet: Any) -> bool:
+    found = False
+    for overload in packet.overloads() if packet is not None else ():
+        try:
+            tags = getattr(packet, overload).tags
+        except RuntimeError:  # one of TorchScript's, for numbers alone
+            continue
+        if torch.Tag.nondeterministic_seeded in tags:
+            return False
+        found = found or torch.Tag.pointwise in tags
+    return found

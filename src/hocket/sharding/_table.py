@@ -1,0 +1,75 @@
+"""The table: for each operator the rule by which it is applied to shards."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+
+from ._call import OperatorCall, Outcome, Rule
+from ._operators import pointwise
+from ._placement import CannotShard, Placement, Shard
+
+RULES: dict[str, Rule] = {}
+"""Rules by the operator's canonical name. Element-wise operators need no entry: see `rule_for`."""
+
+
+def rule(*names: str) -> Callable[[Rule], Rule]:
+    """Return a decorator that enters a rule for operators of these names."""
+
+    def register(function: Rule) -> Rule:
+        for name in names:
+            assert name not in RULES, name
+            RULES[name] = function
+        return function
+
+    return register
+
+
+def rule_for(name: str) -> Rule | None:
+    """Return the rule of an operator, by its canonical name; None where it has none of its own."""
+    found = RULES.get(name)
+    return RULES["pointwise"] if found is None and pointwise(name) else found
+
+
+def apply_rule(call: OperatorCall) -> Outcome:
+    """Apply the rule of the operator that is called, or those of the operators into which it decomposes.
+
+    Returns:
+        How the results lie. The call's arguments are changed into those of this rank.
+
+    Raises:
+        CannotShard: the call cannot be made on shards; says why.
+        NeedsShard: an operand should be divided where it is made.
+    """
+    found = rule_for(call.name)
+    if found is None:
+        from ._decompose import decomposed  # here, since it applies rules itself
+
+        return decomposed(call)
+    return apply(found, call)
+
+
+def apply(found: Rule, call: OperatorCall) -> Outcome:
+    """Apply a rule, and hold its results to what the ranks can have.
+
+    Raises:
+        CannotShard: as `apply_rule`.
+    """
+    try:
+        _signature(found).bind(call, *call.args, **call.kwargs)
+    except TypeError as error:
+        raise CannotShard(f"{call.name} is called in a form that has no rule ({error})") from None
+    outcome = found(call, *call.args, **call.kwargs)
+    for one in (outcome,) if isinstance(outcome, Placement) else outcome:
+        if isinstance(one, Shard):
+            if call.exchanges and len(one.bounds) > 1:
+                call.refuse("leaves several intervals on a rank")
+            if not call.exchanges and not one.equal:
+                call.refuse(f"leaves shares of {list(one.segments)}, which cannot be equal")
+    return outcome
+
+
+@functools.cache
+def _signature(found: Rule) -> inspect.Signature:
+    return inspect.signature(found)

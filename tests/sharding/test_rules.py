@@ -1,0 +1,62 @@
+"""The table itself: by every rule, a call on shards is the call on full tensors, forward and backward.
+
+Calls are those of torch's own database of operators with their samples, on ranks in one process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from hocket.sharding import RULES, rule_for
+
+from .samples import ASKING, RANDOM, operators, samples
+from .trial import compare, trials
+
+DTYPES = (torch.float64, torch.float64, torch.float32, torch.bfloat16, torch.int64, torch.bool)
+# Their results are not determined, or differ with the memory that they find.
+UNDETERMINED = {"empty_like", "native_dropout_backward"}
+
+
+def accepted(name: str, examples: int) -> int:
+    """How many of random calls of an operator were made on shards; all are compared."""
+    count = 0
+
+    @settings(max_examples=examples, deadline=None, database=None, derandomize=True, phases=(Phase.generate,),
+              suppress_health_check=list(HealthCheck))  # fmt: skip
+    @given(st.data())
+    def attempt(data: st.DataObject) -> None:
+        nonlocal count
+        found = samples(name, data.draw(st.sampled_from(DTYPES)))
+        if not found:
+            return
+        trial = data.draw(trials(data.draw(st.sampled_from(found))))
+        if trial is not None:
+            count += compare(trial)
+
+    attempt()
+    return count
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Ranks are threads themselves."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("name", sorted(set(RULES) - ASKING - RANDOM))
+def test_a_call_on_shards_is_the_call_on_full_tensors(name: str) -> None:
+    assert accepted(name, 25) > 0
+
+
+def test_so_are_calls_of_all_operators_that_torch_says_work_element_by_element() -> None:
+    names = [one for one in operators() if rule_for(one) is RULES["pointwise"] and one not in UNDETERMINED]
+    assert len(names) > 100
+    assert {name for name in names if not accepted(name, 6)} == set()
