@@ -23,7 +23,7 @@ class Board:
 
 
 class MemoryPeers:
-    """One rank of a board; see `hocket.sharding.Peers`."""
+    """One rank of a board; see `hocket.sharding.ShardPeers`."""
 
     passed: frozenset[str] = frozenset()
 

@@ -81,6 +81,10 @@ EXTRA: dict[str, list[tuple[list[tuple[int, ...]], Function]]] = {
     ],
     "scaled_dot_product_attention": [
         ([(4, 6, 5, 2)], lambda x: F.scaled_dot_product_attention(x, 2 * x, x - 1, is_causal=True)),
+        (
+            [(2, 16, 3, 2)],
+            lambda x: F.scaled_dot_product_attention(x, x[:, ::2].flip(1), x[:, ::2] + 1, enable_gqa=True),
+        ),
         ([(4, 6, 3, 2), (6, 3, 3)], lambda x, m: F.scaled_dot_product_attention(x, x, x, m)),
     ],
     "embedding": [([(5, 3)], lambda w: F.embedding(torch.arange(6) % 5, w))],

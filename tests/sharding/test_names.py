@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from hocket.sharding import Interpreter, Shard, cut, note, noted, operator_name, rule_for
+from hocket.sharding import Shard, ShardingMode, cut, note, noted, operator_name, rule_for
 from hocket.sharding._operators import canonical
 
 from .memory_peers import MemoryPeers, in_ranks
@@ -89,7 +89,7 @@ def on_shards(function: Callable[..., Any], both: bool, exchanges: bool) -> tupl
         x, y = note(cut(X, SHARD, peers.rank).clone(), SHARD), Y
         if both:
             y = note(cut(Y, SHARD, peers.rank).clone(), SHARD)
-        with Interpreter(peers, lambda name, args, form, why: gathered.append(name) if why else None):
+        with ShardingMode(peers, lambda name, args, form, why: gathered.append(name) if why else None):
             return torch.as_tensor(function(x, y))
 
     return in_ranks(2, exchanges, run), gathered

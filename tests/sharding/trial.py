@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 
-from hocket.sharding import CannotShard, Interpreter, Shard, cut, join, leaves, mapped, note, noted
+from hocket.sharding import CannotShard, Shard, ShardingMode, cut, join, leaves, mapped, note, noted
 
 from .memory_peers import MemoryPeers, in_ranks
 from .samples import Sample
@@ -102,7 +102,7 @@ def compare(trial: Trial) -> bool:
         mine = [t.view_as(t) for t in tensors]
         for j, shard in trial.shards.items():
             mine[j] = note(cut(tensors[j], shard, peers.rank).view_as(cut(tensors[j], shard, peers.rank)), shard)
-        with Interpreter(peers, lambda name, args, form, why: said.append(form)):
+        with ShardingMode(peers, lambda name, args, form, why: said.append(form)):
             return call(mine)
 
     try:

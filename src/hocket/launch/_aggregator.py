@@ -15,7 +15,7 @@ from ._elastic import LaunchError
 from ._job import Job
 
 if TYPE_CHECKING:
-    from ._fabric import Placement
+    from ._fabric import HostPlacement
 
 ADDRESS_VARIABLE = "HOCKET_AGGREGATOR"
 _START_S = 30.0
@@ -35,7 +35,7 @@ class Aggregators:
         LaunchError: One did not start.
     """
 
-    def __init__(self, job: Job, placement: "Placement | None" = None) -> None:
+    def __init__(self, job: Job, placement: "HostPlacement | None" = None) -> None:
         self._job = job
         self._placement = placement
         self._deadline_s = time.monotonic() + _START_S

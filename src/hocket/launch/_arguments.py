@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
-    from ._fabric import Placement
+    from ._fabric import HostPlacement
 
 USAGE = "hocket run -n N [flags] [--] script.py [arguments of the script]"
 GRACE_S = 10  # for ranks to end by themselves when the job is interrupted or another rank has failed
@@ -51,7 +51,7 @@ class LaunchArguments:
     environment: dict[str, str] = field(default_factory=dict)
     timeout_s: float | None = None
     fabric: str | None = None
-    placement: "Placement | None" = None
+    placement: "HostPlacement | None" = None
     dry_run: bool = False
     as_json: bool = False
     aggregate: bool = False
@@ -241,7 +241,7 @@ def _plan(path: str | None, nproc: int, nnodes: str) -> dict[str, str]:
     return {PLAN_VARIABLE: json.dumps(plan.to_json())}
 
 
-def _placement(fabric: str | None, nproc: int) -> "Placement | None":
+def _placement(fabric: str | None, nproc: int) -> "HostPlacement | None":
     if fabric is None:
         return None
     from ._fabric import inside

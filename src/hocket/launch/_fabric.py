@@ -39,7 +39,7 @@ class Sites:
 
 
 @dataclass(frozen=True)
-class Placement:
+class HostPlacement:
     """Where ranks go.
 
     Attributes:
@@ -126,13 +126,13 @@ def planned(word: str, ranks: int) -> tuple[str, ...]:
         raise PlacementError(f"--fabric {word}: {error}") from None
 
 
-def inside(ranks: int) -> Placement | None:
+def inside(ranks: int) -> HostPlacement | None:
     """Return where the ranks go if this process has entered a fabric by `enter_fabric`; its children cannot tell so."""
     name = os.environ.pop(INSIDE_VARIABLE, None)
     if name is None:
         return None
     fabric = Fabric.attach(name)
-    return Placement(fabric, spread(fabric.wiring, ranks))
+    return HostPlacement(fabric, spread(fabric.wiring, ranks))
 
 
 def enter_fabric(word: str, ranks: int, arguments: Sequence[str]) -> NoReturn:

@@ -13,9 +13,9 @@ from ._call import LocalShard as LocalShard
 from ._call import NeedsShard as NeedsShard
 from ._call import Operand as Operand
 from ._call import OperatorCall as OperatorCall
-from ._call import Peers as Peers
+from ._call import ShardPeers as ShardPeers
 from ._call import placements_of as placements_of
-from ._engine import Interpreter as Interpreter
+from ._engine import ShardingMode as ShardingMode
 from ._engine import as_local as as_local
 from ._engine import gathered as gathered
 from ._engine import interpreted as interpreted
@@ -54,13 +54,13 @@ __all__ = [
     "RULES",
     "CannotShard",
     "FetchedRows",
-    "Interpreter",
+    "ShardingMode",
     "Interval",
     "LocalShard",
     "NeedsShard",
     "Operand",
     "OperatorCall",
-    "Peers",
+    "ShardPeers",
     "Placement",
     "Shard",
     "SlidingWindow",

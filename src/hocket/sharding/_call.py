@@ -74,7 +74,7 @@ class NeedsShard(Exception):
         self.operand = operand
 
 
-class Peers(Protocol):
+class ShardPeers(Protocol):
     """The ranks that share divided tensors, as one of them sees them.
 
     Attributes:
@@ -124,7 +124,7 @@ class OperatorCall:
         args, kwargs: the arguments, with an `Operand` for each tensor.
         ranks: number of ranks that share what is divided.
         rank: this rank; 0 while a program is examined.
-        exchanges: see `Peers`.
+        exchanges: see `ShardPeers`.
         func: the function that was called.
         in_place: whether the call changes its first argument.
         changed: whether the call must be changed at all, or would come out right by itself.
@@ -184,6 +184,7 @@ class OperatorCall:
             return LocalShard(operand, shard)
         if not self.exchanges or operand.shard.dim != shard.dim or operand.shard.size != shard.size:
             self.refuse("meets tensors that are divided differently")
+        self.changed = True
         return FetchedRows(operand, tuple(shard.intervals()))
 
     def replicated(self, *operands: Any) -> None:
@@ -243,7 +244,7 @@ class Local:
         func: the function that was called.
     """
 
-    peers: Peers
+    peers: ShardPeers
     func: Any
 
     def tensors(self, tree: Any) -> Any:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from ._call import NO_ANSWER, Local, Operand, OperatorCall, Peers, placements_of
+from ._call import NO_ANSWER, Local, Operand, OperatorCall, ShardPeers, placements_of
 from ._operators import changes_first, operator_name
 from ._placement import CannotShard, Shard, full_shape
 from ._table import RULES, apply_rule
@@ -44,7 +44,7 @@ def noted(tensor: Any) -> Shard | None:
     return found
 
 
-def gathered(peers: Peers, tensor: torch.Tensor) -> torch.Tensor:
+def gathered(peers: ShardPeers, tensor: torch.Tensor) -> torch.Tensor:
     """Return the full tensor, on every rank; a collective operation where ranks exchange rows."""
     shard = noted(tensor)
     return tensor if shard is None else peers.fetch(tensor, shard, [(0, shard.size)] * peers.size, 0.0)
@@ -66,20 +66,20 @@ def interpreting() -> bool:
 
 
 @contextmanager
-def interpreted(peers: Peers, listener: Listener | None = None) -> Iterator[None]:
+def interpreted(peers: ShardPeers, listener: Listener | None = None) -> Iterator[None]:
     """Make a block in which torch functions are looked at; a block inside another changes nothing."""
     if interpreting():
         yield
         return
     _local.running = True
     try:
-        with Interpreter(peers, listener):
+        with ShardingMode(peers, listener):
             yield
     finally:
         _local.running = False
 
 
-class Interpreter(TorchFunctionMode):
+class ShardingMode(TorchFunctionMode):
     """Makes calls with shards as if they were with full tensors, while it is entered.
 
     Args:
@@ -87,7 +87,7 @@ class Interpreter(TorchFunctionMode):
         listener: hears of what was divided and gathered; None for nobody.
     """
 
-    def __init__(self, peers: Peers, listener: Listener | None = None) -> None:
+    def __init__(self, peers: ShardPeers, listener: Listener | None = None) -> None:
         super().__init__()
         self._peers = peers
         self._listener = listener

@@ -91,7 +91,11 @@ def attention(
         call.refuse("is divided along something else than heads")
     if len(shard.bounds) > 1 or (isinstance(attn_mask, Operand) and attn_mask.shard is shard):
         call.refuse("is divided along something else than heads")
-    query, key, value = (call.share(one, shard) for one in (query, key, value))
+    if kwargs.get("enable_gqa") and shard.equal and shard.dim == ndim - 3:  # several heads of queries for one of keys
+        if any(o.shard is None or not o.shard.equal or o.shard.segments != o.shape[-3:-2] for o in (query, key, value)):
+            call.refuse("is divided along something else than heads")
+    else:
+        query, key, value = (call.share(one, shard) for one in (query, key, value))
     call.args, call.kwargs = (query, key, value, attn_mask, dropout_p, *args), kwargs
     if isinstance(attn_mask, Operand):
         from_end = ndim - shard.dim

@@ -128,5 +128,5 @@ def _kept_alone(call: Call, role: Role, degree: int) -> int:
     if role.kind == "row" and role.whole:  # it cuts its input
         return given.nbytes // degree
     if role.kind == "vocabulary":  # ids within its rows, and a truth value for each
-        return math.prod(given.shape) * (given.element_nbytes + 1)
+        return math.prod(given.shape) * (given.dtype.itemsize + 1)
     return 0

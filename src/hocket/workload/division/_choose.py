@@ -7,9 +7,10 @@ from typing import Any
 
 from torch import nn
 
+from hocket.sharding import CannotShard, Shard
+
 from ._record import WEIGHTED, Recording
 from ._regions import CHANNEL, Region, Role, Search, inputs_of, outputs_of
-from ._split import CannotSplit, Split
 
 
 @dataclass(slots=True)
@@ -36,12 +37,12 @@ def choose(model: nn.Module, recording: Recording, ranks: int) -> Choice:
         if type(module) is nn.MultiheadAttention and module in free:
             try:
                 found.append(_heads(module, names[module], recording, ranks))
-            except CannotSplit as error:
+            except CannotShard as error:
                 refused[names[module]] = error.reason
         elif search.may_make_parts(module):
             try:
                 found.append(search.from_layer(module))
-            except CannotSplit as error:
+            except CannotShard as error:
                 unpaired[module] = error.reason
     from ._disjoint import disjoint  # here, since networkx takes a while to load
 
@@ -50,13 +51,13 @@ def choose(model: nn.Module, recording: Recording, ranks: int) -> Choice:
     for pair in tied:
         try:
             chosen.append(_tied(*pair, names, recording, ranks))
-        except CannotSplit as error:
+        except CannotShard as error:
             refused.update(dict.fromkeys((names[m] for m in pair), error.reason))
     for module in names:
         if module in free and module not in taken:
             try:
                 alone = _alone(module, names[module], unpaired.get(module, "its neighbours go together"), ranks)
-            except CannotSplit as error:
+            except CannotShard as error:
                 refused[names[module]] = error.reason
             else:
                 if alone is not None:
@@ -73,7 +74,7 @@ def apart(region: Region, why: str, ranks: int) -> list[Region]:
         if len(region.roles) > 1 and type(module) in CHANNEL:
             try:
                 alone = _alone(module, name, why, ranks)
-            except CannotSplit:
+            except CannotShard:
                 continue
             if alone is not None:
                 found.append(alone)
@@ -123,15 +124,15 @@ def _free(
 
 def _heads(module: nn.MultiheadAttention, name: str, recording: Recording, ranks: int) -> Region:
     if module.num_heads % ranks:
-        raise CannotSplit(f"{module.num_heads} heads cannot be shared out over {ranks} ranks")
+        raise CannotShard(f"{module.num_heads} heads cannot be shared out over {ranks} ranks")
     if module.bias_k is not None or module.add_zero_attn:
-        raise CannotSplit("attention with a bias for keys, or with a row of zeros, has no form")
+        raise CannotShard("attention with a bias for keys, or with a row of zeros, has no form")
     used = {v for call in recording.calls for v in call.inputs} | set(recording.outputs)
     weights_used = any(v in used for call in recording.calls if call.module is module for v in call.outputs[1:])
     reason = "projections by heads, then the projection out"
     if not weights_used:
         reason += "; its attention weights, which the model does not use, are not computed"
-    role = Role("heads", Split(0, (module.embed_dim,)), weights_used)
+    role = Role("heads", Shard.even(0, module.embed_dim, ranks), weights_used)
     return Region({module: role}, [name], name, reason=reason)
 
 
@@ -141,26 +142,26 @@ def _tied(
     """An embedding and the output layer with the same matrix: both by words, or both by features."""
     called = {call.module for call in recording.calls}
     if embedding not in called or linear not in called:
-        raise CannotSplit("the sample did not get there")
+        raise CannotShard("the sample did not get there")
     _check_embedding(embedding)
     words, features = (int(n) for n in embedding.weight.shape)
     both = [names[embedding], names[linear]]
     if words % ranks == 0:
-        split = Split(0, (words,))
+        split = Shard.even(0, words, ranks)
         roles = {embedding: Role("vocabulary", split), linear: Role("column", split, True)}
         return Region(roles, both, reason="one matrix, cut by words; logits are gathered")
     if features % ranks == 0:
-        split = Split(0, (features,))
+        split = Shard.even(0, features, ranks)
         roles = {embedding: Role("column", split, True), linear: Role("row", split, True)}
         return Region(roles, both, reason=f"one matrix, cut by features, since {words} words cannot be shared out")
-    raise CannotSplit(f"neither {words} words nor {features} features can be shared out over {ranks} ranks")
+    raise CannotShard(f"neither {words} words nor {features} features can be shared out over {ranks} ranks")
 
 
 def _check_embedding(embedding: nn.Embedding) -> None:
     if embedding.max_norm is not None:
-        raise CannotSplit("an embedding with max_norm changes its rows as it reads them")
+        raise CannotShard("an embedding with max_norm changes its rows as it reads them")
     if embedding.scale_grad_by_freq or embedding.sparse:
-        raise CannotSplit("an embedding with sparse or frequency-scaled gradients has no tensor-parallel form")
+        raise CannotShard("an embedding with sparse or frequency-scaled gradients has no tensor-parallel form")
 
 
 def _alone(module: nn.Module, name: str, why: str, ranks: int) -> Region | None:
@@ -169,21 +170,21 @@ def _alone(module: nn.Module, name: str, why: str, ranks: int) -> Region | None:
         _check_embedding(module)
         words, features = module.weight.shape
         if features % ranks == 0:
-            role = Role("column", Split(0, (features,)), True)
+            role = Role("column", Shard.even(0, features, ranks), True)
             return Region({module: role}, [name], reason="by features; vectors are gathered")
         if words % ranks == 0:
-            role = Role("vocabulary", Split(0, (words,)))
+            role = Role("vocabulary", Shard.even(0, words, ranks))
             return Region({module: role}, [name], reason=f"by words, since {features} features cannot be shared out")
-        raise CannotSplit(f"neither {words} words nor {features} features can be shared out over {ranks} ranks")
+        raise CannotShard(f"neither {words} words nor {features} features can be shared out over {ranks} ranks")
     if type(module) not in CHANNEL:
         return None
     if getattr(module, "groups", 1) != 1:
-        raise CannotSplit("its groups of channels have no neighbour that makes parts")
+        raise CannotShard("its groups of channels have no neighbour that makes parts")
     outputs, inputs = outputs_of(module), inputs_of(module)
     if outputs % ranks == 0:
-        role = Role("column", Split(0, (outputs,)), True)
+        role = Role("column", Shard.even(0, outputs, ranks), True)
         return Region({module: role}, [name], reason=f"outputs are gathered: {why}")
     if inputs % ranks == 0:
-        role = Role("row", Split(0, (inputs,)), True)
+        role = Role("row", Shard.even(0, inputs, ranks), True)
         return Region({module: role}, [name], reason=f"inputs are cut, since {outputs} outputs cannot be shared out")
-    raise CannotSplit(f"neither {outputs} outputs nor {inputs} inputs can be shared out over {ranks} ranks")
+    raise CannotShard(f"neither {outputs} outputs nor {inputs} inputs can be shared out over {ranks} ranks")

@@ -8,35 +8,36 @@ from typing import Any
 import torch
 from torch import nn
 
+from hocket.sharding import Shard
+
 from ._regions import TRANSPOSED, Role
-from ._split import Split
 
 
-def cut_tensors(module: Any, role: Role) -> Iterator[tuple[torch.Tensor, Split]]:
+def cut_tensors(module: Any, role: Role) -> Iterator[tuple[torch.Tensor, Shard]]:
     """The tensors of a layer of which every rank has a part, each with how it is cut; all others stay whole."""
     for tensor, split in _cut(module, role):
         if tensor is not None:
             yield tensor, split
 
 
-def _cut(module: Any, role: Role) -> Iterator[tuple[torch.Tensor | None, Split]]:
-    segments = role.split.segments
+def _cut(module: Any, role: Role) -> Iterator[tuple[torch.Tensor | None, Shard]]:
+    segments, ranks = role.split.segments, role.split.ranks
     if role.kind == "heads":
         size = module.embed_dim
-        yield module.in_proj_weight, Split(0, (size,) * 3)
-        yield module.in_proj_bias, Split(0, (size,) * 3)
+        yield module.in_proj_weight, Shard.even(0, (size,) * 3, ranks)
+        yield module.in_proj_bias, Shard.even(0, (size,) * 3, ranks)
         for matrix in (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight):
-            yield matrix, Split(0, (size,))
-        yield module.out_proj.weight, Split(1, (size,))
+            yield matrix, Shard.even(0, size, ranks)
+        yield module.out_proj.weight, Shard.even(1, size, ranks)
     elif role.kind == "channels":
         for name in ("weight", "bias", "running_mean", "running_var"):
             tensor = getattr(module, name, None)
             if tensor is not None:
                 per_channel = tensor.shape[0] // sum(segments)
-                yield tensor, Split(0, tuple(s * per_channel for s in segments))
+                yield tensor, Shard.even(0, [s * per_channel for s in segments], ranks)
     elif role.kind not in ("dropout", "summed"):
         table = type(module) is nn.Embedding
         output = role.kind == ("vocabulary" if table else "column")
-        yield module.weight, Split(int(output == isinstance(module, TRANSPOSED)), segments)
+        yield module.weight, Shard.even(int(output == isinstance(module, TRANSPOSED)), segments, ranks)
         if role.kind == "column" and not table:
-            yield module.bias, Split(0, segments)
+            yield module.bias, Shard.even(0, segments, ranks)

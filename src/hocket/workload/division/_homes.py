@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from ._record import Recording, Value, leaves
-from ._split import Split
+from hocket.sharding import Shard, leaves
+
+from ._record import Recording, Value
 
 
 def homes(
-    recording: Recording, needed: Iterable[str], states: Mapping[Value, Split], paths: Sequence[tuple[str, ...]]
-) -> dict[str, dict[int, Split]]:
+    recording: Recording, needed: Iterable[str], states: Mapping[Value, Shard], paths: Sequence[tuple[str, ...]]
+) -> dict[str, dict[int, Shard]]:
     """The innermost modules that will do.
 
     Args:
@@ -23,12 +24,12 @@ def homes(
         For each module, how its arguments are cut, by their places among all (nested ones too). Where a module comes by
         parts in another way than as an argument, the one module that has all calls inside.
     """
-    found: dict[str, dict[int, Split]] = {}
+    found: dict[str, dict[int, Shard]] = {}
     needed = list(needed)
     for home in needed:
         if any(_within(recording, home, other) for other in needed):
             continue
-        given: dict[int, Split] = {}
+        given: dict[int, Shard] = {}
         known: set[Value] = set()
         for entry in recording.entries.get(home, []):
             for place, leaf in enumerate(leaves(entry)):

@@ -17,6 +17,8 @@ from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 
+from hocket.sharding import leaves, mapped, operator_name
+
 WEIGHTED: tuple[type[nn.Module], ...] = (
     nn.Linear,
     nn.Conv1d,
@@ -44,14 +46,14 @@ class Value:
 
     Attributes:
         shape: of the full tensor.
-        element_nbytes: bytes of one element.
+        dtype: type of the elements.
         grad: whether a gradient flows to it.
         producer: the call that made it; None for inputs, parameters and buffers.
         name: of the parameter or buffer; empty otherwise.
     """
 
     shape: tuple[int, ...]
-    element_nbytes: int
+    dtype: torch.dtype
     grad: bool
     producer: Call | None = None
     name: str = ""
@@ -59,7 +61,7 @@ class Value:
     @property
     def nbytes(self) -> int:
         """Bytes of the full tensor."""
-        count = self.element_nbytes
+        count: int = self.dtype.itemsize
         for size in self.shape:
             count *= size
         return count
@@ -71,10 +73,11 @@ class Call:
 
     Attributes:
         index: its place in the order of calls.
-        name: of the function, without the underscores that in-place and operator forms have; "module" for a module.
+        name: of the function, as `hocket.sharding.operator_name` gives it; "module" for a module.
         args, kwargs: what it was given, with values in the places of tensors.
         outputs: the tensors that it returned (or changed, for an assignment to an index).
         module: the module that was called, if it was one.
+        func: the function that was called.
         path: names of the modules whose forward was running, outermost first; the model itself is "".
     """
 
@@ -85,6 +88,7 @@ class Call:
     outputs: list[Value]
     module: nn.Module | None
     path: tuple[str, ...]
+    func: Any = None
 
     @property
     def inputs(self) -> list[Value]:
@@ -111,48 +115,6 @@ class Recording:
     complete: bool = False
 
 
-def mapped(fn: Callable[[Any], Any], tree: Any) -> Any:
-    """The tree of tuples, lists and dicts with `fn` applied to what is none of these."""
-    if isinstance(tree, tuple):
-        items = [mapped(fn, item) for item in tree]
-        return type(tree)(*items) if hasattr(tree, "_fields") else tuple(items)
-    if isinstance(tree, list):
-        return [mapped(fn, item) for item in tree]
-    if isinstance(tree, dict):
-        return {key: mapped(fn, item) for key, item in tree.items()}
-    return fn(tree)
-
-
-def leaves(tree: Any) -> Iterator[Any]:
-    """What is neither a tuple nor a list nor a dict in a tree of these."""
-    if isinstance(tree, tuple | list):
-        for item in tree:
-            yield from leaves(item)
-    elif isinstance(tree, dict):
-        for item in tree.values():
-            yield from leaves(item)
-    else:
-        yield tree
-
-
-def function_name(func: Any) -> str:
-    """One name for all the forms of a torch function: `add` for `torch.add`, `Tensor.add_` and `a + b`."""
-    name: str = getattr(func, "__name__", "") or type(func).__name__
-    if name == "__get__":
-        return f"get_{getattr(func.__self__, '__name__', '')}"
-    name = name.strip("_")
-    if name in _OPERATORS:
-        return _OPERATORS[name]
-    return name
-
-
-_OPERATORS = {
-    **{f"r{n}": n for n in ("add", "sub", "mul", "truediv", "pow", "matmul", "floordiv", "mod", "and", "or", "xor")},
-    **{f"i{n}": n for n in ("add", "sub", "mul", "truediv", "pow", "floordiv", "mod", "and", "or", "xor")},
-    "rsub": "sub",
-}
-
-
 class _Recorder(TorchFunctionMode):
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -169,15 +131,15 @@ class _Recorder(TorchFunctionMode):
             return func(*args, **kwargs)
         before = self.valued((tuple(args), kwargs))
         result = func(*args, **kwargs)
-        name = function_name(func)
-        self.add(name, before, args[0] if name == "setitem" else result, None)
+        name = operator_name(func)
+        self.add(name, before, args[0] if name == "setitem" else result, None, func)
         return result
 
     def valued(self, tree: Any) -> Any:
         return mapped(lambda leaf: self._value(leaf) if isinstance(leaf, torch.Tensor) else leaf, tree)
 
-    def add(self, name: str, before: Any, result: Any, module: nn.Module | None) -> None:
-        call = Call(len(self.recording.calls), name, before[0], before[1], [], module, tuple(self.path))
+    def add(self, name: str, before: Any, result: Any, module: nn.Module | None, func: Any = None) -> None:
+        call = Call(len(self.recording.calls), name, before[0], before[1], [], module, tuple(self.path), func)
         for leaf in leaves(result):
             if isinstance(leaf, torch.Tensor):
                 self._values.pop(id(leaf), None)
@@ -190,7 +152,7 @@ class _Recorder(TorchFunctionMode):
         value = self._values.get(id(tensor))
         if value is None:
             name = self._names.get(id(tensor), "")
-            value = Value(tuple(tensor.shape), tensor.element_size(), tensor.requires_grad, None, name)
+            value = Value(tuple(tensor.shape), tensor.dtype, tensor.requires_grad, None, name)
             self._values[id(tensor)] = value
             self._kept.append((tensor, value))
         value.grad = value.grad or tensor.requires_grad  # what an autograd function makes gets its gradient at its end

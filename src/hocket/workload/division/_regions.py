@@ -1,10 +1,10 @@
 """Finds what can be cut together: layers that make parts, layers that use them up, and what lies between.
 
-A layer that makes parts of its outputs (column) is followed through the recorded calls, by the rules of `_rules`,
-until every part has been used up by layers that add up over parts of their inputs (row). Where parts meet a tensor
-that is whole, the layers that made that one are cut as well; where a dim turns out to be several side by side
-(queries, keys and values of one matrix), it is cut in so many segments. Whatever else happens to a part ends the
-attempt, with a reason.
+A layer that makes parts of its outputs (column) is followed through the recorded calls, by the rules of
+`hocket.sharding`, until every part has been used up by layers that add up over parts of their inputs (row). Where
+parts meet a tensor that is whole, the layers that made that one are cut as well; where a dim turns out to be
+several side by side (queries, keys and values of one matrix), it is cut in so many segments. Whatever else happens
+to a part ends the attempt, with a reason.
 """
 
 from __future__ import annotations
@@ -14,11 +14,23 @@ from typing import Any
 
 from torch import nn
 
-from ._call import NO_ANSWER, NeedsSplit, Operand, Part, Site
+from hocket.sharding import (
+    NO_ANSWER,
+    CannotShard,
+    LocalShard,
+    NeedsShard,
+    Operand,
+    OperatorCall,
+    Shard,
+    apply_rule,
+    changes_first,
+    leaves,
+    mapped,
+    placements_of,
+)
+
 from ._homes import homes
-from ._record import DROPOUTS, Call, Recording, Value, leaves, mapped
-from ._shape_rules import ALL_RULES
-from ._split import CannotSplit, Split
+from ._record import DROPOUTS, Call, Recording, Value
 
 CHANNEL: dict[type[nn.Module], int] = {
     nn.Linear: -1,
@@ -32,6 +44,11 @@ CHANNEL: dict[type[nn.Module], int] = {
 TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 _ATTEMPTS = 16
+LAYERS = frozenset(
+    ["linear", "batch_norm", "group_norm", "layer_norm", "rms_norm", "prelu", "embedding"]
+    + [f"conv{transposed}{n}d" for transposed in ("", "_transpose") for n in (1, 2, 3)]
+)
+"""What layers with weights call for themselves: there the weights are shards already."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +63,7 @@ class Role:
     """
 
     kind: str
-    split: Split
+    split: Shard
     whole: bool = False
 
 
@@ -72,7 +89,7 @@ class Region:
     roles: dict[nn.Module, Role]
     names: list[str] = field(default_factory=list)
     aware: str = ""
-    homes: dict[str, dict[int, Split]] = field(default_factory=dict)
+    homes: dict[str, dict[int, Shard]] = field(default_factory=dict)
     extras: list[tuple[int, int, bool]] = field(default_factory=list)
     reason: str = ""
     calls: list[int] = field(default_factory=list)
@@ -132,7 +149,7 @@ class Search:
         """The region that begins with a layer.
 
         Raises:
-            CannotSplit: there is none; says why.
+            CannotShard: there is none; says why.
         """
         waiting: list[dict[nn.Module, tuple[int, ...]]] = [{module: (outputs_of(module),)}]
         tried: list[Any] = []
@@ -150,16 +167,16 @@ class Search:
                 reason = stuck.reason
                 for segments in stuck.segments:
                     fitting = [m for m in seeds if m in stuck.origins and outputs_of(m) == sum(segments)]
-                    if fitting and Split(0, segments).divides(self.ranks):
+                    if fitting and Shard.even(0, segments, self.ranks).equal:
                         waiting.append({**seeds, **dict.fromkeys(fitting, segments)})
-            except NeedsSplit as more:
+            except NeedsShard as more:
                 try:
                     for other in self._makers(more.operand.tensor):
                         seeds = {**seeds, other: seeds.get(other, (outputs_of(other),))}
                     waiting.insert(0, seeds)
-                except CannotSplit as error:
+                except CannotShard as error:
                     reason = error.reason
-        raise CannotSplit(reason)
+        raise CannotShard(reason)
 
     def _makers(self, value: Value) -> list[nn.Module]:
         """The layers that made a tensor, so that it can be made in parts."""
@@ -171,20 +188,20 @@ class Search:
                 continue
             seen.add(at)
             if at.producer is None:
-                raise CannotSplit(f"parts meet {at.name or 'an input of the model'}, which no layer makes")
+                raise CannotShard(f"parts meet {at.name or 'an input of the model'}, which no layer makes")
             module = at.producer.module
             if self.may_make_parts(module):
                 assert module is not None
                 found[module] = None
             elif module is not None and type(module) not in (*_BATCH_NORMS, *DROPOUTS):
-                raise CannotSplit(f"parts meet what {self.names[module]} makes, which is whole")
+                raise CannotShard(f"parts meet what {self.names[module]} makes, which is whole")
             else:
                 waiting += at.producer.inputs
         return list(found)
 
     def _attempt(self, seeds: dict[nn.Module, tuple[int, ...]]) -> Region:
         region = Region({})
-        states: dict[Value, Split] = {}
+        states: dict[Value, Shard] = {}
         origins: dict[Value, frozenset[nn.Module]] = {}
         paths: list[tuple[str, ...]] = []
         whole_uses: set[nn.Module] = set()
@@ -195,7 +212,7 @@ class Search:
                 module = call.module
                 if mine:
                     raise Stuck(f"{self.names[module]} is given parts and would make parts", (), source)
-                made = Split(len(call.outputs[0].shape) + CHANNEL[type(module)], seeds[module])
+                made = Shard.even(len(call.outputs[0].shape) + CHANNEL[type(module)], seeds[module], self.ranks)
                 self.assign(region, module, Role("column", made))
                 states[call.outputs[0]], origins[call.outputs[0]] = made, frozenset([module])
                 paths.append(call.path)
@@ -211,11 +228,11 @@ class Search:
                     splits = self._layer(region, call, states)
                 else:
                     splits = self.function(region, call, states)
-            except CannotSplit as error:
+            except CannotShard as error:
                 raise Stuck(f"in {call.path[-1] or 'the model'}: {error.reason}", error.segments, source) from None
             for value, split in zip(call.outputs, splits, strict=True):
                 if split is not None:
-                    if not split.divides(self.ranks):
+                    if not split.equal:
                         raise Stuck(f"{call.name} leaves parts of {list(split.segments)}", (), source)
                     states[value], origins[value] = split, source
         for value in self.recording.outputs:
@@ -237,27 +254,27 @@ class Search:
         if known.kind != role.kind or not alike:
             raise Stuck(f"{self.names[module]} is used in two ways", (), frozenset())
 
-    def _layer(self, region: Region, call: Call, states: dict[Value, Split]) -> list[Split | None]:
+    def _layer(self, region: Region, call: Call, states: dict[Value, Shard]) -> list[Shard | None]:
         module: Any = call.module
         name, kind = self.names[module], type(module)
         given = call.args[0] if call.args else None
         if not isinstance(given, Value) or given not in states or len(call.inputs) > 1:
-            raise CannotSplit(f"{name} is given parts in another place than its first argument")
+            raise CannotShard(f"{name} is given parts in another place than its first argument")
         split, rank = states[given], len(given.shape)
         if kind in DROPOUTS:
             if kind in (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d):
-                raise CannotSplit(f"{name} drops whole channels, of which every rank has a part")
+                raise CannotShard(f"{name} drops whole channels, of which every rank has a part")
             self.assign(region, module, Role("dropout", split))
             return [split]
         if kind in (nn.LayerNorm, nn.RMSNorm):
             if split.dim >= rank - len(module.normalized_shape):
-                raise CannotSplit(f"{name} normalises over the features that are cut")
+                raise CannotShard(f"{name} normalises over the features that are cut")
             self.assign(region, module, Role("summed", split))
             nbytes = sum(p.numel() * p.element_size() for p in module.parameters())
             region.extras.append((nbytes, call.index, False))
             return [split]
         if module not in self._free:
-            raise CannotSplit(f"{name} is given parts, and cannot be cut")
+            raise CannotShard(f"{name} is given parts, and cannot be cut")
         if kind in CHANNEL and split.dim == rank + CHANNEL[kind]:
             if getattr(module, "groups", 1) == 1:
                 self.assign(region, module, Role("row", split))
@@ -273,39 +290,43 @@ class Search:
         if kind is nn.PReLU and channels and module.num_parameters == split.size:
             self.assign(region, module, Role("channels", split))
             return [split]
-        raise CannotSplit(f"{name} ({kind.__name__}) cannot work on parts along dim {split.dim}")
+        raise CannotShard(f"{name} ({kind.__name__}) cannot work on parts along dim {split.dim}")
 
-    def _grouped(self, region: Region, call: Call, split: Split) -> Split:
+    def _grouped(self, region: Region, call: Call, split: Shard) -> Shard:
         module: Any = call.module
         if isinstance(module, TRANSPOSED) or len(split.segments) > 1 or module.groups % self.ranks:
-            raise CannotSplit(
+            raise CannotShard(
                 f"{self.names[module]} has {module.groups} groups of channels, which cannot be shared out"
             )
         self.assign(region, module, Role("channels", split))
-        return Split(split.dim, (module.out_channels,))
+        return Shard.even(split.dim, module.out_channels, self.ranks)
 
-    def function(self, region: Region, call: Call, states: dict[Value, Split]) -> list[Split | None]:
-        rule = ALL_RULES.get(call.name)
-        if rule is None:
-            raise CannotSplit(f"{call.name} is not known to work on parts")
+    def function(self, region: Region, call: Call, states: dict[Value, Shard]) -> list[Shard | None]:
+        if call.name in LAYERS:
+            raise CannotShard(f"{call.name} is given shards outside of a layer")
 
         def operand(leaf: Any) -> Any:
             if not isinstance(leaf, Value):
                 return leaf
-            return Operand(leaf.shape, states.get(leaf), leaf.grad, leaf.producer is not None, leaf)
+            return Operand(leaf.shape, states.get(leaf), leaf.grad, leaf.producer is not None, leaf.dtype, leaf)
 
-        site = Site(call.name, list(mapped(operand, call.args)), mapped(operand, call.kwargs), self.ranks)
-        splits = rule(site)
+        site = OperatorCall(
+            call.name,
+            mapped(operand, call.args),
+            mapped(operand, call.kwargs),
+            self.ranks,
+            func=call.func,
+            in_place=changes_first(call.func, call.kwargs),
+        )
+        outcome = apply_rule(site)
         for leaf in leaves((site.args, site.kwargs)):
-            whole = leaf.operand if isinstance(leaf, Part) else leaf
-            if isinstance(whole, Operand) and whole.split is None and whole.grad:
-                site.aware = True
+            whole = leaf.operand if isinstance(leaf, LocalShard) else leaf
+            if isinstance(whole, Operand) and whole.shard is None and whole.grad:
+                site.changed = True
                 region.extras.append((whole.tensor.nbytes, call.index, not whole.tensor.name))
-        if site.aware:
+        if site.changed:
             region.homes.setdefault(call.path[-1], {})
             region.aware = region.aware or f"{call.name} in {call.path[-1] or 'the model'}"
         if site.answer is not NO_ANSWER:
             return [None] * len(call.outputs)
-        if splits is None or isinstance(splits, Split):
-            return [splits] * len(call.outputs)
-        return list(splits)
+        return list(placements_of(outcome, len(call.outputs)))

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from torch import nn
 
-from ._call import NeedsSplit
+from hocket.sharding import CannotShard, NeedsShard, Shard
+
 from ._homes import homes
 from ._record import DROPOUTS, Call, Recording, Value
 from ._regions import Region, Search, Stuck
-from ._split import CannotSplit, Split
 
 SEQUENCE = -2
 """The dim that sequence parallelism cuts, from the end: positions, or samples where those come second."""
@@ -38,7 +38,7 @@ def sequences(
             continue
         try:
             found.append(search.stretch(module))
-        except CannotSplit as error:
+        except CannotShard as error:
             refused[f"sequence after {names[module]}"] = error.reason
     return found, refused
 
@@ -81,7 +81,7 @@ class _Search(Search):
         """The stretch that begins with a layer, and with all others that it needs.
 
         Raises:
-            CannotSplit: there is none; says why.
+            CannotShard: there is none; says why.
         """
         makers = {module}
         while True:
@@ -89,10 +89,10 @@ class _Search(Search):
                 return self._follow(makers)
             except _NeedsMore as more:
                 makers |= self._sources(more.value)
-            except NeedsSplit as more:
+            except NeedsShard as more:
                 makers |= self._sources(more.operand.tensor)
             except Stuck as stuck:
-                raise CannotSplit(stuck.reason) from None
+                raise CannotShard(stuck.reason) from None
 
     def _sources(self, value: Value) -> set[nn.Module]:
         found: set[nn.Module] = set()
@@ -104,19 +104,19 @@ class _Search(Search):
             seen.add(at)
             call = at.producer
             if call is None:
-                raise CannotSplit(f"parts of the sequence meet {at.name or 'an input of the model'}")
+                raise CannotShard(f"parts of the sequence meet {at.name or 'an input of the model'}")
             if self.may_scatter(call):
                 assert call.module is not None
                 found.add(call.module)
             elif call.module is not None and type(call.module) not in (nn.LayerNorm, nn.RMSNorm, *DROPOUTS):
-                raise CannotSplit(f"parts of the sequence meet what {self.names[call.module]} makes")
+                raise CannotShard(f"parts of the sequence meet what {self.names[call.module]} makes")
             else:
                 waiting += call.inputs
         return found
 
     def _follow(self, makers: set[nn.Module]) -> Region:
         zone = Region({}, reason="works on parts of the sequence")
-        states: dict[Value, Split] = {}
+        states: dict[Value, Shard] = {}
         paths: list[tuple[str, ...]] = []
         gathers: dict[nn.Module, set[int]] = {}
         whole_uses: set[tuple[nn.Module, int]] = set()
@@ -140,14 +140,14 @@ class _Search(Search):
                     splits = (
                         self._layer(zone, call, states) if module is not None else self.function(zone, call, states)
                     )
-                except CannotSplit as error:
+                except CannotShard as error:
                     raise Stuck(f"in {call.path[-1] or 'the model'}: {error.reason}", (), frozenset()) from None
                 states.update({v: s for v, s in zip(call.outputs, splits, strict=True) if s is not None})
             if module in makers:
                 if not self.may_scatter(call):
                     raise Stuck(f"{self.names[module]} makes what cannot be cut", (), frozenset())
                 out = call.outputs[0]
-                states[out] = Split(len(out.shape) + SEQUENCE, (out.shape[SEQUENCE],))
+                states[out] = Shard.even(len(out.shape) + SEQUENCE, out.shape[SEQUENCE], self.ranks)
                 paths.append(call.path)
         if any(value in states for value in self.recording.outputs):
             raise Stuck("the model returns what would be parts of the sequence", (), frozenset())
@@ -164,7 +164,7 @@ class _Search(Search):
         zone.homes = homes(self.recording, zone.homes, states, paths)
         return zone
 
-    def _layer(self, region: Region, call: Call, states: dict[Value, Split]) -> list[Split | None]:
+    def _layer(self, region: Region, call: Call, states: dict[Value, Shard]) -> list[Shard | None]:
         if call.module in self._roles:
-            raise CannotSplit(f"{self.names[call.module]} would be given parts of the sequence")
+            raise CannotShard(f"{self.names[call.module]} would be given parts of the sequence")
         return super()._layer(region, call, states)

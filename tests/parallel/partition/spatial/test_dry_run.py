@@ -9,8 +9,8 @@ from torch import nn
 import hocket
 from hocket import cluster
 from hocket.parallel.partition import DRY_RUNS
-from hocket.parallel.partition.spatial import Slabs, Window, halo_nbytes
 from hocket.planner import Constants, Network, Plan, PlanError, memory_of, predict, search
+from hocket.sharding import Shard, SlidingWindow, halo_nbytes
 from hocket.testing import run_ranks
 from hocket.workload import Exchange, Workload, capture, parse, to_text
 
@@ -35,11 +35,11 @@ def test_exchanges_have_the_bytes_of_the_halos(dims: int) -> None:
     first, norm, _, _, last = (layer.share(2, axis="spatial").exchanges for layer in found.layers)
     rows = 4 * BATCH * 3 * WIDTH ** (dims - 1)
     # Bytes that both ranks receive are those of the vector of an all_to_all of two.
-    nbytes = halo_nbytes(Slabs.even(HEIGHT, 2, 0), Window(3, low=1, high=1), rows)
+    nbytes = halo_nbytes(Shard.even(0, HEIGHT, 2), SlidingWindow(3, low=1, high=1), rows)
     assert first == (Exchange("forward", "all_to_all", nbytes),)
     assert [(one.phase, one.kind) for one in norm] == [("forward", "all_reduce"), ("backward", "all_reduce")]
     rows = 4 * BATCH * CHANNELS * (WIDTH // 2) ** (dims - 1)
-    nbytes = halo_nbytes(Slabs.even(HEIGHT // 2, 2, 0), Window(5, low=2, high=2), rows)
+    nbytes = halo_nbytes(Shard.even(0, HEIGHT // 2, 2), SlidingWindow(5, low=2, high=2), rows)
     halos = [one for one in last if one.kind == "all_to_all"]
     assert halos == [Exchange("forward", "all_to_all", nbytes), Exchange("backward", "all_to_all", nbytes)]
 

@@ -1,4 +1,4 @@
-"""Layers on slabs give what they give on whole tensors: outputs, gradients of inputs and parameters, statistics.
+"""Layers on shards give what they give on whole tensors: outputs, gradients of inputs and parameters, statistics.
 
 Random cases, many in one world, and the layers of torch one by one.
 """
@@ -11,7 +11,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from hocket.parallel.partition.spatial import Slabs, Window
+from hocket.sharding import Shard, SlidingWindow
 from hocket.testing import run_ranks
 
 from .cases import Case, halos, run_all
@@ -195,17 +195,17 @@ def test_halos_are_as_many_bytes_as_the_rows_that_outputs_need_and_their_owner_l
         kernel, stride, padding = one["kernel_size"], one.get("stride", 1), one.get("padding", 0)
         dilation = one.get("dilation", 1)
         size = case.shape[2]
-        inputs = Slabs.even(size, ranks, 2 - len(case.shape))
-        outputs = Window(kernel, stride, dilation, padding, padding).divide(inputs)
+        inputs = Shard.even(2, size, ranks)
+        outputs = SlidingWindow(kernel, stride, dilation, padding, padding).divide(inputs)
         row_nbytes = 8
         for place, length in enumerate(case.shape):
             row_nbytes *= 1 if place == 2 else length
         rows = 0
         for rank in range(ranks):
-            first, last = outputs.bounds[rank], outputs.bounds[rank + 1] - 1
+            first, last = outputs.bounds[0][rank], outputs.bounds[0][rank + 1] - 1
             if first <= last:
                 needed = range(first * stride - padding, last * stride - padding + dilation * (kernel - 1) + 1)
-                rows += len(set(needed) & set(range(size)) - set(range(*inputs.interval(rank))))
+                rows += len(set(needed) & set(range(size)) - set(range(*inputs.intervals()[rank])))
         forward = [sum(found[rank][i][0]) for rank in range(ranks)]
         backward = [sum(found[rank][i][1]) for rank in range(ranks)]
         assert sum(forward) == rows * row_nbytes, case

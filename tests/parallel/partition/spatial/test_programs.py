@@ -1,4 +1,4 @@
-"""What a user's program may do with slabs, and what is refused."""
+"""What a user's program may do with shards, and what is refused."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hocket.testing import run_ranks
 
 
 class Odd(nn.Module):
-    """Does with slabs what models do: shapes, views, indices, broadcasts, joins, and things that no rule knows."""
+    """Does with shards what models do: shapes, views, indices, broadcasts, joins, and things that no rule knows."""
 
     def __init__(self, what: str) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class Odd(nn.Module):
             case "places":
                 place = torch.linspace(0, 1, h, dtype=y.dtype).view(h, 1).expand(h, w)
                 return torch.where(place > 0.5, y, -y) * place + torch.zeros_like(y)
-            case "other slabs":
+            case "other shards":
                 up = F.interpolate(F.max_pool2d(y, 3, 2, 1), scale_factor=2)
                 return torch.cat([y, up[:, :, :h, :w]], 1)
             case "attention":
@@ -59,7 +59,7 @@ class Odd(nn.Module):
         raise ValueError(self.what)
 
 
-WHATS = ("shuffle", "last", "crop", "halves", "rows", "places", "attention", "many", "size", "other slabs")
+WHATS = ("shuffle", "last", "crop", "halves", "rows", "places", "attention", "many", "size", "other shards")
 
 
 def outcomes(whats: tuple[str, ...], divide: bool) -> list[Any]:
@@ -125,7 +125,7 @@ def losses(divide: bool) -> list[tuple[float, torch.Tensor]]:
     return found
 
 
-def test_losses_of_slabs_are_those_of_the_whole() -> None:
+def test_losses_of_shards_are_those_of_the_whole() -> None:
     expected = losses(divide=False)
     for rank in run_ranks(losses, 3, True):
         for name, (loss, weight), (wanted, wanted_weight) in zip(LOSSES, rank, expected, strict=True):
@@ -165,12 +165,12 @@ def drop(p: float) -> list[Any]:
         model[0].bias.fill_(5.0)
     form = parallelize(model, _world.current())
     with form.running():
-        slab = model[1](form.slab(torch.ones(2, 1, 8, 8)))
-        channels = model[2](form.slab(torch.ones(2, 16, 8, 8)))
-    return [model(torch.ones(2, 1, 8, 8)), slab.clone(), channels.clone()]
+        shard = model[1](form.shard(torch.ones(2, 1, 8, 8)))
+        channels = model[2](form.shard(torch.ones(2, 16, 8, 8)))
+    return [model(torch.ones(2, 1, 8, 8)), shard.clone(), channels.clone()]
 
 
-def test_dropout_differs_on_slabs_and_agrees_on_what_is_whole() -> None:
+def test_dropout_differs_on_shards_and_agrees_on_what_is_whole() -> None:
     (one, left, channels), (other, right, same) = run_ranks(drop, 2, 0.5)
     assert torch.equal(one, other)
     assert not torch.equal(left, right)

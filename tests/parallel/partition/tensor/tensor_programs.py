@@ -20,7 +20,7 @@ from hocket.parallel.partition.tensor import (
 from hocket.parallel.partition.tensor import _functions as functions
 from hocket.parallel.pipeline import split
 from hocket.profile import Recorder
-from hocket.workload.division import Split, cut
+from hocket.sharding import Shard, cut
 
 from ...user_models import CASES, Case
 from .odd_models import Deceptive, Dropping, Odd
@@ -238,9 +238,9 @@ def pieces() -> dict[str, Any]:
 def borders() -> dict[str, Any]:
     """Each operation at a border, with its gradient, and what it communicates forward and backward."""
     world = current()
-    split = Split(1, (6, 2))
+    split = Shard.even(1, (6, 2), world.size)
     full = torch.arange(24.0).view(3, 8)
-    part = cut(full, split, world.rank, world.size)
+    part = cut(full, split, world.rank)
     found: dict[str, Any] = {}
     for name, given, operation in [
         ("copy_to", full, lambda x: functions.copy_to(world, x)[0]),

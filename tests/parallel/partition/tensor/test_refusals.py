@@ -40,7 +40,7 @@ def test_the_rest_of_the_model_is_cut_all_the_same() -> None:
     assert forms["sorted"] == "column"
     assert forms["row_only"] == "row"
     assert forms["sorting"] == "column"
-    assert "outputs are gathered: in the model: sort works along the dim that is cut" in found()[0]["odd"]["text"]
+    assert "outputs are gathered: in the model: sort works along the dim that is divided" in found()[0]["odd"]["text"]
 
 
 @pytest.mark.parametrize("name", ["odd", "deceptive"])

@@ -1,4 +1,4 @@
-"""One rank's slab of a model, run without the others: what dividing samples costs, for the planner."""
+"""One rank's shard of a model, run without the others: what dividing samples costs, for the planner."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from torch import nn
 
 from ...mesh import DryGroup, World
 from ._parallelize import SpatialParallel, become_divided
-from ._site import Groups
+from ._peers import SpatialGroups
 
 
 @contextmanager
 def dry_run(model: nn.Module, ranks: int, heard: Callable[[str, int], None]) -> Iterator[None]:
-    """Have a model work on the slabs of one of `ranks` ranks while the block runs; see `hocket.workload.capture`.
+    """Have a model work on the shards of one of `ranks` ranks while the block runs; see `hocket.workload.capture`.
 
-    It is a rank that no other one has more to do than: the first of two, whose slab is as large as any, or the second
+    It is a rank that no other one has more to do than: the first of two, whose shard is as large as any, or the second
     of more, which has neighbours on both sides.
 
     Args:
@@ -26,7 +26,7 @@ def dry_run(model: nn.Module, ranks: int, heard: Callable[[str, int], None]) -> 
         heard: Hears of each exchange: its kind, and bytes of its full tensor.
     """
     world = World(0 if ranks < 3 else 1, ranks, DryGroup(heard))
-    form = SpatialParallel(model, Groups(world, world, World(0, 1, None)))
+    form = SpatialParallel(model, SpatialGroups(world, world, World(0, 1, None)))
     own: Any = type(model)
     become_divided(model, form)
     try:

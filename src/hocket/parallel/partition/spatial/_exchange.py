@@ -6,7 +6,7 @@
 | `total` | all_reduce | all_reduce |
 
 Gradients obey one rule: that of a divided tensor is complete where a rank owns it; those of a tensor that every rank
-has whole (a parameter, the loss) add up, over the ranks, to the gradient. So a whole tensor may be used on slabs
+has whole (a parameter, the loss) add up, over the ranks, to the gradient. So a whole tensor may be used with shards
 without any communication, and the gradients of parameters have to be summed in the end, as data parallelism does.
 """
 
@@ -19,35 +19,30 @@ from typing import Any
 import torch
 
 from hocket import comm
+from hocket.sharding import Interval, Shard, halo_rows, overlap
 
 from ...mesh import World
-from ._slabs import Interval, Slabs, halo_rows, overlap
 
 LABEL = "halo"
 """What `hocket.comm` calls the exchanges of rows when it announces them."""
 
 
 def fetch(
-    world: World, tensor: torch.Tensor, slabs: Slabs, wanted: Sequence[Interval], fill: float = 0.0
+    world: World, tensor: torch.Tensor, shard: Shard, wanted: Sequence[Interval], fill: float = 0.0
 ) -> torch.Tensor:
     """The rows of this rank's wanted interval.
 
     Args:
         world: the ranks.
-        tensor: this rank's slab.
-        slabs: how the full tensor is divided.
+        tensor: this rank's shard.
+        shard: how the full tensor is divided.
         wanted: what each rank wants; the same on all ranks. It may reach beyond the tensor on both sides.
         fill: what stands there.
     """
-    if all(want == own for want, own in zip(wanted, slabs.intervals(), strict=True)):
+    if all(want == own for want, own in zip(wanted, shard.intervals(), strict=True)):
         return tensor
-    fetched: torch.Tensor = _Fetch.apply(world, tensor, slabs, tuple(wanted), fill)  # type: ignore[no-untyped-call]
+    fetched: torch.Tensor = _Fetch.apply(world, tensor, shard, tuple(wanted), fill)  # type: ignore[no-untyped-call]
     return fetched
-
-
-def gather(world: World, tensor: torch.Tensor, slabs: Slabs) -> torch.Tensor:
-    """The full tensor, on every rank."""
-    return fetch(world, tensor, slabs, [(0, slabs.size)] * slabs.ranks)
 
 
 def total(world: World, tensor: torch.Tensor) -> torch.Tensor:
@@ -59,22 +54,22 @@ def total(world: World, tensor: torch.Tensor) -> torch.Tensor:
 class _Fetch(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, world: World, tensor: torch.Tensor, slabs: Slabs, wanted: tuple[Interval, ...], fill: float
+        ctx: Any, world: World, tensor: torch.Tensor, shard: Shard, wanted: tuple[Interval, ...], fill: float
     ) -> torch.Tensor:
-        ctx.world, ctx.slabs, ctx.wanted, ctx.shape = world, slabs, wanted, tensor.shape
-        dim, size = slabs.dim, slabs.size
+        ctx.world, ctx.shard, ctx.wanted, ctx.shape = world, shard, wanted, tensor.shape
+        dim, size = shard.dim, shard.size
         begin, end = wanted[world.rank]
-        own = slabs.interval(world.rank)
+        own = shard.intervals()[world.rank]
         inside = [overlap(one, (0, size)) for one in wanted]
         parts = [_cut(tensor, dim, share, own[0]) for share in _shares(own, inside, world.rank)]
-        taken = _shares(inside[world.rank], slabs.intervals(), world.rank)
-        received = _exchanged(world, parts, tensor, dim, taken) if any(halo_rows(slabs, wanted)) else {}
+        taken = _shares(inside[world.rank], shard.intervals(), world.rank)
+        received = _exchanged(world, parts, tensor, dim, taken) if any(halo_rows(shard, wanted)) else {}
         shape = list(tensor.shape)
         pieces = []
         if low := max(0, min(end, 0) - begin):
             shape[dim] = low
             pieces.append(tensor.new_full(shape, fill))
-        for rank in range(slabs.ranks):
+        for rank in range(shard.ranks):
             if rank == world.rank:
                 pieces.append(_cut(tensor, dim, overlap(own, inside[rank]), own[0]))
             elif rank in received:
@@ -86,16 +81,16 @@ class _Fetch(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        world, slabs, wanted, shape = ctx.world, ctx.slabs, ctx.wanted, ctx.shape
+        world, shard, wanted, shape = ctx.world, ctx.shard, ctx.wanted, ctx.shape
         (gradient,) = gradients
-        dim, size = slabs.dim, slabs.size
+        dim, size = shard.dim, shard.size
         begin, _ = wanted[world.rank]
-        own = slabs.interval(world.rank)
+        own = shard.intervals()[world.rank]
         inside = [overlap(one, (0, size)) for one in wanted]
-        shares = _shares(inside[world.rank], slabs.intervals(), world.rank)
+        shares = _shares(inside[world.rank], shard.intervals(), world.rank)
         parts = [_cut(gradient, dim, share, begin) for share in shares]
         given = _shares(own, inside, world.rank)
-        received = _exchanged(world, parts, gradient, dim, given) if any(halo_rows(slabs, wanted)) else {}
+        received = _exchanged(world, parts, gradient, dim, given) if any(halo_rows(shard, wanted)) else {}
         mine = gradient.new_zeros(shape)
         a, b = overlap(own, inside[world.rank])
         if a < b:

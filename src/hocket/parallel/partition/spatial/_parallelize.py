@@ -1,4 +1,4 @@
-"""Makes a model work on slabs of its samples, in place."""
+"""Makes a model work on shards of its samples, in place."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from hocket.sharding import Shard, cut, gathered, interpreted, interpreting, note, noted
+
 from ...batches import mapped, tensors_in
 from ...mesh import World
 from ...state import broadcast_tensors, check_model
 from ..tensor import align
-from . import _exchange
-from ._interpreter import interpreting, running
-from ._site import Groups, note, noted
-from ._slabs import Slabs
+from ._peers import SpatialGroups, SpatialPeers
 
 _FEWEST_DIMS = 4  # samples, channels, and two spatial dims
 _DIVIDED_DIM = 2  # the first spatial one: height of images, depth of volumes
@@ -39,21 +38,21 @@ class Decision(NamedTuple):
 class SpatialParallel:
     """A model whose samples are divided among ranks.
 
-    Called by itself, `model(x)` takes whole tensors and returns whole tensors. Inside `running()` it returns slabs, and
-    functions of them (a loss) are made as if they were whole.
+    Called by itself, `model(x)` takes whole tensors and returns whole tensors. Inside `running()` it returns shards,
+    and functions of them (a loss) are made as if they were whole.
 
     Attributes:
         model: the user's model; its parameters and buffers stay what they are.
         world: the ranks that share each sample.
         decisions: what became of each layer and function, in the order in which they were first called.
-        refused: (name, reason) of those for which slabs were gathered.
+        refused: (name, reason) of those for which shards were gathered.
     """
 
-    def __init__(self, model: nn.Module, groups: Groups) -> None:
+    def __init__(self, model: nn.Module, groups: SpatialGroups) -> None:
         self.model = model
         self.world = groups.spatial
         self.decisions: list[Decision] = []
-        self._groups = groups
+        self._peers = SpatialPeers(groups)
         self._seen: set[tuple[str, str]] = set()
         self._names = {id(p): name.rpartition(".")[0] for name, p in model.named_parameters()}
 
@@ -71,34 +70,30 @@ class SpatialParallel:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """A block in which the model and functions of its output work on slabs."""
-        with interpreting(self._groups, self._hear):
+        """A block in which the model and functions of its output work on shards."""
+        with interpreted(self._peers, self._hear):
             yield
 
-    def slab(self, tensor: torch.Tensor) -> torch.Tensor:
-        """This rank's slab of a tensor that all ranks have; one with fewer than two spatial dims stays whole."""
+    def shard(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return this rank's shard of a tensor that all ranks have; with fewer than two spatial dims it stays whole."""
         if tensor.ndim < _FEWEST_DIMS or noted(tensor) is not None:
             return tensor
-        dim = _DIVIDED_DIM - tensor.ndim
-        slabs = Slabs.even(tensor.shape[dim], self.world.size, dim)
-        begin, end = slabs.interval(self.world.rank)
-        part: torch.Tensor = note(tensor.narrow(dim, begin, end - begin), slabs)
-        return part
+        shard = Shard.even(_DIVIDED_DIM, tensor.shape[_DIVIDED_DIM], self.world.size)
+        return note(cut(tensor, shard, self.world.rank), shard)
 
     def whole(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The full tensor of which this is a slab; a collective operation."""
-        slabs = noted(tensor)
-        return tensor if slabs is None else _exchange.gather(self.world, tensor, slabs)
+        """The full tensor of which this is a shard; a collective operation."""
+        return gathered(self._peers, tensor)
 
     def call(self, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """The model's own forward on slabs of its inputs.
+        """The model's own forward on shards of its inputs.
 
         Raises:
             ValueError: no input can be divided.
         """
-        inside = running()
-        slabs_of = mapped((args, kwargs), self.slab)
-        found = tensors_in(slabs_of)
+        inside = interpreting()
+        shards_of = mapped((args, kwargs), self.shard)
+        found = tensors_in(shards_of)
         if not any(noted(tensor) is not None for tensor in found):
             raise ValueError(
                 f"no input of the model can be divided among {self.world.size} ranks: they have the shapes "
@@ -106,7 +101,7 @@ class SpatialParallel:
                 "say spatial_parallel_degree = 1"
             )
         with self.running():
-            output = forward(*slabs_of[0], **slabs_of[1])
+            output = forward(*shards_of[0], **shards_of[1])
         return output if inside else mapped(output, self.whole)
 
     def _hear(self, function: str, args: Any, form: str, why: str) -> None:
@@ -115,11 +110,11 @@ class SpatialParallel:
             return
         self._seen.add((owner, form))
         if owner != function or form == "gathered":
-            self.decisions.append(Decision(owner or "(the model)", form, f"{function}: {why}" if why else ""))
+            self.decisions.append(Decision(owner or "(the model)", form, why))
 
 
 class DividedModule(nn.Module):
-    """Has the forward of a user's model work on slabs; stands before the model's own class."""
+    """Has the forward of a user's model work on shards; stands before the model's own class."""
 
     spatial: SpatialParallel
 
@@ -148,7 +143,7 @@ def parallelize(
     Raises:
         ValueError: the ranks' models differ.
     """
-    groups = Groups(world, statistics or world, samples or World(0, 1, None))
+    groups = SpatialGroups(world, statistics or world, samples or World(0, 1, None))
     form = SpatialParallel(model, groups)
     if world.size == 1:
         return form
@@ -160,7 +155,7 @@ def parallelize(
 
 
 def become_divided(model: nn.Module, form: SpatialParallel) -> None:
-    """Put the forward of slabs before the model's own class."""
+    """Put the forward of shards before the model's own class."""
     old: Any = type(model)
     about = {"__module__": __name__, "__doc__": old.__doc__}
     divided: Any = type(old.__name__, (DividedModule, old), about)

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from hocket.workload.division import CHANNEL, Recording, Region, Role, Split, Value, cut, cut_tensors
+from hocket.sharding import Shard, cut
+from hocket.workload.division import CHANNEL, Recording, Region, Role, Value, cut_tensors
 
 from ...mesh import World
 from ._attention import CutMultiheadAttention
@@ -30,7 +31,7 @@ class Applied:
         self._world = world
         self._undo: list[Callable[[], None]] = []
         self._forms: dict[nn.Module, Form] = {}
-        self.cuts: dict[int, Split] = {}  # by id of the parameter or buffer
+        self.cuts: dict[int, Shard] = {}  # by id of the parameter or buffer
         regions = list(regions)
         sharing = _sharing(regions, recording)
         for region in regions:
@@ -42,7 +43,7 @@ class Applied:
             for layer in region.scatters:
                 self._forms[layer].scatters = True
                 self._forms[layer].noted = bool(region.aware)
-        homes: dict[str, dict[int, Split]] = {}
+        homes: dict[str, dict[int, Shard]] = {}
         for region in regions:
             for home, given in region.homes.items():
                 homes.setdefault(home, {}).update(given)
@@ -73,13 +74,13 @@ class Applied:
         self._forms[module] = form
         module.__class__ = kind
 
-    def _cut(self, tensor: torch.Tensor, split: Split) -> None:
+    def _cut(self, tensor: torch.Tensor, split: Shard) -> None:
         if id(tensor) in self.cuts:
             return
         full = tensor.data
         self._undo.append(lambda: setattr(tensor, "data", full))
         self.cuts[id(tensor)] = split
-        tensor.data = cut(full, split, self._world.rank, self._world.size).clone()
+        tensor.data = cut(full, split, self._world.rank).clone()
 
     def _cut_layer(self, module: Any, role: Role, noted: bool, shared: list[Shared]) -> None:
         world, segments, kind = self._world, role.split.segments, type(module)

@@ -9,10 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from hocket.workload.division import Split, cut
+from hocket.sharding import Shard, as_local, cut
 
 from ._functions import gather, reduce_from
-from ._interpret import as_it_is
 from ._layers import Form
 from ._numbers import own_numbers
 
@@ -40,7 +39,7 @@ class CutMultiheadAttention(nn.MultiheadAttention):
         is_causal: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """As nn.MultiheadAttention; attention weights are None where the model was seen not to use them."""
-        with as_it_is():
+        with as_local():
             return self._attend(
                 query, key, value, key_padding_mask, need_weights, attn_mask, average_attn_weights, is_causal
             )
@@ -88,7 +87,7 @@ class CutMultiheadAttention(nn.MultiheadAttention):
             if average_attn_weights:
                 weights = reduce_from(world, weights.sum(1)) / self.num_heads
             else:
-                weights = gather(world, weights, Split(1, (self.num_heads,)))
+                weights = gather(world, weights, Shard.even(1, self.num_heads, world.size))
             weights = weights if batched else weights.squeeze(0)
         return out, weights
 
@@ -119,7 +118,7 @@ class CutMultiheadAttention(nn.MultiheadAttention):
             if total.dim() == 3:
                 total = total.view(-1, self.num_heads, *total.shape[1:])
                 world = self.form.world
-                total = cut(total, Split(1, (self.num_heads,)), world.rank, world.size)
+                total = cut(total, Shard.even(1, self.num_heads, world.size), world.rank)
         if padding is not None:
             keys = _added(padding, q.dtype)[:, None, None, :]
             total = keys if total is None else total + keys

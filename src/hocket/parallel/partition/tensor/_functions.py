@@ -20,7 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from hocket.workload.division import Split, cut, join
+from hocket.sharding import Shard, cut, join
 
 from ...mesh import World
 
@@ -44,7 +44,7 @@ def reduce_from(world: World, tensor: torch.Tensor) -> torch.Tensor:
     return total
 
 
-def gather(world: World, tensor: torch.Tensor, split: Split) -> torch.Tensor:
+def gather(world: World, tensor: torch.Tensor, split: Shard) -> torch.Tensor:
     """The full tensor from its parts, for use that is the same on all ranks."""
     if world.size == 1:
         return tensor
@@ -52,7 +52,7 @@ def gather(world: World, tensor: torch.Tensor, split: Split) -> torch.Tensor:
     return full
 
 
-def gather_partial(world: World, tensor: torch.Tensor, split: Split) -> torch.Tensor:
+def gather_partial(world: World, tensor: torch.Tensor, split: Shard) -> torch.Tensor:
     """The full tensor from its parts, for use on parts of something else: gradients are added over the ranks."""
     if world.size == 1:
         return tensor
@@ -60,7 +60,7 @@ def gather_partial(world: World, tensor: torch.Tensor, split: Split) -> torch.Te
     return full
 
 
-def scatter(world: World, tensor: torch.Tensor, split: Split) -> torch.Tensor:
+def scatter(world: World, tensor: torch.Tensor, split: Shard) -> torch.Tensor:
     """This rank's part of a tensor that all ranks have."""
     if world.size == 1:
         return tensor
@@ -68,7 +68,7 @@ def scatter(world: World, tensor: torch.Tensor, split: Split) -> torch.Tensor:
     return part
 
 
-def reduce_scatter(world: World, tensor: torch.Tensor, split: Split) -> torch.Tensor:
+def reduce_scatter(world: World, tensor: torch.Tensor, split: Shard) -> torch.Tensor:
     """This rank's part of the sum over the ranks."""
     if world.size == 1:
         return tensor
@@ -86,17 +86,17 @@ def _all_reduced(world: World, tensor: torch.Tensor) -> torch.Tensor:
     return total
 
 
-def _all_gathered(world: World, tensor: torch.Tensor, split: Split) -> torch.Tensor:
+def _all_gathered(world: World, tensor: torch.Tensor, split: Shard) -> torch.Tensor:
     tensor = tensor.contiguous()
     parts = tensor.new_empty((world.size, *tensor.shape))
     dist.all_gather_single(parts.view(-1), tensor.view(-1), group=world.group)
-    if split.dim == 0 and len(split.segments) == 1:
+    if split.dim == 0 and len(split.bounds) == 1:
         return parts.flatten(0, 1)
     return join(parts.unbind(0), split)
 
 
-def _reduce_scattered(world: World, tensor: torch.Tensor, split: Split) -> torch.Tensor:
-    parts = torch.stack([cut(tensor, split, rank, world.size) for rank in range(world.size)])
+def _reduce_scattered(world: World, tensor: torch.Tensor, split: Shard) -> torch.Tensor:
+    parts = torch.stack([cut(tensor, split, rank) for rank in range(world.size)])
     mine = torch.empty_like(parts[0])
     dist.reduce_scatter_single(mine.view(-1), parts.view(-1), group=world.group)
     return mine
@@ -130,7 +130,7 @@ class _Reduce(torch.autograd.Function):
 
 class _Gather(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, world: World, tensor: torch.Tensor, split: Split, partial: bool) -> torch.Tensor:
+    def forward(ctx: Any, world: World, tensor: torch.Tensor, split: Shard, partial: bool) -> torch.Tensor:
         ctx.world, ctx.split, ctx.partial = world, split, partial
         return _all_gathered(world, tensor, split)
 
@@ -139,14 +139,14 @@ class _Gather(torch.autograd.Function):
         world: World = ctx.world
         if ctx.partial:
             return None, _reduce_scattered(world, gradients[0], ctx.split), None, None
-        return None, cut(gradients[0], ctx.split, world.rank, world.size), None, None
+        return None, cut(gradients[0], ctx.split, world.rank), None, None
 
 
 class _Scatter(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, world: World, tensor: torch.Tensor, split: Split) -> torch.Tensor:
+    def forward(ctx: Any, world: World, tensor: torch.Tensor, split: Shard) -> torch.Tensor:
         ctx.world, ctx.split = world, split
-        return cut(tensor, split, world.rank, world.size).contiguous()
+        return cut(tensor, split, world.rank).contiguous()
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
@@ -155,7 +155,7 @@ class _Scatter(torch.autograd.Function):
 
 class _ReduceScatter(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, world: World, tensor: torch.Tensor, split: Split) -> torch.Tensor:
+    def forward(ctx: Any, world: World, tensor: torch.Tensor, split: Shard) -> torch.Tensor:
         ctx.world, ctx.split = world, split
         return _reduce_scattered(world, tensor, split)
 

@@ -1,137 +1,59 @@
-"""Runs a user's forward on parts while its code speaks of full sizes.
+"""Has a user's forward interpreted where it works on shards while its code speaks of full tensors.
 
-Where a forward says `q.view(B, T, self.n_head, C // self.n_head)`, this rank has a part of the heads only. Inside
-such modules torch functions are looked at: shapes are told as those of the full tensor, and sizes that are given for
-it become those of the part, by the same rules by which the model was examined. Tensors stay plain ones; how they are
-cut is noted on them in an attribute, by the layers that make them.
+Where a forward says `q.view(B, T, self.n_head, C // self.n_head)`, this rank has some of the heads only. Inside such
+modules `hocket.sharding` looks at torch functions, by the same rules by which the model was examined.
 """
 
 from __future__ import annotations
 
 import functools
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
 from torch import nn
-from torch.overrides import TorchFunctionMode
 
-from hocket.workload.division import (
-    ALL_RULES,
-    NO_ANSWER,
-    CannotSplit,
-    Operand,
-    Part,
-    Site,
-    Split,
-    cut,
-    function_name,
-    leaves,
-    mapped,
-)
+from hocket.sharding import Interval, Shard, interpreted, leaves, note, noted
+from hocket.workload.division import LAYERS
 
 from ...mesh import World
-from ._functions import copy_to
+from ._functions import copy_to, gather
 from ._numbers import own_numbers
 
-_NOTE = "_hocket_split"
-# What layers with weights call for themselves: their weights are parts already.
-_LAYERS = frozenset(
-    ["linear", "batch_norm", "group_norm", "layer_norm", "rms_norm", "prelu", "embedding"]
-    + [f"conv{transposed}{n}d" for transposed in ("", "_transpose") for n in (1, 2, 3)]
-)
 
-
-def note(tensor: torch.Tensor, split: Split | None) -> torch.Tensor:
-    """Writes on the tensor how it is cut; returns it."""
-    if split is not None:
-        setattr(tensor, _NOTE, split)
-    elif hasattr(tensor, _NOTE):
-        delattr(tensor, _NOTE)
-    return tensor
-
-
-def noted(tensor: torch.Tensor) -> Split | None:
-    """How the tensor is cut, if that was noted."""
-    return getattr(tensor, _NOTE, None)
-
-
-_local = threading.local()
-
-
-@contextmanager
-def as_it_is() -> Iterator[None]:
-    """In the block this thread's torch functions are called as they are: the code is ours, and means parts."""
-    _local.paused = getattr(_local, "paused", 0) + 1
-    try:
-        yield
-    finally:
-        _local.paused -= 1
-
-
-class Interpreter(TorchFunctionMode):
-    """Looks at torch functions while a module's forward runs.
+class TensorPeers:
+    """The ranks that share a model's layers, see `hocket.sharding.ShardPeers`: between layers nothing is exchanged.
 
     Args:
-        world: the ranks that share what is cut.
+        world: the ranks.
     """
 
+    exchanges = False
+    passed = LAYERS
+    batches = False
+
     def __init__(self, world: World) -> None:
-        super().__init__()
-        self._world = world
+        self.rank, self.size, self._world = world.rank, world.size, world
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if getattr(_local, "paused", 0) or not any(
-            isinstance(x, torch.Tensor) and _NOTE in x.__dict__ for x in leaves((args, kwargs))
-        ):
-            return func(*args, **kwargs)
-        name = function_name(func)
-        if name in _LAYERS:
-            result = func(*args, **kwargs)
-            return note(result, args[0].__dict__.get(_NOTE))
-        rule = ALL_RULES.get(name)
-        if rule is None:
-            raise CannotSplit(f"{name} is given a tensor of which every rank has a part")
-        site = Site(name, list(mapped(self._operand, args)), mapped(self._operand, kwargs), self._world.size)
-        splits = rule(site)
-        if site.answer is not NO_ANSWER:
-            return site.answer
-        if site.aware:
-            args, kwargs = mapped(self._tensor, site.args), mapped(self._tensor, site.kwargs)
-        if site.random:
-            device = next(o.tensor.device for o in site.operands())
-            with own_numbers(self._world, device):
-                result = func(*args, **kwargs)
-        else:
-            result = func(*args, **kwargs)
-        made = [leaf for leaf in leaves(result) if isinstance(leaf, torch.Tensor)]
-        if splits is None or isinstance(splits, Split):
-            splits = [splits] * len(made)
-        for tensor, split in zip(made, splits, strict=True):
-            note(tensor, split)
-        return result
+    def fetch(self, tensor: torch.Tensor, shard: Shard, wanted: Sequence[Interval], fill: float) -> torch.Tensor:
+        """Return the full tensor; shares of it are never wanted."""
+        return gather(self._world, tensor, shard)
 
-    def _operand(self, leaf: Any) -> Any:
-        if not isinstance(leaf, torch.Tensor):
-            return leaf
-        split = leaf.__dict__.get(_NOTE)
-        shape = tuple(leaf.shape)
-        if split is not None:
-            shape = (*shape[: split.dim], split.size, *shape[split.dim + 1 :])
-        return Operand(shape, split, leaf.requires_grad, False, leaf)
+    def total(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Never be asked for a sum over ranks."""
+        raise AssertionError("row layers add up, and nothing else")
 
-    def _tensor(self, leaf: Any) -> Any:
-        if isinstance(leaf, Part):
-            (full,) = copy_to(self._world, leaf.operand.tensor)
-            return cut(full, leaf.split, self._world.rank, self._world.size)
-        if not isinstance(leaf, Operand):
-            return leaf
-        if leaf.split is None and leaf.grad:
-            return copy_to(self._world, leaf.tensor)[0]
-        return leaf.tensor
+    def enter(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a replicated tensor for use on shards: its gradients are added over the ranks."""
+        return copy_to(self._world, tensor)[0]
+
+    def own_random_numbers(self, device: torch.device) -> AbstractContextManager[None]:
+        """Return a block in which random numbers are this rank's own."""
+        return own_numbers(self._world, device)
+
+    def batch_norm(self, input: torch.Tensor, divided: bool, weight: Any, bias: Any, eps: float) -> None:
+        """Return nothing: channels are whole on a rank."""
 
 
 class Interpretation:
@@ -142,8 +64,8 @@ class Interpretation:
         given: how arguments are cut, by their places among all.
     """
 
-    def __init__(self, world: World, given: dict[int, Split]) -> None:
-        self._world = world
+    def __init__(self, world: World, given: dict[int, Shard]) -> None:
+        self._world, self._peers = world, TensorPeers(world)
         self._given = given
 
     @contextmanager
@@ -153,17 +75,11 @@ class Interpretation:
             split = self._given.get(place)
             if split is not None and isinstance(leaf, torch.Tensor) and noted(leaf) is None:
                 # The size may be another than the sample's: a sequence's, say.
-                alone = len(split.segments) == 1
-                note(leaf, Split(split.dim, (leaf.shape[split.dim] * self._world.size,)) if alone else split)
-        if getattr(_local, "running", False):  # once is enough
+                alone = len(split.bounds) == 1
+                size = leaf.shape[split.dim] * self._world.size
+                note(leaf, Shard.even(split.dim, size, self._world.size) if alone else split)
+        with interpreted(self._peers):
             yield
-            return
-        _local.running = True
-        try:
-            with Interpreter(self._world):
-                yield
-        finally:
-            _local.running = False
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Interpretation:
         return self

@@ -15,11 +15,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from hocket.workload.division import SEQUENCE, Split
+from hocket.sharding import Shard, as_local, note, noted
+from hocket.workload.division import SEQUENCE
 
 from ...mesh import World
 from ._functions import copy_to, gather, gather_partial, reduce_from, reduce_scatter, scatter
-from ._interpret import as_it_is, note, noted
 from ._numbers import own_numbers
 
 
@@ -41,7 +41,7 @@ class Shared:
         self._copy: torch.Tensor | None = None
         self._left = 0
 
-    def copy(self, world: World, tensor: torch.Tensor, sequence: Split | None) -> torch.Tensor:
+    def copy(self, world: World, tensor: torch.Tensor, sequence: Shard | None) -> torch.Tensor:
         """The tensor, for use on parts; gathered first, where every rank has a part of the sequence."""
         key = (torch.is_grad_enabled(), tensor._version, sequence)
         if (
@@ -108,16 +108,16 @@ class Form:
         if self.kind in ("column", "heads"):
             sequence = None
             if place in self.gathers:
-                sequence = Split(x.dim() + SEQUENCE, (x.shape[SEQUENCE] * self.world.size,))
+                sequence = Shard.even(x.dim() + SEQUENCE, x.shape[SEQUENCE] * self.world.size, self.world.size)
             return self.shared[place].copy(self.world, x, sequence)
         if self.whole:
-            return scatter(self.world, x, Split(x.dim() + self.channel, self.segments))
+            return scatter(self.world, x, Shard.even(x.dim() + self.channel, self.segments, self.world.size))
         return x
 
     def leave(self, y: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """What the layer returns."""
         if self.kind == "column":
-            split = Split(y.dim() + self.channel, self.segments)
+            split = Shard.even(y.dim() + self.channel, self.segments, self.world.size)
             if not self.whole:
                 return note(y, split) if self.noted else y
             y = gather(self.world, y, split)
@@ -132,7 +132,7 @@ class Form:
         return y if bias is None else y + bias.view(-1, *(1,) * (-1 - self.channel))
 
     def _part(
-        self, full: torch.Tensor, operation: Callable[[World, torch.Tensor, Split], torch.Tensor]
+        self, full: torch.Tensor, operation: Callable[[World, torch.Tensor, Shard], torch.Tensor]
     ) -> torch.Tensor:
         """This rank's part of the sequence."""
         length = full.shape[SEQUENCE]
@@ -141,7 +141,7 @@ class Form:
                 f"a sequence of length {length} cannot be cut into {self.world.size} equal parts; pad it, or plan "
                 "without sequence_parallel"
             )
-        split = Split(full.dim() + SEQUENCE, (length,))
+        split = Shard.even(full.dim() + SEQUENCE, length, self.world.size)
         y = operation(self.world, full, split)
         return note(y, split) if self.noted else y
 
@@ -154,7 +154,7 @@ class CutLayer(nn.Module):
     def forward(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         """The layer's result, from and to what its form says."""
         layer: Any = self
-        with as_it_is():
+        with as_local():
             form, bias = self.form, layer.bias
             x = form.enter(x)
             if form.kind == "column" or bias is None:

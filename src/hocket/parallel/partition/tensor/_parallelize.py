@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from hocket.workload.division import CollectiveCount, Region, Split, apart, choose, cut, record, sequences, tally
+from hocket.sharding import Shard, cut
+from hocket.workload.division import CollectiveCount, Region, apart, choose, record, sequences, tally
 
 from ...batches import mapped as with_tensors
 from ...batches import restored, tensors_in
@@ -91,7 +92,7 @@ class TensorParallel:
             return [(offsets, tensor)]
         found, at, dim = [], 0, piece.dim
         mine = offsets[dim], offsets[dim] + tensor.shape[dim]
-        for begin, end in Split(dim, piece.segments).ranges(self.world.rank, self.world.size):
+        for begin, end in Shard.even(dim, piece.segments, self.world.size).ranges(self.world.rank):
             low, high = max(mine[0], at), min(mine[1], at + end - begin)
             if low < high:
                 where = (*offsets[:dim], begin + low - at, *offsets[dim + 1 :])
@@ -104,7 +105,7 @@ class TensorParallel:
         piece = self.pieces.get(name)
         if piece is None:
             return full
-        return cut(full, Split(piece.dim, piece.segments), self.world.rank, self.world.size)
+        return cut(full, Shard.even(piece.dim, piece.segments, self.world.size), self.world.rank)
 
 
 def parallelize(

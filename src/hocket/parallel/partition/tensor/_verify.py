@@ -15,7 +15,8 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from hocket.workload.division import DROPOUT, DROPOUTS, Recording, Region, Split, cut, function_name
+from hocket.sharding import Shard, cut, operator_name
+from hocket.workload.division import DROPOUTS, Recording, Region
 
 from ...batches import restored, tensors_in
 from ...mesh import World
@@ -23,6 +24,15 @@ from ._apply import Applied
 
 _TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-3, torch.float16: 5e-2, torch.bfloat16: 2e-1}
 _SEED = 20
+_DROPOUT = (
+    "dropout",
+    "alpha_dropout",
+    "dropout1d",
+    "dropout2d",
+    "dropout3d",
+    "feature_dropout",
+    "feature_alpha_dropout",
+)
 
 
 @dataclass(slots=True)
@@ -129,8 +139,8 @@ class Verifier:
                 return f"the buffer {name} differs from the plain model's"
         return None
 
-    def _part(self, full: torch.Tensor, split: Split | None) -> torch.Tensor:
-        return full if split is None else cut(full, split, self._world.rank, self._world.size)
+    def _part(self, full: torch.Tensor, split: Shard | None) -> torch.Tensor:
+        return full if split is None else cut(full, split, self._world.rank)
 
 
 def _largest(tensor: torch.Tensor) -> float:
@@ -157,8 +167,8 @@ def _by(a: torch.Tensor, b: torch.Tensor) -> str:
 class _NoDropout(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
-        name = function_name(func)
-        if name in DROPOUT:
+        name = operator_name(func)
+        if name in _DROPOUT:
             return args[0] if args else kwargs["input"]
         if name == "scaled_dot_product_attention":
             args = [*args[:4], 0.0, *args[5:]] if len(args) > 4 else args
