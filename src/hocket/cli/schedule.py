@@ -39,6 +39,7 @@ def list_(
     """Show every algorithm that serves a collective, with its closed form beside the lower bounds."""
     from hocket.algorithms import algorithms
     from hocket.schedule import Collective, ScheduleError, lower_bounds
+    from hocket.schedule.pipeline import NAMED_ORDERS
 
     try:
         collective = Collective(kind, world)
@@ -54,7 +55,9 @@ def list_(
             row |= {"steps": form.steps, "sent": float(form.sent)}
         rows.append(row)
     if as_json:
-        print_json({"collective": kind, "world": world, "bounds": _bounds(bound), "algorithms": rows})
+        document = {"collective": kind, "world": world, "bounds": _bounds(bound), "algorithms": rows}
+        orders = [{"name": one.name, "title": one.title, "source": one.source} for one in NAMED_ORDERS.values()]
+        print_json(document | {"pipeline_orders": orders})
         return
     typer.echo(
         f"{collective}: no algorithm needs fewer than {bound.steps} steps or {float(bound.moved):.4g} S per port"
@@ -68,6 +71,8 @@ def list_(
             for r in rows
         ],
     )
+    typer.echo("orders of pipelines (hocket schedule show 1f1b --stages 4):")
+    _table(("name", ""), [(one.name, one.title) for one in NAMED_ORDERS.values()])
 
 
 @schedule.command()
