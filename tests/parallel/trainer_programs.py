@@ -64,7 +64,7 @@ def divide_what_was_measured() -> dict[str, Any]:
     plans = admissible_plans(found.workload, found.network, workers=2, batch=len(inputs))
     divided = parallelize(model, join(), (inputs[:4],))
     return {
-        "degrees": found.workload.degrees,
+        "degrees": found.workload.degrees(),
         "exchange_s": found.constants.exchange_s,
         "exchange_share": found.constants.exchange_share,
         "considered": sorted({plan.tensor_parallel_degree for plan in plans}),

@@ -35,7 +35,7 @@ def begins(graph: Graph, mesh: Mesh, points: Sequence[str], micro_batches: int) 
     Raises:
         ValueError: there are not so many stages in the model, or `points` are no such layers.
     """
-    stages, blocks = mesh.pipeline.size, _together(graph)
+    stages, blocks = mesh["pipeline"].size, _together(graph)
     if len(blocks) < stages:
         raise ValueError(
             f"pipeline={stages} is more than the {len(blocks)} parts that {graph.model.name!r} can be cut into "
@@ -44,7 +44,7 @@ def begins(graph: Graph, mesh: Mesh, points: Sequence[str], micro_batches: int) 
     if points:
         return [0, *_at(graph, stages, points, blocks)]
     found: list[int] = []
-    link = link_of(mesh.pipeline, mesh.whole, mesh.whole.device)
+    link = link_of(mesh["pipeline"], mesh.whole, mesh.whole.device)
     if mesh.whole.rank == 0:
         costs, nbytes = _measured(graph)
         edges = [*blocks, len(graph.steps)]

@@ -82,8 +82,8 @@ class Model:
         self._micro_batches = micro_batches
         if pipeline > 1 and self.world.size > 1:
             check_world(self.world, pipeline)
-            mesh = Mesh.make(self.world, pipeline=pipeline, tensor=1)
-            self._data_world = mesh.data
+            mesh = Mesh.make(self.world, {"pipeline": pipeline})
+            self._data_world = mesh["data"]
             steps = PipelinedSteps(
                 model,
                 mesh,

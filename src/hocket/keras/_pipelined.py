@@ -49,7 +49,7 @@ class PipelinedSteps(Steps):
         split: Sequence[str],
         schedule: str,
     ) -> None:
-        super().__init__(model, mesh.data, synchronise_batch_norm=synchronise_batch_norm, bucket_bytes=bucket_bytes)
+        super().__init__(model, mesh["data"], synchronise_batch_norm=synchronise_batch_norm, bucket_bytes=bucket_bytes)
         self._mesh = mesh
         self._micro_batches = micro_batches
         self._split = tuple(split)
@@ -63,7 +63,7 @@ class PipelinedSteps(Steps):
         if self._engine is None or self._engine.graph.functional is not functional:
             graph = Graph(self.model)
             found = begins(graph, self._mesh, self._split, self._micro_batches)
-            self._engine = Engine(graph, found, self._mesh.pipeline, self._micro_batches, self._schedule)
+            self._engine = Engine(graph, found, self._mesh["pipeline"], self._micro_batches, self._schedule)
         return self._engine
 
     @property
@@ -89,7 +89,7 @@ class PipelinedSteps(Steps):
     def _own_variables(self) -> list[Any]:
         variables = self.model.trainable_variables
         owners = self.broadcast._owners(self.engine(), variables)
-        return [v for v, owner in zip(variables, owners, strict=True) if owner == self._mesh.pipeline.rank]
+        return [v for v, owner in zip(variables, owners, strict=True) if owner == self._mesh["pipeline"].rank]
 
     # --- steps ------------------------------------------------------------------------------------------------------
 
@@ -123,7 +123,7 @@ class PipelinedSteps(Steps):
                     others = tally.step(work, share, lambda: set(results()), phase)
                 else:
                     work()
-                tally.follow(self._mesh.pipeline.size - 1, self._mesh.pipeline, self._unsummed)
+                tally.follow(self._mesh["pipeline"].size - 1, self._mesh["pipeline"], self._unsummed)
                 return {**results(), **others}
 
         return step
@@ -219,7 +219,7 @@ class PipelinedSteps(Steps):
         Raises:
             ValueError: they add none, and the model is compiled without a loss.
         """
-        world = self._mesh.pipeline
+        world = self._mesh["pipeline"]
         value, count = batch.aside
         if regularisation is not None:
             value, count = value + float(regularisation.detach()), count + 1

@@ -32,7 +32,7 @@ class StagedOptimizer(ZeroOptimizer):
     remedy = "leave pipeline= out"
 
     def __init__(self, optimizer: Any, variables: list[Any], mesh: Mesh, owners: list[int]) -> None:
-        super().__init__(optimizer, variables, mesh.pipeline, owners)
+        super().__init__(optimizer, variables, mesh["pipeline"], owners)
         self._everyone = mesh.whole
 
     def apply(self, gradients: Any, variables: Any = None) -> None:
@@ -103,7 +103,7 @@ class StagedStateBroadcast(StateBroadcast):
     def collect(self) -> None:
         """Put weights, and on rank 0 the optimizer's state, together; a collective operation."""
         self.gather()
-        if self._mesh.data.rank == 0:  # rank 0 is in the first pipeline, and the others have the same
+        if self._mesh["data"].rank == 0:  # rank 0 is in the first pipeline, and the others have the same
             super().collect()
 
     def gather(self) -> None:
@@ -112,7 +112,7 @@ class StagedStateBroadcast(StateBroadcast):
             return
         self._apart = False
         variables = self.model.variables
-        publish(variables, self._owners(self._engine(), variables), self._mesh.pipeline)
+        publish(variables, self._owners(self._engine(), variables), self._mesh["pipeline"])
 
     def _owners(self, engine: Engine, variables: list[Any]) -> list[int]:
         edges = [*engine.begins, len(engine.graph.steps)]

@@ -12,14 +12,14 @@ from hocket.testing import run_ranks
 
 def _meshes() -> dict[str, bool]:
     world = current()
-    one, again = (Mesh.make(world, pipeline=2, tensor=1) for _ in range(2))
-    other = Mesh.make(world, pipeline=1, tensor=2)
+    one, again = (Mesh.make(world, {"pipeline": 2}) for _ in range(2))
+    other = Mesh.make(world, {"tensor": 2})
     sums = torch.tensor([float(dist.get_rank())])
-    dist.all_reduce(sums, group=again.pipeline.group)
+    dist.all_reduce(sums, group=again["pipeline"].group)
     return {
         "the same": one == again,
-        "axes": one.pipeline.group is not one.data.group,
-        "shapes": other.tensor.group is not one.data.group and other.data.group is not one.pipeline.group,
+        "axes": one["pipeline"].group is not one["data"].group,
+        "shapes": other["tensor"].group is not one["data"].group and other["data"].group is not one["pipeline"].group,
         "works": sums.item() == [2.0, 4.0, 2.0, 4.0][dist.get_rank()],
     }
 

@@ -52,7 +52,7 @@ class BucketTrial:
     def of(cls, composition: Composition) -> BucketTrial | None:
         """For a model whose gradients are averaged in buckets; None where they are not, or wait for a pipeline."""
         form, mesh = composition.form, composition.mesh
-        if not isinstance(form, Replicated) or mesh.data.size == 1 or mesh.pipeline.size > 1:
+        if not isinstance(form, Replicated) or mesh["data"].size == 1 or mesh["pipeline"].size > 1:
             return None
         total = sum(item.leaf.numel() * item.leaf.element_size() for item in form.owned)
         default = BucketSizes.choose(total).most

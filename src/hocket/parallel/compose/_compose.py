@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from contextlib import nullcontext
 from typing import Any
 
 import torch
 
-from hocket.planner import Plan
+from hocket.planner import Plan, inner
 
 from ..data import BroadcastBuffers, FullySharded, Replicated, ShardedOptimizer, ShardingStrategy, blocks, synchronise
 from ..data.priority import Prioritised
 from ..mesh import Mesh, World
-from ..partition.spatial import parallelize as divide_samples
-from ..pipeline import Pipeline, Stage
+from ..pipeline import Pipeline
 from ..state import (
-    ParameterPlacement,
+    Owned,
     WholeNorms,
     broadcast_optimizer_state,
     broadcast_tensors,
@@ -25,7 +23,7 @@ from ..state import (
 )
 from ._composition import Composition
 from ._distribute import take_own_gpu
-from ._divide import divide_embeddings, divide_layers, divide_tensors, sample_inputs
+from ._divide import CARRIED, Draft, divide_embeddings, sample_inputs
 from ._passes import LossFn, Passes, Reduction, StagedPasses, WholePasses
 from ._precision import cast_module, in_precision
 from ._recompute import recompute
@@ -55,104 +53,106 @@ def compose(
     """
     inputs = sample_inputs(sample, plan)
     check_arguments(model, optimizer, plan)
-    if world.size > 1:
-        take_own_gpu(model)
-        check_model(model, world)
-    mesh = Mesh.make(
-        world,
-        pipeline=plan.pipeline_parallel_degree,
-        tensor=plan.tensor_parallel_degree,
-        batch_norm=(plan.batch_norm_group or plan.data_parallel_degree) if plan.sync_batch_norm else 1,
-        spatial=plan.spatial_parallel_degree,
-    )
-    if world.size > 1:
-        broadcast_tensors([*model.parameters(), *model.buffers()], world)
-        broadcast_optimizer_state(optimizer, world)
+    mesh = _aligned(model, optimizer, plan, world)
     frozen = {id(p) for p in model.parameters() if not p.requires_grad}
     groups = _groups(model, optimizer)
-    places, tensor_form = divide_tensors(model, optimizer, plan, mesh, inputs)
-    notes = [] if tensor_form is None else str(tensor_form).splitlines()
-    stages: list[Stage] = []
-    modules = [(model, {name: name for name in places})]
-    if mesh.pipeline.size > 1:
-        stages, about = divide_layers(model, optimizer, plan, mesh, inputs)
-        notes += about
-        modules = [(stage.module, dict(stage.names)) for stage in stages]
-    spatial = None
-    if mesh.spatial.size > 1:
-        spatial = divide_samples(model, mesh.spatial, statistics=mesh.statistics, samples=mesh.batch_norm)
-        notes.append(f"each sample divided among {mesh.spatial.size} ranks along the first of its spatial dims")
-    elif plan.sync_batch_norm:
-        changed = [name for module, _ in modules for name in synchronise(module, mesh.batch_norm)]
-        notes.append(f"batch norm over {mesh.batch_norm.size} ranks: {', '.join(changed) or 'the model has none'}")
-    if plan.recompute and not stages:
-        notes.append(f"computed again in back-propagation: {', '.join(recompute(model)) or 'the model has no blocks'}")
-    shared = {name for stage in stages for name in stage.shared}
-    apart, about = divide_embeddings(modules, optimizer, plan, mesh, places, shared)
-    notes += about
-    apart_ids = {id(item.leaf) for item in apart}
+    draft = Draft(model, optimizer, plan, mesh, inputs)
+    for name, carry_out in CARRIED.items():
+        if mesh[name].size > 1:
+            carry_out(draft)
+    _normalised(draft)
+    tables = divide_embeddings(draft)
     device = next((p.device.type for p in model.parameters()), "cpu")
-    for module, _ in modules:
+    for module, _ in draft.modules:
         cast_module(module, plan.precision, device)
-    loss = in_precision(loss_fn, plan.precision, device)
-    pipeline = None
-    if stages:
-        pipeline = Pipeline(
-            stages,
-            mesh.pipeline,
-            plan.pipeline_schedule,
-            plan.micro_batches,
-            loss,
-            loss_reduction=reduction,
-            recompute="stage" if plan.recompute else "none",
-        )
-        check_tied(pipeline, plan, mesh)
-    parameters = {
-        names[n]: p for module, names in modules for n, p in module.named_parameters() if id(p) not in apart_ids
-    }
-    trained = {name: p for name, p in parameters.items() if id(p) not in frozen}
-    kept = {name: p for name, p in parameters.items() if id(p) in frozen}
-    elements = sum(p.numel() for p in trained.values())
-    # Workers that do not agree at every step compute gradients as if each were alone.
-    data = mesh.data if plan.synchronisation == "every_step" else World(0, 1, None)
-    buffers = BroadcastBuffers([module for module, _ in modules], data)
-    form = _form(plan, mesh, model, modules, trained, kept, places, optimizer)
-    form.owned += [item for item in apart if id(item.leaf) not in frozen]
-    form.frozen += [item for item in apart if id(item.leaf) in frozen]
+    form, trained = _held(draft, tables, frozen)
     whole = {p for group in optimizer.param_groups for p in group["params"] if id(p) in frozen}
     shard_optimizer(optimizer, form.owned, whole)
-    holders = Counter(name for names in mesh.pipeline.from_all(list(trained)) for name in names)
-    passes: Passes
-    answers = mesh.tensor.rank == 0
-    if pipeline is None:
-        running = nullcontext if spatial is None else spatial.running
-        answers = answers and mesh.spatial.rank == 0
-        passes = WholePasses(model, loss, reduction, form, buffers, data, answers=answers, running=running)
-    else:
-        answers = answers and pipeline.holds_last
-        passes = StagedPasses(pipeline, reduction, form, buffers, mesh.data, answers=answers)
+    passes, buffers = _passes(draft, form, in_precision(loss_fn, plan.precision, device), reduction)
     composition = Composition(
         model=model,
-        modules=modules,
-        places=places,
+        modules=draft.modules,
+        places=draft.places,
         mesh=mesh,
         form=form,
         passes=passes,
         buffers=buffers,
         optimizer=optimizer,
         plan=plan,
-        elements=elements,
-        apart=sum(item.leaf.numel() for item in apart),
-        cut=frozenset() if tensor_form is None else frozenset(tensor_form.pieces),
-        holders=dict(holders),
-        spatial=spatial,
-        notes=notes,
+        elements=sum(p.numel() for p in trained.values()),
+        apart=sum(item.leaf.numel() for item in tables),
+        cut=draft.cut,
+        holders=dict(Counter(name for names in mesh["pipeline"].from_all(list(trained)) for name in names)),
+        notes=draft.notes,
+        growing=draft.growing,
     )
     copies = composition.copies()
     composition.local = all(world.from_all(all(count == world.size for _, count in copies)))
     if hasattr(optimizer, "bind_norms"):
         optimizer.bind_norms(WholeNorms(groups, copies, world, local=composition.local))
     return composition
+
+
+def _aligned(model: torch.nn.Module, optimizer: Any, plan: Plan, world: World) -> Mesh:
+    """Make all ranks hold what rank 0 holds, and the groups of the plan."""
+    if world.size > 1:
+        take_own_gpu(model)
+        check_model(model, world)
+    mesh = Mesh.of(plan, world)
+    if world.size > 1:
+        broadcast_tensors([*model.parameters(), *model.buffers()], world)
+        broadcast_optimizer_state(optimizer, world)
+    return mesh
+
+
+def _normalised(draft: Draft) -> None:
+    """Synchronise batch norm, unless an axis has seen to it, and have blocks computed again."""
+    plan, norms = draft.plan, draft.mesh.batch_norm
+    if plan.sync_batch_norm and draft.mesh.statistics == norms:
+        changed = [name for module, _ in draft.modules for name in synchronise(module, norms)]
+        draft.notes.append(f"batch norm over {norms.size} ranks: {', '.join(changed) or 'the model has none'}")
+    if plan.recompute and not draft.stages:
+        again = ", ".join(recompute(draft.model)) or "the model has no blocks"
+        draft.notes.append(f"computed again in back-propagation: {again}")
+
+
+def _held(
+    draft: Draft, tables: list[Owned], frozen: set[int]
+) -> tuple[ShardingStrategy, dict[str, torch.nn.Parameter]]:
+    """Return how parameters are held among the ranks that hold the same, and those that are trained, by name."""
+    apart = {id(item.leaf) for item in tables}
+    parameters = {
+        names[n]: p for module, names in draft.modules for n, p in module.named_parameters() if id(p) not in apart
+    }
+    trained = {name: p for name, p in parameters.items() if id(p) not in frozen}
+    kept = {name: p for name, p in parameters.items() if id(p) in frozen}
+    form = _form(draft, trained, kept)
+    form.owned += [item for item in tables if id(item.leaf) not in frozen]
+    form.frozen += [item for item in tables if id(item.leaf) in frozen]
+    return form, trained
+
+
+def _passes(
+    draft: Draft, form: ShardingStrategy, loss: LossFn, reduction: Reduction
+) -> tuple[Passes, BroadcastBuffers]:
+    """Return what computes losses and gradients, and the buffers that it keeps alike."""
+    plan, mesh = draft.plan, draft.mesh
+    # Workers that do not agree at every step compute gradients as if each were alone.
+    data = mesh["data"] if plan.synchronisation == "every_step" else World(0, 1, None)
+    buffers = BroadcastBuffers([module for module, _ in draft.modules], data)
+    # Of the ranks that compute the same loss one answers for it.
+    answers = all(mesh[axis.name].rank == 0 for axis in inner() if axis.divides != "layers")
+    if not draft.stages:
+        return (
+            WholePasses(draft.model, loss, reduction, form, buffers, data, answers=answers, running=draft.running),
+            buffers,
+        )
+    again = "stage" if plan.recompute else "none"
+    order = plan.pipeline_schedule, plan.micro_batches
+    pipeline = Pipeline(draft.stages, mesh["pipeline"], *order, loss, loss_reduction=reduction, recompute=again)
+    check_tied(pipeline, plan, mesh)
+    answers = answers and pipeline.holds_last
+    return StagedPasses(pipeline, reduction, form, buffers, mesh["data"], answers=answers), buffers
 
 
 def _groups(model: torch.nn.Module, optimizer: Any) -> dict[str, int]:
@@ -162,24 +162,19 @@ def _groups(model: torch.nn.Module, optimizer: Any) -> dict[str, int]:
 
 
 def _form(
-    plan: Plan,
-    mesh: Mesh,
-    model: torch.nn.Module,
-    modules: list[tuple[torch.nn.Module, dict[str, str]]],
-    trained: dict[str, torch.nn.Parameter],
-    frozen: dict[str, torch.nn.Parameter],
-    places: dict[str, ParameterPlacement],
-    optimizer: Any,
+    draft: Draft, trained: dict[str, torch.nn.Parameter], frozen: dict[str, torch.nn.Parameter]
 ) -> ShardingStrategy:
-    if plan.priority and mesh.data.size > 1:
-        return Prioritised(model, trained, frozen, places, mesh.data, plan.bucket_bytes, optimizer)
+    plan, mesh, places = draft.plan, draft.mesh, draft.places
+    if plan.priority and mesh["data"].size > 1:
+        wanted = plan.bucket_bytes
+        return Prioritised(draft.model, trained, frozen, places, mesh["data"], wanted, draft.optimizer)
     if plan.shard == "none" or mesh.replicas.size == 1:
         averages = plan.synchronisation == "every_step"
         return Replicated(
             trained, frozen, places, mesh.replicas, plan.bucket_bytes, plan.compression, averages=averages
         )
     if plan.shard == "parameters":
-        return FullySharded(modules, places, mesh.replicas, [name for name, _ in blocks(model)])
+        return FullySharded(draft.modules, places, mesh.replicas, [name for name, _ in blocks(draft.model)])
     keep = plan.shard == "optimizer"
     return ShardedOptimizer(
         trained, frozen, places, mesh.replicas, plan.bucket_bytes, plan.compression, keep_gradients=keep

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from hocket.planner import Plan
+from hocket.planner import AXES, Plan
 
 from ..data import BroadcastBuffers, ShardingStrategy
-from ..data.priority import Prioritised
 from ..mesh import Mesh
-from ..partition.spatial import SpatialParallel
 from ..state import Owned, ParameterPlacement, StateBytes, TensorShard
 from ..state import memory as _memory
 from ._passes import Passes
@@ -36,8 +35,8 @@ class Composition:
         apart: how many of elements that are divided among data-parallel ranks whatever the form.
         cut: names of the parameters that are divided among ranks that share tensors.
         holders: how many ranks of the pipeline hold each parameter.
-        spatial: how samples are divided; None where they are not.
         notes: what was decided about the model, as sentences.
+        growing: What is decided while the model runs; sentences as their text.
         local: whether every rank holds all of the model.
     """
 
@@ -54,27 +53,24 @@ class Composition:
     apart: int
     cut: frozenset[str]
     holders: dict[str, int]
-    spatial: SpatialParallel | None = None
     notes: list[str] = field(default_factory=list)
+    growing: list[object] = field(default_factory=list)
     local: bool = False
 
     def update(self) -> None:
-        """Has the optimizer make its step: now, or as gradients arrive."""
-        if isinstance(self.form, Prioritised):
-            self.form.update()
-        else:
-            self.optimizer.step()
+        """Have the optimizer make its step: now, or as gradients arrive."""
+        self.form.update(self.optimizer)
 
     def finish(self) -> None:
-        """Makes what is due of earlier steps."""
-        if isinstance(self.form, Prioritised):
-            self.form.finish()
+        """Make what is due of earlier steps."""
+        self.form.finish()
 
     def copies(self) -> list[tuple[Owned, int]]:
         """What this rank updates, each with how many ranks of the world update the same."""
         found = []
+        sharing = math.prod(self.mesh[axis.name].size for axis in AXES if axis.divides == "tensors")
         for item in self.form.owned:
-            sharers = 1 if item.name in self.cut else self.mesh.tensor.size
+            sharers = 1 if item.name in self.cut else sharing
             found.append((item, item.replicas * sharers * self.holders.get(item.name, 1)))
         return found
 

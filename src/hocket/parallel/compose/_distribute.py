@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import torch
 
-from hocket.planner import Plan, PlanError, PlanFinding, parse_compression
+from hocket.planner import Plan, PlanError, PlanFinding, inner, parse_compression
 
 from ..batches import (
     DistributedLoader,
@@ -137,8 +137,7 @@ def _joined(group: Any) -> Any:
 def _plain_plan() -> Plan:
     """The launcher's plan, if a loop of the user's own can carry it out."""
     plan = Plan.from_environment() or Plan()
-    degrees = ("tensor_parallel_degree", "spatial_parallel_degree", "pipeline_parallel_degree")
-    for field in ("shard", *degrees, "accumulate", "embeddings", "priority"):
+    for field in ("shard", *(axis.field for axis in inner()), "accumulate", "embeddings", "priority"):
         if getattr(plan, field) != getattr(Plan(), field):
             rule = f"a loop of the program's own is for plain data parallelism, and this plan is {plan.describe()}"
             raise PlanError(
@@ -152,7 +151,7 @@ def _neighbours(world: World, ranks: int) -> World:
     """The group of this rank and its neighbours, `ranks` of them together."""
     if ranks == world.size or world.size == 1:
         return world
-    return Mesh.make(world, pipeline=1, tensor=1, batch_norm=ranks).batch_norm
+    return Mesh.make(world, batch_norm=ranks).batch_norm
 
 
 def take_own_gpu(model: torch.nn.Module) -> None:

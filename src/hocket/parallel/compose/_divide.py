@@ -1,17 +1,20 @@
-"""Divides a model: its layers among ranks that share tensors, then their sequence among the ranks of a pipeline."""
+"""Divides a model along the axes of its plan: the table of how each is carried out."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from hocket.planner import Plan, PlanError, PlanFinding
+from hocket.planner import AXES, Plan, PlanError, PlanFinding, inner
 
 from ..batches import mapped, samples_in
 from ..embedding import distribute_embeddings
 from ..mesh import Mesh, link_of
+from ..partition.spatial import parallelize as share_samples
 from ..partition.tensor import TensorParallel, parallelize
 from ..pipeline import (
     Stage,
@@ -32,8 +35,9 @@ def sample_inputs(sample: Any, plan: Plan) -> tuple[Any, ...]:
     Raises:
         PlanError: the plan needs one, and there is none.
     """
-    if sample is None and max(plan.tensor_parallel_degree, plan.pipeline_parallel_degree) > 1:
-        rule = "tensor and pipeline parallelism run the model on a sample, to see how it can be divided"
+    names = [axis.name for axis in inner() if axis.sampled]
+    if sample is None and any(axis.sampled and axis.degree(plan) > 1 for axis in AXES):
+        rule = f"{' and '.join(names)} parallelism run the model on a sample, to see how it can be divided"
         remedy = "pass Trainer(..., sample=inputs), the model's inputs for a few samples"
         raise PlanError("the plan cannot be carried out:", [PlanFinding("sample", rule, remedy)])
     if sample is None:
@@ -41,26 +45,59 @@ def sample_inputs(sample: Any, plan: Plan) -> tuple[Any, ...]:
     return tuple(sample) if isinstance(sample, tuple | list) else (sample,)
 
 
-def divide_tensors(
-    model: torch.nn.Module, optimizer: Any, plan: Plan, mesh: Mesh, sample: tuple[Any, ...]
-) -> tuple[dict[str, ParameterPlacement], TensorParallel | None]:
-    """Makes the model tensor-parallel in place, and cuts the state that its optimizer has already.
+@dataclass
+class Draft:
+    """A model on its way to a `Composition`: what the axes of its plan have made of it so far.
 
-    Returns:
-        Where this rank's parameters and buffers lie in the model's, by name, and what was decided.
+    Attributes:
+        model: The user's.
+        optimizer: The user's.
+        plan: What it is to become.
+        mesh: The ranks.
+        inputs: Of the model, as a sample; () if there are none.
+        places: Where this rank's parameters and buffers lie in the model's, by name.
+        modules: What this rank computes, with the model's name of each of their parameters and buffers.
+        stages: Those of modules that are stages of a pipeline.
+        cut: Names of the parameters that are divided among ranks that share tensors.
+        running: Makes the block in which the model and its loss run.
+        notes: What was decided about the model, as sentences.
+        growing: What is decided while the model runs.
     """
+
+    model: torch.nn.Module
+    optimizer: Any
+    plan: Plan
+    mesh: Mesh
+    inputs: tuple[Any, ...]
+    places: dict[str, ParameterPlacement] = field(init=False)
+    modules: list[tuple[torch.nn.Module, dict[str, str]]] = field(init=False)
+    stages: list[Stage] = field(default_factory=list)
+    cut: frozenset[str] = frozenset()
+    running: Callable[[], AbstractContextManager[None]] = nullcontext
+    notes: list[str] = field(default_factory=list)
+    growing: list[object] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        named = [*self.model.named_parameters(), *self.model.named_buffers()]
+        self.places = {name: ParameterPlacement.unsharded(name, tensor) for name, tensor in named}
+        self.modules = [(self.model, {name: name for name in self.places})]
+
+
+def divide_tensors(draft: Draft) -> None:
+    """Make the model tensor-parallel in place, and cut the state that its optimizer has already."""
+    model = draft.model
     full = {name: tuple(p.shape) for name, p in model.named_parameters()}
-    if mesh.tensor.size == 1:
-        named = [*model.named_parameters(), *model.named_buffers()]
-        return {name: ParameterPlacement.unsharded(name, tensor) for name, tensor in named}, None
-    form = parallelize(model, mesh.tensor, sample, sequence=plan.sequence_parallel)
+    form = parallelize(model, draft.mesh["tensor"], draft.inputs, sequence=draft.plan.sequence_parallel)
     for name, parameter in model.named_parameters():
-        state = optimizer.state.get(parameter, {}) if name in form.pieces else {}
+        state = draft.optimizer.state.get(parameter, {}) if name in form.pieces else {}
         for key, value in state.items():
             if isinstance(value, torch.Tensor) and value.ndim and tuple(value.shape) == full[name]:
                 state[key] = form.part(name, value).clone()
     named = [*model.named_parameters(), *model.named_buffers()]
-    return {name: _place(form, name, tensor) for name, tensor in named}, form
+    draft.places = {name: _place(form, name, tensor) for name, tensor in named}
+    draft.modules = [(model, {name: name for name in draft.places})]
+    draft.cut = frozenset(form.pieces)
+    draft.notes += str(form).splitlines()
 
 
 def _place(form: TensorParallel, name: str, tensor: torch.Tensor) -> ParameterPlacement:
@@ -76,51 +113,37 @@ def _place(form: TensorParallel, name: str, tensor: torch.Tensor) -> ParameterPl
     return ParameterPlacement(name, cut.shape, cut.dim, tuple(segments))
 
 
-def divide_embeddings(
-    modules: Sequence[tuple[torch.nn.Module, dict[str, str]]],
-    optimizer: Any,
-    plan: Plan,
-    mesh: Mesh,
-    places: dict[str, ParameterPlacement],
-    shared: Collection[str],
-) -> tuple[list[Owned], list[str]]:
-    """Divides the embedding tables of `modules` among data-parallel ranks, and the state that the optimizer has.
-
-    Args:
-        modules: what this rank computes, with the model's names.
-        optimizer: the optimizer.
-        plan: says how.
-        mesh: the ranks.
-        places: of parameters in the model's; those of divided tables are changed.
-        shared: the model's names of weights that several stages of a pipeline hold.
+def divide_embeddings(draft: Draft) -> list[Owned]:
+    """Divide the embedding tables among data-parallel ranks, and the state that the optimizer has of them.
 
     Returns:
-        What this rank has of the tables, and a sentence about each.
+        What this rank has of the tables.
 
     Raises:
-        PlanError: a table's weight is used on several stages.
+        PlanError: A table's weight is used on several stages of a pipeline.
     """
     owned: list[Owned] = []
-    notes: list[str] = []
-    if plan.embeddings == "replicated" or mesh.data.size == 1:
-        return owned, notes
+    plan, mesh, modules = draft.plan, draft.mesh, draft.modules
+    if plan.embeddings == "replicated" or mesh["data"].size == 1:
+        return owned
+    shared = {name for stage in draft.stages for name in stage.shared}
     tables = {names[n] for module, names in modules for n in _tables(module)}
     if any(mesh.whole.from_all(bool(tables.intersection(shared)))):
         rule = "a table whose weight another stage of the pipeline uses too cannot be divided"
         found = PlanFinding("embeddings", rule, 'say embeddings = "replicated", or untie the weights')
         raise PlanError("the plan cannot be carried out for this model:", [found])
     for module, names in modules:
-        form = distribute_embeddings(module, mesh.data, plan.embeddings)
-        notes += str(form).splitlines()
+        form = distribute_embeddings(module, mesh["data"], plan.embeddings)
+        draft.notes += str(form).splitlines()
         for local, (shape, offsets) in form.shards.items():
             parameter = form.parameters[local]
-            for key, value in (state := optimizer.state.get(parameter, {})).items():
+            for key, value in (state := draft.optimizer.state.get(parameter, {})).items():
                 if isinstance(value, torch.Tensor) and tuple(value.shape) == shape:
                     state[key] = form.part(local, value).clone()
             segment = DimSegment(0, parameter.shape[0], offsets[0])
-            places[names[local]] = place = ParameterPlacement(names[local], shape, 0, (segment,))
+            draft.places[names[local]] = place = ParameterPlacement(names[local], shape, 0, (segment,))
             owned.append(Owned(parameter, parameter, ShardBox.full(place), 1))
-    return owned, notes
+    return owned
 
 
 def _tables(module: torch.nn.Module) -> list[str]:
@@ -128,36 +151,51 @@ def _tables(module: torch.nn.Module) -> list[str]:
     return [f"{name}.weight".lstrip(".") for name, inner in module.named_modules() if isinstance(inner, kinds)]
 
 
-def divide_layers(
-    model: torch.nn.Module, optimizer: Any, plan: Plan, mesh: Mesh, sample: Sequence[Any]
-) -> tuple[list[Stage], list[str]]:
-    """Splits the model into the stages of a pipeline, and frees the memory of those that are other ranks'.
+def divide_layers(draft: Draft) -> None:
+    """Split the model into the stages of a pipeline, and free the memory of those that are other ranks'.
 
     What is traced, timed and compared is as much of the sample as a micro-batch is of a whole batch.
-
-    Returns:
-        This rank's stages, and a sentence about each of all stages.
     """
-    ranks = mesh.pipeline.size
-    sample = _micro_batch(sample, plan.micro_batches * mesh.data.size)
+    model, plan, mesh = draft.model, draft.plan, draft.mesh
+    ranks = mesh["pipeline"].size
+    sample = _micro_batch(draft.inputs, plan.micro_batches * mesh["data"].size)
     times: Any = None
     link = None
     if not plan.split:
         # Who shares tensors must measure together; one measurement must count for all.
-        measured = mesh.tensor.size > 1 or mesh.whole.rank == 0
+        measured = mesh["tensor"].size > 1 or mesh.whole.rank == 0
         times = mesh.whole.from_root(measure(model, sample).total_s if measured else None)
         device = next((p.device for p in model.parameters()), torch.device("cpu"))
-        link = link_of(mesh.pipeline, mesh.whole, device)
+        link = link_of(mesh["pipeline"], mesh.whole, device)
     count, passes = ranks * plan.stages_per_rank, plan.micro_batches * plan.stages_per_rank
     stages = split(model, count, sample, points=plan.split, times=times, link=link, micro_batches=passes)
-    mine = stages[mesh.pipeline.rank :: ranks]
+    mine = stages[mesh["pipeline"].rank :: ranks]
     kept = {id(t) for stage in mine for t in (*stage.module.parameters(), *stage.module.buffers())}
     for tensor in (*model.parameters(), *model.buffers()):
         if id(tensor) not in kept:
-            optimizer.state.pop(tensor, None)
+            draft.optimizer.state.pop(tensor, None)
             tensor.grad = None
             tensor.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
-    return mine, [str(stage) for stage in stages]
+    draft.stages = mine
+    draft.modules = [(stage.module, dict(stage.names)) for stage in mine]
+    draft.notes += [str(stage) for stage in stages]
+
+
+def divide_samples(draft: Draft) -> None:
+    """Have the model work on this rank's part of each sample."""
+    mesh = draft.mesh
+    form = share_samples(draft.model, mesh["spatial"], statistics=mesh.statistics, samples=mesh.batch_norm)
+    draft.running = form.running
+    draft.growing.append(form)
+    draft.notes.append(f"each sample divided among {form.world.size} ranks along the first of its spatial dims")
+
+
+CARRIED: dict[str, Callable[[Draft], None]] = {
+    "tensor": divide_tensors,
+    "pipeline": divide_layers,
+    "spatial": divide_samples,
+}
+"""By the name of an axis, how a model is divided along it, in this order. An axis that only replicates has no line."""
 
 
 def _micro_batch(sample: Sequence[Any], parts: int) -> Sequence[Any]:

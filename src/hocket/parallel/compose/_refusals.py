@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from hocket.planner import Plan, PlanError, PlanFinding
+from hocket.planner import AXES, Plan, PlanError, PlanFinding
 
 from ..mesh import Mesh
 from ..pipeline import Pipeline
@@ -25,7 +25,7 @@ def check_arguments(model: Any, optimizer: Any, plan: Plan) -> None:
         raise TypeError(f"the model must be a torch.nn.Module, not {type(model).__name__}")
     if not hasattr(optimizer, "param_groups") or not hasattr(optimizer, "step"):
         raise TypeError(f"the optimizer must be a torch.optim.Optimizer, not {type(optimizer).__name__}")
-    if plan.shard != "none" or plan.tensor_parallel_degree > 1:
+    if plan.shard != "none" or any(axis.elementwise and axis.degree(plan) > 1 for axis in AXES):
         check_elementwise(optimizer)
     elif plan.embeddings != "replicated":
         check_elementwise(optimizer, rows=True)
@@ -57,7 +57,7 @@ def check_tied(pipeline: Pipeline, plan: Plan, mesh: Mesh) -> None:
         PlanError: with the rule and the remedy.
     """
     tied = any(mesh.whole.from_all(bool(pipeline.tied)))
-    if tied and plan.shard == "parameters" and mesh.data.size > 1:
+    if tied and plan.shard == "parameters" and mesh["data"].size > 1:
         rule = (
             "weights that stages share cannot be sharded themselves, and this model's first and last stage share some"
         )

@@ -90,7 +90,7 @@ class Trainer:
             model, loss_fn, optimizer, self.plan, world, sample=sample, reduction=loss_reduction
         )
         self._mesh = self._composition.mesh
-        self._splitter = BatchSplitter(self._mesh.data)
+        self._splitter = BatchSplitter(self._mesh["data"])
         self._log = StepLog()
         self._trial = BucketTrial.of(self._composition) if automatic else None
         self._relaxation: Relaxation | None = None
@@ -187,7 +187,7 @@ class Trainer:
         found = torch.zeros(2, dtype=torch.float64)
         self.model.eval()
         try:
-            for batch in DistributedLoader(loader, among=self._mesh.data):
+            for batch in DistributedLoader(loader, among=self._mesh["data"]):
                 (part,) = self._splitter.parts(batch, 1)
                 value = composition.passes.value(part, metric or self._loss_fn)
                 if part.samples and value is not None and composition.passes.answers:
@@ -276,19 +276,15 @@ class Trainer:
         With compression also what it has saved and cost so far, and whether it pays: see docs/compression.md.
         """
         mesh, expected = self._mesh, self._composition.predicted_memory()
+        grown = "\n".join(map(str, self._composition.growing))
         return {
             "plan": self.plan.describe(),
             "rank": mesh.whole.rank,
             "world": mesh.whole.size,
-            "place": {
-                "pipeline": mesh.pipeline.rank,
-                "data": mesh.data.rank,
-                "tensor": mesh.tensor.rank,
-                "spatial": mesh.spatial.rank,
-            },
+            "place": {name: ranks.rank for name, ranks in mesh.axes.items()},
             "memory": self.memory().to_json(),
             "memory_predicted": expected.to_json(),
-            "notes": [*self._composition.notes, *str(self._composition.spatial or "").splitlines()],
+            "notes": [*self._composition.notes, *grown.splitlines()],
             "compression": self._composition.compression_report(),
             "steps": self.steps,
             **self._log.checked(self.plan, mesh.whole.rank),
@@ -318,7 +314,7 @@ class Trainer:
     def _new_shared(self, loader: Iterable[Any]) -> SharedLoader:
         if self._relaxation is not None:
             return self._relaxation.loader(loader)
-        return DistributedLoader(loader, among=self._mesh.data)
+        return DistributedLoader(loader, among=self._mesh["data"])
 
 
 def read_plan(plan: Plan | str | Path | None) -> Plan:

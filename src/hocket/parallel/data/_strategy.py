@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 import torch
 
@@ -45,6 +46,14 @@ class ShardingStrategy:
 
     def publish(self) -> None:
         """Give all ranks the weights that were updated; a collective operation."""
+
+    def update(self, optimizer: Any) -> None:
+        """Have the optimizer make its step: now, unless a strategy makes it as gradients arrive."""
+        optimizer.step()
+
+    def finish(self) -> None:
+        """Make what is due of earlier steps: nothing, where updates are made at once."""
+        return
 
     def forget(self) -> None:
         """Drop all gradients."""

@@ -1,72 +1,86 @@
-"""The ranks as a mesh: stages of the pipeline, parts of the data, sharers of tensors or samples, and their groups."""
+"""The ranks as a mesh: a place on each axis of the planner's table, and the groups along them."""
 
 from __future__ import annotations
 
+import itertools
 import weakref
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch.distributed as dist
+
+from hocket.planner import AXES, Plan, inner
 
 from .world import World
 
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
-    """This rank's place on each axis; rank = ((p * data.size + d) * tensor.size + t) * spatial.size + s.
+    """This rank's place on each axis, in whose order ranks are numbered, the last axis fastest; `mesh["data"]`.
 
     Attributes:
-        whole: all ranks.
-        pipeline: the ranks that hold the other stages of the same tensors for the same data.
-        data: the ranks that hold the same for other data.
-        tensor: the ranks that hold the other parts of the same tensors for the same data.
-        batch_norm: the ranks of `data` that share the statistics of batch norm.
-        spatial: the ranks that hold the other slabs of the same samples.
-        replicas: the ranks that hold the same parameters: those of `data` and of `spatial` together.
-        statistics: the ranks of `batch_norm` and of `spatial` together.
+        whole: All ranks.
+        axes: By the name of an axis, the ranks along it that have this rank's place on all others.
+        batch_norm: The ranks along the data axis that share the statistics of batch norm.
+        replicas: The ranks that hold the same parameters.
+        statistics: The ranks of `batch_norm`, with all that hold parts of the same samples.
     """
 
     whole: World
-    pipeline: World
-    data: World
-    tensor: World
+    axes: Mapping[str, World]
     batch_norm: World
-    spatial: World
     replicas: World
     statistics: World
 
+    def __getitem__(self, name: str) -> World:
+        return self.axes[name]
+
     @classmethod
-    def make(cls, whole: World, *, pipeline: int, tensor: int, batch_norm: int = 1, spatial: int = 1) -> Mesh:
-        """Makes the groups; a collective operation over `whole`.
+    def make(cls, whole: World, degrees: Mapping[str, int] | None = None, *, batch_norm: int = 1) -> Mesh:
+        """Make the groups; a collective operation over `whole`.
 
         Args:
-            whole: all ranks.
-            pipeline: the pipeline's degree.
-            tensor: the tensor degree.
-            batch_norm: how many neighbours on the data axis share the statistics of batch norm.
-            spatial: the spatial degree; the product of the degrees divides the world.
+            whole: All ranks.
+            degrees: Of each axis but the data's, by name, where it is not 1; their product divides the world.
+            batch_norm: How many neighbours on the data axis share the statistics of batch norm.
         """
-        data = whole.size // (pipeline * tensor * spatial)
-        places = []
-        for rank in range(whole.size):
-            others, s = divmod(rank, spatial)
-            others, t = divmod(others, tensor)
-            places.append((*divmod(others, data), t, s))
-        axes: list[list[tuple[int, ...]]] = [
-            [(d, t, s) for _, d, t, s in places],  # who share a pipeline
-            [(p, t, s) for p, _, t, s in places],
-            [(p, d, s) for p, d, _, s in places],
-            [(p, d // batch_norm, t, s) for p, d, t, s in places],
-            [(p, d, t) for p, d, t, _ in places],
-            [(p, t) for p, _, t, _ in places],
-            [(p, d // batch_norm, t) for p, d, t, _ in places],
-        ]
-        if spatial == 1:  # these are others, and need no groups of their own
-            pipes, data_axis, tensors, norms = (_world(whole, axis, keys) for axis, keys in enumerate(axes[:4]))
-            return cls(whole, pipes, data_axis, tensors, norms, World(0, 1, None), data_axis, norms)
-        # Halos must not wait for the reductions of gradients that go on beside them: slabs have a group of their own.
-        apart = [_world(whole, axis, keys, own=axis == 4) for axis, keys in enumerate(axes)]
-        return cls(whole, *apart)
+        sizes = {axis.name: (degrees or {}).get(axis.name, 1) for axis in inner()}
+        known = 1
+        for size in sizes.values():
+            known *= size
+        sizes["data"] = whole.size // known
+        places = list(itertools.product(*(range(sizes[axis.name]) for axis in AXES)))
+
+        def keys(dropped: Collection[str], norm: int = 1) -> list[tuple[int, ...]]:
+            """Return of every rank its place on the axes that are not dropped: ranks with equal ones form a group."""
+            return [
+                tuple(
+                    at // norm if axis.name == "data" else at
+                    for axis, at in zip(AXES, place, strict=True)
+                    if axis.name not in dropped
+                )
+                for place in places
+            ]
+
+        def group(name: str, dropped: Collection[str], norm: int = 1, *, own: bool = False) -> World:
+            return _world(whole, name, keys(dropped, norm), own=own)
+
+        axes = {axis.name: group(axis.name, [axis.name], own=axis.own_group and sizes[axis.name] > 1) for axis in AXES}
+        norms = group("batch_norm", (), batch_norm)
+        alike = [axis.name for axis in AXES if axis.replicates]
+        slabs = [axis.name for axis in AXES if axis.divides == "samples"]
+        # Where the other axes have one rank these are groups that there are.
+        together = any(sizes[name] > 1 for name in alike if name != "data")
+        replicas = group("replicas", alike) if together else axes["data"]
+        statistics = group("statistics", slabs, batch_norm) if any(sizes[name] > 1 for name in slabs) else norms
+        return cls(whole, axes, norms, replicas, statistics)
+
+    @classmethod
+    def of(cls, plan: Plan, whole: World) -> Mesh:
+        """Make the groups of a plan whose degrees are filled in; a collective operation over `whole`."""
+        norm = (plan.batch_norm_group or plan.data_parallel_degree) if plan.sync_batch_norm else 1
+        return cls.make(whole, {axis.name: axis.degree(plan) for axis in inner()}, batch_norm=norm)
 
 
 # Of every world the groups that were made of it: a group costs connections, and threads that wake up now and then, for
@@ -74,7 +88,7 @@ class Mesh:
 _made: weakref.WeakKeyDictionary[Any, dict[tuple[Any, ...], World]] = weakref.WeakKeyDictionary()
 
 
-def _world(whole: World, axis: int, keys: list[tuple[int, ...]], *, own: bool = False) -> World:
+def _world(whole: World, axis: str, keys: list[tuple[int, ...]], *, own: bool = False) -> World:
     """The group of the ranks that have this rank's key; every rank takes part in making every group.
 
     All ranks need none, unless it shall be their `own`. Axes share none, lest operations of one wait for another's.

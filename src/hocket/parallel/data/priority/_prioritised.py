@@ -112,7 +112,7 @@ class Prioritised(ShardingStrategy):
 
     # --- updates ----------------------------------------------------------------------------------------------------
 
-    def update(self) -> None:
+    def update(self, optimizer: Any) -> None:
         """Have parameters updated when their gradients are there, by the optimizer's settings of now."""
         self._updates.begin()
         self._pending = set(range(len(self._parameters)))
