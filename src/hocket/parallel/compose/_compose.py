@@ -65,10 +65,12 @@ def compose(
     device = next((p.device.type for p in model.parameters()), "cpu")
     for module, _ in draft.modules:
         cast_module(module, plan.precision, device)
+    loss = in_precision(loss_fn, plan.precision, device)
+    pipeline = _pipeline(draft, loss, reduction)  # before parameters are sharded: stages may share some
     form, trained = _held(draft, tables, frozen)
     whole = {p for group in optimizer.param_groups for p in group["params"] if id(p) in frozen}
     shard_optimizer(optimizer, form.owned, whole)
-    passes, buffers = _passes(draft, form, in_precision(loss_fn, plan.precision, device), reduction)
+    passes, buffers = _passes(draft, form, pipeline, loss, reduction)
     composition = Composition(
         model=model,
         modules=draft.modules,
@@ -132,8 +134,19 @@ def _held(
     return form, trained
 
 
+def _pipeline(draft: Draft, loss: LossFn, reduction: Reduction) -> Pipeline | None:
+    plan, ranks = draft.plan, draft.mesh["pipeline"]
+    if not draft.stages:
+        return None
+    again = "stage" if plan.recompute else "none"
+    order = plan.pipeline_schedule, plan.micro_batches
+    pipeline = Pipeline(draft.stages, ranks, *order, loss, loss_reduction=reduction, recompute=again)
+    check_tied(pipeline, plan, draft.mesh)
+    return pipeline
+
+
 def _passes(
-    draft: Draft, form: ShardingStrategy, loss: LossFn, reduction: Reduction
+    draft: Draft, form: ShardingStrategy, pipeline: Pipeline | None, loss: LossFn, reduction: Reduction
 ) -> tuple[Passes, BroadcastBuffers]:
     """Return what computes losses and gradients, and the buffers that it keeps alike."""
     plan, mesh = draft.plan, draft.mesh
@@ -142,15 +155,9 @@ def _passes(
     buffers = BroadcastBuffers([module for module, _ in draft.modules], data)
     # Of the ranks that compute the same loss one answers for it.
     answers = all(mesh[axis.name].rank == 0 for axis in inner() if axis.divides != "layers")
-    if not draft.stages:
-        return (
-            WholePasses(draft.model, loss, reduction, form, buffers, data, answers=answers, running=draft.running),
-            buffers,
-        )
-    again = "stage" if plan.recompute else "none"
-    order = plan.pipeline_schedule, plan.micro_batches
-    pipeline = Pipeline(draft.stages, mesh["pipeline"], *order, loss, loss_reduction=reduction, recompute=again)
-    check_tied(pipeline, plan, mesh)
+    if pipeline is None:
+        whole = WholePasses(draft.model, loss, reduction, form, buffers, data, answers=answers, running=draft.running)
+        return whole, buffers
     answers = answers and pipeline.holds_last
     return StagedPasses(pipeline, reduction, form, buffers, mesh["data"], answers=answers), buffers
 
