@@ -30,7 +30,7 @@ def _rules(plan: Plan) -> Iterator[PlanFinding]:
         rule = "embedding tables cannot be divided where samples are divided among workers"
         yield PlanFinding("embeddings", rule, 'say embeddings = "replicated"')
     if plan.recompute:
-        rule = "slabs of samples cannot be computed again in back-propagation"
+        rule = "shards of samples cannot be computed again in back-propagation"
         remedy = "say recompute = false, or a higher spatial_parallel_degree to save memory"
         yield PlanFinding("recompute", rule, remedy)
 
@@ -51,7 +51,7 @@ def _considered(workload: Workload, network: Network, degree: int) -> bool:
 
 
 def _reason(plan: Plan, parts: StepParts) -> str:
-    return f"the fastest; rows at the borders of slabs take {parts.tensor / parts.total:.0%} of the step"
+    return f"the fastest; rows at the borders of shards take {parts.tensor / parts.total:.0%} of the step"
 
 
 SPATIAL = Axis(
@@ -59,7 +59,7 @@ SPATIAL = Axis(
     field="spatial_parallel_degree",
     divides="samples",
     does="each sample is divided, see [spatial parallelism](spatial-parallel.md)",
-    costs="rows at the borders of slabs, at every convolution",
+    costs="rows at the borders of shards, at every convolution",
     replicates=True,
     priced_by_shares=True,
     own_group=True,  # halos must not wait for the reductions of gradients that go on beside them

@@ -14,7 +14,7 @@ from hocket.workload.division import CHANNEL, Recording, Region, Role, Value, cu
 from ...mesh import World
 from ._attention import CutMultiheadAttention
 from ._interpret import Interpretation, interpret
-from ._layers import CUT_CLASSES, Form, Shared
+from ._layers import CUT_CLASSES, LayerPartition, Shared
 
 
 class Applied:
@@ -30,7 +30,7 @@ class Applied:
     def __init__(self, model: nn.Module, regions: Iterable[Region], recording: Recording, world: World) -> None:
         self._world = world
         self._undo: list[Callable[[], None]] = []
-        self._forms: dict[nn.Module, Form] = {}
+        self._forms: dict[nn.Module, LayerPartition] = {}
         self.cuts: dict[int, Shard] = {}  # by id of the parameter or buffer
         regions = list(regions)
         sharing = _sharing(regions, recording)
@@ -67,7 +67,7 @@ class Applied:
             self._undo.append(lambda: delattr(module, name))
         setattr(module, name, value)
 
-    def _become(self, module: nn.Module, kind: type[nn.Module], form: Form) -> None:
+    def _become(self, module: nn.Module, kind: type[nn.Module], form: LayerPartition) -> None:
         old = type(module)
         self._undo.append(lambda: setattr(module, "__class__", old))
         self._set(module, "form", form)
@@ -85,7 +85,7 @@ class Applied:
     def _cut_layer(self, module: Any, role: Role, noted: bool, shared: list[Shared]) -> None:
         world, segments, kind = self._world, role.split.segments, type(module)
         channel = CHANNEL.get(kind, -1)
-        form = Form(world, role.kind, channel, segments, role.whole, tuple(shared), noted and not role.whole)
+        form = LayerPartition(world, role.kind, channel, segments, role.whole, tuple(shared), noted and not role.whole)
         for tensor, split in cut_tensors(module, role):
             self._cut(tensor, split)
         if role.kind == "heads":

@@ -12,7 +12,7 @@ from torch import nn
 from hocket.sharding import Shard, as_local, cut
 
 from ._functions import gather, reduce_from
-from ._layers import Form
+from ._layers import LayerPartition
 from ._numbers import own_numbers
 
 
@@ -24,7 +24,7 @@ class CutMultiheadAttention(nn.MultiheadAttention):
         weights_used: whether the attention weights, which cost a collective operation more, are used by the model.
     """
 
-    form: Form
+    form: LayerPartition
     weights_used: bool
 
     def forward(

@@ -1,7 +1,7 @@
 """Layers whose weights are cut. An ordinary layer becomes one in place: it stays the object that the user's code holds.
 
 A layer's class becomes a subclass of what it was, and its parameters keep their identity, with this rank's part for
-data. What a layer does before and after its own computation is its `Form`.
+data. What a layer does before and after its own computation is its `LayerPartition`.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Shared:
 
 
 @dataclass(slots=True)
-class Form:
+class LayerPartition:
     """How a layer is cut.
 
     Attributes:
@@ -100,7 +100,7 @@ class Form:
     gathers: frozenset[int] = frozenset()
     scatters: bool = False
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Form:
+    def __deepcopy__(self, memo: dict[int, Any]) -> LayerPartition:
         return self
 
     def enter(self, x: torch.Tensor, place: int = 0) -> torch.Tensor:
@@ -149,7 +149,7 @@ class Form:
 class CutLayer(nn.Module):
     """A layer with a form; stands before the layer's own class."""
 
-    form: Form
+    form: LayerPartition
 
     def forward(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         """The layer's result, from and to what its form says."""
@@ -189,7 +189,7 @@ CutConvTranspose3d = _cut_class(nn.ConvTranspose3d)
 class CutEmbedding(nn.Embedding):
     """An embedding of which every rank has some rows ("vocabulary"), or some columns ("column")."""
 
-    form: Form
+    form: LayerPartition
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """Full vectors, on every rank."""
@@ -210,7 +210,7 @@ class CutEmbedding(nn.Embedding):
 class CutDropout(nn.Module):
     """Dropout on a part; stands before dropout's own class."""
 
-    form: Form
+    form: LayerPartition
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Drops by numbers of this rank alone."""
@@ -232,7 +232,7 @@ class CutAlphaDropout(CutDropout, nn.AlphaDropout):
 class CutLayerNorm(nn.LayerNorm):
     """Normalises parts over dims that are whole: its parameters' gradients are added over the ranks."""
 
-    form: Form
+    form: LayerPartition
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """The layer norm."""
@@ -243,7 +243,7 @@ class CutLayerNorm(nn.LayerNorm):
 class CutRMSNorm(nn.RMSNorm):
     """The same for RMSNorm."""
 
-    form: Form
+    form: LayerPartition
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """The root-mean-square norm."""

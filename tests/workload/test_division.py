@@ -1,0 +1,42 @@
+"""What can be cut together does not depend on the form in which a program calls an operator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from hocket.workload.division import choose, record
+
+
+class Between(nn.Module):
+    """Two linear layers with a function between them."""
+
+    def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.first, self.second, self.function = nn.Linear(8, 16), nn.Linear(16, 8), function
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.second(self.function(self.first(x)))
+
+
+FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "lt": lambda h: h * torch.lt(h, 0.5),
+    "less": lambda h: h * torch.less(h, 0.5),
+    "logaddexp": lambda h: torch.logaddexp(h, -h),
+    "xlogy": lambda h: torch.xlogy(h, h.abs() + 1),
+    "hypot": lambda h: torch.hypot(h, h + 1),
+    "expit": torch.special.expit,
+    "float": lambda h: h.bfloat16().float(),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_layers_with_any_element_wise_operator_between_them_pair_up(name: str) -> None:
+    model = Between(FUNCTIONS[name])
+    recording = record(model, lambda: model(torch.randn(4, 8)), lambda out: [out])
+    (region,) = choose(model, recording, 2).regions
+    assert [role.kind for role in region.roles.values()] == ["column", "row"]
