@@ -5,10 +5,12 @@ import time
 import hypothesis
 import pytest
 import pytest_timeout
+import torch
 
 from hocket.testing import deadline, preload
 
 preload("tests.preload")
+torch.set_num_threads(1)  # small tensors: several threads only wait for each other, for long where cores are busy
 _STARTING = {"run_ranks", "subprocess", "run", "fabric", "launch"}  # names in a file, or its folder
 hypothesis.settings.register_profile("calm", deadline=None)
 hypothesis.settings.load_profile("calm")
