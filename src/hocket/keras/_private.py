@@ -19,9 +19,7 @@ from keras.src.trainers.data_adapters import is_torch_dataloader as is_torch_dat
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter as ArrayDataAdapter
 from keras.src.trainers.data_adapters.array_slicing import train_validation_split as train_validation_split
 from keras.src.trainers.data_adapters.data_adapter import DataAdapter as DataAdapter
-from keras.src.trainers.data_adapters.data_adapter_utils import (
-    unpack_x_y_sample_weight as unpack_x_y_sample_weight,
-)
+from keras.src.trainers.data_adapters.data_adapter_utils import unpack_x_y_sample_weight as unpack_x_y_sample_weight
 
 __all__ = [
     "ArrayDataAdapter",

@@ -17,13 +17,7 @@ from hocket.comm import torch_adapter
 from ..batches import batch as _batch
 from ..batches import tensors_in
 from ..mesh import World
-from ..state import (
-    FlatBundles,
-    broadcast_tensors,
-    check_model,
-    is_excluded,
-    keepers,
-)
+from ..state import FlatBundles, broadcast_tensors, check_model, is_excluded, keepers
 from ._batch_norm import SynchronisedBatchNorm
 from ._hooks import scale_gradients
 from ._reducer import GradientReducer

@@ -12,12 +12,7 @@ from torch.distributed.fsdp import fully_shard
 
 from ..mesh import World
 from ..state import Owned, ParameterPlacement, ShardBox, is_excluded
-from ._overlap import (
-    ForwardPrefetch,
-    OverlappedAllGather,
-    OverlappedReduceScatter,
-    on_several_hosts,
-)
+from ._overlap import ForwardPrefetch, OverlappedAllGather, OverlappedReduceScatter, on_several_hosts
 from ._strategy import ShardingStrategy
 
 

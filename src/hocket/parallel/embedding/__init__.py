@@ -6,10 +6,4 @@ from ._sharding import REPLICATE_BELOW_NBYTES as REPLICATE_BELOW_NBYTES
 from ._sharding import How as How
 from ._sharding import TableSharding as TableSharding
 
-__all__ = [
-    "REPLICATE_BELOW_NBYTES",
-    "EmbeddingParallel",
-    "How",
-    "TableSharding",
-    "distribute_embeddings",
-]
+__all__ = ["REPLICATE_BELOW_NBYTES", "EmbeddingParallel", "How", "TableSharding", "distribute_embeddings"]
