@@ -38,6 +38,8 @@ EXTRA: dict[str, list[tuple[list[tuple[int, ...]], Function]]] = {
     "norm": [([(4, 6)], lambda x: x.norm(2, 1)), ([(4, 6, 2)], lambda x: x.norm(1, (1, 2), True))],
     "linalg_vector_norm": [([(4, 6)], lambda x: torch.linalg.vector_norm(x, 2, 1))],
     "soft_margin_loss": [([(4, 6), (4, 6)], lambda x, y: F.soft_margin_loss(x, y.detach().sign()))],
+    "index_select": [([(4, 6, 2)], lambda x: x.index_select(1, torch.tensor([0, 3, 3])))],
+    "layer_norm": [([(4, 6, 3), (3,), (3,)], lambda x, w, b: F.layer_norm(x, (3,), w, b))],
     "get_T": [([(4, 6)], lambda x: x.T)],
     "get_mT": [([(4, 6, 2)], lambda x: x.mT)],
     "get_H": [([(4, 6)], lambda x: x.H)],

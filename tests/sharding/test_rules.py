@@ -53,7 +53,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.mark.parametrize("name", sorted(set(RULES) - ASKING - RANDOM))
 def test_a_call_on_shards_is_the_call_on_full_tensors(name: str) -> None:
-    assert accepted(name, 25) > 0
+    assert accepted(name, 25) or accepted(name, 100)  # some rules accept few of the database's samples
 
 
 def test_so_are_calls_of_all_operators_that_torch_says_work_element_by_element() -> None:
