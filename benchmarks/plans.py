@@ -54,7 +54,7 @@ from hocket.planner import (
     preferred,
     reference_plans,
 )
-from hocket.workload import parse, to_text
+from hocket.workload import parse
 from hocket.workloads import Example, example
 
 # Size and samples of a global batch: steps of 50 ms to 400 ms on one core.
@@ -190,7 +190,7 @@ def rank_main(name: str, turns: int, more: int, within: float, out: Path) -> Non
     if rank == 0:
         text = {"workload": name, "world": world, "seconds": took_s, "drift": usual(meanwhile) / usual(before)}
         text |= {"network": dataclasses.asdict(found.network), "constants": dataclasses.asdict(found.constants)}
-        text |= {"captured": to_text(found.workload), "rows": rows}
+        text |= {"captured": str(found.workload), "rows": rows}
         text |= {"runs": [{"plan": run.plan.to_json(), "step_s": run.step_s} for run in found.runs]}
         out.write_text(json.dumps(text, indent=1))
     dist.destroy_process_group()

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hocket.workload import Layer, Operation, Step, Workload, WorkloadError, parse, refined, to_text
+from hocket.workload import Layer, Operation, Workload, WorkloadError, WorkloadStep, parse, refined
 
 _LAYERS = ("a", "b.0", "b.1", "b.10")
 _layer = st.builds(
@@ -25,7 +25,7 @@ _layer = st.builds(
     tensors=st.integers(0, 20),
 )
 _step = st.builds(
-    Step,
+    WorkloadStep,
     name=st.just(""),
     path=st.sampled_from(["", *_LAYERS, "b.1.norm", "b.10.attention.query"]),
     forward_s=st.floats(0, 1),
@@ -38,9 +38,9 @@ _step = st.builds(
 
 @settings(deadline=None, max_examples=60)
 @given(st.lists(_layer, min_size=4, max_size=4), st.lists(_step, max_size=12))
-def test_nothing_is_lost(layers: list[Layer], more: list[Step]) -> None:
+def test_nothing_is_lost(layers: list[Layer], more: list[WorkloadStep]) -> None:
     named = tuple(dataclasses.replace(one, name=name) for name, one in zip(_LAYERS, layers, strict=True))
-    every = [*more, *(Step("", name, 0.1, 0.2, 10, 1, 1) for name in _LAYERS)]
+    every = [*more, *(WorkloadStep("", name, 0.1, 0.2, 10, 1, 1) for name in _LAYERS)]
     steps = [one._replace(name=f"step_{number}") for number, one in enumerate(every)]
     workload = refined(Workload("w", 4, named), steps)
     fine = workload.in_steps
@@ -53,7 +53,7 @@ def test_nothing_is_lost(layers: list[Layer], more: list[Step]) -> None:
     for name in ("flops", "saved_bytes"):  # by time: of a layer whose steps take some
         assert getattr(fine, name) == pytest.approx(getattr(workload, name))
     assert [one.output_bytes for one in fine.layers] == [*(one.crossing_bytes for one in steps[1:]), 0]
-    assert parse(to_text(workload)) == workload
+    assert parse(str(workload)) == workload
 
 
 def test_steps_have_the_time_and_the_parameters_of_their_layer() -> None:
@@ -62,10 +62,10 @@ def test_steps_have_the_time_and_the_parameters_of_their_layer() -> None:
         Layer("last", "Linear", 10, 40, 40, 80, forward_s=0.5, backward_s=0.5, tensors=1),
     )
     steps = [
-        Step("norm", "first.norm", 1.0, 1.0, 0, 10, 1),
-        Step("linear", "first.linear", 3.0, 1.0, 64, 20, 1),
-        Step("add", "", 0.0, 0.0, 128),  # in no layer: of the one before
-        Step("last", "last", 7.0, 7.0, 32, 10, 1),
+        WorkloadStep("norm", "first.norm", 1.0, 1.0, 0, 10, 1),
+        WorkloadStep("linear", "first.linear", 3.0, 1.0, 64, 20, 1),
+        WorkloadStep("add", "", 0.0, 0.0, 128),  # in no layer: of the one before
+        WorkloadStep("last", "last", 7.0, 7.0, 32, 10, 1),
     ]
     fine = refined(Workload("w", 4, layers), steps).finer
     assert [one.name for one in fine] == ["norm", "linear", "add", "last"]
@@ -84,12 +84,12 @@ def test_blocks_are_numbered_as_they_come() -> None:
 
 
 def test_times_for_the_whole_are_no_times_of_steps() -> None:
-    workload = refined(Workload("w", 4, (Layer("a", "x", forward_s=1.0),)), [Step("s", "a", 1.0, 1.0, 0)])
+    workload = refined(Workload("w", 4, (Layer("a", "x", forward_s=1.0),)), [WorkloadStep("s", "a", 1.0, 1.0, 0)])
     assert workload.finer
     assert not workload.with_times(2.0, 4.0).finer
 
 
 def test_two_steps_of_one_name_are_refused() -> None:
-    steps = [Step("s", "a", 1.0, 1.0, 0), Step("s", "a", 1.0, 1.0, 0)]
+    steps = [WorkloadStep("s", "a", 1.0, 1.0, 0), WorkloadStep("s", "a", 1.0, 1.0, 0)]
     with pytest.raises(WorkloadError, match="two layers are called 's'"):
         refined(Workload("w", 4, (Layer("a", "x"),)), steps)

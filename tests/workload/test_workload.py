@@ -19,7 +19,6 @@ from hocket.workload import (
     WorkloadError,
     named_transformer,
     parse,
-    to_text,
     transformer,
 )
 
@@ -62,7 +61,7 @@ _layers = st.builds(
 @given(_names, st.integers(1, 512), st.lists(_layers, max_size=5, unique_by=lambda one: one.name), st.floats(0, 1))
 def test_text_says_all_of_a_workload(name: str, batch: int, layers: list[Layer], optimizer_s: float) -> None:
     workload = Workload(name, batch, tuple(layers), "float32", "by hand", "image", optimizer_s)
-    assert parse(to_text(workload)) == workload
+    assert parse(str(workload)) == workload
 
 
 def test_text_writes_layers_that_are_alike_once() -> None:

@@ -10,7 +10,7 @@ import torch
 
 from hocket.parallel.batches import BatchShard
 from hocket.parallel.mesh import World
-from hocket.parallel.pipeline import Micro, Run, Stage, Wire, cut
+from hocket.parallel.pipeline import Micro, Run, Stage, StageWire, cut
 from hocket.schedule.pipeline import order_for_batch
 
 from . import _private
@@ -56,7 +56,7 @@ class Engine:
 
     def renew(self) -> None:
         """Forget what is known of messages: which values have gradients may have changed. On all ranks together."""
-        self._wire = Wire(self._world)
+        self._wire = StageWire(self._world)
 
     def share(self) -> BatchShard | None:
         """Return the samples of the micro-batch in work, of the whole batch; None between."""

@@ -15,6 +15,7 @@ from ._call import Operand as Operand
 from ._call import OperatorCall as OperatorCall
 from ._call import ShardPeers as ShardPeers
 from ._call import placements_of as placements_of
+from ._decompose import apply_rule as apply_rule
 from ._engine import ShardingMode as ShardingMode
 from ._engine import as_local as as_local
 from ._engine import gathered as gathered
@@ -35,7 +36,6 @@ from ._placement import full_shape as full_shape
 from ._placement import join as join
 from ._placement import reshaped as reshaped
 from ._table import RULES as RULES
-from ._table import apply_rule as apply_rule
 from ._table import rule_for as rule_for
 from ._trees import leaves as leaves
 from ._trees import mapped as mapped

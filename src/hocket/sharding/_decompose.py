@@ -45,6 +45,20 @@ class _Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
 
+def apply_rule(call: OperatorCall) -> Outcome:
+    """Apply the rule of the operator that is called, or those of the operators into which it decomposes.
+
+    Returns:
+        How the results lie. The call's arguments are changed into those of this rank.
+
+    Raises:
+        CannotShard: the call cannot be made on shards; says why.
+        NeedsShard: an operand should be divided where it is made.
+    """
+    found = rule_for(call.name)
+    return decomposed(call) if found is None else apply(found, call)
+
+
 def decomposed(call: OperatorCall) -> Outcome:
     """Return how the results of a call lie, by the operators into which it decomposes.
 

@@ -17,9 +17,10 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from ._call import NO_ANSWER, Local, Operand, OperatorCall, ShardPeers, placements_of
+from ._decompose import apply_rule
 from ._operators import changes_first, operator_name
 from ._placement import CannotShard, Shard, full_shape
-from ._table import RULES, apply_rule
+from ._table import RULES
 from ._trees import leaves, mapped
 
 _NOTE = "_hocket_shard"

@@ -32,29 +32,11 @@ def rule_for(name: str) -> Rule | None:
     return RULES["pointwise"] if found is None and pointwise(name) else found
 
 
-def apply_rule(call: OperatorCall) -> Outcome:
-    """Apply the rule of the operator that is called, or those of the operators into which it decomposes.
-
-    Returns:
-        How the results lie. The call's arguments are changed into those of this rank.
-
-    Raises:
-        CannotShard: the call cannot be made on shards; says why.
-        NeedsShard: an operand should be divided where it is made.
-    """
-    found = rule_for(call.name)
-    if found is None:
-        from ._decompose import decomposed  # here, since it applies rules itself
-
-        return decomposed(call)
-    return apply(found, call)
-
-
 def apply(found: Rule, call: OperatorCall) -> Outcome:
     """Apply a rule, and hold its results to what the ranks can have.
 
     Raises:
-        CannotShard: as `apply_rule`.
+        CannotShard: The call cannot be made on shards; says why.
     """
     try:
         _signature(found).bind(call, *call.args, **call.kwargs)

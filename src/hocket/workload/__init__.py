@@ -5,7 +5,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from ._finer import Step as Step
+from ._finer import WorkloadStep as WorkloadStep
 from ._finer import refined as refined
 from ._share import PARTS as PARTS
 from ._share import Exchange as Exchange
@@ -13,7 +13,6 @@ from ._share import Operation as Operation
 from ._share import Share as Share
 from ._share import WorkloadError as WorkloadError
 from ._text import parse as parse
-from ._text import to_text as to_text
 from ._transformer import SHAPES as SHAPES
 from ._transformer import named_transformer as named_transformer
 from ._transformer import transformer as transformer
@@ -32,7 +31,7 @@ __all__ = [
     "Layer",
     "Operation",
     "Share",
-    "Step",
+    "WorkloadStep",
     "Workload",
     "WorkloadError",
     "capture",
@@ -40,7 +39,6 @@ __all__ = [
     "parse",
     "refined",
     "summed",
-    "to_text",
     "transformer",
     "trial",
 ]

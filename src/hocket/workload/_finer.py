@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 from ._workload import Layer, Workload
 
-__all__ = ["Step", "refined"]
+__all__ = ["WorkloadStep", "refined"]
 
 
-class Step(NamedTuple):
+class WorkloadStep(NamedTuple):
     """One of the steps of a model's forward pass; before each there may be a cut.
 
     Attributes:
@@ -34,7 +34,7 @@ class Step(NamedTuple):
     tensors: int = 0
 
 
-def refined(workload: Workload, steps: Sequence[Step]) -> Workload:
+def refined(workload: Workload, steps: Sequence[WorkloadStep]) -> Workload:
     """The workload with what its layers consist of.
 
     What a layer takes and keeps is dealt to its steps by the time that they take, its parameters as they are used. A
@@ -61,7 +61,7 @@ def refined(workload: Workload, steps: Sequence[Step]) -> Workload:
     return dataclasses.replace(workload, finer=tuple(found))
 
 
-def _apart(layer: Layer, steps: Sequence[Step]) -> list[Layer]:
+def _apart(layer: Layer, steps: Sequence[WorkloadStep]) -> list[Layer]:
     if not steps:
         return []
     forward, backward, both, weights, tensors = (

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
+import shlex
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
-__all__ = ["PARTS", "Exchange", "Operation", "Share", "WorkloadError"]
+__all__ = ["PARTS", "Exchange", "Operation", "Share", "WorkloadError", "fields_text", "placed", "word"]
 
 Part = Literal["shared", "divided", "core"]
 PARTS: tuple[str, ...] = get_args(Part)
@@ -110,3 +113,28 @@ class Share:
     def state_bytes(self) -> float:
         """Parameters, gradients and optimizer state together."""
         return self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes
+
+
+def word(text: str) -> str:
+    """Return one word of a workload's text, quoted where it must be."""
+    return shlex.quote(text)
+
+
+# What has a place of its own in the text.
+_PLACED = ("name", "operations", "shares", "degree", "exchanges", "phase")
+
+
+def placed(kind: type[Any]) -> tuple[str, ...]:
+    """Return the fields that have a place of their own in the text, not a name."""
+    return (*_PLACED, "kind") if kind is Exchange else _PLACED
+
+
+def fields_text(value: Any) -> str:
+    """Return every field that is not as it is by default, as " name=value"."""
+    words = []
+    for one in dataclasses.fields(value):
+        entry = getattr(value, one.name)
+        if one.name in placed(type(value)) or entry == one.default:
+            continue
+        words.append(f" {one.name}={word(entry) if isinstance(entry, str) else json.dumps(entry)}")
+    return "".join(words)

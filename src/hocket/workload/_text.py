@@ -6,41 +6,18 @@ Of the finer layers each is a line that begins with `step`.
 from __future__ import annotations
 
 import dataclasses
-import json
 import shlex
 from collections.abc import Callable
 from typing import Any
 
-from ._share import Exchange, Operation, Share, WorkloadError
-from ._workload import Layer, Workload
+from ._share import Exchange, Operation, Share, WorkloadError, placed
+from ._workload import HEAD, Layer, Workload
 
-__all__ = ["parse", "to_text"]
-
-_HEAD = ("batch", "precision", "source", "unit", "optimizer_s")
-
-
-def to_text(workload: Workload) -> str:
-    """A workload as text; `parse` reads it. A layer like an earlier one is `layer NAME like EARLIER`."""
-    lines = [f"workload {_word(workload.name)}"]
-    lines += [f"{name} {_word(str(getattr(workload, name)))}" for name in _HEAD]
-    seen: dict[Layer, str] = {}
-    for kind, layer in (*(("layer", one) for one in workload.layers), *(("step", one) for one in workload.finer)):
-        nameless = dataclasses.replace(layer, name="")
-        if kind == "layer" and nameless in seen:
-            lines.append(f"layer {_word(layer.name)} like {_word(seen[nameless])}")
-            continue
-        seen[nameless] = layer.name
-        lines.append(f"{kind} {_word(layer.name)}{_fields(layer)}")
-        lines += [f"  {_word(one.name)}{_fields(one)}" for one in layer.operations]
-        for share in layer.shares:
-            lines.append(f"  over {share.degree}{_fields(share)}")
-            lines += [f"    {_word(one.name)}{_fields(one)}" for one in share.operations]
-            lines += [f"    exchange {one.phase} {one.kind}{_fields(one)}" for one in share.exchanges]
-    return "\n".join(lines) + "\n"
+__all__ = ["parse"]
 
 
 def parse(text: str) -> Workload:
-    """Read what `to_text` wrote.
+    """Read what `str(workload)` wrote.
 
     Raises:
         WorkloadError: it is not a workload's text; the message names the line.
@@ -64,10 +41,10 @@ def parse(text: str) -> Workload:
             elif words[0] in found:
                 layers = found[words[0]]
                 layers.append(Layer(words[1], **_values(Layer, words[2:])))
-            elif words[0] in ("workload", *_HEAD):
+            elif words[0] in ("workload", *HEAD):
                 head[words[0]] = words[1] if len(words) > 1 else ""
             else:
-                raise WorkloadError(f"no line begins with {words[0]!r}; write workload, {', '.join(_HEAD)} or layer")
+                raise WorkloadError(f"no line begins with {words[0]!r}; write workload, {', '.join(HEAD)} or layer")
             if layers is found["layer"] and layers:
                 by_name[layers[-1].name] = layers[-1]
         except (ValueError, TypeError, KeyError, IndexError) as error:
@@ -106,28 +83,7 @@ def _with(layer: Layer, words: list[str], *, inner: bool) -> Layer:
     return dataclasses.replace(layer, shares=(*others, share))
 
 
-def _word(text: str) -> str:
-    return shlex.quote(text)
-
-
 _Value = Layer | Operation | Share | Exchange
-# What has a place of its own in the text.
-_PLACED = ("name", "operations", "shares", "degree", "exchanges", "phase")
-
-
-def _placed(kind: type[_Value]) -> tuple[str, ...]:
-    return (*_PLACED, "kind") if kind is Exchange else _PLACED
-
-
-def _fields(value: _Value) -> str:
-    """Every field that is not as it is by default, as " name=value"."""
-    words = []
-    for one in dataclasses.fields(value):
-        entry = getattr(value, one.name)
-        if one.name in _placed(type(value)) or entry == one.default:
-            continue
-        words.append(f" {one.name}={_word(entry) if isinstance(entry, str) else json.dumps(entry)}")
-    return "".join(words)
 
 
 def _truth(text: str) -> bool:
@@ -144,7 +100,7 @@ def _values(kind: type[_Value], words: list[str]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for word in words:
         name, equals, text = word.partition("=")
-        if not equals or name not in types or name in _placed(kind):
+        if not equals or name not in types or name in placed(kind):
             raise WorkloadError(f"{word!r} is no field of a {kind.__name__.lower()}; there are {', '.join(types)}")
         values[name] = _READERS.get(types[name], str)(text)
     return values

@@ -7,9 +7,12 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ._share import Exchange, Operation, Share, WorkloadError
+from ._share import Exchange, Operation, Share, WorkloadError, fields_text, word
 
 __all__ = ["Layer", "Workload"]
+
+HEAD = ("batch", "precision", "source", "unit", "optimizer_s")
+"""Fields with a line of their own at the head of a workload's text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +217,20 @@ class Workload:
         return dataclasses.replace(self, layers=layers, finer=())
 
     def __str__(self) -> str:
-        from ._text import to_text
-
-        return to_text(self)
+        """Return the text that `parse` reads. A layer like an earlier one is `layer NAME like EARLIER`."""
+        lines = [f"workload {word(self.name)}"]
+        lines += [f"{name} {word(str(getattr(self, name)))}" for name in HEAD]
+        seen: dict[Layer, str] = {}
+        for kind, layer in (*(("layer", one) for one in self.layers), *(("step", one) for one in self.finer)):
+            nameless = dataclasses.replace(layer, name="")
+            if kind == "layer" and nameless in seen:
+                lines.append(f"layer {word(layer.name)} like {word(seen[nameless])}")
+                continue
+            seen[nameless] = layer.name
+            lines.append(f"{kind} {word(layer.name)}{fields_text(layer)}")
+            lines += [f"  {word(one.name)}{fields_text(one)}" for one in layer.operations]
+            for share in layer.shares:
+                lines.append(f"  over {share.degree}{fields_text(share)}")
+                lines += [f"    {word(one.name)}{fields_text(one)}" for one in share.operations]
+                lines += [f"    exchange {one.phase} {one.kind}{fields_text(one)}" for one in share.exchanges]
+        return "\n".join(lines) + "\n"

@@ -9,7 +9,7 @@ from ._micro import Micro as Micro
 from ._micro import cut as cut
 from ._pipeline import Pipeline as Pipeline
 from ._run import Run as Run
-from ._run import Span as Span
+from ._run import StageSpan as StageSpan
 from ._run import idle_shares as idle_shares
 from ._split import split as split
 from ._stage import Stage as Stage
@@ -17,17 +17,17 @@ from ._steps import in_steps as in_steps
 from ._steps import steps_of as steps_of
 from ._trace import SplitError as SplitError
 from ._trace import trace as trace
-from ._wire import Wire as Wire
+from ._wire import StageWire as StageWire
 
 __all__ = [
     "Micro",
     "Pipeline",
     "Run",
-    "Span",
+    "StageSpan",
     "SplitError",
     "Stage",
     "Times",
-    "Wire",
+    "StageWire",
     "balance",
     "bubble",
     "cut",

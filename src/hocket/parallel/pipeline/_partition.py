@@ -15,7 +15,7 @@ from ._trace import Traced, attribute
 
 
 @dataclass(frozen=True)
-class Cut:
+class StageCut:
     """What crosses between two steps.
 
     Attributes:
@@ -27,7 +27,7 @@ class Cut:
     nbytes: int
 
 
-def cuts(traced: Traced) -> list[Cut]:
+def cuts(traced: Traced) -> list[StageCut]:
     """What crosses before each step; index 0 is before the first and empty."""
     place = {node: i for i, node in enumerate(traced.steps)}
     last_use = {}
@@ -38,7 +38,7 @@ def cuts(traced: Traced) -> list[Cut]:
     alive: list[fx.Node] = []
     for i, node in enumerate(traced.steps):
         alive = [other for other in alive if last_use[other] >= i]
-        found.append(Cut(tuple(o.name for o in alive), sum(_values.nbytes(o.meta["value"]) for o in alive)))
+        found.append(StageCut(tuple(o.name for o in alive), sum(_values.nbytes(o.meta["value"]) for o in alive)))
         alive.append(node)
     return found
 
@@ -64,7 +64,7 @@ def build(traced: Traced, begins: Sequence[int]) -> list[Stage]:
         begins: number of the first step of each stage but the first one, rising.
     """
     bounds = [0, *begins, len(traced.steps)]
-    between = [*(cuts(traced)[b] for b in bounds[:-1]), Cut((), 0)]
+    between = [*(cuts(traced)[b] for b in bounds[:-1]), StageCut((), 0)]
     names = canonical_names(traced.model)
     parts = [
         _part(traced, bounds[s], bounds[s + 1], between[s].values, between[s + 1].values)
@@ -107,7 +107,7 @@ def _segments(traced: Traced, begin: int, end: int) -> tuple[Segment, ...]:
                 bounds.append(at)
             block = now
     bounds.append(end)
-    last = (*between, Cut((), 0))
+    last = (*between, StageCut((), 0))
     return tuple(
         _part(traced, a, b, last[a].values, last[b].values) for a, b in zip(bounds[:-1], bounds[1:], strict=True)
     )

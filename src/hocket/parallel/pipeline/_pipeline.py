@@ -16,10 +16,10 @@ from ..mesh import World
 from . import _micro, _values
 from ._micro import Micro
 from ._recompute import runner
-from ._run import Run, Span
+from ._run import Run, StageSpan
 from ._stage import Stage
 from ._tied import Tied
-from ._wire import Wire
+from ._wire import StageWire
 
 Tensor = torch.Tensor
 
@@ -71,7 +71,7 @@ class Pipeline:
     ) -> None:
         self.stages = tuple(stages)
         self.micro_batches = micro_batches
-        self.spans: list[Span] = []
+        self.spans: list[StageSpan] = []
         self._world = world
         self._loss_fn = loss_fn
         self._summed = loss_reduction == "sum"
@@ -87,7 +87,7 @@ class Pipeline:
         self._count = self.stages[0].count
         self._by_index = {stage.index: stage for stage in self.stages}
         self._runners = {stage.index: runner(stage, recompute) for stage in self.stages}
-        self._wire = Wire(world, fixed_shapes=fixed_shapes)
+        self._wire = StageWire(world, fixed_shapes=fixed_shapes)
         self._tied = Tied(self.stages, world, self._wire)
         self._tied.make_equal()
         self._device = next((p.device for s in self.stages for p in s.module.parameters()), world.device)

@@ -38,7 +38,7 @@ def same(value: Any, expected: Any, what: str) -> None:
         )
 
 
-class Value(fx.Proxy):  # type: ignore[no-any-unimported, misc, unused-ignore]
+class TracedValue(fx.Proxy):  # type: ignore[no-any-unimported, misc, unused-ignore]
     """A node and its value on the sample."""
 
     @property
@@ -93,10 +93,10 @@ class Value(fx.Proxy):  # type: ignore[no-any-unimported, misc, unused-ignore]
         return answer
 
 
-class _Member(Value, Attribute):  # type: ignore[misc, unused-ignore]
+class _Member(TracedValue, Attribute):  # type: ignore[misc, unused-ignore]
     """`value.name`; a node of its own only if it is not called as a method."""
 
-    def __init__(self, root: Value, name: str) -> None:
+    def __init__(self, root: TracedValue, name: str) -> None:
         Attribute.__init__(self, root, name)
 
     @property

@@ -14,12 +14,12 @@ from . import _values
 from ._flight import Flight
 from ._micro import Micro
 from ._stage import Stage
-from ._wire import Key, Wire
+from ._wire import Key, StageWire
 
 Tensor = torch.Tensor
 
 
-class Span(NamedTuple):
+class StageSpan(NamedTuple):
     """When this rank computed.
 
     Attributes:
@@ -33,7 +33,7 @@ class Span(NamedTuple):
     end_s: float
 
 
-def idle_shares(spans: Sequence[Sequence[Span]]) -> list[float]:
+def idle_shares(spans: Sequence[Sequence[StageSpan]]) -> list[float]:
     """The share of a step, from the first rank's begin to the last one's end, that each rank did not compute.
 
     Args:
@@ -64,7 +64,7 @@ class Run:
         stages: dict[int, Stage],
         runners: dict[int, Callable[..., Any]],
         ranks: int,
-        wire: Wire,
+        wire: StageWire,
         micros: Sequence[Micro],
         device: torch.device,
         loss_of: Callable[[Any, Micro], Tensor] | None,
@@ -87,7 +87,7 @@ class Run:
         self._left = dict.fromkeys(stages, len(micros))
         self.losses: list[Tensor] = []
         self.outputs: dict[int, Any] = {}
-        self.spans: list[Span] = []
+        self.spans: list[StageSpan] = []
 
     def perform(self, actions: Sequence[PipelineAction]) -> None:
         """Carries out `actions` in order and waits until all that was sent is on its way."""
@@ -125,7 +125,7 @@ class Run:
             self.outputs[action.micro_batch] = output
         if torch.is_grad_enabled():
             self._flights[place] = flight
-        self.spans.append(Span(action, begin_s, time.perf_counter()))
+        self.spans.append(StageSpan(action, begin_s, time.perf_counter()))
         if not stage.last:
             if stage.index + 1 in self._stages:
                 self._taken[action.stage + 1, action.micro_batch] = (_values.leaves(output), [])
@@ -174,7 +174,7 @@ class Run:
             self._to_send[action.stage, action.micro_batch] = found
 
     def _spent(self, action: PipelineAction, begin_s: float) -> None:
-        self.spans.append(Span(action, begin_s, time.perf_counter()))
+        self.spans.append(StageSpan(action, begin_s, time.perf_counter()))
 
     def _about_to_end(self, action: PipelineAction) -> None:
         if self._left[action.stage] == 1:

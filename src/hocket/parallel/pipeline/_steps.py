@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from hocket.workload import Step, Workload, refined
+from hocket.workload import Workload, WorkloadStep, refined
 
 from ._measure import measured
 from ._partition import cuts, weights
@@ -16,7 +16,7 @@ from ._trace import SplitError, trace
 __all__ = ["in_steps", "steps_of"]
 
 
-def steps_of(model: torch.nn.Module, sample: Sequence[Any]) -> list[Step]:
+def steps_of(model: torch.nn.Module, sample: Sequence[Any]) -> list[WorkloadStep]:
     """The steps between which `split` cuts a model, measured on this device.
 
     Args:
@@ -34,7 +34,9 @@ def steps_of(model: torch.nn.Module, sample: Sequence[Any]) -> list[Step]:
         fresh = {id(one): one.numel() for one in weights(traced, node) if id(one) not in seen}
         seen.update(fresh)
         seconds = times.forward_s[number], times.backward_s[number]
-        found.append(Step(node.name, times.modules[number], *seconds, cut.nbytes, sum(fresh.values()), len(fresh)))
+        found.append(
+            WorkloadStep(node.name, times.modules[number], *seconds, cut.nbytes, sum(fresh.values()), len(fresh))
+        )
     return found
 
 

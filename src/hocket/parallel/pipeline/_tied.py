@@ -8,7 +8,7 @@ import torch
 
 from ..mesh import World
 from ._stage import Stage
-from ._wire import Wire
+from ._wire import StageWire
 
 
 class Tied:
@@ -23,7 +23,7 @@ class Tied:
         wire: between them.
     """
 
-    def __init__(self, stages: Iterable[Stage], world: World, wire: Wire) -> None:
+    def __init__(self, stages: Iterable[Stage], world: World, wire: StageWire) -> None:
         self._rank = world.rank
         self._wire = wire
         self._mine: dict[str, torch.nn.Parameter] = {}

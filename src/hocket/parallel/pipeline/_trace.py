@@ -17,7 +17,7 @@ from torch import fx
 
 from ..batches import trees as _trees
 from ..partition.tensor import is_leaf
-from ._proxy import DataDependentError, Value, same
+from ._proxy import DataDependentError, TracedValue, same
 
 _FACTORIES: Final = (
     "arange", "empty", "eye", "full", "linspace", "ones", "rand", "randint", "randn", "randperm", "tensor", "zeros",
@@ -155,9 +155,9 @@ class _Tracer(fx.Tracer):
             args.append(value)
         return root_fn, args
 
-    def proxy(self, node: fx.Node) -> Value:
+    def proxy(self, node: fx.Node) -> TracedValue:
         """A value that knows its sample."""
-        return Value(node, self)
+        return TracedValue(node, self)
 
     def is_leaf_module(self, m: torch.nn.Module, module_qualified_name: str) -> bool:
         """Whether a module is one step."""
@@ -217,7 +217,7 @@ class _Tracer(fx.Tracer):
 
     def iter(self, obj: Any) -> Any:
         """Loops are as long as the sample's."""
-        return Value.__iter__(obj)
+        return TracedValue.__iter__(obj)
 
     def keys(self, obj: Any) -> Any:
         """Keys are the sample's."""
@@ -262,7 +262,7 @@ class _Tracer(fx.Tracer):
             return
 
         def recorded(value: Any) -> Any:
-            if isinstance(value, Value) and isinstance(value.sampled, torch.Tensor) and not self._computing:
+            if isinstance(value, TracedValue) and isinstance(value.sampled, torch.Tensor) and not self._computing:
                 return self.create_proxy("call_function", len, (value,), {})
             return len(value)
 

@@ -27,7 +27,7 @@ Key = tuple[Any, ...]
 _TAG: Final = 0x5049  # "PI": apart from a user's own sends and receives
 
 
-class Wire:
+class StageWire:
     """This rank's messages to and from the other ranks of a pipeline.
 
     Args:

@@ -3,14 +3,14 @@
 `hocket.parallel.partition.tensor` divides models by it; `hocket.workload.capture` tells by it what dividing would cost.
 """
 
-from ._choose import Choice as Choice
+from ._choose import RegionChoice as RegionChoice
 from ._choose import apart as apart
 from ._choose import choose as choose
 from ._cuts import cut_tensors as cut_tensors
 from ._record import DROPOUTS as DROPOUTS
 from ._record import Call as Call
+from ._record import RecordedValue as RecordedValue
 from ._record import Recording as Recording
-from ._record import Value as Value
 from ._record import record as record
 from ._record import recorded as recorded
 from ._record import storage_of as storage_of
@@ -31,13 +31,13 @@ __all__ = [
     "DROPOUTS",
     "SEQUENCE",
     "Call",
-    "Choice",
+    "RegionChoice",
     "CollectiveCount",
     "Exchanged",
     "Recording",
     "Region",
     "Role",
-    "Value",
+    "RecordedValue",
     "apart",
     "choose",
     "cut_tensors",

@@ -10,11 +10,11 @@ from torch import nn
 from hocket.sharding import CannotShard, Shard
 
 from ._record import WEIGHTED, Recording
-from ._regions import CHANNEL, Region, Role, Search, inputs_of, outputs_of
+from ._regions import CHANNEL, Region, RegionSearch, Role, inputs_of, outputs_of
 
 
 @dataclass(slots=True)
-class Choice:
+class RegionChoice:
     """What was chosen for a model.
 
     Attributes:
@@ -26,11 +26,11 @@ class Choice:
     refused: dict[str, str]
 
 
-def choose(model: nn.Module, recording: Recording, ranks: int) -> Choice:
+def choose(model: nn.Module, recording: Recording, ranks: int) -> RegionChoice:
     """Regions that do not share layers, the largest first; then what is left, each layer by itself."""
     names = {module: name for name, module in model.named_modules()}
     free, tied, refused = _free(model, names, recording)
-    search = Search(recording, names, free, ranks)
+    search = RegionSearch(recording, names, free, ranks)
     unpaired: dict[nn.Module, str] = {}
     found: list[Region] = []
     for module in names:
@@ -64,7 +64,7 @@ def choose(model: nn.Module, recording: Recording, ranks: int) -> Choice:
                     chosen.append(alone)
     order = {name: i for i, name in enumerate(names.values())}
     chosen.sort(key=lambda r: order[r.names[0]])
-    return Choice(chosen, refused)
+    return RegionChoice(chosen, refused)
 
 
 def apart(region: Region, why: str, ranks: int) -> list[Region]:

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from hocket.sharding import Shard, leaves
 
-from ._record import Recording, Value
+from ._record import RecordedValue, Recording
 
 
 def homes(
-    recording: Recording, needed: Iterable[str], states: Mapping[Value, Shard], paths: Sequence[tuple[str, ...]]
+    recording: Recording, needed: Iterable[str], states: Mapping[RecordedValue, Shard], paths: Sequence[tuple[str, ...]]
 ) -> dict[str, dict[int, Shard]]:
     """The innermost modules that will do.
 
@@ -30,10 +30,10 @@ def homes(
         if any(_within(recording, home, other) for other in needed):
             continue
         given: dict[int, Shard] = {}
-        known: set[Value] = set()
+        known: set[RecordedValue] = set()
         for entry in recording.entries.get(home, []):
             for place, leaf in enumerate(leaves(entry)):
-                if isinstance(leaf, Value):
+                if isinstance(leaf, RecordedValue):
                     known.add(leaf)
                     if leaf in states:
                         given[place] = states[leaf]

@@ -41,7 +41,7 @@ DROPOUTS: tuple[type[nn.Module], ...] = (nn.Dropout, nn.Dropout1d, nn.Dropout2d,
 
 
 @dataclass(eq=False, slots=True)
-class Value:
+class RecordedValue:
     """A tensor at one moment; what is changed in place becomes another value.
 
     Attributes:
@@ -85,15 +85,15 @@ class Call:
     name: str
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    outputs: list[Value]
+    outputs: list[RecordedValue]
     module: nn.Module | None
     path: tuple[str, ...]
     func: Any = None
 
     @property
-    def inputs(self) -> list[Value]:
+    def inputs(self) -> list[RecordedValue]:
         """The values among its arguments."""
-        return [v for v in leaves((self.args, self.kwargs)) if isinstance(v, Value)]
+        return [v for v in leaves((self.args, self.kwargs)) if isinstance(v, RecordedValue)]
 
 
 @dataclass(slots=True)
@@ -109,9 +109,9 @@ class Recording:
     """
 
     calls: list[Call] = field(default_factory=list)
-    outputs: list[Value] = field(default_factory=list)
+    outputs: list[RecordedValue] = field(default_factory=list)
     entries: dict[str, list[Any]] = field(default_factory=dict)
-    storages: dict[int, list[Value]] = field(default_factory=dict)
+    storages: dict[int, list[RecordedValue]] = field(default_factory=dict)
     complete: bool = False
 
 
@@ -120,8 +120,8 @@ class _Recorder(TorchFunctionMode):
         super().__init__()
         self.recording = Recording()
         self._names = {id(t): n for n, t in (*model.named_parameters(), *model.named_buffers())}
-        self._values: dict[int, Value] = {}
-        self._kept: list[tuple[torch.Tensor, Value]] = []  # so that no id is used twice
+        self._values: dict[int, RecordedValue] = {}
+        self._kept: list[tuple[torch.Tensor, RecordedValue]] = []  # so that no id is used twice
         self.path: list[str] = []
         self.inside_module = 0
 
@@ -148,11 +148,11 @@ class _Recorder(TorchFunctionMode):
                 call.outputs.append(value)
         self.recording.calls.append(call)
 
-    def _value(self, tensor: torch.Tensor) -> Value:
+    def _value(self, tensor: torch.Tensor) -> RecordedValue:
         value = self._values.get(id(tensor))
         if value is None:
             name = self._names.get(id(tensor), "")
-            value = Value(tuple(tensor.shape), tensor.dtype, tensor.requires_grad, None, name)
+            value = RecordedValue(tuple(tensor.shape), tensor.dtype, tensor.requires_grad, None, name)
             self._values[id(tensor)] = value
             self._kept.append((tensor, value))
         value.grad = value.grad or tensor.requires_grad  # what an autograd function makes gets its gradient at its end

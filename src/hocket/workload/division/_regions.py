@@ -30,7 +30,7 @@ from hocket.sharding import (
 )
 
 from ._homes import homes
-from ._record import DROPOUTS, Call, Recording, Value
+from ._record import DROPOUTS, Call, RecordedValue, Recording
 
 CHANNEL: dict[type[nn.Module], int] = {
     nn.Linear: -1,
@@ -93,7 +93,7 @@ class Region:
     extras: list[tuple[int, int, bool]] = field(default_factory=list)
     reason: str = ""
     calls: list[int] = field(default_factory=list)
-    parts: set[Value] = field(default_factory=set)
+    parts: set[RecordedValue] = field(default_factory=set)
     gathers: dict[nn.Module, frozenset[int]] = field(default_factory=dict)
     scatters: frozenset[nn.Module] = frozenset()
 
@@ -123,7 +123,7 @@ def inputs_of(module: nn.Module) -> int:
     return int(layer.in_features if type(module) is nn.Linear else layer.in_channels)
 
 
-class Search:
+class RegionSearch:
     """Looks for regions in a recording.
 
     Args:
@@ -178,7 +178,7 @@ class Search:
                     reason = error.reason
         raise CannotShard(reason)
 
-    def _makers(self, value: Value) -> list[nn.Module]:
+    def _makers(self, value: RecordedValue) -> list[nn.Module]:
         """The layers that made a tensor, so that it can be made in parts."""
         found: dict[nn.Module, None] = {}
         waiting, seen = [value], set()
@@ -201,8 +201,8 @@ class Search:
 
     def _attempt(self, seeds: dict[nn.Module, tuple[int, ...]]) -> Region:
         region = Region({})
-        states: dict[Value, Shard] = {}
-        origins: dict[Value, frozenset[nn.Module]] = {}
+        states: dict[RecordedValue, Shard] = {}
+        origins: dict[RecordedValue, frozenset[nn.Module]] = {}
         paths: list[tuple[str, ...]] = []
         whole_uses: set[nn.Module] = set()
         for call in self.recording.calls:
@@ -254,11 +254,11 @@ class Search:
         if known.kind != role.kind or not alike:
             raise Stuck(f"{self.names[module]} is used in two ways", (), frozenset())
 
-    def _layer(self, region: Region, call: Call, states: dict[Value, Shard]) -> list[Shard | None]:
+    def _layer(self, region: Region, call: Call, states: dict[RecordedValue, Shard]) -> list[Shard | None]:
         module: Any = call.module
         name, kind = self.names[module], type(module)
         given = call.args[0] if call.args else None
-        if not isinstance(given, Value) or given not in states or len(call.inputs) > 1:
+        if not isinstance(given, RecordedValue) or given not in states or len(call.inputs) > 1:
             raise CannotShard(f"{name} is given parts in another place than its first argument")
         split, rank = states[given], len(given.shape)
         if kind in DROPOUTS:
@@ -301,12 +301,12 @@ class Search:
         self.assign(region, module, Role("channels", split))
         return Shard.even(split.dim, module.out_channels, self.ranks)
 
-    def function(self, region: Region, call: Call, states: dict[Value, Shard]) -> list[Shard | None]:
+    def function(self, region: Region, call: Call, states: dict[RecordedValue, Shard]) -> list[Shard | None]:
         if call.name in LAYERS:
             raise CannotShard(f"{call.name} is given shards outside of a layer")
 
         def operand(leaf: Any) -> Any:
-            if not isinstance(leaf, Value):
+            if not isinstance(leaf, RecordedValue):
                 return leaf
             return Operand(leaf.shape, states.get(leaf), leaf.grad, leaf.producer is not None, leaf.dtype, leaf)
 

@@ -13,8 +13,8 @@ from torch import nn
 from hocket.sharding import CannotShard, NeedsShard, Shard
 
 from ._homes import homes
-from ._record import DROPOUTS, Call, Recording, Value
-from ._regions import Region, Search, Stuck
+from ._record import DROPOUTS, Call, RecordedValue, Recording
+from ._regions import Region, RegionSearch, Stuck
 
 SEQUENCE = -2
 """The dim that sequence parallelism cuts, from the end: positions, or samples where those come second."""
@@ -29,7 +29,7 @@ def sequences(
         The stretches, and why others cannot, by the name of the layer with which they begin.
     """
     names = {module: name for name, module in model.named_modules()}
-    search = _Search(recording, names, regions, ranks)
+    search = _SequenceSearch(recording, names, regions, ranks)
     found: list[Region] = []
     refused: dict[str, str] = {}
     for call in recording.calls:
@@ -50,12 +50,12 @@ class _NeedsMore(Exception):
         value: the whole one.
     """
 
-    def __init__(self, value: Value) -> None:
+    def __init__(self, value: RecordedValue) -> None:
         super().__init__()
         self.value = value
 
 
-class _Search(Search):
+class _SequenceSearch(RegionSearch):
     """Follows parts of the sequence from the layers that could make them to those that can gather them."""
 
     def __init__(self, recording: Recording, names: dict[nn.Module, str], regions: list[Region], ranks: int) -> None:
@@ -94,7 +94,7 @@ class _Search(Search):
             except Stuck as stuck:
                 raise CannotShard(stuck.reason) from None
 
-    def _sources(self, value: Value) -> set[nn.Module]:
+    def _sources(self, value: RecordedValue) -> set[nn.Module]:
         found: set[nn.Module] = set()
         waiting, seen = [value], set()
         while waiting:
@@ -116,7 +116,7 @@ class _Search(Search):
 
     def _follow(self, makers: set[nn.Module]) -> Region:
         zone = Region({}, reason="works on parts of the sequence")
-        states: dict[Value, Shard] = {}
+        states: dict[RecordedValue, Shard] = {}
         paths: list[tuple[str, ...]] = []
         gathers: dict[nn.Module, set[int]] = {}
         whole_uses: set[tuple[nn.Module, int]] = set()
@@ -164,7 +164,7 @@ class _Search(Search):
         zone.homes = homes(self.recording, zone.homes, states, paths)
         return zone
 
-    def _layer(self, region: Region, call: Call, states: dict[Value, Shard]) -> list[Shard | None]:
+    def _layer(self, region: Region, call: Call, states: dict[RecordedValue, Shard]) -> list[Shard | None]:
         if call.module in self._roles:
             raise CannotShard(f"{self.names[call.module]} would be given parts of the sequence")
         return super()._layer(region, call, states)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from ._record import Recording, Value
+from ._record import RecordedValue, Recording
 from ._regions import Region, Role
 
 
@@ -64,7 +64,7 @@ def exchanges(regions: list[Region], recording: Recording) -> list[Exchanged]:
     roles: dict[nn.Module | None, Role] = {m: role for region in regions for m, role in region.roles.items()}
     gathers = {(m, place) for region in regions for m, places in region.gathers.items() for place in places}
     scatters = {m for region in regions for m in region.scatters}
-    entered: set[Value] = set()
+    entered: set[RecordedValue] = set()
 
     def add(phase: str, kind: str, nbytes: int, with_batch: bool = True) -> None:
         found.append(Exchanged(phase, kind, nbytes, call.index, with_batch))

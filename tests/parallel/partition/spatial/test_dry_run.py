@@ -12,7 +12,7 @@ from hocket.parallel.partition import DRY_RUNS
 from hocket.planner import Constants, Network, Plan, PlanError, memory_of, predict, search
 from hocket.sharding import Shard, SlidingWindow, halo_nbytes
 from hocket.testing import run_ranks
-from hocket.workload import Exchange, Workload, capture, parse, to_text
+from hocket.workload import Exchange, Workload, capture, parse
 
 HEIGHT, WIDTH, CHANNELS, BATCH = 16, 12, 4, 2
 
@@ -53,7 +53,7 @@ def test_work_and_memory_are_divided_and_parameters_are_not() -> None:
         saved = sum(share.operations[0].saved_bytes for share in shares)
         assert found.saved_bytes / degree <= saved < 0.9 * found.saved_bytes
     assert found.degrees("spatial") == (2, 4)
-    assert parse(to_text(found)) == found
+    assert parse(str(found)) == found
     whole, half = (
         memory_of(Plan(spatial_parallel_degree=degree).resolve(2), found, batch=BATCH).activations for degree in (1, 2)
     )

@@ -2,13 +2,13 @@
 
 from ._dry_run import dry_run as dry_run
 from ._exchange import LABEL as LABEL
-from ._parallelize import Decision as Decision
+from ._parallelize import SpatialDecision as SpatialDecision
 from ._parallelize import SpatialParallel as SpatialParallel
 from ._parallelize import parallelize as parallelize
 
 __all__ = [
     "LABEL",
-    "Decision",
+    "SpatialDecision",
     "SpatialParallel",
     "dry_run",
     "parallelize",

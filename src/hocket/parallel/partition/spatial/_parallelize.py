@@ -21,7 +21,7 @@ _FEWEST_DIMS = 4  # samples, channels, and two spatial dims
 _DIVIDED_DIM = 2  # the first spatial one: height of images, depth of volumes
 
 
-class Decision(NamedTuple):
+class SpatialDecision(NamedTuple):
     """What became of a layer or of a function.
 
     Attributes:
@@ -51,7 +51,7 @@ class SpatialParallel:
     def __init__(self, model: nn.Module, groups: SpatialGroups) -> None:
         self.model = model
         self.world = groups.spatial
-        self.decisions: list[Decision] = []
+        self.decisions: list[SpatialDecision] = []
         self._peers = SpatialPeers(groups)
         self._seen: set[tuple[str, str]] = set()
         self._names = {id(p): name.rpartition(".")[0] for name, p in model.named_parameters()}
@@ -110,7 +110,7 @@ class SpatialParallel:
             return
         self._seen.add((owner, form))
         if owner != function or form == "gathered":
-            self.decisions.append(Decision(owner or "(the model)", form, why))
+            self.decisions.append(SpatialDecision(owner or "(the model)", form, why))
 
 
 class DividedModule(nn.Module):

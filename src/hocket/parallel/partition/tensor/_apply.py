@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from hocket.sharding import Shard, cut
-from hocket.workload.division import CHANNEL, Recording, Region, Role, Value, cut_tensors
+from hocket.workload.division import CHANNEL, RecordedValue, Recording, Region, Role, cut_tensors
 
 from ...mesh import World
 from ._attention import CutMultiheadAttention
@@ -116,7 +116,7 @@ class Applied:
 def _sharing(regions: list[Region], recording: Recording) -> dict[nn.Module, list[Shared]]:
     """What layers that are given the same tensors have in common: for each of their inputs."""
     makers = {m: role for r in regions for m, role in r.roles.items() if role.kind in ("column", "heads")}
-    inputs: dict[tuple[nn.Module, int], list[Value]] = {}
+    inputs: dict[tuple[nn.Module, int], list[RecordedValue]] = {}
     for call in recording.calls:
         if call.module in makers and type(call.module) is not nn.Embedding:
             for place, value in enumerate(call.inputs[: 3 if makers[call.module].kind == "heads" else 1]):

@@ -20,7 +20,7 @@ from ._numbers import align
 from ._verify import Verifier
 
 
-class Decision(NamedTuple):
+class LayerDecision(NamedTuple):
     """What became of a layer.
 
     Attributes:
@@ -34,7 +34,7 @@ class Decision(NamedTuple):
     reason: str
 
 
-class Cut(NamedTuple):
+class ParameterCut(NamedTuple):
     """Where this rank's part of a parameter or buffer lies in the full one.
 
     Attributes:
@@ -63,9 +63,9 @@ class TensorParallel:
 
     model: nn.Module
     world: World
-    decisions: list[Decision] = field(default_factory=list)
+    decisions: list[LayerDecision] = field(default_factory=list)
     refused: list[tuple[str, str]] = field(default_factory=list)
-    pieces: dict[str, Cut] = field(default_factory=dict)
+    pieces: dict[str, ParameterCut] = field(default_factory=dict)
     collectives: list[CollectiveCount] = field(default_factory=list)
 
     def __str__(self) -> str:
@@ -170,7 +170,7 @@ def parallelize(
         split = applied.cuts.get(id(tensor))
         if split is not None:
             shape = (*tensor.shape[: split.dim], split.size, *tensor.shape[split.dim + 1 :])
-            result.pieces[name] = Cut(tuple(shape), split.dim, split.segments)
+            result.pieces[name] = ParameterCut(tuple(shape), split.dim, split.segments)
     result.collectives = tally(regions, recording)
     return result
 
@@ -180,7 +180,7 @@ def is_leaf(module: nn.Module) -> bool:
     return hasattr(module, "form") or hasattr(module, "interpretation")
 
 
-def _decisions(model: nn.Module, regions: list[Region], refused: dict[str, str]) -> list[Decision]:
+def _decisions(model: nn.Module, regions: list[Region], refused: dict[str, str]) -> list[LayerDecision]:
     forms: dict[str, tuple[str, str]] = {name: ("whole", reason) for name, reason in refused.items()}
     for region in regions:
         members = ", ".join(region.names)
@@ -189,4 +189,4 @@ def _decisions(model: nn.Module, regions: list[Region], refused: dict[str, str])
             if region.aware:
                 reason += f"; interpreted for {region.aware}"
             forms[name] = (role.kind, reason)
-    return [Decision(n, *forms[n]) for n, _ in model.named_modules() if n in forms]
+    return [LayerDecision(n, *forms[n]) for n, _ in model.named_modules() if n in forms]
