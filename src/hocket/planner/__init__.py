@@ -3,6 +3,7 @@
 Read `_plan.py` (the value), `_memory.py` and `_time.py` (what it needs), `_search.py` (which is best).
 """
 
+from . import _rules as _rules  # which a plan is held to
 from ._balance import CUT_SLACK as CUT_SLACK
 from ._balance import Link as Link
 from ._balance import balance as balance

@@ -7,7 +7,7 @@ import functools
 import json
 import os
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_type_hints
@@ -19,9 +19,11 @@ from hocket.schedule.pipeline import NAMED_ORDERS
 from hocket.units import parse_bytes
 
 from ._findings import PlanError, PlanFinding
-from ._rules import broken_rules
 from ._synchronisation import WRITTEN, Synchronisation
 from .axes import axis, inner, product
+
+RULES: list[Callable[[Plan, int | None, int | None], list[PlanFinding]]] = []
+"""Each returns what a plan breaks, in a world of some size (if known) and with batches of some size (if known)."""
 
 PLAN_VARIABLE = "HOCKET_PLAN"
 """Environment variable in which `hocket run --plan` hands a plan to its ranks, as JSON; a path is understood too."""
@@ -179,7 +181,7 @@ class Plan:
             world_size: ranks; None to leave out the rules that need it.
             batch: samples of a global batch; None to leave out the rules that need it.
         """
-        return broken_rules(self, world_size, batch)
+        return [finding for rules in RULES for finding in rules(self, world_size, batch)]
 
     def describe(self) -> str:
         """The plan in a few words, as "2 data (gradients sharded) x 2 tensor x 2 pipeline (1f1b, 4 micro-batches)"."""

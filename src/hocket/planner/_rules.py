@@ -3,32 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from ._compression import parse_compression
 from ._findings import PlanFinding
 from ._pipeline import order_findings
-from .axes import AXES, inner, product
-
-if TYPE_CHECKING:
-    from ._plan import Plan
+from ._plan import RULES, Plan
+from .axes import AXES, Axis, inner, product
 
 
 def broken_rules(plan: Plan, world_size: int | None, batch: int | None) -> list[PlanFinding]:
-    """The rules that `plan` breaks in a world of `world_size` ranks with global batches of `batch` samples."""
+    """Return the rules that `plan` breaks in a world of `world_size` ranks with global batches of `batch` samples."""
     found = list(_counts(plan))
     if found:  # the rules below divide by the counts
         return found
     found += _pipeline(plan)
     for axis in AXES:
         if axis.degree(plan) > 1:
-            found += axis.rules(plan)
+            found += [*_alone(plan, axis), *axis.rules(plan)]
     found += [*_other(plan), *_relaxed(plan)]
     if world_size is not None:
         found += _world(plan, world_size)
     if batch is not None:
         found += _batch(plan, world_size, batch)
     return found
+
+
+RULES.append(broken_rules)
+
+
+def _alone(plan: Plan, axis: Axis) -> Iterator[PlanFinding]:
+    for other in AXES if axis.alone else ():
+        if other is not axis and other.divides != "batch" and other.degree(plan) > 1:
+            rule = f"{axis.alone} go with data parallelism, not with {other.name} parallelism"
+            yield PlanFinding(other.field, rule, f"say {other.field} = 1, or {axis.field} = 1")
 
 
 def _counts(plan: Plan) -> Iterator[PlanFinding]:

@@ -50,6 +50,8 @@ class Axis:
             is divided among them, too.
         priced_by_shares: Whether the layers of a workload say what one of its ranks does (`Share.axis`), from which
             time and memory of a step follow. False for what the planner's formulas know by themselves.
+        alone: What goes with data parallelism and with no other axis, as the subject of that rule; "" for an axis that
+            may meet every other.
         own_group: Whether its operations may run beside others of the same ranks, so that it needs a group of its own
             even where that holds all ranks.
         sampled: Whether the Trainer runs the model on a sample, to see how it can be divided.
@@ -69,6 +71,7 @@ class Axis:
     settings: Mapping[str, str] = dataclasses.field(default_factory=dict)
     replicates: bool = False
     priced_by_shares: bool = False
+    alone: str = ""
     own_group: bool = False
     sampled: bool = False
     elementwise: bool = False

@@ -17,12 +17,6 @@ if TYPE_CHECKING:
 
 
 def _rules(plan: Plan) -> Iterator[PlanFinding]:
-    from ._table import others
-
-    for axis in others("spatial"):
-        if axis.divides != "batch" and axis.degree(plan) > 1:
-            rule = f"samples that are divided among workers go with data parallelism, not with {axis.name} parallelism"
-            yield PlanFinding(axis.field, rule, f"say {axis.field} = 1, or spatial_parallel_degree = 1")
     if plan.shard == "parameters":
         rule = "parameters themselves cannot be sharded where samples are divided among workers"
         yield PlanFinding("shard", rule, 'say shard = "gradients"')
@@ -62,6 +56,7 @@ SPATIAL = Axis(
     costs="rows at the borders of shards, at every convolution",
     replicates=True,
     priced_by_shares=True,
+    alone="samples that are divided among workers",
     own_group=True,  # halos must not wait for the reductions of gradients that go on beside them
     rules=_rules,
     refused=_refused,
