@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hocket import aggregator as aggregator
     from hocket import algorithms as algorithms
+    from hocket import calibrate as calibrate
     from hocket import cluster as cluster
     from hocket import comm as comm
     from hocket import fabric as fabric
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from hocket import planner as planner
     from hocket import profile as profile
     from hocket import schedule as schedule
+    from hocket import sharding as sharding
     from hocket import simulate as simulate
     from hocket import testing as testing
     from hocket import timeline as timeline
@@ -44,6 +46,7 @@ __all__ = [
     "aggregator",
     "algorithms",
     "average",
+    "calibrate",
     "cluster",
     "comm",
     "distribute",
@@ -56,6 +59,7 @@ __all__ = [
     "profile",
     "schedule",
     "shard",
+    "sharding",
     "simulate",
     "testing",
     "timeline",
@@ -65,27 +69,6 @@ __all__ = [
     "workloads",
 ]
 
-_PACKAGES = frozenset(
-    {
-        "aggregator",
-        "algorithms",
-        "cluster",
-        "comm",
-        "fabric",
-        "keras",
-        "launch",
-        "parallel",
-        "planner",
-        "profile",
-        "schedule",
-        "simulate",
-        "testing",
-        "timeline",
-        "units",
-        "workload",
-        "workloads",
-    }
-)
 _HOMES = {
     "Plan": "hocket.planner",
     "Trainer": "hocket.parallel",
@@ -95,6 +78,7 @@ _HOMES = {
     "shard": "hocket.parallel",
     "total": "hocket.parallel",
 }
+_PACKAGES = frozenset(__all__) - _HOMES.keys() - {"__version__"}
 
 
 def __getattr__(name: str) -> Any:

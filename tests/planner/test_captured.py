@@ -22,7 +22,7 @@ from hocket.planner import (
     predict,
     search,
 )
-from hocket.workload import Exchange, Layer, Step, Workload, capture, refined
+from hocket.workload import Exchange, Layer, Workload, WorkloadStep, capture, refined
 
 BATCH, WIDTH = 8, 64
 PAIRS = 3
@@ -134,7 +134,9 @@ def test_a_layer_that_a_pipeline_cuts_is_gathered_by_both_its_ranks(network: Net
         for name, seconds in (("small", 2e-3), ("large", 6e-3))
     )
     steps = [
-        Step(f"{name}_{half}", f"{name}.{half}", 1.0, 1.0, 64, 50, 1) for name in ("small", "large") for half in "ab"
+        WorkloadStep(f"{name}_{half}", f"{name}.{half}", 1.0, 1.0, 64, 50, 1)
+        for name in ("small", "large")
+        for half in "ab"
     ]
     whole = Workload("two layers", BATCH, layers)
     taken_apart = refined(whole, steps)

@@ -81,7 +81,7 @@ def compose(
         buffers=buffers,
         optimizer=optimizer,
         plan=plan,
-        elements=sum(p.numel() for p in trained.values()),
+        elements=sum(trained.values()),
         apart=sum(item.leaf.numel() for item in tables),
         cut=draft.cut,
         holders=dict(Counter(name for names in mesh["pipeline"].from_all(list(trained)) for name in names)),
@@ -118,20 +118,19 @@ def _normalised(draft: Draft) -> None:
         draft.notes.append(f"computed again in back-propagation: {again}")
 
 
-def _held(
-    draft: Draft, tables: list[Owned], frozen: set[int]
-) -> tuple[ShardingStrategy, dict[str, torch.nn.Parameter]]:
-    """Return how parameters are held among the ranks that hold the same, and those that are trained, by name."""
+def _held(draft: Draft, tables: list[Owned], frozen: set[int]) -> tuple[ShardingStrategy, dict[str, int]]:
+    """Return how ranks that hold the same parameters hold them, and the elements of each that is trained, by name."""
     apart = {id(item.leaf) for item in tables}
     parameters = {
         names[n]: p for module, names in draft.modules for n, p in module.named_parameters() if id(p) not in apart
     }
     trained = {name: p for name, p in parameters.items() if id(p) not in frozen}
     kept = {name: p for name, p in parameters.items() if id(p) in frozen}
+    elements = {name: p.numel() for name, p in trained.items()}  # before they are sharded, which leaves a part of each
     form = _form(draft, trained, kept)
     form.owned += [item for item in tables if id(item.leaf) not in frozen]
     form.frozen += [item for item in tables if id(item.leaf) in frozen]
-    return form, trained
+    return form, elements
 
 
 def _pipeline(draft: Draft, loss: LossFn, reduction: Reduction) -> Pipeline | None:
