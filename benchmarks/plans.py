@@ -5,7 +5,7 @@
     python -m benchmarks.plans --ranks 2 --workloads edsr         a look
     python -m benchmarks.plans --read FOLDER                      the table of what --out FOLDER holds
 
-For every workload and world: ranks are calibrated as `Trainer(plan="auto")` does it, by `hocket.parallel.calibrate`;
+For every workload and world: ranks are calibrated as `Trainer(plan="auto")` does it, by `hocket.calibrate`;
 then every admissible plan is predicted, run, and measured: all plans take turns, three steps each of which the last two
 count; those near the fastest have more turns. What slowed all plans of a turn alike is divided out, and the lower
 quartile of the slowest rank's steps is taken, because the machine has slow phases (of the same plan the median went

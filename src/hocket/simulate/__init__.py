@@ -4,26 +4,15 @@ Read `_fair.py` (what flows get), `_tasks.py` (what all comes down to), `_loop.p
 schedule as tasks), `_reduce.py` (switches), `_pipeline.py` (an order by itself, and as a step).
 """
 
-from ._fair import Usage as Usage
-from ._fair import max_min as max_min
-from ._flows import simulate_flows as simulate_flows
-from ._graph import StepGraph as StepGraph
-from ._graph import Work as Work
-from ._pipeline import OrderTiming as OrderTiming
-from ._pipeline import StageWork as StageWork
-from ._pipeline import order_graph as order_graph
-from ._pipeline import simulate_order as simulate_order
-from ._schedule import LinkUse as LinkUse
-from ._schedule import ScheduleTiming as ScheduleTiming
-from ._schedule import simulate_schedule as simulate_schedule
-from ._settings import Protocol as Protocol
-from ._settings import Settings as Settings
-from ._step import StepTiming as StepTiming
-from ._step import simulate_step as simulate_step
-from ._stream import Stream as Stream
-from ._tasks import LoadTrace as LoadTrace
-from ._tasks import Outcome as Outcome
-from ._tasks import SimulationError as SimulationError
+from ._fair import Usage, max_min
+from ._flows import simulate_flows
+from ._graph import StepGraph, Work
+from ._pipeline import OrderTiming, StageWork, order_graph, simulate_order
+from ._schedule import LinkUse, ScheduleTiming, simulate_schedule
+from ._settings import Protocol, Settings
+from ._step import StepTiming, simulate_step
+from ._stream import Stream
+from ._tasks import LoadTrace, Outcome, SimulationError
 
 __all__ = [
     "LinkUse",

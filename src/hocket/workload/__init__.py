@@ -5,24 +5,15 @@
 
 from typing import TYPE_CHECKING, Any
 
-from ._finer import WorkloadStep as WorkloadStep
-from ._finer import refined as refined
-from ._share import PARTS as PARTS
-from ._share import Exchange as Exchange
-from ._share import Operation as Operation
-from ._share import Share as Share
-from ._share import WorkloadError as WorkloadError
-from ._text import parse as parse
-from ._transformer import SHAPES as SHAPES
-from ._transformer import named_transformer as named_transformer
-from ._transformer import transformer as transformer
-from ._workload import Layer as Layer
-from ._workload import Workload as Workload
+from ._finer import WorkloadStep, refined
+from ._share import PARTS, Exchange, Operation, Share, WorkloadError
+from ._text import parse
+from ._transformer import SHAPES, named_transformer, transformer
+from ._workload import Layer, Workload
 
 if TYPE_CHECKING:
-    from ._capture import capture as capture
-    from ._trial import summed as summed
-    from ._trial import trial as trial
+    from ._capture import capture
+    from ._trial import summed, trial
 
 __all__ = [
     "PARTS",
@@ -31,9 +22,9 @@ __all__ = [
     "Layer",
     "Operation",
     "Share",
-    "WorkloadStep",
     "Workload",
     "WorkloadError",
+    "WorkloadStep",
     "capture",
     "named_transformer",
     "parse",
