@@ -52,7 +52,9 @@ dist.init_process_group("hocket")
 place = {{name: os.environ.get(name) for name in {NAMES!r}}}
 numbers = torch.full((50_000,), float(dist.get_rank() + 1))
 before = sent()
+dist.barrier()  # a host's ranks share its link: nobody sends before all have read
 dist.all_reduce(numbers)
+dist.barrier()
 told = "HOCKET_NETWORK_NAMESPACE" in os.environ
 print(json.dumps(place | {{"sum": float(numbers[-1]), "sent": sent() - before, "hidden": told}}))
 dist.destroy_process_group()
@@ -146,7 +148,9 @@ def sent():
 dist.init_process_group("hocket")
 numbers = torch.full((500_000,), float(dist.get_rank() + 1))
 before = sent()
+dist.barrier()  # a host's ranks share its link: nobody sends before all have read
 dist.all_reduce(numbers)
+dist.barrier()
 print(f'{os.environ["HOCKET_AGGREGATOR"].partition(":")[0]} {float(numbers[-1])} {sent() - before}')
 dist.destroy_process_group()
 """)

@@ -63,10 +63,11 @@ def test_a_call_on_shards_is_the_call_on_full_tensors(name: str) -> None:
     assert accepted(name, 10) or accepted(name, 100)  # some rules accept few of the database's samples
 
 
-def test_so_are_calls_of_all_operators_that_torch_says_work_element_by_element() -> None:
+def test_so_are_calls_of_operators_that_torch_says_work_element_by_element() -> None:
     names = element_wise()
     assert len(names) > 100
-    assert {name for name in names if not (accepted(name, 2) or accepted(name, 12))} == set()
+    few = names[::8]  # of all in the long test
+    assert {name for name in few if not (accepted(name, 2) or accepted(name, 12))} == set()
 
 
 @pytest.mark.long

@@ -23,6 +23,8 @@ from ._shared_board import SharedBoard, window_nbytes
 
 TIMEOUT_S = 300.0
 
+_CAUSE_S = 1.0  # between hosts a death is seen when its connections are, later than what others say of it
+
 
 class BoundedStaleness(RelaxedTraining):
     """Trains one model by workers that do not wait for each other; a context manager around a loop of one's own.
@@ -177,8 +179,17 @@ class BoundedStaleness(RelaxedTraining):
                 flat.add_(change.to(flat.device))
 
     def _check(self, board: UpdateBoard, what: str) -> None:
-        dead = board.dead()
-        check_alive(board.rank, dead, [board.state(peer).status for peer in range(board.size)], what)
+        dead, statuses = board.dead(), self._statuses(board)
+        if not dead and FAILED in statuses:  # perhaps because a third worker died, which is known here a little later
+            until_s = time.monotonic() + _CAUSE_S
+            while not (dead := board.dead()) and time.monotonic() < until_s:
+                board.wait(1)
+            statuses = self._statuses(board)
+        check_alive(board.rank, dead, statuses, what)
+
+    @staticmethod
+    def _statuses(board: UpdateBoard) -> list[int]:
+        return [board.state(peer).status for peer in range(board.size)]
 
     def _until(self, ready: Callable[[], bool], late: Callable[[], list[int]], what: str, *, resting: bool) -> None:
         board = self._board
