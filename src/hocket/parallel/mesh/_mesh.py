@@ -69,11 +69,11 @@ class Mesh:
         axes = {axis.name: group(axis.name, [axis.name], own=axis.own_group and sizes[axis.name] > 1) for axis in AXES}
         norms = group("batch_norm", (), batch_norm)
         alike = [axis.name for axis in AXES if axis.replicates]
-        slabs = [axis.name for axis in AXES if axis.divides == "samples"]
+        dividing = [axis.name for axis in AXES if axis.divides == "samples"]
         # Where the other axes have one rank these are groups that there are.
         together = any(sizes[name] > 1 for name in alike if name != "data")
         replicas = group("replicas", alike) if together else axes["data"]
-        statistics = group("statistics", slabs, batch_norm) if any(sizes[name] > 1 for name in slabs) else norms
+        statistics = group("statistics", dividing, batch_norm) if any(sizes[name] > 1 for name in dividing) else norms
         return cls(whole, axes, norms, replicas, statistics)
 
     @classmethod
