@@ -168,7 +168,13 @@ def test_a_launch_whose_output_nobody_reads_ends(hocket: Any, script: Any) -> No
 
 
 def test_logs_and_tees_go_where_torchrun_puts_them(launched: Any, script: Any, tmp_path: Path) -> None:
-    path = script("import os, sys; print('out'); print('err', file=sys.stderr); assert os.environ['RANK'] == '0'")
+    path = script(
+        f"""import os, sys, time
+print('out', flush=True); print('err', file=sys.stderr)
+if os.environ['RANK'] == '0': open({str(tmp_path / "said")!r}, 'w')
+while not os.path.exists({str(tmp_path / "said")!r}): time.sleep(0.01)  # rank 0 is ended when rank 1 fails
+assert os.environ['RANK'] == '0'"""
+    )
     flags = ["--log-dir", str(tmp_path / "logs"), "-r", "0:1", "-t", "1:3", "--duplicate-stderr-filters", "Assert"]
     ran = launched(path, n=2, flags=flags)
     (attempt,) = (tmp_path / "logs").glob("*/attempt_0")
