@@ -4,6 +4,7 @@ import sys
 import textwrap
 
 import pytest
+import torch
 
 from hocket.cli import main
 from hocket.testing import deadline
@@ -121,6 +122,25 @@ def test_bad_input_is_named(tmp_path, refusal):
     empty = tmp_path / "empty.py"
     empty.write_text("print('nothing')")
     assert "made no backward pass" in refusal(empty)
+
+
+def test_any_seed_counts_as_one_also_that_which_check_gives(tmp_path):
+    from hocket.cli._check.rank import Notebook, watch
+
+    script = "import torch\nfrom torch import manual_seed\nmanual_seed(7)\ntorch.ones(1, requires_grad=True).backward()"
+    for seed, text in [(7, script), (7, script.replace("manual_seed(7)", "torch.random.manual_seed(7)"))]:
+        kept = torch.autograd.backward, torch.manual_seed, torch.random.manual_seed, torch.get_rng_state()
+        try:
+            torch.manual_seed(seed)
+            notebook = Notebook(tmp_path, 0, 0, seed)
+            watch(notebook)
+            assert not notebook.seeded
+            exec(text, {})
+            notebook.close()
+            assert json.loads((tmp_path / "facts-0.json").read_text())["seeded"]
+        finally:
+            torch.autograd.backward, torch.manual_seed, torch.random.manual_seed = kept[:3]
+            torch.set_rng_state(kept[3])
 
 
 RELAXED = """

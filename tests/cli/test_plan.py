@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from hocket.cli import main
 from hocket.planner import Plan
@@ -139,6 +142,64 @@ def test_a_script_s_model_is_measured_and_planned(capsys: Captured, tmp_path: Pa
     assert "tensor_parallel_degree: no layer of train can be divided among 3 workers; use one of 2, 4, 8" in said
     assert run("plan", f"{script}:wrong", "-n", "4") == 2
     assert "must return (model, sample)" in capsys.readouterr().err
+
+
+NEIGHBOURLY = """
+import argparse
+import dataclasses
+import torch
+from neighbour import width  # a module beside the file
+
+argparse.ArgumentParser().parse_args()  # the words are of `hocket plan`, not of the file
+
+
+@dataclasses.dataclass
+class Options:
+    width: "int" = width
+
+
+def build():
+    return torch.nn.Sequential(*(torch.nn.Linear(Options().width, 64) for _ in range(2))), torch.rand(8, 64)
+
+
+def raises():
+    return {}["sizes"]
+
+
+class Broken(torch.nn.Module):
+    def forward(self, x):
+        raise RuntimeError("forward is broken")
+
+
+def broken():
+    return Broken(), torch.rand(8, 64)
+"""
+
+
+def test_a_user_s_file_finds_its_neighbours_and_its_errors_are_one_line(capfd, tmp_path, monkeypatch) -> None:
+    file, threads = tmp_path / "nets.py", torch.get_num_threads()
+    file.write_text(NEIGHBOURLY)
+    (tmp_path / "neighbour.py").write_text("width = 64")
+    words = ["-n", "2", "--cluster", "laptop", "--batch", "32"]
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    path = list(sys.path)
+    try:
+        assert run("plan", f"{file}:build", *words) == 0
+        said = capfd.readouterr().err
+        assert len(os.sched_getaffinity(0)) == 1 or "threads, as each of 2 ranks of a host has" in said
+    finally:
+        torch.set_num_threads(threads)
+    assert sys.path == path
+    for name, text in [("raises", "nets.py:20: KeyError: 'sizes'"), ("broken", "nets.py:25: RuntimeError: forward is")]:
+        assert run("plan", f"{file}:{name}", *words) == 2
+        said = capfd.readouterr().err
+        assert text in said
+        assert "Traceback" not in said
+    for source, text in [("import nowhere", "bad.py:1: ModuleNotFoundError: No module"), ("a = (", "bad.py:1: '('")]:
+        (tmp_path / "bad.py").write_text(source)
+        assert run("predict", f"{tmp_path / 'bad.py'}:build", "--cluster", "laptop", "-n", "1,2") == 2
+        assert text in capfd.readouterr().err
 
 
 def test_a_bundled_workload_is_captured_without_being_run(capsys: Captured, tmp_path: Path) -> None:

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Sequence
+import os
+import sys
+import traceback
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from hocket.cluster import Cluster
     from hocket.workload import Workload
 
 TARGET_HELP = (
@@ -27,6 +33,7 @@ def resolve_target(
     device: str | None = None,
     optimizer: str = "adam",
     degrees: Sequence[int] = (2, 4, 8),
+    sharers: int = 1,
 ) -> Workload:
     """Return the workload that a user means.
 
@@ -36,9 +43,10 @@ def resolve_target(
         device: Where models are captured: "meta" (no times; the default for bundled workloads), "cpu", "cuda".
         optimizer: See `hocket.workload.capture`.
         degrees: See there.
+        sharers: Ranks that share a host's cores: a model is measured with as many threads as `hocket run` gives each.
 
     Raises:
-        TargetError: nothing of this name is there, or the function gives something else.
+        TargetError: nothing of this name is there, the user's code fails, or its function gives something else.
         WorkloadError: it cannot be captured.
     """
     from hocket.workload import SHAPES, named_transformer, parse
@@ -49,16 +57,24 @@ def resolve_target(
     if name.startswith("transformer:"):
         return _shape(target.partition(":")[2])
     if ".py:" in target:
-        return _function(target, device, optimizer, degrees)
+        with _threads(sharers):
+            return _function(target, device, optimizer, degrees)
     path = Path(target)
     if path.is_file():
         return parse(path.read_text(encoding="utf-8"))
     from hocket.workloads import names
 
     if name in names():
-        return _bundled(name, batch, device or "meta", optimizer, degrees)
+        with _threads(sharers if device == "cpu" else 1):
+            return _bundled(name, batch, device or "meta", optimizer, degrees)
     known = ", ".join([*names(), *(f"gpt-{one}" for one in SHAPES)])
     raise TargetError(f"there is no workload {target!r}; there are {known}, or write train.py:build, or a file's path")
+
+
+def ranks_of_a_host(cluster: Cluster, workers: int) -> int:
+    """Return how many of so many ranks share a host, at most."""
+    hosts = Counter(cluster.host_of_rank(rank) for rank in range(min(workers, len(cluster.ranks))))
+    return max((count for host, count in hosts.items() if host >= 0), default=1)
 
 
 def _shape(text: str) -> Workload:
@@ -88,25 +104,74 @@ def _function(target: str, device: str | None, optimizer: str, degrees: Sequence
     path = Path(file)
     if not path.is_file():
         raise TargetError(f"{target}: there is no file {file!r}")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    function: Any = getattr(module, name, None)
-    if not callable(function):
-        raise TargetError(f"{target}: {file} has no function {name!r}")
-    given = function()
-    if not isinstance(given, tuple) or len(given) not in (2, 3) or not isinstance(given[0], nn.Module):
-        raise TargetError(f"{target}: {name}() must return (model, sample) or (model, sample, loss), not {type(given)}")
-    loss = given[2] if len(given) == 3 else None
-    model, sample = given[:2]
-    found = capture(
-        model, sample, loss=loss, name=path.stem, device=device, optimizer=optimizer, degrees=degrees, dry_runs=DRY_RUNS
+    with _user_code(path):
+        spec = importlib.util.spec_from_file_location("hocket_target", path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        function: Any = getattr(module, name, None)
+        if not callable(function):
+            raise TargetError(f"{target}: {file} has no function {name!r}")
+        given = function()
+        if not isinstance(given, tuple) or len(given) not in (2, 3) or not isinstance(given[0], nn.Module):
+            raise TargetError(f"{target}: {name}() must return (model, sample) or (model, sample, loss), not {given!r}")
+        model, sample = given[:2]
+        more: dict[str, Any] = {"loss": given[2] if len(given) == 3 else None, "device": device}
+        found = capture(model, sample, name=path.stem, optimizer=optimizer, degrees=degrees, dry_runs=DRY_RUNS, **more)
+        if not found.measured or any(value is not None for value in more.values()):
+            return found
+        # Measured here, and a sample is what the model takes.
+        return in_steps(found, model, sample if isinstance(sample, tuple | list) else (sample,))
+
+
+@contextmanager
+def _user_code(path: Path) -> Iterator[None]:
+    """Open a block that runs a user's file as `python FILE` would find things; what it raises is said in one line."""
+    folder = str(path.resolve().parent)
+    arguments, sys.argv = sys.argv, [str(path)]
+    sys.path.insert(0, folder)
+    try:
+        yield
+    except TargetError:
+        raise
+    except SyntaxError as error:
+        raise TargetError(f"{error.filename}:{error.lineno}: {error.msg}") from error
+    except (Exception, SystemExit) as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        own = [frame for frame in frames if os.path.realpath(frame.filename).startswith(folder + os.sep)]
+        if not own:
+            raise
+        said = str(error).splitlines() or [""]
+        raise TargetError(
+            f"{own[-1].filename}:{own[-1].lineno}: {type(error).__name__}: {said[0]}".rstrip(": ")
+        ) from error
+    finally:
+        sys.argv = arguments
+        sys.path.remove(folder)
+
+
+@contextmanager
+def _threads(sharers: int) -> Iterator[None]:
+    """Open a block with a rank's share of the threads, and say so where that is less than there were."""
+    import torch
+
+    from hocket.launch import threads_of_rank
+
+    before, wanted = torch.get_num_threads(), threads_of_rank(sharers)
+    if wanted is None or wanted >= before:
+        yield
+        return
+    print(
+        f"measured with {wanted} of {before} threads, as each of {sharers} ranks of a host has; set OMP_NUM_THREADS to "
+        "choose",
+        file=sys.stderr,
     )
-    if not found.measured or device is not None or loss is not None:  # measured here, and a sample is what it takes
-        return found
-    return in_steps(found, model, sample if isinstance(sample, tuple | list) else (sample,))
+    torch.set_num_threads(wanted)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _bundled(name: str, batch: int | None, device: str, optimizer: str, degrees: Sequence[int]) -> Workload:

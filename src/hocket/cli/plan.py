@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ._output import RANKS, bad_input, print_json, print_paragraph, print_table
-from ._target import TARGET_HELP, resolve_target
+from ._target import TARGET_HELP, ranks_of_a_host, resolve_target
 
 if TYPE_CHECKING:
     from hocket.planner import Prediction, Search
@@ -67,7 +67,8 @@ def plan(
     fixed: dict[str, Any] = {name: value for name, value in wanted.items() if value is not None}
     try:
         where = load(cluster)
-        workload = resolve_target(target, device=device, degrees=_degrees(workers, tensor, given))
+        sharers = ranks_of_a_host(where, workers)
+        workload = resolve_target(target, device=device, degrees=_degrees(workers, tensor, given), sharers=sharers)
         limit = parse_bytes(memory) if memory else None
         size = batch or workers
         if workload_out is not None:

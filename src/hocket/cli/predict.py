@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ._output import RANKS, bad_input, print_json
-from ._target import TARGET_HELP, resolve_target
+from ._target import TARGET_HELP, ranks_of_a_host, resolve_target
 
 if TYPE_CHECKING:
     from hocket.planner import Curve, ScalingFit
@@ -63,7 +63,7 @@ def predict(
                 for changed in ("", *what_ifs)
             ]
         else:
-            workload = resolve_target(target, device=device)
+            workload = resolve_target(target, device=device, sharers=ranks_of_a_host(where, max(counts)))
             unit = f"{workload.unit}s"
             given = Plan.from_toml(plan) if plan else None
             each = batch or workload.batch

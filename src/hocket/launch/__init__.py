@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from ._elastic import LaunchError
     from ._fabric import PlacementError, enter_fabric
     from ._failure import RankFailure
-    from ._launch import LaunchResult, dry_run, launch, run
+    from ._launch import LaunchResult, dry_run, launch, run, threads_of_rank
 
 _HOMES = {
     "ArgumentError": "_arguments",
@@ -30,6 +30,7 @@ _HOMES = {
     "parse_arguments": "_arguments",
     "remove_leftover": "_clean",
     "run": "_launch",
+    "threads_of_rank": "_launch",
 }
 
 __all__ = [
@@ -50,6 +51,7 @@ __all__ = [
     "parse_arguments",
     "remove_leftover",
     "run",
+    "threads_of_rank",
 ]
 
 

@@ -138,7 +138,7 @@ def rank_command(arguments: LaunchArguments, job_directory: str) -> list[str]:
 
 def dry_run(arguments: LaunchArguments) -> dict[str, Any]:
     """Return what `run` would do, as plain values, for `--dry-run`."""
-    threads = rank_threads(arguments)
+    threads = _rank_threads(arguments)
     flags = arguments.flags
     return {
         "command": rank_command(arguments, "JOB_DIRECTORY"),
@@ -164,11 +164,15 @@ def _emulated_hosts(arguments: LaunchArguments) -> list[str] | None:
         raise ArgumentError(str(error)) from None
 
 
-def rank_threads(arguments: LaunchArguments) -> int | None:
-    """OMP_NUM_THREADS for each rank: its share of the cores, unless it is set or the rank is alone."""
-    if arguments.nproc == 1 or "OMP_NUM_THREADS" in os.environ or "OMP_NUM_THREADS" in arguments.environment:
+def threads_of_rank(ranks: int) -> int | None:
+    """Return OMP_NUM_THREADS for each of a host's ranks: its share of the cores; None if it is set or one is alone."""
+    if ranks == 1 or "OMP_NUM_THREADS" in os.environ:
         return None
-    return max(1, len(os.sched_getaffinity(0)) // arguments.nproc)
+    return max(1, len(os.sched_getaffinity(0)) // ranks)
+
+
+def _rank_threads(arguments: LaunchArguments) -> int | None:
+    return None if "OMP_NUM_THREADS" in arguments.environment else threads_of_rank(arguments.nproc)
 
 
 class _Ended(Exception):
@@ -197,7 +201,7 @@ class _RunningJob(JobListener):
         err.lines(err.styled("hocket: ", style), [line.encode(errors="replace") for line in lines])
 
     def say_threads(self) -> None:
-        threads = rank_threads(self._arguments)
+        threads = _rank_threads(self._arguments)
         if threads is not None:
             cores = len(os.sched_getaffinity(0))
             self.say(
@@ -217,7 +221,7 @@ class _RunningJob(JobListener):
         self._outputs["stderr"].lines(b"", [line.encode(errors="replace") for line in lines])
 
     def route(self, destinations: "LogsDest", environments: dict[int, dict[str, str]]) -> None:
-        threads = rank_threads(self._arguments)
+        threads = _rank_threads(self._arguments)
         for local_rank, environment in environments.items():
             environment[JOB_VARIABLE] = self._job.name
             if threads is not None:

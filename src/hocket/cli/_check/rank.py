@@ -50,6 +50,7 @@ class Notebook:
         self._draws = False
         self._models: dict[int, DataParallel] = {}
         self._shared_batches = False
+        self.seeded = False
 
     def backward_done(self, loss: float) -> None:
         """Write down the loss of a backward pass.
@@ -82,7 +83,7 @@ class Notebook:
             "distributed": bool(models),
             "shared_batches": self._shared_batches,
             "draws": self._draws,
-            "seeded": torch.initial_seed() != self._seed,
+            "seeded": self.seeded or torch.initial_seed() != self._seed,
             "dropout": [name for name, module in modules if _drops(module)],
             "batch_norm": [name for name, module in modules if _normalises_batch(module)],
             "compression": sorted({c["method"] for m in models if (c := m.compression_report())}),
@@ -95,7 +96,7 @@ class Notebook:
 
 
 def watch(notebook: Notebook) -> None:
-    """Have every backward pass of this process written down."""
+    """Have every backward pass of this process written down, and whether it seeds."""
     backward = torch.autograd.backward
 
     def recording(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> None:
@@ -104,6 +105,13 @@ def watch(notebook: Notebook) -> None:
         notebook.backward_done(loss)
 
     torch.autograd.backward = recording
+    manual_seed = torch.manual_seed
+
+    def seeding(seed: Any) -> torch.Generator:
+        notebook.seeded = True  # whatever the seed: it may be the one that was given before
+        return manual_seed(seed)
+
+    torch.manual_seed = torch.random.manual_seed = seeding
 
 
 def _value(tensors: Any, gradients: Any) -> float:
