@@ -1,7 +1,5 @@
 """`plan="auto"`: the model and the network are measured by all ranks at once, and the planner's choice is taken."""
 
-from __future__ import annotations
-
 import sys
 import time
 from typing import Any

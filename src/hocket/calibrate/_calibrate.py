@@ -3,8 +3,6 @@
 All ranks measure together, as they will train together.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import os

@@ -5,8 +5,6 @@ models that do, since a rank whose message has come waits for a processor on whi
 turns, so that a slow phase of the machine meets all alike: it is their differences that count.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import statistics
 import time

@@ -1,7 +1,5 @@
 """Runs a few plans of the user's own model, one of each form, for the planner to fit its constants on."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import logging

@@ -1,7 +1,5 @@
 """Arguments that cannot be, told with what to do instead."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import keras

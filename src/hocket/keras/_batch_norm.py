@@ -1,7 +1,5 @@
 """Keras' batch norm with the statistics of the whole batch, which Keras' torch backend has not."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any

@@ -1,7 +1,5 @@
 """Broadcasts of rank 0's weights, seeds, optimizer state and random numbers, and what rank 0 does alone."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from contextlib import nullcontext

@@ -1,7 +1,5 @@
 """Which callbacks a rank runs, and how the others follow what rank 0's have done."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Where a functional model is cut into stages."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

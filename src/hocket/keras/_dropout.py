@@ -5,8 +5,6 @@ layers, micro-batch by micro-batch, would draw in another order. So all masks of
 the order of one device, which also leaves all ranks' generators equal. It costs each rank the drawing for all stages.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any

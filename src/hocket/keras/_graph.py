@@ -1,7 +1,5 @@
 """A functional Keras model as a row of steps: its operations in the order in which Keras runs them."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Metrics and losses over all ranks' samples: which are sums over samples, and the sums of what each rank adds."""
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Callable
 from typing import Any

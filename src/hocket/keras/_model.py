@@ -1,7 +1,5 @@
 """A Keras model whose fit, evaluate and predict use all ranks."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """Keras' steps of training, evaluation and prediction on a pipeline of stages."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any

@@ -1,7 +1,5 @@
 """The names of Keras that are not public, in one place; checked against Keras 3.12 to 3.15."""
 
-from __future__ import annotations
-
 from keras.src import backend as backend
 from keras.src import tree as tree
 from keras.src.backend.torch import random as torch_random

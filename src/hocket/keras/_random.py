@@ -4,8 +4,6 @@ Every rank's generators are equal and draw as many numbers, so dropout drops the
 number of workers. It costs each rank the drawing of the whole batch's masks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any

@@ -1,7 +1,5 @@
 """A stage of a functional Keras model, as the pipeline of hocket.parallel runs it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

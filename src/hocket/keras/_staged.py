@@ -1,7 +1,5 @@
 """Weights and the optimizer's state by stages: each rank trains its own, and they are brought together when needed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

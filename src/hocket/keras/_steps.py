@@ -1,7 +1,5 @@
 """Keras' steps of training, evaluation and prediction, done by all ranks together."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any

@@ -1,7 +1,5 @@
 """A Keras optimizer of sharded state: each rank updates its share of the variables (stage 1 of ZeRO)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

@@ -1,7 +1,5 @@
 """Where callbacks run, and which logs they see."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

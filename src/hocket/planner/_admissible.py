@@ -1,7 +1,5 @@
 """The plans that are worth a thought: every combination of degrees that the workers, the model and the batch admit."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import math

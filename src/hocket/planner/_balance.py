@@ -1,7 +1,5 @@
 """Cuts a row of steps into parts of which the slowest is as fast as can be."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """A run against its plan: predicted and measured per part, with the error of each."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from hocket.timeline import Timeline

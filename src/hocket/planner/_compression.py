@@ -1,7 +1,5 @@
 """How a plan names the compression of gradients, as "int8" or "topk:0.01"."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 __all__ = ["COMPRESSIONS", "CompressionSpec", "parse_compression"]

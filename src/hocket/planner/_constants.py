@@ -6,8 +6,6 @@ al. 2022), `inside_share` from nccl-tests on 8 A100 (235 of 300 GB/s), `network_
 busbw over eight NICs, which is all that the catalogue's buses carry. The others are assumed.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import statistics

@@ -1,7 +1,5 @@
 """Scaling curves: throughput, efficiency and cost by workers, what another network would do, and where it ends."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """How a step ends: what stays exposed of gradients behind back-propagation and of parameters before use; the update."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Why a plan: the winner against the runner-up in a paragraph, and all ranked plans in a table."""
 
-from __future__ import annotations
-
 import dataclasses
 
 from hocket.units import format_bytes, format_time

@@ -1,7 +1,5 @@
 """What is wrong with a plan: findings, each with the rule that is broken and the remedy."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

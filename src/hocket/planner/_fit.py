@@ -5,8 +5,6 @@ follow from the same constants. Only constants move, never a curve through the p
 measurements of it might be wrong.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Iterable, Sequence

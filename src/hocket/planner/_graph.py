@@ -1,7 +1,5 @@
 """A plan's step as tasks for the simulator: what `_time.py` has in closed form, on every rank and link."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

@@ -3,8 +3,6 @@
 Model state: Rajbhandari et al. 2020 (ZeRO). Activations: Korthikanti et al. 2022. Micro-batches under way: `in_flight`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

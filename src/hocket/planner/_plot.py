@@ -1,7 +1,5 @@
 """Curves as a picture: throughput by workers, both axes logarithmic, the ideal dashed. A function of data."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from xml.sax.saxutils import escape

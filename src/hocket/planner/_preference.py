@@ -1,7 +1,5 @@
 """Which of several plans to take: the fastest, unless a simpler one is predicted to be as fast."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from ._plan import Plan

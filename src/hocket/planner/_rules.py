@@ -1,7 +1,5 @@
 """The rules that a plan must keep: what cannot be combined, and what does not fit the world or the batch."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from ._compression import parse_compression

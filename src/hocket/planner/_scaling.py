@@ -9,8 +9,6 @@ slowest of n is behind (`slowest_of`). i and w: what passing all gradients once 
 ports, adds to the step, as an all-reduce does 2 (n - 1)/n times; what computation hides is not in them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The search: all admissible plans under a memory limit, pruned with bounds, ranked by their predicted step."""
 
-from __future__ import annotations
-
 import dataclasses
 import heapq
 import itertools

@@ -1,7 +1,5 @@
 """Which layers stand in which stage of a pipeline, and how many micro-batches a stage holds at a time."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
 

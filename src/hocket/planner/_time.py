@@ -3,8 +3,6 @@
 For small worlds `step_graph` makes the same step as tasks for the simulator; a test holds both together.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

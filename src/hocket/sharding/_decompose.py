@@ -5,8 +5,6 @@ operator of the first trace; the call may be made on shards as it is if the seco
 exactly what the rules demand of this rank.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any, NamedTuple
 

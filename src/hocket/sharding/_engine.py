@@ -6,8 +6,6 @@ made on this rank's shards by the rule of its operator. Tensors stay plain ones;
 an attribute.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext

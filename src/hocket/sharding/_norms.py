@@ -1,7 +1,5 @@
 """Rules of normalisation: statistics are those of the full tensor."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

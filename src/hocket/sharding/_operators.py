@@ -1,7 +1,5 @@
 """One name for every form in which a program calls an operator, and which operators work element by element."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Rules of operators that work element by element, of dropout, and of what asks about a tensor."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Rules of products: matrices, linear layers, sums of products with named dims, attention, tables of vectors."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from ._call import Operand, OperatorCall, Outcome

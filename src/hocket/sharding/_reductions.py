@@ -4,8 +4,6 @@ Sums and means over the divided dim are added up over ranks where these exchange
 everything stays divided.
 """
 
-from __future__ import annotations
-
 import inspect
 import math
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Rules of operators that rearrange elements: views, permutations, joins, pieces, indices, padding."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The table: for each operator the rule by which it is applied to shards."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 from collections.abc import Callable

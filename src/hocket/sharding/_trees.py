@@ -1,7 +1,5 @@
 """Walks through the arguments and results of tensor programs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

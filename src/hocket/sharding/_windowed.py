@@ -4,8 +4,6 @@ Along other dims than those that are convolved or pooled every shard is worked o
 makes the outputs whose windows have their middles in its shard, and fetches the halo: the rows that it lacks.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

@@ -6,8 +6,6 @@ Source: Dryden et al., Improving strong-scaling of CNN training by exploiting fi
 decomposition and halo exchange); Oyama et al., The case for strong scaling in deep learning, 2020 (3-D, CosmoFlow).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

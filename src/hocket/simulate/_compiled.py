@@ -5,8 +5,6 @@ Every flow that moves is in a list at each of its links, so that only those that
 looked at.
 """
 
-from __future__ import annotations
-
 import heapq
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Plain flows between nodes: how long messages take that wait for nothing but the time."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

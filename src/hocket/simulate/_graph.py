@@ -1,7 +1,5 @@
 """`StepGraph`: one training step as compute, collectives and messages with dependencies, per rank and stream."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 

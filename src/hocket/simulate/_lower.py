@@ -4,8 +4,6 @@ A transfer waits for every transfer of an earlier step that touches one of its c
 those only the latest step's have to be named for each chunk, as they have waited for the earlier ones themselves.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple
 

@@ -4,8 +4,6 @@ Nothing but the ranks of one pipeline takes part, so this loop is small enough t
 with links and collectives an order is a `StepGraph` (`order_graph`).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """How long a collective takes on a cluster: the schedule's own transfers, on its links."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

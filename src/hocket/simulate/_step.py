@@ -1,7 +1,5 @@
 """A training step on a cluster: its computation, and its communication on the links that it shares."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property
 

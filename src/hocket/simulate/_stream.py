@@ -5,8 +5,6 @@ what it needs is there. That is what `simulate_step` finds for a `StepGraph` of 
 many plans next to nothing.
 """
 
-from __future__ import annotations
-
 __all__ = ["Stream"]
 
 

@@ -5,8 +5,6 @@ what operations read and write; times are those between hooks. On the meta devic
 timed, and a model of any size can be captured. Ops between layers belong to the layer before.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial

@@ -1,7 +1,5 @@
 """What one rank of a divided model does, seen by running its part alone: exchanges are counted and bring nothing."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack

@@ -1,7 +1,5 @@
 """The layers of a captured workload, taken apart into the steps between which a pipeline can be cut."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from itertools import accumulate, pairwise

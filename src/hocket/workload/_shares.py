@@ -3,8 +3,6 @@
 FLOPs and bytes of calls on parts are divided evenly; what autograd keeps is divided where every rank keeps its part.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections import Counter

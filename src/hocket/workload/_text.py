@@ -3,8 +3,6 @@
 Of the finer layers each is a line that begins with `step`.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import shlex
 from collections.abc import Callable

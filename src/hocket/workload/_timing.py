@@ -1,7 +1,5 @@
 """How long each unit takes, forward and backward, by hooks; and how much of that a small batch takes too."""
 
-from __future__ import annotations
-
 import time
 from collections import defaultdict
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """What a forward pass does, unit by unit and call by call: FLOPs, bytes, what autograd keeps, and who reads what."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from contextlib import ExitStack
 from dataclasses import dataclass, field

@@ -5,8 +5,6 @@ whose sum of a layer is s b h (34 + 5 a s / h) bytes at 16 bits. What each opera
 kernels fused as in those papers: bias with GeLU, bias with dropout and residual, scale with mask and softmax.
 """
 
-from __future__ import annotations
-
 from ._share import Operation, WorkloadError
 from ._workload import Layer, Workload
 

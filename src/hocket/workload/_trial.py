@@ -1,7 +1,5 @@
 """A model run as in training that is afterwards as it was."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any

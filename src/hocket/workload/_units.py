@@ -1,7 +1,5 @@
 """The parts of a module at which a chain can be cut, and small things that capturing needs."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

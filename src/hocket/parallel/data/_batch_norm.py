@@ -1,7 +1,5 @@
 """Batch norm whose statistics are those of the samples of several ranks, and buffers kept as rank 0 has them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

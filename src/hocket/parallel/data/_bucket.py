@@ -1,7 +1,5 @@
 """Buckets: flat memory that holds gradients side by side, views of it for `.grad`, and which gradients share one."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple

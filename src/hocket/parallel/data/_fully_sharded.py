@@ -1,7 +1,5 @@
 """Each rank holds a part of every parameter, and a whole block only while it is computed: torch's FSDP2 underneath."""
 
-from __future__ import annotations
-
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from typing import Any

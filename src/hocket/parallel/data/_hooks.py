@@ -1,7 +1,5 @@
 """Hooks on gradients: for one that is complete, and to scale one on its way, at a parameter or at a model's output."""
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Callable
 from typing import Any, Protocol

@@ -5,8 +5,6 @@ when their result is needed. Between hosts that pays: 1.3 times as fast on two o
 `benchmarks/2026-11-22-plans.md`). Inside one it does not: what moves the bytes is what computes.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Averages gradients over ranks while back-propagation goes on."""
 
-from __future__ import annotations
-
 import contextlib
 import threading
 import weakref

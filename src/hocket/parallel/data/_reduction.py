@@ -1,7 +1,5 @@
 """How the buckets of a reducer are reduced: by all-reduce, unless ZeRO shards them (`_zero.py`)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

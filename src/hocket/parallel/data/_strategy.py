@@ -1,7 +1,5 @@
 """How data-parallel ranks hold parameters, gradients and optimizer state, and the plain way: replicated on all."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any

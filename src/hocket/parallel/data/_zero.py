@@ -1,7 +1,5 @@
 """ZeRO stages 1 and 2: gradients are reduce-scattered, each rank updates its shard, and weights are all-gathered."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext

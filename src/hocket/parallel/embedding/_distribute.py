@@ -1,7 +1,5 @@
 """Shards the embedding tables of a model, in place."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import get_args

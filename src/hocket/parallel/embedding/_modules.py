@@ -1,7 +1,5 @@
 """Embeddings whose tables are sharded: what `torch.nn`'s become in place, with the same arguments and results."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn

@@ -1,7 +1,5 @@
 """Which tables are sharded, and how: plain numbers in, plain decisions out."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal

@@ -1,7 +1,5 @@
 """What the links between the ranks of a pipeline carry."""
 
-from __future__ import annotations
-
 import time
 from typing import Any, Final
 

@@ -1,7 +1,5 @@
 """Who takes part: rank, size and group, and the few collectives on Python objects that setting up needs."""
 
-from __future__ import annotations
-
 import atexit
 import os
 from collections.abc import Callable, Sequence

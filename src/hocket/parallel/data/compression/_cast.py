@@ -1,7 +1,5 @@
 """Gradients in a smaller floating-point type: float16 or bfloat16."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any, ClassVar
 

@@ -1,7 +1,5 @@
 """What a compressor is: how one bucket's gradients are encoded, combined over ranks and decoded."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Gradients as whole numbers from -127 to 127."""
 
-from __future__ import annotations
-
 import torch
 
 from ._compressor import BucketJob

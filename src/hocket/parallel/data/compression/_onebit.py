@@ -1,7 +1,5 @@
 """Gradients as signs."""
 
-from __future__ import annotations
-
 import torch
 
 from ._compressor import BucketJob

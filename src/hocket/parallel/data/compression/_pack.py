@@ -1,7 +1,5 @@
 """Stochastic rounding, and packing small integers into bytes, a machine word at a time."""
 
-from __future__ import annotations
-
 import functools
 
 import torch

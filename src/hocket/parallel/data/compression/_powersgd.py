@@ -1,7 +1,5 @@
 """Gradients as products of two narrow matrices."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass

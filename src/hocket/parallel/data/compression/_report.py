@@ -1,7 +1,5 @@
 """What compression has saved, what it has cost, and whether it pays."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 

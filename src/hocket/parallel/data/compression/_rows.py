@@ -1,7 +1,5 @@
 """Compressors that make of a row of numbers a message of fixed length, which anybody can decode alone."""
 
-from __future__ import annotations
-
 import math
 from abc import abstractmethod
 from collections.abc import Iterator

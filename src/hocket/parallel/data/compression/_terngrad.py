@@ -1,7 +1,5 @@
 """Gradients as -1, 0 and 1."""
 
-from __future__ import annotations
-
 import torch
 
 from ._compressor import BucketJob

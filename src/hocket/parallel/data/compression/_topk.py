@@ -1,7 +1,5 @@
 """The largest gradients only."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,7 +1,5 @@
 """Gradients cut into chunks, and the order in which chunks are sent: functions of numbers, the same on every rank."""
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Hashable, Sequence
 from typing import NamedTuple

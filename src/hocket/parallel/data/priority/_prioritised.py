@@ -1,7 +1,5 @@
 """The form of data parallelism in which the layers that the next forward pass needs first are updated first."""
 
-from __future__ import annotations
-
 import sys
 import weakref
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """A thread that reduces chunks in a given order, with a bounded number of bytes on their way."""
 
-from __future__ import annotations
-
 import functools
 import threading
 import time

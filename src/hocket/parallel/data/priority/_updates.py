@@ -1,7 +1,5 @@
 """Which module is the first to need which parameter, and a step of the optimizer made parameter by parameter."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any

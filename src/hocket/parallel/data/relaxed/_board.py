@@ -1,7 +1,5 @@
 """What workers know of each other: counters of every worker, and its updates that have not been taken yet."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol

@@ -1,7 +1,5 @@
 """The board of workers on several hosts: states and updates as messages of Gloo, two threads for each other worker."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections import deque

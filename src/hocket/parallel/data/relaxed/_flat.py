@@ -1,7 +1,5 @@
 """The trained parameters of a model as few flat tensors, so that they are sent, added and averaged in one piece."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 
 import torch

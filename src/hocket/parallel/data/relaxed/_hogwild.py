@@ -1,7 +1,5 @@
 """Hogwild: the workers of one host write to the same parameters, without locks and without waiting."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Local SGD: workers train by themselves for some steps, then average their parameters."""
 
-from __future__ import annotations
-
 import time
 from typing import Any, Literal
 

@@ -14,8 +14,6 @@ round once in S of its own steps.
 c - S. A worker that is slow throughout is waited for in the end.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 from typing import Literal

@@ -1,7 +1,5 @@
 """What a worker has done without waiting for the others, and what they have done together."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field

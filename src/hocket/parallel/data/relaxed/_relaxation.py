@@ -1,7 +1,5 @@
 """What a Trainer does by a plan whose workers do not agree at every step."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """What all relaxed training has in common: equal beginnings, a count of what was done, and an end at which all meet."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from types import TracebackType
 from typing import Any, Self

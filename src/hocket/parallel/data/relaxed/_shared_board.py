@@ -1,7 +1,5 @@
 """The board of workers on one host: counters and a ring of updates of each worker, in memory that all have mapped."""
 
-from __future__ import annotations
-
 import time
 
 import torch

@@ -1,7 +1,5 @@
 """Asynchronous training with a bound on staleness: nobody waits for a slow worker unless the bound would be passed."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Batches for workers of different speed: each takes the next part of the sequence when it is ready for it."""
 
-from __future__ import annotations
-
 import secrets
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator

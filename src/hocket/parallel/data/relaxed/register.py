@@ -1,7 +1,5 @@
 """Which relaxed forms of training this process uses, for whoever must know that it is not serially equivalent."""
 
-from __future__ import annotations
-
 from hocket.planner import Synchronisation
 
 _reasons: list[str] = []
