@@ -76,11 +76,7 @@ class Connection(FrameLink):
         return self._incoming.data
 
     def handle(self, frame: wire.Frame) -> None:
-        """Handle one frame of the client's.
-
-        Raises:
-            ProtocolError: it may not say this; the connection must end.
-        """
+        """Handle one frame of the client's. Raises ProtocolError: it may not say this; the connection must end."""
         match frame:
             case wire.Data():
                 if self._incoming is not None:

@@ -138,25 +138,17 @@ class Leave(NamedTuple):
 
 
 class Open(NamedTuple):
-    """Client: begins an operation.
-
-    Attributes:
-        sequence: 1 for the first of a group, and so on.
-        root: Position of the root in the group.
-        nbytes: Bytes of the whole vector: all blocks of a reduce_scatter or an all_gather.
-        segment_nbytes: Size of the pieces in which the vector, or each block, travels.
-        deadline_ms: Milliseconds after which the operation fails for all.
-    """
+    """Client: begins an operation."""
 
     group: int
-    sequence: int
+    sequence: int  # 1 for the first of a group, and so on
     kind: Kind
     operator: Operator
     element: ElementType
-    root: int
-    nbytes: int
-    segment_nbytes: int
-    deadline_ms: int
+    root: int  # position of the root in the group
+    nbytes: int  # bytes of the whole vector: all blocks of a reduce_scatter or an all_gather
+    segment_nbytes: int  # size of the pieces in which the vector, or each block, travels
+    deadline_ms: int  # milliseconds after which the operation fails for all
 
 
 class Data(NamedTuple):

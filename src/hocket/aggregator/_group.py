@@ -92,11 +92,7 @@ class Group:
     # --- what members say ---------------------------------------------------------------------------------------------
 
     def open(self, member: Member, request: Open) -> None:
-        """Begin an operation for a member.
-
-        Raises:
-            ProtocolError: the request makes no sense.
-        """
+        """Begin an operation for a member. Raises ProtocolError: the request makes no sense."""
         if not self.formed:
             raise ProtocolError("an operation of a group whose members have not all come")
         check_open(request, self.total, self._limits.segment_nbytes)

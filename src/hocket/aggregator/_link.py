@@ -88,11 +88,7 @@ class FrameLink:
         self._out.append((view, release))
 
     def flush(self) -> None:
-        """Send what the socket takes.
-
-        Raises:
-            OSError: the connection is gone.
-        """
+        """Send what the socket takes. Raises OSError: the connection is gone."""
         out = self._out
         while out:
             views = [out[i][0] for i in range(min(len(out), _AT_ONCE))]

@@ -189,11 +189,7 @@ class GroupOperation:
         self._deliver(offset, buffer, self._receivers(offset), (), upper=True)
 
     def acknowledge(self, member: Member) -> None:
-        """Note that a member has its part of the result.
-
-        Raises:
-            ProtocolError: it cannot know.
-        """
+        """Note that a member has its part of the result. Raises ProtocolError: it cannot know."""
         known = member.index in self.opened and member.index not in self.acknowledged
         if self.request.kind not in COMMITTED or not known:
             raise ProtocolError(f"an ACK of operation {self.request.sequence} by {member.label}")

@@ -34,21 +34,13 @@ _LONG_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class _Probe:
-    """A chain of blocks of linear layers, and how it is trained.
+    """A chain of blocks of linear layers, and how it is trained."""
 
-    Attributes:
-        plan: Plan by which the chain is trained.
-        layers: Layers of a block.
-        width: Width of a layer.
-        rows: Rows of a rank's part of a batch.
-        blocks: Blocks of the chain.
-    """
-
-    plan: Plan = Plan()
-    layers: int = 1
-    width: int = _THIN
-    rows: int = _ROWS
-    blocks: int = _BLOCKS
+    plan: Plan = Plan()  # plan by which the chain is trained
+    layers: int = 1  # layers of a block
+    width: int = _THIN  # width of a layer
+    rows: int = _ROWS  # rows of a rank's part of a batch
+    blocks: int = _BLOCKS  # blocks of the chain
 
 
 def with_overheads(constants: Constants, network: Network, device: torch.device, world: World) -> Constants:
@@ -74,21 +66,13 @@ def with_overheads(constants: Constants, network: Network, device: torch.device,
 
 @dataclass(frozen=True)
 class _Measured:
-    """What the probes took, and what that says of the constants.
+    """What the probes took, and what that says of the constants."""
 
-    Attributes:
-        took: Seconds of a step of each probe, by its name.
-        probes: The probes, by name.
-        constants: Constants with what collectives reach.
-        network: The ranks' network.
-        prefetch: Whether sharded parameters are gathered while others are computed.
-    """
-
-    took: dict[str, float]
-    probes: dict[str, _Probe]
-    constants: Constants
-    network: Network
-    prefetch: bool
+    took: dict[str, float]  # seconds of a step of each probe, by its name
+    probes: dict[str, _Probe]  # the probes, by name
+    constants: Constants  # constants with what collectives reach
+    network: Network  # the ranks' network
+    prefetch: bool  # whether sharded parameters are gathered while others are computed
 
     def stage_s(self) -> float:
         """Of a stage that hands on a micro-batch. Large ones compute, but on a slow network more of them hide more."""

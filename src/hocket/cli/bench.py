@@ -52,11 +52,7 @@ def _fail(message: str) -> typer.Exit:
 
 
 def parse_sizes(text: str) -> list[int]:
-    """Return the bytes of each size in a comma-separated list.
-
-    Raises:
-        BenchError: naming the item that is no size.
-    """
+    """Return the bytes of each size in a comma-separated list. Raises BenchError, naming the item that is no size."""
     sizes = []
     for item in text.split(","):
         try:

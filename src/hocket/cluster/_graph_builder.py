@@ -46,11 +46,7 @@ class GraphBuilder:
         memory_nbytes: int = 0,
         path: str = "",
     ) -> int:
-        """Add a node; its index.
-
-        Raises:
-            ClusterError: if the kind is unknown or the name is taken.
-        """
+        """Add a node; its index. Raises ClusterError if the kind is unknown or the name is taken."""
         if kind not in KINDS:
             raise ClusterError(f"{kind!r} is no kind of node; known are {', '.join(KINDS)}", path=f"{path}.kind")
         if name in self._known:
@@ -68,11 +64,7 @@ class GraphBuilder:
         return index
 
     def find(self, name: str, path: str) -> int:
-        """Return the index of a node that a document names.
-
-        Raises:
-            ClusterError: if it has not been added.
-        """
+        """Return the index of a node that a document names. Raises ClusterError if it has not been added."""
         if name not in self._known:
             raise ClusterError(f"there is no node {name!r}; add it to `nodes`", path=path)
         return self._known[name]

@@ -154,11 +154,7 @@ class Networks:
         return counted
 
     def cut(self, link: str, broken: bool) -> None:
-        """Let a directed link lose everything, or carry again.
-
-        Raises:
-            FabricError: there is no such link.
-        """
+        """Let a directed link lose everything, or carry again. Raises FabricError: there is no such link."""
         for index, node in enumerate(self._wiring.nodes):
             for port in node.ports:
                 if port.link == link:

@@ -63,11 +63,7 @@ def directory() -> Path:
 
 
 def path_of(name: str) -> Path:
-    """Return the file of a fabric.
-
-    Raises:
-        FabricError: the name cannot be one.
-    """
+    """Return the file of a fabric. Raises FabricError: the name cannot be one."""
     if not _NAME.fullmatch(name):
         raise FabricError(f"{name!r} cannot be the name of a fabric; take 1 to 40 letters, digits, dots, underscores")
     # Not by user: whoever runs in a host of a user's own namespaces is user 0 there.

@@ -135,11 +135,7 @@ def placed(
 
 
 def wrap(callbacks: Any) -> list[Callback]:
-    """Return the user's callbacks, each in a `Callback`.
-
-    Raises:
-        TypeError: one of them is no Keras callback.
-    """
+    """Return the user's callbacks, each in a `Callback`. Raises TypeError: one of them is no Keras callback."""
     if isinstance(callbacks, keras.callbacks.CallbackList):
         raise TypeError("pass callbacks as a list of callbacks, not as a CallbackList, so that hocket can place them")
     given = [callbacks] if isinstance(callbacks, keras.callbacks.Callback) else list(callbacks or ())

@@ -21,23 +21,14 @@ _TRIED = 3  # samples that the model is tried out with to see what it draws
 
 @dataclass(frozen=True)
 class DropoutUse:
-    """One use of dropout.
+    """One use of dropout."""
 
-    Attributes:
-        step: Number of the step of the model.
-        per_sample: Rows along the first axis that belong to one sample.
-        shape: Shape of a row.
-        order: Order of the axes in memory.
-        dtype: Type of what is dropped from.
-        rate: Rate of what is dropped.
-    """
-
-    step: int
-    per_sample: int
-    shape: tuple[int, ...]
-    order: tuple[int, ...]
-    dtype: torch.dtype
-    rate: float
+    step: int  # number of the step of the model
+    per_sample: int  # rows along the first axis that belong to one sample
+    shape: tuple[int, ...]  # shape of a row
+    order: tuple[int, ...]  # order of the axes in memory
+    dtype: torch.dtype  # type of what is dropped from
+    rate: float  # rate of what is dropped
 
 
 class DropoutMasks:

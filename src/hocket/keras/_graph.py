@@ -17,21 +17,13 @@ Observe = Callable[[int, float, list[Any]], None]
 
 @dataclass(frozen=True)
 class LayerCall:
-    """One call of an operation.
+    """One call of an operation."""
 
-    Attributes:
-        operation: A layer, or another operation of Keras'.
-        node: Keras' record of the call.
-        takes: Names of values, by the identity of the symbolic tensors that stand for them.
-        makes: Names of the values that the call makes.
-        path: The operation's name, behind those of the models that it is in.
-    """
-
-    operation: Any
-    node: Any
-    takes: dict[int, str]
-    makes: tuple[str, ...]
-    path: str
+    operation: Any  # a layer, or another operation of Keras'
+    node: Any  # Keras' record of the call
+    takes: dict[int, str]  # names of values, by the identity of the symbolic tensors that stand for them
+    makes: tuple[str, ...]  # names of the values that the call makes
+    path: str  # the operation's name, behind those of the models that it is in
 
     def run(self, values: dict[str, Any], training: bool) -> list[Any]:
         """Run the call on `values`, as Keras' Functional does, and return what it makes."""

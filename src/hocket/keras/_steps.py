@@ -219,11 +219,7 @@ class Steps:
         return compute_metrics
 
     def _whole(self, rows: Any, share: BatchShard, factor: float | None = None) -> Any:
-        """Return the whole batch's rows of every tensor.
-
-        Raises:
-            ValueError: a tensor has not a row for each sample.
-        """
+        """Return the whole batch's rows of every tensor. Raises ValueError: a tensor has not a row for each sample."""
         here = max(share.samples, 1)
 
         def whole(tensor: Any) -> Any:

@@ -8,17 +8,11 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class Child:
-    """A rank as a process: a child of ours that leads a process group.
+    """A rank as a process: a child of ours that leads a process group."""
 
-    Attributes:
-        rank: Its number among all ranks.
-        pid: Its process.
-        reaped_status: Asks for its status (minus the signal that ended it), once another thread has taken that from
-            the kernel.
-    """
-
-    rank: int
-    pid: int
+    rank: int  # its number among all ranks
+    pid: int  # its process
+    # asks for its status (minus the signal that ended it), once another thread has taken that from the kernel
     reaped_status: Callable[[], int | None]
 
     def status(self, *, patient: bool = True) -> int | None:

@@ -165,11 +165,7 @@ def _not_ignored(names: str) -> str:
 
 
 def launch_config(arguments: LaunchArguments, log_directory: str) -> LaunchConfig:
-    """Let torchrun read its own flags.
-
-    Raises:
-        ArgumentError: A flag's value is wrong.
-    """
+    """Let torchrun read its own flags. Raises ArgumentError: a flag's value is wrong."""
     flags = arguments.flags
     flags.log_dir = flags.log_dir or log_directory
     flags.training_script, flags.training_script_args = arguments.target, list(arguments.arguments)

@@ -40,15 +40,10 @@ class Sites:
 
 @dataclass(frozen=True)
 class HostPlacement:
-    """Where ranks go.
+    """Where ranks go."""
 
-    Attributes:
-        fabric: Fabric that is up.
-        hosts: Name of the host of every rank.
-    """
-
-    fabric: Fabric
-    hosts: tuple[str, ...]
+    fabric: Fabric  # fabric that is up
+    hosts: tuple[str, ...]  # name of the host of every rank
 
     @property
     def address(self) -> str:

@@ -27,21 +27,13 @@ SNAPSHOT_S = 10.0  # how often a line that is being overwritten (a progress bar)
 
 @dataclass(slots=True)
 class RankStream:
-    """What a rank prints on one of its streams, on its way to an output.
+    """What a rank prints on one of its streams, on its way to an output."""
 
-    Attributes:
-        output: Where its lines appear.
-        prefix: What stands before each line.
-        log: A file that gets all bytes as they are.
-        matches: A file that gets the prefixed lines that contain one of `needles`.
-        needles: What a line must contain to go to `matches`.
-    """
-
-    output: Output
-    prefix: bytes
-    log: RawIOBase | None = None
-    matches: RawIOBase | None = None
-    needles: tuple[bytes, ...] = ()
+    output: Output  # where its lines appear
+    prefix: bytes  # what stands before each line
+    log: RawIOBase | None = None  # a file that gets all bytes as they are
+    matches: RawIOBase | None = None  # a file that gets the prefixed lines that contain one of `needles`
+    needles: tuple[bytes, ...] = ()  # what a line must contain to go to `matches`
 
 
 @dataclass(slots=True)

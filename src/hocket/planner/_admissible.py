@@ -23,17 +23,11 @@ _STAGES = (1, 2, 3, 4, 6, 8)
 
 @dataclass(frozen=True, slots=True, order=True)
 class Layout:
-    """Degrees and micro-batches; what is sharded and computed again is left open.
+    """Degrees and micro-batches; what is sharded and computed again is left open."""
 
-    Attributes:
-        degrees: Of each axis, in the order of the table.
-        stages: Of each rank of the pipeline.
-        parts: Micro-batches of each data-parallel group.
-    """
-
-    degrees: tuple[int, ...]
-    stages: int
-    parts: int
+    degrees: tuple[int, ...]  # of each axis, in the order of the table
+    stages: int  # of each rank of the pipeline
+    parts: int  # micro-batches of each data-parallel group
 
     def degree(self, name: str) -> int:
         """Return the degree of an axis."""
@@ -60,25 +54,15 @@ class Layout:
 
 @dataclass(frozen=True)
 class Grid:
-    """What may vary, and what the user has fixed.
+    """What may vary, and what the user has fixed."""
 
-    Attributes:
-        workers: How many.
-        batch: Samples of a global batch.
-        fixed: Fields of `Plan` with the only value that they may have.
-        degrees: Of each axis but the data's, by name, those that may be.
-        shards: Stages of sharding, the least first.
-        recomputations: (recompute, recompute_part), the cheapest in time first.
-        sequence: Whether the sequence is divided where tensors are.
-    """
-
-    workers: int
-    batch: int
-    fixed: Mapping[str, Any]
-    degrees: Mapping[str, tuple[int, ...]]
-    shards: tuple[str, ...]
-    recomputations: tuple[tuple[bool, str], ...]
-    sequence: tuple[bool, ...]
+    workers: int  # how many
+    batch: int  # samples of a global batch
+    fixed: Mapping[str, Any]  # fields of `Plan` with the only value that they may have
+    degrees: Mapping[str, tuple[int, ...]]  # of each axis but the data's, by name, those that may be
+    shards: tuple[str, ...]  # stages of sharding, the least first
+    recomputations: tuple[tuple[bool, str], ...]  # (recompute, recompute_part), the cheapest in time first
+    sequence: tuple[bool, ...]  # whether the sequence is divided where tensors are
 
 
 def grid_of(workload: Workload, network: Network, workers: int, batch: int, fixed: Mapping[str, Any]) -> Grid:

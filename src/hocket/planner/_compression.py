@@ -7,23 +7,14 @@ __all__ = ["COMPRESSIONS", "CompressionSpec", "parse_compression"]
 
 @dataclass(frozen=True, slots=True)
 class _Parameter:
-    """The number that may follow a method's name after a colon.
+    """The number that may follow a method's name after a colon."""
 
-    Attributes:
-        name: what it is.
-        default: where the plan gives none.
-        least: the smallest that is allowed.
-        most: the largest.
-        whole: whether it must be a whole number.
-        step: what it must be a multiple of, where it is whole.
-    """
-
-    name: str
-    default: float
-    least: float
-    most: float
-    whole: bool = False
-    step: int = 1
+    name: str  # what it is
+    default: float  # where the plan gives none
+    least: float  # the smallest that is allowed
+    most: float  # the largest
+    whole: bool = False  # whether it must be a whole number
+    step: int = 1  # what it must be a multiple of, where it is whole
 
 
 COMPRESSIONS: dict[str, _Parameter | None] = {

@@ -36,15 +36,10 @@ RecomputePart = Literal["layers", "attention"]
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a field of a plan must be, for whoever has written something else.
+    """What a field of a plan must be, for whoever has written something else."""
 
-    Attributes:
-        what: Behind "must be".
-        remedy: Behind "write".
-    """
-
-    what: str
-    remedy: str
+    what: str  # behind "must be"
+    remedy: str  # behind "write"
 
 
 def _as_tuple(value: Any) -> Any:

@@ -31,26 +31,16 @@ _FLOPS_PER_BYTE = 10.0
 
 @dataclass(frozen=True, eq=False)
 class LayerTimes:
-    """Seconds per layer for one micro-batch on one rank, float64 each.
+    """Seconds per layer for one micro-batch on one rank, float64 each."""
 
-    Attributes:
-        forward: Computation of the forward pass.
-        backward: Computation of the backward pass, without what is computed again.
-        again: What recomputation adds.
-        tensor_forward: Exchanges that tensor parallelism adds to the forward pass.
-        tensor_backward: The same of the backward pass, with what recomputation repeats.
-        wire_forward: Of the exchanges of the forward pass, what the wires take; the rest is waiting for ranks that
-            compute beside.
-        wire_backward: The same of the backward pass.
-    """
-
-    forward: Floats
-    backward: Floats
-    again: Floats
-    tensor_forward: Floats
-    tensor_backward: Floats
+    forward: Floats  # computation of the forward pass
+    backward: Floats  # computation of the backward pass, without what is computed again
+    again: Floats  # what recomputation adds
+    tensor_forward: Floats  # exchanges that tensor parallelism adds to the forward pass
+    tensor_backward: Floats  # the same of the backward pass, with what recomputation repeats
+    # of the exchanges of the forward pass, what the wires take; the rest is waiting for ranks that compute beside
     wire_forward: Floats
-    wire_backward: Floats
+    wire_backward: Floats  # the same of the backward pass
 
     @property
     def total(self) -> Floats:

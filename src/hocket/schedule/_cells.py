@@ -20,19 +20,12 @@ MOST_CELLS: Final = 1 << 28
 
 
 class Moves(NamedTuple):
-    """What a step does, cell by cell.
+    """What a step does, cell by cell."""
 
-    Attributes:
-        source: The cell that is read.
-        destination: The cell that is written.
-        row: The transfer's number within the step; sorted.
-        begin: Where the first cell of each transfer stands in the columns above.
-    """
-
-    source: Index
-    destination: Index
-    row: Index
-    begin: Index
+    source: Index  # the cell that is read
+    destination: Index  # the cell that is written
+    row: Index  # the transfer's number within the step; sorted
+    begin: Index  # where the first cell of each transfer stands in the columns above
 
 
 class Uneven(Exception):

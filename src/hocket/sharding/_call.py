@@ -237,15 +237,10 @@ Rule = Callable[..., Outcome]
 
 @dataclass(frozen=True, slots=True)
 class Local:
-    """What this rank does of a call.
+    """What this rank does of a call."""
 
-    Attributes:
-        peers: the ranks.
-        func: the function that was called.
-    """
-
-    peers: ShardPeers
-    func: Any
+    peers: ShardPeers  # the ranks
+    func: Any  # the function that was called
 
     def tensors(self, tree: Any) -> Any:
         """Return arguments with this rank's tensors in the places of operands."""

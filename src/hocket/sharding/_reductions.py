@@ -18,17 +18,11 @@ from ._table import rule
 
 
 class _Along(NamedTuple):
-    """Where an operator has its dims.
+    """Where an operator has its dims."""
 
-    Attributes:
-        place: the argument that tells the dims, counted from the input.
-        keepdim: the argument that tells whether dims stay as ones; 0 where the dims stay, -1 where they vanish.
-        default: the dim where none is given; None for all.
-    """
-
-    place: int = 1
-    keepdim: int = 2
-    default: int | None = None
+    place: int = 1  # the argument that tells the dims, counted from the input
+    keepdim: int = 2  # the argument that tells whether dims stay as ones; 0 where the dims stay, -1 where they vanish
+    default: int | None = None  # the dim where none is given; None for all
 
 
 _STAY, _VANISH = 0, -1

@@ -30,21 +30,13 @@ _CELLS = 1 << 29  # (endpoint, chunk) pairs that fit in memory: 2 GiB of numbers
 
 @dataclass(frozen=True, eq=False)
 class Flows:
-    """The messages of a schedule: the transfers of one step from one endpoint to another are one.
+    """The messages of a schedule: the transfers of one step from one endpoint to another are one."""
 
-    Attributes:
-        step: int64, repetitions counted.
-        source: int64, endpoint.
-        destination: int64, endpoint.
-        nbytes: float64.
-        task: int64, of every message the task that carries it; several have one where switches reduce.
-    """
-
-    step: Indices
-    source: Indices
-    destination: Indices
-    nbytes: Floats
-    task: Indices
+    step: Indices  # int64, repetitions counted
+    source: Indices  # int64, endpoint
+    destination: Indices  # int64, endpoint
+    nbytes: Floats  # float64
+    task: Indices  # int64, of every message the task that carries it; several have one where switches reduce
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,21 +18,13 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class Messages:
-    """What some messages cost, in the order in which they were asked for.
+    """What some messages cost, in the order in which they were asked for."""
 
-    Attributes:
-        delay_s: float64, before the first byte.
-        usage: The links; numbers are those of `Wires.capacity_Bps`.
-        weight: float64.
-        limit_Bps: float64.
-        latency_s: float64, of the paths alone.
-    """
-
-    delay_s: Floats
-    usage: Usage
-    weight: Floats
-    limit_Bps: Floats
-    latency_s: Floats
+    delay_s: Floats  # float64, before the first byte
+    usage: Usage  # the links; numbers are those of `Wires.capacity_Bps`
+    weight: Floats  # float64
+    limit_Bps: Floats  # float64
+    latency_s: Floats  # float64, of the paths alone
 
 
 class Wires:

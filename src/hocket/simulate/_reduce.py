@@ -34,21 +34,14 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class Fused:
-    """Streams through switches, the first tasks of a lowered schedule.
+    """Streams through switches, the first tasks of a lowered schedule."""
 
-    Attributes:
-        task_of_row: int64, of every transfer, repetitions written out, its stream, or -1 where no switch takes part.
-        delay_s: float64 per stream.
-        nbytes: float64: what crosses each of its links once; whole payloads where the tree is a low-latency one.
-        limit_Bps: float64.
-        usage: Links, with a share of 2 where a stream crosses one twice.
-    """
-
+    # int64, of every transfer, repetitions written out, its stream, or -1 where no switch takes part
     task_of_row: Indices
-    delay_s: Floats
-    nbytes: Floats
-    limit_Bps: Floats
-    usage: Usage
+    delay_s: Floats  # float64 per stream
+    nbytes: Floats  # float64: what crosses each of its links once; whole payloads where the tree is a low-latency one
+    limit_Bps: Floats  # float64
+    usage: Usage  # links, with a share of 2 where a stream crosses one twice
 
     def __len__(self) -> int:
         return len(self.delay_s)

@@ -19,35 +19,24 @@ class SimulationError(ValueError):
 
 @dataclass(frozen=True, eq=False)
 class Tasks:
-    """Things to be done; every one waits for some, then for a time, then moves bytes over links.
+    """Things to be done; every one waits for some, then for a time, then moves bytes over links."""
 
-    Attributes:
-        delay_s: float64, the time between a task's start and its first byte: latency, or computation.
-        nbytes: float64, what it moves; with 0 it ends after its delay.
-        usage: The links that it moves them over; one without links moves at `limit_Bps`.
-        before: int64, of every dependency the task that must end.
-        after: int64, of every dependency the task that waits for it.
-        earliest_s: float64, no start before this; 0 if not given.
-        weight: float64, its part of a shared link in proportion to others; 1 if not given.
-        limit_Bps: float64, the most that it takes; infinite if not given.
-        server: int64, of tasks that one thing does in turn: which; -1, or nothing given, for all others. They are
-            served in the order in which they are ready.
-        congestion: Part of its capacity that a link loses for every flow on it beyond the first: with c, k flows share
-            capacity / (1 + c (k - 1)).
-        channel: int64, of tasks whose bytes go over one connection: which; -1, or nothing given, for all others. A
-            connection moves one task's bytes at a time, in the order in which they are ready.
-    """
-
-    delay_s: Floats
-    nbytes: Floats
-    usage: Usage
-    before: Indices
-    after: Indices
-    earliest_s: Floats | None = None
-    weight: Floats | None = None
-    limit_Bps: Floats | None = None
+    delay_s: Floats  # float64, the time between a task's start and its first byte: latency, or computation
+    nbytes: Floats  # float64, what it moves; with 0 it ends after its delay
+    usage: Usage  # the links that it moves them over; one without links moves at `limit_Bps`
+    before: Indices  # int64, of every dependency the task that must end
+    after: Indices  # int64, of every dependency the task that waits for it
+    earliest_s: Floats | None = None  # float64, no start before this; 0 if not given
+    weight: Floats | None = None  # float64, its part of a shared link in proportion to others; 1 if not given
+    limit_Bps: Floats | None = None  # float64, the most that it takes; infinite if not given
+    # int64, of tasks that one thing does in turn: which; -1, or nothing given, for all others. They are served in the
+    # order in which they are ready.
     server: Indices | None = None
+    # part of its capacity that a link loses for every flow on it beyond the first: with c, k flows share capacity / (1
+    # + c (k - 1))
     congestion: float = 0.0
+    # int64, of tasks whose bytes go over one connection: which; -1, or nothing given, for all others. A connection
+    # moves one task's bytes at a time, in the order in which they are ready.
     channel: Indices | None = None
 
     def __len__(self) -> int:

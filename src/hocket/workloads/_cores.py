@@ -6,17 +6,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Cores:
-    """A worker's cores.
+    """A worker's cores."""
 
-    Attributes:
-        mine: The cores that this worker may run on.
-        threads: Threads that it computes with.
-        exclusive: Whether no other worker of the run has any of them.
-    """
-
-    mine: tuple[int, ...]
-    threads: int
-    exclusive: bool
+    mine: tuple[int, ...]  # the cores that this worker may run on
+    threads: int  # threads that it computes with
+    exclusive: bool  # whether no other worker of the run has any of them
 
     def __str__(self) -> str:
         if self.exclusive:

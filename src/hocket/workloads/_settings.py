@@ -112,31 +112,20 @@ class WorkloadSettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recipe:
-    """How a size of a workload is trained unless told otherwise.
+    """How a size of a workload is trained unless told otherwise."""
 
-    Attributes:
-        batch_size: Samples in a step.
-        steps: Optimizer steps.
-        lr: Highest learning rate.
-    """
-
-    batch_size: int
-    steps: int
-    lr: float
+    batch_size: int  # samples in a step
+    steps: int  # optimizer steps
+    lr: float  # highest learning rate
 
 
 @dataclass(frozen=True, kw_only=True)
 class SizedSettings(WorkloadSettings):
-    """`WorkloadSettings` of a workload that comes in sizes: "demo" by default, each with a recipe of its own.
+    """`WorkloadSettings` of a workload that comes in sizes: "demo" by default, each with a recipe of its own."""
 
-    Attributes:
-        recipes: Recipes by the size's name.
-        size: One of them.
-    """
+    recipes: ClassVar[Mapping[str, Recipe]]  # recipes by the size's name
 
-    recipes: ClassVar[Mapping[str, Recipe]]
-
-    size: str
+    size: str  # one of them
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -144,11 +133,7 @@ class SizedSettings(WorkloadSettings):
 
     @classmethod
     def recipe(cls, size: str) -> Recipe:
-        """Return the recipe of a size.
-
-        Raises:
-            SettingsError: There is no such size.
-        """
+        """Return the recipe of a size. Raises SettingsError: there is no such size."""
         if size not in cls.recipes:
             raise SettingsError(f"--size {size}: not one of {', '.join(cls.recipes)}")
         return cls.recipes[size]

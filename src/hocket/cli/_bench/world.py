@@ -92,11 +92,7 @@ def require_mpi() -> None:
 
 
 def mpiexec() -> str:
-    """Return the launcher of the installed MPI.
-
-    Raises:
-        BenchError: there is none.
-    """
+    """Return the launcher of the installed MPI. Raises BenchError: there is none."""
     beside = Path(sys.executable).parent / "mpiexec"
     found = str(beside) if beside.exists() else shutil.which("mpiexec")
     if found is None:

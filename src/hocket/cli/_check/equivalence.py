@@ -12,17 +12,11 @@ _SMALL_TYPES = {"bfloat16", "float16"}
 
 @dataclass(frozen=True, slots=True)
 class RecordedRun:
-    """What the ranks of one run wrote down.
+    """What the ranks of one run wrote down."""
 
-    Attributes:
-        losses: Losses of the global batch, for each backward pass.
-        facts: What may explain a difference, for each rank.
-        repeated: Whether several ranks all computed the same losses, so that none spared another any work.
-    """
-
-    losses: list[float]
-    facts: list[dict[str, Any]]
-    repeated: bool = False
+    losses: list[float]  # losses of the global batch, for each backward pass
+    facts: list[dict[str, Any]]  # what may explain a difference, for each rank
+    repeated: bool = False  # whether several ranks all computed the same losses, so that none spared another any work
 
     @property
     def relaxed(self) -> list[str]:
@@ -32,28 +26,18 @@ class RecordedRun:
 
 @dataclass(frozen=True, slots=True)
 class LossComparison:
-    """What `compare` found.
+    """What `compare` found."""
 
-    Attributes:
-        equivalent: Whether both runs made the same losses, as many of them, and the ranks shared the work.
-        n: Ranks of the parallel run.
-        one: Losses of one rank, backward pass by backward pass.
-        several: The losses over the global batch of n ranks.
-        worst: Largest relative difference.
-        first_divergent: Number (from 1) of the first backward pass beyond the tolerance, or that only one run made.
-        tolerance: The largest relative difference that counts as rounding.
-        hints: What may be why, as sentences.
-        relaxed: What the script asks for that is not serially equivalent, whether the losses agree or not.
-    """
-
-    equivalent: bool
-    n: int
-    one: list[float]
-    several: list[float]
-    worst: float
+    equivalent: bool  # whether both runs made the same losses, as many of them, and the ranks shared the work
+    n: int  # ranks of the parallel run
+    one: list[float]  # losses of one rank, backward pass by backward pass
+    several: list[float]  # the losses over the global batch of n ranks
+    worst: float  # largest relative difference
+    # number (from 1) of the first backward pass beyond the tolerance, or that only one run made
     first_divergent: int | None
-    tolerance: float
-    hints: list[str]
+    tolerance: float  # the largest relative difference that counts as rounding
+    hints: list[str]  # what may be why, as sentences
+    # what the script asks for that is not serially equivalent, whether the losses agree or not
     relaxed: list[str] = field(default_factory=list)
 
     def rows(self) -> list[tuple[float, float, float]]:

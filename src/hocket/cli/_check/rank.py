@@ -53,11 +53,7 @@ class Notebook:
         self.seeded = False
 
     def backward_done(self, loss: float) -> None:
-        """Write down the loss of a backward pass.
-
-        Raises:
-            Enough: it was the last that was asked for.
-        """
+        """Write down the loss of a backward pass. Raises Enough: it was the last that was asked for."""
         note = _batch.current()
         share = None
         if note is not None and note.share is not None and note.share.total:

@@ -16,23 +16,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Timed:
-    """With what an order is timed, as it stands on the command line.
+    """With what an order is timed, as it stands on the command line."""
 
-    Attributes:
-        forward: A micro-batch's forward through one stage.
-        backward: Its backward.
-        message: A message between two stages, without a cluster.
-        nbytes: Bytes of a message, on a cluster.
-        cluster: Where; None for messages of a given time.
-        at_once: How many ranks compute at full speed at once; None for all.
-    """
-
-    forward: str
-    backward: str
-    message: str
-    nbytes: str | None
-    cluster: str | None
-    at_once: float | None
+    forward: str  # a micro-batch's forward through one stage
+    backward: str  # its backward
+    message: str  # a message between two stages, without a cluster
+    nbytes: str | None  # bytes of a message, on a cluster
+    cluster: str | None  # where; None for messages of a given time
+    at_once: float | None  # how many ranks compute at full speed at once; None for all
 
 
 def asked(

@@ -13,19 +13,12 @@ DEFAULT_WORLD = 4
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A schedule, where it comes from and where it is to run.
+    """A schedule, where it comes from and where it is to run."""
 
-    Attributes:
-        schedule: Schedule to look at.
-        algorithm: Algorithm that made it; None if it was read from a file.
-        parameters: Parameters of the algorithm.
-        cluster: Cluster that was given with it, or None.
-    """
-
-    schedule: Schedule
-    algorithm: Algorithm | None
-    parameters: dict[str, Any]
-    cluster: Cluster | None
+    schedule: Schedule  # schedule to look at
+    algorithm: Algorithm | None  # algorithm that made it; None if it was read from a file
+    parameters: dict[str, Any]  # parameters of the algorithm
+    cluster: Cluster | None  # cluster that was given with it, or None
 
 
 def resolve(word: str, kind: str, world: int | None, root: int, cluster_word: str | None) -> Asked:

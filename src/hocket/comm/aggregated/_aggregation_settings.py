@@ -17,17 +17,11 @@ STALL_VARIABLE: Final = "HOCKET_AGGREGATOR_STALL_S"
 
 @dataclass(frozen=True, slots=True)
 class AggregationSettings:
-    """Where this process's aggregator is.
+    """Where this process's aggregator is."""
 
-    Attributes:
-        addresses: Host and port; several aggregators share long messages.
-        token: Token of the job.
-        stall_s: Seconds of silence after which it counts as lost.
-    """
-
-    addresses: tuple[tuple[str, int], ...]
-    token: bytes
-    stall_s: float = 5.0
+    addresses: tuple[tuple[str, int], ...]  # host and port; several aggregators share long messages
+    token: bytes  # token of the job
+    stall_s: float = 5.0  # seconds of silence after which it counts as lost
 
     def __str__(self) -> str:
         return ",".join(f"{host}:{port}" for host, port in self.addresses)

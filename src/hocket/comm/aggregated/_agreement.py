@@ -72,27 +72,16 @@ class AggregationStats:
 
 @dataclass(slots=True)
 class Request:
-    """An operation in the aggregator's terms.
+    """An operation in the aggregator's terms."""
 
-    Attributes:
-        kind: Kind of operation.
-        send: Contribution of this rank.
-        receive: Memory where the result arrives; the user's only where its old content is nobody's input.
-        deliver: Function that puts the result in its place.
-        operator: Operator that combines.
-        element: Type of the elements.
-        root: Root of reduce and broadcast.
-        kept: Whether a rank that has finished it can help the others by what is in `receive`.
-    """
-
-    kind: Kind
-    send: Tensor | None
-    receive: Tensor | None
-    deliver: Callable[[], object]
-    operator: Operator = Operator.NONE
-    element: ElementType = ElementType.UINT8
-    root: int = 0
-    kept: bool = False
+    kind: Kind  # kind of operation
+    send: Tensor | None  # contribution of this rank
+    receive: Tensor | None  # memory where the result arrives; the user's only where its old content is nobody's input
+    deliver: Callable[[], object]  # function that puts the result in its place
+    operator: Operator = Operator.NONE  # operator that combines
+    element: ElementType = ElementType.UINT8  # type of the elements
+    root: int = 0  # root of reduce and broadcast
+    kept: bool = False  # whether a rank that has finished it can help the others by what is in `receive`
 
 
 _agreements: weakref.WeakSet[Agreement] = weakref.WeakSet()

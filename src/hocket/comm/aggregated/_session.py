@@ -43,11 +43,7 @@ class AggregationSession:
 
     @property
     def group(self) -> Shards:
-        """The group.
-
-        Raises:
-            AggregatorLostError: it is lost.
-        """
+        """The group. Raises AggregatorLostError: it is lost."""
         shards = self._shards
         if shards is None:
             raise AggregatorLostError("this rank has lost its place at the aggregator")

@@ -22,11 +22,7 @@ class ShardedWork:
         self._works = works
 
     def wait(self) -> None:
-        """Block until it is over.
-
-        Raises:
-            AggregationError: an aggregator has failed.
-        """
+        """Block until it is over. Raises AggregationError: an aggregator has failed."""
         if len(self._works) == 1:
             self._works[0].wait()
         else:
@@ -57,11 +53,7 @@ class Shards:
         return found or 1
 
     def look(self) -> None:
-        """Take in what has come.
-
-        Raises:
-            AggregatorLostError: one of the aggregators is gone.
-        """
+        """Take in what has come. Raises AggregatorLostError: one of the aggregators is gone."""
         for client in self.clients:
             client.look()
 

@@ -8,17 +8,11 @@ from hocket.aggregator import Level
 
 @dataclass(frozen=True, slots=True)
 class TreePosition:
-    """One rank's place.
+    """One rank's place."""
 
-    Attributes:
-        order: Rank at each position; those below one aggregator follow each other.
-        position: Position of this rank.
-        levels: Levels from this rank up to the root.
-    """
-
-    order: tuple[int, ...]
-    position: int
-    levels: tuple[Level, ...]
+    order: tuple[int, ...]  # rank at each position; those below one aggregator follow each other
+    position: int  # position of this rank
+    levels: tuple[Level, ...]  # levels from this rank up to the root
 
     @property
     def positions(self) -> tuple[int, ...]:

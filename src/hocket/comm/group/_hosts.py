@@ -18,17 +18,11 @@ log = logging.getLogger("hocket.comm")
 
 
 class Opened(NamedTuple):
-    """What serves a group.
+    """What serves a group."""
 
-    Attributes:
-        transport: Transport of the group's collectives.
-        channel: The meeting place of this host's ranks, if it has one.
-        matcher: Matcher of the group's sends and receives; None where the engine does them.
-    """
-
-    transport: Transport
-    channel: Channel | None
-    matcher: TagMatcher | None
+    transport: Transport  # transport of the group's collectives
+    channel: Channel | None  # the meeting place of this host's ranks, if it has one
+    matcher: TagMatcher | None  # matcher of the group's sends and receives; None where the engine does them
 
 
 def open_transport(

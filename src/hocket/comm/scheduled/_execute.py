@@ -47,21 +47,14 @@ class PointToPoint(Protocol):
 
 
 class Bound(NamedTuple):
-    """A program for vectors of one length, in elements.
+    """A program for vectors of one length, in elements."""
 
-    Attributes:
-        instructions: Instructions without those for messages that are empty.
-        place: Place of each message, a slice of the buffer.
-        staged: Place of each message that does not arrive in place, a slice of the staging memory.
-        offsets: Offset of each chunk in the buffer; one more than there are chunks.
-        staging: Elements of staging memory.
-    """
-
-    instructions: tuple[Instruction, ...]
-    place: tuple[slice, ...]
+    instructions: tuple[Instruction, ...]  # instructions without those for messages that are empty
+    place: tuple[slice, ...]  # place of each message, a slice of the buffer
+    # place of each message that does not arrive in place, a slice of the staging memory
     staged: tuple[slice | None, ...]
-    offsets: tuple[int, ...]
-    staging: int
+    offsets: tuple[int, ...]  # offset of each chunk in the buffer; one more than there are chunks
+    staging: int  # elements of staging memory
 
 
 def blocks_before(collective: Collective, rank: int) -> list[int]:

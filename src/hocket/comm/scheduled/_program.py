@@ -44,38 +44,24 @@ class Message(NamedTuple):
 
 
 class Instruction(NamedTuple):
-    """One thing to do.
+    """One thing to do."""
 
-    Attributes:
-        code: POST a receive, SEND, FINISH some receives (wait and put in place), FLUSH a send (wait).
-        messages: Numbers of the messages it is about; several only for FINISH, in the order of adding.
-        own: Number of them that come before this endpoint's own value, for FINISH of several.
-    """
-
-    code: int
-    messages: tuple[int, ...]
-    own: int = 0
+    code: int  # POST a receive, SEND, FINISH some receives (wait and put in place), FLUSH a send (wait)
+    messages: tuple[int, ...]  # numbers of the messages it is about; several only for FINISH, in the order of adding
+    own: int = 0  # number of them that come before this endpoint's own value, for FINISH of several
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What one endpoint does, in chunks.
+    """What one endpoint does, in chunks."""
 
-    Attributes:
-        messages: All messages of this endpoint.
-        instructions: Instructions in order.
-        staged: Chunk of the staging memory where each message arrives; -1 for one that arrives in place.
-        fresh: Whether nothing was there before each received message, so that adding is copying.
-        chunks: Chunks of the schedule that this endpoint has memory for, in order; offsets count in these.
-        staging: Chunks of staging memory.
-    """
-
-    messages: tuple[Message, ...]
-    instructions: tuple[Instruction, ...]
-    staged: tuple[int, ...]
-    fresh: tuple[bool, ...]
+    messages: tuple[Message, ...]  # all messages of this endpoint
+    instructions: tuple[Instruction, ...]  # instructions in order
+    staged: tuple[int, ...]  # chunk of the staging memory where each message arrives; -1 for one that arrives in place
+    fresh: tuple[bool, ...]  # whether nothing was there before each received message, so that adding is copying
+    # chunks of the schedule that this endpoint has memory for, in order; offsets count in these
     chunks: NDArray[np.int64]
-    staging: int
+    staging: int  # chunks of staging memory
 
 
 def compile_schedule(schedule: Schedule, endpoint: int, *, lookahead: int = LOOKAHEAD) -> Program:

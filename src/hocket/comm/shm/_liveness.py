@@ -12,11 +12,7 @@ class Liveness:
         self._ranks_by_fd: dict[int, int] = {}
 
     def watch(self, rank: int, pid: int) -> None:
-        """Watch a process from now on.
-
-        Raises:
-            OSError: there is no such process.
-        """
+        """Watch a process from now on. Raises OSError: there is no such process."""
         fd = os.pidfd_open(pid)
         self._ranks_by_fd[fd] = rank
         self._poll.register(fd, select.POLLIN)

@@ -47,11 +47,7 @@ class RegistrationCache:
         self._misses = 0
 
     def lookup(self, pid: int, nonce: int, place: MemoryHandle) -> torch.Tensor:
-        """Return the peer's arena as a uint8 tensor.
-
-        Raises:
-            OSError: the peer is gone or cannot be looked at.
-        """
+        """Return the peer's arena as a uint8 tensor. Raises OSError: the peer is gone or cannot be looked at."""
         key = (nonce, place.arena)
         with self._lock:
             segment = self._arenas.get(key)

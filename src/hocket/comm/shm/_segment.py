@@ -20,17 +20,11 @@ PAGE = 4096
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a peer finds a segment.
+    """Where a peer finds a segment."""
 
-    Attributes:
-        pid: Process that owns it.
-        fd: File descriptor in that process.
-        nbytes: Size in bytes.
-    """
-
-    pid: int
-    fd: int
-    nbytes: int
+    pid: int  # process that owns it
+    fd: int  # file descriptor in that process
+    nbytes: int  # size in bytes
 
 
 class SharedSegment:

@@ -5,26 +5,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Where one way of doing a collective gives way to another, in bytes. Measured (benchmarks/), not derived.
+    """Where one way of doing a collective gives way to another, in bytes. Measured (benchmarks/), not derived."""
 
-    Attributes:
-        slot: Bytes of one slot; a rank has two.
-        one_shot: Bytes up to which each of three and more ranks reduces everything itself instead of sharing the work,
-            if each has a core.
-        piece: Bytes copied in one phase by the one-shot way and by plain copies.
-        block: Bytes whose reduction three and more ranks share in one phase.
-        chain: Bytes from which three and more ranks reduce one after the other in a pipeline of pieces.
-        direct: Bytes from which registered buffers are worked on in place; below, the second phase costs more.
-        direct_piece: Bytes reduced before they are written to all, so that they are still in the core's cache.
-    """
-
-    slot: int
+    slot: int  # bytes of one slot; a rank has two
+    # bytes up to which each of three and more ranks reduces everything itself instead of sharing the work, if each has
+    # a core
     one_shot: int
-    piece: int
-    block: int
-    chain: int
-    direct: int
-    direct_piece: int
+    piece: int  # bytes copied in one phase by the one-shot way and by plain copies
+    block: int  # bytes whose reduction three and more ranks share in one phase
+    chain: int  # bytes from which three and more ranks reduce one after the other in a pipeline of pieces
+    direct: int  # bytes from which registered buffers are worked on in place; below, the second phase costs more
+    direct_piece: int  # bytes reduced before they are written to all, so that they are still in the core's cache
 
 
 CPU_SIZES = Sizes(

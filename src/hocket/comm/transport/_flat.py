@@ -24,11 +24,7 @@ def write_back(flat: torch.Tensor, tensor: torch.Tensor) -> None:
 
 
 def split(flat: torch.Tensor, parts: int) -> Sequence[torch.Tensor]:
-    """`flat` in `parts` equal views.
-
-    Raises:
-        ValueError: its length is not a multiple of `parts`.
-    """
+    """`flat` in `parts` equal views. Raises ValueError: its length is not a multiple of `parts`."""
     if flat.numel() % parts:
         raise ValueError(f"a tensor of {flat.numel()} elements cannot be divided equally among {parts} ranks")
     each = flat.numel() // parts

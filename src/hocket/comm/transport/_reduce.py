@@ -30,23 +30,14 @@ _BITWISE = frozenset({ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR})
 
 
 class ReduceOperator(NamedTuple):
-    """One operator on one element type.
+    """One operator on one element type."""
 
-    Attributes:
-        number: Number that identifies the operator among ranks.
-        kernel: Kernel that combines two: kernel(a, b, out=c).
-        view: Element type to compute with (another view of the same bits), or None.
-        factor: Factor of each rank's own contribution (PREMUL_SUM), or None.
-        average: Whether to divide the result by the number of ranks.
-        engine_operator: The operator for an engine that has neither averages nor scaled sums.
-    """
-
-    number: int
-    kernel: Kernel
-    view: torch.dtype | None
-    factor: float | torch.Tensor | None
-    average: bool
-    engine_operator: ReduceOp.RedOpType
+    number: int  # number that identifies the operator among ranks
+    kernel: Kernel  # kernel that combines two: kernel(a, b, out=c)
+    view: torch.dtype | None  # element type to compute with (another view of the same bits), or None
+    factor: float | torch.Tensor | None  # factor of each rank's own contribution (PREMUL_SUM), or None
+    average: bool  # whether to divide the result by the number of ranks
+    engine_operator: ReduceOp.RedOpType  # the operator for an engine that has neither averages nor scaled sums
 
     def finish(self, result: torch.Tensor, world: int) -> None:
         """Divide `result` by `world` if this is an average; integers are rounded towards zero, as NCCL does."""

@@ -24,16 +24,11 @@ from ._sharding import TableSharding
 
 @dataclass(frozen=True, slots=True)
 class _LookupRoute:
-    """How the rows of one look-up travel.
+    """How the rows of one look-up travel."""
 
-    Attributes:
-        asked: How many rows this rank wants of each.
-        owed: How many rows each wants of this one.
-        order: For each row in the order of their owners, where it stands among those looked up; None for as they are.
-    """
-
-    asked: list[int]
-    owed: list[int]
+    asked: list[int]  # how many rows this rank wants of each
+    owed: list[int]  # how many rows each wants of this one
+    # for each row in the order of their owners, where it stands among those looked up; None for as they are
     order: Tensor | None
 
 

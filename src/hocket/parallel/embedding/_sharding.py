@@ -12,19 +12,12 @@ REPLICATE_BELOW_NBYTES = 16 * 2**10
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table as the model has it.
+    """A table as the model has it."""
 
-    Attributes:
-        name: Name of the table's weight, in the model.
-        rows: How many rows the table has.
-        nbytes: Bytes of all rows.
-        sparse: Whether the table's gradients are sparse.
-    """
-
-    name: str
-    rows: int
-    nbytes: int
-    sparse: bool = False
+    name: str  # name of the table's weight, in the model
+    rows: int  # how many rows the table has
+    nbytes: int  # bytes of all rows
+    sparse: bool = False  # whether the table's gradients are sparse
 
 
 @dataclass(frozen=True, slots=True)

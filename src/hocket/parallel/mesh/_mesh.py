@@ -17,21 +17,13 @@ from .world import World
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
-    """This rank's place on each axis, in whose order ranks are numbered, the last axis fastest; `mesh["data"]`.
+    """This rank's place on each axis, in whose order ranks are numbered, the last axis fastest; `mesh["data"]`."""
 
-    Attributes:
-        whole: All ranks.
-        axes: By the name of an axis, the ranks along it that have this rank's place on all others.
-        batch_norm: The ranks along the data axis that share the statistics of batch norm.
-        replicas: The ranks that hold the same parameters.
-        statistics: The ranks of `batch_norm`, with all that hold parts of the same samples.
-    """
-
-    whole: World
-    axes: Mapping[str, World]
-    batch_norm: World
-    replicas: World
-    statistics: World
+    whole: World  # all ranks
+    axes: Mapping[str, World]  # by the name of an axis, the ranks along it that have this rank's place on all others
+    batch_norm: World  # the ranks along the data axis that share the statistics of batch norm
+    replicas: World  # the ranks that hold the same parameters
+    statistics: World  # the ranks of `batch_norm`, with all that hold parts of the same samples
 
     def __getitem__(self, name: str) -> World:
         return self.axes[name]

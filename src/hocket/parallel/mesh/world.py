@@ -25,17 +25,11 @@ class DryGroup:
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """The ranks that train together.
+    """The ranks that train together."""
 
-    Attributes:
-        rank: This process's number in the group, from 0.
-        size: How many ranks the group has.
-        group: torch's process group; None where one process trains alone.
-    """
-
-    rank: int
-    size: int
-    group: Any
+    rank: int  # this process's number in the group, from 0
+    size: int  # how many ranks the group has
+    group: Any  # torch's process group; None where one process trains alone
 
     @property
     def root(self) -> int:

@@ -13,26 +13,18 @@ from ._verify import verify
 
 @dataclass(frozen=True)
 class NamedOrder:
-    """A rule that makes an order for any number of ranks.
+    """A rule that makes an order for any number of ranks."""
 
-    Attributes:
-        name: Name as it stands in a plan.
-        title: What it is, in a few words.
-        source: Where it was published.
-        ahead: Forwards that a rank does before it takes turns between forwards and backwards. Called with the number of
-            ranks, the stages of each, the micro-batches of a round (see `round_of`), and the rank. None if all of them.
-        halves: Whether backwards are done in halves, those for the weights later.
-        divisor: Called with the stages of each rank: by how much it divides the time in which GPipe's ranks are idle.
-        rounds: Whether micro-batches pass in rounds, all of which must be equal.
-    """
-
-    name: str
-    title: str
-    source: str
+    name: str  # name as it stands in a plan
+    title: str  # what it is, in a few words
+    source: str  # where it was published
+    # forwards that a rank does before it takes turns between forwards and backwards. Called with the number of ranks,
+    # the stages of each, the micro-batches of a round (see `round_of`), and the rank. None if all of them.
     ahead: Callable[[int, int, int, int], int] | None
-    halves: bool
+    halves: bool  # whether backwards are done in halves, those for the weights later
+    # called with the stages of each rank: by how much it divides the time in which GPipe's ranks are idle
     divisor: Callable[[int], float]
-    rounds: bool
+    rounds: bool  # whether micro-batches pass in rounds, all of which must be equal
 
     def admits(self, ranks: int, stages_per_rank: int, micro_batches: int) -> bool:
         """Return whether there is such an order for so many micro-batches."""

@@ -27,17 +27,11 @@ _A_LINE: Final = 16
 
 
 class PipelineAction(NamedTuple):
-    """One thing that a rank does. Its text, as "2F0", is that of `torch.distributed.pipelining`.
+    """One thing that a rank does. Its text, as "2F0", is that of `torch.distributed.pipelining`."""
 
-    Attributes:
-        stage: The stage that computes, sends or receives, from 0.
-        kind: F, B, I, W, SEND_F, RECV_F, SEND_B or RECV_B; I and W are the two halves of B.
-        micro_batch: The number of the micro-batch, from 0.
-    """
-
-    stage: int
-    kind: str
-    micro_batch: int
+    stage: int  # the stage that computes, sends or receives, from 0
+    kind: str  # F, B, I, W, SEND_F, RECV_F, SEND_B or RECV_B; I and W are the two halves of B
+    micro_batch: int  # the number of the micro-batch, from 0
 
     def __str__(self) -> str:
         return f"{self.stage}{self.kind}{self.micro_batch}"

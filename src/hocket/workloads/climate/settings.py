@@ -12,19 +12,12 @@ MAPS_PER_EPOCH = 2048
 
 @dataclass(frozen=True, slots=True)
 class Size(Recipe):
-    """A size, and how it is trained unless told otherwise.
+    """A size, and how it is trained unless told otherwise."""
 
-    Attributes:
-        height: Height of a map in pixels, from south to north.
-        breadth: Breadth of a map in pixels, around the earth.
-        width: Channels of the network's first level; each further one has twice as many.
-        levels: How often the maps are halved.
-    """
-
-    height: int
-    breadth: int
-    width: int
-    levels: int
+    height: int  # height of a map in pixels, from south to north
+    breadth: int  # breadth of a map in pixels, around the earth
+    width: int  # channels of the network's first level; each further one has twice as many
+    levels: int  # how often the maps are halved
 
 
 # "full" has the maps of Kurth et al. 2018 (768 x 1152 pixels); "demo" is for two CPU cores and some minutes; "tiny" is

@@ -12,21 +12,13 @@ VOLUMES_PER_EPOCH = 4096
 
 @dataclass(frozen=True, slots=True)
 class Size(Recipe):
-    """A size, and how it is trained unless told otherwise.
+    """A size, and how it is trained unless told otherwise."""
 
-    Attributes:
-        side: Side of a volume in cells.
-        layers: Convolutions, each followed by a pooling that halves the side.
-        width: Channels of the first; the n-th has n times as many.
-        dense: Features of the two dense layers before the last.
-        dropout: Share of those features that is dropped in training.
-    """
-
-    side: int
-    layers: int
-    width: int
-    dense: tuple[int, int]
-    dropout: float
+    side: int  # side of a volume in cells
+    layers: int  # convolutions, each followed by a pooling that halves the side
+    width: int  # channels of the first; the n-th has n times as many
+    dense: tuple[int, int]  # features of the two dense layers before the last
+    dropout: float  # share of those features that is dropped in training
 
 
 # "full" is the network of MLPerf HPC (five convolutions of 32, 64, ... 160 channels on 128^3 cells); "demo" is for two

@@ -13,28 +13,18 @@ PATCHES_PER_EPOCH = 1600
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How deep and how wide an EDSR is.
+    """How deep and how wide an EDSR is."""
 
-    Attributes:
-        blocks: Residual blocks.
-        features: Channels inside.
-        residual_scale: Factor on each residual branch.
-    """
-
-    blocks: int
-    features: int
-    residual_scale: float
+    blocks: int  # residual blocks
+    features: int  # channels inside
+    residual_scale: float  # factor on each residual branch
 
 
 @dataclass(frozen=True, slots=True)
 class PatchRecipe(Recipe):
-    """How a size is trained unless told otherwise.
+    """How a size is trained unless told otherwise."""
 
-    Attributes:
-        patch: Side of a training patch in low-resolution pixels.
-    """
-
-    patch: int
+    patch: int  # side of a training patch in low-resolution pixels
 
 
 # The paper's two models (its table 1); "baseline" is trained without residual scaling. The third is ours: small enough
@@ -60,18 +50,13 @@ RECIPES: Mapping[str, PatchRecipe] = MappingProxyType(
 
 @dataclass(frozen=True, kw_only=True)
 class EdsrSettings(SizedSettings):
-    """`SizedSettings`, and what EDSR can be told beside.
-
-    Attributes:
-        scale: Magnification: 2, 3 or 4.
-        patch: Side of a training patch in pixels of the original.
-    """
+    """`SizedSettings`, and what EDSR can be told beside."""
 
     recipes = RECIPES
     samples_per_epoch = PATCHES_PER_EPOCH
 
-    scale: int
-    patch: int
+    scale: int  # magnification: 2, 3 or 4
+    patch: int  # side of a training patch in pixels of the original
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -12,19 +12,12 @@ EXCERPTS_PER_EPOCH = 4096
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How deep and how wide a GPT is.
+    """How deep and how wide a GPT is."""
 
-    Attributes:
-        layers: Blocks.
-        heads: Attention heads in each.
-        width: Channels.
-        context: Bytes that are looked at together.
-    """
-
-    layers: int
-    heads: int
-    width: int
-    context: int
+    layers: int  # blocks
+    heads: int  # attention heads in each
+    width: int  # channels
+    context: int  # bytes that are looked at together
 
 
 # "full" has the shape of GPT-2's smallest model, with bytes for tokens; "demo" learns within two minutes on two CPU

@@ -34,19 +34,12 @@ Floats = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class Ratings:
-    """Ratings in columns, one row each.
+    """Ratings in columns, one row each."""
 
-    Attributes:
-        numbers: (n, 2): age of the person, and year of the film, both from about 0 to about 1.
-        ids: (n, 5): rows in the tables of `TABLES`.
-        genres: (n, `MOST_GENRES`): rows in the table of genres, 1 or more, filled up with 0.
-        stars: (n,): 1 to 5.
-    """
-
-    numbers: Floats
-    ids: Integers
-    genres: Integers
-    stars: Floats
+    numbers: Floats  # (n, 2): age of the person, and year of the film, both from about 0 to about 1
+    ids: Integers  # (n, 5): rows in the tables of `TABLES`
+    genres: Integers  # (n, `MOST_GENRES`): rows in the table of genres, 1 or more, filled up with 0
+    stars: Floats  # (n,): 1 to 5
 
     def __len__(self) -> int:
         return len(self.stars)
@@ -68,11 +61,7 @@ def split(ratings: Ratings) -> tuple[Ratings, Ratings]:
 
 
 def movielens(wheel: Path) -> Ratings:
-    """MovieLens-100K as a recbole wheel holds it.
-
-    Raises:
-        ValueError: The file is no such wheel.
-    """
+    """MovieLens-100K as a recbole wheel holds it. Raises ValueError: the file is no such wheel."""
     try:
         with zipfile.ZipFile(wheel) as archive:
             people = {row["user_id"]: row for row in _table(archive, "user")}

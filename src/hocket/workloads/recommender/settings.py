@@ -15,15 +15,10 @@ HELD_OUT = RATINGS // 10
 
 @dataclass(frozen=True, slots=True)
 class Size(Recipe):
-    """A size, and how it is trained unless told otherwise.
+    """A size, and how it is trained unless told otherwise."""
 
-    Attributes:
-        width: Numbers in a row of each table.
-        hidden: Width of the layers between.
-    """
-
-    width: int
-    hidden: int
+    width: int  # numbers in a row of each table
+    hidden: int  # width of the layers between
 
 
 # "demo" is trained within two minutes on two CPU cores; "full" has tables as wide as DLRM's for Criteo's data; "tiny"
@@ -39,20 +34,15 @@ SIZES: Mapping[str, Size] = MappingProxyType(
 
 @dataclass(frozen=True, kw_only=True)
 class RecommenderSettings(SizedSettings):
-    """`SizedSettings`, and what the recommender can be told beside.
-
-    Attributes:
-        data: Path of a recbole wheel, which has MovieLens-100K; empty for made-up ratings.
-        synthetic: Train on made-up ratings.
-    """
+    """`SizedSettings`, and what the recommender can be told beside."""
 
     samples: ClassVar[str] = "ratings"
     unit: ClassVar[str] = "ratings"
     recipes = SIZES
     samples_per_epoch = RATINGS - HELD_OUT
 
-    data: str
-    synthetic: bool
+    data: str  # path of a recbole wheel, which has MovieLens-100K; empty for made-up ratings
+    synthetic: bool  # train on made-up ratings
 
     def __post_init__(self) -> None:
         super().__post_init__()

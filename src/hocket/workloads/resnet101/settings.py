@@ -13,17 +13,11 @@ SMALLEST_IMAGE = 32
 
 @dataclass(frozen=True, slots=True)
 class Size(Recipe):
-    """A size, and how it is trained unless told otherwise.
+    """A size, and how it is trained unless told otherwise."""
 
-    Attributes:
-        depths: Bottlenecks in each of the four stages.
-        width: Channels of the 3x3 convolutions in the first stage.
-        image_size: Side of the images in pixels.
-    """
-
-    depths: tuple[int, int, int, int]
-    width: int
-    image_size: int
+    depths: tuple[int, int, int, int]  # bottlenecks in each of the four stages
+    width: int  # channels of the 3x3 convolutions in the first stage
+    image_size: int  # side of the images in pixels
 
 
 # "full" is ResNet-101 (He et al. 2015, table 1); "demo" is as deep and a quarter as wide, so that two CPU cores see it
@@ -39,16 +33,12 @@ SIZES: Mapping[str, Size] = MappingProxyType(
 
 @dataclass(frozen=True, kw_only=True)
 class ResNet101Settings(SizedSettings):
-    """`SizedSettings`, and what ResNet-101 can be told beside.
-
-    Attributes:
-        image_size: Side of the images in pixels.
-    """
+    """`SizedSettings`, and what ResNet-101 can be told beside."""
 
     recipes = SIZES
     samples_per_epoch = IMAGES_PER_EPOCH
 
-    image_size: int
+    image_size: int  # side of the images in pixels
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -15,19 +15,13 @@ WIDTHS: Mapping[str, int] = MappingProxyType({"full": 64, "tiny": 4})
 
 @dataclass(frozen=True, kw_only=True)
 class ResNet50Settings(WorkloadSettings):
-    """`WorkloadSettings`, and what ResNet-50 can be told beside.
-
-    Attributes:
-        size: One of `WIDTHS`.
-        image_size: Side of the images in pixels.
-        synthetic: Train on made-up images, to measure throughput; the only data there is so far.
-    """
+    """`WorkloadSettings`, and what ResNet-50 can be told beside."""
 
     samples_per_epoch = IMAGES_PER_EPOCH
 
-    size: str
-    image_size: int
-    synthetic: bool = False
+    size: str  # one of `WIDTHS`
+    image_size: int  # side of the images in pixels
+    synthetic: bool = False  # train on made-up images, to measure throughput; the only data there is so far
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -30,13 +30,9 @@ def held_out_numbers(count: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Language:
-    """A language's tokens, and how many a number has at most.
+    """A language's tokens, and how many a number has at most."""
 
-    Attributes:
-        name: One of `SPELL`.
-    """
-
-    name: str
+    name: str  # one of `SPELL`
 
     @cached_property
     def words(self) -> tuple[str, ...]:

@@ -13,17 +13,11 @@ PAIRS_PER_EPOCH = 8192
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How deep and how wide a Transformer is.
+    """How deep and how wide a Transformer is."""
 
-    Attributes:
-        layers: Layers of the encoder, and of the decoder.
-        heads: Attention heads in each.
-        width: Channels.
-    """
-
-    layers: int
-    heads: int
-    width: int
+    layers: int  # layers of the encoder, and of the decoder
+    heads: int  # attention heads in each
+    width: int  # channels
 
 
 # "full" is the paper's base model (its table 3); "demo" learns within two minutes on two CPU cores; "tiny" is for
@@ -46,18 +40,14 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType(
 
 @dataclass(frozen=True, kw_only=True)
 class TranslationSettings(SizedSettings):
-    """`SizedSettings`, and what the translation can be told beside.
-
-    Attributes:
-        language: One of `LANGUAGES`: into which English is translated.
-    """
+    """`SizedSettings`, and what the translation can be told beside."""
 
     samples: ClassVar[str] = "pairs"
     unit: ClassVar[str] = "pairs"
     recipes = RECIPES
     samples_per_epoch = PAIRS_PER_EPOCH
 
-    language: str
+    language: str  # one of `LANGUAGES`: into which English is translated
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -54,17 +54,11 @@ class CountingGroup:
 
 
 class Matrix(NamedTuple):
-    """A gradient inside a bucket's flat memory, as the matrix that low-rank methods see.
+    """A gradient inside a bucket's flat memory, as the matrix that low-rank methods see."""
 
-    Attributes:
-        offset: Offset of its first element.
-        rows: The size of the axis with the largest stride.
-        columns: The product of all other axes.
-    """
-
-    offset: int
-    rows: int
-    columns: int
+    offset: int  # offset of its first element
+    rows: int  # the size of the axis with the largest stride
+    columns: int  # the product of all other axes
 
     def of(self, flat: torch.Tensor) -> torch.Tensor:
         """Return the matrix in any flat memory of the bucket's layout, shape [rows, columns]."""
@@ -105,31 +99,18 @@ class BucketMemory:
 
 @dataclass(slots=True)
 class BucketJob:
-    """One bucket's gradients in one step.
+    """One bucket's gradients in one step."""
 
-    Attributes:
-        flat: The gradients of this rank, side by side; a float type, shape [numel].
-        out: Where the average goes: `flat` itself, or this rank's part of it, shape [numel / world].
-        scattered: Whether each rank needs its part only.
-        matrices: The gradients in `flat`.
-        gaps: Places in `flat` that belong to no gradient, int64; they hold zeros.
-        link: The ranks and their collectives.
-        memory: Memory of this bucket.
-        generator: Random numbers, other ones on every rank.
-        measure: Whether to find out what error compression makes this time.
-        error: Error of what was sent: ||C(x) - x|| / ||x||; None where it was not measured.
-    """
-
-    flat: torch.Tensor
-    out: torch.Tensor
-    scattered: bool
-    matrices: Sequence[Matrix]
-    gaps: torch.Tensor
-    link: CountingGroup
-    memory: BucketMemory
-    generator: torch.Generator
-    measure: bool = False
-    error: float | None = None
+    flat: torch.Tensor  # the gradients of this rank, side by side; a float type, shape [numel]
+    out: torch.Tensor  # where the average goes: `flat` itself, or this rank's part of it, shape [numel / world]
+    scattered: bool  # whether each rank needs its part only
+    matrices: Sequence[Matrix]  # the gradients in `flat`
+    gaps: torch.Tensor  # places in `flat` that belong to no gradient, int64; they hold zeros
+    link: CountingGroup  # the ranks and their collectives
+    memory: BucketMemory  # memory of this bucket
+    generator: torch.Generator  # random numbers, other ones on every rank
+    measure: bool = False  # whether to find out what error compression makes this time
+    error: float | None = None  # error of what was sent: ||C(x) - x|| / ||x||; None where it was not measured
 
     @property
     def computing(self) -> torch.dtype:
@@ -142,17 +123,11 @@ class BucketJob:
 
 
 class Compressor(ABC):
-    """How gradients are made smaller before they are averaged. Every rank gets the same average, bit by bit.
+    """How gradients are made smaller before they are averaged. Every rank gets the same average, bit by bit."""
 
-    Attributes:
-        name: The compressor's name in plans.
-        unbiased: Whether the expected value of what is sent is what was to be sent.
-        feedback: Whether what is not sent is added to the next step's gradients.
-    """
-
-    name: ClassVar[str]
-    unbiased: ClassVar[bool] = False
-    feedback: ClassVar[bool] = False
+    name: ClassVar[str]  # the compressor's name in plans
+    unbiased: ClassVar[bool] = False  # whether the expected value of what is sent is what was to be sent
+    feedback: ClassVar[bool] = False  # whether what is not sent is added to the next step's gradients
 
     @abstractmethod
     def exchange(self, job: BucketJob) -> Iterator[Any]:

@@ -21,15 +21,10 @@ _REPETITIONS = 3  # the first of them warms up
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """Seconds as a function of bytes: what an operation costs at least, and for each byte.
+    """Seconds as a function of bytes: what an operation costs at least, and for each byte."""
 
-    Attributes:
-        latency_s: Seconds of an operation of no bytes.
-        s_per_byte: Seconds for each byte of gradients.
-    """
-
-    latency_s: float
-    s_per_byte: float
+    latency_s: float  # seconds of an operation of no bytes
+    s_per_byte: float  # seconds for each byte of gradients
 
     def seconds(self, nbytes: float) -> float:
         """For gradients of `nbytes`."""
@@ -44,15 +39,10 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class LinkTimes:
-    """What was measured, with nothing to hide behind: the slowest rank's times.
+    """What was measured, with nothing to hide behind: the slowest rank's times."""
 
-    Attributes:
-        plain: Time of gradients reduced as they are.
-        compressed: Time of gradients encoded, exchanged and decoded.
-    """
-
-    plain: Line
-    compressed: Line
+    plain: Line  # time of gradients reduced as they are
+    compressed: Line  # time of gradients encoded, exchanged and decoded
 
 
 def measure_link(

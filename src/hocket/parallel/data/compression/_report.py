@@ -21,23 +21,14 @@ class _Bucket:
 
 @dataclass(slots=True)
 class CompressionTally:
-    """Counts while training goes on.
+    """Counts while training goes on."""
 
-    Attributes:
-        steps: Reductions of all gradients.
-        plain_nbytes: Bytes that a rank would have sent of the gradients as they are.
-        gradient_nbytes: Bytes of the gradients themselves.
-        busy_s: Seconds for encoding and decoding.
-        scattered: Whether each rank needs its part only.
-        buckets: Counts of each bucket, by number.
-    """
-
-    steps: int = 0
-    plain_nbytes: float = 0.0
-    gradient_nbytes: int = 0
-    busy_s: float = 0.0
-    scattered: bool = False
-    buckets: dict[int, _Bucket] = field(default_factory=dict)
+    steps: int = 0  # reductions of all gradients
+    plain_nbytes: float = 0.0  # bytes that a rank would have sent of the gradients as they are
+    gradient_nbytes: int = 0  # bytes of the gradients themselves
+    busy_s: float = 0.0  # seconds for encoding and decoding
+    scattered: bool = False  # whether each rank needs its part only
+    buckets: dict[int, _Bucket] = field(default_factory=dict)  # counts of each bucket, by number
 
     @property
     def measures(self) -> bool:

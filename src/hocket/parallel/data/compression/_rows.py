@@ -20,14 +20,10 @@ class RowCompressor(Compressor):
     each part is a row of its own, and goes to the rank that needs it (all_to_all). Methods that say `two_phases` do
     both among more than two ranks: parts go to their ranks, which average them, encode the average, and send it to all;
     the bytes then do not grow with the number of ranks.
-
-    Attributes:
-        block: Elements that are encoded together; rows are filled up with zeros to whole blocks.
-        two_phases: Whether parts go to their ranks first, see above.
     """
 
-    block: int
-    two_phases: ClassVar[bool] = False
+    block: int  # elements that are encoded together; rows are filled up with zeros to whole blocks
+    two_phases: ClassVar[bool] = False  # whether parts go to their ranks first, see above
 
     # --- what a method says -----------------------------------------------------------------------------------------
 

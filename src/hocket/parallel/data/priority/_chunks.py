@@ -6,17 +6,11 @@ from typing import NamedTuple
 
 
 class Stretch(NamedTuple):
-    """Elements of one gradient.
+    """Elements of one gradient."""
 
-    Attributes:
-        number: Number of the parameter.
-        begin: First element.
-        end: One past the last element.
-    """
-
-    number: int
-    begin: int
-    end: int
+    number: int  # number of the parameter
+    begin: int  # first element
+    end: int  # one past the last element
 
 
 class Chunk(NamedTuple):

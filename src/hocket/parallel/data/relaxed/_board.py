@@ -13,21 +13,14 @@ RUNNING, FAILED, LEFT = 0, 1, 2
 
 @dataclass(frozen=True, slots=True)
 class WorkerState:
-    """What a worker has told of itself.
+    """What a worker has told of itself."""
 
-    Attributes:
-        published: How many updates the worker has made.
-        rests: How often the worker has come to the end of its work and waited for the others.
-        base: The worker's `published` when it last came there.
-        status: Whether the worker runs, has failed, or has left after all was done.
-        seen: How many updates of each worker are in the parameters of the gradient that it computes now, or, if it
-            waits, would be in those of its next one.
-    """
-
-    published: int
-    rests: int
-    base: int
-    status: int
+    published: int  # how many updates the worker has made
+    rests: int  # how often the worker has come to the end of its work and waited for the others
+    base: int  # the worker's `published` when it last came there
+    status: int  # whether the worker runs, has failed, or has left after all was done
+    # how many updates of each worker are in the parameters of the gradient that it computes now, or, if it waits, would
+    # be in those of its next one
     seen: tuple[int, ...]
 
 
