@@ -10,64 +10,38 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hocket import aggregator as aggregator
-    from hocket import algorithms as algorithms
-    from hocket import calibrate as calibrate
-    from hocket import cluster as cluster
-    from hocket import comm as comm
-    from hocket import fabric as fabric
-    from hocket import keras as keras
-    from hocket import launch as launch
-    from hocket import parallel as parallel
-    from hocket import planner as planner
-    from hocket import profile as profile
-    from hocket import schedule as schedule
-    from hocket import sharding as sharding
-    from hocket import simulate as simulate
-    from hocket import testing as testing
-    from hocket import timeline as timeline
-    from hocket import units as units
-    from hocket import workload as workload
-    from hocket import workloads as workloads
-    from hocket.parallel import Trainer as Trainer
-    from hocket.parallel import average as average
-    from hocket.parallel import distribute as distribute
-    from hocket.parallel import shard as shard
-    from hocket.parallel import total as total
-    from hocket.parallel.state import optim as optim
-    from hocket.planner import Plan as Plan
+    from hocket import (
+        aggregator,
+        algorithms,
+        calibrate,
+        cluster,
+        comm,
+        fabric,
+        keras,
+        launch,
+        parallel,
+        planner,
+        profile,
+        schedule,
+        sharding,
+        simulate,
+        testing,
+        timeline,
+        units,
+        workload,
+        workloads,
+    )
+    from hocket.parallel import Trainer, average, distribute, shard, total
+    from hocket.parallel.state import optim
+    from hocket.planner import Plan
 
 __version__ = "0.1.0.dev0"
 
 __all__ = [
-    "Plan",
-    "Trainer",
-    "__version__",
-    "aggregator",
-    "algorithms",
-    "average",
-    "calibrate",
-    "cluster",
-    "comm",
-    "distribute",
-    "fabric",
-    "keras",
-    "launch",
-    "optim",
-    "parallel",
-    "planner",
-    "profile",
-    "schedule",
-    "shard",
-    "sharding",
-    "simulate",
-    "testing",
-    "timeline",
-    "total",
-    "units",
-    "workload",
-    "workloads",
-]
+    "Plan", "Trainer", "__version__", "aggregator", "algorithms", "average", "calibrate", "cluster", "comm",
+    "distribute", "fabric", "keras", "launch", "optim", "parallel", "planner", "profile", "schedule", "shard",
+    "sharding", "simulate", "testing", "timeline", "total", "units", "workload", "workloads",
+]  # fmt: skip
 
 _HOMES = {
     "Plan": "hocket.planner",

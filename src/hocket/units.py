@@ -9,15 +9,9 @@ from collections.abc import Mapping
 from decimal import Decimal
 
 __all__ = [
-    "format_bytes",
-    "format_flops",
-    "format_rate",
-    "format_time",
-    "parse_bytes",
-    "parse_flops",
-    "parse_rate",
+    "format_bytes", "format_flops", "format_rate", "format_time", "parse_bytes", "parse_flops", "parse_rate",
     "parse_time",
-]
+]  # fmt: skip
 
 # Decimal, so that "500 ns" is 5e-07 to the last bit and is written as it was read.
 _PREFIXES = {

@@ -11,25 +11,7 @@ from ._settings import AddressError, Limits, TokenError, parse_address, read_tok
 from ._stats import Stats
 
 __all__ = [
-    "AddressError",
-    "AggregationClient",
-    "AggregationError",
-    "AggregationGroup",
-    "AggregationWork",
-    "Aggregator",
-    "AggregatorLostError",
-    "ElementType",
-    "FailCode",
-    "GroupFailedError",
-    "Kind",
-    "Level",
-    "Limits",
-    "Operator",
-    "Stats",
-    "TokenError",
-    "fold",
-    "parse_address",
-    "read_tokens",
-    "segment_nbytes",
-    "wait_for_all",
-]
+    "AddressError", "AggregationClient", "AggregationError", "AggregationGroup", "AggregationWork", "Aggregator",
+    "AggregatorLostError", "ElementType", "FailCode", "GroupFailedError", "Kind", "Level", "Limits", "Operator",
+    "Stats", "TokenError", "fold", "parse_address", "read_tokens", "segment_nbytes", "wait_for_all",
+]  # fmt: skip

@@ -16,28 +16,7 @@ from ._topologies import TOPOLOGIES
 from ._tree import AggregationTree, aggregation_tree
 
 __all__ = [
-    "CATALOGUE",
-    "KINDS",
-    "ROUTINGS",
-    "SERVERS",
-    "TOPOLOGIES",
-    "AggregationTree",
-    "Cluster",
-    "ClusterError",
-    "MeasuredRank",
-    "PingFit",
-    "Reduction",
-    "Routes",
-    "aggregation_tree",
-    "build",
-    "describe",
-    "draw_svg",
-    "fit_ping",
-    "from_measurements",
-    "from_spec",
-    "from_toml",
-    "load",
-    "preset",
-    "preset_text",
-    "to_toml",
-]
+    "CATALOGUE", "KINDS", "ROUTINGS", "SERVERS", "TOPOLOGIES", "AggregationTree", "Cluster", "ClusterError",
+    "MeasuredRank", "PingFit", "Reduction", "Routes", "aggregation_tree", "build", "describe", "draw_svg", "fit_ping",
+    "from_measurements", "from_spec", "from_toml", "load", "preset", "preset_text", "to_toml",
+]  # fmt: skip

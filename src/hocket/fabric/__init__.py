@@ -16,18 +16,9 @@ if TYPE_CHECKING:
     from ._wiring import Node, Port, Wiring, wire
 
 __all__ = [
-    "Check",
-    "Fabric",
-    "FabricError",
-    "FabricState",
-    "Node",
-    "Port",
-    "Wiring",
-    "check",
-    "clear_stale",
-    "fabrics",
+    "Check", "Fabric", "FabricError", "FabricState", "Node", "Port", "Wiring", "check", "clear_stale", "fabrics",
     "wire",
-]
+]  # fmt: skip
 
 _HOMES = {
     "Check": ("_check", "Check"),

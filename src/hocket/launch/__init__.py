@@ -34,25 +34,10 @@ _HOMES = {
 }
 
 __all__ = [
-    "ArgumentError",
-    "Diagnosis",
-    "LaunchArguments",
-    "LaunchError",
-    "LaunchResult",
-    "Leftover",
-    "PlacementError",
-    "RankFailure",
-    "argument_parser",
-    "dry_run",
-    "enter_fabric",
-    "examine",
-    "launch",
-    "leftovers",
-    "parse_arguments",
-    "remove_leftover",
-    "run",
-    "threads_of_rank",
-]
+    "ArgumentError", "Diagnosis", "LaunchArguments", "LaunchError", "LaunchResult", "Leftover", "PlacementError",
+    "RankFailure", "argument_parser", "dry_run", "enter_fabric", "examine", "launch", "leftovers", "parse_arguments",
+    "remove_leftover", "run", "threads_of_rank",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

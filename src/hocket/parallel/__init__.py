@@ -6,15 +6,6 @@ from .data import DataParallel
 from .state import CheckpointError, StateBytes, optim
 
 __all__ = [
-    "CheckpointError",
-    "DataParallel",
-    "DistributedLoader",
-    "ShardedLoader",
-    "StateBytes",
-    "Trainer",
-    "average",
-    "distribute",
-    "optim",
-    "shard",
-    "total",
-]
+    "CheckpointError", "DataParallel", "DistributedLoader", "ShardedLoader", "StateBytes", "Trainer", "average",
+    "distribute", "optim", "shard", "total",
+]  # fmt: skip

@@ -5,12 +5,5 @@ from ._table import histogram_table
 from ._timeline import Recent, timeline_of
 
 __all__ = [
-    "HVPROF_BINS",
-    "Bin",
-    "OperationTotals",
-    "Recent",
-    "Recorder",
-    "bus_factor",
-    "histogram_table",
-    "timeline_of",
-]
+    "HVPROF_BINS", "Bin", "OperationTotals", "Recent", "Recorder", "bus_factor", "histogram_table", "timeline_of",
+]  # fmt: skip

@@ -17,29 +17,7 @@ from ._text import from_json, parse, to_json
 from ._verify import verify
 
 __all__ = [
-    "KINDS",
-    "Bounds",
-    "Collective",
-    "Columns",
-    "Finding",
-    "FlowRoutes",
-    "RoutedNetwork",
-    "Schedule",
-    "ScheduleError",
-    "Step",
-    "StepLoad",
-    "Wire",
-    "describe",
-    "from_json",
-    "from_msccl",
-    "grid",
-    "link_loads",
-    "lower_bounds",
-    "needs",
-    "parse",
-    "place",
-    "svg",
-    "to_json",
-    "to_msccl",
-    "verify",
-]
+    "KINDS", "Bounds", "Collective", "Columns", "Finding", "FlowRoutes", "RoutedNetwork", "Schedule", "ScheduleError",
+    "Step", "StepLoad", "Wire", "describe", "from_json", "from_msccl", "grid", "link_loads", "lower_bounds", "needs",
+    "parse", "place", "svg", "to_json", "to_msccl", "verify",
+]  # fmt: skip

@@ -15,24 +15,7 @@ from ._stream import Stream
 from ._tasks import LoadTrace, Outcome, SimulationError
 
 __all__ = [
-    "LinkUse",
-    "LoadTrace",
-    "OrderTiming",
-    "Outcome",
-    "Protocol",
-    "ScheduleTiming",
-    "Settings",
-    "SimulationError",
-    "StageWork",
-    "StepGraph",
-    "StepTiming",
-    "Stream",
-    "Usage",
-    "Work",
-    "max_min",
-    "order_graph",
-    "simulate_flows",
-    "simulate_order",
-    "simulate_schedule",
-    "simulate_step",
-]
+    "LinkUse", "LoadTrace", "OrderTiming", "Outcome", "Protocol", "ScheduleTiming", "Settings", "SimulationError",
+    "StageWork", "StepGraph", "StepTiming", "Stream", "Usage", "Work", "max_min", "order_graph", "simulate_flows",
+    "simulate_order", "simulate_schedule", "simulate_step",
+]  # fmt: skip

@@ -6,13 +6,6 @@ from ._patience import deadline, patience
 from ._ranks import RankError, preload, run_ranks
 
 __all__ = [
-    "MemoryWorld",
-    "RankError",
-    "deadline",
-    "leftovers",
-    "no_leftovers",
-    "patience",
-    "preload",
-    "run_ranks",
+    "MemoryWorld", "RankError", "deadline", "leftovers", "no_leftovers", "patience", "preload", "run_ranks",
     "run_schedule",
-]
+]  # fmt: skip

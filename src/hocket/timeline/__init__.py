@@ -6,16 +6,6 @@ from ._read import TimelineError, from_perfetto, read_perfetto
 from ._timeline import Arrow, Counter, Span, Timeline
 
 __all__ = [
-    "Arrow",
-    "Comparison",
-    "ComparisonRow",
-    "Counter",
-    "Span",
-    "Timeline",
-    "TimelineError",
-    "compare",
-    "from_perfetto",
-    "read_perfetto",
-    "to_perfetto",
-    "write_perfetto",
-]
+    "Arrow", "Comparison", "ComparisonRow", "Counter", "Span", "Timeline", "TimelineError", "compare", "from_perfetto",
+    "read_perfetto", "to_perfetto", "write_perfetto",
+]  # fmt: skip

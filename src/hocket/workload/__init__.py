@@ -16,23 +16,9 @@ if TYPE_CHECKING:
     from ._trial import summed, trial
 
 __all__ = [
-    "PARTS",
-    "SHAPES",
-    "Exchange",
-    "Layer",
-    "Operation",
-    "Share",
-    "Workload",
-    "WorkloadError",
-    "WorkloadStep",
-    "capture",
-    "named_transformer",
-    "parse",
-    "refined",
-    "summed",
-    "transformer",
-    "trial",
-]
+    "PARTS", "SHAPES", "Exchange", "Layer", "Operation", "Share", "Workload", "WorkloadError", "WorkloadStep",
+    "capture", "named_transformer", "parse", "refined", "summed", "transformer", "trial",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -15,18 +15,6 @@ from hocket.workloads._unit import ThroughputUnit
 from hocket.workloads._workload import BundledWorkload, build, names, settings_from_options
 
 __all__ = [
-    "BundledWorkload",
-    "Example",
-    "Follower",
-    "RunDirectory",
-    "SettingsError",
-    "ThroughputUnit",
-    "WorkloadSettings",
-    "build",
-    "check_device",
-    "conclude",
-    "example",
-    "names",
-    "report",
-    "settings_from_options",
-]
+    "BundledWorkload", "Example", "Follower", "RunDirectory", "SettingsError", "ThroughputUnit", "WorkloadSettings",
+    "build", "check_device", "conclude", "example", "names", "report", "settings_from_options",
+]  # fmt: skip

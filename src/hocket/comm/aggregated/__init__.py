@@ -6,11 +6,6 @@ from ._discovery import leave_aggregator, open_beside_aggregator
 from ._wire_types import wire_element
 
 __all__ = [
-    "AggregatedTransport",
-    "AggregationStats",
-    "aggregation_stats",
-    "leave_aggregator",
-    "locate_by_gathering",
-    "open_beside_aggregator",
-    "wire_element",
-]
+    "AggregatedTransport", "AggregationStats", "aggregation_stats", "leave_aggregator", "locate_by_gathering",
+    "open_beside_aggregator", "wire_element",
+]  # fmt: skip

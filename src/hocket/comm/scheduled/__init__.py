@@ -7,15 +7,6 @@ from ._scheduled import ScheduledTransport
 from ._two_level import Subset, TwoLevelTransport
 
 __all__ = [
-    "EndpointExecutor",
-    "Message",
-    "PendingMessage",
-    "PointToPoint",
-    "ScheduledTransport",
-    "Subset",
-    "TwoLevelTransport",
-    "blocks_after",
-    "blocks_before",
-    "choose",
-    "perform",
-]
+    "EndpointExecutor", "Message", "PendingMessage", "PointToPoint", "ScheduledTransport", "Subset",
+    "TwoLevelTransport", "blocks_after", "blocks_before", "choose", "perform",
+]  # fmt: skip

@@ -9,19 +9,7 @@ from ._shm import SharedMemoryTransport
 from ._window import MemoryWindow, open_window
 
 __all__ = [
-    "PAGE",
-    "Address",
-    "Channel",
-    "Liveness",
-    "MemoryWindow",
-    "RegistrationStats",
-    "SharedMemoryTransport",
-    "SharedSegment",
-    "empty",
-    "empty_like",
-    "host_identity",
-    "is_registered",
-    "open_window",
-    "registration_stats",
+    "PAGE", "Address", "Channel", "Liveness", "MemoryWindow", "RegistrationStats", "SharedMemoryTransport",
+    "SharedSegment", "empty", "empty_like", "host_identity", "is_registered", "open_window", "registration_stats",
     "zeros",
-]
+]  # fmt: skip

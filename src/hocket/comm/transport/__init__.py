@@ -7,21 +7,7 @@ from ._transport import Flats, Transport
 from .observers import Observer, OperationRecord, announce_message, label, observe
 
 __all__ = [
-    "CollectiveMismatchError",
-    "CollectiveTimeoutError",
-    "CommError",
-    "Flats",
-    "Observer",
-    "OperationRecord",
-    "PeerDiedError",
-    "ReduceOperator",
-    "Transport",
-    "announce_message",
-    "cut",
-    "flatten",
-    "label",
-    "observe",
-    "reducer",
-    "split",
-    "write_back",
-]
+    "CollectiveMismatchError", "CollectiveTimeoutError", "CommError", "Flats", "Observer", "OperationRecord",
+    "PeerDiedError", "ReduceOperator", "Transport", "announce_message", "cut", "flatten", "label", "observe", "reducer",
+    "split", "write_back",
+]  # fmt: skip

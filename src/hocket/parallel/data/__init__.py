@@ -11,18 +11,7 @@ from ._zero import ShardedOptimizer
 from .relaxed._relaxation import Relaxation
 
 __all__ = [
-    "BroadcastBuffers",
-    "DataParallel",
-    "FullySharded",
-    "GradientReducer",
-    "Relaxation",
-    "Replicated",
-    "ShardedOptimizer",
-    "ShardingStrategy",
-    "blocks",
-    "living",
-    "normalise",
-    "on_several_hosts",
-    "scale_gradients",
+    "BroadcastBuffers", "DataParallel", "FullySharded", "GradientReducer", "Relaxation", "Replicated",
+    "ShardedOptimizer", "ShardingStrategy", "blocks", "living", "normalise", "on_several_hosts", "scale_gradients",
     "synchronise",
-]
+]  # fmt: skip

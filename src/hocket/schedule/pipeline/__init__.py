@@ -10,21 +10,6 @@ from ._order import COMPUTES, MESSAGES, UNIT, PipelineAction, PipelineOrder, Pla
 from ._verify import OrderFinding, verify
 
 __all__ = [
-    "COMPUTES",
-    "MESSAGES",
-    "NAMED_ORDERS",
-    "UNIT",
-    "NamedOrder",
-    "OrderFinding",
-    "PipelineAction",
-    "PipelineOrder",
-    "Played",
-    "bubble",
-    "describe",
-    "grid",
-    "order_for_batch",
-    "order_name",
-    "pipeline_order",
-    "read_order",
-    "verify",
-]
+    "COMPUTES", "MESSAGES", "NAMED_ORDERS", "UNIT", "NamedOrder", "OrderFinding", "PipelineAction", "PipelineOrder",
+    "Played", "bubble", "describe", "grid", "order_for_batch", "order_name", "pipeline_order", "read_order", "verify",
+]  # fmt: skip

@@ -5,13 +5,6 @@ from ._driver import COMPRESSORS, Compression, compressor
 from ._rows import RowCompressor
 
 __all__ = [
-    "COMPRESSORS",
-    "BucketJob",
-    "BucketMemory",
-    "Compression",
-    "Compressor",
-    "CountingGroup",
-    "Matrix",
-    "RowCompressor",
+    "COMPRESSORS", "BucketJob", "BucketMemory", "Compression", "Compressor", "CountingGroup", "Matrix", "RowCompressor",
     "compressor",
-]
+]  # fmt: skip
