@@ -1,0 +1,34 @@
+"""The plans by which the zoo is trained."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class ZooPlan:
+    """A column of the table.
+
+    Attributes:
+        fields: of the plan.
+        ranks: how many it needs.
+    """
+
+    fields: dict[str, Any]
+    ranks: int = 2
+
+
+_T: dict[str, Any] = {"tensor_parallel_degree": 2}
+_P: dict[str, Any] = {"pipeline_parallel_degree": 2}
+PLANS = {
+    "data": ZooPlan({}),
+    "optimizer": ZooPlan({"shard": "optimizer"}),
+    "gradients": ZooPlan({"shard": "gradients"}),
+    "parameters": ZooPlan({"shard": "parameters"}),
+    "tensor": ZooPlan(_T),
+    "sequence": ZooPlan({**_T, "sequence_parallel": True}),
+    "pipeline-2": ZooPlan({**_P, "micro_batches": 2, "pipeline_schedule": "gpipe"}),
+    "pipeline-4": ZooPlan({**_P, "micro_batches": 4}),
+    "hybrid": ZooPlan({**_T, **_P, "micro_batches": 2}, ranks=4),
+}
