@@ -34,6 +34,14 @@ def test_import_loads_no_third_party_package() -> None:
     assert roots - set(sys.stdlib_module_names) == {"hocket"}
 
 
+def test_what_every_rank_imports_loads_nothing_that_few_need() -> None:
+    """Torch's compiler, its checkpoints and DTensor, scipy and rich took as long as torch itself, in every rank."""
+    code = "import sys, hocket.parallel, hocket.profile, hocket.workload, hocket.calibrate; print(*sys.modules)"
+    heavy = {"torch._dynamo", "torch._inductor", "torch.distributed.checkpoint", "torch.distributed.pipelining"}
+    heavy |= {"torch.distributed.tensor", "sympy", "scipy", "networkx", "rich", "pandas", "matplotlib", "keras"}
+    assert not heavy & set(run_python(code).split())
+
+
 def test_all_lists_what_type_checkers_see() -> None:
     tree = ast.parse(Path(hocket.__file__).read_text())
     guarded = next(node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")

@@ -1,14 +1,20 @@
 """The histogram as a table for people."""
 
-from collections.abc import Sequence
+from __future__ import annotations
 
-from rich.table import Table
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from ._recorder import OperationTotals
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 
 def histogram_table(rows: Sequence[OperationTotals], title: str = "Collectives by message size") -> Table:
     """Return a table in the manner of hvprof: times in ms, bandwidths in GB/s (10^9 bytes) of time less skew."""
+    from rich.table import Table  # lazy: every rank imports this package, and few print
+
     caption = "algbw and busbw: bytes over time less skew (waiting for late peers)"
     table = Table(title=title, title_justify="left", title_style="bold", caption=caption, caption_justify="left")
     table.add_column("collective")

@@ -16,8 +16,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse import coo_array
-from scipy.sparse.csgraph import connected_components
 
 from hocket.cluster import Cluster, Reduction
 from hocket.schedule import Schedule
@@ -67,6 +65,9 @@ def fuse(schedule: Schedule, nodes: Indices, wires: Wires, chunk_nbytes: float) 
     places = places[places >= 0]
     first = np.searchsorted(places, np.where(at[0] >= 0, at[0], at[1]))
     second = np.searchsorted(places, np.where(at[1] >= 0, at[1], at[0]))
+    from scipy.sparse import coo_array  # lazy: half a second
+    from scipy.sparse.csgraph import connected_components
+
     joined = coo_array((np.ones(len(rows)), (first, second)), shape=(len(places), len(places)))
     count, label = connected_components(joined, directed=False)
     stream = label[first].astype(np.int64)

@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import fully_shard
 
 from ..mesh import World
 from ..state import Owned, ParameterPlacement, ShardBox, is_excluded
@@ -36,6 +35,8 @@ class FullySharded(ShardingStrategy):
         world: World,
         whole: Sequence[str],
     ) -> None:
+        from torch.distributed.fsdp import fully_shard  # lazy: it loads DTensor and sympy
+
         super().__init__()
         self._sharded: list[tuple[torch.nn.Parameter, Owned]] = []
         self._reductions: list[OverlappedReduceScatter] = []

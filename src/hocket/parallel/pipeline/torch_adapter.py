@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
 from torch.fx.proxy import Attribute as Attribute
 
 Tensor = torch.Tensor
@@ -27,6 +26,8 @@ def backward_of_inputs(
     A parameter that no input meets on its way to the outputs would be lost in torch's grouping; its gradient is
     accumulated here and now.
     """
+    from torch.distributed.pipelining._backward import stage_backward_input  # lazy: it loads torch's compiler
+
     edges = [torch.autograd.graph.get_gradient_edge(output) for output in outputs]
     accumulators = {torch.autograd.graph.get_gradient_edge(parameter).node: parameter for parameter in parameters}
     found, groups = stage_backward_input(list(outputs), list(gradients), list(inputs), iter(parameters))
@@ -46,6 +47,8 @@ def backward_of_weights(parameters: Sequence[torch.nn.Parameter], groups: Any) -
     torch stores what autograd hands out as it is; two parameters may then hold the same memory, or one an expanded
     number, and adding the next micro-batch's to it in place would be wrong.
     """
+    from torch.distributed.pipelining._backward import stage_backward_weight
+
     before = [parameter.grad for parameter in parameters]
     for parameter in parameters:
         parameter.grad = None

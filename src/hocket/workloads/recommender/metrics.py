@@ -2,7 +2,6 @@
 
 import numpy as np
 import numpy.typing as npt
-from scipy.stats import rankdata
 
 from hocket.workloads.recommender.ratings import FILMS, PEOPLE, Ratings
 
@@ -19,6 +18,8 @@ def auc(scores: npt.NDArray[np.float64], liked: npt.NDArray[np.bool_]) -> float:
         scores: (n,).
         liked: (n,); some are, some are not.
     """
+    from scipy.stats import rankdata  # lazy: half a second
+
     ones = int(liked.sum())
     rank_sum = float(rankdata(scores)[liked].sum())
     return (rank_sum - ones * (ones + 1) / 2) / (ones * (len(liked) - ones))
