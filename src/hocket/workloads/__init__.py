@@ -10,8 +10,7 @@ from hocket.workloads._progress import Follower
 from hocket.workloads._report import report
 from hocket.workloads._result import conclude
 from hocket.workloads._run import RunDirectory
-from hocket.workloads._settings import SettingsError, WorkloadSettings
-from hocket.workloads._unit import ThroughputUnit
+from hocket.workloads._settings import SettingsError, ThroughputUnit, WorkloadSettings
 from hocket.workloads._workload import BundledWorkload, build, names, settings_from_options
 
 __all__ = [

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from hocket.workloads._workload import build, settings_from_options
@@ -17,9 +16,7 @@ if TYPE_CHECKING:
     from hocket.workloads._workload import Batch
 
 # What makes each of them run anywhere, and always on the same data.
-_OPTIONS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
-    {"resnet50": {"synthetic": True}, "recommender": {"synthetic": True}}
-)
+_OPTIONS: Mapping[str, Mapping[str, Any]] = {"resnet50": {"synthetic": True}, "recommender": {"synthetic": True}}
 
 
 @dataclass(frozen=True, slots=True)

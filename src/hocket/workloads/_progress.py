@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from hocket.workloads._run import EVENTS, METRICS, RunDirectory, Tail
-from hocket.workloads._unit import ThroughputUnit
+from hocket.workloads._settings import ThroughputUnit
 
 _LOOK_EVERY_S = 0.2
 _PLAIN_LINE_EVERY_S = 5.0

@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from hocket.workloads._progress import clock
-from hocket.workloads._unit import ThroughputUnit
+from hocket.workloads._settings import ThroughputUnit
 
 # Narrow: the widest table has to fit a terminal of 80 columns.
 _TABLE: dict[str, Any] = {

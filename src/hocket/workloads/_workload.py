@@ -10,7 +10,6 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, cast
 
 from hocket._extras import require
@@ -61,9 +60,11 @@ class BundledWorkload(ABC, Generic[SettingsT]):
     def model(self) -> nn.Module:
         """Return a freshly initialised model, on the CPU; the same on every worker."""
 
-    @abstractmethod
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """Return the optimizer of the model's parameters."""
+        """Return the optimizer of the model's parameters: Adam with torch's constants, unless told otherwise."""
+        import torch
+
+        return torch.optim.Adam(model.parameters(), lr=self.settings.lr)
 
     def learning_rate(self, step: int) -> float:
         """Return the learning rate of step ``step``, from 0: linear warm-up, then half a cosine."""
@@ -86,37 +87,42 @@ class BundledWorkload(ABC, Generic[SettingsT]):
             target: The last part.
         """
 
-    @abstractmethod
     def evaluate(self, model: nn.Module, picture: Path | None) -> dict[str, Any]:
         """Judge the trained model, if there is a way; every worker calls it and gets the same answer.
 
         Args:
-            model: The trained module itself.
+            model: The trained module itself; it is in training mode afterwards.
             picture: Where to write a picture of the outcome; given to one worker only.
 
         Returns:
             JSON values that make a table: "title", "columns" (key to heading), "rows" (by key; the first column is
             text, the others numbers), "mean" (one more row, where a mean makes sense), and "summary", one sentence.
         """
+        import torch
+
+        with torch.no_grad():
+            found = self._judge(model.eval(), next(model.parameters()).device, picture)
+        model.train()
+        return found
+
+    @abstractmethod
+    def _judge(self, model: nn.Module, device: torch.device, picture: Path | None) -> dict[str, Any]:
+        """Return what `evaluate` does, of a model in evaluation mode on ``device``, without gradients."""
 
 
-_HOMES: Mapping[str, tuple[str, str]] = MappingProxyType(
-    {
-        "edsr": ("hocket.workloads.edsr", "Edsr"),
-        "resnet50": ("hocket.workloads.resnet50", "ResNet50"),
-        "resnet101": ("hocket.workloads.resnet101", "ResNet101"),
-        "language_model": ("hocket.workloads.language_model", "LanguageModel"),
-        "translation": ("hocket.workloads.translation", "Translation"),
-        "recommender": ("hocket.workloads.recommender", "Recommender"),
-        "cosmoflow": ("hocket.workloads.cosmoflow", "CosmoFlow"),
-        "climate": ("hocket.workloads.climate", "Climate"),
-    }
-)
+_HOMES: Mapping[str, tuple[str, str]] = {
+    "edsr": ("hocket.workloads.edsr", "Edsr"),
+    "resnet50": ("hocket.workloads.resnet50", "ResNet50"),
+    "resnet101": ("hocket.workloads.resnet101", "ResNet101"),
+    "language_model": ("hocket.workloads.language_model", "LanguageModel"),
+    "translation": ("hocket.workloads.translation", "Translation"),
+    "recommender": ("hocket.workloads.recommender", "Recommender"),
+    "cosmoflow": ("hocket.workloads.cosmoflow", "CosmoFlow"),
+    "climate": ("hocket.workloads.climate", "Climate"),
+}
 
 
-_NEEDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {"edsr": ("PIL", "skimage", "sklearn"), "resnet101": ("sklearn",)}
-)
+_NEEDS: Mapping[str, tuple[str, ...]] = {"edsr": ("PIL", "skimage", "sklearn"), "resnet101": ("sklearn",)}
 """Optional packages that hold a workload's data."""
 
 

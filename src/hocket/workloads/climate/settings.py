@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import ClassVar
 
 from hocket.workloads._settings import Recipe, SizedSettings
@@ -22,13 +21,11 @@ class Size(Recipe):
 
 # "full" has the maps of Kurth et al. 2018 (768 x 1152 pixels); "demo" is for two CPU cores and some minutes; "tiny" is
 # for tests.
-SIZES: Mapping[str, Size] = MappingProxyType(
-    {
-        "full": Size(768, 1152, 64, 4, batch_size=16, steps=5_000, lr=1e-3),
-        "demo": Size(64, 96, 8, 3, batch_size=8, steps=250, lr=4e-3),
-        "tiny": Size(16, 24, 2, 2, batch_size=8, steps=100, lr=5e-3),
-    }
-)
+SIZES: Mapping[str, Size] = {
+    "full": Size(768, 1152, 64, 4, batch_size=16, steps=5_000, lr=1e-3),
+    "demo": Size(64, 96, 8, 3, batch_size=8, steps=250, lr=4e-3),
+    "tiny": Size(16, 24, 2, 2, batch_size=8, steps=100, lr=5e-3),
+}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,22 +27,14 @@ class ClimateWorkload(BundledWorkload[ClimateSettings]):
 
     warm_up_steps = 20
 
-    def __init__(self, settings: ClimateSettings) -> None:
-        super().__init__(settings)
-        recipe = SIZES[settings.size]
-        self._shape = recipe.height, recipe.breadth
-
     def model(self) -> UNet:
         """Return a U-Net of the chosen size."""
         return UNet(len(data.CHANNELS), len(data.CLASSES), size=self.settings.size)
 
-    def optimizer(self, model: nn.Module) -> torch.optim.Adam:
-        """Make the optimizer as published."""
-        return torch.optim.Adam(model.parameters(), lr=self.settings.lr)
-
     def dataset(self) -> Dataset[Batch]:
         """Return maps drawn on the fly."""
-        return cast(Dataset[Batch], data.Maps(*self._shape, seed=self.settings.seed))
+        recipe = SIZES[self.settings.size]
+        return cast(Dataset[Batch], data.Maps(recipe.height, recipe.breadth, seed=self.settings.seed))
 
     def loss_fn(self, output: Tensor, target: Tensor) -> Tensor:
         """Return the mean over pixels of cross entropy times the class's weight.
@@ -53,17 +45,15 @@ class ClimateWorkload(BundledWorkload[ClimateSettings]):
         weight = torch.tensor(data.SHARES, dtype=output.dtype, device=output.device).rsqrt()
         return F.cross_entropy(output, target, weight=weight, reduction="none").mean()
 
-    @torch.no_grad()
-    def evaluate(self, model: nn.Module, picture: Path | None) -> dict[str, Any]:
+    def _judge(self, model: nn.Module, device: torch.device, picture: Path | None) -> dict[str, Any]:
         """Return intersection over union on maps that were never trained on, shared out among the workers.
 
         Beside it what one threshold for each class can do: low pressure makes a cyclone, moisture a river; of all
         thresholds those that are best on these very maps.
         """
-        device = next(model.parameters()).device
-        model.eval()
         classes = len(data.CLASSES)
-        maps = data.Maps(*self._shape, seed=_HELD_OUT_SEED, length=HELD_OUT)
+        recipe = SIZES[self.settings.size]
+        maps = data.Maps(recipe.height, recipe.breadth, seed=_HELD_OUT_SEED, length=HELD_OUT)
         tables = torch.zeros((1 + len(_THRESHOLDS) ** 2, classes, classes), dtype=torch.int64)
         pressure, moisture = data.CHANNELS.index("PSL"), data.CHANNELS.index("TMQ")
         for fields, labels in hocket.shard(DataLoader(cast(Dataset[Batch], maps), batch_size=_MAPS_PER_BATCH)):
@@ -75,7 +65,6 @@ class ClimateWorkload(BundledWorkload[ClimateSettings]):
                 simple = np.where(low > _THRESHOLDS[deep], 1, np.where(wet > _THRESHOLDS[moist], 2, 0))
                 tables[1 + i] += torch.from_numpy(confusion(truth, simple, classes))
         tables = hocket.total(tables)
-        model.train()
         network, *simple_ones = [100.0 * intersection_over_union(table.numpy()) for table in tables]
         best = max(simple_ones, key=lambda one: float(one.mean()))
         rows: list[dict[str, Any]] = [

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import ClassVar
 
 from hocket.workloads._settings import Recipe, SizedSettings
@@ -23,13 +22,11 @@ class Size(Recipe):
 
 # "full" is the network of MLPerf HPC (five convolutions of 32, 64, ... 160 channels on 128^3 cells); "demo" is for two
 # CPU cores and some minutes; "tiny" is for tests.
-SIZES: Mapping[str, Size] = MappingProxyType(
-    {
-        "full": Size(128, 5, 32, (128, 64), 0.5, batch_size=64, steps=10_000, lr=1e-3),
-        "demo": Size(32, 4, 8, (64, 32), 0.0, batch_size=16, steps=400, lr=2e-3),
-        "tiny": Size(8, 2, 2, (8, 4), 0.0, batch_size=8, steps=100, lr=5e-3),
-    }
-)
+SIZES: Mapping[str, Size] = {
+    "full": Size(128, 5, 32, (128, 64), 0.5, batch_size=64, steps=10_000, lr=1e-3),
+    "demo": Size(32, 4, 8, (64, 32), 0.0, batch_size=16, steps=400, lr=2e-3),
+    "tiny": Size(8, 2, 2, (8, 4), 0.0, batch_size=8, steps=100, lr=5e-3),
+}
 
 
 @dataclass(frozen=True, kw_only=True)

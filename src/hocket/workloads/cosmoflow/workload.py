@@ -27,37 +27,26 @@ class CosmoFlowWorkload(BundledWorkload[CosmoFlowSettings]):
 
     warm_up_steps = 20
 
-    def __init__(self, settings: CosmoFlowSettings) -> None:
-        super().__init__(settings)
-        self._side = SIZES[settings.size].side
-
     def model(self) -> CosmoFlow:
         """CosmoFlow of the chosen size."""
         return CosmoFlow(parameters=len(data.NAMES), size=self.settings.size)
 
-    def optimizer(self, model: nn.Module) -> torch.optim.Adam:
-        """Make the optimizer as published."""
-        return torch.optim.Adam(model.parameters(), lr=self.settings.lr)
-
     def dataset(self) -> Dataset[Batch]:
         """Return universes made on the fly."""
-        return cast(Dataset[Batch], data.Universes(self._side, seed=self.settings.seed))
+        return cast(Dataset[Batch], data.Universes(SIZES[self.settings.size].side, seed=self.settings.seed))
 
     def loss_fn(self, output: Tensor, target: Tensor) -> Tensor:
         """Mean squared error over parameters and volumes."""
         return F.mse_loss(output.float(), target)
 
-    @torch.no_grad()
-    def evaluate(self, model: nn.Module, picture: Path | None) -> dict[str, Any]:
+    def _judge(self, model: nn.Module, device: torch.device, picture: Path | None) -> dict[str, Any]:
         """Mean absolute errors on universes that were never trained on, shared out among the workers.
 
         Beside them two things that need no network: to say the middle of the range, and a linear fit of mean and spread
         of the cells, made on as many other universes.
         """
-        device = next(model.parameters()).device
-        model.eval()
         count = HELD_OUT[self.settings.size]
-        universes = data.Universes(self._side, seed=_HELD_OUT_SEED, length=2 * count)
+        universes = data.Universes(SIZES[self.settings.size].side, seed=_HELD_OUT_SEED, length=2 * count)
         table = torch.zeros((2 * count, 2 * len(data.NAMES) + _MOMENTS), dtype=torch.float64)
         for index, volumes, targets in hocket.shard(DataLoader(Numbered(universes), _VOLUMES_PER_BATCH)):
             told = model(volumes.to(device)).double().cpu()
@@ -67,7 +56,6 @@ class CosmoFlowWorkload(BundledWorkload[CosmoFlowSettings]):
         told, truth, moments = np.split(hocket.total(table).numpy(), (2, 4), axis=1)
         fit = np.linalg.lstsq(moments[count:], truth[count:], rcond=None)[0]
         told, truth, fitted = told[:count], truth[:count], moments[:count] @ fit
-        model.train()
         rows: list[dict[str, Any]] = [
             {
                 "parameter": name,

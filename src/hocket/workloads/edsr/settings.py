@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 from hocket.workloads._settings import Recipe, SettingsError, SizedSettings
@@ -29,23 +28,19 @@ class PatchRecipe(Recipe):
 
 # The paper's two models (its table 1); "baseline" is trained without residual scaling. The third is ours: small enough
 # to pass bicubic well within two minutes on two CPU cores. The last one is for tests.
-SIZES: Mapping[str, Size] = MappingProxyType(
-    {
-        "full": Size(blocks=32, features=256, residual_scale=0.1),
-        "baseline": Size(blocks=16, features=64, residual_scale=1.0),
-        "demo": Size(blocks=4, features=32, residual_scale=1.0),
-        "tiny": Size(blocks=2, features=8, residual_scale=1.0),
-    }
-)
+SIZES: Mapping[str, Size] = {
+    "full": Size(blocks=32, features=256, residual_scale=0.1),
+    "baseline": Size(blocks=16, features=64, residual_scale=1.0),
+    "demo": Size(blocks=4, features=32, residual_scale=1.0),
+    "tiny": Size(blocks=2, features=8, residual_scale=1.0),
+}
 # The paper's patch and learning rate for its models; it makes 300,000 steps on a thousand photographs.
-RECIPES: Mapping[str, PatchRecipe] = MappingProxyType(
-    {
-        "full": PatchRecipe(patch=48, batch_size=16, steps=20_000, lr=1e-4),
-        "baseline": PatchRecipe(patch=48, batch_size=16, steps=20_000, lr=1e-4),
-        "demo": PatchRecipe(patch=16, batch_size=16, steps=2_400, lr=2e-3),
-        "tiny": PatchRecipe(patch=6, batch_size=16, steps=100, lr=5e-4),
-    }
-)
+RECIPES: Mapping[str, PatchRecipe] = {
+    "full": PatchRecipe(patch=48, batch_size=16, steps=20_000, lr=1e-4),
+    "baseline": PatchRecipe(patch=48, batch_size=16, steps=20_000, lr=1e-4),
+    "demo": PatchRecipe(patch=16, batch_size=16, steps=2_400, lr=2e-3),
+    "tiny": PatchRecipe(patch=6, batch_size=16, steps=100, lr=5e-4),
+}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -45,11 +45,8 @@ class EdsrWorkload(BundledWorkload[EdsrSettings]):
         """Mean absolute difference of colours in [0, 1]."""
         return F.l1_loss(output.float(), target)
 
-    @torch.no_grad()
-    def evaluate(self, model: nn.Module, picture: Path | None) -> dict[str, Any]:
+    def _judge(self, model: nn.Module, device: torch.device, picture: Path | None) -> dict[str, Any]:
         """PSNR of each held-out photograph, the photographs shared out among the workers."""
-        device = next(model.parameters()).device
-        model.eval()
         scale = self.settings.scale
         held_out = HeldOut([Photograph.load(name, scale) for name in photographs.HELD_OUT])
         table = torch.zeros((len(held_out), 2), dtype=torch.float64)
@@ -73,7 +70,6 @@ class EdsrWorkload(BundledWorkload[EdsrSettings]):
         mean = {key: sum(row[key] for row in rows) / len(rows) for key in ("bicubic_dB", "edsr_dB", "gain_dB")}
         if picture is not None:
             self._draw(model, held_out, rows, picture)
-        model.train()
         return {
             "title": f"PSNR of luma, held-out photographs, x{scale}",
             "columns": {

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import ClassVar
 
 from hocket.workloads._settings import Recipe, SizedSettings
@@ -22,20 +21,16 @@ class Size:
 
 # "full" has the shape of GPT-2's smallest model, with bytes for tokens; "demo" learns within two minutes on two CPU
 # cores; "tiny" is for tests.
-SIZES: Mapping[str, Size] = MappingProxyType(
-    {
-        "full": Size(layers=12, heads=12, width=768, context=1024),
-        "demo": Size(layers=4, heads=4, width=128, context=96),
-        "tiny": Size(layers=2, heads=4, width=16, context=12),
-    }
-)
-RECIPES: Mapping[str, Recipe] = MappingProxyType(
-    {
-        "full": Recipe(batch_size=64, steps=20_000, lr=6e-4),
-        "demo": Recipe(batch_size=32, steps=500, lr=3e-3),
-        "tiny": Recipe(batch_size=8, steps=100, lr=3e-3),
-    }
-)
+SIZES: Mapping[str, Size] = {
+    "full": Size(layers=12, heads=12, width=768, context=1024),
+    "demo": Size(layers=4, heads=4, width=128, context=96),
+    "tiny": Size(layers=2, heads=4, width=16, context=12),
+}
+RECIPES: Mapping[str, Recipe] = {
+    "full": Recipe(batch_size=64, steps=20_000, lr=6e-4),
+    "demo": Recipe(batch_size=32, steps=500, lr=3e-3),
+    "tiny": Recipe(batch_size=8, steps=100, lr=3e-3),
+}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -44,11 +44,8 @@ class LanguageModelWorkload(BundledWorkload[LanguageModelSettings]):
         """Cross entropy in nats per byte: all samples have as many, so that it is a mean over samples too."""
         return F.cross_entropy(output.float().flatten(0, 1), target.flatten())
 
-    @torch.no_grad()
-    def evaluate(self, model: nn.Module, picture: Path | None) -> dict[str, Any]:
+    def _judge(self, model: nn.Module, device: torch.device, picture: Path | None) -> dict[str, Any]:
         """Perplexity on held-out paragraphs, beside those of counting; the pages shared out among the workers."""
-        device = next(model.parameters()).device
-        model.eval()
         pages = data.Pages(self._texts.held_out, SIZES[self.settings.size].context)
         sums = torch.zeros(2, dtype=torch.float64)
         for tokens, following in hocket.shard(DataLoader(pages, batch_size=_PAGES_PER_BATCH)):
@@ -56,7 +53,6 @@ class LanguageModelWorkload(BundledWorkload[LanguageModelSettings]):
             nats = F.cross_entropy(scores, following.to(device).flatten(), reduction="sum")
             sums += torch.tensor([float(nats), following.numel()], dtype=torch.float64)
         nats_sum, count = hocket.total(sums).tolist()
-        model.train()
         texts = self._texts
         rows = [
             _row("unigram counts", baselines.unigram_nats(texts.training, texts.held_out)),

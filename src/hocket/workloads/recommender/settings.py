@@ -4,7 +4,6 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, ClassVar
 
 from hocket.workloads._settings import Recipe, SettingsError, SizedSettings
@@ -23,13 +22,11 @@ class Size(Recipe):
 
 # "demo" is trained within two minutes on two CPU cores; "full" has tables as wide as DLRM's for Criteo's data; "tiny"
 # is for tests.
-SIZES: Mapping[str, Size] = MappingProxyType(
-    {
-        "full": Size(width=64, hidden=512, batch_size=1024, steps=700, lr=5e-4),
-        "demo": Size(width=16, hidden=64, batch_size=256, steps=1400, lr=2e-3),
-        "tiny": Size(width=4, hidden=8, batch_size=8, steps=100, lr=2e-3),
-    }
-)
+SIZES: Mapping[str, Size] = {
+    "full": Size(width=64, hidden=512, batch_size=1024, steps=700, lr=5e-4),
+    "demo": Size(width=16, hidden=64, batch_size=256, steps=1400, lr=2e-3),
+    "tiny": Size(width=4, hidden=8, batch_size=8, steps=100, lr=2e-3),
+}
 
 
 @dataclass(frozen=True, kw_only=True)

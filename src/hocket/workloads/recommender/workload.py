@@ -32,10 +32,6 @@ class RecommenderWorkload(BundledWorkload[RecommenderSettings]):
         """Return a recommender of the chosen size."""
         return Recommender(self.settings.size, tables=tuple(ratings.TABLES.values()), genres=ratings.GENRES + 1)
 
-    def optimizer(self, model: nn.Module) -> torch.optim.Adam:
-        """Adam with torch's constants."""
-        return torch.optim.Adam(model.parameters(), lr=self.settings.lr)
-
     def dataset(self) -> Dataset[Batch]:
         """Return the training ratings in random order."""
         return cast(Dataset[Batch], Shuffled(self._training, seed=self.settings.seed))
@@ -44,11 +40,8 @@ class RecommenderWorkload(BundledWorkload[RecommenderSettings]):
         """Binary cross entropy of whether the film is liked, the mean over the ratings."""
         return F.binary_cross_entropy_with_logits(output.float(), target)
 
-    @torch.no_grad()
-    def evaluate(self, model: nn.Module, picture: Path | None) -> dict[str, Any]:
+    def _judge(self, model: nn.Module, device: torch.device, picture: Path | None) -> dict[str, Any]:
         """Return how well held-out ratings are ranked, beside means; the ratings shared out among the workers."""
-        device = next(model.parameters()).device
-        model.eval()
         training, held_out = self._training, self._held_out
         columns = (held_out.numbers, held_out.ids, held_out.genres)
         numbered = TensorDataset(torch.arange(len(held_out)), *map(torch.from_numpy, columns))
@@ -56,7 +49,6 @@ class RecommenderWorkload(BundledWorkload[RecommenderSettings]):
         for index, *inputs in hocket.shard(DataLoader(numbered, batch_size=_RATINGS_PER_BATCH)):
             table[index] = model(*(part.to(device) for part in inputs)).double().cpu()
         scores = hocket.total(table).numpy()
-        model.train()
         liked = held_out.liked > 0.5
         ranked_by = {
             "mean of the film": metrics.film_means(training, held_out),

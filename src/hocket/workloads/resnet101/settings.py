@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 from hocket.workloads._settings import Recipe, SettingsError, SizedSettings
@@ -22,13 +21,11 @@ class Size(Recipe):
 
 # "full" is ResNet-101 (He et al. 2015, table 1); "demo" is as deep and a quarter as wide, so that two CPU cores see it
 # learn within three minutes; "tiny" is for tests.
-SIZES: Mapping[str, Size] = MappingProxyType(
-    {
-        "full": Size((3, 4, 23, 3), width=64, image_size=224, batch_size=32, steps=10_000, lr=0.0125),
-        "demo": Size((3, 4, 23, 3), width=16, image_size=48, batch_size=32, steps=500, lr=0.05),
-        "tiny": Size((1, 1, 2, 1), width=4, image_size=32, batch_size=8, steps=100, lr=0.05),
-    }
-)
+SIZES: Mapping[str, Size] = {
+    "full": Size((3, 4, 23, 3), width=64, image_size=224, batch_size=32, steps=10_000, lr=0.0125),
+    "demo": Size((3, 4, 23, 3), width=16, image_size=48, batch_size=32, steps=500, lr=0.05),
+    "tiny": Size((1, 1, 2, 1), width=4, image_size=32, batch_size=8, steps=100, lr=0.05),
+}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -48,11 +48,8 @@ class ResNet101Workload(BundledWorkload[ResNet101Settings]):
         """Binary cross entropy, the mean over labels and images."""
         return F.binary_cross_entropy_with_logits(output.float(), target)
 
-    @torch.no_grad()
-    def evaluate(self, model: nn.Module, picture: Path | None) -> dict[str, Any]:
+    def _judge(self, model: nn.Module, device: torch.device, picture: Path | None) -> dict[str, Any]:
         """Average precision of each label on images of held-out digits, shared out among the workers."""
-        device = next(model.parameters()).device
-        model.eval()
         images = data.Compositions(self._held_out, self.settings.image_size, seed=_HELD_OUT_SEED, length=HELD_OUT)
         table = torch.zeros((HELD_OUT, 2, data.LABELS), dtype=torch.float64)
         numbered = DataLoader(Numbered(images), batch_size=_IMAGES_PER_BATCH)
@@ -60,7 +57,6 @@ class ResNet101Workload(BundledWorkload[ResNet101Settings]):
             table[index, 0] = model(pixels.to(device)).double().cpu()
             table[index, 1] = labels.double()
         scores, occurs = hocket.total(table).numpy().transpose(1, 0, 2)
-        model.train()
         rows: list[dict[str, Any]] = [
             {
                 "digit": str(digit),

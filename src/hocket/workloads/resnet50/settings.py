@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 from hocket.workloads._settings import SettingsError, WorkloadSettings
@@ -10,7 +9,7 @@ from hocket.workloads._settings import SettingsError, WorkloadSettings
 IMAGES_PER_EPOCH = 1_281_167  # as in ImageNet
 
 # Channels of the first stage: ResNet-50 itself, and one as deep and narrow, for tests.
-WIDTHS: Mapping[str, int] = MappingProxyType({"full": 64, "tiny": 4})
+WIDTHS: Mapping[str, int] = {"full": 64, "tiny": 4}
 
 
 @dataclass(frozen=True, kw_only=True)

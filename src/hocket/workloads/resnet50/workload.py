@@ -44,6 +44,6 @@ class ResNet50Workload(BundledWorkload[ResNet50Settings]):
         """Cross entropy."""
         return F.cross_entropy(output.float(), target)
 
-    def evaluate(self, model: nn.Module, picture: Path | None) -> dict[str, Any]:
+    def _judge(self, model: nn.Module, device: torch.device, picture: Path | None) -> dict[str, Any]:
         """Noise cannot be classified."""
         raise NotImplementedError("ResNet-50 on made-up images has nothing to judge")

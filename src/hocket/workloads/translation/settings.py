@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, ClassVar
 
 from hocket.workloads._settings import Recipe, SettingsError, SizedSettings
@@ -22,20 +21,16 @@ class Size:
 
 # "full" is the paper's base model (its table 3); "demo" learns within two minutes on two CPU cores; "tiny" is for
 # tests.
-SIZES: Mapping[str, Size] = MappingProxyType(
-    {
-        "full": Size(layers=6, heads=8, width=512),
-        "demo": Size(layers=2, heads=4, width=64),
-        "tiny": Size(layers=2, heads=4, width=16),
-    }
-)
-RECIPES: Mapping[str, Recipe] = MappingProxyType(
-    {
-        "full": Recipe(batch_size=256, steps=5_000, lr=5e-4),
-        "demo": Recipe(batch_size=64, steps=500, lr=3e-3),
-        "tiny": Recipe(batch_size=8, steps=100, lr=3e-3),
-    }
-)
+SIZES: Mapping[str, Size] = {
+    "full": Size(layers=6, heads=8, width=512),
+    "demo": Size(layers=2, heads=4, width=64),
+    "tiny": Size(layers=2, heads=4, width=16),
+}
+RECIPES: Mapping[str, Recipe] = {
+    "full": Recipe(batch_size=256, steps=5_000, lr=5e-4),
+    "demo": Recipe(batch_size=64, steps=500, lr=3e-3),
+    "tiny": Recipe(batch_size=8, steps=100, lr=3e-3),
+}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,6 @@ end. English as in America, without "and".
 
 import re
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 
 LIMIT = 1_000_000
 
@@ -117,9 +116,7 @@ def _check(number: int) -> None:
         raise ValueError(f"spelling: {number} is not in 0..{LIMIT - 1}")
 
 
-SPELL: Mapping[str, Callable[[int], list[str]]] = MappingProxyType(
-    {"english": english, "french": french, "german": german}
-)
+SPELL: Mapping[str, Callable[[int], list[str]]] = {"english": english, "french": french, "german": german}
 
 
 def join(language: str, tokens: list[str]) -> str:

@@ -53,12 +53,9 @@ class TranslationWorkload(BundledWorkload[TranslationSettings]):
         nats = F.cross_entropy(output.float().transpose(1, 2), target, ignore_index=PADDING, reduction="none")
         return (nats.sum(dim=1) / (target != PADDING).sum(dim=1)).mean()
 
-    @torch.no_grad()
-    def evaluate(self, model: nn.Module, picture: Path | None) -> dict[str, Any]:
+    def _judge(self, model: nn.Module, device: torch.device, picture: Path | None) -> dict[str, Any]:
         """Return how many held-out numbers are translated without mistakes; the numbers shared out among workers."""
         transformer = cast(Transformer, model)
-        device = next(model.parameters()).device
-        model.eval()
         held_out = HeldOut(self._source, self._target, HELD_OUT)
         sums = torch.zeros(3, dtype=torch.float64)  # nats, exact translations, sentences
         for source, so_far, expected in hocket.shard(DataLoader(held_out, batch_size=_PAIRS_PER_BATCH)):
@@ -70,7 +67,6 @@ class TranslationWorkload(BundledWorkload[TranslationSettings]):
         nats_sum, exact_count, count = hocket.total(sums).tolist()
         shown = torch.stack([held_out[index][0] for index in range(_SHOWN)]).to(device)
         examples = transformer.translate(shown, self._target.length).tolist()
-        model.train()
         language = self.settings.language
         baseline = sum(self._word_by_word_is_right(number) for number in held_out.numbers) / len(held_out)
         rows = [
