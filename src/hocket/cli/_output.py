@@ -4,25 +4,42 @@ import json
 import shutil
 import sys
 import textwrap
-from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
 
 BAD_INPUT = 2
 RANKS = ("-n", "--np", "--workers", "--nproc-per-node")
 """How every verb calls the number of ranks: the first is the documented one."""
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 _NEVER_WRAPPED = 16  # columns: numbers and short words
 _UNBOUNDED = 10_000
 
 
 def bad_input(verb: str, message: object) -> NoReturn:
-    """End with one clear error.
-
-    Args:
-        verb: The verb that was asked for.
-        message: Where, which value, and what to do.
-    """
+    """End with one clear error of a verb: where, which value, and what to do."""
     print(f"hocket {verb}: {message}\n`hocket {verb} --help` shows how it is used.", file=sys.stderr)
     raise SystemExit(BAD_INPUT)
+
+
+@contextmanager
+def one_error(verb: str, kind: type[Exception] = ValueError) -> Iterator[None]:
+    """Open a block in which an error of this kind ends the verb, as `bad_input` does."""
+    try:
+        yield
+    except kind as error:
+        bad_input(verb, error)
+
+
+def write_file(verb: str, path: Path, text: str, option: str = "") -> None:
+    """Write a file that the user asked for, or end with one clear error that names the option."""
+    try:
+        path.write_text(text)
+    except OSError as error:
+        bad_input(verb, f"{option}{str(path)!r} cannot be written: {error}")
 
 
 def print_json(value: Any) -> None:
@@ -51,6 +68,13 @@ def print_table(rows: Sequence[Mapping[str, str]]) -> None:
     with console.capture() as printed:
         console.print(table)
     print("\n".join(line.rstrip() for line in printed.get().splitlines()))
+
+
+def print_columns(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print rows under a head, each column as wide as its longest cell."""
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    for row in (head, *rows):
+        print("  ".join(map(str.ljust, row, widths)).rstrip())
 
 
 def _width() -> int:

@@ -196,16 +196,7 @@ def _bundled(name: str, batch: int | None, device: str, optimizer: str, degrees:
         with place:
             model = ResNet50()
         sample = torch.zeros(batch or 32, 3, 224, 224)
-        return capture(
-            model,
-            sample,
-            device=device,
-            name=name,
-            optimizer="momentum",
-            unit="image",
-            degrees=degrees,
-            dry_runs=DRY_RUNS,
-        )
+        return capture(model, sample, optimizer="momentum", unit="image", **more)
     from torch.utils.data import default_collate
 
     from hocket.workloads import build, settings_from_options

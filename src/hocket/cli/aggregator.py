@@ -38,8 +38,7 @@ def aggregator(
 
     Ends cleanly, with its counters, on SIGINT and SIGTERM.
     """
-    from hocket.aggregator import AddressError, Aggregator, Limits, TokenError, parse_address, read_tokens
-    from hocket.cluster import ClusterError
+    from hocket.aggregator import Aggregator, Limits, parse_address, read_tokens
     from hocket.units import parse_bytes
 
     given: dict[str, Any] = {
@@ -61,7 +60,7 @@ def aggregator(
             limits=Limits(**{key: value for key, value in given.items() if value is not None}),
             name=name,
         )
-    except (AddressError, TokenError, ClusterError, ValueError) as error:
+    except ValueError as error:
         bad_input("aggregator", error)
     except OSError as error:
         bad_input("aggregator", f"it cannot listen at {listen}: {error.strerror}; is the port taken?")

@@ -103,34 +103,6 @@ def _finish(
         Console(width=None if sys.stdout.isatty() else 150).print(tables.terminal_table(title, *table))
 
 
-def _measure_collective(
-    collective: str,
-    n: int,
-    sizes: str,
-    against: str,
-    registered: bool,
-    rounds: int,
-    as_json: bool,
-    out: Path | None,
-    markdown: Path | None,
-    timeout: float,
-) -> None:
-    try:
-        systems = ["hocket", *parse_peers(against)]
-        spec = {
-            "collective": collective,
-            "sizes": parse_sizes(sizes),
-            "systems": systems,
-            "registered": registered,
-            "rounds": rounds,
-        }
-        with Console(stderr=True).status(f"measuring {collective} on {n} ranks"):
-            result = run_world("hocket.cli._bench.collective", spec, n, mpi="mpi" in systems, timeout_s=timeout)
-    except BenchError as error:
-        raise _fail(str(error)) from None
-    _finish(result, f"{collective}, {n} ranks", tables.collective_cells(result), as_json, out, markdown)
-
-
 _DEFAULT_SIZES = "1KiB,64KiB,1MiB,16MiB,64MiB"
 
 
@@ -146,7 +118,15 @@ def _add(collective: str) -> None:
         markdown: Markdown = None,
         timeout: Timeout = 600.0,
     ) -> None:
-        _measure_collective(collective, n, sizes, against, registered, rounds, as_json, out, markdown, timeout)
+        try:
+            systems = ["hocket", *parse_peers(against)]
+            spec: dict[str, Any] = {"collective": collective, "sizes": parse_sizes(sizes), "systems": systems}
+            spec |= {"registered": registered, "rounds": rounds}
+            with Console(stderr=True).status(f"measuring {collective} on {n} ranks"):
+                result = run_world("hocket.cli._bench.collective", spec, n, mpi="mpi" in systems, timeout_s=timeout)
+        except BenchError as error:
+            raise _fail(str(error)) from None
+        _finish(result, f"{collective}, {n} ranks", tables.collective_cells(result), as_json, out, markdown)
 
     bench.command(collective, help=f"Measure {collective} by message size.")(command)
 

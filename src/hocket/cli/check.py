@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ._output import BAD_INPUT, RANKS, bad_input, print_json
+from ._output import BAD_INPUT, RANKS, Json, bad_input, print_json
 from ._scratch import ScratchCopy
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def check(
         int, typer.Option(help="For a script that does not seed: ranks get this and their number.")
     ] = _SEED,
     timeout: Annotated[float, typer.Option(help="Seconds for each of the two runs.")] = 600.0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Compare a script on one rank and on several: the losses must agree.
 

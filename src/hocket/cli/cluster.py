@@ -5,15 +5,13 @@ from typing import Annotated, Any
 
 import typer
 
-from ._output import RANKS, bad_input, print_json
+from ._output import RANKS, Json, one_error, print_json, write_file
 
 cluster = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
-_Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
-
 
 @cluster.command("list", help="The catalogue, the topologies with parameters, and the servers for their ports.")
-def list_(as_json: _Json = False) -> None:
+def list_(as_json: Json = False) -> None:
     """Show what `hocket cluster show` and every `--cluster` take."""
     import tomllib
 
@@ -50,20 +48,15 @@ def show(
     svg: Annotated[Path | None, typer.Option(help="Also draw it into this file.")] = None,
     toml: Annotated[bool, typer.Option("--toml", help="Print it as a TOML document instead.")] = False,
     explicit: Annotated[bool, typer.Option("--explicit", help="With --toml: node by node and link by link.")] = False,
-    as_json: _Json = False,
+    as_json: Json = False,
 ) -> None:
     """Show a cluster: what it holds, its links, and what is joined to what."""
-    from hocket.cluster import ClusterError, describe, draw_svg, load, to_toml
+    from hocket.cluster import describe, draw_svg, load, to_toml
 
-    try:
+    with one_error("cluster show"):
         found = load(what)
-    except ClusterError as error:
-        bad_input("cluster show", error)
     if svg is not None:
-        try:
-            svg.write_text(draw_svg(found))
-        except OSError as error:
-            bad_input("cluster show", f"--svg: {str(svg)!r} cannot be written: {error}")
+        write_file("cluster show", svg, draw_svg(found), "--svg: ")
         typer.echo(f"wrote {svg}", err=True)
     if as_json:
         print_json(_document(found))
@@ -83,7 +76,7 @@ def probe(
     sizes: Annotated[str, typer.Option(help="Comma-separated bytes of the messages.")] = "8B,1KiB,64KiB,1MiB,8MiB",
     rounds: Annotated[int, typer.Option(min=1, help="Messages there and back of each size and pair.")] = 20,
     timeout: Annotated[float, typer.Option(help="Seconds after which the measurement is given up.")] = 300.0,
-    as_json: _Json = False,
+    as_json: Json = False,
 ) -> None:
     """Measure this machine, or the machines of a job, and describe it as a cluster.
 
@@ -92,28 +85,23 @@ def probe(
     """
     import os
 
-    from hocket.cluster import ClusterError
     from hocket.units import parse_bytes
 
-    try:
+    with one_error("cluster probe"):
         wanted = [parse_bytes(word) for word in sizes.split(",")]
         result = _measured(n, wanted, rounds, timeout, "WORLD_SIZE" in os.environ)
         if result is None:  # another rank speaks
             return
         _tell(name, result, out, as_json)
-    except (ClusterError, ValueError) as error:
-        bad_input("cluster probe", error)
 
 
 def _measured(n: int, sizes: list[int], rounds: int, timeout_s: float, in_job: bool) -> dict[str, Any] | None:
     if not in_job:
         from ._bench.world import BenchError, run_world
 
-        try:
+        with one_error("cluster probe", BenchError):
             spec = {"sizes": sizes, "rounds": rounds}
             return run_world("hocket.cli._probe.rank", spec, n, mpi=False, timeout_s=timeout_s)
-        except BenchError as error:
-            bad_input("cluster probe", error)
     import os
     from datetime import timedelta
 
@@ -140,10 +128,7 @@ def _tell(name: str, result: dict[str, Any], out: Path | None, as_json: bool) ->
     found, pings = to_cluster(name, result)
     text = document(found, pings, result)
     if out is not None:
-        try:
-            out.write_text(text)
-        except OSError as error:
-            bad_input("cluster probe", f"--out: {str(out)!r} cannot be written: {error}")
+        write_file("cluster probe", out, text, "--out: ")
         typer.echo(f"wrote {out}", err=True)
     if as_json:
         print_json({**result, "cluster": _document(found)})

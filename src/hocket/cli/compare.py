@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ._output import bad_input, print_json
+from ._output import Json, bad_input, print_json
 
 if TYPE_CHECKING:
     from hocket.planner import Plan
@@ -20,11 +20,10 @@ def compare(
     first: Annotated[Path, typer.Argument(help="A trace (--trace FILE), a run's folder with one, or a plan's .toml.")],
     second: Annotated[Path, typer.Argument(help="The same; a plan and a trace in either order.")],
     steps: Annotated[int, typer.Option(min=1, help="Steps that a trace holds, when it is compared with a plan.")] = 1,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Show two timelines side by side; or a plan's prediction beside what a run's timeline shows."""
-    from hocket.planner import Plan, PlanError, check_run
-    from hocket.timeline import TimelineError
+    from hocket.planner import Plan, check_run
     from hocket.timeline import compare as side_by_side
 
     try:
@@ -50,7 +49,7 @@ def compare(
         assert isinstance(plan, Plan)
         assert not isinstance(timeline, Plan)
         checked = check_run(plan, timeline, steps=steps)
-    except (PlanError, TimelineError) as error:
+    except ValueError as error:
         bad_input("compare", error)
     if as_json:
         print_json(

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ._output import bad_input, print_json
+from ._output import Json, bad_input, one_error, print_columns, print_json
 
 if TYPE_CHECKING:
     from hocket.fabric import Check, Fabric, State
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 fabric = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
 _Name = Annotated[str | None, typer.Argument(metavar="[NAME]", help="The fabric's; not needed if only one is up.")]
-_Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 _LATENCY = "latency is not emulated (this kernel offers no delay queue to us): links add what the kernel takes"
 
 
@@ -25,7 +24,7 @@ def up(
     name: Annotated[str | None, typer.Option(help="To find it by; made up if not given.")] = None,
     seed: Annotated[int, typer.Option(help="Of the hash by which switches spread flows.")] = 0,
     checked: Annotated[bool, typer.Option("--check/--no-check", help="See whether this machine can carry it.")] = True,
-    as_json: _Json = False,
+    as_json: Json = False,
 ) -> None:
     """Make a cluster of this machine: a network namespace for each host and switch, cables with the described rates.
 
@@ -39,7 +38,8 @@ def up(
     except ClusterError as error:
         bad_input("fabric up", error)
     except FabricError as error:
-        _refused("up", error)
+        typer.echo(f"hocket fabric up: {error}", err=True)
+        raise typer.Exit(1) from None
     found = check(made) if checked else None
     if as_json:
         print_json({"name": made.name, **_shape(made), "check": found.as_json() if found else None})
@@ -59,7 +59,7 @@ def up(
 @fabric.command()
 def down(
     names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="Which; all of yours if none.")] = None,
-    as_json: _Json = False,
+    as_json: Json = False,
 ) -> None:
     """Take fabrics down: what runs in their hosts is ended, and nothing of them remains.
 
@@ -69,11 +69,9 @@ def down(
 
     clear_stale()
     asked = names if names else [state.name for state in _states() if state.owner is None]
-    try:
+    with one_error("fabric down", FabricError):
         for one in asked:
             Fabric.attach(one).close()
-    except FabricError as error:
-        bad_input("fabric down", error)
     if as_json:
         print_json({"down": asked})
         return
@@ -84,18 +82,17 @@ def down(
 def status(
     name: _Name = None,
     seconds: Annotated[float, typer.Option(min=0.0, help="Also measure the load for so long.")] = 0.5,
-    as_json: _Json = False,
+    as_json: Json = False,
 ) -> None:
     """Show the fabrics that are up, what their links have carried, and their load now."""
     from hocket.fabric import Fabric, FabricError
+    from hocket.units import format_bytes
 
     shown: list[dict[str, Any]] = []
-    for one in [name] if name else [state.name for state in _states()]:
-        try:
+    with one_error("fabric status", FabricError):
+        for one in [name] if name else [state.name for state in _states()]:
             made = Fabric.attach(one)
             shown.append({"name": one, **_shape(made), "links": _links(made, seconds)})
-        except FabricError as error:
-            bad_input("fabric status", error)
     if as_json:
         print_json({"fabrics": shown})
         return
@@ -103,11 +100,11 @@ def status(
         typer.echo("no fabric is up")
     for value in shown:
         typer.echo(f"fabric {value['name']}: {value['cluster']}, kept by process {value['keeper']}; {_LATENCY}")
-        _table(
+        print_columns(
             ("link", "described", "carried", "load"),
             [
-                (link["name"], f"{link['rate_Bps'] / 125e3:g} Mbit/s", _nbytes(link["nbytes"]), f"{link['load']:.0%}")
-                for link in value["links"]
+                (one["name"], f"{one['rate_Bps'] / 125e3:g} Mbit/s", format_bytes(one["nbytes"]), f"{one['load']:.0%}")
+                for one in value["links"]
             ],
         )
 
@@ -116,7 +113,7 @@ def status(
 def check_(
     name: _Name = None,
     seconds: Annotated[float, typer.Option(min=0.1, help="How long to measure.")] = 0.6,
-    as_json: _Json = False,
+    as_json: Json = False,
 ) -> None:
     """See with real traffic whether this machine can carry what a fabric describes; the exit code is 1 if not."""
     from hocket.fabric import check
@@ -143,11 +140,9 @@ def exec_(
     from hocket.fabric import FabricError
 
     made = _the_one("exec", name)
-    try:
+    with one_error("fabric exec", FabricError):
         words = made.command_in(host, command)
         os.environ.update(made.environment(host))
-    except FabricError as error:
-        bad_input("fabric exec", error)
     os.execv(words[0], words)
 
 
@@ -163,15 +158,8 @@ def _the_one(verb: str, name: str | None) -> Fabric:
     names = [state.name for state in _states()]
     if name is None and len(names) != 1:
         bad_input(f"fabric {verb}", f"say which: {', '.join(names)}" if names else "no fabric is up")
-    try:
+    with one_error(f"fabric {verb}", FabricError):
         return Fabric.attach(name or names[0])
-    except FabricError as error:
-        bad_input(f"fabric {verb}", error)
-
-
-def _refused(verb: str, error: Exception) -> NoReturn:
-    typer.echo(f"hocket fabric {verb}: {error}", err=True)
-    raise typer.Exit(1) from None
 
 
 def _shape(made: Fabric) -> dict[str, Any]:
@@ -179,13 +167,8 @@ def _shape(made: Fabric) -> dict[str, Any]:
         {"name": node.name, "kind": node.kind, "address": node.address, "forwards": node.forwards}
         for node in made.wiring.nodes
     ]
-    return {
-        "cluster": made.wiring.cluster,
-        "keeper": made.keeper,
-        "owner": made.owner,
-        "latency": _LATENCY,
-        "nodes": nodes,
-    }
+    facts = {"cluster": made.wiring.cluster, "keeper": made.keeper, "owner": made.owner}
+    return {**facts, "latency": _LATENCY, "nodes": nodes}
 
 
 def _links(made: Fabric, seconds: float) -> list[dict[str, Any]]:
@@ -209,9 +192,3 @@ def _nbytes(count: int) -> str:
     from hocket.units import format_bytes
 
     return format_bytes(count)
-
-
-def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
-    widths = [max(len(row[column]) for row in [head, *rows]) for column in range(len(head))]
-    for row in [head, *rows]:
-        typer.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())

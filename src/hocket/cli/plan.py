@@ -7,17 +7,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ._output import RANKS, bad_input, print_json, print_paragraph, print_table
+from ._output import RANKS, Json, bad_input, print_json, print_paragraph, print_table
 from ._target import TARGET_HELP, ranks_of_a_host, resolve_target
 
 if TYPE_CHECKING:
     from hocket.planner import Prediction, Search
 
-_Target = Annotated[str, typer.Argument(help=f"What is trained: {TARGET_HELP}")]
-
 
 def plan(
-    target: _Target,
+    target: Annotated[str, typer.Argument(help=f"What is trained: {TARGET_HELP}")],
     workers: Annotated[int, typer.Option(*RANKS, min=1, help="How many ranks.")],
     cluster: Annotated[str, typer.Option(help="A name, a spec (star:hosts=8) or a .toml file.")] = "laptop",
     batch: Annotated[
@@ -46,15 +44,12 @@ def plan(
     out: Annotated[Path | None, typer.Option("-o", "--out", help="Write the plan into this file.")] = None,
     workload_out: Annotated[Path | None, typer.Option(help="Write the workload's text into this file.")] = None,
     keep: Annotated[int, typer.Option(min=1, help="How many plans to rank.")] = 8,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Choose how to train a model on many workers: the fastest plan that fits, why, and what comes second."""
-    from hocket.cluster import ClusterError, load
-    from hocket.planner import Plan, PlanError, explain, plan_rows, predict, search, with_reasons
+    from hocket.cluster import load
+    from hocket.planner import Plan, explain, plan_rows, predict, search, with_reasons
     from hocket.units import parse_bytes
-    from hocket.workload import WorkloadError
-
-    from ._target import TargetError
 
     wanted = {
         "tensor_parallel_degree": tensor,
@@ -81,7 +76,7 @@ def plan(
         chosen = with_reasons(found)
         if out is not None:
             out.write_text(chosen.to_toml(), encoding="utf-8")
-    except (ClusterError, PlanError, WorkloadError, TargetError, ValueError) as error:
+    except ValueError as error:
         bad_input("plan", error)
     except OSError as error:
         bad_input("plan", f"{error.filename!r} cannot be written: {error.strerror}")

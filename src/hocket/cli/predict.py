@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ._output import RANKS, bad_input, print_json
+from ._output import RANKS, Json, bad_input, print_json
 from ._target import TARGET_HELP, ranks_of_a_host, resolve_target
 
 if TYPE_CHECKING:
@@ -33,14 +33,11 @@ def predict(
         str | None, typer.Option(help="Where a model is captured: cpu, cuda, or meta for no times.")
     ] = None,
     svg: Annotated[Path | None, typer.Option(help="Write a plot into this file.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Predict throughput, efficiency and cost by workers, and what another network would do."""
-    from hocket.cluster import ClusterError, load
-    from hocket.planner import Network, Plan, PlanError, curve_of_fit, curves_svg, fit_scaling, scaling_curves
-    from hocket.workload import WorkloadError
-
-    from ._target import TargetError
+    from hocket.cluster import load
+    from hocket.planner import Network, Plan, curve_of_fit, curves_svg, fit_scaling, scaling_curves
 
     fits: dict[str, ScalingFit] = {}
     columns: dict[str, dict[int, float]] = {}
@@ -70,7 +67,7 @@ def predict(
             curves = scaling_curves(workload, where, counts, batch_per_worker=each, plan=given, what_ifs=what_ifs)
         if svg is not None:
             svg.write_text(curves_svg(curves, title=f"{target} on {where.name}", unit=unit), encoding="utf-8")
-    except (ClusterError, PlanError, WorkloadError, TargetError, ValueError) as error:
+    except ValueError as error:
         bad_input("predict", error)
     except OSError as error:
         bad_input("predict", f"{error.filename!r}: {error.strerror}")

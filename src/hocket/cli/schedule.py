@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ._output import RANKS, bad_input, print_json
+from ._output import RANKS, Json, bad_input, one_error, print_columns, print_json, write_file
 
 if TYPE_CHECKING:
     from hocket.schedule import Finding, Schedule, StepLoad
@@ -27,24 +27,21 @@ _World = Annotated[int | None, typer.Option(*RANKS, "--world", min=1, help="Rank
 _Kind = Annotated[str, typer.Option("--collective", help="all_reduce, reduce_scatter, broadcast, ...")]
 _Root = Annotated[int, typer.Option(help="Of reduce, broadcast, gather and scatter.")]
 _Cluster = Annotated[str | None, typer.Option(help="A name, a spec (bigraph:upper=4,ports=2) or a .toml file.")]
-_Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 
 
 @schedule.command("list", help="The algorithms: what each serves, and what it costs.")
 def list_(
     world: Annotated[int, typer.Option(*RANKS, "--world", min=1, help="Ranks for the numbers shown.")] = 8,
     kind: _Kind = "all_reduce",
-    as_json: _Json = False,
+    as_json: Json = False,
 ) -> None:
     """Show every algorithm that serves a collective, with its closed form beside the lower bounds."""
     from hocket.algorithms import algorithms
-    from hocket.schedule import Collective, ScheduleError, lower_bounds
+    from hocket.schedule import Collective, lower_bounds
     from hocket.schedule.pipeline import NAMED_ORDERS
 
-    try:
+    with one_error("schedule list"):
         collective = Collective(kind, world)
-    except ScheduleError as error:
-        bad_input("schedule list", error)
     bound = lower_bounds(collective)
     rows: list[dict[str, Any]] = []
     for one in algorithms():
@@ -62,7 +59,7 @@ def list_(
     typer.echo(
         f"{collective}: no algorithm needs fewer than {bound.steps} steps or {float(bound.moved):.4g} S per port"
     )
-    _table(
+    print_columns(
         ("name", "steps", "sent", ""),
         [
             (r["name"], str(r["steps"]), f"{r['sent']:.4g} S", r["title"])
@@ -72,7 +69,7 @@ def list_(
         ],
     )
     typer.echo("orders of pipelines (hocket schedule show 1f1b --stages 4):")
-    _table(("name", ""), [(one.name, one.title) for one in NAMED_ORDERS.values()])
+    print_columns(("name", ""), [(one.name, one.title) for one in NAMED_ORDERS.values()])
 
 
 @schedule.command()
@@ -87,7 +84,7 @@ def show(
     svg: Annotated[Path | None, typer.Option(help="Also draw it into this file.")] = None,
     msccl: Annotated[Path | None, typer.Option(help="Also write it as MSCCL XML into this file.")] = None,
     text: Annotated[bool, typer.Option("--text", help="Print all transfers, in the form that is read back.")] = False,
-    as_json: _Json = False,
+    as_json: Json = False,
 ) -> None:
     """Show a schedule as a grid: who sends which chunk to whom in every step."""
     from hocket import schedule as schedules
@@ -102,10 +99,8 @@ def show(
     if svg is not None:
         _write("show", svg, schedules.svg(asked.schedule))
     if msccl is not None:
-        try:
+        with one_error("schedule show"):
             _write("show", msccl, schedules.to_msccl(asked.schedule))
-        except schedules.ScheduleError as error:
-            bad_input("schedule show", error)
     if as_json:
         typer.echo(schedules.to_json(asked.schedule))
         return
@@ -130,7 +125,7 @@ def verify(
     in_flight: Annotated[
         float | None, typer.Option(help="Of a pipeline: micro-batches whose activations a rank may hold.")
     ] = None,
-    as_json: _Json = False,
+    as_json: Json = False,
 ) -> None:
     """Check a schedule: its contract, its closed form, how far it is from the bounds, and the links that it loads.
 
@@ -200,7 +195,7 @@ def time(
         float | None, typer.Option(min=0.01, help="Of a pipeline: how many ranks compute at full speed at once.")
     ] = None,
     trace: Annotated[Path | None, typer.Option(help="Write a trace for Perfetto into this file.")] = None,
-    as_json: _Json = False,
+    as_json: Json = False,
 ) -> None:
     """Predict how long a schedule takes, by simulation; no clock is involved.
 
@@ -218,43 +213,25 @@ def time(
         bad_input(
             "schedule time", "a collective is timed with --bytes, on a --cluster: --bytes 1MiB --cluster star:hosts=8"
         )
-    _time(what, size, cluster, world, kind, root, trace, as_json)
-
-
-def _time(
-    what: list[str],
-    size: str,
-    cluster: str,
-    world: int | None,
-    kind: str,
-    root: int,
-    trace: Path | None,
-    as_json: bool,
-) -> None:
-    from hocket.cluster import ClusterError
-    from hocket.schedule import ScheduleError
-    from hocket.simulate import SimulationError, simulate_schedule
+    from hocket import schedule as schedules
+    from hocket.simulate import simulate_schedule
     from hocket.units import parse_bytes
 
     asked = _resolve("time", what, kind, world, root, cluster)
     assert asked.cluster is not None
     rows = []
-    try:
+    with one_error("schedule time"):
         for word in size.split(","):
             nbytes = parse_bytes(word)
             timing = simulate_schedule(asked.schedule, asked.cluster, nbytes, trace=trace is not None)
             rows.append(_timing_row(timing, nbytes))
             if trace is not None:
                 _write("time", trace, _perfetto(timing))
-    except (ClusterError, SimulationError, ScheduleError, ValueError) as error:
-        bad_input("schedule time", error)
     if as_json:
         print_json({"schedule": asked.schedule.name, "cluster": asked.cluster.name, "rows": rows})
         return
-    from hocket import schedule as schedules
-
     typer.echo(f"{schedules.describe(asked.schedule)}; on {asked.cluster.name}, predicted")
-    _table(
+    print_columns(
         ("bytes", "time", "algbw", "busbw", "busiest link", "used"),
         [(r["shown"], r["time"], r["algbw"], r["busbw"], r["busiest_link"], f"{r['used']:.0%}") for r in rows],
     )
@@ -298,19 +275,14 @@ def _perfetto(timing: Any) -> str:
 
 
 def _resolve(verb: str, what: list[str], kind: str, world: int | None, root: int, cluster: str | None) -> Asked:
-    from ._schedules.resolve import ClusterError, ScheduleError, resolve
+    from ._schedules.resolve import resolve
 
-    try:
+    with one_error(f"schedule {verb}"):
         return resolve(" ".join(what), kind, world, root, cluster)
-    except (ScheduleError, ClusterError) as error:
-        bad_input(f"schedule {verb}", error)
 
 
 def _write(verb: str, path: Path, text: str) -> None:
-    try:
-        path.write_text(text)
-    except OSError as error:
-        bad_input(f"schedule {verb}", f"{str(path)!r} cannot be written: {error}")
+    write_file(f"schedule {verb}", path, text)
     typer.echo(f"wrote {path}", err=True)
 
 
@@ -350,9 +322,3 @@ def _show_links(loads: tuple[StepLoad, ...]) -> None:
         else f"up to {worst.most_flows} flows share a link: {worst.busiest} in step {worst.step}"
     )
     typer.echo(f"links: {shared}; paths of up to {max(load.hops for load in loads)} links")
-
-
-def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
-    widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
-    for row in (head, *rows):
-        typer.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ._output import RANKS, bad_input, print_json
+from ._output import RANKS, Json, bad_input, one_error, print_json
 
 if TYPE_CHECKING:
     from hocket.simulate import StepTiming
@@ -17,7 +17,6 @@ simulate = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 _Cluster = Annotated[str, typer.Option(help="A name, a spec (star:hosts=8) or a .toml file.")]
 _Seed = Annotated[int, typer.Option(help="Of the hash by which ECMP spreads flows.")]
 _Trace = Annotated[Path | None, typer.Option(help="Write a trace for Perfetto into this file.")]
-_Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 _World = Annotated[int | None, typer.Option(*RANKS, "--world", min=1, help="Ranks; all of the cluster's if not given.")]
 
 
@@ -28,16 +27,16 @@ def collective(
     kind: Annotated[str, typer.Option("--collective", help="all_reduce, all_gather, ...")] = "all_reduce",
     world: _World = None,
     seed: _Seed = 0,
-    as_json: _Json = False,
+    as_json: Json = False,
 ) -> None:
     """Compare all algorithms that serve a collective on a cluster, by size; the fastest is marked."""
     from hocket.algorithms import candidates, cluster_tree, get
-    from hocket.cluster import ClusterError, load
-    from hocket.schedule import Collective, ScheduleError
-    from hocket.simulate import SimulationError, simulate_schedule
+    from hocket.cluster import load
+    from hocket.schedule import Collective
+    from hocket.simulate import simulate_schedule
     from hocket.units import format_bytes, parse_bytes
 
-    try:
+    with one_error("simulate collective"):
         found = load(cluster)
         wanted = Collective(kind, world or found.world)
         sizes = [parse_bytes(word) for word in size.split(",")]
@@ -50,8 +49,6 @@ def collective(
             name: [simulate_schedule(one, found, nbytes, seed=seed).seconds for nbytes in sizes]
             for name, one in schedules.items()
         }
-    except (ClusterError, ScheduleError, SimulationError, ValueError) as error:
-        bad_input("simulate collective", error)
     if as_json:
         print_json({"cluster": found.name, "collective": str(wanted), "bytes": sizes, "seconds": seconds})
         return
@@ -75,19 +72,18 @@ def step(
     world: _World = None,
     seed: _Seed = 0,
     trace: _Trace = None,
-    as_json: _Json = False,
+    as_json: Json = False,
 ) -> None:
     """Predict a data-parallel training step: buckets are reduced while back-propagation goes on."""
     import numpy as np
 
-    from hocket.cluster import ClusterError, load
-    from hocket.schedule import ScheduleError
-    from hocket.simulate import SimulationError, StepGraph, simulate_step
+    from hocket.cluster import load
+    from hocket.simulate import StepGraph, simulate_step
     from hocket.units import parse_bytes, parse_time
 
     from ._schedules.resolve import resolve
 
-    try:
+    with one_error("simulate step"):
         found = load(cluster)
         schedule = resolve(algorithm, "all_reduce", world or found.world, 0, cluster).schedule
         ranks = schedule.world
@@ -100,8 +96,6 @@ def step(
         slowdown = np.ones(ranks)
         slowdown[0] = slowest
         timing = simulate_step(graph, found, seed=seed, slowdown=slowdown, trace=trace is not None)
-    except (ClusterError, ScheduleError, SimulationError, ValueError) as error:
-        bad_input("simulate step", error)
     _report("step", timing, trace, as_json)
 
 
@@ -115,22 +109,19 @@ def pipeline(
     activations: Annotated[str, typer.Option(help="Bytes between stages for one micro-batch.")] = "1MB",
     order: Annotated[str, typer.Option(help="gpipe, 1f1b, zero_bubble, or a file; see `hocket schedule`.")] = "gpipe",
     trace: _Trace = None,
-    as_json: _Json = False,
+    as_json: Json = False,
 ) -> None:
     """Predict a pipeline of equal stages, one on each rank."""
-    from hocket.cluster import ClusterError, load
-    from hocket.schedule import ScheduleError
+    from hocket.cluster import load
     from hocket.schedule.pipeline import pipeline_order
-    from hocket.simulate import SimulationError, StageWork, order_graph, simulate_step
+    from hocket.simulate import StageWork, order_graph, simulate_step
     from hocket.units import parse_bytes, parse_time
 
-    try:
+    with one_error("simulate pipeline"):
         found = load(cluster)
         works = [StageWork(parse_time(forward), parse_time(backward))] * stages
         graph = order_graph(pipeline_order(order, stages, 1, micro), works, parse_bytes(activations))
         timing = simulate_step(graph, found, trace=trace is not None)
-    except (ClusterError, ScheduleError, SimulationError, ValueError) as error:
-        bad_input("simulate pipeline", error)
     _report("pipeline", timing, trace, as_json)
 
 

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ._output import RANKS, bad_input, print_json
+from ._output import RANKS, bad_input, one_error, print_json, write_file
 
 _KINDS = ("all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatter", "gather", "scatter", "barrier")
 _SIZES = "4KiB,32KiB,256KiB,2MiB,16MiB"
@@ -36,7 +36,7 @@ def tune(
             bad_input("tune", f"--collectives: {kind!r} is none of {', '.join(_KINDS)}")
     if transport not in ("gloo", "shm"):
         bad_input("tune", f"--transport: {transport!r} is neither gloo nor shm")
-    try:
+    with one_error("tune", BenchError):
         spec: dict[str, Any] = {
             "collectives": kinds,
             "sizes": sorted(set(parse_sizes(sizes))),
@@ -46,16 +46,11 @@ def tune(
         }
         with Console(stderr=True).status(f"measuring {', '.join(kinds)} on {n} ranks"):
             result = run_world("hocket.cli._schedules.measure", spec, n, mpi=False, timeout_s=timeout)
-    except BenchError as error:
-        bad_input("tune", error)
     choices = choices_of(result["rows"], n)
     if out is not None:
         from hocket.algorithms import to_toml
 
-        try:
-            out.write_text(to_toml(choices))
-        except OSError as error:
-            bad_input("tune", f"{str(out)!r} cannot be written: {error}")
+        write_file("tune", out, to_toml(choices))
     if as_json:
         print_json({**result, "transport": transport, "choices": str(choices).splitlines()})
         return

@@ -22,16 +22,10 @@ _WIDTH = 4096
 def heavy() -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
     """50 million parameters and a batch of 4: much to communicate for little computation."""
     half = _WIDTH // 2
-    model = nn.Sequential(
-        nn.Linear(half, _WIDTH),
-        nn.ReLU(),
-        nn.Linear(_WIDTH, _WIDTH),
-        nn.ReLU(),
-        nn.Linear(_WIDTH, _WIDTH),
-        nn.ReLU(),
-        nn.Linear(_WIDTH, half),
-    )
-    return model, torch.randn(4, half), torch.randn(4, half)
+    layers: list[nn.Module] = [nn.Linear(half, _WIDTH)]
+    for width in (_WIDTH, _WIDTH, half):
+        layers += [nn.ReLU(), nn.Linear(_WIDTH, width)]
+    return nn.Sequential(*layers), torch.randn(4, half), torch.randn(4, half)
 
 
 def edsr() -> tuple[nn.Module, torch.Tensor, torch.Tensor]:

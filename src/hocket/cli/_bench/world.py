@@ -39,20 +39,12 @@ def run_world(module: str, spec: Mapping[str, Any], n: int, *, mpi: bool, timeou
         spec_path.write_text(json.dumps({**spec, "n": n, "store": f"{directory}/store", "result": str(result_path)}))
         command = [sys.executable, "-m", module, str(spec_path)]
         env = {**os.environ, "OMP_NUM_THREADS": str(max(1, cores // n)), "WORLD_SIZE": str(n), "TMPDIR": directory}
+        pipe: dict[str, Any] = {"start_new_session": True, "stderr": subprocess.PIPE, "text": True}
         if mpi:
             launch = [mpiexec(), "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n", str(n), *command]
-            ranks = [subprocess.Popen(launch, env=env, start_new_session=True, stderr=subprocess.PIPE, text=True)]
+            ranks = [subprocess.Popen(launch, env=env, **pipe)]
         else:
-            ranks = [
-                subprocess.Popen(
-                    command,
-                    env={**env, "RANK": str(r)},
-                    start_new_session=True,
-                    stderr=subprocess.PIPE,
-                    text=True,
-                )
-                for r in range(n)
-            ]
+            ranks = [subprocess.Popen(command, env={**env, "RANK": str(r)}, **pipe) for r in range(n)]
         try:
             _wait(ranks, time.monotonic() + timeout_s, timeout_s)
         finally:

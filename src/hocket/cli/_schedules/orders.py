@@ -98,9 +98,9 @@ def check(order: PipelineOrder, *, in_flight: float | None, as_json: bool) -> No
 
 def time(order: PipelineOrder, given: Timed, *, trace: Path | None, as_json: bool) -> None:
     """Print how long an order takes."""
-    from hocket.cluster import ClusterError, load
+    from hocket.cluster import load
     from hocket.schedule.pipeline import verify
-    from hocket.simulate import SimulationError, StageWork, order_graph, simulate_order, simulate_step
+    from hocket.simulate import StageWork, order_graph, simulate_order, simulate_step
     from hocket.timeline import write_perfetto
     from hocket.units import parse_bytes, parse_time
 
@@ -123,7 +123,7 @@ def time(order: PipelineOrder, given: Timed, *, trace: Path | None, as_json: boo
         if trace is not None:
             write_perfetto(timing.timeline if given.cluster else timing.timeline(), trace)
             typer.echo(f"wrote {trace}; open it at https://ui.perfetto.dev", err=True)
-    except (ClusterError, SimulationError, ValueError) as error:
+    except ValueError as error:
         bad_input("schedule time", error)
     except OSError as error:
         bad_input("schedule time", f"--trace: {str(trace)!r} cannot be written: {error}")
