@@ -137,6 +137,7 @@ def test_a_script_s_model_is_measured_and_planned(capsys: Captured, tmp_path: Pa
     assert isinstance(divided["chosen"], dict)
     assert divided["chosen"]["tensor_parallel_degree"] == 2
     assert divided["chosen"]["predicted"]["tensor_s"] > 0
+    assert divided["ranked"][0]["divided"]["parameters"] > 0.5  # type: ignore[index]
     assert run("plan", f"{script}:build", "-n", "6", "--cluster", "closet", "--tensor", "3") == 2
     said = capsys.readouterr().err
     assert "tensor_parallel_degree: no layer of train can be divided among 3 workers; use one of 2, 4, 8" in said

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from hocket.workload import DividedShare
 from hocket.workload.division import choose, record
 
 
@@ -40,3 +41,10 @@ def test_layers_with_any_element_wise_operator_between_them_pair_up(name: str) -
     recording = record(model, lambda: model(torch.randn(4, 8)), lambda out: [out])
     (region,) = choose(model, recording, 2).regions
     assert [role.kind for role in region.roles.values()] == ["column", "row"]
+
+
+def test_what_is_divided_is_told_by_what_a_rank_has() -> None:
+    share = DividedShare.of(4, (100.0, 10.0, 0.0), (25.0, 10.0, 0.0))
+    assert share == DividedShare(1.0, 0.0, 0.0)
+    assert str(DividedShare(0.521, 0.97, 0.6)) == "divides 52% of parameters, 97% of FLOPs, 60% of activations"
+    assert DividedShare.of(1, (100.0, 10.0, 1.0), (100.0, 10.0, 1.0)) == DividedShare(0.0, 0.0, 0.0)

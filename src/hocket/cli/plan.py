@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,6 +13,7 @@ from ._target import TARGET_HELP, ranks_of_a_host, resolve_target
 
 if TYPE_CHECKING:
     from hocket.planner import Prediction, Search
+    from hocket.workload import DividedShare, Workload
 
 
 def plan(
@@ -70,7 +72,7 @@ def plan(
             workload_out.write_text(str(workload), encoding="utf-8")
         if given is not None:
             one = predict(Plan.from_toml(given), workload, where, workers=workers, batch=size, memory_limit=limit)
-            _judge(one, as_json)
+            _judge(one, workload, as_json)
             return
         found = search(workload, where, workers=workers, batch=size, memory_limit=limit, fixed=fixed, keep=keep)
         chosen = with_reasons(found)
@@ -81,13 +83,13 @@ def plan(
     except OSError as error:
         bad_input("plan", f"{error.filename!r} cannot be written: {error.strerror}")
     if as_json:
-        print_json(_as_json(found, chosen.to_json()))
+        print_json(_as_json(found, workload, chosen.to_json()))
         return
     print_paragraph(explain(found))
     typer.echo("")
     print_table(plan_rows(found))
     typer.echo("")
-    _parts(found.best)
+    _parts(found.best, workload)
     if out is not None:
         typer.echo(f"\nwrote {out}; `hocket run --plan {out}` or Trainer(plan={str(out)!r}) carries it out")
     else:
@@ -103,20 +105,20 @@ def _degrees(workers: int, tensor: int | None, given: Path | None) -> list[int]:
     return [degree for degree in range(2, 9) if workers % degree == 0 or degree in (2, 4, 8)] + [tensor or 1]
 
 
-def _judge(one: Prediction, as_json: bool) -> None:
+def _judge(one: Prediction, workload: Workload, as_json: bool) -> None:
     from hocket.units import format_bytes
 
     if as_json:
-        print_json(_row(one))
+        print_json(_row(one, workload))
         return
     typer.echo(f"{one.plan.describe()} on {one.workers} workers of {one.cluster}, batch {one.batch}")
-    _parts(one)
+    _parts(one, workload)
     if not one.fits:
         typer.echo(f"it does not fit: a worker has {format_bytes(one.memory_limit, 3)}")
         raise SystemExit(1)
 
 
-def _parts(one: Prediction) -> None:
+def _parts(one: Prediction, workload: Workload) -> None:
     from hocket.units import format_bytes
 
     for name, seconds in one.parts.rows():
@@ -125,9 +127,17 @@ def _parts(one: Prediction) -> None:
     typer.echo(f"  {'step':12} {one.step_s * 1e3:12.3f} ms   {one.throughput:.4g} samples/s")
     kinds = ", ".join(f"{kind} {format_bytes(nbytes, 3)}" for kind, nbytes in one.memory.rows() if nbytes)
     typer.echo(f"  memory of the fullest worker: {kinds}")
+    if (share := _divided(one, workload)) is not None:
+        typer.echo(f"  tensor parallelism {share}")
 
 
-def _row(one: Prediction) -> dict[str, Any]:
+def _divided(one: Prediction, workload: Workload) -> DividedShare | None:
+    """Return how much of a model the plan's tensor parallelism divides; None where it has none."""
+    degree = one.plan.tensor_parallel_degree
+    return workload.divided(degree, sequence=one.plan.sequence_parallel) if degree > 1 else None
+
+
+def _row(one: Prediction, workload: Workload) -> dict[str, Any]:
     return {
         "plan": one.plan.to_json(),
         "describe": one.plan.describe(),
@@ -136,10 +146,11 @@ def _row(one: Prediction) -> dict[str, Any]:
         "parts_s": dict(one.parts.rows()),
         "memory_bytes": dict(one.memory.rows()),
         "fits": one.fits,
+        "divided": None if (share := _divided(one, workload)) is None else dataclasses.asdict(share),
     }
 
 
-def _as_json(found: Search, chosen: dict[str, Any]) -> dict[str, Any]:
+def _as_json(found: Search, workload: Workload, chosen: dict[str, Any]) -> dict[str, Any]:
     from hocket.planner import explain
 
     return {
@@ -152,6 +163,6 @@ def _as_json(found: Search, chosen: dict[str, Any]) -> dict[str, Any]:
         "timed": found.timed,
         "chosen": chosen,
         "explanation": explain(found),
-        "ranked": [_row(one) for one in found.ranked],
-        "too_large": [_row(one) for one in found.too_large],
+        "ranked": [_row(one, workload) for one in found.ranked],
+        "too_large": [_row(one, workload) for one in found.too_large],
     }

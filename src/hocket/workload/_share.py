@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-__all__ = ["PARTS", "Exchange", "Operation", "Share", "WorkloadError", "fields_text", "placed", "word"]
+__all__ = ["PARTS", "DividedShare", "Exchange", "Operation", "Share", "WorkloadError", "fields_text", "placed", "word"]
 
 Part = Literal["shared", "divided", "core"]
 PARTS: tuple[str, ...] = get_args(Part)
@@ -113,6 +114,34 @@ class Share:
     def state_bytes(self) -> float:
         """Parameters, gradients and optimizer state together."""
         return self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class DividedShare:
+    """How much of a model ranks divide, from 0 (every rank has all of it) to 1 (every rank has its part alone).
+
+    Attributes:
+        parameters: Of the bytes of parameters.
+        flops: Of the floating-point operations.
+        activations: Of the bytes that the backward pass needs.
+    """
+
+    parameters: float
+    flops: float
+    activations: float
+
+    @classmethod
+    def of(cls, degree: int, whole: Sequence[float], mine: Sequence[float]) -> DividedShare:
+        """Return it by what one device and one of `degree` ranks have: parameter bytes, FLOPs, activation bytes."""
+        pairs = zip(whole, mine, strict=True)
+        return cls(*(round((1 - b / a) / (1 - 1 / degree), 4) if a and degree > 1 else 0.0 for a, b in pairs))
+
+    def __str__(self) -> str:
+        """Return it as "divides 52% of parameters, 97% of FLOPs, 60% of activations"."""
+        parts = zip(
+            (self.parameters, self.flops, self.activations), ("parameters", "FLOPs", "activations"), strict=True
+        )
+        return "divides " + ", ".join(f"{share:.0%} of {name}" for share, name in parts)
 
 
 def word(text: str) -> str:

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from ._share import Exchange, Operation, Share
+from ._share import DividedShare, Exchange, Operation, Share
 from ._trace import Spent, Trace
 from .division import Call, Region, Role, choose, cut_tensors, exchanges, sequences
 
-__all__ = ["Holding", "shares_of"]
+__all__ = ["Holding", "divided_share", "shares_of"]
 
 # Layers with these roles compute on parts of their weights.
 _COMPUTING = ("column", "row", "heads", "channels")
@@ -57,6 +57,21 @@ def shares_of(
             if share != plain.get(unit):
                 found[unit] = (*found.get(unit, ()), dataclasses.replace(share, sequence=True))
     return found
+
+
+def divided_share(model: nn.Module, trace: Trace, regions: list[Region], degree: int) -> DividedShare:
+    """Return how much of a model `degree` ranks divide by cutting these regions; `trace` counts no units."""
+    held = Holding(list(model.parameters()), 0)
+    whole = trace.total(0)
+    share = _shares(regions, trace, {0: held}, degree).get(0)
+    if share is None:
+        return DividedShare(0.0, 0.0, 0.0)
+    work = share.operations[0]
+    return DividedShare.of(
+        degree,
+        (held.nbytes()[0], whole.flops, whole.saved),
+        (share.parameter_bytes, work.flops, work.saved_bytes),
+    )
 
 
 def _shares(regions: list[Region], trace: Trace, held: Mapping[int, Holding], degree: int) -> dict[int, Share]:

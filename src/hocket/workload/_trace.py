@@ -1,7 +1,8 @@
 """What a forward pass does, unit by unit and call by call: FLOPs, bytes, what autograd keeps, and who reads what."""
 
 from collections import defaultdict
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence, Set
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +16,7 @@ from ._share import WorkloadError
 from ._units import Loss, Unit, hooked, returned
 from .division import Recording, recorded, storage_of
 
-__all__ = ["Spent", "Trace", "trace_of"]
+__all__ = ["Spent", "Trace", "trace_of", "watching"]
 
 
 @dataclass
@@ -56,7 +57,7 @@ class Trace:
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts FLOPs and bytes of every operation, and follows who reads what."""
 
-    def __init__(self, trace: Trace, at: list[int], ignored: set[int]) -> None:
+    def __init__(self, trace: Trace, at: Sequence[int], ignored: Set[int]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.trace, self.at, self.ignored = trace, at, ignored
         self.alive: list[Tensor] = []  # a storage's key is its own only while it lives
@@ -88,11 +89,40 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def trace_of(model: nn.Module, units: list[Unit], batch: Any, run: Loss) -> Trace:
+    """What a forward pass with its loss does.
+
+    Raises:
+        WorkloadError: the loss has no gradient.
+    """
     at = [0]
-    ignored = {storage_of(one) for one in (*model.parameters(), *model.buffers())}
-    for one in tree_flatten(batch)[0]:
-        if isinstance(one, Tensor):
-            ignored.add(storage_of(one))
+    given = [one for one in tree_flatten(batch)[0] if isinstance(one, Tensor)]
+    ignored = {storage_of(one) for one in (*model.parameters(), *model.buffers(), *given)}
+    with ExitStack() as stack:
+        recording = stack.enter_context(recorded(model, returned))
+        trace = stack.enter_context(watching(recording, ignored, at))
+        for index, unit in enumerate(units):
+
+            def enter(*_: Any, index: int = index) -> None:
+                trace.order.append(index)
+                at[-1] = index
+
+            stack.enter_context(hooked(unit.module.register_forward_pre_hook(enter)))
+        result = run(model, batch)
+    if not isinstance(result, Tensor) or not result.requires_grad:
+        raise WorkloadError(f"capture: the loss of {type(model).__name__} has no gradient; give `loss`")
+    return trace
+
+
+@contextmanager
+def watching(recording: Recording, ignored: Set[int], at: Sequence[int] = (0,)) -> Iterator[Trace]:
+    """In the block what a model does is counted, for the unit whose index is the last of `at`.
+
+    Args:
+        recording: That grows while the model runs.
+        ignored: Storages that are no activations: of parameters, buffers and the batch.
+        at: The unit that runs.
+    """
+    trace = Trace(recording)
     seen: set[int] = set(ignored)
     packed: list[Tensor] = []
 
@@ -106,22 +136,12 @@ def trace_of(model: nn.Module, units: list[Unit], batch: Any, run: Loss) -> Trac
             trace.saved.append((at[-1], trace.call, key, nbytes))
         return saved.detach()  # a function that keeps its own result would hold itself, and the whole graph
 
-    def enter(index: int) -> None:
-        trace.order.append(index)
-        at[-1] = index
-
-    with ExitStack() as stack:
-        trace = Trace(stack.enter_context(recorded(model, returned)))
-        for index, unit in enumerate(units):
-            stack.enter_context(hooked(unit.module.register_forward_pre_hook(lambda *_, i=index: enter(i))))
-        stack.enter_context(torch.autograd.graph.saved_tensors_hooks(pack, lambda saved: saved))
-        watch = _Watch(trace, at, ignored)
-        stack.enter_context(watch)
-        result = run(model, batch)
-    # The graph holds `pack`, and what `pack` holds would hold the graph: nobody could free it, and parameters of which
-    # a graph is alive cannot be divided.
-    packed.clear()
-    watch.alive.clear()
-    if not isinstance(result, Tensor) or not result.requires_grad:
-        raise WorkloadError(f"capture: the loss of {type(model).__name__} has no gradient; give `loss`")
-    return trace
+    watch = _Watch(trace, at, ignored)
+    try:
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda saved: saved), watch:
+            yield trace
+    finally:
+        # The graph holds `pack`, and what `pack` holds would hold the graph: nobody could free it, and parameters of
+        # which a graph is alive cannot be divided.
+        packed.clear()
+        watch.alive.clear()

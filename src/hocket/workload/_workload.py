@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ._share import Exchange, Operation, Share, WorkloadError, fields_text, word
+from ._share import DividedShare, Exchange, Operation, Share, WorkloadError, fields_text, word
 
 __all__ = ["Layer", "Workload"]
 
@@ -169,6 +169,13 @@ class Workload:
     def degrees(self, axis: str = "tensor") -> tuple[int, ...]:
         """Return the numbers of ranks along an axis that are known to divide captured layers, ascending."""
         return tuple(sorted({share.degree for layer in self.layers for share in layer.shares if share.axis == axis}))
+
+    def divided(self, degree: int, *, sequence: bool = False, axis: str = "tensor") -> DividedShare:
+        """Return how much of the layers `degree` ranks divide; see `Layer.share`."""
+        shares = [layer.share(degree, sequence=sequence, axis=axis) for layer in self.layers]
+        work = [one for share in shares for one in share.operations]
+        mine = sum(s.parameter_bytes for s in shares), sum(o.flops for o in work), sum(o.saved_bytes for o in work)
+        return DividedShare.of(degree, (self.parameter_bytes, self.flops, self.saved_bytes), mine)
 
     @property
     def in_steps(self) -> Workload:

@@ -86,6 +86,7 @@ def compose(
         cut=draft.cut,
         holders=dict(Counter(name for names in mesh["pipeline"].from_all(list(trained)) for name in names)),
         notes=draft.notes,
+        divided=draft.divided,
         growing=draft.growing,
     )
     copies = composition.copies()

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from hocket.planner import AXES, Plan
+from hocket.workload import DividedShare
 
 from ..data import BroadcastBuffers, ShardingStrategy
 from ..mesh import Mesh
@@ -36,6 +37,7 @@ class Composition:
         cut: names of the parameters that are divided among ranks that share tensors.
         holders: how many ranks of the pipeline hold each parameter.
         notes: what was decided about the model, as sentences.
+        divided: how much of the model is divided among ranks that share tensors; None where none do.
         growing: What is decided while the model runs; sentences as their text.
         local: whether every rank holds all of the model.
     """
@@ -54,6 +56,7 @@ class Composition:
     cut: frozenset[str]
     holders: dict[str, int]
     notes: list[str] = field(default_factory=list)
+    divided: DividedShare | None = None
     growing: list[object] = field(default_factory=list)
     local: bool = False
 

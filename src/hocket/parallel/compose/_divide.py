@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -10,6 +12,7 @@ from typing import Any
 import torch
 
 from hocket.planner import AXES, Plan, PlanError, PlanFinding, inner
+from hocket.workload import DividedShare
 
 from ..batches import mapped, samples_in
 from ..embedding import distribute_embeddings
@@ -61,6 +64,7 @@ class Draft:
         cut: Names of the parameters that are divided among ranks that share tensors.
         running: Makes the block in which the model and its loss run.
         notes: What was decided about the model, as sentences.
+        divided: How much of the model is divided among ranks that share tensors; None where none do.
         growing: What is decided while the model runs.
     """
 
@@ -75,6 +79,7 @@ class Draft:
     cut: frozenset[str] = frozenset()
     running: Callable[[], AbstractContextManager[None]] = nullcontext
     notes: list[str] = field(default_factory=list)
+    divided: DividedShare | None = None
     growing: list[object] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -98,6 +103,13 @@ def divide_tensors(draft: Draft) -> None:
     draft.modules = [(model, {name: name for name in draft.places})]
     draft.cut = frozenset(form.pieces)
     draft.notes += str(form).splitlines()
+    draft.divided = form.share
+    line = f"tensor parallelism {form.share}"
+    if draft.mesh.whole.rank == 0 and min(form.share.parameters, form.share.flops) < 0.5:
+        left = "; ".join(form.left_whole())
+        warnings.warn(f"{line}. The largest layers that every rank has all of: {left}", stacklevel=2)
+    elif draft.mesh.whole.rank == 0:
+        print(f"hocket: {line}", file=sys.stderr, flush=True)
 
 
 def _place(form: TensorParallel, name: str, tensor: torch.Tensor) -> ParameterPlacement:

@@ -273,6 +273,7 @@ class Trainer:
 
         After some steps of a plan that predicts its time (an automatic one, or one of `hocket plan -o`), "prediction"
         has the seconds of a step's parts as predicted and as this rank measured them, and the error of the whole.
+        "divided" has how much of parameter bytes, FLOPs and activation bytes tensor parallelism divides (0 to 1).
         With compression also what it has saved and cost so far, and whether it pays: see docs/compression.md.
         """
         mesh, expected = self._mesh, self._composition.predicted_memory()
@@ -285,6 +286,7 @@ class Trainer:
             "memory": self.memory().to_json(),
             "memory_predicted": expected.to_json(),
             "notes": [*self._composition.notes, *grown.splitlines()],
+            "divided": None if self._composition.divided is None else dataclasses.asdict(self._composition.divided),
             "compression": self._composition.compression_report(),
             "steps": self.steps,
             **self._log.checked(self.plan, mesh.whole.rank),

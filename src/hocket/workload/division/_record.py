@@ -8,7 +8,7 @@ called.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -180,18 +180,23 @@ def storage_of(tensor: torch.Tensor) -> int:
 Returned = Callable[[Any], list[torch.Tensor]]
 
 
-def record(model: nn.Module, run: Callable[[], Any], tensors_in: Returned) -> Recording:
+def record(
+    model: nn.Module,
+    run: Callable[[], Any],
+    tensors_in: Returned,
+    watch: Callable[[Recording], AbstractContextManager[Any]] = lambda _: nullcontext(),
+) -> Recording:
     """Has `run` run the model on a sample in training mode, and returns what the model did.
 
     Buffers and modes are afterwards what they were; random numbers are the caller's to restore. `tensors_in` finds the
-    tensors in what the model returns.
+    tensors in what the model returns; `watch` makes a block around the run, of the recording that grows in it.
     """
     modes = {module: module.training for module in model.modules()}
     buffers = [(b, b.detach().clone()) for b in model.buffers()]
     if not model.training:
         model.train()
     try:
-        with recorded(model, tensors_in) as recording, torch.enable_grad():
+        with recorded(model, tensors_in) as recording, torch.enable_grad(), watch(recording):
             run()
     finally:
         for module, mode in modes.items():

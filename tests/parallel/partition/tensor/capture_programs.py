@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -43,6 +44,7 @@ def compared(make: Callable[[], nn.Module], inputs: tuple[torch.Tensor, ...]) ->
     workload = capture(model, inputs, repeats=1, degrees=[world.size])
     assert parse(str(workload)) == workload
     shares = [layer.share(world.size) for layer in workload.layers]
+    whole = sum(p.nbytes for p in model.parameters())
     result = parallelize(model, world, inputs)
     has, kept = communicated(model, inputs)
     trained = [p for p in model.parameters() if p.requires_grad]
@@ -60,6 +62,8 @@ def compared(make: Callable[[], nn.Module], inputs: tuple[torch.Tensor, ...]) ->
             "exchanges": has,
         },
         "kept": (sum(one.saved_bytes for share in shares for one in share.operations), kept),
+        "divided": (asdict(workload.divided(world.size)), asdict(result.share)),
+        "held": sum(p.nbytes for p in model.parameters()) / whole,
         "forms": forms(result),
     }
 

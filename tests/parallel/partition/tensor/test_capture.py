@@ -31,6 +31,17 @@ def test_activations_are_those_that_the_divided_model_keeps() -> None:
             assert abs(said - kept) <= 0.16 * kept + 1000, (ranks, name, said, kept)
 
 
+def test_the_share_that_is_divided_is_the_planner_s_and_that_of_the_parameters_held() -> None:
+    for ranks in (2, 4):
+        for name, one in found(ranks)[0].items():
+            said, divided = one["divided"]
+            assert abs(said["parameters"] - divided["parameters"]) < 1e-3, name
+            assert abs(said["flops"] - divided["flops"]) < 1e-3, name
+            assert abs(said["activations"] - divided["activations"]) < 0.05, name  # capture counts the loss, too
+            held = 1 - divided["parameters"] * (1 - 1 / ranks)
+            assert abs(one["held"] - held) < 1e-3, name
+
+
 def test_a_divided_sequence_is_foretold_too() -> None:
     for found in run_ranks(programs.in_sequence, 2):
         assert found["gpt"]["changed"]

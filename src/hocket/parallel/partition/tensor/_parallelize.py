@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -9,7 +12,18 @@ import torch
 from torch import nn
 
 from hocket.sharding import Shard, cut
-from hocket.workload.division import CollectiveCount, Region, apart, choose, record, sequences, tally
+from hocket.workload import DividedShare, divided_share, watching
+from hocket.workload.division import (
+    CollectiveCount,
+    Recording,
+    Region,
+    apart,
+    choose,
+    record,
+    sequences,
+    storage_of,
+    tally,
+)
 
 from ...batches import mapped as with_tensors
 from ...batches import restored, tensors_in
@@ -57,6 +71,7 @@ class TensorParallel:
         world: the ranks that share it.
         decisions: what became of each layer.
         refused: (layer, reason) of those that stayed whole although they have parameters that might be cut.
+        share: how much of the model is divided.
         pieces: how parameters and buffers are cut, by their names in the model; what is not named is whole.
         collectives: what one training step on the sample is expected to communicate within `world`.
     """
@@ -65,6 +80,7 @@ class TensorParallel:
     world: World
     decisions: list[LayerDecision] = field(default_factory=list)
     refused: list[tuple[str, str]] = field(default_factory=list)
+    share: DividedShare = field(default=DividedShare(0.0, 0.0, 0.0))
     pieces: dict[str, ParameterCut] = field(default_factory=dict)
     collectives: list[CollectiveCount] = field(default_factory=list)
 
@@ -72,6 +88,20 @@ class TensorParallel:
         width = max((len(d.name) for d in self.decisions), default=11)
         lines = [f"{d.name or '(the model)':{width}}  {d.form:10}  {d.reason}" for d in self.decisions]
         return "\n".join([*lines, *map(str, self.collectives)])
+
+    def left_whole(self, most: int = 3) -> list[str]:
+        """The layers with most parameter bytes that every rank has all of, the largest first, each with the reason."""
+        reasons = dict(self.refused)
+        nbytes: Counter[str] = Counter()
+        for name, parameter in self.model.named_parameters():
+            owner = name.rpartition(".")[0]
+            while owner not in reasons and owner:
+                owner = owner.rpartition(".")[0]
+            if name not in self.pieces:
+                nbytes[owner] += parameter.nbytes
+        return [
+            f"{name or 'the model'} ({reasons.get(name, 'no form for it')})" for name, _ in nbytes.most_common(most)
+        ]
 
     def chunks(
         self, name: str, tensor: torch.Tensor, offsets: tuple[int, ...] | None = None
@@ -141,7 +171,16 @@ def parallelize(
     sample = with_tensors(world.from_root(sample), lambda t: t.detach().to(device).requires_grad_(t.requires_grad))
     align(world, device)
     with restored():
-        recording = record(model, lambda: model(*sample), tensors_in)
+        ignored = {storage_of(one) for one in (*model.parameters(), *model.buffers(), *tensors_in(sample))}
+        traces: list[Any] = []
+
+        @contextmanager
+        def watch(recording: Recording) -> Iterator[None]:
+            with watching(recording, ignored) as trace:
+                traces.append(trace)
+                yield
+
+        recording = record(model, lambda: model(*sample), tensors_in, watch)
     choice = choose(model, recording, world.size)
     regions = choice.regions
     wrong: list[tuple[Region, str]] = []
@@ -164,8 +203,9 @@ def parallelize(
     for region, difference in wrong:
         names = [name for name in region.names if name not in cut_layers]
         refused.update(dict.fromkeys(names, f"cut as {region.reason or 'a pair'}, {difference}"))
+    share = divided_share(model, traces[0], regions, world.size)
     applied = Applied(model, regions, recording, world)
-    result = TensorParallel(model, world, _decisions(model, regions, refused), list(refused.items()))
+    result = TensorParallel(model, world, _decisions(model, regions, refused), list(refused.items()), share)
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         split = applied.cuts.get(id(tensor))
         if split is not None:
