@@ -25,9 +25,11 @@ class Passes(Protocol):
 
     Attributes:
         answers: whether this rank is the one of its tensor-parallel and pipeline neighbours that knows metrics.
+        pipeline: runs this rank's stages; None where it computes the model from its input to its output.
     """
 
     answers: bool
+    pipeline: Pipeline | None
 
     def train(self, parts: Sequence[BatchPart]) -> Callable[[], torch.Tensor]:
         """Adds up the gradients of the batch and has them averaged; returns what waits for the global loss."""
@@ -63,6 +65,7 @@ class WholePasses:
         running: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         self.answers = answers
+        self.pipeline: Pipeline | None = None
         self._running = running
         self._model = model
         self._loss_fn = loss_fn
@@ -120,6 +123,7 @@ class StagedPasses:
         answers: bool,
     ) -> None:
         self.answers = answers
+        self.pipeline: Pipeline | None = pipeline
         self._pipeline = pipeline
         self._micro_batches = pipeline.micro_batches
         self._reduction: Reduction = reduction

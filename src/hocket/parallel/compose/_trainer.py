@@ -25,6 +25,8 @@ from ..state.optim import TrustRatios
 from ._bucket_trial import BucketTrial
 from ._compose import compose
 from ._composition import Composition
+from ._divide import sample_inputs
+from ._predict import Predictor, is_loader, joined
 from ._step_log import StepLog
 
 AUTO_PLANNER = "hocket.calibrate:auto_plan"
@@ -101,6 +103,7 @@ class Trainer:
             self._relaxation = Relaxation(
                 synchronisation, model, optimizer, world, self._composition.passes.train, loss_reduction
             )
+        self._predictor = Predictor(self._composition, sample_inputs(sample, self.plan))
         self._loaders: list[SharedLoader] = []
         self._positions: list[dict[str, Any]] = []
 
@@ -200,6 +203,38 @@ class Trainer:
             dist.all_reduce(found, group=self._mesh.whole.group)
         total, samples = found.tolist()
         return total if summed else total / samples if samples else float("nan")
+
+    @torch.no_grad()
+    def predict(self, given: Any, *, targets: bool = True) -> Any:
+        """The model's output for a global batch, in evaluation mode, whole and the same on every rank.
+
+        A collective operation; all ranks give the same. The batch is divided among data-parallel ranks and into
+        micro-batches where two of its samples, computed together and apart, show that this gives the same output;
+        else every rank computes all of it. Batches may have other sizes than the sample's.
+
+        Args:
+            given: A batch: one tensor (or another single value) that the model is called with, or a tuple or list of
+                its inputs with the target last, as for `step`. Or a loader of such batches, the outputs of which are
+                joined along the samples.
+            targets: False if tuples and lists hold inputs only.
+
+        Returns:
+            What the model returns, with the containers that it makes.
+
+        Raises:
+            StageError: a stage of the pipeline cannot compute this batch (it has other shapes than the sample, say).
+            ValueError: outputs have different shapes, so they cannot be joined.
+        """
+        self.finish()
+        predictor, training = self._predictor, self.model.training
+        self._composition.buffers.send()
+        self.model.eval()
+        try:
+            if not is_loader(given):
+                return predictor.output(predictor.inputs(given, targets))
+            return joined(predictor.output(inputs) for inputs in predictor.batches(given, targets))
+        finally:
+            self.model.train(training)
 
     # --- checkpoints ------------------------------------------------------------------------------------------------
 

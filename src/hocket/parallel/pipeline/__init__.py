@@ -5,7 +5,7 @@ from hocket.schedule.pipeline import bubble
 
 from ._measure import Times, measure
 from ._micro import Micro, cut
-from ._pipeline import Pipeline
+from ._pipeline import Pipeline, StageError
 from ._run import Run, StageSpan, idle_shares
 from ._split import split
 from ._stage import Stage
@@ -19,6 +19,7 @@ __all__ = [
     "Run",
     "SplitError",
     "Stage",
+    "StageError",
     "StageSpan",
     "StageWire",
     "Times",

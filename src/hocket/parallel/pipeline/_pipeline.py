@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -16,12 +17,16 @@ from ..mesh import World
 from . import _micro, _values
 from ._micro import Micro
 from ._recompute import runner
-from ._run import Run, StageSpan
+from ._run import Run, StageFailure, StageSpan
 from ._stage import Stage
 from ._tied import Tied
 from ._wire import StageWire
 
 Tensor = torch.Tensor
+
+
+class StageError(RuntimeError):
+    """A stage has failed on what it was given; the message has the stage's number and the error."""
 
 
 class Pipeline:
@@ -88,6 +93,7 @@ class Pipeline:
         self._by_index = {stage.index: stage for stage in self.stages}
         self._runners = {stage.index: runner(stage, recompute) for stage in self.stages}
         self._wire = StageWire(world, fixed_shapes=fixed_shapes)
+        self._describing_wire = StageWire(world, fixed_shapes=False)
         self._tied = Tied(self.stages, world, self._wire)
         self._tied.make_equal()
         self._device = next((p.device for s in self.stages for p in s.module.parameters()), world.device)
@@ -144,33 +150,70 @@ class Pipeline:
         return self._on_every_rank(run.losses)
 
     @torch.no_grad()
-    def forward(self, inputs: Sequence[Any], *, everywhere: bool = False) -> Any:
+    def forward(
+        self,
+        inputs: Sequence[Any],
+        *,
+        everywhere: bool = False,
+        micro_batches: int | None = None,
+        join: Callable[[list[Any], list[Micro]], Any] | None = None,
+    ) -> Any:
         """The model's output for a batch, without gradients.
 
         Args:
             inputs: the model's positional inputs, the same on every rank.
             everywhere: whether every rank wants it; else it is None on ranks that do not hold the last stage.
-        """
-        micros = _micro.cut(tuple(inputs), None, self.micro_batches)
-        run = self._run(micros, None, _nothing)
-        run.perform(self._forwards(len(micros)))
-        output = _joined([run.outputs[i] for i in range(len(micros))], micros) if self.holds_last else None
-        if not everywhere or self._world.size == 1:
-            return output
-        key = self._count, "output", tuple(micro.key for micro in micros)
-        return self._wire.broadcast_values((self._count - 1) % self._world.size, key, output, self._device)
+            micro_batches: into how many the batch is cut; as many as in training if not given.
+            join: makes one output of those of the micro-batches; if not given, tensors are joined along the samples.
 
-    def _run(self, micros: list[Micro], loss_of: Any, final: Callable[[Stage], None]) -> Run:
+        Raises:
+            StageError: a stage has failed; on every rank if `everywhere`.
+        """
+        micros = _micro.cut(tuple(inputs), None, micro_batches or self.micro_batches)
+        run = self._run(micros, None, _nothing, hands_on=everywhere)
+        run.perform(self._forwards(len(micros)))
+        output = None
+        if self.holds_last:
+            outputs = [run.outputs[i] for i in range(len(micros))]
+            failed = next((one for one in outputs if isinstance(one, StageFailure)), None)
+            output = failed or (join or _joined)(outputs, micros)
+        if everywhere:
+            output = self._from_last(output)
+        if isinstance(output, StageFailure):
+            raise StageError(f"stage {output.stage} of {self._count} of the pipeline has failed: {output.said}")
+        return output
+
+    def _from_last(self, output: Any) -> Any:
+        """What the rank of the last stage has, on every rank; a collective operation."""
+        if self._world.size == 1:
+            return output
+        last = (self._count - 1) % self._world.size
+        box: list[Any] = [None]
+        if self.holds_last:
+            box = [_values.described(output)]
+            try:
+                pickle.dumps(box)
+            except Exception as error:
+                box = [StageFailure(self._count - 1, f"its output cannot be sent: {type(error).__name__}: {error}")]
+        dist.broadcast_object_list(box, group=self._world.group, group_src=last)
+        sent = self.holds_last and not isinstance(box[0], StageFailure)
+        tensors = _values.dense(_values.tensors_of(output)) if sent else _values.empty_for(box[0], self._device)
+        for tensor in tensors:
+            dist.broadcast(tensor, group=self._world.group, group_src=last)
+        return output if sent else _values.filled(box[0], tensors)
+
+    def _run(self, micros: list[Micro], loss_of: Any, final: Callable[[Stage], None], *, hands_on: bool = False) -> Run:
         return Run(
             self._by_index,
             self._runners,
             self._world.size,
-            self._wire,
+            self._describing_wire if hands_on else self._wire,
             micros,
             self._device,
             loss_of,
             final,
             self._before,
+            hands_on=hands_on,
         )
 
     def _forwards(self, count: int) -> tuple[PipelineAction, ...]:

@@ -19,6 +19,18 @@ from ._wire import Key, StageWire
 Tensor = torch.Tensor
 
 
+class StageFailure(NamedTuple):
+    """What ended a forward pass in a stage. It goes on in the place of values, so that all ranks hear of it.
+
+    Attributes:
+        stage: number of the stage.
+        said: the error's type and message.
+    """
+
+    stage: int
+    said: str
+
+
 class StageSpan(NamedTuple):
     """When this rank computed.
 
@@ -57,6 +69,7 @@ class Run:
         loss_of: loss of a micro-batch, weighed with its share; None in an evaluation without loss.
         final: called with each stage when the gradients of its parameters are complete.
         last_backward: called with each stage before its last backward.
+        hands_on: whether an error of a stage's forward is handed on to the last stage, as its output, and not raised.
     """
 
     def __init__(
@@ -70,6 +83,8 @@ class Run:
         loss_of: Callable[[Any, Micro], Tensor] | None,
         final: Callable[[Stage], None],
         last_backward: Callable[[Stage], None],
+        *,
+        hands_on: bool = False,
     ) -> None:
         self._stages = stages
         self._runners = runners
@@ -80,6 +95,7 @@ class Run:
         self._loss_of = loss_of
         self._final = final
         self._last_backward = last_backward
+        self._hands_on = hands_on
         self._flights: dict[tuple[int, int], Flight] = {}
         self._taken: dict[tuple[int, int], tuple[Sequence[Any], list[Any]]] = {}  # values, and what to wait for
         self._gradients: dict[tuple[int, int], tuple[list[Tensor], list[Any]]] = {}
@@ -114,23 +130,34 @@ class Run:
         taken, works = self._taken.pop(place, ([], []))
         self._wire.wait(works)
         begin_s = time.perf_counter()
+        if isinstance(taken, StageFailure):
+            self._pass_on(stage, action, taken)
+            return
         flight = Flight(stage, taken)
         run = self._runners[action.stage]
         stage.module.training = stage.model.training
-        output = flight.forward(run, micro.inputs, split_backward=place in self._halved)
+        try:
+            output = flight.forward(run, micro.inputs, split_backward=place in self._halved)
+        except Exception as error:
+            if not self._hands_on:
+                raise
+            output = StageFailure(stage.index, f"{type(error).__name__}: {error}")
         if stage.last and self._loss_of is not None:
             flight.loss = self._loss_of(output, micro)
             self.losses.append(flight.loss.detach())
-        elif stage.last:
-            self.outputs[action.micro_batch] = output
         if torch.is_grad_enabled():
             self._flights[place] = flight
         self.spans.append(StageSpan(action, begin_s, time.perf_counter()))
-        if not stage.last:
-            if stage.index + 1 in self._stages:
-                self._taken[action.stage + 1, action.micro_batch] = (_values.leaves(output), [])
-            else:
-                self._to_send[place] = output
+        self._pass_on(stage, action, output)
+
+    def _pass_on(self, stage: Stage, action: PipelineAction, output: Any) -> None:
+        if stage.last:
+            if self._loss_of is None:
+                self.outputs[action.micro_batch] = output
+        elif stage.index + 1 in self._stages:
+            self._taken[action.stage + 1, action.micro_batch] = (_values.leaves(output), [])
+        else:
+            self._to_send[action.stage, action.micro_batch] = output
 
     def _backward(self, action: PipelineAction) -> None:
         flight = self._begin_backward(action)

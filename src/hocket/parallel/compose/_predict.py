@@ -1,0 +1,243 @@
+"""Outputs of the model for a whole batch, on every rank, under any plan."""
+
+from __future__ import annotations
+
+import inspect
+import pickle
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ..batches import BatchShard, Cutter, RandomStream, RngStates, SharedLoader, mapped, tensors_in
+from ..batches import batch as _batch
+from ..mesh import World
+from ..pipeline import Micro, Pipeline
+from ._composition import Composition
+
+_MASK = "attention_mask"
+_NEUTRAL: Mapping[str, tuple[Any, ...]] = {"use_cache": (False,), "return_dict": (True,)}
+
+
+class Predictor:
+    """Runs the model on global batches that every rank has, and gives every rank the global output.
+
+    The batch is divided among data-parallel ranks and into micro-batches where that gives the same output. That is
+    tried once for inputs of a kind: two samples are computed together and each alone. Where an output is not made
+    of the samples' own (a mean over the batch, a cache of keys and values), every rank computes the whole batch.
+
+    Args:
+        composition: The model as this rank holds it.
+        sample: Inputs of the model that a pipeline was made for.
+    """
+
+    def __init__(self, composition: Composition, sample: Sequence[Any]) -> None:
+        self._composition = composition
+        self._data: World = composition.mesh["data"]
+        self._pipeline: Pipeline | None = composition.passes.pipeline
+        self._divisible: dict[bytes, bool] = {}
+        if self._pipeline is not None:
+            names = list(inspect.signature(composition.model.forward).parameters)[: len(sample)]
+            composition.model.forward = _staged(composition, self._pipeline, names)
+
+    def batches(self, given: Any, targets: bool) -> Iterator[tuple[Any, ...]]:
+        """The inputs of each global batch of a loader, the same on every rank.
+
+        Args:
+            given: The loader.
+            targets: Whether the last of a batch's values is a target, which is left out.
+        """
+        loader = given.loader if isinstance(given, SharedLoader) else given
+        random = RandomStream(self._composition.mesh.whole.from_root(RngStates.now()))
+        with random:
+            batches = iter(loader)
+        while True:
+            with random:
+                batch = next(batches, self)
+            if batch is self:
+                return
+            yield self.inputs(batch, targets)
+
+    def inputs(self, batch: Any, targets: bool) -> tuple[Any, ...]:
+        """The model's inputs of a batch: one value, or all of a tuple or list but the target."""
+        if not isinstance(batch, tuple | list):
+            return (batch,)
+        return tuple(batch[:-1] if targets and len(batch) > 1 else batch)
+
+    def output(self, inputs: tuple[Any, ...]) -> Any:
+        """The model's output for a global batch; a collective operation."""
+        inputs, data = self._global(inputs), self._data
+        most = 1 if self._pipeline is None else self._composition.plan.micro_batches
+        cutter = Cutter(None)
+        samples = cutter.size(inputs) if data.size * most > 1 else 0
+        if samples < 2 or not self._divides(inputs, cutter):
+            return self._run(inputs, 1)
+        if samples < data.size:
+            return self._run(inputs, min(most, samples))
+        shard = BatchShard.of(samples, data.size, data.rank)
+        if data.size == 1:
+            return self._run(inputs, min(most, samples))
+        mine = cutter.cut(inputs, shard.begin, shard.end)
+        return self._gathered(self._run(mine, min(most, samples // data.size)), samples)
+
+    def _run(self, inputs: tuple[Any, ...], micro_batches: int) -> Any:
+        if self._pipeline is None:
+            return self._composition.model(*inputs)
+
+        def join(outputs: list[Any], _: list[Micro]) -> Any:
+            return joined(outputs)
+
+        return self._pipeline.forward(inputs, everywhere=True, micro_batches=micro_batches, join=join)
+
+    def _divides(self, inputs: tuple[Any, ...], cutter: Cutter) -> bool:
+        """Whether the batch may be divided: for inputs of a kind this is tried once, by two samples that differ."""
+        key = _outline(inputs)
+        if key is not None and key in self._divisible:
+            return self._divisible[key]
+        both, first, second = (cutter.cut(inputs, begin, end) for begin, end in ((0, 2), (0, 1), (1, 2)))
+        if all(torch.equal(a, b) for a, b in zip(tensors_in(first), tensors_in(second), strict=True)):
+            return False
+        try:
+            divides = _apart(*(self._run(part, 1) for part in (both, first, second)))
+        except (RuntimeError, ValueError):  # such small batches are refused, and so on every rank
+            divides = False
+        divides = self._composition.mesh.whole.from_root(divides)
+        if key is not None:
+            self._divisible[key] = divides
+        return divides
+
+    def _global(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The global batch's inputs, where a loader of `Trainer.batches` has yielded this rank's part of them."""
+        note = _batch.current(inputs)
+        share = None if note is None else note.share
+        if note is None or share is None or share.world != self._data.size or self._data.size == 1:
+            return inputs
+        memory = {kept.data_ptr() for one in note.storages if (kept := one()) is not None}
+        if not any(tensor.untyped_storage().data_ptr() in memory for tensor in tensors_in(inputs)):
+            return inputs
+        everyone = self._data.from_all((share.samples, inputs))
+        columns = list(zip(*(tensors_in(part) for samples, part in everyone if samples), strict=True))
+        size = max(1, everyone[0][0])
+        source = iter([torch.cat(column) if column[0].ndim and len(column[0]) == size else column[0]
+                       for column in columns])  # fmt: skip
+        whole: tuple[Any, ...] = mapped(inputs, lambda _: next(source))
+        return whole
+
+    def _gathered(self, mine: Any, samples: int) -> Any:
+        """The global output of those of the data-parallel ranks' parts, on every rank."""
+        data, tensors = self._data, tensors_in(mine)
+        shards = [BatchShard.of(samples, data.size, rank) for rank in range(data.size)]
+        own = shards[data.rank].samples
+        fits = all(tensor.ndim and len(tensor) == own for tensor in tensors)
+        everyone = data.from_all([tuple(tensor.shape[1:]) for tensor in tensors] if fits else None)
+        if None in everyone or any(other != everyone[0] for other in everyone):
+            raise ValueError(
+                f"parts of the batch gave outputs of different shapes ({everyone}), which cannot be joined; call "
+                "predict with batches whose samples have outputs of one shape"
+            )
+        whole = [tensor.new_empty((samples, *tensor.shape[1:])) for tensor in tensors]
+        for tensor, all_of_it in zip(tensors, whole, strict=True):
+            for rank, shard in enumerate(shards):
+                part = all_of_it[shard.begin : shard.end]
+                if rank == data.rank:
+                    part.copy_(tensor)
+                dist.broadcast(part, group=data.group, group_src=rank)
+        source = iter(whole)
+        return mapped(mine, lambda _: next(source))
+
+
+def _staged(composition: Composition, pipeline: Pipeline, names: Sequence[str]) -> Any:
+    """Return what stands for the model's own forward, which its stages make together: all ranks call it alike.
+
+    So a loop that generates, or Hugging Face's `generate(use_cache=False)`, can call the model under every plan.
+    """
+    model = composition.model
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        if torch.is_grad_enabled() and model.training:
+            raise RuntimeError("a model in a pipeline is trained by trainer.step; call it under torch.no_grad()")
+        values = dict(zip(names, args, strict=False))
+        for name, value in kwargs.items():
+            if name in names and name not in values:
+                values[name] = value
+            elif not _neutral(name, value):
+                raise TypeError(
+                    f"{name}= has no place in the stages of this pipeline, which were made for a sample of "
+                    f"{', '.join(names)}; leave it out, or give it in Trainer(..., sample=)"
+                )
+        if len(args) > len(names) or list(values) != list(names):
+            raise TypeError(
+                f"the stages of this pipeline were made for a sample of {', '.join(names)}, and this call gives "
+                f"{', '.join(values) or 'nothing'} ({len(args)} by position)"
+            )
+        composition.finish()
+        return pipeline.forward(tuple(values.values()), everywhere=True, micro_batches=1)
+
+    kinds = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.VAR_KEYWORD
+    parameters = [*(inspect.Parameter(name, kinds[0]) for name in names), inspect.Parameter("kwargs", kinds[1])]
+    forward.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return forward
+
+
+def is_loader(given: Any) -> bool:
+    """Whether batches are to be taken from it, and it is no batch itself; a list of tuples or lists is a loader."""
+    if isinstance(given, list):
+        return bool(given) and all(isinstance(item, tuple | list) for item in given)
+    batch = isinstance(given, torch.Tensor | tuple | Mapping | str | bytes) or hasattr(given, "__array__")
+    return isinstance(given, Iterable) and not batch
+
+
+def joined(outputs: Iterable[Any]) -> Any:
+    """The outputs of several batches as that of one: tensors joined along the samples.
+
+    Raises:
+        ValueError: They have different shapes.
+    """
+    parts = list(outputs)
+    if len(parts) < 2:
+        return parts[0] if parts else None
+    columns = [list(column) for column in zip(*map(tensors_in, parts), strict=True)]
+    if any(one.ndim == 0 or one.shape[1:] != column[0].shape[1:] for column in columns for one in column):
+        raise ValueError(
+            "the outputs of the loader's batches have different shapes, or none for each sample, so they cannot be "
+            "joined; call predict with each batch"
+        )
+    source = iter([torch.cat(column) for column in columns])
+    return mapped(parts[0], lambda _: next(source))
+
+
+def _neutral(name: str, value: Any) -> bool:
+    """Return whether an argument that a stage does not take says what is so without it, in Hugging Face's words."""
+    if name == _MASK and isinstance(value, torch.Tensor):
+        return bool(value.all())
+    return value is None or any(value is one for one in _NEUTRAL.get(name, ()))
+
+
+def _apart(both: Any, first: Any, second: Any) -> bool:
+    """Whether an output of two samples is those of each alone, side by side, up to rounding."""
+    outline = _outline(both)
+    if outline is None or any(_outline(one) != outline for one in (first, second)):
+        return False
+    columns = list(zip(*map(tensors_in, (both, first, second)), strict=True))
+    for together, *alone in columns:
+        if not together.ndim or len(together) != 2 or any(one.shape != (1, *together.shape[1:]) for one in alone):
+            return False
+        parts = torch.cat(alone)
+        if not parts.is_floating_point():
+            if not torch.equal(together, parts):
+                return False
+            continue
+        largest = float(parts.abs().nan_to_num(0, 0, 0).max()) if parts.numel() else 0.0
+        tolerance = min(1e3 * torch.finfo(parts.dtype).eps, 5e-2) * largest
+        if not torch.allclose(together.double(), parts.double(), 0, tolerance, equal_nan=True):
+            return False
+    return bool(columns)
+
+
+def _outline(value: Any) -> bytes | None:
+    """Equal for structures that differ in the sizes and numbers of tensors at most; None where that cannot be told."""
+    try:
+        return pickle.dumps(mapped(value, lambda one: torch.empty((0,) * one.ndim, dtype=one.dtype, device="meta")))
+    except Exception:
+        return None

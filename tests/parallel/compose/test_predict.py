@@ -1,0 +1,83 @@
+"""What a model says of a batch is what one process says, under every plan, and so is what it generates."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from hocket.planner import Plan
+from hocket.testing import run_ranks
+
+from .. import prediction_programs, programs
+
+TWO = [
+    Plan(),
+    Plan(shard="gradients"),
+    Plan(shard="parameters"),
+    Plan(tensor_parallel_degree=2),
+    Plan(tensor_parallel_degree=2, sequence_parallel=True),
+    Plan(pipeline_parallel_degree=2, micro_batches=4),
+]
+FOUR = [
+    Plan(pipeline_parallel_degree=2, micro_batches=2, stages_per_rank=2, pipeline_schedule="interleaved"),
+    Plan(pipeline_parallel_degree=2, micro_batches=2),
+    Plan(tensor_parallel_degree=2, shard="parameters"),
+    Plan(pipeline_parallel_degree=2, tensor_parallel_degree=2, micro_batches=2),
+]
+
+
+@functools.cache
+def one_process(mean: bool = False) -> Any:
+    return prediction_programs.plain(mean)
+
+
+def close(found: Any, wanted: Any) -> None:
+    assert type(found) is type(wanted)
+    if isinstance(wanted, tuple | list):
+        assert len(found) == len(wanted)
+        for one, other in zip(found, wanted, strict=True):
+            close(one, other)
+    elif isinstance(wanted, np.ndarray):
+        np.testing.assert_allclose(found, wanted, rtol=1e-9, atol=1e-10)  # float64: the order of sums
+    else:
+        assert found == wanted
+
+
+OTHERS = [
+    ("conv", Plan(spatial_parallel_degree=2)),
+    ("tables", Plan(embeddings="row")),
+    ("words", Plan(pipeline_parallel_degree=2, micro_batches=2)),
+    ("mlp", Plan(priority=True)),
+]
+
+
+def check(found: list[Any], plans: list[Plan], *, mean: bool = False) -> None:
+    for plan, (loss, *rest) in zip(plans, found, strict=True):
+        assert loss == pytest.approx(one_process(mean)[0], rel=1e-10), plan
+        close(rest, list(one_process(mean)[1:]))
+
+
+def test_outputs_and_generated_tokens_are_those_of_one_process() -> None:
+    unsplit = [TWO[0], TWO[-1]]
+    ranks = run_ranks(prediction_programs.all_of_two, 2, TWO, unsplit, OTHERS, timeout_s=110)
+    for plain, with_a_mean_over_the_batch, said, others in ranks:
+        check(plain, TWO)
+        check(with_a_mean_over_the_batch, unsplit, mean=True)
+        for (name, _), found in zip(OTHERS, others, strict=True):
+            model, data, _ = programs.setting(name, torch.float64)
+            wanted = model.eval()(data.tensors[0]).detach().numpy()
+            close(found, [wanted, wanted])
+        assert said == ranks[0][2]
+        assert said[0].startswith("StageError: stage 0 of 2 of the pipeline has failed: IndexError")
+        assert "trained by trainer.step" in said[1]
+        assert said[-1] == "torch.Size([4, 9, 29])"
+
+
+@pytest.mark.long
+def test_four_ranks_with_two_axes_predict_what_one_process_does() -> None:
+    for rank in run_ranks(prediction_programs.predict, 4, FOUR, timeout_s=110):
+        check(rank, FOUR)
