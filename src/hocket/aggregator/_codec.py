@@ -6,6 +6,7 @@ offset u64` and at most one segment.
 """
 
 import struct
+from collections.abc import Callable
 from typing import Final
 
 from . import _frames as wire
@@ -15,28 +16,25 @@ HEADER: Final = struct.Struct("<BBHI")
 DATA_HEAD: Final = struct.Struct("<BBHIQQ")
 _DATA_BODY_NBYTES: Final = 16
 _HELLO = struct.Struct("<8sHH8s32s")
-_CHALLENGE = struct.Struct("<H32s32s")
-_PROOF = struct.Struct("<32s")
-_WELCOME = struct.Struct("<IIII")
 _JOIN = struct.Struct("<HBBB")
 _LEVEL = struct.Struct("<HHHH")
-_NUMBER = struct.Struct("<Q")
 _OPEN = struct.Struct("<QBBBxHxxQII")
 _FAIL = struct.Struct("<QHH")
-_EXACT = {
-    wire.FrameType.HELLO: _HELLO.size,
-    wire.FrameType.CHALLENGE: _CHALLENGE.size,
-    wire.FrameType.PROOF: _PROOF.size,
-    wire.FrameType.WELCOME: _WELCOME.size,
-    wire.FrameType.JOINED: _NUMBER.size,
-    wire.FrameType.LEAVE: 0,
-    wire.FrameType.OPEN: _OPEN.size,
-    wire.FrameType.CREDIT: _NUMBER.size,
-    wire.FrameType.ACK: _NUMBER.size,
-    wire.FrameType.DONE: _NUMBER.size,
-    wire.FrameType.PING: _NUMBER.size,
-    wire.FrameType.PONG: _NUMBER.size,
+# The frames that are their fields, one after the other, behind the group where they speak of one.
+_PLAIN: Final[dict[wire.FrameType, tuple[Callable[..., wire.Frame], struct.Struct]]] = {
+    wire.FrameType.CHALLENGE: (wire.Challenge, struct.Struct("<H32s32s")),
+    wire.FrameType.PROOF: (wire.Proof, struct.Struct("<32s")),
+    wire.FrameType.WELCOME: (wire.Welcome, struct.Struct("<IIII")),
+    wire.FrameType.JOINED: (wire.Joined, struct.Struct("<Q")),
+    wire.FrameType.LEAVE: (wire.Leave, struct.Struct("<")),
+    wire.FrameType.OPEN: (wire.Open, _OPEN),
+    wire.FrameType.CREDIT: (wire.Credit, struct.Struct("<Q")),
+    wire.FrameType.ACK: (wire.Ack, struct.Struct("<Q")),
+    wire.FrameType.DONE: (wire.Done, struct.Struct("<Q")),
+    wire.FrameType.PING: (wire.Ping, struct.Struct("<Q")),
+    wire.FrameType.PONG: (wire.Pong, struct.Struct("<Q")),
 }
+_KINDS: Final = {form: kind for kind, (form, _) in _PLAIN.items()}
 
 
 def data_head(group: int, sequence: int, offset: int, nbytes: int) -> bytes:
@@ -46,54 +44,34 @@ def data_head(group: int, sequence: int, offset: int, nbytes: int) -> bytes:
 
 def encode(frame: wire.Frame) -> bytes:
     """Return a control frame as bytes (for DATA see `data_head`)."""
-    group, body = 0, b""
     match frame:
         case wire.Hello():
-            kind = wire.FrameType.HELLO
-            body = _HELLO.pack(wire.GREETING, frame.oldest, frame.newest, frame.key, frame.nonce)
-        case wire.Challenge():
-            kind, body = wire.FrameType.CHALLENGE, _CHALLENGE.pack(*frame)
-        case wire.Proof():
-            kind, body = wire.FrameType.PROOF, _PROOF.pack(*frame)
-        case wire.Welcome():
-            kind, body = wire.FrameType.WELCOME, _WELCOME.pack(*frame)
+            kind, body = wire.FrameType.HELLO, _HELLO.pack(wire.GREETING, *frame)
         case wire.Refuse():
             kind, body = wire.FrameType.REFUSE, _text(frame.reason)
         case wire.Join():
-            kind, group = wire.FrameType.JOIN, frame.group
-            body = _JOIN.pack(frame.total, len(frame.levels), len(frame.name), len(frame.label))
+            kind, body = wire.FrameType.JOIN, _JOIN.pack(frame.total, *map(len, frame[2:]))
             body += b"".join(_LEVEL.pack(*level) for level in frame.levels) + frame.name + frame.label
-        case wire.Joined():
-            kind, group, body = wire.FrameType.JOINED, frame.group, _NUMBER.pack(frame.generation)
-        case wire.Leave():
-            kind, group = wire.FrameType.LEAVE, frame.group
-        case wire.Open():
-            kind, group, body = wire.FrameType.OPEN, frame.group, _OPEN.pack(*frame[1:])
-        case wire.Credit():
-            kind, group, body = wire.FrameType.CREDIT, frame.group, _NUMBER.pack(frame.nbytes)
-        case wire.Ack():
-            kind, group, body = wire.FrameType.ACK, frame.group, _NUMBER.pack(frame.sequence)
-        case wire.Done():
-            kind, group, body = wire.FrameType.DONE, frame.group, _NUMBER.pack(frame.sequence)
         case wire.Fail():
-            kind, group = wire.FrameType.FAIL, frame.group
+            kind = wire.FrameType.FAIL
             body = _FAIL.pack(frame.sequence, frame.code, frame.member) + _text(frame.reason)
-        case wire.Ping():
-            kind, body = wire.FrameType.PING, _NUMBER.pack(frame.number)
-        case wire.Pong():
-            kind, body = wire.FrameType.PONG, _NUMBER.pack(frame.number)
         case wire.Data():
             raise ValueError("a segment has a payload: use data_head")
+        case _:
+            kind = _KINDS[type(frame)]
+            body = _PLAIN[kind][1].pack(*frame[kind in wire.OF_GROUP :])
+    group = frame[0] if kind in wire.OF_GROUP else 0
     return HEADER.pack(wire.MAGIC, kind, group, len(body)) + body
 
 
 def check_length(kind: wire.FrameType, nbytes: int, segment_nbytes: int) -> None:
     """Raise ProtocolError if no frame of this type has a body of so many bytes."""
-    exact = _EXACT.get(kind)
     if kind == wire.FrameType.DATA:
         fits = _DATA_BODY_NBYTES < nbytes <= _DATA_BODY_NBYTES + segment_nbytes
-    elif exact is not None:
-        fits = nbytes == exact
+    elif kind == wire.FrameType.HELLO:
+        fits = nbytes == _HELLO.size
+    elif kind in _PLAIN:
+        fits = nbytes == _PLAIN[kind][1].size
     else:
         fits = nbytes <= wire.MOST_CONTROL_NBYTES
     if not fits:
@@ -101,11 +79,7 @@ def check_length(kind: wire.FrameType, nbytes: int, segment_nbytes: int) -> None
 
 
 def decode(kind: wire.FrameType, group: int, body: bytes) -> wire.Frame:
-    """Return the control frame of a body whose length `check_length` has passed.
-
-    Raises:
-        ProtocolError: a field is out of its range.
-    """
+    """Return the frame of a body that `check_length` has passed. Raises ProtocolError: a field is out of its range."""
     if group and kind not in wire.OF_GROUP:
         raise wire.ProtocolError(f"a {kind.name} frame for group {group}")
     try:
@@ -121,40 +95,20 @@ def _decode(kind: wire.FrameType, group: int, body: bytes) -> wire.Frame:
             if greeting != wire.GREETING:
                 raise wire.ProtocolError(f"the greeting {greeting!r}")
             return wire.Hello(*rest)
-        case wire.FrameType.CHALLENGE:
-            return wire.Challenge(*_CHALLENGE.unpack(body))
-        case wire.FrameType.PROOF:
-            return wire.Proof(*_PROOF.unpack(body))
-        case wire.FrameType.WELCOME:
-            return wire.Welcome(*_WELCOME.unpack(body))
         case wire.FrameType.REFUSE:
             return wire.Refuse(body.decode(errors="replace"))
         case wire.FrameType.JOIN:
             return _decode_join(group, body)
-        case wire.FrameType.JOINED:
-            return wire.Joined(group, *_NUMBER.unpack(body))
-        case wire.FrameType.LEAVE:
-            return wire.Leave(group)
         case wire.FrameType.OPEN:
-            sequence, what, operator, element, root, nbytes, segment, deadline = _OPEN.unpack(body)
-            return wire.Open(
-                group, sequence, Kind(what), Operator(operator), ElementType(element), root, nbytes, segment, deadline
-            )
-        case wire.FrameType.CREDIT:
-            return wire.Credit(group, *_NUMBER.unpack(body))
-        case wire.FrameType.ACK:
-            return wire.Ack(group, *_NUMBER.unpack(body))
-        case wire.FrameType.DONE:
-            return wire.Done(group, *_NUMBER.unpack(body))
+            sequence, what, operator, element, *rest = _OPEN.unpack(body)
+            return wire.Open(group, sequence, Kind(what), Operator(operator), ElementType(element), *rest)
         case wire.FrameType.FAIL:
             sequence, code, member = _FAIL.unpack_from(body)
             return wire.Fail(group, sequence, wire.FailCode(code), member, body[_FAIL.size :].decode(errors="replace"))
-        case wire.FrameType.PING:
-            return wire.Ping(*_NUMBER.unpack(body))
-        case wire.FrameType.PONG:
-            return wire.Pong(*_NUMBER.unpack(body))
         case wire.FrameType.DATA:
             raise AssertionError("a DATA frame is no control frame")
+    form, fields = _PLAIN[kind]
+    return form(*[group] * (kind in wire.OF_GROUP), *fields.unpack(body))
 
 
 def _decode_join(group: int, body: bytes) -> wire.Join:
@@ -172,12 +126,7 @@ def _decode_join(group: int, body: bytes) -> wire.Join:
 
 def check_join(join: wire.Join) -> None:
     """Raise ProtocolError if a JOIN frame makes no sense by itself."""
-    if (
-        not 1 <= len(join.levels) <= wire.MOST_LEVELS
-        or not join.name
-        or len(join.name) > wire.MOST_NAME
-        or not join.total
-    ):
+    if not (1 <= len(join.levels) <= wire.MOST_LEVELS and 0 < len(join.name) <= wire.MOST_NAME and join.total):
         raise wire.ProtocolError(f"a JOIN frame with {len(join.levels)} levels and a name of {len(join.name)} bytes")
     first, count = join.levels[0].first, 1
     for level in join.levels:

@@ -203,61 +203,13 @@ class Pong(NamedTuple):
     number: int
 
 
-Frame = (
-    Hello
-    | Challenge
-    | Proof
-    | Welcome
-    | Refuse
-    | Join
-    | Joined
-    | Leave
-    | Open
-    | Data
-    | Credit
-    | Ack
-    | Done
-    | Fail
-    | Ping
-    | Pong
-)
+_OfConnection = Hello | Challenge | Proof | Welcome | Refuse | Ping | Pong
+Frame = _OfConnection | Join | Joined | Leave | Open | Data | Credit | Ack | Done | Fail
 
-CLIENT_FRAMES: Final = frozenset(
-    {
-        FrameType.JOIN,
-        FrameType.LEAVE,
-        FrameType.OPEN,
-        FrameType.DATA,
-        FrameType.ACK,
-        FrameType.FAIL,
-        FrameType.PING,
-        FrameType.PONG,
-    }
-)
+_T = FrameType
+CLIENT_FRAMES: Final = frozenset({_T.JOIN, _T.LEAVE, _T.OPEN, _T.DATA, _T.ACK, _T.FAIL, _T.PING, _T.PONG})
 """What an aggregator takes from a client that it knows."""
-SERVER_FRAMES: Final = frozenset(
-    {
-        FrameType.REFUSE,
-        FrameType.JOINED,
-        FrameType.DATA,
-        FrameType.CREDIT,
-        FrameType.DONE,
-        FrameType.FAIL,
-        FrameType.PING,
-        FrameType.PONG,
-    }
-)
+SERVER_FRAMES: Final = frozenset({_T.REFUSE, _T.JOINED, _T.DATA, _T.CREDIT, _T.DONE, _T.FAIL, _T.PING, _T.PONG})
 """What a client takes from an aggregator that it knows."""
-OF_GROUP: Final = frozenset(
-    {
-        FrameType.JOIN,
-        FrameType.JOINED,
-        FrameType.LEAVE,
-        FrameType.OPEN,
-        FrameType.CREDIT,
-        FrameType.ACK,
-        FrameType.DONE,
-        FrameType.FAIL,
-    }
-)
-"""Control frames that speak of a group; the others are of the connection."""
+OF_GROUP: Final = frozenset({_T.JOIN, _T.JOINED, _T.LEAVE, _T.OPEN, _T.CREDIT, _T.ACK, _T.DONE, _T.FAIL})
+"""Control frames that speak of a group, and name it first; the others are of the connection."""
