@@ -27,25 +27,16 @@ class Registry(Protocol):
 
 
 class Connection(FrameLink):
-    """See the head of this module.
-
-    Args:
-        sock: Accepted socket, non-blocking.
-        peer: Address of the client, for messages.
-        tokens: Known tokens, by their keys.
-        limits: Quotas and deadlines.
-        registry: Registry of groups.
-        changed: See FrameLink.
-    """
+    """See the head of this module."""
 
     def __init__(
         self,
-        sock: socket.socket,
-        peer: str,
-        tokens: Mapping[bytes, bytes],
-        limits: Limits,
-        registry: Registry,
-        changed: Callable[[FrameLink], None],
+        sock: socket.socket,  # accepted socket, non-blocking
+        peer: str,  # address of the client, for messages
+        tokens: Mapping[bytes, bytes],  # known tokens, by their keys
+        limits: Limits,  # quotas and deadlines
+        registry: Registry,  # registry of groups
+        changed: Callable[[FrameLink], None],  # see FrameLink
     ) -> None:
         super().__init__(sock, frozenset({wire.FrameType.HELLO}), limits.segment_nbytes, changed)
         self.peer = peer

@@ -36,20 +36,14 @@ def prepare(sock: socket.socket, stall_s: float) -> None:
 
 
 class FrameLink:
-    """A connection.
-
-    Args:
-        sock: Socket, non-blocking.
-        expected: Types of frames that may come first.
-        segment_nbytes: The longest payload.
-        changed: Called when the queue of what is to be sent is empty no more.
-    """
+    """A connection."""
 
     def __init__(
         self,
-        sock: socket.socket,
-        expected: frozenset[FrameType],
-        segment_nbytes: int,
+        sock: socket.socket,  # socket, non-blocking
+        expected: frozenset[FrameType],  # types of frames that may come first
+        segment_nbytes: int,  # the longest payload
+        # called when the queue of what is to be sent is empty no more
         changed: Callable[[FrameLink], None] | None = None,
     ) -> None:
         self.sock = sock

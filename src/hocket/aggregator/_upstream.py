@@ -15,24 +15,16 @@ _HANDLE = 1
 
 
 class Upstream(FrameLink):
-    """See the head of this module; it is the `Parent` of its group.
-
-    Args:
-        group: Group all of whose members at this aggregator have come.
-        name: Name of the group, as the members gave it.
-        address: Address of the parent.
-        token: Token that proves this aggregator to the parent, and the parent to us.
-        label: Name of this aggregator there.
-        changed: See FrameLink; also called when reading may go on, or when the end has come.
-    """
+    """See the head of this module; it is the `Parent` of its group."""
 
     def __init__(
         self,
-        group: Group,
-        name: bytes,
-        address: tuple[str, int],
-        token: bytes,
-        label: bytes,
+        group: Group,  # group all of whose members at this aggregator have come
+        name: bytes,  # name of the group, as the members gave it
+        address: tuple[str, int],  # address of the parent
+        token: bytes,  # token that proves this aggregator to the parent, and the parent to us
+        label: bytes,  # name of this aggregator there
+        # see FrameLink; also called when reading may go on, or when the end has come
         changed: Callable[[FrameLink], None],
     ) -> None:
         family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET

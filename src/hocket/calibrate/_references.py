@@ -47,24 +47,17 @@ class Calibration:
 
 
 def run_references(
-    model: torch.nn.Module,
-    optimizer: Any,
-    inputs: tuple[Any, ...],
-    known: Calibration,
-    world: World,
+    model: torch.nn.Module,  # the user's model, which stays as it is
+    optimizer: Any,  # the user's optimizer, which stays as it is
+    inputs: tuple[Any, ...],  # inputs of a global batch
+    known: Calibration,  # what was captured and measured so far
+    world: World,  # the ranks
 ) -> list[MeasuredPlan]:
     """Train copies of the model for some steps each; a collective operation.
 
     The loss is the sum of the outputs, the learning rate 0. As many plans as there is memory for take turns, so that a
     slow phase of the machine meets all alike. What a plan cannot do with the model, or has no memory for beside the
     model itself, is left out.
-
-    Args:
-        model: The user's model, which stays as it is.
-        optimizer: The user's optimizer, which stays as it is.
-        inputs: Inputs of a global batch.
-        known: What was captured and measured so far.
-        world: The ranks.
 
     Returns:
         What each plan took; the same on every rank.

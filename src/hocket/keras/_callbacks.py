@@ -86,22 +86,16 @@ class CollectOptimizerState(keras.callbacks.Callback):  # type: ignore[misc]
 
 
 def placed(
-    callbacks: Any,
-    world: World,
+    callbacks: Any,  # the user's callbacks: one, several, or None
+    world: World,  # the ranks
+    # a function that makes of logs over all ranks' samples those over this rank's, of "train" or "test"
     own_logs: Callable[[Any, str], Any],
-    follow: Follow | None,
-    collect: Callable[[], None] | None,
+    follow: Follow | None,  # for `fit`, the last callback
+    collect: Callable[[], None] | None,  # for `fit` with a sharded optimizer, what puts its state together on rank 0
+    # for `fit` where ranks train weights of their own, what brings these together
     gather: Callable[[], None] | None = None,
 ) -> list[Any]:
     """Return the callbacks that this rank is to run.
-
-    Args:
-        callbacks: The user's callbacks: one, several, or None.
-        world: The ranks.
-        own_logs: A function that makes of logs over all ranks' samples those over this rank's, of "train" or "test".
-        follow: For `fit`, the last callback.
-        collect: For `fit` with a sharded optimizer, what puts its state together on rank 0.
-        gather: For `fit` where ranks train weights of their own, what brings these together.
 
     Raises:
         TypeError: one of them is no Keras callback.

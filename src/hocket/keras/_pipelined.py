@@ -25,27 +25,18 @@ class PipelinedSteps(Steps):
 
     The last stage puts the outputs of the micro-batches together and computes loss and metrics as Keras does; so the
     loss is that of the batch, whatever it is. Then the micro-batches go backward.
-
-    Args:
-        model: The Keras model.
-        mesh: The ranks.
-        synchronise_batch_norm: Whether batch norm's statistics are those of the whole batch.
-        bucket_bytes: Most bytes of gradients reduced together; None to choose.
-        micro_batches: Into how many a pipeline's part of a batch is cut.
-        split: Names of the layers that begin the second and later stages.
-        schedule: "gpipe" or "1f1b".
     """
 
     def __init__(
         self,
-        model: Any,
-        mesh: Mesh,
+        model: Any,  # the Keras model
+        mesh: Mesh,  # the ranks
         *,
-        synchronise_batch_norm: bool,
-        bucket_bytes: int | None,
-        micro_batches: int,
-        split: Sequence[str],
-        schedule: str,
+        synchronise_batch_norm: bool,  # whether batch norm's statistics are those of the whole batch
+        bucket_bytes: int | None,  # most bytes of gradients reduced together; None to choose
+        micro_batches: int,  # into how many a pipeline's part of a batch is cut
+        split: Sequence[str],  # names of the layers that begin the second and later stages
+        schedule: str,  # "gpipe" or "1f1b"
     ) -> None:
         super().__init__(model, mesh["data"], synchronise_batch_norm=synchronise_batch_norm, bucket_bytes=bucket_bytes)
         self._mesh = mesh

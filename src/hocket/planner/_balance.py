@@ -145,20 +145,13 @@ def _best(count: int, n: int, join: Callable[[Array, Array], tuple[Array, Array]
 
 
 def slowest(
-    begins: Sequence[int],
-    times: Sequence[float],
-    nbytes: Sequence[int] | None = None,
+    begins: Sequence[int],  # the first step of each part but the first
+    times: Sequence[float],  # see `balance`
+    nbytes: Sequence[int] | None = None,  # see `balance`
     *,
-    link: Link = LOCAL,
+    link: Link = LOCAL,  # see `balance`
 ) -> float:
-    """Seconds of the slowest part of a cut, as `balance` counts them.
-
-    Args:
-        begins: the first step of each part but the first.
-        times: see `balance`.
-        nbytes: see `balance`.
-        link: see `balance`.
-    """
+    """Seconds of the slowest part of a cut, as `balance` counts them."""
     bounds = [0, *begins, len(times)]
 
     def sent(at: int, by: Link) -> float:

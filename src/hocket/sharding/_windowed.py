@@ -60,21 +60,14 @@ def _spatial(call: OperatorCall, input: Operand, n: int, channels: bool) -> int 
 
 
 def _slide(
-    call: OperatorCall,
-    input: Operand,
-    window: SlidingWindow,
+    call: OperatorCall,  # the call
+    input: Operand,  # its input
+    window: SlidingWindow,  # the window along the divided dim
+    # makes of rows, with padding already there, this rank's outputs
     compute: Callable[[torch.Tensor, Local], torch.Tensor],
-    fill: float = 0.0,
+    fill: float = 0.0,  # what padding is made of
 ) -> Shard:
-    """Have an operator slide its window over the divided dim.
-
-    Args:
-        call: the call.
-        input: its input.
-        window: the window along the divided dim.
-        compute: makes of rows, with padding already there, this rank's outputs.
-        fill: what padding is made of.
-    """
+    """Have an operator slide its window over the divided dim."""
     shard = call.shard(input)
     outputs = window.divide(shard)
     if outputs.size <= 0:

@@ -73,25 +73,16 @@ def place(schedule: Schedule, cluster: Cluster, ranks: Indices | None) -> Indice
 
 
 def lower(
-    schedule: Schedule,
-    cluster: Cluster,
-    nbytes: float,
-    settings: Settings,
+    schedule: Schedule,  # what to lower
+    cluster: Cluster,  # where it runs
+    nbytes: float,  # S, of the vector (see `Collective.vector_blocks`)
+    settings: Settings,  # what to count
     *,
-    ranks: Indices | None = None,
-    seed: int = 0,
-    ready_s: Floats | None = None,
+    ranks: Indices | None = None,  # of every rank of the schedule the rank of the cluster; the first ones if not given
+    seed: int = 0,  # of ECMP
+    ready_s: Floats | None = None,  # of every rank the time before which it takes no part
 ) -> Lowered:
     """A schedule as tasks.
-
-    Args:
-        schedule: What to lower.
-        cluster: Where it runs.
-        nbytes: S, of the vector (see `Collective.vector_blocks`).
-        settings: What to count.
-        ranks: Of every rank of the schedule the rank of the cluster; the first ones if not given.
-        seed: Of ECMP.
-        ready_s: Of every rank the time before which it takes no part.
 
     Raises:
         SimulationError: if the schedule does not fit the cluster, or is too large.

@@ -31,27 +31,17 @@ class DryRun(Protocol):
 
 
 def dry_shares(
-    model: nn.Module,
-    units: list[Unit],
-    batch: Any,
-    run: Loss,
-    dry_runs: Mapping[str, DryRun],
-    degrees: Sequence[int],
+    model: nn.Module,  # on the device of the batch
+    units: list[Unit],  # of the model
+    batch: Any,  # a batch
+    run: Loss,  # makes the loss
+    dry_runs: Mapping[str, DryRun],  # by the name of the axis
+    degrees: Sequence[int],  # numbers of ranks
+    # of each unit, bytes of parameters, gradients and optimizer state, all of which every rank holds
     state: Mapping[int, tuple[int, int, int]],
-    repeats: int,
+    repeats: int,  # timed steps at the least; 0 to time nothing
 ) -> dict[int, tuple[Share, ...]]:
-    """Return one rank's share of each unit, by axis and number of ranks; nothing for what a model cannot do.
-
-    Args:
-        model: On the device of the batch.
-        units: Of the model.
-        batch: A batch.
-        run: Makes the loss.
-        dry_runs: By the name of the axis.
-        degrees: Numbers of ranks.
-        state: Of each unit, bytes of parameters, gradients and optimizer state, all of which every rank holds.
-        repeats: Timed steps at the least; 0 to time nothing.
-    """
+    """Return one rank's share of each unit, by axis and number of ranks; nothing for what a model cannot do."""
     found: dict[int, tuple[Share, ...]] = {}
     for axis, dry in dry_runs.items():
         for degree in sorted(set(degrees) - {1}):

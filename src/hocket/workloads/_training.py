@@ -27,29 +27,20 @@ class Diverged(RuntimeError):
 class Trainee:
     """A model in training; `step` makes one step and goes on from epoch to epoch without end.
 
-    Args:
-        workload: How it is trained.
-        model: The module to call, on ``device``.
-        optimizer: Its optimizer.
-        loader: Batches of ``dataset``.
-        dataset: The training data.
-        device: Where to compute.
-        autocast: Whether the forward pass may use bfloat16.
-
     Attributes:
         times: When each of the last 50 steps began and ended, in perf_counter seconds.
     """
 
     def __init__(
         self,
-        workload: BundledWorkload[Any],
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        loader: Any,
-        dataset: Dataset[Batch],
+        workload: BundledWorkload[Any],  # how it is trained
+        model: nn.Module,  # the module to call, on ``device``
+        optimizer: torch.optim.Optimizer,  # its optimizer
+        loader: Any,  # batches of ``dataset``
+        dataset: Dataset[Batch],  # the training data
         *,
-        device: torch.device,
-        autocast: bool,
+        device: torch.device,  # where to compute
+        autocast: bool,  # whether the forward pass may use bfloat16
     ) -> None:
         self.epoch = 0
         self.steps = 0

@@ -20,24 +20,15 @@ _FAREWELL_S: Final = 2.0
 
 
 def open_beside_aggregator(
-    hosts: Transport,
-    store: Any,
-    name: str,
-    ranks: Sequence[int],
-    rank: int,
-    global_ranks: Sequence[int],
-    timeout: timedelta,
+    hosts: Transport,  # transport among `ranks`
+    store: Any,  # store of the group
+    name: str,  # name of the group
+    ranks: Sequence[int],  # ranks of the group that take part, in order
+    rank: int,  # position of this rank among them
+    global_ranks: Sequence[int],  # numbers in the world of all ranks of the group
+    timeout: timedelta,  # time for all to come
 ) -> Transport:
     """`hosts`, with the aggregator that the environment names before it; `hosts` itself if it names none.
-
-    Args:
-        hosts: Transport among `ranks`.
-        store: Store of the group.
-        name: Name of the group.
-        ranks: Ranks of the group that take part, in order.
-        rank: Position of this rank among them.
-        global_ranks: Numbers in the world of all ranks of the group.
-        timeout: Time for all to come.
 
     Raises:
         CommError: the environment names one in a way that cannot be used.

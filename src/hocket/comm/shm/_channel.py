@@ -92,28 +92,17 @@ class Channel:
 
     def begin(
         self,
-        kind: str,
+        kind: str,  # one of KINDS
         *,
-        timeout_s: float,
-        dtype: torch.dtype = torch.uint8,
-        numel: int = 0,
-        operator: int = NO_OPERATOR,
-        root: int = NO_ROOT,
-        extra: int = 0,
-        place: MemoryHandle | None = None,
+        timeout_s: float,  # seconds that the whole operation may take
+        dtype: torch.dtype = torch.uint8,  # element type; must agree among ranks
+        numel: int = 0,  # number of elements; must agree
+        operator: int = NO_OPERATOR,  # the ReduceOperator's number; must agree
+        root: int = NO_ROOT,  # root's rank; must agree
+        extra: int = 0,  # anything one integer can say that need not agree
+        place: MemoryHandle | None = None,  # memory of this rank's buffer, if it is registered
     ) -> None:
-        """Start an operation: write this rank's announcement, to be published with the first phase.
-
-        Args:
-            kind: One of KINDS.
-            timeout_s: Seconds that the whole operation may take.
-            dtype: Element type; must agree among ranks.
-            numel: Number of elements; must agree.
-            operator: The ReduceOperator's number; must agree.
-            root: Root's rank; must agree.
-            extra: Anything one integer can say that need not agree.
-            place: Memory of this rank's buffer, if it is registered.
-        """
+        """Start an operation: write this rank's announcement, to be published with the first phase."""
         self.seq += 1
         self._kind = kind
         self._timeout_s = timeout_s

@@ -85,23 +85,14 @@ def all_gather(
 
 
 def reduce_scatter(
-    channel: Channel,
-    output: torch.Tensor,
-    inputs: Sequence[torch.Tensor],
-    op: ReduceOperator,
-    place: MemoryHandle | None,
-    timeout_s: float,
+    channel: Channel,  # channel of the group
+    output: torch.Tensor,  # contiguous, 1-d; may be this rank's own input
+    inputs: Sequence[torch.Tensor],  # one contiguous tensor a rank, each as long as `output`; not changed otherwise
+    op: ReduceOperator,  # the operator
+    place: MemoryHandle | None,  # memory of the inputs, if they are one registered buffer
+    timeout_s: float,  # seconds for the whole operation
 ) -> str:
-    """Reduce everyone's `inputs[r]` into `output` of rank r.
-
-    Args:
-        channel: Channel of the group.
-        output: Contiguous, 1-d; may be this rank's own input.
-        inputs: One contiguous tensor a rank, each as long as `output`; not changed otherwise.
-        op: The operator.
-        place: Memory of the inputs, if they are one registered buffer.
-        timeout_s: Seconds for the whole operation.
-    """
+    """Reduce everyone's `inputs[r]` into `output` of rank r."""
     n, me, kernel, numel = channel.size, channel.rank, op.kernel, output.numel()
     if output.numel() * output.element_size() < channel.sizes.direct:
         place = None

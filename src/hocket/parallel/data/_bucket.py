@@ -25,23 +25,16 @@ class Bucket:
     """Gradients of some parameters in one flat tensor, reduced by one operation.
 
     On the CPU the memory is shared (`hocket.comm.empty`): backend "hocket" reduces it in place, without staging.
-
-    Args:
-        members: Numbers of the parameters.
-        parameters: The parameters, of one element type and device.
-        extra: Elements to add at the end for the reducer's own use.
-        parts: How many equal parts the memory must have.
-        attached: Whether to have memory from the beginning.
     """
 
     def __init__(
         self,
-        members: Sequence[int],
-        parameters: Sequence[torch.Tensor],
-        extra: int,
+        members: Sequence[int],  # numbers of the parameters
+        parameters: Sequence[torch.Tensor],  # the parameters, of one element type and device
+        extra: int,  # elements to add at the end for the reducer's own use
         *,
-        parts: int = 1,
-        attached: bool = True,
+        parts: int = 1,  # how many equal parts the memory must have
+        attached: bool = True,  # whether to have memory from the beginning
     ) -> None:
         self.members = list(members)
         self.pending = len(self.members)

@@ -20,20 +20,15 @@ class FullySharded(ShardingStrategy):
     are reduce-scattered after. What belongs to no block is held like one more. A stage of a pipeline has the blocks of
     the model that it was cut from, as far as they are in it. While a block is computed the next one is gathered and
     the gradients of the one before are reduced, but for CPUs of one host (`_overlap.py`).
-
-    Args:
-        modules: What this rank computes, with the model's name for each of their parameters.
-        places: Where each parameter lies in the model's own, by the model's names.
-        world: The ranks.
-        whole: Names of the model's blocks.
     """
 
     def __init__(
         self,
+        # what this rank computes, with the model's name for each of their parameters
         modules: Sequence[tuple[torch.nn.Module, Mapping[str, str]]],
-        places: Mapping[str, ParameterPlacement],
-        world: World,
-        whole: Sequence[str],
+        places: Mapping[str, ParameterPlacement],  # where each parameter lies in the model's own, by the model's names
+        world: World,  # the ranks
+        whole: Sequence[str],  # names of the model's blocks
     ) -> None:
         from torch.distributed.fsdp import fully_shard  # lazy: it loads DTensor and sympy
 

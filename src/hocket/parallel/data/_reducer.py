@@ -28,27 +28,19 @@ class GradientReducer:
     returns when all buckets are reduced.
 
     Parameters that no rank used keep `.grad` as it was, None at the first step.
-
-    Args:
-        names: Names of the parameters, for messages.
-        parameters: All parameters of the model, each once, in the same order on every rank.
-        world: The ranks.
-        bucket_bytes: Most bytes of a bucket; None to choose by the size of the model.
-        first_bucket_bytes: Most bytes of the bucket that is full first; None for no difference.
-        compression: Compression of the gradients; see `hocket.planner.Plan`.
-        reduction: How buckets are reduced; None for all-reduce with `compression`.
     """
 
     def __init__(
         self,
-        names: Sequence[str],
+        names: Sequence[str],  # names of the parameters, for messages
+        # all parameters of the model, each once, in the same order on every rank
         parameters: Sequence[torch.nn.Parameter],
-        world: World,
-        bucket_bytes: int | None,
-        first_bucket_bytes: int | None,
-        compression: str = "none",
+        world: World,  # the ranks
+        bucket_bytes: int | None,  # most bytes of a bucket; None to choose by the size of the model
+        first_bucket_bytes: int | None,  # most bytes of the bucket that is full first; None for no difference
+        compression: str = "none",  # compression of the gradients; see `hocket.planner.Plan`
         *,
-        reduction: BucketReduction | None = None,
+        reduction: BucketReduction | None = None,  # how buckets are reduced; None for all-reduce with `compression`
     ) -> None:
         self._reduction = reduction or BucketReduction(len(parameters), world, compression)
         self.compression = self._reduction.compression

@@ -73,28 +73,18 @@ def replicated(
 
 
 class Replicated(ShardingStrategy):
-    """Every rank holds all parameters of its modules, and the average of their gradients.
-
-    Args:
-        parameters: Trained parameters by the model's names.
-        frozen: Parameters that are not trained.
-        places: Where each parameter lies in the model's own.
-        world: The data-parallel ranks.
-        bucket_bytes: See `DataParallel`.
-        compression: Compression of the gradients; see `hocket.planner.Plan`.
-        averages: Whether gradients are averaged at all; each rank keeps its own if not.
-    """
+    """Every rank holds all parameters of its modules, and the average of their gradients."""
 
     def __init__(
         self,
-        parameters: Mapping[str, torch.nn.Parameter],
-        frozen: Mapping[str, torch.nn.Parameter],
-        places: Mapping[str, ParameterPlacement],
-        world: World,
-        bucket_bytes: int | None,
-        compression: str = "none",
+        parameters: Mapping[str, torch.nn.Parameter],  # trained parameters by the model's names
+        frozen: Mapping[str, torch.nn.Parameter],  # parameters that are not trained
+        places: Mapping[str, ParameterPlacement],  # where each parameter lies in the model's own
+        world: World,  # the data-parallel ranks
+        bucket_bytes: int | None,  # see `DataParallel`
+        compression: str = "none",  # compression of the gradients; see `hocket.planner.Plan`
         *,
-        averages: bool = True,
+        averages: bool = True,  # whether gradients are averaged at all; each rank keeps its own if not
     ) -> None:
         super().__init__(replicated(parameters, places, world), replicated(frozen, places, world))
         self._reducer: GradientReducer | None = None

@@ -144,26 +144,19 @@ class ShardedOptimizer(ShardingStrategy):
     whatever parameters that cuts. When the gradients of a bucket are complete it is reduce-scattered while
     back-propagation goes on; the optimizer works on flat views of the rank's own parts; then every bucket's weights are
     all-gathered in place.
-
-    Args:
-        parameters: Trained parameters by the model's names; all that require a gradient.
-        frozen: Parameters that are not trained.
-        places: Where each parameter lies in the model's own.
-        world: The ranks.
-        bucket_bytes: Most bytes of a bucket; None to choose by the size of the model.
-        compression: Compression of the gradients; see `hocket.planner.Plan`.
-        keep_gradients: Whether whole gradients are kept until the next step (stage 1) instead of a bucket at a time.
     """
 
     def __init__(
         self,
+        # trained parameters by the model's names; all that require a gradient
         parameters: Mapping[str, torch.nn.Parameter],
-        frozen: Mapping[str, torch.nn.Parameter],
-        places: Mapping[str, ParameterPlacement],
-        world: World,
-        bucket_bytes: int | None,
-        compression: str = "none",
+        frozen: Mapping[str, torch.nn.Parameter],  # parameters that are not trained
+        places: Mapping[str, ParameterPlacement],  # where each parameter lies in the model's own
+        world: World,  # the ranks
+        bucket_bytes: int | None,  # most bytes of a bucket; None to choose by the size of the model
+        compression: str = "none",  # compression of the gradients; see `hocket.planner.Plan`
         *,
+        # whether whole gradients are kept until the next step (stage 1) instead of a bucket at a time
         keep_gradients: bool,
     ) -> None:
         super().__init__(frozen=replicated(frozen, places, world))

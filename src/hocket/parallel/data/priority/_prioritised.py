@@ -36,26 +36,17 @@ class Prioritised(ShardingStrategy):
     The first step is made without all this and shows which module uses which parameter, in which order; the second
     sends chunks as back-propagation makes them and shows when they are ready and how fast they go. Of rank 0's times
     every rank then has the order in which a queue by priority would send them.
-
-    Args:
-        model: The model.
-        parameters: All trained parameters by the model's names.
-        frozen: Parameters that are not trained.
-        places: Where each parameter lies in the model's own.
-        world: The ranks, two or more.
-        chunk_nbytes: Most bytes of a chunk; None for 2 MiB.
-        optimizer: An optimizer that works element by element.
     """
 
     def __init__(
         self,
-        model: torch.nn.Module,
-        parameters: Mapping[str, torch.nn.Parameter],
-        frozen: Mapping[str, torch.nn.Parameter],
-        places: Mapping[str, ParameterPlacement],
-        world: World,
-        chunk_nbytes: int | None,
-        optimizer: Any,
+        model: torch.nn.Module,  # the model
+        parameters: Mapping[str, torch.nn.Parameter],  # all trained parameters by the model's names
+        frozen: Mapping[str, torch.nn.Parameter],  # parameters that are not trained
+        places: Mapping[str, ParameterPlacement],  # where each parameter lies in the model's own
+        world: World,  # the ranks, two or more
+        chunk_nbytes: int | None,  # most bytes of a chunk; None for 2 MiB
+        optimizer: Any,  # an optimizer that works element by element
     ) -> None:
         self._pending: set[int] = set()
         self._broken = False

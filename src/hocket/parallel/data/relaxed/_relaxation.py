@@ -20,26 +20,17 @@ Train = Callable[[Sequence[BatchPart]], Callable[[], torch.Tensor]]
 
 
 class Relaxation:
-    """Runs the steps of one worker.
-
-    Args:
-        synchronisation: Synchronisation of the plan.
-        model: The model, whole on every worker.
-        optimizer: Optimizer of its parameters.
-        world: The workers.
-        train: A function that computes gradients of parts of a batch on this worker alone, and gives what tells their
-            loss.
-        reduction: Reduction of the loss.
-    """
+    """Runs the steps of one worker."""
 
     def __init__(
         self,
-        synchronisation: Synchronisation,
-        model: torch.nn.Module,
-        optimizer: Any,
-        world: World,
+        synchronisation: Synchronisation,  # synchronisation of the plan
+        model: torch.nn.Module,  # the model, whole on every worker
+        optimizer: Any,  # optimizer of its parameters
+        world: World,  # the workers
+        # a function that computes gradients of parts of a batch on this worker alone, and gives what tells their loss
         train: Train,
-        reduction: Literal["mean", "sum"],
+        reduction: Literal["mean", "sum"],  # reduction of the loss
     ) -> None:
         self._world, self._train, self._reduction = world, train, reduction
         self._model, self._optimizer = model, optimizer
