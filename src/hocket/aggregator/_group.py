@@ -34,14 +34,7 @@ class Owner(Protocol):
 
 
 class Group:
-    """See the head of this module.
-
-    Args:
-        join: Request of the member that came first.
-        pool: Pool of buffers.
-        limits: Quotas and deadlines.
-        owner: Listener that learns of ends.
-    """
+    """See the head of this module."""
 
     def __init__(self, join: Join, pool: Pool, limits: Limits, owner: Owner) -> None:
         self.total = join.total
@@ -212,11 +205,8 @@ class Group:
     def fail(self, code: FailCode, culprit: Member | None, reason: str, sequence: int = 0) -> None:
         """End the group and tell everyone why.
 
-        Args:
-            code: Kind of failure.
-            culprit: Member to whom it happened; None if to nobody here.
-            reason: Reason in words, with names.
-            sequence: Number of the operation; the oldest under way if 0.
+        `culprit` is the member to whom it happened, None if nobody here; `sequence` 0 stands for the oldest operation
+        under way.
         """
         member = NOBODY
         if culprit is not None and len(culprit.span) == 1:

@@ -34,11 +34,7 @@ def same(proof: bytes, other: bytes) -> bool:
 
 
 class Applicant:
-    """The side that connects, a client or a leaf aggregator: it proves itself only to whom has proved itself first.
-
-    Args:
-        token: Token that both sides must hold.
-    """
+    """The side that connects, a client or a leaf aggregator: it proves itself only to whom has proved itself first."""
 
     def __init__(self, token: bytes) -> None:
         self._token = token

@@ -59,13 +59,7 @@ class _Held:
 
 
 class GroupOperation:
-    """See the head of this module.
-
-    Args:
-        group: Group whose operation this is.
-        request: Request as the first member gave it.
-        now_s: Now, by the monotonic clock.
-    """
+    """See the head of this module."""
 
     def __init__(self, group: OperationOwner, request: Open, now_s: float) -> None:
         self.request = request

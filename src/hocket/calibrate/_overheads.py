@@ -47,12 +47,6 @@ def with_overheads(constants: Constants, network: Network, device: torch.device,
     """Return the constants, completed by what was measured; a collective operation.
 
     Times of stages and blocks, whose ranks shared processors meanwhile, are brought down to those of one alone.
-
-    Args:
-        constants: Constants with what collectives reach.
-        network: The ranks' network, as measured.
-        device: Device on which the ranks train.
-        world: The ranks.
     """
     probes = _probes(world.size)
     steps = [_step(probe, device, world) for probe in probes.values()]

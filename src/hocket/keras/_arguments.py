@@ -91,11 +91,7 @@ def check_micro_batches(model: Any, micro_batches: int) -> None:
 def check_batch_size(value: Any, world: int, name: str = "batch_size", *, micro_batches: int = 1) -> None:
     """Raise ValueError or TypeError unless `value` is a batch size of which every rank gets a sample.
 
-    Args:
-        value: The batch size.
-        world: How many ranks, or pipelines of them, share a batch.
-        name: Name of the argument.
-        micro_batches: Into how many each cuts its part.
+    `world` ranks, or pipelines of them, share a batch, and each cuts its part into `micro_batches`.
     """
     if value is None:
         return

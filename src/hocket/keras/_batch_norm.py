@@ -38,12 +38,8 @@ def synchronised(model: Any, world: World, share: Callable[[], BatchShard | None
     """Open a block in which every BatchNormalization in `model` takes mean and variance over all ranks' samples.
 
     One all_reduce forward (counts, sums and sums of squares, in float64 so that subtracting the squared mean loses
-    nothing) and one backward for each layer, as in hocket.parallel's own batch norm.
-
-    Args:
-        model: A Keras model.
-        world: The ranks.
-        share: A function that tells this rank's part of the batch in work; None outside of a step.
+    nothing) and one backward for each layer, as in hocket.parallel's own batch norm. `share` tells this rank's part of
+    the batch in work; None outside of a step.
     """
     layers = [layer for layer in model._flatten_layers() if isinstance(layer, keras.layers.BatchNormalization)]
     for layer in layers:

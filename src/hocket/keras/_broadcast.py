@@ -18,10 +18,7 @@ from ._zero import ZeroOptimizer, unbuilt
 class StateBroadcast:
     """Keeps a Keras model and its optimizer the same on all ranks, but for what is sharded.
 
-    Args:
-        model: The Keras model.
-        world: The ranks.
-        shard: Whether the optimizer's state is to be sharded among them.
+    With `shard`, the optimizer's state is sharded among them.
     """
 
     gathers = False

@@ -12,12 +12,7 @@ from .callbacks import Callback
 
 
 class Follow(keras.callbacks.Callback):  # type: ignore[misc]  # Keras carries no types
-    """The last of every rank's callbacks: ranks follow what those of rank 0 have done.
-
-    Args:
-        world: The ranks.
-        broadcast: What gives ranks rank 0's state.
-    """
+    """The last of every rank's callbacks: ranks follow what those of rank 0 have done."""
 
     def __init__(self, world: World, broadcast: StateBroadcast) -> None:
         super().__init__()
@@ -68,8 +63,7 @@ class Follow(keras.callbacks.Callback):  # type: ignore[misc]  # Keras carries n
 class CollectOptimizerState(keras.callbacks.Callback):  # type: ignore[misc]
     """The first of every rank's callbacks, where the optimizer's state is sharded: rank 0 may want to save it.
 
-    Args:
-        collect: A function that puts the whole state together on rank 0.
+    `collect` puts the whole state together on rank 0.
     """
 
     def __init__(self, collect: Callable[[], None]) -> None:

@@ -32,13 +32,7 @@ class DropoutUse:
 
 
 class DropoutMasks:
-    """The masks of the steps `begin` to `end` of a model.
-
-    Args:
-        graph: The model.
-        begin: Number of the first step that this rank computes.
-        end: One past the last.
-    """
+    """The masks of the steps `begin` to `end` of a model."""
 
     def __init__(self, graph: Graph, begin: int, end: int) -> None:
         self._graph = graph
@@ -51,14 +45,7 @@ class DropoutMasks:
         self._next = 0
 
     def draw(self, inputs: Sequence[Any], share: BatchShard, training: bool, device: torch.device) -> None:
-        """Draw the masks for a batch.
-
-        Args:
-            inputs: Inputs of the model, this rank's part of the batch.
-            share: This rank's part of the batch.
-            training: Whether the model trains.
-            device: Device on which stages compute.
-        """
+        """Draw the masks for a batch."""
         key = (training, *((tuple(t.shape[1:]), str(t.dtype)) if t is not None else None for t in inputs))
         if key not in self._known:
             self._known[key] = self._tried(inputs, training)

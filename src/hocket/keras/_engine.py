@@ -68,11 +68,7 @@ class Engine:
     def begin(self, x: Any, share: BatchShard, *, training: bool, scale: float = 1.0) -> Batch:
         """Begin a batch, to be run forward, and backward if it trains.
 
-        Args:
-            x: The model's input, this pipeline's part of the batch.
-            share: This pipeline's part of the batch.
-            training: Whether the batch trains.
-            scale: By what losses are multiplied before the backward.
+        The model's input is this pipeline's part of the batch; losses are multiplied by `scale` before the backward.
         """
         inputs = self.graph.flat_inputs(x)
         device = next(t.device for t in inputs if t is not None)
@@ -94,14 +90,7 @@ class Engine:
 
 
 class Batch:
-    """One batch on its way through the pipeline.
-
-    Args:
-        engine: This rank's stage.
-        book: What the batch has in work.
-        micros: The batch's micro-batches.
-        device: Device on which tensors are received.
-    """
+    """One batch on its way through the pipeline."""
 
     def __init__(self, engine: Engine, book: BatchRecord, micros: list[Micro], device: torch.device) -> None:
         self._engine = engine

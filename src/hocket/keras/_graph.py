@@ -143,10 +143,7 @@ class Graph:
     def try_out(self, inputs: Sequence[Any], training: bool, observe: Observe) -> None:
         """Run all steps and leave the model as it was.
 
-        Args:
-            inputs: Tensors of the model's inputs.
-            training: Whether layers are to do as in training.
-            observe: A function that is told the number of a step, its seconds, and what it made.
+        `observe` is told the number of a step, its seconds, and what it made.
         """
         kept = [(v.value.data, v.value.detach().clone()) for v in self.model.non_trainable_variables]
         generator = torch.get_rng_state()

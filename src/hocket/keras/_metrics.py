@@ -72,10 +72,6 @@ class MetricSums:
     In a step they begin from zero, so that what they hold after it is this rank's contribution; then all ranks'
     contributions are added, in float64, to what they were before. On the way one number tells whether the ranks' random
     generators are still equal; where they are not (a torch layer drew numbers for its share), all take rank 0's.
-
-    Args:
-        variables: Variables of the metrics.
-        world: The ranks.
     """
 
     def __init__(self, variables: list[Any], world: World) -> None:
@@ -130,10 +126,7 @@ class MetricSums:
     def follow(self, root: int, world: World, others: list[Any]) -> None:
         """Take what a rank that has done steps has in the metrics, on ranks that have not; a collective operation.
 
-        Args:
-            root: The rank that has.
-            world: The ranks.
-            others: Variables of metrics that are no sums, which are sent too.
+        `others` are variables of metrics that are no sums, which are sent too.
         """
         for phase in world.from_all(sorted(self._local))[root]:
             if phase not in self._local:

@@ -17,11 +17,7 @@ from ._zero import ZeroOptimizer, publish
 class StagedOptimizer(ZeroOptimizer):
     """A Keras optimizer that keeps the state of this rank's stage.
 
-    Args:
-        optimizer: A Keras optimizer.
-        variables: All variables that the optimizer is to train.
-        mesh: The ranks.
-        owners: The stage of each variable.
+    `variables` are all that it is to train, and `owners` the stage of each.
 
     Raises:
         ValueError: an option of the optimizer needs the state of all variables in one place.
@@ -59,10 +55,7 @@ class StagedOptimizer(ZeroOptimizer):
 class StagedStateBroadcast(StateBroadcast):
     """Broadcasts, but for the weights that other stages have trained since they were last brought together.
 
-    Args:
-        model: The Keras model.
-        mesh: The ranks.
-        engine: A function that makes or gives this rank's stage of the built model; a collective operation.
+    `engine` makes or gives this rank's stage of the built model; a collective operation.
     """
 
     gathers = True

@@ -18,13 +18,7 @@ class ZeroOptimizer:
 
     Every variable belongs to one rank as a whole, so that any optimizer may look at a variable's gradient as it likes;
     they are given out from the largest to the smallest, each to the rank that has least. After a step every rank sends
-    its variables to the others.
-
-    Args:
-        optimizer: A Keras optimizer.
-        variables: All variables that the optimizer is to train.
-        world: The ranks.
-        owners: The rank that each variable belongs to; None to give them out.
+    its variables to the others. `owners` says which rank each variable belongs to; None to give them out.
 
     Raises:
         ValueError: an option of the optimizer needs the state of all variables in one place.

@@ -58,8 +58,7 @@ class Aggregators:
     def environment(self, host: str | None) -> dict[str, str]:
         """Return the variables that a rank's environment must have to use them.
 
-        Args:
-            host: Where the rank is, by its name in the emulated cluster.
+        `host` is where the rank is, by its name in the emulated cluster.
         """
         address = self._address if host is None else self._by_host.get(host, self._address)
         return {ADDRESS_VARIABLE: address, "HOCKET_AGGREGATOR_TOKEN_FILE": self._token_file}

@@ -20,11 +20,7 @@ _LONGEST_LINE = 1 << 20
 
 
 class Output:
-    """A stream that takes whole lines; the base for one that is no terminal.
-
-    Args:
-        stream: Where the bytes go.
-    """
+    """A stream that takes whole lines; the base for one that is no terminal."""
 
     is_terminal = False
 

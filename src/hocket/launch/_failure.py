@@ -81,9 +81,7 @@ def read_failure(
 def in_order(failures: Sequence[RankFailure], grace_s: float) -> tuple[RankFailure, ...]:
     """Return failures with the first one first; those that came of our ending the job are marked, and last.
 
-    Args:
-        failures: The ranks that ended badly in one attempt.
-        grace_s: How long after the first end SIGKILL follows SIGTERM.
+    SIGKILL follows SIGTERM `grace_s` after the first end.
     """
     if not failures:
         return ()

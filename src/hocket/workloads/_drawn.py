@@ -11,9 +11,7 @@ T_co = TypeVar("T_co", covariant=True)
 class Drawn(Dataset[T_co]):
     """One epoch of drawn items; `set_epoch` goes on to another. Subclasses make item ``index`` of `random(index)`.
 
-    Args:
-        seed: Chooses the sequence.
-        length: Items in one epoch.
+    `seed` chooses the sequence.
     """
 
     def __init__(self, *, seed: int, length: int) -> None:

@@ -29,13 +29,7 @@ _LAST = 0.01  # of the highest learning rate, at the last step
 
 
 def warm_up_and_cosine(step: int, *, steps: int, warm_up_steps: int) -> float:
-    """Return the part of the highest learning rate that step ``step`` has: linear rise, times half a cosine to 0.01.
-
-    Args:
-        step: Number of the step, from 0.
-        steps: Steps of the whole run.
-        warm_up_steps: Steps of the rise.
-    """
+    """Return the part of the highest learning rate that step ``step`` has: linear rise, times half a cosine to 0.01."""
     rise = min(1.0, (step + 1) / warm_up_steps)
     cosine = 0.5 * (1.0 + math.cos(math.pi * min(1.0, step / steps)))
     return rise * (_LAST + (1.0 - _LAST) * cosine)

@@ -23,12 +23,7 @@ class BenchError(RuntimeError):
 def run_world(module: str, spec: Mapping[str, Any], n: int, *, mpi: bool, timeout_s: float) -> dict[str, Any]:
     """Run `python -m module SPEC` on `n` ranks of this host and return the JSON value that rank 0 wrote.
 
-    Args:
-        module: Module with a main guard that calls `work`.
-        spec: JSON values for it.
-        n: Number of ranks.
-        mpi: Whether mpiexec starts them, so that mpi4py may be used.
-        timeout_s: Seconds for everything.
+    The module's main guard calls `work`; mpiexec starts the ranks where they need `mpi`.
 
     Raises:
         BenchError: a rank failed, or time ran out.

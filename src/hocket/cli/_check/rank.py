@@ -33,11 +33,8 @@ class Enough(SystemExit):
 class Notebook:
     """What one rank writes down.
 
-    Args:
-        directory: Directory of the losses.
-        rank: Number of this rank.
-        steps: Backward passes after which the script is ended; 0 for not at all.
-        seed: Seed that torch was given before the script began.
+    Its losses go into `directory`. The script is ended after `steps` backward passes, 0 for not at all; torch was given
+    `seed` before it began.
     """
 
     def __init__(self, directory: Path, rank: int, steps: int, seed: int) -> None:

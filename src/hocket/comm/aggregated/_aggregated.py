@@ -17,13 +17,7 @@ Tensor = torch.Tensor
 class AggregatedTransport:
     """Says each operation in the aggregator's terms; whether it is done there is a matter of the `Agreement`.
 
-    Args:
-        session: Membership of this rank at the aggregator.
-        hosts: Transport that works without the aggregator.
-        rank: Number of this rank.
-        size: Number of ranks.
-        name: Name of the group, for reports.
-        timeout_s: Seconds for coming in at the aggregator the first time.
+    `hosts` works without the aggregator; coming in there the first time may take `timeout_s`.
     """
 
     def __init__(

@@ -90,12 +90,7 @@ _agreements: weakref.WeakSet[Agreement] = weakref.WeakSet()
 class Agreement:
     """Takes each operation to where it is done, and through the aggregator's end; see the head of this module.
 
-    Args:
-        session: Membership of this rank at the aggregator.
-        hosts: Transport that works without the aggregator.
-        size: Number of ranks.
-        name: Name of the group, for reports.
-        timeout_s: Seconds for coming in at the aggregator the first time.
+    `hosts` works without the aggregator; coming in there the first time may take `timeout_s`.
     """
 
     def __init__(self, session: AggregationSession, hosts: Transport, size: int, name: str, timeout_s: float) -> None:

@@ -21,13 +21,8 @@ _JOIN_S: Final = 10.0
 class AggregationSession:
     """A rank's place in one group at the aggregator: lost and found again.
 
-    While it is lost, a thread of its own keeps trying to come back; `ready` says when it has.
-
-    Args:
-        settings: Address, token and deadlines of the aggregator.
-        name: Name of the group, the same on all its ranks and on no others.
-        position: Position of this rank among the others.
-        label: Name of this rank in errors.
+    While it is lost, a thread of its own keeps trying to come back; `ready` says when it has. All ranks of the group,
+    and no others, give the same `name`; `label` is how errors call this rank.
     """
 
     def __init__(self, settings: AggregationSettings, name: str, position: TreePosition, label: str) -> None:

@@ -32,9 +32,7 @@ class ShardedWork:
 class Shards:
     """A member's place in one incarnation of a group.
 
-    Args:
-        clients: Connections to each aggregator, on all ranks in the same order.
-        groups: Groups at each aggregator.
+    All ranks have the connections to the aggregators in the same order.
     """
 
     def __init__(self, clients: Sequence[AggregationClient], groups: Sequence[AggregationGroup]) -> None:

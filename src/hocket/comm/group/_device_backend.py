@@ -13,10 +13,7 @@ from ._runner import Action, Runner
 class DeviceBackend:
     """Runs operations on CPU tensors, or on CUDA tensors of one GPU that the ranks share.
 
-    Args:
-        transport: Transport that moves the bytes.
-        runner: Queue that keeps the order.
-        device: GPU; None for the CPU.
+    `device` is None for the CPU.
     """
 
     def __init__(self, transport: Transport, runner: Runner, device: torch.device | None = None) -> None:

@@ -28,17 +28,7 @@ class Opened(NamedTuple):
 def open_transport(
     store: Any, name: str, rank: int, size: int, timeout: timedelta, global_ranks: Sequence[int], gloo: Any
 ) -> Opened:
-    """Find out where the ranks of a group run, and open what serves them best; all ranks come to the same answer.
-
-    Args:
-        store: Store of the group.
-        name: Name of the group, for messages.
-        rank: Number of this rank in the group.
-        size: Number of ranks.
-        timeout: Time for all to come.
-        global_ranks: Numbers of the ranks in the world, for messages.
-        gloo: Engine of the group.
-    """
+    """Find out where the ranks of a group run, and open what serves them best; all ranks come to the same answer."""
     flat = EngineTransport(gloo, "gloo")
     if size == 1:
         return Opened(flat, None, None)

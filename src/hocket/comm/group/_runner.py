@@ -22,11 +22,7 @@ _CLOSE_S = 5.0
 class Runner:
     """The operations of one group.
 
-    Args:
-        name: Name of the group.
-        size: How many ranks it has.
-        channel: Channel of the group, if its ranks share a host.
-        timeout: Time for operations that name none.
+    `channel` is None where its ranks share no host; `timeout` is for operations that name none.
     """
 
     def __init__(self, name: str, size: int, channel: Channel | None, timeout: timedelta) -> None:
@@ -41,12 +37,8 @@ class Runner:
     def submit(self, kind: str, opts: Any, results: list[torch.Tensor], payload: Any, action: Action) -> HocketWork:
         """Run `action` now, or queue it.
 
-        Args:
-            kind: Name of the operation in reports.
-            opts: Options of c10d: time-out and whether the caller waits.
-            results: Result that the operation's future will hold.
-            payload: The tensor or tensors whose bytes reports count.
-            action: Function that does it.
+        The future of the operation will hold `results`; reports count the bytes of `payload`; `opts` are c10d's:
+        time-out and whether the caller waits.
 
         Raises:
             CommError: an earlier operation has broken the group.

@@ -18,12 +18,7 @@ log = logging.getLogger("hocket.comm")
 
 
 class HocketWork(Work):
-    """An operation that runs, or has run, in this process.
-
-    Args:
-        results: The output tensors, as torch's futures of collectives hold them.
-        record: Record that observers get.
-    """
+    """An operation that runs, or has run, in this process."""
 
     # Defaults here rather than in each object: many live for microseconds, and this is on the way of every operation.
     _error: BaseException | None = None

@@ -34,11 +34,7 @@ _GRACE_S: Final = 2e-3
 class TagMatcher:
     """The sends and receives of one rank in one group.
 
-    Args:
-        streams: Streams of this rank in this group.
-        name: Name of the group, for messages.
-        numbers: Numbers of the ranks in the world, for messages.
-        timeout_s: Seconds for waits that name none.
+    Messages call the ranks by their `numbers` in the world; `timeout_s` is for waits that name none.
     """
 
     def __init__(self, streams: ShmStreams, name: str, numbers: tuple[int, ...], timeout_s: float) -> None:

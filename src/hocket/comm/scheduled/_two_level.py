@@ -21,12 +21,7 @@ save, and one rank of each host speaks for it."""
 
 
 class Subset:
-    """Point-to-point among some of the ranks, numbered anew.
-
-    Args:
-        points: Messages among all ranks.
-        ranks: Ranks that take part; number i here is `ranks[i]` there.
-    """
+    """Point-to-point among some of the ranks, numbered anew. Number i here is `ranks[i]` there."""
 
     def __init__(self, points: PointToPoint, ranks: Sequence[int]) -> None:
         self._point_to_point = points

@@ -208,9 +208,7 @@ class _Blocks:
     def reduce(self, target: torch.Tensor | None, op: ReduceOperator) -> None:
         """Reduce everything, after the phase in which all ranks have contributed block 0.
 
-        Args:
-            target: Memory for the result, block by block; None to leave it to others.
-            op: The operator.
+        The result goes into `target`, block by block; with None it is left to others.
         """
         targets = cut(target, self._block_numel) if target is not None else None
         for k, block in enumerate(self._blocks):

@@ -37,12 +37,7 @@ _OPERATORS = ("SUM", "AVG", "PREMUL_SUM", "PRODUCT", "MIN", "MAX", "BAND", "BOR"
 
 
 class AnnouncementBoard:
-    """Everyone's announcements.
-
-    Args:
-        segments: Segments of all ranks, in order; the announcements lie in their headers.
-        rank: Number of this rank.
-    """
+    """Everyone's announcements. The announcements lie in the headers of the segments of all ranks."""
 
     def __init__(self, segments: Sequence[SharedSegment], rank: int) -> None:
         self._rank = rank

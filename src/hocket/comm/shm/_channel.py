@@ -39,11 +39,7 @@ SEGMENT_NBYTES = HEADER_NBYTES + 2 * CPU_SIZES.slot
 class Channel:
     """This rank's end of a group on one host.
 
-    Args:
-        name: Name of the group, for messages.
-        rank: Number of this rank in the group.
-        peers: All ranks in order, this one included.
-        global_ranks: Numbers of the ranks in the world, for messages.
+    `peers` are all ranks in order, this one included; messages call them by their numbers in the world, `global_ranks`.
     """
 
     sizes = CPU_SIZES

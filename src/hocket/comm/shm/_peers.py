@@ -41,12 +41,7 @@ class Peer:
 class Peers:
     """The ranks of one group, this one included.
 
-    Args:
-        group: Name of the group, for messages.
-        rank: Number of this rank in the group.
-        peers: All ranks in order.
-        numbers: Numbers of the ranks in the world, for messages.
-        board: Everyone's announcements, for messages.
+    Messages call them by their `numbers` in the world, and say what stands on the `board`.
     """
 
     def __init__(

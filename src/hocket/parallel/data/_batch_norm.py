@@ -162,12 +162,7 @@ def _synchronised_buffers(model: nn.Module, world: World) -> set[int]:
 
 
 class BroadcastBuffers:
-    """The buffers of some modules, but for those that are the same on all ranks by themselves.
-
-    Args:
-        modules: What this rank computes.
-        world: The data-parallel ranks.
-    """
+    """The buffers of some modules, but for those that are the same on all ranks by themselves."""
 
     def __init__(self, modules: Sequence[torch.nn.Module], world: World) -> None:
         self._modules = list(modules)

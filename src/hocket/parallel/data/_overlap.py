@@ -46,11 +46,8 @@ class OverlappedReduceScatter(_Allocating):
     """Reduce-scatters of one block's gradients, which are there after `finish`.
 
     FSDP2 makes what comes out the gradient of the sharded parameters at once, before it is there, and would add it to
-    what an earlier pass left; here the passes are added up instead.
-
-    Args:
-        parameters: Parameters of the block, sharded.
-        under_way: The reductions of all blocks that have begun, the oldest first.
+    what an earlier pass left; here the passes are added up instead. `under_way` are the reductions of all blocks that
+    have begun, the oldest first.
     """
 
     def __init__(self, parameters: Sequence[torch.nn.Parameter], under_way: deque[Any]) -> None:

@@ -62,13 +62,7 @@ class ShardingStrategy:
 def replicated(
     parameters: Mapping[str, torch.nn.Parameter], places: Mapping[str, ParameterPlacement], world: World
 ) -> list[Owned]:
-    """Return parameters as held in full by every rank of `world`.
-
-    Args:
-        parameters: Parameters by the model's names.
-        places: Where each parameter lies in the model's own.
-        world: The ranks.
-    """
+    """Return parameters as held in full by every rank of `world`."""
     return [Owned(p, p, ShardBox.full(places[name]), world.size) for name, p in parameters.items()]
 
 

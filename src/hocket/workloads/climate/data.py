@@ -42,12 +42,6 @@ class Maps(Drawn[tuple[Tensor, Tensor]]):
     Up to three cyclones whirl in the tropics, each in the sense of its hemisphere; up to two rivers leave the tropics
     in an arc. Some lows are as deep as cyclones but neither warm nor moist, and some moist patches are no rivers. A map
     is a function of (seed, epoch, index) alone, so that it does not matter which worker draws it.
-
-    Args:
-        height: Pixels from south to north.
-        breadth: Pixels around the earth, where the map closes.
-        seed: Chooses the sequence.
-        length: Maps in one epoch.
     """
 
     def __init__(self, height: int, breadth: int, *, seed: int = 0, length: int = MAPS_PER_EPOCH) -> None:

@@ -13,8 +13,7 @@ def confusion(truth: npt.NDArray[np.int64], told: npt.NDArray[np.int64], classes
 def intersection_over_union(table: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
     """For each class the pixels that are of it and said to be, by those that are or are said to be; NaN where none is.
 
-    Args:
-        table: Sum of `confusion` over all maps.
+    `table` is the sum of `confusion` over all maps.
     """
     both = np.diag(table).astype(np.float64)
     either = table.sum(0) + table.sum(1) - both

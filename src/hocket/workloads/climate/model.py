@@ -18,10 +18,7 @@ def _twice(inputs: int, outputs: int) -> nn.Sequential:
 class UNet(nn.Module):
     """(N, channels, H, W) maps to (N, classes, H, W) scores; H and W are multiples of 2 to the power of the levels.
 
-    Args:
-        channels: Channels of a map.
-        classes: Classes of a pixel.
-        size: One of `SIZES`.
+    `size` is one of `SIZES`.
     """
 
     def __init__(self, channels: int = 16, classes: int = 3, *, size: str = "full") -> None:

@@ -53,12 +53,8 @@ class Universes(Drawn[tuple[Tensor, Tensor]]):
     """Item ``index`` is a volume (1, side, side, side) and its parameters (2,): float32, each scaled to [-1, 1].
 
     A cell is log(1 + density), the mean density being 1, shifted and scaled (`MIDDLE`, `SPREAD`). A volume is a
-    function of (seed, epoch, index) alone, so that it does not matter which worker makes it.
-
-    Args:
-        side: Side of a volume in cells of 4 Mpc/h.
-        seed: Chooses the sequence.
-        length: Volumes in one epoch.
+    function of (seed, epoch, index) alone, so that it does not matter which worker makes it. A side has cells of 4
+    Mpc/h.
     """
 
     def __init__(self, side: int, *, seed: int = 0, length: int = VOLUMES_PER_EPOCH) -> None:

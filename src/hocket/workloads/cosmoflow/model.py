@@ -10,13 +10,7 @@ _BOUND = 1.2  # outputs lie in (-1.2, 1.2): a little beyond the targets
 
 
 class CosmoFlow(nn.Module):
-    """(N, channels, side, side, side) volumes to (N, parameters) in (-1.2, 1.2).
-
-    Args:
-        channels: Channels of a volume.
-        parameters: How many numbers a volume gets.
-        size: One of `SIZES`.
-    """
+    """(N, channels, side, side, side) volumes to (N, parameters) in (-1.2, 1.2). `size` is one of `SIZES`."""
 
     def __init__(self, channels: int = 1, parameters: int = 2, *, size: str = "full") -> None:
         super().__init__()

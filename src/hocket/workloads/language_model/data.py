@@ -60,12 +60,6 @@ class Excerpts(Drawn[tuple[Tensor, Tensor]]):
 
     An excerpt is a function of (seed, epoch, index) alone, so that it does not matter which worker draws it.
 
-    Args:
-        text: Where to cut.
-        context: Bytes in an excerpt.
-        seed: Chooses the places.
-        length: Excerpts in one epoch.
-
     Raises:
         ValueError: The text is not longer than an excerpt.
     """

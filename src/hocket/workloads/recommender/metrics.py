@@ -12,12 +12,7 @@ _FILM_PRIOR, _PERSON_PRIOR = (
 
 
 def auc(scores: npt.NDArray[np.float64], liked: npt.NDArray[np.bool_]) -> float:
-    """Return the share of pairs of a liked and another film whose liked one has the higher score; equals count half.
-
-    Args:
-        scores: (n,).
-        liked: (n,); some are, some are not.
-    """
+    """Return the share of pairs of a liked and another film whose liked one has the higher score; equals count half."""
     from scipy.stats import rankdata  # lazy: half a second
 
     ones = int(liked.sum())

@@ -51,12 +51,6 @@ class Compositions(Drawn[tuple[Tensor, Tensor]]):
 
     One to three digits in random colours stand in different quarters of an image with some noise. An image is a
     function of (seed, epoch, index) alone, so that it does not matter which worker draws it.
-
-    Args:
-        digits: What to compose.
-        side: Pixels.
-        seed: Chooses the sequence.
-        length: Images in one epoch.
     """
 
     def __init__(self, digits: Digits, side: int, *, seed: int = 0, length: int = IMAGES_PER_EPOCH) -> None:

@@ -7,9 +7,7 @@ from hocket.workloads.resnet101.settings import SIZES
 class ResNet101(ResNet):
     """(N, 3, H, W) images to (N, labels) scores; 44,549,160 parameters for 1,000 labels.
 
-    Args:
-        labels: How many scores an image gets; each stands for itself.
-        size: One of `SIZES`.
+    Each score stands for itself; `size` is one of `SIZES`.
     """
 
     def __init__(self, labels: int = 1000, *, size: str = "full") -> None:

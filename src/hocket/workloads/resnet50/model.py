@@ -39,10 +39,7 @@ class Bottleneck(nn.Module):
 class ResNet(nn.Module):
     """(N, 3, H, W) images to (N, classes) scores, by four stages of bottlenecks.
 
-    Args:
-        depths: Bottlenecks in each stage.
-        classes: How many scores an image gets.
-        width: Channels of the 3x3 convolutions in the first stage; each stage has twice as many as the one before.
+    `width` is the channels of the 3x3 convolutions in the first stage; each stage has twice as many as the one before.
     """
 
     def __init__(self, depths: tuple[int, int, int, int], *, classes: int = 1000, width: int = WIDTH) -> None:

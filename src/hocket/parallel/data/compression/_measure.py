@@ -50,13 +50,8 @@ def measure_link(
 ) -> LinkTimes:
     """Time exchanges of two sizes, with and without compression; a collective operation.
 
-    Args:
-        method: The compressor.
-        world: The ranks.
-        numel: Number of elements of the largest bucket, since nothing larger need be measured.
-        dtype: Type of the bucket's gradients.
-        device: Device of the gradients.
-        scattered: Whether each rank needs its part only.
+    `numel` is that of the largest bucket, since nothing larger need be measured; with `scattered` each rank needs its
+    part only.
     """
     sizes = [_SMALL_NBYTES, min(_LARGE_NBYTES, max(_SMALL_NBYTES, numel * dtype.itemsize))]
     points: list[float] = []

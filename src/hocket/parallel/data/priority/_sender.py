@@ -17,9 +17,7 @@ from ...mesh import World
 class Sender:
     """Averages flat tensors over ranks; the only one to post operations on its group, always in the same order.
 
-    Args:
-        world: The ranks, with a group that nobody else uses.
-        deadline_s: How long to wait for a chunk that has been begun.
+    Nobody else uses the group of `world`; a chunk that has been begun is waited for until `deadline_s`.
     """
 
     def __init__(self, world: World, deadline_s: float) -> None:

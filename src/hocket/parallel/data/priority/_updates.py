@@ -11,11 +11,7 @@ from ...batches import trees as _trees
 
 
 class Updates:
-    """The updates of one step, in parts.
-
-    Args:
-        optimizer: An optimizer that works element by element.
-    """
+    """The updates of one step, in parts. The optimizer works element by element."""
 
     def __init__(self, optimizer: Any) -> None:
         self._optimizer = optimizer

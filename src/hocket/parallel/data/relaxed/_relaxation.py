@@ -69,9 +69,7 @@ class Relaxation:
     def step(self, parts: Sequence[BatchPart], clip: Callable[[], None]) -> torch.Tensor:
         """Make one step of this worker; return the loss of its part, as that of a whole batch of such samples.
 
-        Args:
-            parts: Parts of this worker's part of the batch.
-            clip: A function that clips the gradients before they are used.
+        `parts` make up this worker's part of the batch; `clip` clips the gradients before they are used.
         """
         samples, total = sum(part.samples for part in parts), parts[0].total
         self._settled = False

@@ -53,8 +53,7 @@ class RelaxedTraining(ABC):
     def close(self, *, failed: bool = False) -> None:
         """Leave the others, with a model of one's own.
 
-        Args:
-            failed: Whether to tell the others that this worker cannot go on, rather than that all is done.
+        `failed` tells them that this worker cannot go on, rather than that all is done.
         """
 
     def report(self) -> dict[str, Any]:

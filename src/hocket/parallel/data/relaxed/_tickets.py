@@ -25,8 +25,7 @@ from ...mesh import World
 class Tickets:
     """Numbers 0, 1, 2, ... of each epoch, each given to one worker; counted in the store of torch's default group.
 
-    Args:
-        world: The workers; making this is a collective operation.
+    To make them is a collective operation of the workers.
     """
 
     def __init__(self, world: World) -> None:
@@ -51,11 +50,6 @@ class TicketLoader(SharedLoader):
     All workers together see every sample once in an epoch, as with `DistributedLoader`, and the sequence of batches is
     that of one process; but a worker that is slow gets fewer parts, and workers end the epoch at most one part apart.
     Workers that load in the background (`num_workers`) take tickets as far ahead as they load.
-
-    Args:
-        loader: The user's loader, with global batches.
-        world: The workers.
-        tickets: Who gets which part.
     """
 
     _keep_step = False
