@@ -17,10 +17,8 @@ from ._zero import ZeroOptimizer, publish
 class StagedOptimizer(ZeroOptimizer):
     """A Keras optimizer that keeps the state of this rank's stage.
 
-    `variables` are all that it is to train, and `owners` the stage of each.
-
-    Raises:
-        ValueError: an option of the optimizer needs the state of all variables in one place.
+    `variables` are all that it is to train, and `owners` the stage of each. Raises ValueError: an option of the
+    optimizer needs the state of all variables in one place.
     """
 
     remedy = "leave pipeline= out"

@@ -18,10 +18,8 @@ class ZeroOptimizer:
 
     Every variable belongs to one rank as a whole, so that any optimizer may look at a variable's gradient as it likes;
     they are given out from the largest to the smallest, each to the rank that has least. After a step every rank sends
-    its variables to the others. `owners` says which rank each variable belongs to; None to give them out.
-
-    Raises:
-        ValueError: an option of the optimizer needs the state of all variables in one place.
+    its variables to the others. `owners` says which rank each variable belongs to; None to give them out. Raises
+    ValueError: an option of the optimizer needs the state of all variables in one place.
     """
 
     remedy = 'say shard="none"'

@@ -25,14 +25,12 @@ class Aggregators:
     """What one launch has started.
 
     In an emulated cluster they run beside switches, as `hocket.launch._fabric.sites` says: one, or a tree of which
-    every rank has a leaf near it; or on hosts to spare. Else there is one on this host.
+    every rank has a leaf near it; or on hosts to spare. Else there is one on this host. Raises LaunchError: one did not
+    start.
 
     Args:
         job: Job in whose directory the token lies, and which ends the processes.
         placement: Where the ranks go in an emulated cluster; None for this host.
-
-    Raises:
-        LaunchError: One did not start.
     """
 
     def __init__(self, job: Job, placement: "HostPlacement | None" = None) -> None:

@@ -82,11 +82,7 @@ def lower(
     seed: int = 0,  # of ECMP
     ready_s: Floats | None = None,  # of every rank the time before which it takes no part
 ) -> Lowered:
-    """A schedule as tasks.
-
-    Raises:
-        SimulationError: if the schedule does not fit the cluster, or is too large.
-    """
+    """A schedule as tasks. Raises SimulationError if the schedule does not fit the cluster, or is too large."""
     if settings.pieces > 1:
         schedule = schedule.merged().split(settings.pieces)
     nodes = place(schedule, cluster, ranks)

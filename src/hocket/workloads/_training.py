@@ -112,7 +112,8 @@ def train(trainee: Trainee, steps: int, run: RunDirectory | None) -> dict[str, A
     """Make ``steps`` steps and write the metrics on the way. Every worker calls it.
 
     A line of the metrics covers all samples of all workers since the line before. The first step is a line of its own,
-    and is left out of the throughput: it sets up kernels, buffers and the optimizer's state.
+    and is left out of the throughput: it sets up kernels, buffers and the optimizer's state. Raises Diverged if the
+    loss is not finite.
 
     Args:
         trainee: What to train.
@@ -122,9 +123,6 @@ def train(trainee: Trainee, steps: int, run: RunDirectory | None) -> dict[str, A
     Returns:
         JSON values: "steps", "samples", "training_s", "samples_per_s", "step_s", "loss" (of the last line). All
         workers get the same.
-
-    Raises:
-        Diverged: If the loss is not finite.
     """
     meter = _Meter(trainee.device)
     samples = warm_samples = 0

@@ -23,10 +23,8 @@ class BenchError(RuntimeError):
 def run_world(module: str, spec: Mapping[str, Any], n: int, *, mpi: bool, timeout_s: float) -> dict[str, Any]:
     """Run `python -m module SPEC` on `n` ranks of this host and return the JSON value that rank 0 wrote.
 
-    The module's main guard calls `work`; mpiexec starts the ranks where they need `mpi`.
-
-    Raises:
-        BenchError: a rank failed, or time ran out.
+    The module's main guard calls `work`; mpiexec starts the ranks where they need `mpi`. Raises BenchError: a rank
+    failed, or time ran out.
     """
     cores = len(os.sched_getaffinity(0))
     with tempfile.TemporaryDirectory(prefix="hocket-bench-") as directory:

@@ -38,10 +38,7 @@ class Runner:
         """Run `action` now, or queue it.
 
         The future of the operation will hold `results`; reports count the bytes of `payload`; `opts` are c10d's:
-        time-out and whether the caller waits.
-
-        Raises:
-            CommError: an earlier operation has broken the group.
+        time-out and whether the caller waits. Raises CommError: an earlier operation has broken the group.
         """
         if self._broken is not None:
             raise copy.copy(self._broken)

@@ -112,10 +112,8 @@ def connect(
 ) -> CudaChannel | None:
     """Open device slots among ranks that share one GPU; None if every rank has a GPU of its own (NCCL's case).
 
-    All ranks of the group must come here, at their first operation on a CUDA tensor.
-
-    Raises:
-        CommError: ranks share GPUs in a way that no transport serves.
+    All ranks of the group must come here, at their first operation on a CUDA tensor. Raises CommError: ranks share GPUs
+    in a way that no transport serves.
     """
     store.set(f"hocket/gpu/{rank}", str(torch.cuda.get_device_properties(device).uuid))
     keys = [f"hocket/gpu/{r}" for r in range(size)]

@@ -167,10 +167,8 @@ class DataParallel(torch.nn.Module):
         A mean over the samples is weighed where gradients arrive at parameters, whatever way they come: through outputs
         of any type, or terms of the loss that the model keeps as attributes; terms of the parameters alone come out
         right too, because the weights of all ranks average to one. Only if forward passes on batches of different
-        weights meet in one back-propagation, or for sums, does the weight go to the outputs.
-
-        Raises:
-            RuntimeError: such batches meet, and the first of them had no samples for this rank.
+        weights meet in one back-propagation, or for sums, does the weight go to the outputs. Raises RuntimeError: such
+        batches meet, and the first of them had no samples for this rank.
         """
         if self._loss_reduction == "sum":
             return 0.0 if note is not None and note.weight == 0.0 else float(self._world.size)

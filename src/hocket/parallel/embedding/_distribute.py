@@ -95,16 +95,14 @@ def distribute_embeddings(
     each with any number of rows to look up.
 
     A weight that the model uses otherwise than by calling its module (as `F.linear(x, self.tokens.weight)`) cannot be
-    seen here: leave it out, or tie it to a module's weight, which is seen and refused.
+    seen here: leave it out, or tie it to a module's weight, which is seen and refused. Raises ValueError: there is no
+    such form.
 
     Args:
         model: The same model on every rank; rank 0's weights count.
         world: The ranks that share each batch.
         how: "table": each table on one rank; "row": some rows of each table on every rank; "hybrid": by size.
         replicate_below: For "hybrid": a table of fewer bytes stays on every rank, unless its gradients are sparse.
-
-    Raises:
-        ValueError: there is no such form.
     """
     if how not in get_args(How):
         raise ValueError(f"embeddings can be divided by {', '.join(map(repr, get_args(How)))}, not {how!r}")

@@ -51,7 +51,7 @@ class RowExchange:
         return self  # copies of a model look up in the same group
 
     def look_up(self, ids: Tensor, table: Callable[[Tensor], Tensor]) -> Tensor:
-        """Rows of the whole table; a collective operation.
+        """Rows of the whole table; a collective operation. Raises IndexError: a number is not one of a row.
 
         Args:
             ids: Numbers of the rows, (n,), int32 or int64; any n, also none.
@@ -60,9 +60,6 @@ class RowExchange:
         Returns:
             (n, width), through which gradients flow to the ranks that have the rows: there the gradient is the average
             over ranks, weighted by `weight`, as data-parallel gradients are.
-
-        Raises:
-            IndexError: a number is not one of a row.
         """
         self._check(ids)
         ids = ids.to(torch.int64)

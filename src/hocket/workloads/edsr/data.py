@@ -34,16 +34,14 @@ class Patches(Drawn[tuple[Tensor, Tensor]]):
     """Random patches: item ``index`` is a pair (low, high), (3, P/scale, P/scale) and (3, P, P), in [0, 1].
 
     A patch is a function of (seed, epoch, index) alone; no generator is carried from one patch to the next. So it does
-    not matter which worker, or which loader process, draws it.
+    not matter which worker, or which loader process, draws it. Raises ValueError if there is no photograph, or the
+    patch is no multiple of the scale or larger than a photograph.
 
     Args:
         photographs: Where to cut; all of the same scale. Each photograph is as likely as any other.
         patch: Side P of the high-resolution patch in pixels; a multiple of the scale.
         seed: Chooses the sequence.
         length: Patches in one epoch.
-
-    Raises:
-        ValueError: If there is no photograph, or the patch is no multiple of the scale or larger than a photograph.
     """
 
     def __init__(

@@ -58,10 +58,8 @@ def load() -> Texts:
 class Excerpts(Drawn[tuple[Tensor, Tensor]]):
     """Excerpts from random places: item ``index`` is (bytes, the byte after each of them), int64, (context,) each.
 
-    An excerpt is a function of (seed, epoch, index) alone, so that it does not matter which worker draws it.
-
-    Raises:
-        ValueError: The text is not longer than an excerpt.
+    An excerpt is a function of (seed, epoch, index) alone, so that it does not matter which worker draws it. Raises
+    ValueError: the text is not longer than an excerpt.
     """
 
     def __init__(self, text: Text, context: int, *, seed: int = 0, length: int = EXCERPTS_PER_EPOCH) -> None:
