@@ -66,7 +66,7 @@ class Grid:
 
 
 def grid_of(workload: Workload, network: Network, workers: int, batch: int, fixed: Mapping[str, Any]) -> Grid:
-    """The choices there are.
+    """Return the choices there are.
 
     Axes say which degrees are worth a thought; a degree that is fixed is tried in any case. Raises PlanError: nothing
     can keep what is fixed; the finding names the rule.

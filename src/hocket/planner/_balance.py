@@ -44,7 +44,7 @@ def balance(
     slack: float = 0.0,
     micro_batches: int = 0,
 ) -> list[int]:
-    """The first step of each part but the first, so that the slowest part takes the least time.
+    """Return the first step of each part but the first, so that the slowest part takes the least time.
 
     A part takes as long as it computes and hands over what crosses its cuts, or as the link carries that if it takes
     longer: messages go while the next micro-batch is computed. Exact, by dynamic programming over (parts, end): some
@@ -107,7 +107,7 @@ def balance(
         return _best(count, n, light)[1]
 
     def step(begins: Sequence[int]) -> tuple[float, float]:
-        """What a step takes besides the first micro-batch's computation, and what of it messages are."""
+        """Return what a step takes besides the first micro-batch's computation, and what of it messages are."""
         sent = 2 * float(wire[list(begins)].sum())
         return (micro_batches - 1) * slowest(begins, times, nbytes, link=link) + sent, sent
 
@@ -118,7 +118,7 @@ def balance(
 
 
 def _best(count: int, n: int, join: Callable[[Array, Array], tuple[Array, Array]]) -> tuple[float, list[int]]:
-    """The least first value of a way to cut `count` steps into `n` parts, and the cuts of those with the least second.
+    """Return the least first value of a cut of `count` steps into `n`, and the cuts of those with the least second.
 
     Args:
         count: steps.

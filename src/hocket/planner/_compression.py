@@ -46,7 +46,7 @@ class CompressionSpec:
 
 
 def parse_compression(text: str) -> CompressionSpec | None:
-    """Reads a plan's `compression`.
+    """Read a plan's `compression`.
 
     Args:
         text: "none", or a method's name, as "int8", with its parameter after a colon if need be, as "topk:0.01".

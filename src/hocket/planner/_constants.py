@@ -95,7 +95,7 @@ class Constants:
 
 
 def slowest_of(count: int) -> float:
-    """The expected greatest of `count` standard normal values (Blom 1958); 0 for one.
+    """Return the expected greatest of `count` standard normal values (Blom 1958); 0 for one.
 
     It says by how many standard deviations the slowest of `count` ranks is behind the mean one.
     """

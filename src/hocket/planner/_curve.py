@@ -199,7 +199,7 @@ def _halves(operations: tuple[Operation, ...]) -> tuple[Operation, ...]:
 
 
 def curve_of_fit(name: str, fit: ScalingFit, network: Network, workers: Sequence[int], what_if: str = "") -> Curve:
-    """The curve of a fit; a what-if changes the constants that it is about.
+    """Return the curve of a fit; a what-if changes the constants that it is about.
 
     Args:
         name: Of the column.

@@ -24,7 +24,7 @@ _GRADIENT_PASSES = 4
 def ends(
     plan: Plan, profile: Profile, times: LayerTimes, own: Sequence[np.ndarray], worst: int, m: int, crowd: float
 ) -> tuple[float, float, float, Cost]:
-    """What is exposed of gradients and of parameters, the update, and a whole reduction, on the rank that ends last.
+    """Return what is exposed of gradients and parameters, the update, a whole reduction, on the rank that ends last.
 
     That is the one that computes longest, or the one with the most gradients. What is reduced while the stages before
     it are still at their last micro-batch is hidden.
@@ -95,7 +95,7 @@ def _exchange(plan: Plan, profile: Profile, times: LayerTimes, layers: np.ndarra
 def _meanwhile(
     gathers: np.ndarray, reduces: np.ndarray, forward: np.ndarray, backward: np.ndarray, passes: int
 ) -> tuple[float, float]:
-    """What stays exposed of fetching sharded layers and of reducing their gradients, all on one link.
+    """Return what stays exposed of fetching sharded layers and of reducing their gradients, all on one link.
 
     The next layer's parameters are asked for when one begins to be computed, the reduction of its gradients when it
     ends. Passes follow each other; from the second on all take as long.
@@ -139,7 +139,7 @@ def _exposed(gradients: np.ndarray, backward: np.ndarray, bucket: float, seconds
 
 
 def optimizer_s(plan: Plan, profile: Profile, layers: np.ndarray) -> float:
-    """The update reads and writes its state, and reads gradients; each rank does the part that it holds."""
+    """Return the time of the update, which reads and writes state and reads gradients; each rank does its part."""
     sharded = replicas(plan)[0] if plan.shard != "none" else 1
     held, workload = profile.held(plan), profile.workload
     share = held.parameter_bytes[layers] / sharded

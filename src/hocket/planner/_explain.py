@@ -93,7 +93,7 @@ def _words(one: Prediction) -> str:
 
 
 def plan_rows(found: Search) -> list[dict[str, str]]:
-    """A row a plan, the winner first, by column: plan, step, exposed communication, idle, memory, why not."""
+    """Return a row a plan, the winner first, by column: plan, step, exposed communication, idle, memory, why not."""
     rows = []
     best = found.best
     for one in (best, *found.others, *found.too_large):
@@ -118,7 +118,7 @@ def plan_rows(found: Search) -> list[dict[str, str]]:
 
 
 def with_reasons(found: Search) -> Plan:
-    """The winner with what was predicted for it and a reason for each choice, to be written as a file."""
+    """Return the winner with what was predicted for it and a reason for each choice, to be written as a file."""
     best, plan = found.best, found.best.plan
     parts = best.parts
     predicted = {"step_s": best.step_s, "samples_per_s": best.throughput, "memory_bytes": best.memory.total}

@@ -88,7 +88,7 @@ def reference_plans(plans: Iterable[Plan], workers: int) -> list[Plan]:
 def fitted(
     runs: Sequence[MeasuredPlan], workload: Workload, network: Network, constants: Constants, *, batch: int
 ) -> tuple[Network, Constants]:
-    """The network and the constants with which the formulas come nearest to what was measured.
+    """Return the network and the constants with which the formulas come nearest to what was measured.
 
     The maximum of the posterior: errors of steps are weighed against how far constants are from what they were, both by
     their ratios. A run that was disturbed counts less (Huber-like, scipy's soft_l1).

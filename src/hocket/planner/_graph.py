@@ -104,7 +104,7 @@ def step_graph(
             arrived[forward, onward, number] = sent
 
     def reduced(rank: int, stage: int, seconds: np.ndarray, after: list[Work]) -> Work:
-        """The last backward pass of a stage, whose gradients are reduced bucket by bucket."""
+        """Return the last backward pass of a stage, whose gradients are reduced bucket by bucket."""
         where, base = places[rank].ravel(), edges[stage]
         last: Work | None = None
         for first, end, size in buckets[stage]:

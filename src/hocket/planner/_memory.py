@@ -60,7 +60,7 @@ class Memory:
 
 
 def saved_bytes(layer: Layer, plan: Plan, scale: float) -> float:
-    """What a layer leaves for its backward pass of one micro-batch on one worker.
+    """Return what a layer leaves for its backward pass of one micro-batch on one worker.
 
     Args:
         layer: Of the workload.
@@ -104,7 +104,7 @@ def _columns(workload: Workload, plan: Plan, scale: float) -> NDArray[np.float64
 def memory_of(
     plan: Plan, workload: Workload, *, batch: int, cuts: Sequence[int] | None = None, rank: int | None = None
 ) -> Memory:
-    """The peak of one worker, or of the worker that needs most.
+    """Return the peak of one worker, or of the worker that needs most.
 
     Args:
         plan: With all degrees filled in (`Plan.resolve`).

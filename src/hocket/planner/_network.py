@@ -139,7 +139,7 @@ class Network:
         return inside, between, local, hosts
 
     def collective(self, kind: str, nbytes: float, size: int, stride: int, constants: Constants) -> Cost:
-        """The time of a collective over a vector of `nbytes`, by the best closed form.
+        """Return the time of a collective over a vector of `nbytes`, by the best closed form.
 
         Args:
             kind: Of `hocket.schedule.KINDS`.
@@ -182,7 +182,7 @@ class Network:
         return best
 
     def link(self, stride: int, sharers: int, constants: Constants) -> Link:
-        """What joins a rank with the rank `stride` further on, while `sharers` ranks of the host send."""
+        """Return what joins a rank with the rank `stride` further on, while `sharers` ranks of the host send."""
         if stride < self.local:
             return Link(self.inside_Bps * constants.inside_share, self.inside_s)
         rate = min(self.host_Bps / max(1, min(sharers, self.local)), self.rank_Bps) * constants.network_share

@@ -20,7 +20,7 @@ __all__ = ["order_findings", "plan_order", "stage_works", "waits"]
 
 
 def plan_order(plan: Plan) -> PipelineOrder:
-    """What each rank of a plan's pipeline does when; of one rank without a pipeline, the parts that it accumulates.
+    """Return what each rank of a plan's pipeline does when; without a pipeline, the parts that one rank accumulates.
 
     Raises:
         PlanError: there is no such order for the plan's shape.
@@ -34,7 +34,7 @@ def plan_order(plan: Plan) -> PipelineOrder:
 
 
 def order_findings(plan: Plan) -> Iterator[PlanFinding]:
-    """What stands against the order of a plan's pipeline: another shape, or a number of micro-batches."""
+    """Return what stands against the order of a plan's pipeline: another shape, or a number of micro-batches."""
     p, v, m = plan.pipeline_parallel_degree, plan.stages_per_rank, plan.micro_batches
     named = NAMED_ORDERS.get(plan.pipeline_schedule)
     if named is None:
@@ -49,7 +49,7 @@ def order_findings(plan: Plan) -> Iterator[PlanFinding]:
 
 
 def stage_works(times: LayerTimes, edges: Sequence[int], hops: Sequence[float], handling: float) -> list[StageWork]:
-    """What a micro-batch asks of every stage; each is handled once a pass.
+    """Return what a micro-batch asks of every stage; each is handled once a pass.
 
     What is not the wires' of exchanges waits for processors, as computation does.
     """
@@ -71,7 +71,7 @@ def stage_works(times: LayerTimes, edges: Sequence[int], hops: Sequence[float], 
 def waits(
     order: PipelineOrder, stages: Sequence[StageWork], own_s: float, at_once: float
 ) -> tuple[float, float, float]:
-    """What a rank spends besides its own work: idle as the order has it, for messages, and for processors.
+    """Return what a rank spends besides its own work: idle as the order has it, for messages, and for processors.
 
     Args:
         order: In which the ranks work.

@@ -159,7 +159,7 @@ class Plan:
     # --- what it says -----------------------------------------------------------------------------------------------
 
     def resolve(self, world_size: int) -> Plan:
-        """The plan for a world of `world_size` ranks, all degrees filled in.
+        """Return the plan for a world of `world_size` ranks, all degrees filled in.
 
         Raises:
             PlanError: a rule is broken; every finding says which and the remedy.
@@ -170,7 +170,7 @@ class Plan:
         return dataclasses.replace(self, data_parallel_degree=world_size // product(self, *inner()))
 
     def findings(self, world_size: int | None = None, *, batch: int | None = None) -> list[PlanFinding]:
-        """The rules that the plan breaks; none for a plan that can be carried out.
+        """Return the rules that the plan breaks; none for a plan that can be carried out.
 
         Args:
             world_size: ranks; None to leave out the rules that need it.
@@ -179,7 +179,7 @@ class Plan:
         return [finding for rules in RULES for finding in rules(self, world_size, batch)]
 
     def describe(self) -> str:
-        """The plan in a few words, as "2 data (gradients sharded) x 2 tensor x 2 pipeline (1f1b, 4 micro-batches)"."""
+        """Return the plan in short, as "2 data (gradients sharded) x 2 tensor x 2 pipeline (1f1b, 4 micro-batches)"."""
         words = [one.words(self) for one in (axis("data"), *inner()) if one.name == "data" or one.degree(self) > 1]
         if self.compression != "none":
             words[-1] += f", gradients sent as {self.compression} (not serially equivalent)"
@@ -205,7 +205,7 @@ class Plan:
 
     @classmethod
     def from_toml(cls, source: str | Path) -> Plan:
-        """Reads a plan from a file, or from text: a string that holds a line break, or an equals sign, is text.
+        """Read a plan from a file, or from text: a string that holds a line break, or an equals sign, is text.
 
         Raises:
             PlanError: there is no such file, it is not TOML, or not a plan; the message says where.
@@ -231,7 +231,7 @@ class Plan:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Plan:
-        """The plan of what `to_json` gave.
+        """Return the plan of what `to_json` gave.
 
         Raises:
             PlanError: it is not one.
@@ -240,7 +240,7 @@ class Plan:
 
     @classmethod
     def from_environment(cls) -> Plan | None:
-        """The plan that `hocket run --plan` has given; None where it has not, or has said "auto".
+        """Return the plan that `hocket run --plan` has given; None where it has not, or has said "auto".
 
         Raises:
             PlanError: the variable holds no plan.

@@ -20,7 +20,7 @@ _SHARDS = ("none", "optimizer", "gradients", "parameters")
 
 
 def simplicity(plan: Plan) -> tuple[int, ...]:
-    """The less the simpler: how many ways a model is divided in; then what is sharded; then degrees, stages and parts.
+    """Return a key, less for simpler plans: how many ways to divide a model, what is sharded, degrees, stages, parts.
 
     So plain data parallelism comes before a sharded optimizer, that before sharded gradients and parameters, and all of
     them before plans that divide tensors or layers, or compute activations again: the model runs as it was written.
@@ -36,7 +36,7 @@ def simplicity(plan: Plan) -> tuple[int, ...]:
 
 
 def preferred(steps: Sequence[tuple[Plan, float]], near: float = NEAR) -> int:
-    """The place of the plan to take: the simplest of those that are within `near` of the fastest.
+    """Return the place of the plan to take: the simplest of those that are within `near` of the fastest.
 
     Args:
         steps: Plans with the predicted seconds of a step; one at the least.

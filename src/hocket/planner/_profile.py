@@ -48,7 +48,7 @@ class LayerTimes:
         return self.forward + self.backward + self.again + self.tensor_forward + self.tensor_backward
 
     def slowed(self, times: float) -> LayerTimes:
-        """Computation takes so many times as long; exchanges do not."""
+        """Return times of which computation takes so many times as long; exchanges do not."""
         return dataclasses.replace(
             self, forward=self.forward * times, backward=self.backward * times, again=self.again * times
         )
@@ -103,7 +103,7 @@ class Profile:
         return np.array([float(getattr(kind, name)) for kind in self.kinds])[self.index]
 
     def of(self, plan: Plan) -> Profile:
-        """The layers between which a plan cuts: the finer ones, if the workload has them.
+        """Return the layers between which a plan cuts: the finer ones, if the workload has them.
 
         Not where the plan's own cuts name layers, where tensors are divided, which is known of whole layers, or where
         their input is all that is kept.
@@ -116,7 +116,7 @@ class Profile:
         return Profile(self.workload.in_steps, self.network, self.constants)
 
     def by_block(self, values: Floats, layers: NDArray[np.int64]) -> Floats:
-        """Sums over what of each block stands together.
+        """Return sums over what of each block stands together.
 
         Args:
             values: One of each of the layers.
@@ -126,7 +126,7 @@ class Profile:
         return np.add.reduceat(values, begins)
 
     def times(self, plan: Plan, micro_batch: float) -> LayerTimes:
-        """Times of all layers.
+        """Return times of all layers.
 
         Args:
             plan: The axis whose ranks share layers, sequence_parallel and recomputation count here.
@@ -139,12 +139,12 @@ class Profile:
         return LayerTimes(*(np.ascontiguousarray(column) for column in rows.T))
 
     def link(self, plan: Plan) -> Link:
-        """What joins the stages of a pipeline, all of whose replicas talk at once."""
+        """Return what joins the stages of a pipeline, all of whose replicas talk at once."""
         stride = product(plan, *AXES[1:])  # the pipeline is the slowest axis
         return self.network.link(stride, self.network.local, self.constants)
 
     def held(self, plan: Plan) -> Held:
-        """What a rank holds of every layer, as its tensor degree divides them."""
+        """Return what a rank holds of every layer, as its tensor degree divides them."""
         return self._held(*sharing(plan))
 
     def _shares_held(self, axis: str, degree: int) -> Held:
@@ -182,7 +182,7 @@ class Profile:
         return forward, backward, repeated, there[0], back[0], there[1], back[1]
 
     def _exchanges(self, share: Share, phase: str, degree: int, scale: float, in_step: int) -> Floats:
-        """What exchanges of a pass take, and what of it is the wires'; the next function needs what they bring."""
+        """Return what exchanges of a pass take, and what of it wires take; the next function needs what they bring."""
         found = np.zeros(2)
         for each in share.exchanges:
             if each.phase == phase:
@@ -200,7 +200,7 @@ class Profile:
         return self.network.collective(kind, nbytes, tensor, 1, self.constants).seconds
 
     def _roofline(self, flops: float, moved_bytes: float, calls: int) -> float:
-        """A kernel takes the longer of its arithmetic and its memory traffic, and its launch."""
+        """Return what a kernel takes: the longer of its arithmetic and its memory traffic, and its launch."""
         network, constants = self.network, self.constants
         arithmetic = flops / (network.flops * constants.matmul_share)
         traffic = moved_bytes / (network.memory_Bps * constants.memory_share) if network.memory_Bps else 0.0

@@ -48,7 +48,7 @@ class ScalingFit:
         }
 
     def throughput(self, workers: int) -> float:
-        """Samples per second of all."""
+        """Return samples per second of all."""
         return workers / sum(self.parts(workers).values())
 
     def efficiency(self, workers: int) -> float:
@@ -56,7 +56,7 @@ class ScalingFit:
         return self.throughput(workers) / (workers * self.throughput(1))
 
     def table(self) -> list[tuple[str, str]]:
-        """The constants with their values."""
+        """Return the constants with their values."""
         return [
             ("computation, ms per sample", f"{self.sample_s * 1e3:.2f}"),
             ("jitter, of the computation", f"{self.jitter:.1%}"),

@@ -167,11 +167,11 @@ class _Hunt:
         return heapq.nsmallest(self.keep, (one.step_s for one in self.found.values()))[-1]
 
     def micro(self, layout: Layout) -> int:
-        """Samples of a micro-batch."""
+        """Return samples of a micro-batch."""
         return -(-self.grid.batch // (layout.degree("data") * layout.parts))
 
     def bound(self, layout: Layout) -> float:
-        """A step cannot take less: computation and tensor exchange, evenly over the pipeline, and its bubble."""
+        """Return the least of a step: computation and tensor exchange, evenly over the pipeline, and its bubble."""
         plan = layout.plan(sequence_parallel=layout.degree("tensor") > 1 and self.grid.sequence[-1])
         stages = layout.degree("pipeline")
         each = float(self.profile.times(plan, self.micro(layout)).total.sum()) / stages
@@ -244,7 +244,7 @@ class _Hunt:
         )
 
     def with_best_buckets(self, one: Prediction) -> Prediction:
-        """The same with the size of bucket that leaves least exposed; it is kept where it gains nothing."""
+        """Return the same with the size of bucket that leaves least exposed; it is kept where it gains nothing."""
         if replicas(one.plan)[0] == 1 or one.plan.bucket_bytes or not self.constants.overlap:
             return one
         tries = [self._timed(dataclasses.replace(one.plan, bucket_bytes=size)) for size in _BUCKETS]
@@ -252,7 +252,7 @@ class _Hunt:
         return best if best.step_s < one.step_s * (1 - 1e-4) else one
 
     def preferred(self, ranked: list[Prediction]) -> Prediction:
-        """The simplest of those that are as fast as the fastest, by all that predictions can say.
+        """Return the simplest of those that are as fast as the fastest, by all that predictions can say.
 
         One that fills the memory is not preferred to one that does not: what memory is predicted errs, too.
         """
@@ -265,7 +265,7 @@ class _Hunt:
         return next((one for one in ranked if one.plan == made.plan), made)
 
     def why_none(self, any_layout: bool) -> PlanFinding:
-        """What stands in the way, of the plan that comes nearest."""
+        """Return what stands in the way, of the plan that comes nearest."""
         if not any_layout or self.least is None:
             rule = f"no degrees of {self.grid.workers} workers go with what is fixed and a batch of {self.grid.batch}"
             return PlanFinding("data_parallel_degree", rule, "fix less, or make the batch larger")

@@ -18,7 +18,7 @@ __all__ = ["balanced_cuts", "in_flight", "stage_cuts"]
 def stage_cuts(
     plan: Plan, workload: Workload, costs: Sequence[float], scale: float = 1.0, link: Link = LOCAL
 ) -> list[int]:
-    """The layers with which the second and later stages begin: the plan's own, or those that balance `costs`.
+    """Return the layers with which the second and later stages begin: the plan's own, or those that balance `costs`.
 
     A captured model is cut as the Trainer will cut it: among cuts that are as good, where fewest bytes cross. Raises
     PlanError: there are fewer layers than stages, or the plan names a module that is no layer.

@@ -52,7 +52,7 @@ class Synchronisation:
 
     @classmethod
     def parse(cls, text: str) -> Synchronisation:
-        """Reads a word of a plan, as "stale:4".
+        """Read a word of a plan, as "stale:4".
 
         Raises:
             ValueError: it is none; the message says what may be written.

@@ -238,7 +238,7 @@ def _step(
 
 
 def _sharding(plan: Plan, profile: Profile, layers: np.ndarray, passes: float) -> float:
-    """What sharding costs a step besides its collectives; of parameters, for each of so many passes."""
+    """Return what sharding costs a step besides its collectives; of parameters, for each of so many passes."""
     constants = profile.constants
     together = product(plan, *(axis for axis in AXES if axis.divides != "layers"))
     if plan.shard == "parameters":

@@ -29,7 +29,7 @@ class Usage:
         return len(self.offsets) - 1
 
     def take(self, flows: Indices) -> "Usage":
-        """The rows of some flows, in the order given."""
+        """Return the rows of some flows, in the order given."""
         counts = self.offsets[flows + 1] - self.offsets[flows]
         ends = np.cumsum(counts)
         total = int(ends[-1]) if len(ends) else 0
@@ -44,7 +44,7 @@ _SAME = 1 + 1e-12
 def max_min(
     usage: Usage, capacity_Bps: Floats, *, weight: Floats | None = None, limit_Bps: Floats | None = None
 ) -> Floats:
-    """The rates at which no flow can get more without a flow that has no more getting less.
+    """Return the rates at which no flow can get more without a flow that has no more getting less.
 
     Progressive filling (Bertsekas and Gallager, Data Networks, 6.5.2) fills the link with the least share per flow
     first, and again with what is left. Here every link fills at once that is least among those its own flows cross:
@@ -104,7 +104,7 @@ def weighted_count(index: Indices, weights: Floats, count: int) -> Floats:
 
 
 def _number(links: Indices, count: int) -> tuple[Indices, Indices]:
-    """The links in use, and every entry's position among them."""
+    """Return the links in use, and every entry's position among them."""
     mark = np.zeros(count, dtype=bool)
     mark[links] = True
     used = np.flatnonzero(mark)

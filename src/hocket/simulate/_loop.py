@@ -41,7 +41,7 @@ def run(tasks: Tasks, capacity_Bps: Floats, *, trace: LoadTrace | None = None) -
 
 @functools.cache
 def _compiled() -> Callable[..., None] | None:
-    """The compiled loop, or None where numba is not installed."""
+    """Return the compiled loop, or None where numba is not installed."""
     if importlib.util.find_spec("numba") is None:
         return None
     from ._compiled import run_compiled
@@ -93,7 +93,7 @@ class _Run:
         return self._outcome()
 
     def all_compiled(self, loop: Callable[..., None]) -> Outcome:
-        """The same by the compiled loop."""
+        """Return the same by the compiled loop."""
         tasks, usage, count = self._tasks, self._tasks.usage, len(self._tasks)
         loop(
             self._delay,

@@ -48,7 +48,7 @@ class Lowered:
 
 
 def place(schedule: Schedule, cluster: Cluster, ranks: Indices | None) -> Indices:
-    """The node of every endpoint.
+    """Return the node of every endpoint.
 
     Raises:
         SimulationError: if the schedule does not fit the cluster or the group, saying how.
@@ -82,7 +82,7 @@ def lower(
     seed: int = 0,  # of ECMP
     ready_s: Floats | None = None,  # of every rank the time before which it takes no part
 ) -> Lowered:
-    """A schedule as tasks. Raises SimulationError if the schedule does not fit the cluster, or is too large."""
+    """Return a schedule as tasks. Raises SimulationError if the schedule does not fit the cluster, or is too large."""
     if settings.pieces > 1:
         schedule = schedule.merged().split(settings.pieces)
     nodes = place(schedule, cluster, ranks)
@@ -145,7 +145,7 @@ class _Lowering:
         return self._finish()
 
     def _merge(self, step: Step, row: int) -> _Merged:
-        """The messages of a step: rows between the same endpoints, and of the same stream where switches reduce.
+        """Return the messages of a step: rows between the same endpoints, and of the same stream where switches reduce.
 
         Pieces of messages stay what they are: rows of their own.
         """
@@ -199,7 +199,7 @@ class _Lowering:
         self._count += 1
 
     def _add_reductions(self, task: Indices, destination: Indices, adds: Floats) -> Indices:
-        """A task per message that is reduced at a rank, which does one after the other; what later steps wait for."""
+        """Return a task per message reduced at a rank, which does one after the other; what later steps wait for."""
         here = np.flatnonzero((adds > 0) & (destination < self._schedule.world))
         done = task.copy()
         done[here] = self._count + np.arange(len(here))

@@ -78,7 +78,7 @@ class Wires:
         return gather(owner, self.medium[links], share, rows, count)
 
     def _protocol(self, nbytes: Floats) -> tuple[Floats, Floats]:
-        """What the settings add to every message's delay, and the part of the bandwidth that it reaches."""
+        """Return what the settings add to every message's delay, and the part of the bandwidth that it reaches."""
         extra, part = np.full(len(nbytes), self.settings.overhead_s), np.ones(len(nbytes))
         if self.settings.protocols:
             sizes = np.array([protocol.up_to_nbytes for protocol in self.settings.protocols])

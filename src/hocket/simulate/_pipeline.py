@@ -40,7 +40,7 @@ class StageWork:
     weights: float | None = None
 
     def seconds(self, kind: str) -> tuple[float, float]:
-        """Computation of an action, and the exchange that follows it."""
+        """Return computation of an action, and the exchange that follows it."""
         weights = self.backward / 2 if self.weights is None else self.weights
         return {
             "F": (self.forward, self.forward_exchange),
@@ -75,7 +75,7 @@ class OrderTiming:
         return 1 - sum(self.computed_s) / len(self.computed_s) / self.seconds if self.seconds else 0.0
 
     def timeline(self) -> Timeline:
-        """A span for each action."""
+        """Return a span for each action."""
         spans = tuple(
             Span(rank, "compute", str(action), begin, end, kind="compute")
             for rank, row in enumerate(self.spans)
@@ -203,7 +203,7 @@ class _OrderRun:
 
 
 def order_graph(order: PipelineOrder, stages: Sequence[StageWork], nbytes: float) -> StepGraph:
-    """An order as a step of its ranks, whose messages cross a cluster's links.
+    """Return an order as a step of its ranks, whose messages cross a cluster's links.
 
     Args:
         order: What each rank does.

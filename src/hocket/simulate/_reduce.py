@@ -46,7 +46,7 @@ class Fused:
 
 
 def fuse(schedule: Schedule, nodes: Indices, wires: Wires, chunk_nbytes: float) -> Fused:
-    """The streams of a schedule.
+    """Return the streams of a schedule.
 
     Raises:
         SimulationError: if a switch of it cannot reduce, or transfers that meet in one are of different chunks.
@@ -113,7 +113,7 @@ def _same_ranges(schedule: Schedule, start: Indices, stop: Indices) -> None:
 def _longest(
     ends: int, stream: Indices, step: Indices, source: Indices, destination: Indices, way_s: Floats, count: int
 ) -> Floats:
-    """The latency of the longest way through every stream, step by step."""
+    """Return the latency of the longest way through every stream, step by step."""
     key = np.unique(np.concatenate([stream * ends + source, stream * ends + destination]))
     tail, head = np.searchsorted(key, stream * ends + source), np.searchsorted(key, stream * ends + destination)
     at = np.zeros(len(key))

@@ -98,7 +98,7 @@ class ScheduleTiming:
         return ends[: self.schedule.world]
 
     def busiest(self, count: int = 5) -> list[LinkUse]:
-        """The links that were used most, the first of equals first; unused ones are left out."""
+        """Return the links that were used most, the first of equals first; unused ones are left out."""
         seconds = self.seconds
         busy = self.link_nbytes / self.capacity_Bps / seconds if seconds else np.zeros(len(self.link_nbytes))
         order = np.argsort(-busy, kind="stable")[:count]
@@ -109,7 +109,7 @@ class ScheduleTiming:
         ]
 
     def timeline(self, *, counters: int = 8) -> Timeline:
-        """The messages as spans of their senders, arrows to their receivers, and the busiest links' load over time.
+        """Return the messages as spans of senders and arrows to receivers, and the busiest links' load over time.
 
         Args:
             counters: How many links have their load drawn, if the simulation kept a trace.
@@ -134,7 +134,7 @@ class ScheduleTiming:
 
 
 def load_counters(cluster: Cluster, trace: LoadTrace, links: Sequence[LinkUse]) -> tuple[Counter, ...]:
-    """The load of some links over time."""
+    """Return the load of some links over time."""
     index = {name: link for link, name in enumerate(cluster.link_names)}
     return tuple(
         Counter(

@@ -68,7 +68,7 @@ class StepTiming:
         return 1 - float(self.compute_s.mean()) / self.seconds if self.seconds else 0.0
 
     def busiest(self, count: int = 5) -> list[LinkUse]:
-        """The links that were used most, the first of equals first; unused ones are left out."""
+        """Return the links that were used most, the first of equals first; unused ones are left out."""
         busy = self.link_nbytes / self.capacity_Bps / (self.seconds or 1.0)
         return [
             LinkUse(self.cluster.link_names[link], float(self.link_nbytes[link]), float(busy[link]))
@@ -103,7 +103,7 @@ class StepTiming:
         return float(self.start_s[first]), float(self.end_s[last])
 
     def table(self) -> list[tuple[str, str]]:
-        """What people ask first: step time, computation, exposed communication, idle share, busiest links."""
+        """Return what people ask first: step time, computation, exposed communication, idle share, busiest links."""
         rows = [
             ("step time", f"{self.seconds * 1e3:.3f} ms"),
             ("computation (mean of ranks)", f"{self.compute_s.mean() * 1e3:.3f} ms"),

@@ -42,7 +42,7 @@ class Touched:
     def step(
         self, endpoint: Indices, start: Indices, length: Indices, entering: Indices, leaving: Indices, count: int
     ) -> tuple[Indices, Indices, int]:
-        """What tasks of one step wait for; then they are the last.
+        """Return what tasks of one step wait for; then they are the last.
 
         Args:
             endpoint: Of every touch, where.
@@ -79,7 +79,7 @@ class Touched:
         return self._crowded(block, place, size, previous, who, entering, leaving, count)
 
     def _previous(self, place: Indices, size: Indices) -> tuple[NDArray[np.int32], Indices]:
-        """The tasks that touched each block last, and whose block each is; neighbours that are equal once."""
+        """Return the tasks that touched each block last, and whose block each is; neighbours that are equal once."""
         width = int(size[0])
         if (size == width).all() and not (place % width).any() and len(self._last) % width == 0:
             rows = self._last.reshape(-1, width)[place // width]
@@ -111,7 +111,7 @@ class Touched:
         leaving: Indices,
         count: int,
     ) -> tuple[Indices, Indices, int]:
-        """A step in which several tasks touch one block: one task before them waits, and one after them stands in."""
+        """Return a step in which several tasks touch one block: one before them waits, and one after them stands in."""
         come_block, come = _distinct(block, entering)
         go_block, go = _distinct(block, leaving)
         past_block, past = _distinct(who, previous.astype(np.int64))
@@ -158,7 +158,7 @@ class Touched:
 
 
 def _spread(place: Indices, size: Indices) -> Indices:
-    """The cells of blocks, one after the other."""
+    """Return the cells of blocks, one after the other."""
     ends = np.cumsum(size)
     return np.arange(int(ends[-1]) if len(ends) else 0) + np.repeat(place - ends + size, size)
 

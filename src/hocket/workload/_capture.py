@@ -143,7 +143,7 @@ def _device_of(model: nn.Module) -> torch.device:
 
 
 def _copied(model: nn.Module, place: torch.device) -> nn.Module:
-    """A copy on another device; parameters that modules share stay shared, which `nn.Module.to` does not see to."""
+    """Return a copy on another device; shared parameters stay shared, which `nn.Module.to` does not see to."""
     moved = copy.deepcopy(model).to(place)
     first: dict[int, nn.Parameter] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):

@@ -94,7 +94,7 @@ def _exchanges(
     heard.clear()
 
     def move(index: int, phase: str) -> None:
-        """What was heard until now is of the unit before."""
+        """End the unit before: what was heard until now is its own."""
         nonlocal at
         found.setdefault(at, Counter()).update((phase, kind, nbytes) for kind, nbytes in heard)
         heard.clear()

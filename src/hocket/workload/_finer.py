@@ -33,7 +33,7 @@ class WorkloadStep(NamedTuple):
 
 
 def refined(workload: Workload, steps: Sequence[WorkloadStep]) -> Workload:
-    """The workload with what its layers consist of.
+    """Return the workload with what its layers consist of.
 
     What a layer takes and keeps is dealt to its steps by the time that they take, its parameters as they are used. A
     step that is in no layer counts for the layer before.

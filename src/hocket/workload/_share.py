@@ -48,7 +48,7 @@ class Operation:
             raise WorkloadError(f"operation {self.name!r}: part {self.part!r} is not one of {', '.join(PARTS)}")
 
     def over(self, degree: float) -> Operation:
-        """What each of `degree` ranks does of it."""
+        """Return what each of `degree` ranks does of it."""
         if degree == 1:
             return self
         flops, moved, saved = (one / degree for one in (self.flops, self.moved_bytes, self.saved_bytes))

@@ -136,7 +136,7 @@ def _units_of_calls(trace: Trace) -> dict[int, int]:
 
 
 def _kept_alone(call: Call, role: Role, degree: int) -> int:
-    """What a layer keeps of its input that it has changed for itself; 0 where it keeps the input."""
+    """Return what a layer keeps of its input that it has changed for itself; 0 where it keeps the input."""
     given = call.inputs[0]
     if role.kind == "row" and role.whole:  # it cuts its input
         return given.nbytes // degree

@@ -62,7 +62,7 @@ def parse(text: str) -> Workload:
 
 
 def _with(layer: Layer, words: list[str], *, inner: bool) -> Layer:
-    """The layer with what a line below it says: of itself, or of the last of its shares if the line is an inner one."""
+    """Return the layer with what a line below it says: of itself, or, in an inner line, of the last of its shares."""
     if not inner and words[0] == "over" and words[1:2] and words[1].isdecimal():
         share = Share(int(words[1]), **_values(Share, words[2:]))
         return dataclasses.replace(layer, shares=(*layer.shares, share))

@@ -31,7 +31,7 @@ class Timing:
 
 
 def time_of(model: nn.Module, units: list[Unit], batch: Any, run: Loss, repeats: int) -> Timing:
-    """Times of a step that nothing disturbs, and how much of them does not shrink with the batch.
+    """Return times of a step that nothing disturbs, and how much of them does not shrink with the batch.
 
     Gradients are added to those that are there, as in training, where they lie in buckets.
     """
@@ -53,7 +53,7 @@ def time_of(model: nn.Module, units: list[Unit], batch: Any, run: Loss, repeats:
 
 
 def usual(seconds: Iterable[float]) -> float:
-    """The lower quartile: whatever disturbs a measurement makes it longer."""
+    """Return the lower quartile: whatever disturbs a measurement makes it longer."""
     found = list(seconds)
     return quantiles(found, n=4, method="inclusive")[0] if len(found) > 1 else found[0]
 

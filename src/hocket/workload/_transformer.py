@@ -56,7 +56,7 @@ def transformer(
     optimizer_nbytes: int = 12,
     parameter_nbytes: int = 2,
 ) -> Workload:
-    """A decoder-only transformer with learnt positions and an output matrix that is the embedding's.
+    """Return a decoder-only transformer with learnt positions and an output matrix that is the embedding's.
 
     Args:
         hidden: h, channels between the layers.
@@ -123,7 +123,7 @@ def transformer(
 
 
 def _block(tokens: float, hidden: int, wide: float, square: float, sequence: int) -> tuple[Operation, ...]:
-    """The operations of one layer; saved bytes sum to s b h (34 + 5 a s / h), FLOPs to 24 s b h^2 (1 + s / (6 h))."""
+    """Return a layer's operations; saved bytes sum to s b h (34 + 5 a s / h), FLOPs to 24 s b h^2 (1 + s / (6 h))."""
 
     def product(name: str, inputs: int, outputs: int, saved: float, part: str = "divided") -> Operation:
         flops = 2 * tokens * inputs * outputs

@@ -15,7 +15,7 @@ __all__ = ["sum_of_outputs", "summed", "trial", "tried_out"]
 
 @contextmanager
 def trial(model: nn.Module, sample: Any) -> Iterator[Callable[[], None]]:
-    """Gives a forward and backward pass to be repeated; see `tried_out`.
+    """Give a forward and backward pass to be repeated; see `tried_out`.
 
     Args:
         model: On the device of the sample.
@@ -51,12 +51,12 @@ def tried_out(model: nn.Module) -> Iterator[None]:
 
 
 def sum_of_outputs(model: nn.Module, batch: Any) -> Tensor:
-    """Runs the model; see `summed`."""
+    """Run the model; see `summed`."""
     return summed(model(*batch) if isinstance(batch, tuple) else model(batch))
 
 
 def summed(output: Any) -> Tensor:
-    """The sum of all floating-point numbers of a model's output, for want of a loss.
+    """Return the sum of all floating-point numbers of a model's output, for want of a loss.
 
     Args:
         output: A tensor, or any tree of them.

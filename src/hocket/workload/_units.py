@@ -23,7 +23,7 @@ class Unit:
 
 
 def units_of(model: nn.Module) -> list[Unit]:
-    """The parts at which a chain can be cut."""
+    """Return the parts at which a chain can be cut."""
     found: list[Unit] = []
 
     def visit(module: nn.Module, name: str) -> None:
@@ -54,7 +54,7 @@ def samples(batch: Any) -> int:
 
 
 def returned(result: Any) -> list[Tensor]:
-    """The tensors in what a model returns: in tuples, lists, dictionaries and dataclasses."""
+    """Return the tensors in what a model returns: in tuples, lists, dictionaries and dataclasses."""
     found = []
     for one in tree_flatten(result)[0]:
         if isinstance(one, Tensor):

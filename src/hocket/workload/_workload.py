@@ -204,7 +204,7 @@ class Workload:
         return sum(layer.backward_s for layer in self.layers)
 
     def stages(self, cuts: Sequence[int]) -> tuple[tuple[Layer, ...], ...]:
-        """The layers between cuts.
+        """Return the layers between cuts.
 
         Args:
             cuts: Indices of the layers with which the second and later parts begin, ascending.
@@ -213,7 +213,7 @@ class Workload:
         return tuple(self.layers[a:b] for a, b in zip(edges, edges[1:], strict=False))
 
     def with_times(self, forward_s: float, backward_s: float) -> Workload:
-        """The same with these times for the whole, dealt to the layers by their FLOPs (evenly if none has any)."""
+        """Return the same with these times of the whole, dealt to layers by their FLOPs (evenly if none has any)."""
         total = self.flops
         count = max(1, len(self.layers))
         shares = [layer.flops / total if total else 1 / count for layer in self.layers]

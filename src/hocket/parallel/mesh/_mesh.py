@@ -81,7 +81,7 @@ _made: weakref.WeakKeyDictionary[Any, dict[tuple[Any, ...], World]] = weakref.We
 
 
 def _world(whole: World, axis: str, keys: list[tuple[int, ...]], *, own: bool = False) -> World:
-    """The group of the ranks that have this rank's key; every rank takes part in making every group.
+    """Return the group of the ranks that have this rank's key; every rank takes part in making every group.
 
     All ranks need none, unless it shall be their `own`. Axes share none, lest operations of one wait for another's.
     """
