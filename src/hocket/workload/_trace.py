@@ -89,7 +89,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def trace_of(model: nn.Module, units: list[Unit], batch: Any, run: Loss) -> Trace:
-    """What a forward pass with its loss does.
+    """Return what a forward pass with its loss does.
 
     Raises:
         WorkloadError: the loss has no gradient.
