@@ -159,7 +159,6 @@ CAUSAL: dict[str, dict[str, Any]] = {
     "qwen2_moe": {},
     "qwen3_moe": {},
     "olmoe": {},
-    "phimoe": {},
     "granitemoe": {},
     "gpt_oss": {},
     "jetmoe": {},

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 import transformers
 from torch import nn
+from torch.utils._pytree import tree_map_only
 
 import hocket
 from benchmarks.zoo import by_hand, diffusion, hugging_face, vision  # noqa: F401
@@ -31,19 +32,29 @@ STEPS = 5
 RATE = 1e-3
 
 
-def setting(entry: Entry) -> tuple[nn.Module, Any, list[Any]]:
-    """The model, its optimizer, and batches."""
+def setting(entry: Entry, double: bool) -> tuple[nn.Module, Any, list[Any]]:
+    """The model without dropout, its optimizer, and batches."""
     torch.manual_seed(0)
     model = entry.make()
     generator = torch.Generator().manual_seed(1)
     batches = [entry.batch(SAMPLES, generator) for _ in range(STEPS)]
+    if double:
+        model, batches = model.double(), tree_map_only(torch.Tensor, in_double, batches)
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     return model, torch.optim.AdamW(trained, RATE), batches
 
 
-def plain(entry: Entry, moved: float = 0.0) -> list[float]:
+def in_double(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor in float64, if it holds fractions."""
+    return tensor.double() if tensor.is_floating_point() else tensor
+
+
+def plain(entry: Entry, double: bool, moved: float = 0.0) -> list[float]:
     """The losses of a plain loop, the last one of evaluation; with weights that are `moved` by a part of themselves."""
-    model, optimizer, batches = setting(entry)
+    model, optimizer, batches = setting(entry, double)
     if moved:
         generator = torch.Generator().manual_seed(2)
         with torch.no_grad():
@@ -71,9 +82,9 @@ def loss_of(entry: Entry, model: nn.Module, batch: Any) -> torch.Tensor:
     return entry.loss_fn(model(*inputs), target)
 
 
-def by_plan(entry: Entry, plan: dict[str, Any]) -> tuple[list[float], dict[str, Any]]:
+def by_plan(entry: Entry, double: bool, plan: dict[str, Any]) -> tuple[list[float], dict[str, Any]]:
     """The losses by a plan, and what the trainer says of itself."""
-    model, optimizer, batches = setting(entry)
+    model, optimizer, batches = setting(entry, double)
     whole = sum(t.numel() * t.element_size() for t in [*model.parameters(), *model.buffers()])
     if any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules()):
         plan = {**plan, "sync_batch_norm": True}
@@ -95,27 +106,52 @@ def by_plan(entry: Entry, plan: dict[str, Any]) -> tuple[list[float], dict[str, 
 
 def outcome(entry: Entry, plan: dict[str, Any]) -> dict[str, Any]:
     """What this rank saw: the losses' largest difference from the plain ones, or the error."""
-    reference = plain(entry)
+    try:
+        double, reference = True, plain(entry, True)
+    except Exception:  # it says float32 somewhere
+        double, reference = False, plain(entry, False)
     try:
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
-            losses, about = by_plan(entry, plan)
+            losses, about = by_plan(entry, double, plan)
     except Exception as error:
         frames = traceback.extract_tb(error.__traceback__)
         ours = type(error).__module__.startswith("hocket") or "hocket" in frames[-1].filename
         place = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}"
         return {"error": type(error).__name__, "message": str(error), "ours": ours, "place": place}
     # Rounding, as this program itself magnifies it: the same loop from weights that differ in the last place.
-    noise = differ(plain(entry, 6e-8), reference)
+    noise = differ(plain(entry, double, 1e-16 if double else 6e-8), reference)
     off = differ(losses, reference)
     named = [str(one.message) for one in said if "hocket" in str(one.filename)]
-    return {"off": off, "noise": noise, "losses": losses, "plain": reference, "warnings": named, **about}
+    return {
+        "off": off,
+        "noise": noise,
+        "double": double,
+        "losses": losses,
+        "plain": reference,
+        "warnings": named,
+        **about,
+    }
 
 
 def differ(losses: list[float], reference: list[float]) -> float:
     """The largest relative difference."""
     pairs = zip(losses, reference, strict=True)
     return max(float("inf") if a != a else abs(a - b) / max(abs(b), 1e-12) for a, b in pairs)
+
+
+def alike(directory: Path, plan: str) -> bool:
+    """Whether every rank has ended this entry, and in the same way."""
+    deadline_s = time.monotonic() + 60
+    while time.monotonic() < deadline_s:
+        logs = [
+            [json.loads(line) for line in file.read_text().splitlines()] for file in directory.glob(f"{plan}.*.jsonl")
+        ]
+        ended = [[line for line in log if "begun" not in line] for log in logs]
+        if len(ended) == PLANS[plan].ranks and len({len(one) for one in ended}) == 1:
+            return len({(one[-1].get("error"), one[-1].get("message")) for one in ended}) == 1
+        time.sleep(0.02)
+    return False
 
 
 def main(directory: str, plan: str, *names: str) -> None:
@@ -130,6 +166,8 @@ def main(directory: str, plan: str, *names: str) -> None:
             seen = outcome(ENTRIES[name], PLANS[plan].fields)
             seen["wall_s"] = round(time.perf_counter() - begun_s, 2)
             out.write(json.dumps({"entry": name, **seen}, default=str) + "\n")
+            if not alike(Path(directory), plan):
+                sys.exit(f"the ranks' outcomes of {name} differ: what comes next needs new ranks")
 
 
 if __name__ == "__main__":

@@ -4,8 +4,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.overrides import TorchFunctionMode
 
 from hocket import comm
 from hocket.comm import torch_adapter
@@ -119,23 +121,92 @@ class SynchronisedBatchNorm(_BatchNorm):
             self._track(mean, variance, total)
         return torch.as_tensor(out)
 
-    @torch.no_grad()
     def _track(self, mean: torch.Tensor, variance: torch.Tensor, total: torch.Tensor) -> None:
         assert self.running_mean is not None
         assert self.running_var is not None
         assert self.num_batches_tracked is not None
         self.num_batches_tracked.add_(1)
         rate = 1.0 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
-        unbiased = variance * (total / (total - 1).clamp(min=1))
-        self.running_mean.lerp_(mean.to(self.running_mean.dtype), rate)
-        self.running_var.lerp_(unbiased.to(self.running_var.dtype), rate)
+        _track(self.running_mean, self.running_var, mean, variance, total, rate)
+
+
+@torch.no_grad()
+def _track(
+    running_mean: torch.Tensor,
+    running_var: torch.Tensor,
+    mean: torch.Tensor,
+    variance: torch.Tensor,
+    total: torch.Tensor,
+    rate: float,
+) -> None:
+    """Move running statistics towards those of a batch of `total` values a channel."""
+    running_mean.lerp_(mean.to(running_mean.dtype), rate)
+    running_var.lerp_((variance * (total / (total - 1).clamp(min=1))).to(running_var.dtype), rate)
 
 
 _PLAIN = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
+class _SynchronisedSubclass(SynchronisedBatchNorm):
+    """What a class that somebody has made from batch norm becomes: its own forward, whose batch norm is over all ranks.
+
+    timm's batch norm with an activation is such a class.
+    """
+
+    _own: type[_BatchNorm]
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Compute what the user's class does."""
+        if not self.training:
+            return self._own.forward(self, *args, **kwargs)
+        with _OverAllRanks(self.world) as over_all_ranks:
+            out = self._own.forward(self, *args, **kwargs)
+        if not over_all_ranks.calls:
+            raise ValueError(
+                f"{self._own.__name__} is a batch norm that does not call torch.nn.functional.batch_norm, so its "
+                "statistics cannot be those of several ranks; call it there, or set sync_batch_norm=False"
+            )
+        return out
+
+
+class _OverAllRanks(TorchFunctionMode):
+    """Computes each torch.nn.functional.batch_norm in training over the samples of all ranks."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__()
+        self.calls = 0
+        self._world = world
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if function is not F.batch_norm:
+            return function(*args, **kwargs)
+        self.calls += 1
+        return self._batch_norm(*args, **kwargs)
+
+    def _batch_norm(
+        self,
+        input: torch.Tensor,  # noqa: A002
+        running_mean: torch.Tensor | None,
+        running_var: torch.Tensor | None,
+        weight: torch.Tensor | None = None,
+        bias: torch.Tensor | None = None,
+        training: bool = False,
+        momentum: float = 0.1,
+        eps: float = 1e-5,
+    ) -> torch.Tensor:
+        if not training:
+            return F.batch_norm(input, running_mean, running_var, weight, bias, False, momentum, eps)
+        if bias is None and weight is not None:
+            bias = torch.zeros_like(weight)
+        out, mean, variance, total = normalise(input, weight, bias, eps, self._world, _batch.counts())
+        if running_mean is not None and running_var is not None and not torch_adapter.in_backward():
+            _track(running_mean, running_var, mean, variance, total, momentum)
+        return torch.as_tensor(out)
+
+
 def synchronise(model: nn.Module, world: World) -> list[str]:
-    """Make every batch norm in `model` one over all ranks of `world`, in place.
+    """Make every batch norm in `model`, and what is made from one, one over all ranks of `world`, in place.
 
     Modules, parameters and buffers stay the same objects, so optimizers and hooks go on to work.
 
@@ -144,10 +215,15 @@ def synchronise(model: nn.Module, world: World) -> list[str]:
     """
     changed = []
     for name, module in model.named_modules():
-        if type(module) in _PLAIN and world.size > 1:
+        if world.size == 1 or not isinstance(module, _BatchNorm) or isinstance(module, nn.SyncBatchNorm):
+            continue
+        if type(module) in _PLAIN:
             module.__class__ = SynchronisedBatchNorm
-            module.world = world
-            changed.append(name)
+        elif not isinstance(module, SynchronisedBatchNorm):
+            own = type(module)
+            module.__class__ = type(f"Synchronised{own.__name__}", (_SynchronisedSubclass, own), {"_own": own})
+        module.world = world  # type: ignore[assignment]
+        changed.append(name)
     return changed
 
 

@@ -50,6 +50,8 @@ class FullySharded(ShardingStrategy):
             groups = _together(module, names, whole)
             for group in groups:
                 fully_shard(group, mesh=mesh, ignored_params=excluded)
+                for block in group:
+                    _call_with_hooks(block)
             fully_shard(module, mesh=mesh, ignored_params=excluded)
             if device == "cpu" and several_hosts:
                 self._overlap(module, groups, excluded)
@@ -109,6 +111,25 @@ class FullySharded(ShardingStrategy):
         for sharded, _ in self._sharded:
             sharded.grad = None
         super().forget()
+
+
+def _call_with_hooks(block: torch.nn.Module) -> None:
+    """Have `block.forward(...)`, by which some models compute their layers, gather parameters as `block(...)` does."""
+    plain, called = block.forward, False
+
+    def note(module: torch.nn.Module, args: Any) -> None:
+        nonlocal called
+        called = True
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        nonlocal called
+        if not called:
+            return block(*args, **kwargs)
+        called = False
+        return plain(*args, **kwargs)
+
+    block.register_forward_pre_hook(note)
+    block.forward = forward
 
 
 def _together(module: torch.nn.Module, names: Mapping[str, str], whole: Sequence[str]) -> list[list[torch.nn.Module]]:

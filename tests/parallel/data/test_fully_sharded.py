@@ -1,0 +1,50 @@
+"""Parameters that are gathered while a block is computed: for models that do not call their blocks as torch expects."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import hocket
+from hocket.planner import Plan
+from hocket.testing import run_ranks
+
+
+class ByForward(nn.Module):
+    """Calls `forward` of its layers, past their hooks, as SqueezeBERT does; one of them twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(4, 8), nn.Sequential(nn.Linear(8, 8), nn.Tanh()), nn.Linear(8, 3)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.layers[0].forward(x)
+        for _ in range(2):
+            x = x + self.layers[1].forward(x)
+        return self.layers[2](x)
+
+
+def losses(plan: Plan | None) -> list[float]:
+    torch.manual_seed(1)
+    model = ByForward().double()
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+    batches = [(torch.randn(6, 4).double(), torch.randint(0, 3, (6,))) for _ in range(4)]
+    if plan is not None:
+        trainer = hocket.Trainer(model, F.cross_entropy, optimizer, plan)
+        return [float(trainer.step(batch)) for batch in batches]
+    found = []
+    for x, y in batches:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        found.append(loss.item())
+    return found
+
+
+def test_layers_whose_forward_is_called_directly_are_gathered_too() -> None:
+    expected = losses(None)
+    for found in run_ranks(losses, 2, Plan(shard="parameters")):
+        assert found == pytest.approx(expected, rel=1e-11)
