@@ -25,10 +25,9 @@ class Board:
 class MemoryPeers:
     """One rank of a board; see `hocket.sharding.ShardPeers`."""
 
-    passed: frozenset[str] = frozenset()
-
-    def __init__(self, board: Board, rank: int, size: int, exchanges: bool, batches: bool = False) -> None:
-        self._board, self.rank, self.size, self.exchanges, self.batches = board, rank, size, exchanges, batches
+    def __init__(self, board: Board, rank: int, size: int, exchanges: bool) -> None:
+        self._board, self.rank, self.size, self.exchanges, self.gathers = board, rank, size, exchanges, exchanges
+        self.heard: Callable[[str, Any, str, str], None] | None = None
 
     def all(self, tensor: Any) -> list[Any]:
         self._board.tensors[self.rank] = tensor
@@ -80,7 +79,7 @@ def _inside(begin: int, end: int, size: int) -> tuple[int, int]:
     return begin, max(0, end - begin)
 
 
-def in_ranks(ranks: int, exchanges: bool, run: Callable[[MemoryPeers], Any], batches: bool = False) -> list[Any]:
+def in_ranks(ranks: int, exchanges: bool, run: Callable[[MemoryPeers], Any]) -> list[Any]:
     """What `run` returns on each rank; raises what the first rank raised that was not interrupted by another."""
     board = Board(ranks)
     found: list[Any] = [None] * ranks
@@ -88,7 +87,7 @@ def in_ranks(ranks: int, exchanges: bool, run: Callable[[MemoryPeers], Any], bat
 
     def one(rank: int) -> None:
         try:
-            found[rank] = run(MemoryPeers(board, rank, ranks, exchanges, batches))
+            found[rank] = run(MemoryPeers(board, rank, ranks, exchanges))
         except threading.BrokenBarrierError:
             pass
         except BaseException as error:

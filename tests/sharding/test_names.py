@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from hocket.sharding import Shard, ShardingMode, cut, note, noted, operator_name, rule_for
+from hocket.sharding import Shard, as_local, cut, note, noted, operator_name, rule_for
 from hocket.sharding._operators import canonical
 
 from .memory_peers import MemoryPeers, in_ranks
@@ -86,11 +86,12 @@ def on_shards(function: Callable[..., Any], both: bool, exchanges: bool) -> tupl
     gathered: list[str] = []
 
     def run(peers: MemoryPeers) -> torch.Tensor:
-        x, y = note(cut(X, SHARD, peers.rank).clone(), SHARD), Y
+        peers.heard = lambda name, args, form, why: gathered.append(name) if why else None
+        x, y = note(cut(X, SHARD, peers.rank).clone(), SHARD, peers), Y
         if both:
-            y = note(cut(Y, SHARD, peers.rank).clone(), SHARD)
-        with ShardingMode(peers, lambda name, args, form, why: gathered.append(name) if why else None):
-            return torch.as_tensor(function(x, y))
+            y = note(cut(Y, SHARD, peers.rank).clone(), SHARD, peers)
+        found: torch.Tensor = function(x, y)
+        return found
 
     return in_ranks(2, exchanges, run), gathered
 
@@ -109,7 +110,8 @@ def test_aliases_and_what_only_decomposes_are_divided_as_their_plain_form(
     assert gathered == []
     assert noted(one) is not None
     assert noted(one) == noted(other) == noted(expected)
-    torch.testing.assert_close(one, expected, check_stride=False)
+    with as_local():
+        torch.testing.assert_close(one, expected, check_stride=False)
 
 
 def test_what_has_no_rule_is_gathered_or_refused_by_name() -> None:

@@ -9,7 +9,18 @@ simpler operators into which torch decomposes them.
 from . import _norms, _pointwise, _products, _reductions, _resample, _shapes, _windowed
 from ._call import NO_ANSWER, FetchedRows, LocalShard, NeedsShard, Operand, OperatorCall, ShardPeers, placements_of
 from ._decompose import apply_rule
-from ._engine import ShardingMode, as_local, gathered, interpreted, interpreting, note, noted
+from ._engine import (
+    GatheredView,
+    ShardedTensor,
+    ShardingError,
+    WholeBatchNorms,
+    as_local,
+    gathered,
+    guard_autograd_functions,
+    note,
+    noted,
+    user_line,
+)
 from ._operators import changes_first, operator_name
 from ._placement import PARTIAL, REPLICATED, CannotShard, Interval, Placement, Shard, cut, full_shape, join, reshaped
 from ._table import RULES, rule_for
@@ -20,9 +31,9 @@ from ._windows import SlidingWindow, halo_nbytes, halo_rows, overlap
 _ = (_norms, _pointwise, _products, _reductions, _resample, _shapes, _windowed)
 
 __all__ = [
-    "NO_ANSWER", "PARTIAL", "REPLICATED", "RULES", "CannotShard", "FetchedRows", "Interval", "LocalShard", "NeedsShard",
-    "Operand", "OperatorCall", "Placement", "Shard", "ShardPeers", "ShardingMode", "SlidingWindow", "apply_rule",
-    "as_local", "changes_first", "cut", "full_shape", "gathered", "halo_nbytes", "halo_rows", "interpreted",
-    "interpreting", "join", "leaves", "mapped", "note", "noted", "operator_name", "overlap", "placements_of",
-    "reshaped", "rule_for",
+    "NO_ANSWER", "PARTIAL", "REPLICATED", "RULES", "CannotShard", "FetchedRows", "GatheredView", "Interval", "LocalShard",
+    "NeedsShard", "Operand", "OperatorCall", "Placement", "Shard", "ShardPeers", "ShardedTensor", "ShardingError",
+    "SlidingWindow", "WholeBatchNorms", "apply_rule", "as_local", "changes_first", "cut", "full_shape", "gathered",
+    "guard_autograd_functions", "halo_nbytes", "halo_rows", "join", "leaves", "mapped", "note", "noted",
+    "operator_name", "overlap", "placements_of", "reshaped", "rule_for", "user_line",
 ]  # fmt: skip

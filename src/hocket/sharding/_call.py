@@ -82,15 +82,15 @@ class ShardPeers(Protocol):
         size: number of ranks.
         exchanges: whether ranks fetch rows of each other and add up partial results, and own unequal shares. Otherwise
             only operators are accepted that need nothing of other ranks, and shares are equal.
-        passed: operators that are left as they are: layers whose parameters are divided already.
-        batches: whether batch norm is to be made by `batch_norm` even where its input is replicated.
+        gathers: whether what has no rule is done on gathered tensors; otherwise it is refused.
+        heard: hears of what was divided and gathered; None for nobody.
     """
 
     rank: int
     size: int
     exchanges: bool
-    passed: frozenset[str]
-    batches: bool
+    gathers: bool
+    heard: Callable[[str, Any, str, str], None] | None
 
     def fetch(self, tensor: torch.Tensor, shard: Shard, wanted: Sequence[Interval], fill: float) -> torch.Tensor:
         """Return this rank's wanted interval of the divided dim."""

@@ -1,154 +1,448 @@
 """Runs a tensor program on shards while its code speaks of full tensors.
 
-Where a forward says `q.view(B, T, self.n_head, C // self.n_head)`, this rank has some of the heads only. While the
-interpreter is entered, torch functions are looked at: shapes are told as those of the full tensor, and every call is
-made on this rank's shards by the rule of its operator. Tensors stay plain ones; how each is divided is noted on it in
-an attribute.
+Where a forward says `q.view(B, T, self.n_head, C // self.n_head)`, this rank has some of the heads only. A divided
+tensor is a `ShardedTensor`: it knows how it is divided, torch asks it how a function is to be called, and it answers
+by the rule of the operator. Shapes are told as those of the full tensor. What has no rule is called on gathered
+tensors, or refused. So whatever way a program takes, a shard is never taken for the whole.
 """
 
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
-from typing import Any
+from __future__ import annotations
+
+import sys
+import traceback
+import weakref
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from torch.overrides import TorchFunctionMode
 
-from ._call import NO_ANSWER, Local, Operand, OperatorCall, ShardPeers, placements_of
+from ._call import NO_ANSWER, FetchedRows, Local, LocalShard, Operand, OperatorCall, ShardPeers, placements_of
 from ._decompose import apply_rule
 from ._operators import changes_first, operator_name
-from ._placement import CannotShard, Shard, full_shape
+from ._placement import PARTIAL, CannotShard, Shard, cut, full_shape
 from ._table import RULES
 from ._trees import leaves, mapped
-
-_NOTE = "_hocket_shard"
-_local = threading.local()
 
 Listener = Callable[[str, Any, str, str], None]
 """Hears of a call on shards: operator, arguments, "divided" or "gathered", and why."""
 
+as_local = torch._C.DisableTorchFunctionSubclass
+"""Makes a block in which this thread's torch functions are called as they are: the code means shards."""
 
-def note(tensor: torch.Tensor, shard: Shard | None) -> torch.Tensor:
-    """Write on a tensor how it is divided; None for a replicated one. Return the tensor."""
+
+class ShardingError(RuntimeError):
+    """The program does with a divided tensor what cannot be made as if with the full one."""
+
+
+class ShardedTensor(torch.Tensor):
+    """This rank's shard, where the program sees the full tensor. Made by `note`."""
+
+    _hocket_shard: Shard
+    _hocket_peers: ShardPeers
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        with as_local():
+            return _called(func, args, kwargs or {})
+
+
+class GatheredView(torch.Tensor):
+    """A view of a divided tensor that had to be gathered for it: a copy, where the program sees shared memory.
+
+    Reading it is right for as long as nothing is written to the tensor; writing to it is refused.
+    """
+
+    _hocket_source: _Source
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        with as_local():
+            return _called(func, args, kwargs or {})
+
+
+class _Source(NamedTuple):
+    """What a gathered view is a view of.
+
+    Attributes:
+        tensor: the divided tensor, while others hold it.
+        memory: shares its version, which counts what was written to it.
+        version: when it was gathered.
+        base: whether the divided tensor is a view itself, of what others may hold.
+    """
+
+    tensor: weakref.ref[torch.Tensor]
+    memory: torch.Tensor
+    version: int
+    base: bool
+
+
+def note(tensor: torch.Tensor, shard: Shard | None, peers: ShardPeers | None = None) -> torch.Tensor:
+    """Write on a tensor how it is divided among `peers`; None for a replicated one. Return the tensor."""
     if shard is not None:
-        setattr(tensor, _NOTE, shard)
-    elif hasattr(tensor, _NOTE):
-        delattr(tensor, _NOTE)
+        assert peers is not None
+        tensor.__class__ = ShardedTensor
+        tensor.__dict__.update(_hocket_shard=shard, _hocket_peers=peers)
+    elif type(tensor) is ShardedTensor:
+        tensor.__class__ = torch.Tensor  # type: ignore[assignment]
+        del tensor.__dict__["_hocket_shard"], tensor.__dict__["_hocket_peers"]
     return tensor
 
 
 def noted(tensor: Any) -> Shard | None:
     """Return how a tensor is divided; None where it is replicated, or no tensor."""
-    found: Shard | None = tensor.__dict__.get(_NOTE) if isinstance(tensor, torch.Tensor) else None
+    kind = type(tensor)
+    if kind is GatheredView:
+        _check_view(tensor, "a layer", False)
+    return tensor.__dict__["_hocket_shard"] if kind is ShardedTensor else None
+
+
+def gathered(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the full tensor, on every rank; a collective operation where the tensor is divided."""
+    if type(tensor) is not ShardedTensor:
+        return tensor
+    shard, peers = tensor._hocket_shard, tensor._hocket_peers
+    with as_local():
+        return peers.fetch(tensor, shard, [(0, shard.size)] * peers.size, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """In a plan, the place of a tensor.
+
+    Attributes:
+        number: among the tensors that are given.
+        enters: whether it is a replicated one to which a gradient flows.
+        shard: what of it is wanted; None for all.
+    """
+
+    number: int
+    enters: bool
+    shard: Shard | None
+
+
+class _Plan(NamedTuple):
+    """What is done with all calls of a function whose arguments are divided and shaped alike.
+
+    Attributes:
+        func: the function.
+        arguments: this rank's, with operands and shards of such in the places of tensors; None to take them as given.
+        shards: how each of the results is divided.
+        random: whether random numbers are this rank's own.
+    """
+
+    func: Any
+    arguments: tuple[tuple[Any, ...], dict[str, Any]] | None
+    shards: list[Shard | None]
+    random: bool
+
+
+_plans: dict[Any, _Plan | torch.Size | int] = {}
+_MOST_PLANS = 16384
+_PLAIN = frozenset([int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format])
+_MAGIC = frozenset(["__get__", "__set__"])
+
+
+def _called(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Make a call with divided tensors as if with the full ones."""
+    tensors: list[Any] = []
+    key: list[Any] = [getattr(func, "__self__", func) if getattr(func, "__name__", "") in _MAGIC else func]
+    known = _describe(args, key, tensors) and (not kwargs or _describe(kwargs, key, tensors))
+    first = next((one for one in tensors if type(one) is ShardedTensor), None) if known else None
+    if first is None:
+        return _examined(func, args, kwargs, None)
+    peers = first.__dict__["_hocket_peers"]
+    key.append(peers)
+    plan = _plans.get(marks := tuple(key))
+    if plan is None:
+        return _examined(func, args, kwargs, marks)
+    if type(plan) is not _Plan:
+        return plan
+    if plan.arguments is not None:
+
+        def own(leaf: Any) -> Any:
+            if type(leaf) is _Place:
+                tensor = tensors[leaf.number]
+                tensor = peers.enter(tensor) if leaf.enters else tensor
+                return tensor if leaf.shard is None else cut(tensor, leaf.shard, peers.rank)
+            return leaf
+
+        args, kwargs = mapped(own, plan.arguments)
+    if plan.random:
+        with peers.own_random_numbers(first.device):
+            result = plan.func(*args, **kwargs)
+    else:
+        result = plan.func(*args, **kwargs)
+    return _noted(result, plan.shards, peers)
+
+
+def _describe(tree: Any, key: list[Any], tensors: list[Any]) -> bool:
+    """Write into `key` all on which the plan of a call depends; return whether it can be written."""
+    for leaf in tree.values() if type(tree) is dict else tree:
+        kind = type(leaf)
+        if kind in _PLAIN:
+            key.append(kind)
+            key.append(leaf)
+        elif kind is ShardedTensor:
+            tensors.append(leaf)
+            key.append((leaf.__dict__["_hocket_shard"], leaf.shape, leaf.requires_grad, leaf.dtype))
+        elif kind is torch.Tensor or kind is torch.nn.Parameter:
+            tensors.append(leaf)
+            key.append((leaf.shape, leaf.requires_grad, leaf.dtype))
+        elif kind is tuple or kind is list or kind is torch.Size:
+            key.append((kind, len(leaf)))
+            if not _describe(leaf, key, tensors):
+                return False
+        elif kind is slice:
+            edges = leaf.start, leaf.stop, leaf.step
+            if any(type(edge) not in (int, type(None)) for edge in edges):
+                return False
+            key.append(edges)
+        elif leaf is Ellipsis:
+            key.append(leaf)
+        else:
+            return False
+    if type(tree) is dict:
+        key.extend(tree)
+    return True
+
+
+def _noted(result: Any, shards: list[Shard | None], peers: ShardPeers) -> Any:
+    if type(result) is torch.Tensor and len(shards) == 1:
+        return result if shards[0] is None else note(result, shards[0], peers)
+    made = [leaf for leaf in leaves(result) if isinstance(leaf, torch.Tensor)]
+    for tensor, shard in zip(made, shards, strict=True):
+        note(tensor, shard, peers)
+    return result
+
+
+def _examined(func: Any, args: Any, kwargs: dict[str, Any], marks: Any) -> Any:
+    """Make a call by its rule; remember what was done under `marks`, where that may be done again."""
+    given = [leaf for leaf in leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+    views = [leaf for leaf in given if type(leaf) is GatheredView]
+    for view in views:
+        written = changes_first(func, kwargs) and (view is kwargs.get("out") or (args and view is args[0]))
+        _check_view(view, operator_name(func), bool(written))
+    divided = [leaf for leaf in given if type(leaf) is ShardedTensor]
+    if not divided:
+        return _own_view(func(*args, **kwargs), views)
+    name, peers = operator_name(func), divided[0]._hocket_peers
+    if name.startswith("get_") and name not in RULES:
+        asked = func(*args, **kwargs)
+        if not any(isinstance(leaf, torch.Tensor) for leaf in leaves(asked)):
+            return asked
+    if name == "get_grad" and args[0].grad is not None:
+        return note(args[0].grad, args[0]._hocket_shard, peers)
+    if name in ("backward", "grad"):
+        return _back_propagated(func, args, kwargs, divided)
+    if name in _OF_MEMORY:
+        raise _refusal(name, divided[0], "asks how the tensor lies in memory")
+    call = OperatorCall(
+        name, mapped(_operand, tuple(args)), mapped(_operand, kwargs), peers.size, peers.rank, peers.exchanges, func,
+        changes_first(func, kwargs),
+    )  # fmt: skip
+    numbers = {id(one.tensor): i for i, one in reversed(list(enumerate(call.operands())))}
+    try:
+        outcome = apply_rule(call)
+    except CannotShard as error:
+        if not peers.gathers:
+            raise
+        _say(peers, name, args, kwargs, error.reason)
+        return _on_gathered(call, args, kwargs, error)
+    _say(peers, name, args, kwargs, call.gathered)
+    if call.answer is not NO_ANSWER:
+        if marks is not None and type(call.answer) in (int, torch.Size):
+            _remember(marks, call.answer)
+        return call.answer
+    with peers.own_random_numbers(divided[0].device) if call.random else nullcontext():
+        result = Local(peers, call.func).result(call, outcome)
+    made = [leaf for leaf in leaves(result) if isinstance(leaf, torch.Tensor)]
+    shards = placements_of(outcome, len(made))
+    if marks is not None and call.run is None and outcome is not PARTIAL and peers.heard is None:
+        plan = _plan(call, shards, numbers)
+        if plan is not None:
+            _remember(marks, plan)
+    for tensor, shard in zip(made, shards, strict=True):
+        note(tensor, shard, peers)
+    return _own_view(result, views)
+
+
+def _plan(call: OperatorCall, shards: list[Shard | None], numbers: dict[int, int]) -> _Plan | None:
+    if any(isinstance(leaf, FetchedRows) for leaf in leaves((call.args, call.kwargs))):
+        return None
+    entering = any(one.shard is None and one.grad for one in call.operands())
+    if not (call.changed or entering):
+        return _Plan(call.func, None, shards, call.random)
+
+    def place(leaf: Any) -> Any:
+        operand = leaf.operand if isinstance(leaf, LocalShard) else leaf
+        if not isinstance(operand, Operand):
+            return leaf
+        cut_as = leaf.shard if isinstance(leaf, LocalShard) else None
+        enters = cut_as is not None or (operand.shard is None and operand.grad)
+        return _Place(numbers[id(operand.tensor)], enters, cut_as)
+
+    return _Plan(call.func, mapped(place, (call.args, call.kwargs)), shards, call.random)
+
+
+def _remember(marks: Any, plan: Any) -> None:
+    if len(_plans) >= _MOST_PLANS:
+        _plans.clear()
+    _plans[marks] = plan
+
+
+def _back_propagated(func: Any, args: Any, kwargs: dict[str, Any], divided: list[Any]) -> Any:
+    """Have autograd begin at divided tensors, whose gradients are divided alike, or end there."""
+    named = dict(zip(_GRAD if func is torch.autograd.grad else _BACKWARD, args, strict=False)) | kwargs
+    roots, given = _listed(named.get("outputs", named.get("tensors"))), _listed(named.get("gradients"))
+    given = given or _listed(named.get("grad_outputs")) or _listed(named.get("grad_tensors")) or [None] * len(roots)
+    if any(noted(root) != noted(one) for root, one in zip(roots, given, strict=False)):
+        raise _refusal(func.__name__, divided[0], "begins with a gradient that is divided in another way")
+    found = func(*args, **kwargs)
+    for gradient, of in zip(found or (), _listed(named.get("inputs")), strict=False):
+        if type(of) is ShardedTensor and gradient is not None:
+            note(gradient, of._hocket_shard, of._hocket_peers)
     return found
 
 
-def gathered(peers: ShardPeers, tensor: torch.Tensor) -> torch.Tensor:
-    """Return the full tensor, on every rank; a collective operation where ranks exchange rows."""
-    shard = noted(tensor)
-    return tensor if shard is None else peers.fetch(tensor, shard, [(0, shard.size)] * peers.size, 0.0)
+_GRAD, _BACKWARD = ("outputs", "inputs", "grad_outputs"), ("tensors", "gradients")
 
 
-@contextmanager
-def as_local() -> Iterator[None]:
-    """Make a block in which this thread's torch functions are called as they are: the code means shards."""
-    _local.paused = getattr(_local, "paused", 0) + 1
-    try:
-        yield
-    finally:
-        _local.paused -= 1
-
-
-def interpreting() -> bool:
-    """Return whether this thread interprets already."""
-    return bool(getattr(_local, "running", False))
-
-
-@contextmanager
-def interpreted(peers: ShardPeers, listener: Listener | None = None) -> Iterator[None]:
-    """Make a block in which torch functions are looked at; a block inside another changes nothing."""
-    if interpreting():
-        yield
-        return
-    _local.running = True
-    try:
-        with ShardingMode(peers, listener):
-            yield
-    finally:
-        _local.running = False
-
-
-class ShardingMode(TorchFunctionMode):
-    """Makes calls with shards as if they were with full tensors, while it is entered.
-
-    Args:
-        peers: the ranks that share what is divided.
-        listener: hears of what was divided and gathered; None for nobody.
-    """
-
-    def __init__(self, peers: ShardPeers, listener: Listener | None = None) -> None:
-        super().__init__()
-        self._peers = peers
-        self._listener = listener
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if getattr(_local, "paused", 0):
-            return func(*args, **kwargs)
-        divided = any(isinstance(x, torch.Tensor) and _NOTE in x.__dict__ for x in leaves((args, kwargs)))
-        if not divided and not self._peers.batches:
-            return func(*args, **kwargs)
-        name = operator_name(func)
-        if not divided and name != "batch_norm":
-            return func(*args, **kwargs)
-        if name in self._peers.passed:
-            return note(func(*args, **kwargs), args[0].__dict__.get(_NOTE))
-        if name.startswith("get_") and name not in RULES:
-            return func(*args, **kwargs)
-        call = OperatorCall(
-            name,
-            mapped(_operand, tuple(args)),
-            mapped(_operand, kwargs),
-            self._peers.size,
-            self._peers.rank,
-            self._peers.exchanges,
-            func,
-            changes_first(func, kwargs),
-        )
-        try:
-            outcome = apply_rule(call)
-        except CannotShard as error:
-            return self._gathered(call, args, kwargs, error)
-        self._say(name, args, kwargs, call.gathered)
-        if call.answer is not NO_ANSWER:
-            return call.answer
-        device = next((o.tensor.device for o in call.operands()), torch.device("cpu"))
-        with self._peers.own_random_numbers(device) if call.random else nullcontext():
-            result = Local(self._peers, func).result(call, outcome)
-        made = [leaf for leaf in leaves(result) if isinstance(leaf, torch.Tensor)]
-        for tensor, shard in zip(made, placements_of(outcome, len(made)), strict=True):
-            note(tensor, shard)
-        return result
-
-    def _gathered(self, call: OperatorCall, args: Any, kwargs: Any, error: CannotShard) -> Any:
-        if not self._peers.exchanges:
-            raise error
-        if call.in_place:
-            raise NotImplementedError(
-                f"{call.func.__name__} cannot be made on a tensor that is divided among ranks ({error.reason}): write "
-                "it so that it makes a new tensor"
-            ) from error
-        self._say(call.name, args, kwargs, error.reason)
-        full = mapped(lambda leaf: gathered(self._peers, leaf) if noted(leaf) is not None else leaf, (args, kwargs))
-        return call.func(*full[0], **full[1])
-
-    def _say(self, name: str, args: Any, kwargs: Any, why: str) -> None:
-        if self._listener is not None:
-            self._listener(name, (args, kwargs), "gathered" if why else "divided", why)
+def _listed(value: Any) -> list[Any]:
+    return [] if value is None else [value] if isinstance(value, torch.Tensor) else list(value)
 
 
 def _operand(leaf: Any) -> Any:
     if not isinstance(leaf, torch.Tensor):
         return leaf
-    shard: Shard | None = leaf.__dict__.get(_NOTE)
+    shard = noted(leaf)
     return Operand(full_shape(leaf.shape, shard), shard, leaf.requires_grad, False, leaf.dtype, leaf)
+
+
+def _say(peers: ShardPeers, name: str, args: Any, kwargs: Any, why: str) -> None:
+    if peers.heard is not None:
+        peers.heard(name, (args, kwargs), "gathered" if why else "divided", why)
+
+
+def _on_gathered(call: OperatorCall, args: Any, kwargs: dict[str, Any], error: CannotShard) -> Any:
+    """Make a call on the full tensors, on every rank; what is written to a divided one becomes this rank's shard."""
+    fulls: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def full(leaf: Any) -> Any:
+        if type(leaf) is not ShardedTensor:
+            return leaf
+        if id(leaf) not in fulls:
+            fulls[id(leaf)] = leaf, gathered(leaf)
+        return fulls[id(leaf)][1]
+
+    target = (kwargs.get("out") if kwargs.get("out") is not None else args[0]) if call.in_place else None
+    if isinstance(target, tuple | list):
+        raise _refusal(call.name, next(iter(target)), f"writes to several tensors, and {error.reason}") from error
+    full_args, full_kwargs = mapped(full, (args, kwargs))
+    result = call.func(*full_args, **full_kwargs)
+    if type(target) is ShardedTensor:
+        target.copy_(cut(fulls[id(target)][1], target._hocket_shard, call.rank))
+        return None if result is None else target
+    for part, whole in fulls.values() if not call.in_place else ():
+        memory = _memory(whole)
+        for leaf in leaves(result):
+            if type(leaf) is torch.Tensor and _memory(leaf) == memory:
+                source = _Source(weakref.ref(part), part.detach(), part._version, part._base is not None)
+                leaf.__class__ = GatheredView
+                leaf.__dict__["_hocket_source"] = source
+    return result
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else 0
+
+
+def _own_view(result: Any, views: list[Any]) -> Any:
+    """Return results, of which those that share the memory of gathered views are such themselves."""
+    for view in views:
+        memory = _memory(view)
+        for leaf in leaves(result):
+            if type(leaf) is torch.Tensor and _memory(leaf) == memory:
+                leaf.__class__ = GatheredView
+                leaf.__dict__["_hocket_source"] = view._hocket_source
+    return result
+
+
+def _check_view(view: Any, name: str, written: bool) -> None:
+    source: _Source = view._hocket_source
+    if source.memory._version != source.version:
+        raise _refusal(name, view, "reads a view that was gathered, after the tensor itself was changed in place")
+    if written and (source.base or source.tensor() is not None):
+        raise _refusal(name, view, "changes a view in place whose tensor is divided in another way")
+
+
+_OF_MEMORY = frozenset(
+    ["as_strided", "stride", "storage_offset", "data_ptr", "storage", "set", "resize", "resize_as", "set_data"]
+    + ["register_hook"]
+)
+
+
+def _refusal(name: str, tensor: torch.Tensor, why: str) -> ShardingError:
+    """Return the error that names the line of the user's program, the tensor, and the remedy."""
+    shard = tensor.__dict__.get("_hocket_shard")
+    shape = list(full_shape(tensor.shape, shard))
+    return ShardingError(
+        f"{user_line()}: {name} {why}. The tensor has the shape {shape}"
+        + (f", and every rank has a part of its dim {shard.dim}" if shard is not None else "")
+        + ". Use clone() of it there, or write the line so that it makes a new tensor"
+    )
+
+
+def user_line() -> str:
+    """Return the line of the program that runs, outside of torch and of this package, as "file:line"."""
+    homes = tuple(str(Path(module.__file__ or "").parent) for module in (torch, sys.modules[__name__.split(".")[0]]))
+    frames = [frame for frame in traceback.extract_stack() if not frame.filename.startswith(homes)]
+    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "in the model"
+
+
+class WholeBatchNorms(TorchFunctionMode):
+    """Has batch norm of replicated tensors made by the peers, whose ranks may share its statistics.
+
+    Args:
+        peers: the ranks.
+    """
+
+    def __init__(self, peers: ShardPeers) -> None:
+        super().__init__()
+        self._peers = peers
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is not torch.nn.functional.batch_norm or ShardedTensor in types:
+            return func(*args, **kwargs)
+        peers = self._peers
+        operands = mapped(_operand, tuple(args)), mapped(_operand, kwargs)
+        call = OperatorCall("batch_norm", *operands, peers.size, peers.rank, peers.exchanges, func)
+        outcome = apply_rule(call)
+        _say(peers, "batch_norm", args, kwargs, "")
+        return Local(peers, func).result(call, outcome)
+
+
+def guard_autograd_functions() -> None:
+    """Have every `torch.autograd.Function` of a user called on gathered tensors: torch does not ask tensors there.
+
+    Its backward is the user's, and may mix what is divided. Those of `torch.distributed` hand on what they are given.
+    """
+    plain: Any = torch.autograd.Function.__dict__["apply"].__func__
+    if hasattr(plain, "_hocket_plain"):
+        return
+
+    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        watched = torch._C._is_torch_function_enabled() and any(type(one) in _WATCHED for one in args)
+        if watched and not cls.__module__.startswith("torch.distributed"):
+            args = tuple(gathered(one) for one in args)
+        return plain(cls, *args, **kwargs)
+
+    apply._hocket_plain = plain  # type: ignore[attr-defined]
+    torch.autograd.Function.apply = classmethod(apply)  # type: ignore[assignment, method-assign]
+
+
+_WATCHED = (ShardedTensor, GatheredView)

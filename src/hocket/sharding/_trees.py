@@ -8,9 +8,8 @@ def mapped(fn: Callable[[Any], Any], tree: Any) -> Any:
     """Return the tree of tuples, lists and dicts with `fn` applied to what is none of these."""
     if isinstance(tree, tuple):
         items = [mapped(fn, item) for item in tree]
-        if hasattr(tree, "_fields"):
-            return type(tree)(*items)
-        return tuple(items)
+        make: Any = getattr(type(tree), "_make", tuple)  # of named tuples, whose constructors may look at the items
+        return make(items)
     if isinstance(tree, list):
         return [mapped(fn, item) for item in tree]
     if isinstance(tree, dict):

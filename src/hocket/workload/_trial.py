@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
 from ._share import WorkloadError
+from ._unchanged import unchanged
 
 __all__ = ["sum_of_outputs", "summed", "trial", "tried_out"]
 
@@ -30,24 +31,10 @@ def trial(model: nn.Module, sample: Any) -> Iterator[Callable[[], None]]:
 
 @contextmanager
 def tried_out(model: nn.Module) -> Iterator[None]:
-    """While a model is run as in training; gradients, buffers, modes and random numbers are then as they were."""
-    kept = [(parameter, parameter.grad) for parameter in model.parameters()]
-    buffers = {key: value.clone() for key, value in model.named_buffers() if value.device.type != "meta"}
-    modes = [(module, module.training) for module in model.modules()]
-    try:
+    """While a model is run as in training; what it keeps is then as it was, see `unchanged`."""
+    with unchanged(model):
         model.train()
-        model.zero_grad(set_to_none=True)  # a backward pass would add to the user's own
-        with torch.random.fork_rng():  # dropout draws numbers that the user's training must not miss
-            yield
-    finally:
-        for parameter, gradient in kept:
-            parameter.grad = gradient
-        for module, training in modes:
-            module.training = training
-        with torch.no_grad():
-            for key, value in model.named_buffers():
-                if key in buffers:
-                    value.copy_(buffers[key])
+        yield
 
 
 def sum_of_outputs(model: nn.Module, batch: Any) -> Tensor:

@@ -51,7 +51,8 @@ def like_sequence(value: tuple[Any, ...] | list[Any], items: list[Any]) -> Any:
     """Return a list, tuple or named tuple as `value` is, with other items."""
     if isinstance(value, list):
         return items
-    return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+    make: Any = getattr(type(value), "_make", tuple)  # of named tuples, whose constructors may look at the items
+    return make(items)
 
 
 def _children(value: Any) -> Iterable[Any]:

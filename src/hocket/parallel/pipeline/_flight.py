@@ -7,6 +7,9 @@ from typing import Any
 
 import torch
 
+from hocket.sharding import gathered
+
+from ..batches import trees as _trees
 from . import _values, torch_adapter
 from ._stage import Stage
 
@@ -41,7 +44,7 @@ class Flight:
         """
         stage = self._stage
         used = [self._taken[name] for name in stage.uses]
-        output = run(*(inputs[i] for i in stage.inputs), *used)
+        output = _trees.mapped(run(*(inputs[i] for i in stage.inputs), *used), gathered)  # what crosses is whole
         if stage.last:
             return output
         if (

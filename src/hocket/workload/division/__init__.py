@@ -3,6 +3,7 @@
 `hocket.parallel.partition.tensor` divides models by it; `hocket.workload.capture` tells by it what dividing would cost.
 """
 
+from .._unchanged import plain_values, unchanged
 from ._choose import RegionChoice, apart, choose
 from ._cuts import cut_tensors
 from ._record import DROPOUTS, Call, RecordedValue, Recording, record, recorded, storage_of
@@ -27,9 +28,11 @@ __all__ = [
     "choose",
     "cut_tensors",
     "exchanges",
+    "plain_values",
     "record",
     "recorded",
     "sequences",
     "storage_of",
     "tally",
+    "unchanged",
 ]

@@ -133,7 +133,7 @@ def _heads(module: nn.MultiheadAttention, name: str, recording: Recording, ranks
     if not weights_used:
         reason += "; its attention weights, which the model does not use, are not computed"
     role = Role("heads", Shard.even(0, module.embed_dim, ranks), weights_used)
-    return Region({module: role}, [name], name, reason=reason)
+    return Region({module: role}, [name], reason=reason)
 
 
 def _tied(

@@ -19,6 +19,8 @@ from torch.overrides import TorchFunctionMode
 
 from hocket.sharding import leaves, mapped, operator_name
 
+from .._unchanged import unchanged
+
 WEIGHTED: tuple[type[nn.Module], ...] = (
     nn.Linear,
     nn.Conv1d,
@@ -103,14 +105,12 @@ class Recording:
     Attributes:
         calls: in order.
         outputs: the values that the model returned.
-        entries: by name of a module that is looked into, its arguments each time that it was called.
         storages: the values in each storage, see `storage_of`; while the tensors live.
         complete: whether the model has returned.
     """
 
     calls: list[Call] = field(default_factory=list)
     outputs: list[RecordedValue] = field(default_factory=list)
-    entries: dict[str, list[Any]] = field(default_factory=dict)
     storages: dict[int, list[RecordedValue]] = field(default_factory=dict)
     complete: bool = False
 
@@ -188,22 +188,14 @@ def record(
 ) -> Recording:
     """Has `run` run the model on a sample in training mode, and returns what the model did.
 
-    Buffers and modes are afterwards what they were; random numbers are the caller's to restore. `tensors_in` finds the
-    tensors in what the model returns; `watch` makes a block around the run, of the recording that grows in it.
+    The model is afterwards what it was, see `unchanged`. `tensors_in` finds the tensors in what the model returns;
+    `watch` makes a block around the run, of the recording that grows in it.
     """
-    modes = {module: module.training for module in model.modules()}
-    buffers = [(b, b.detach().clone()) for b in model.buffers()]
-    if not model.training:
-        model.train()
-    try:
+    with unchanged(model):
+        if not model.training:
+            model.train()
         with recorded(model, tensors_in) as recording, torch.enable_grad(), watch(recording):
             run()
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
-        with torch.no_grad():
-            for buffer, saved in buffers:
-                buffer.copy_(saved)
     return recording
 
 
@@ -223,7 +215,7 @@ def recorded(model: nn.Module, tensors_in: Returned) -> Iterator[Recording]:
         for name, module in model.named_modules():
             handles += _listen(recorder, name, module)
         handles.append(model.register_forward_hook(completed))
-        with recorder:
+        with recorder, _functions_heard(recorder):
             yield recorder.recording
     finally:
         recorder.forget()
@@ -231,16 +223,39 @@ def recorded(model: nn.Module, tensors_in: Returned) -> Iterator[Recording]:
             handle.remove()
 
 
+@contextmanager
+def _functions_heard(recorder: _Recorder) -> Iterator[None]:
+    """A user's autograd function is one call, without a rule: its backward may do anything."""
+    original = torch.autograd.Function.__dict__["apply"]
+
+    def apply(cls: Any, *args: Any) -> Any:
+        called = original.__get__(None, cls)
+        if recorder.inside_module or recorder.recording.complete:
+            return called(*args)
+        before = recorder.valued((tuple(args), {}))
+        recorder.inside_module += 1
+        try:
+            result = called(*args)
+        finally:
+            recorder.inside_module -= 1
+        recorder.add(cls.__name__, before, result, None)
+        return result
+
+    torch.autograd.Function.apply = classmethod(apply)  # type: ignore[assignment, method-assign]
+    try:
+        yield
+    finally:
+        torch.autograd.Function.apply = original  # type: ignore[method-assign]
+
+
 def _listen(recorder: _Recorder, name: str, module: nn.Module) -> list[Any]:
     if type(module) not in WEIGHTED and type(module) not in DROPOUTS:
 
-        def enter(_: nn.Module, args: Any, kwargs: Any) -> None:
+        def enter(*_: Any) -> None:
             recorder.path.append(name)
-            if not (recorder.inside_module or recorder.recording.complete):
-                recorder.recording.entries.setdefault(name, []).append(recorder.valued((tuple(args), dict(kwargs))))
 
         return [
-            module.register_forward_pre_hook(enter, with_kwargs=True),
+            module.register_forward_pre_hook(enter),
             module.register_forward_hook(lambda *_: _pop(recorder), always_call=True),
         ]
     pending: list[Any] = []

@@ -29,7 +29,6 @@ from hocket.sharding import (
     placements_of,
 )
 
-from ._homes import homes
 from ._record import DROPOUTS, Call, RecordedValue, Recording
 
 CHANNEL: dict[type[nn.Module], int] = {
@@ -74,9 +73,6 @@ class Region:
     Attributes:
         roles: by layer.
         names: of the layers, in the order of their first call.
-        aware: why some forward must be interpreted; empty where it comes out right by itself.
-        homes: modules whose forward must be interpreted, by name; for each which of its arguments (counted through all,
-            nested ones too) are parts, and how they are cut.
         extras: tensors between the layers whose gradients must be added up, one all_reduce each: their bytes, the place
             of the call in the recording, and whether they grow with the batch.
         reason: why the region is cut as it is.
@@ -88,8 +84,6 @@ class Region:
 
     roles: dict[nn.Module, Role]
     names: list[str] = field(default_factory=list)
-    aware: str = ""
-    homes: dict[str, dict[int, Shard]] = field(default_factory=dict)
     extras: list[tuple[int, int, bool]] = field(default_factory=list)
     reason: str = ""
     calls: list[int] = field(default_factory=list)
@@ -203,7 +197,6 @@ class RegionSearch:
         region = Region({})
         states: dict[RecordedValue, Shard] = {}
         origins: dict[RecordedValue, frozenset[nn.Module]] = {}
-        paths: list[tuple[str, ...]] = []
         whole_uses: set[nn.Module] = set()
         for call in self.recording.calls:
             mine = [v for v in call.inputs if v in states]
@@ -215,14 +208,12 @@ class RegionSearch:
                 made = Shard.even(len(call.outputs[0].shape) + CHANNEL[type(module)], seeds[module], self.ranks)
                 self.assign(region, module, Role("column", made))
                 states[call.outputs[0]], origins[call.outputs[0]] = made, frozenset([module])
-                paths.append(call.path)
                 continue
             if not mine:
                 if call.module is not None:
                     whole_uses.add(call.module)
                 continue
             region.calls.append(call.index)
-            paths.append(call.path)
             try:
                 if call.module is not None:
                     splits = self._layer(region, call, states)
@@ -245,7 +236,6 @@ class RegionSearch:
             raise Stuck("no layer uses up the parts", (), frozenset())
         region.names = [self.names[m] for m in region.roles]
         region.parts = set(states)
-        region.homes = homes(self.recording, region.homes, states, paths)
         return region
 
     def assign(self, region: Region, module: nn.Module, role: Role) -> None:
@@ -322,11 +312,7 @@ class RegionSearch:
         for leaf in leaves((site.args, site.kwargs)):
             whole = leaf.operand if isinstance(leaf, LocalShard) else leaf
             if isinstance(whole, Operand) and whole.shard is None and whole.grad:
-                site.changed = True
                 region.extras.append((whole.tensor.nbytes, call.index, not whole.tensor.name))
-        if site.changed:
-            region.homes.setdefault(call.path[-1], {})
-            region.aware = region.aware or f"{call.name} in {call.path[-1] or 'the model'}"
         if site.answer is not NO_ANSWER:
             return [None] * len(call.outputs)
         return list(placements_of(outcome, len(call.outputs)))

@@ -12,7 +12,6 @@ from torch import nn
 
 from hocket.sharding import CannotShard, NeedsShard, Shard
 
-from ._homes import homes
 from ._record import DROPOUTS, Call, RecordedValue, Recording
 from ._regions import Region, RegionSearch, Stuck
 
@@ -117,7 +116,6 @@ class _SequenceSearch(RegionSearch):
     def _follow(self, makers: set[nn.Module]) -> Region:
         zone = Region({}, reason="works on parts of the sequence")
         states: dict[RecordedValue, Shard] = {}
-        paths: list[tuple[str, ...]] = []
         gathers: dict[nn.Module, set[int]] = {}
         whole_uses: set[tuple[nn.Module, int]] = set()
         for call in self.recording.calls:
@@ -132,9 +130,7 @@ class _SequenceSearch(RegionSearch):
                     if states[value].dim != len(value.shape) + SEQUENCE:
                         raise Stuck(f"{self.names[module]} is given the sequence in another dim", (), frozenset())
                     gathers.setdefault(module, set()).add(place)
-                    paths.append(call.path)
             elif mine:
-                paths.append(call.path)
                 zone.calls.append(call.index)
                 try:
                     splits = (
@@ -148,7 +144,6 @@ class _SequenceSearch(RegionSearch):
                     raise Stuck(f"{self.names[module]} makes what cannot be cut", (), frozenset())
                 out = call.outputs[0]
                 states[out] = Shard.even(len(out.shape) + SEQUENCE, out.shape[SEQUENCE], self.ranks)
-                paths.append(call.path)
         if any(value in states for value in self.recording.outputs):
             raise Stuck("the model returns what would be parts of the sequence", (), frozenset())
         for module, places in gathers.items():
@@ -161,7 +156,6 @@ class _SequenceSearch(RegionSearch):
         zone.scatters = frozenset(makers)
         zone.names = [self.names[m] for m in zone.roles]
         zone.parts = set(states)
-        zone.homes = homes(self.recording, zone.homes, states, paths)
         return zone
 
     def _layer(self, region: Region, call: Call, states: dict[RecordedValue, Shard]) -> list[Shard | None]:

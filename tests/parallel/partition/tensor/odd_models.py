@@ -23,11 +23,19 @@ class Centered(torch.autograd.Function):
 
 
 class Deceptive(nn.Module):
-    """Two MLPs, of which one cannot be cut as it seems."""
+    """Two MLPs, of which one cannot be cut where the rule of cumsum is wrong."""
 
     def __init__(self) -> None:
         super().__init__()
         self.a, self.b, self.c, self.d = (nn.Linear(8, 8) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.b(F.relu(self.a(x))).sin()
+        return x + self.d(self.c(x.sum(-1, keepdim=True) + x).cumsum(-1))
+
+
+class OwnFunction(Deceptive):
+    """An autograd function of the user's, whose backward needs all features, between two layers."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.b(F.relu(self.a(x))).sin()

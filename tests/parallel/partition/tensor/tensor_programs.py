@@ -20,10 +20,10 @@ from hocket.parallel.partition.tensor import (
 from hocket.parallel.partition.tensor import _functions as functions
 from hocket.parallel.pipeline import split
 from hocket.profile import Recorder
-from hocket.sharding import Shard, cut
+from hocket.sharding import RULES, Shard, as_local, cut
 
 from ...user_models import CASES, Case
-from .odd_models import Deceptive, Dropping, Odd
+from .odd_models import Deceptive, Dropping, Odd, OwnFunction
 from .small_models import MODELS, FusedViT, GatedMLP, SeparateHeads
 
 STEPS = 20
@@ -151,11 +151,12 @@ def all_small_models() -> dict[str, dict[str, Any]]:
 def oddities() -> dict[str, Any]:
     """Models of which something cannot be cut."""
     tokens = (torch.randn(2, 5, 8), torch.randint(0, 6, (2, 5)))
-    return {
-        "odd": step(Odd, lambda: tokens),
-        "deceptive": step(Deceptive, lambda: (torch.randn(5, 8),)),
-        "trusting": step(Deceptive, lambda: (torch.randn(5, 8),), verify=False),
-    }
+    found = {"odd": step(Odd, lambda: tokens), "function": step(OwnFunction, lambda: (torch.randn(5, 8),))}
+    right, RULES["cumsum"] = RULES["cumsum"], RULES["pointwise"]
+    found["deceptive"] = step(Deceptive, lambda: (torch.randn(5, 8),))
+    found["trusting"] = step(Deceptive, lambda: (torch.randn(5, 8),), verify=False)
+    RULES["cumsum"] = right
+    return found
 
 
 def dropping() -> dict[str, Any]:
@@ -165,8 +166,13 @@ def dropping() -> dict[str, Any]:
     x = torch.randn(2, 6, 8, generator=torch.Generator().manual_seed(0))
     result = parallelize(model, current(), (x,))
     masks: dict[str, Any] = {}
-    model.before.register_forward_hook(lambda m, i, o: masks.__setitem__("before", (o == 0).tolist()))
-    model.inside.register_forward_hook(lambda m, i, o: masks.__setitem__("inside", (o == 0).tolist()))
+
+    def lost(name: str, kept: torch.Tensor) -> None:
+        with as_local():
+            masks[name] = (kept == 0).tolist()
+
+    model.before.register_forward_hook(lambda m, i, o: lost("before", o))
+    model.inside.register_forward_hook(lambda m, i, o: lost("inside", o))
     found: dict[str, Any] = {"forms": {d.name: d.form for d in result.decisions}}
     for again in (False, True):
         torch.manual_seed(7)
@@ -192,12 +198,11 @@ def in_sequence() -> dict[str, Any]:
         name: train(name, steps, sequence=True) for name, steps in (("gpt", 4), ("seq2seq", 2), ("mixer", 1))
     }
     torch.manual_seed(0)
-    model = CASES["gpt"].model()
+    model = CASES["gpt"].model().double()
+    plain = copy.deepcopy(model)
     parallelize(model, current(), (torch.zeros(2, 8, dtype=torch.long),), sequence=True)
-    try:
-        model(torch.zeros(2, 7, dtype=torch.long))
-    except ValueError as error:
-        found["odd_length"] = str(error)
+    ids = torch.arange(14).view(2, 7)
+    found["odd_length"] = float((model(ids) - plain(ids)).detach().abs().max())
     return found
 
 

@@ -48,5 +48,5 @@ def test_a_copy_of_a_cut_model_computes_the_same() -> None:
 
 def test_a_graph_is_told_which_modules_to_leave_alone() -> None:
     leaves = ranks()[0]["leaves"]
-    assert {"h.0.attn", "h.0.mlp.0", "h.0.mlp.2", "wte", "lm_head"} <= set(leaves)
+    assert {"h.0.attn.c_attn", "h.0.mlp.0", "h.0.mlp.2", "wte", "lm_head"} <= set(leaves)
     assert "h.0.mlp.1" not in leaves

@@ -43,7 +43,7 @@ def test_the_rest_of_the_model_is_cut_all_the_same() -> None:
     assert "outputs are gathered: in the model: sort works along the dim that is divided" in found()[0]["odd"]["text"]
 
 
-@pytest.mark.parametrize("name", ["odd", "deceptive"])
+@pytest.mark.parametrize("name", ["odd", "deceptive", "function"])
 def test_it_computes_what_the_plain_model_does(name: str) -> None:
     for rank in found():
         assert rank[name]["outputs"] < 1e-12
@@ -54,7 +54,13 @@ def test_it_computes_what_the_plain_model_does(name: str) -> None:
 def test_a_wrong_guess_costs_the_layers_that_it_was_about() -> None:
     deceptive = found()[0]["deceptive"]
     assert deceptive["forms"] == {"a": "column", "b": "row", "c": "column", "d": "column"}
-    assert deceptive["text"].count("outputs are gathered: the gradient of") == 2
+    assert deceptive["text"].count("outputs are gathered: output 0 differs") == 2
+
+
+def test_an_autograd_function_of_the_users_is_given_what_is_whole() -> None:
+    function = found()[0]["function"]
+    assert function["forms"] == {"a": "column", "b": "row", "c": "column", "d": "column"}
+    assert "Centered has no rule" in function["text"]
 
 
 def test_without_the_comparison_a_wrong_guess_is_wrong() -> None:

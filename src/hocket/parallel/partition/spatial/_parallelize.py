@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
-from hocket.sharding import Shard, cut, gathered, interpreted, interpreting, note, noted
+from hocket.sharding import Shard, WholeBatchNorms, cut, gathered, note, noted
 
 from ...batches import mapped, tensors_in
 from ...mesh import World
@@ -52,7 +52,8 @@ class SpatialParallel:
         self.model = model
         self.world = groups.spatial
         self.decisions: list[SpatialDecision] = []
-        self._peers = SpatialPeers(groups)
+        self._peers = SpatialPeers(groups, self._hear)
+        self._depth = 0
         self._seen: set[tuple[str, str]] = set()
         self._names = {id(p): name.rpartition(".")[0] for name, p in model.named_parameters()}
 
@@ -71,19 +72,23 @@ class SpatialParallel:
     @contextmanager
     def running(self) -> Iterator[None]:
         """A block in which the model and functions of its output work on shards."""
-        with interpreted(self._peers, self._hear):
-            yield
+        self._depth += 1
+        try:
+            with WholeBatchNorms(self._peers) if self._depth == 1 else nullcontext():
+                yield
+        finally:
+            self._depth -= 1
 
     def shard(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return this rank's shard of a tensor that all ranks have; with fewer than two spatial dims it stays whole."""
         if tensor.ndim < _FEWEST_DIMS or noted(tensor) is not None:
             return tensor
         shard = Shard.even(_DIVIDED_DIM, tensor.shape[_DIVIDED_DIM], self.world.size)
-        return note(cut(tensor, shard, self.world.rank), shard)
+        return note(cut(tensor, shard, self.world.rank), shard, self._peers)
 
     def whole(self, tensor: torch.Tensor) -> torch.Tensor:
         """The full tensor of which this is a shard; a collective operation."""
-        return gathered(self._peers, tensor)
+        return gathered(tensor)
 
     def call(self, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """The model's own forward on shards of its inputs.
@@ -91,7 +96,7 @@ class SpatialParallel:
         Raises:
             ValueError: no input can be divided.
         """
-        inside = interpreting()
+        inside = self._depth > 0
         shards_of = mapped((args, kwargs), self.shard)
         found = tensors_in(shards_of)
         if not any(noted(tensor) is not None for tensor in found):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
@@ -37,13 +37,14 @@ class SpatialPeers:
 
     Args:
         groups: the ranks.
+        heard: hears of what is divided and gathered.
     """
 
     exchanges = True
-    passed: frozenset[str] = frozenset()
-    batches = True
+    gathers = True
 
-    def __init__(self, groups: SpatialGroups) -> None:
+    def __init__(self, groups: SpatialGroups, heard: Callable[[str, Any, str, str], None]) -> None:
+        self.heard: Callable[[str, Any, str, str], None] | None = heard
         self.groups, self.rank, self.size = groups, groups.spatial.rank, groups.spatial.size
 
     def fetch(self, tensor: torch.Tensor, shard: Shard, wanted: Sequence[Interval], fill: float) -> torch.Tensor:

@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from hocket.sharding import Shard, cut
+from hocket.sharding import Shard, cut, guard_autograd_functions
 from hocket.workload.division import CHANNEL, RecordedValue, Recording, Region, Role, cut_tensors
 
 from ...mesh import World
 from ._attention import CutMultiheadAttention
-from ._interpret import Interpretation, interpret
 from ._layers import CUT_CLASSES, LayerPartition, Shared
+from ._peers import CutParameters, begin_forward, end_forward
 
 
 class Applied:
@@ -36,19 +36,14 @@ class Applied:
         sharing = _sharing(regions, recording)
         for region in regions:
             for module, role in region.roles.items():
-                self._cut_layer(module, role, bool(region.aware), sharing.get(module, [Shared(1)]))
+                self._cut_layer(module, role, sharing.get(module, [Shared(1)] * 3))
         for region in regions:
-            for layer, places in region.gathers.items():
-                self._forms[layer].gathers = places
             for layer in region.scatters:
                 self._forms[layer].scatters = True
-                self._forms[layer].noted = bool(region.aware)
-        homes: dict[str, dict[int, Shard]] = {}
-        for region in regions:
-            for home, given in region.homes.items():
-                homes.setdefault(home, {}).update(given)
-        for home, given in homes.items():
-            self._undo.append(interpret(model.get_submodule(home), Interpretation(world, given)))
+        if regions:
+            guard_autograd_functions()
+            self._hook(model.register_forward_pre_hook(begin_forward, prepend=True))
+            self._hook(model.register_forward_hook(end_forward, always_call=True))
         for encoder in model.modules():
             if isinstance(encoder, nn.TransformerEncoder | nn.TransformerEncoderLayer):
                 self._without_fast_path(encoder)
@@ -82,17 +77,26 @@ class Applied:
         self.cuts[id(tensor)] = split
         tensor.data = cut(full, split, self._world.rank).clone()
 
-    def _cut_layer(self, module: Any, role: Role, noted: bool, shared: list[Shared]) -> None:
+    def _hook(self, handle: Any) -> None:
+        self._undo.append(handle.remove)
+
+    def _cut_layer(self, module: Any, role: Role, shared: list[Shared]) -> None:
         world, segments, kind = self._world, role.split.segments, type(module)
-        channel = CHANNEL.get(kind, -1)
-        form = LayerPartition(world, role.kind, channel, segments, role.whole, tuple(shared), noted and not role.whole)
+        channel = CHANNEL.get(kind, 1 if role.kind == "channels" else -1)
+        form = LayerPartition(world, role.kind, channel, segments, role.whole, tuple(shared))
+        seen = CutParameters(module._parameters, world)
         for tensor, split in cut_tensors(module, role):
             self._cut(tensor, split)
+            seen.shards[id(tensor)] = split
+        self._set(module, "_parameters", seen)
         if role.kind == "heads":
             self._set(module, "weights_used", role.whole)
             self._become(module, CutMultiheadAttention, form)
         elif role.kind == "channels":
+            form.outputs = (module.out_channels,) if kind in CHANNEL else segments
             self._narrow_channels(module)
+            self._hook(module.register_forward_pre_hook(form.before_channels))
+            self._hook(module.register_forward_hook(form.after_channels, always_call=True))
         else:
             self._become(module, CUT_CLASSES[kind], form)
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from hocket.sharding import Shard, as_local, cut
+from hocket.sharding import Shard, as_local, cut, gathered
 
 from ._functions import gather, reduce_from
 from ._layers import LayerPartition
@@ -56,6 +56,7 @@ class CutMultiheadAttention(nn.MultiheadAttention):
         is_causal: bool,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         form, world = self.form, self.form.world
+        key_padding_mask, attn_mask = _whole(key_padding_mask), _whole(attn_mask)
         alike = key is query and value is key
         batched = query.dim() == 3
         heads = self.num_heads // world.size
@@ -127,6 +128,10 @@ class CutMultiheadAttention(nn.MultiheadAttention):
     def extra_repr(self) -> str:
         """How it is cut."""
         return f"{self.num_heads} heads, parallel over {self.form.world.size}"
+
+
+def _whole(mask: torch.Tensor | None) -> torch.Tensor | None:
+    return None if mask is None else gathered(mask)
 
 
 def _added(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

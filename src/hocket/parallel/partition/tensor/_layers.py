@@ -6,21 +6,22 @@ data. What a layer does before and after its own computation is its `LayerPartit
 
 from __future__ import annotations
 
+import functools
 import weakref
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from hocket.sharding import Shard, as_local, note, noted
+from hocket.sharding import Shard, ShardingError, as_local, note, noted, user_line
 from hocket.workload.division import SEQUENCE
 
 from ...mesh import World
 from ._functions import copy_to, gather, gather_partial, reduce_from, reduce_scatter, scatter
 from ._numbers import own_numbers
+from ._peers import peers_of
 
 
 class Shared:
@@ -41,9 +42,9 @@ class Shared:
         self._copy: torch.Tensor | None = None
         self._left = 0
 
-    def copy(self, world: World, tensor: torch.Tensor, sequence: Shard | None) -> torch.Tensor:
-        """The tensor, for use on parts; gathered first, where every rank has a part of the sequence."""
-        key = (torch.is_grad_enabled(), tensor._version, sequence)
+    def copy(self, world: World, tensor: torch.Tensor, given: Shard | None) -> torch.Tensor:
+        """The tensor, for use on parts; gathered first, where every rank has a part of it."""
+        key = (torch.is_grad_enabled(), tensor._version, given)
         if (
             self._copy is not None
             and self._source is not None
@@ -55,7 +56,7 @@ class Shared:
             if self._left == 0:
                 self._forget()
             return copy
-        copy = gather_partial(world, tensor, sequence) if sequence is not None else copy_to(world, tensor)[0]
+        copy = gather_partial(world, tensor, given) if given is not None else copy_to(world, tensor)[0]
         self._forget()
         if self._layers > 1:
             self._source, self._copy, self._left = (weakref.ref(tensor), key), copy, self._layers - 1
@@ -80,14 +81,15 @@ class LayerPartition:
     Attributes:
         world: the ranks.
         kind: "column" (a part of the outputs), "row" (a part of the inputs), "vocabulary" (a part of an embedding's
-            rows), "heads".
-        channel: the dim of the layer's input and output, from the end, that is cut: -1 for a linear layer.
-        segments: of that dim in the output of a column layer, or in the input of a row layer.
-        whole: whether the cut side is whole to others: a column layer gathers, a row layer cuts its input.
+            rows), "heads", "channels" (a part of both).
+        channel: the dim of the layer's input and output that is cut, from the end where it is negative: -1 for a
+            linear layer.
+        segments: of that dim in the output of a column layer, or in the input of others.
+        whole: whether the output of a column layer is gathered.
         shared: for each input, with the layers that get the same (column).
-        noted: whether to note the cut on the output, for a forward that is interpreted.
-        gathers: places of inputs that come as parts of the sequence.
-        scatters: whether the output leaves as a part of the sequence.
+        scatters: whether the output leaves as a part of the sequence, where that can be cut.
+        outputs: sizes of the segments of the output's channels ("channels").
+        blocks: in which a layer's own code runs now ("channels").
     """
 
     world: World
@@ -96,54 +98,73 @@ class LayerPartition:
     segments: tuple[int, ...]
     whole: bool
     shared: tuple[Shared, ...]
-    noted: bool = False
-    gathers: frozenset[int] = frozenset()
     scatters: bool = False
+    outputs: tuple[int, ...] = ()
+    blocks: list[Any] = field(default_factory=list)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> LayerPartition:
         return self
 
+    def note(self, y: torch.Tensor, split: Shard | None) -> torch.Tensor:
+        """A result, which says how it is divided."""
+        return y if split is None else note(y, split, peers_of(self.world))
+
     def enter(self, x: torch.Tensor, place: int = 0) -> torch.Tensor:
-        """What the layer computes on, in the place of its input of that number."""
-        if self.kind in ("column", "heads"):
-            sequence = None
-            if place in self.gathers:
-                sequence = Shard.even(x.dim() + SEQUENCE, x.shape[SEQUENCE] * self.world.size, self.world.size)
-            return self.shared[place].copy(self.world, x, sequence)
-        if self.whole:
-            return scatter(self.world, x, Shard.even(x.dim() + self.channel, self.segments, self.world.size))
-        return x
+        """What the layer computes on, in the place of its input of that number, however that is divided."""
+        given = noted(x)
+        if self.kind in ("column", "heads", "vocabulary"):
+            return self.shared[place].copy(self.world, x, given)
+        wanted = _split(x.dim(), self.channel, self.segments, self.world.size)
+        if given == wanted:
+            return x
+        if given is not None:
+            x = gather(self.world, x, given)
+        if x.shape[wanted.dim] != wanted.size:
+            raise ShardingError(
+                f"{user_line()}: a layer is given {x.shape[wanted.dim]} features or channels where it has {wanted.size}"
+            )
+        return scatter(self.world, x, wanted)
 
     def leave(self, y: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """What the layer returns."""
         if self.kind == "column":
-            split = Shard.even(y.dim() + self.channel, self.segments, self.world.size)
+            split = _split(y.dim(), self.channel, self.segments, self.world.size)
             if not self.whole:
-                return note(y, split) if self.noted else y
+                return self.note(y, split)
             y = gather(self.world, y, split)
-            return self._part(y, scatter) if self.scatters else y
-        if self.scatters:
-            y = self._part(y, reduce_scatter)
+            along = self._along(y)
+            return y if along is None else self.note(scatter(self.world, y, along), along)
+        along = self._along(y)
+        if along is not None:
+            y = reduce_scatter(self.world, y, along)
             if bias is not None:
-                (bias,) = copy_to(self.world, bias)
-                return note(y + bias, noted(y))
-            return y
+                y = y + copy_to(self.world, bias)[0]
+            return self.note(y, along)
         y = reduce_from(self.world, y)
         return y if bias is None else y + bias.view(-1, *(1,) * (-1 - self.channel))
 
-    def _part(
-        self, full: torch.Tensor, operation: Callable[[World, torch.Tensor, Shard], torch.Tensor]
-    ) -> torch.Tensor:
-        """This rank's part of the sequence."""
-        length = full.shape[SEQUENCE]
-        if length % self.world.size:
-            raise ValueError(
-                f"a sequence of length {length} cannot be cut into {self.world.size} equal parts; pad it, or plan "
-                "without sequence_parallel"
-            )
-        split = Shard.even(full.dim() + SEQUENCE, length, self.world.size)
-        y = operation(self.world, full, split)
-        return note(y, split) if self.noted else y
+    def _along(self, full: torch.Tensor) -> Shard | None:
+        """How a tensor's sequence is divided; None where it stays whole, as one whose length ranks cannot share."""
+        length = full.shape[SEQUENCE] if self.scatters else 1
+        return None if length % self.world.size else Shard.even(full.dim() + SEQUENCE, length, self.world.size)
+
+    def before_channels(self, _: nn.Module, args: Any) -> Any:
+        """Hook before the forward of a layer that works channel by channel: its code means shards."""
+        with as_local():
+            x = self.enter(args[0])
+        self.blocks.append(as_local())
+        self.blocks[-1].__enter__()
+        return (x, *args[1:])
+
+    def after_channels(self, _: nn.Module, __: Any, y: Any) -> Any:
+        """Hook after it: its results say what they are."""
+        self.blocks.pop().__exit__(None, None, None)
+        return None if y is None else self.note(y, _split(y.dim(), self.channel, self.outputs, self.world.size))
+
+
+@functools.lru_cache(maxsize=1024)
+def _split(ndim: int, channel: int, segments: tuple[int, ...], ranks: int) -> Shard:
+    return Shard.even(channel % ndim, segments, ranks)
 
 
 class CutLayer(nn.Module):
@@ -194,17 +215,19 @@ class CutEmbedding(nn.Embedding):
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """Full vectors, on every rank."""
         form = self.form
-        if form.kind == "column":
-            return form.leave(super().forward(ids), None)
-        rows = self.weight.shape[0]
-        first = form.world.rank * rows
-        elsewhere = (ids < first) | (ids >= first + rows)
-        local = (ids - first).masked_fill(elsewhere, 0)
-        padding = None
-        if self.padding_idx is not None and first <= self.padding_idx < first + rows:
-            padding = self.padding_idx - first
-        y = F.embedding(local, self.weight, padding).masked_fill(elsewhere.unsqueeze(-1), 0.0)
-        return form.leave(y, None)
+        with as_local():
+            ids = form.enter(ids)
+            if form.kind == "column":
+                return form.leave(super().forward(ids), None)
+            rows = self.weight.shape[0]
+            first = form.world.rank * rows
+            elsewhere = (ids < first) | (ids >= first + rows)
+            local = (ids - first).masked_fill(elsewhere, 0)
+            padding = None
+            if self.padding_idx is not None and first <= self.padding_idx < first + rows:
+                padding = self.padding_idx - first
+            y = F.embedding(local, self.weight, padding).masked_fill(elsewhere.unsqueeze(-1), 0.0)
+            return form.leave(y, None)
 
 
 class CutDropout(nn.Module):
@@ -213,12 +236,12 @@ class CutDropout(nn.Module):
     form: LayerPartition
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Drops by numbers of this rank alone."""
-        if not self.training:
-            return x
-        with own_numbers(self.form.world, x.device):
-            y: torch.Tensor = super().forward(x)
-        return y
+        """Drops by numbers of this rank alone, where it is given a part."""
+        split = noted(x)
+        if split is None or not self.training:
+            return super().forward(x)  # type: ignore[no-any-return]
+        with as_local(), own_numbers(self.form.world, x.device):
+            return self.form.note(super().forward(x), split)
 
 
 class CutPlainDropout(CutDropout, nn.Dropout):
@@ -229,26 +252,40 @@ class CutAlphaDropout(CutDropout, nn.AlphaDropout):
     """AlphaDropout."""
 
 
-class CutLayerNorm(nn.LayerNorm):
+class CutNorm(nn.Module):
     """Normalises parts over dims that are whole: its parameters' gradients are added over the ranks."""
 
     form: LayerPartition
+    normalized_shape: tuple[int, ...]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """The layer norm."""
+        """The norm, however its input is divided."""
+        with as_local():
+            split = noted(x)
+            if split is not None and split.dim >= x.dim() - len(self.normalized_shape):
+                x, split = gather(self.form.world, x, split), None
+            if split is None:
+                return super().forward(x)  # type: ignore[no-any-return]
+            return self.form.note(self._normalised(x), split)
+
+    def _normalised(self, x: torch.Tensor) -> torch.Tensor:
+        raise NotImplementedError
+
+
+class CutLayerNorm(CutNorm, nn.LayerNorm):
+    """The layer norm."""
+
+    def _normalised(self, x: torch.Tensor) -> torch.Tensor:
         weight, bias = _copies(self.form.world, self.weight, self.bias)
-        return F.layer_norm(x, self.normalized_shape, weight, bias, self.eps)
+        return F.layer_norm(x, list(self.normalized_shape), weight, bias, self.eps)
 
 
-class CutRMSNorm(nn.RMSNorm):
-    """The same for RMSNorm."""
+class CutRMSNorm(CutNorm, nn.RMSNorm):
+    """The root-mean-square norm."""
 
-    form: LayerPartition
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """The root-mean-square norm."""
+    def _normalised(self, x: torch.Tensor) -> torch.Tensor:
         (weight,) = _copies(self.form.world, self.weight)
-        return F.rms_norm(x, self.normalized_shape, weight, self.eps)
+        return F.rms_norm(x, list(self.normalized_shape), weight, self.eps)
 
 
 def _copies(world: World, *parameters: torch.Tensor | None) -> list[torch.Tensor | None]:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import torch
 
-from ...batches import mix
+from ...batches import RngStates, mix
 from ...mesh import World
 
 
@@ -29,11 +29,9 @@ def own_numbers(world: World, device: torch.device) -> Iterator[None]:
 
 
 def align(world: World, device: torch.device) -> None:
-    """Gives all ranks rank 0's state of the default generators, so that dropout on full tensors drops alike."""
-    states = [torch.get_rng_state()]
-    if device.type == "cuda":
-        states.append(torch.cuda.get_rng_state(device))
-    states = world.from_root(states)
-    torch.set_rng_state(states[0])
-    if device.type == "cuda":
-        torch.cuda.set_rng_state(states[1], device)
+    """Gives all ranks rank 0's states of the default generators: dropout drops alike, and code decides alike."""
+    on_gpu = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+    states, on_gpu = world.from_root((RngStates.now(), on_gpu))
+    states.install()
+    if on_gpu is not None:
+        torch.cuda.set_rng_state(on_gpu, device)

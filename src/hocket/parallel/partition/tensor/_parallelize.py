@@ -26,7 +26,7 @@ from hocket.workload.division import (
 )
 
 from ...batches import mapped as with_tensors
-from ...batches import restored, tensors_in
+from ...batches import tensors_in
 from ...mesh import World
 from ...state import broadcast_tensors, check_model
 from ._apply import Applied
@@ -170,17 +170,16 @@ def parallelize(
     sample = with_tensors(tuple(sample), lambda t: t.detach().cpu().requires_grad_(t.requires_grad))
     sample = with_tensors(world.from_root(sample), lambda t: t.detach().to(device).requires_grad_(t.requires_grad))
     align(world, device)
-    with restored():
-        ignored = {storage_of(one) for one in (*model.parameters(), *model.buffers(), *tensors_in(sample))}
-        traces: list[Any] = []
+    ignored = {storage_of(one) for one in (*model.parameters(), *model.buffers(), *tensors_in(sample))}
+    traces: list[Any] = []
 
-        @contextmanager
-        def watch(recording: Recording) -> Iterator[None]:
-            with watching(recording, ignored) as trace:
-                traces.append(trace)
-                yield
+    @contextmanager
+    def watch(recording: Recording) -> Iterator[None]:
+        with watching(recording, ignored) as trace:
+            traces.append(trace)
+            yield
 
-        recording = record(model, lambda: model(*sample), tensors_in, watch)
+    recording = record(model, lambda: model(*sample), tensors_in, watch)
     choice = choose(model, recording, world.size)
     regions = choice.regions
     wrong: list[tuple[Region, str]] = []
@@ -216,8 +215,8 @@ def parallelize(
 
 
 def is_leaf(module: nn.Module) -> bool:
-    """Whether a graph of the model must take the module as one: it is cut, or its forward is interpreted."""
-    return hasattr(module, "form") or hasattr(module, "interpretation")
+    """Whether a graph of the model must take the module as one: it is cut."""
+    return hasattr(module, "form")
 
 
 def _decisions(model: nn.Module, regions: list[Region], refused: dict[str, str]) -> list[LayerDecision]:
@@ -225,8 +224,5 @@ def _decisions(model: nn.Module, regions: list[Region], refused: dict[str, str])
     for region in regions:
         members = ", ".join(region.names)
         for name, role in zip(region.names, region.roles.values(), strict=True):
-            reason = region.reason or f"together: {members}"
-            if region.aware:
-                reason += f"; interpreted for {region.aware}"
-            forms[name] = (role.kind, reason)
+            forms[name] = (role.kind, region.reason or f"together: {members}")
     return [LayerDecision(n, *forms[n]) for n, _ in model.named_modules() if n in forms]

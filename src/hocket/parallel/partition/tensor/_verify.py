@@ -1,7 +1,7 @@
 """Compares the model with some regions cut with the model as it was: outputs, gradients and buffers on the sample.
 
-Dropout is off, and weights are moved a little off what they are, so that zeros (new biases, say) cannot hide an
-error.
+Both are run training and evaluating. Dropout is off, and weights are moved a little off what they are, so that zeros
+(new biases, say) cannot hide an error.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from hocket.sharding import Shard, cut, operator_name
-from hocket.workload.division import DROPOUTS, Recording, Region
+from hocket.workload.division import DROPOUTS, Recording, Region, unchanged
 
-from ...batches import restored, tensors_in
+from ...batches import tensors_in
 from ...mesh import World
 from ._apply import Applied
 
@@ -63,7 +63,7 @@ class Verifier:
         All ranks come to the same result. Many right regions cost one comparison.
         """
         self._base = base
-        with _unchanged(self._model), _moved(self._model, self._world.device):
+        with _training(self._model), _moved(self._model, self._world.device):
             self._expected = self._run()
             return self._halve(list(regions))
 
@@ -95,8 +95,7 @@ class Verifier:
 
     def _run(self) -> _Result:
         parameters = {n: p for n, p in self._model.named_parameters() if p.requires_grad}
-        saved = [(b, b.detach().clone()) for b in self._model.buffers()]
-        with restored(), torch.enable_grad(), _NoDropout():
+        with unchanged(self._model), torch.enable_grad(), _NoDropout():
             torch.manual_seed(_SEED)
             outputs = tensors_in(self._model(*self._sample))
             losses = []
@@ -109,10 +108,10 @@ class Verifier:
             if losses and parameters:
                 total = torch.stack(losses).sum()
                 gradients = torch.autograd.grad(total, list(parameters.values()), allow_unused=True)
-        buffers = {n: b.detach().clone() for n, b in self._model.named_buffers()}
-        with torch.no_grad():
-            for buffer, value in saved:
-                buffer.copy_(value)
+            self._model.eval()
+            with torch.no_grad():
+                outputs += tensors_in(self._model(*self._sample))
+            buffers = {n: b.detach().clone() for n, b in self._model.named_buffers()}
         return _Result([t.detach() for t in outputs], dict(zip(parameters, gradients, strict=True)), buffers)
 
     def _difference(self, found: _Result, applied: Applied) -> str | None:
@@ -179,7 +178,7 @@ class _NoDropout(TorchFunctionMode):
 
 
 @contextmanager
-def _unchanged(model: nn.Module) -> Iterator[None]:
+def _training(model: nn.Module) -> Iterator[None]:
     """In the block the model is in training mode; afterwards modes are as before."""
     modes = {module: module.training for module in model.modules()}
     if not model.training:

@@ -1,0 +1,111 @@
+"""The ranks of tensor parallelism as divided tensors see them, and the block in which parameters tell what they are."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import nn
+
+from hocket.sharding import Interval, Shard, as_local, gathered, note
+
+from ...batches import mapped
+from ...mesh import World
+from ._functions import copy_to, gather
+from ._numbers import own_numbers
+
+
+class TensorPeers:
+    """The ranks that share a model's layers, see `hocket.sharding.ShardPeers`: between layers nothing is exchanged.
+
+    Args:
+        world: the ranks.
+    """
+
+    exchanges = False
+    gathers = True
+
+    def __init__(self, world: World) -> None:
+        self.heard: Callable[[str, Any, str, str], None] | None = None
+        self.rank, self.size, self._world = world.rank, world.size, world
+
+    def fetch(self, tensor: torch.Tensor, shard: Shard, wanted: Sequence[Interval], fill: float) -> torch.Tensor:
+        """Return the full tensor; shares of it are never wanted."""
+        return gather(self._world, tensor, shard)
+
+    def total(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Never be asked for a sum over ranks."""
+        raise AssertionError("row layers add up, and nothing else")
+
+    def enter(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a replicated tensor for use on shards: its gradients are added over the ranks."""
+        return copy_to(self._world, tensor)[0]
+
+    def own_random_numbers(self, device: torch.device) -> AbstractContextManager[None]:
+        """Return a block in which random numbers are this rank's own."""
+        return own_numbers(self._world, device)
+
+    def batch_norm(self, input: torch.Tensor, divided: bool, weight: Any, bias: Any, eps: float) -> None:
+        """Return nothing: channels are whole on a rank."""
+
+
+peers_of = functools.lru_cache(maxsize=8)(TensorPeers)
+"""The peers of a world: one object for all its layers, by which calls are known again."""
+
+_local = threading.local()
+
+
+def begin_forward(*_: Any) -> None:
+    """Hook of the whole model before its forward: code of the user's runs now."""
+    _local.depth = getattr(_local, "depth", 0) + 1
+
+
+def end_forward(_: nn.Module, __: Any, output: Any) -> Any:
+    """Hook of the whole model after its forward: what it returns is whole."""
+    _local.depth -= 1
+    return mapped(output, gathered)
+
+
+class CutParameters(dict[str, Any]):
+    """The parameters of a layer; code of the user's that reads one in a forward is given a divided tensor.
+
+    So that `self.head.weight.norm()` is the full matrix's. Layers, optimizers and hooks get the parameters themselves.
+
+    Args:
+        plain: the layer's.
+        world: the ranks.
+    """
+
+    def __init__(self, plain: dict[str, Any], world: World) -> None:
+        super().__init__(plain)
+        self.world = world
+        self.shards: dict[int, Shard] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        return self._seen(super().__getitem__(name))
+
+    def items(self) -> Any:
+        """Return pairs of names and parameters."""
+        return [(name, self._seen(value)) for name, value in super().items()] if _reading() else super().items()
+
+    def values(self) -> Any:
+        """Return the parameters."""
+        return [self._seen(value) for value in super().values()] if _reading() else super().values()
+
+    def _seen(self, value: Any) -> Any:
+        shard = self.shards.get(id(value)) if _reading() else None
+        if shard is None:
+            return value
+        with as_local():
+            return note(value.view_as(value), shard, peers_of(self.world))
+
+    def __reduce__(self) -> Any:
+        return dict, (dict(super().items()),)
+
+
+def _reading() -> bool:
+    return bool(getattr(_local, "depth", 0)) and torch._C._is_torch_function_enabled()

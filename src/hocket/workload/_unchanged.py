@@ -1,0 +1,188 @@
+"""A model that is run to be examined is afterwards as it was: its tensors, its Python state, and all random numbers."""
+
+from __future__ import annotations
+
+import collections
+import random
+import sys
+import types
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+Undo = Callable[[], object]
+# Registries that torch keeps in a module; what is run may enter hooks there and takes them out itself.
+_OF_TORCH = frozenset(vars(nn.Module())) - {"training", "_buffers"}
+_SHARED = (nn.Module, torch.Tensor, type, types.ModuleType, types.FunctionType, types.MethodType, types.CodeType)
+_MOST_ITEMS = 10_000  # of a list whose items are looked into: more are data
+_STATELESS = (int, float, complex, str, bytes, bool, type(None), torch.dtype, torch.device, torch.Size, range, slice)
+
+
+@contextmanager
+def unchanged(model: nn.Module) -> Iterator[None]:
+    """Make a block in which `model` may be run, and after which nothing that it keeps has changed.
+
+    Put back are buffers, modes, gradients (in the block there are none), attributes of all its modules and of what they
+    hold (numbers, lists, dicts, sets, arrays, tensors, objects), class attributes that its own classes define, and the
+    random numbers of torch, Python and numpy. A lazy module that got its parameters in the block keeps them.
+    """
+    state = _State()
+    gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
+    devices = sorted({p.device for p in model.parameters() if p.device.type == "cuda"}, key=str)
+    for module in model.modules():
+        state.keep_attributes(module)
+        for base in type(module).__mro__:
+            if _is_users(base):
+                state.keep_class(base)
+    numpy_state, python_state = np.random.get_state(legacy=False), random.getstate()
+    for parameter, _ in gradients:
+        parameter.grad = None
+    try:
+        with torch.random.fork_rng(devices=devices):
+            yield
+    finally:
+        np.random.set_state(numpy_state)
+        random.setstate(python_state)
+        state.put_back()
+        for parameter, gradient in gradients:
+            parameter.grad = gradient
+
+
+def plain_values(model: nn.Module) -> dict[str, Any]:
+    """Return what plain values (numbers, texts, lists of such) decide in a model besides its tensors, by name.
+
+    Those are attributes of its modules and their classes, and the states of Python's and numpy's random numbers.
+    """
+    found: dict[str, Any] = {"Python's random numbers": random.getstate()}
+    found["numpy's random numbers"] = repr(np.random.get_state(legacy=False))
+    for name, module in model.named_modules():
+        owners: list[Any] = [module, *(base for base in type(module).__mro__ if _is_users(base))]
+        for owner in owners:
+            for key, value in vars(owner).items():
+                if key not in _OF_TORCH and not key.startswith("__") and (text := _as_text(value)) is not None:
+                    found[f"{name}.{key}".lstrip(".")] = text
+    return found
+
+
+def _as_text(value: Any, depth: int = 3) -> str | None:
+    """Return a text that is equal for equal plain values; None for what is none."""
+    if isinstance(value, int | float | complex | str | bytes | bool | None):
+        return repr(value)
+    if isinstance(value, dict):
+        value = [*value, *value.values()]
+    if isinstance(value, list | tuple | set | collections.deque) and depth and len(value) <= _MOST_ITEMS:
+        return f"{len(value)}: " + ", ".join(_as_text(item, depth - 1) or "" for item in value)
+    return None
+
+
+def _is_users(kind: type) -> bool:
+    home = kind.__module__.partition(".")[0]
+    return home not in ("torch", "hocket") and (home not in sys.stdlib_module_names or home in ("__main__", "types"))
+
+
+class _State:
+    """What was found, and how it is put back."""
+
+    def __init__(self) -> None:
+        self._undo: list[Undo] = []
+        self._kept: list[Any] = []  # so that no id is used twice
+        self._seen: set[int] = set()
+
+    def put_back(self) -> None:
+        """Put everything back, the outermost first."""
+        with torch.no_grad():
+            for undo in self._undo:
+                undo()
+
+    def keep_attributes(self, owner: Any) -> None:
+        """Keep an object's attributes, and what they hold."""
+        attributes, kind = vars(owner), type(owner)
+        torchs = _OF_TORCH if isinstance(owner, nn.Module) else frozenset()
+        before = {name: value for name, value in attributes.items() if name not in torchs}
+
+        def undo() -> None:
+            if type(owner) is kind:
+                for name in [n for n in attributes if n not in before and n not in torchs]:
+                    del attributes[name]
+                attributes.update(before)
+
+        self._undo.append(undo)
+        for value in before.values():
+            self.keep(value)
+
+    def keep_class(self, owner: type) -> None:
+        """Keep the plain values among a class's attributes: a counter of all its instances, say."""
+        if id(owner) in self._seen:
+            return
+        self._seen.add(id(owner))
+        kinds = (*_STATELESS, tuple, list, dict, set, torch.Tensor, np.ndarray)
+        before = {n: v for n, v in vars(owner).items() if isinstance(v, kinds) and not n.startswith("__")}
+
+        def undo() -> None:
+            for name, value in before.items():
+                if vars(owner).get(name) is not value:
+                    setattr(owner, name, value)
+
+        self._undo.append(undo)
+        for value in before.values():
+            self.keep(value)
+
+    def keep(self, value: Any) -> None:
+        """Keep what is in a value, at any depth."""
+        if isinstance(value, _STATELESS) or id(value) in self._seen:
+            return
+        self._seen.add(id(value))
+        self._kept.append(value)
+        if isinstance(value, torch.Tensor):
+            self._keep_tensor(value)
+        elif isinstance(value, np.ndarray):
+            self._undo.append(partial(np.copyto, value, value.copy()))
+        elif isinstance(value, dict):
+            self._undo.append(partial(_refill, value, list(value.items())))
+            self._keep_all(value.values())
+        elif isinstance(value, list | collections.deque | set):
+            self._undo.append(partial(_refill, value, list(value)))
+            self._keep_all(value)
+        elif isinstance(value, tuple | frozenset):
+            self._keep_all(value)
+        elif isinstance(value, random.Random):
+            self._undo.append(partial(value.setstate, value.getstate()))
+        elif isinstance(value, torch.Generator):
+            self._undo.append(partial(value.set_state, value.get_state()))
+        elif isinstance(value, np.random.Generator | np.random.RandomState):
+            drawn: Any = value.bit_generator if isinstance(value, np.random.Generator) else value._bit_generator
+            self._undo.append(partial(setattr, drawn, "state", drawn.state))
+        elif hasattr(value, "__dict__") and not isinstance(value, _SHARED) and _is_users(type(value)):
+            self.keep_attributes(value)
+
+    def _keep_all(self, values: Any) -> None:
+        for value in list(values) if len(values) <= _MOST_ITEMS else ():
+            self.keep(value)
+
+    def _keep_tensor(self, tensor: torch.Tensor) -> None:
+        if isinstance(tensor, nn.Parameter) or tensor.device.type == "meta" or tensor.is_inference():
+            return
+        copy = tensor.detach().clone()
+
+        def undo() -> None:
+            if not torch.equal(tensor, copy):  # batch norm writes its statistics without a new version
+                tensor.detach().copy_(copy)
+
+        self._undo.append(undo)
+
+
+def _refill(held: Any, items: list[Any]) -> None:
+    now, then = _flat(list(held.items() if isinstance(held, dict) else held)), _flat(items)
+    if len(now) != len(then) or any(a is not b for a, b in zip(now, then, strict=True)):
+        held.clear()
+        (held.update if isinstance(held, dict | set) else held.extend)(items)
+
+
+def _flat(items: list[Any]) -> list[Any]:
+    """Return items, and of pairs of a dict both."""
+    return [one for item in items for one in (item if type(item) is tuple else (item,))]
