@@ -31,9 +31,9 @@ from ._windows import SlidingWindow, halo_nbytes, halo_rows, overlap
 _ = (_norms, _pointwise, _products, _reductions, _resample, _shapes, _windowed)
 
 __all__ = [
-    "NO_ANSWER", "PARTIAL", "REPLICATED", "RULES", "CannotShard", "FetchedRows", "GatheredView", "Interval", "LocalShard",
-    "NeedsShard", "Operand", "OperatorCall", "Placement", "Shard", "ShardPeers", "ShardedTensor", "ShardingError",
-    "SlidingWindow", "WholeBatchNorms", "apply_rule", "as_local", "changes_first", "cut", "full_shape", "gathered",
-    "guard_autograd_functions", "halo_nbytes", "halo_rows", "join", "leaves", "mapped", "note", "noted",
-    "operator_name", "overlap", "placements_of", "reshaped", "rule_for", "user_line",
+    "NO_ANSWER", "PARTIAL", "REPLICATED", "RULES", "CannotShard", "FetchedRows", "GatheredView", "Interval",
+    "LocalShard", "NeedsShard", "Operand", "OperatorCall", "Placement", "Shard", "ShardPeers", "ShardedTensor",
+    "ShardingError", "SlidingWindow", "WholeBatchNorms", "apply_rule", "as_local", "changes_first", "cut", "full_shape",
+    "gathered", "guard_autograd_functions", "halo_nbytes", "halo_rows", "join", "leaves", "mapped", "note",
+    "noted", "operator_name", "overlap", "placements_of", "reshaped", "rule_for", "user_line",
 ]  # fmt: skip

@@ -18,7 +18,7 @@ from hocket.parallel.partition.tensor import (
     parallelize,
 )
 from hocket.parallel.partition.tensor import _functions as functions
-from hocket.parallel.pipeline import split
+from hocket.parallel.pipeline import measure, split
 from hocket.profile import Recorder
 from hocket.sharding import RULES, Shard, as_local, cut
 
@@ -280,7 +280,8 @@ def staged(sequence: bool) -> dict[str, Any]:
         plain = copy.deepcopy(model)
         *inputs, _ = as_double(case.batch(2, torch.Generator().manual_seed(0)))
         parallelize(model, current(), tuple(inputs), sequence=sequence)
-        stages = split(model, 2, inputs)
+        times = current().from_root(measure(model, inputs).total_s)  # ranks cut in the same places
+        stages = split(model, 2, inputs, times=times)
         values: Any = tuple(inputs)
         for stage in stages:
             values = stage.module(*values)
