@@ -31,7 +31,7 @@ def unchanged(model: nn.Module) -> Iterator[None]:
     hold (numbers, lists, dicts, sets, arrays, tensors, objects), class attributes that its own classes define, and the
     random numbers of torch, Python and numpy. A lazy module that got its parameters in the block keeps them.
     """
-    state = _State()
+    state = _KeptState()
     gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
     devices = sorted({p.device for p in model.parameters() if p.device.type == "cuda"}, key=str)
     for module in model.modules():
@@ -85,7 +85,7 @@ def _is_users(kind: type) -> bool:
     return home not in ("torch", "hocket") and (home not in sys.stdlib_module_names or home in ("__main__", "types"))
 
 
-class _State:
+class _KeptState:
     """What was found, and how it is put back."""
 
     def __init__(self) -> None:
