@@ -23,9 +23,14 @@ import time
 from pathlib import Path
 from typing import Any
 
-from .plans import PLANS
+from . import load
+from .entries import ENTRIES
+from .plans import PLANS, lines_of
 
 TOLERANCE = 1e-6
+ENDS = ("PeerDiedError", "CollectiveMismatchError", "CollectiveTimeoutError", "TimeoutError")
+"""What comes of an error that only another rank has had: no refusal."""
+
 SILENCE_S = 150.0
 """After so long without a word a run is ended, and the entry that it was at is said to hang."""
 
@@ -71,8 +76,7 @@ def finished(directory: Path, plan: str) -> tuple[dict[str, Any], set[str]]:
     """What all ranks have ended, as rank 0 saw it, and what some rank has begun."""
     by_rank, begun = [], set()
     for rank in range(PLANS[plan].ranks):
-        file = directory / f"{plan}.{rank}.jsonl"
-        lines = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+        lines = lines_of(directory / f"{plan}.{rank}.jsonl")
         begun |= {line["entry"] for line in lines}
         by_rank.append({line["entry"]: line for line in lines if "begun" not in line})
     done = {
@@ -82,9 +86,7 @@ def finished(directory: Path, plan: str) -> tuple[dict[str, Any], set[str]]:
     }
     for name, line in done.items():
         others = [one[name] for one in by_rank[1:] if name in one]
-        line["alike"] = all(
-            one.get("error") == line.get("error") and one.get("message") == line.get("message") for one in others
-        )
+        line["alike"] = all(one.get("error") == line.get("error") for one in others)
         line["off"] = max([line.get("off", 0.0), *(one.get("off", 0.0) for one in others)])
     return done, begun
 
@@ -98,7 +100,7 @@ def tail(directory: Path, plan: str) -> str:
 def verdict(line: dict[str, Any]) -> str:
     """ "=", "named", "refused", "WRONG" or "RAW"."""
     if "error" in line:
-        return "refused" if line["ours"] and line["alike"] else "RAW"
+        return "refused" if line["ours"] and line["alike"] and line["error"] not in ENDS else "RAW"
     if line["off"] <= max(TOLERANCE, 4 * line["noise"]):
         return "="
     return "named" if line["warnings"] else "WRONG"
@@ -142,6 +144,7 @@ def table(seen: dict[str, dict[str, Any]], plans: list[str]) -> str:
 
 
 def main() -> None:
+    """See the head of this module."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--entries", help="of these names; default: all")
     parser.add_argument("--families", help="of these packages only: transformers, timm, diffusers, peft, by hand")
@@ -152,10 +155,8 @@ def main() -> None:
         "--keep", type=Path, help="a directory for what the ranks write; what is there is not tried again"
     )
     options = parser.parse_args()
-    from . import by_hand, diffusion, hugging_face, vision  # noqa: F401
-    from .entries import ENTRIES
-
-    names = options.entries.split(";") if options.entries else list(ENTRIES)
+    load()
+    names: list[str] = options.entries.split(";") if options.entries else list(ENTRIES)
     if options.families:
         names = [name for name in names if ENTRIES[name].family in options.families.split(",")]
     names = names[:: options.every]

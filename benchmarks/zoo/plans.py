@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 
@@ -32,3 +34,8 @@ PLANS = {
     "pipeline-4": ZooPlan({**_P, "micro_batches": 4}),
     "hybrid": ZooPlan({**_T, **_P, "micro_batches": 2}, ranks=4),
 }
+
+
+def lines_of(log: Path) -> list[dict[str, Any]]:
+    """What a rank has written so far; a line that is being written is left out."""
+    return [json.loads(line) for line in log.read_text().split("\n")[:-1]] if log.exists() else []
