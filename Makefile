@@ -8,7 +8,8 @@ INPUTS := pyproject.toml constraints.txt
 # Half as many again as cores, at least three, one file each, in the order that tests/conftest.py gives: a good part of the
 # tests' time is spent waiting for ranks, deadlines and slow links.
 WORKERS ?= $(shell $(PYTHON) -c 'import os; print(max(3, (os.cpu_count() or 1) * 3 // 2))')
-PYTEST = $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
+# At most ten tests that fail run once more, alone; CONTRIBUTING.md says why.
+PYTEST = $(BIN)/python tests/twice.py '--numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder'
 
 .PHONY: demo test test-long lint lint-rules lint-form lint-types lint-arrows format clean
 
