@@ -1,12 +1,39 @@
-"""What tests see of processes that they, or those whom they started, have started."""
+"""Scripts as ranks that need not import torch anew, and what tests see of processes that anybody has started."""
 
+import contextlib
+import io
 import os
+import random
+import runpy
+import socket
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from hocket.testing import deadline
+from hocket.testing import deadline, run_ranks
+
+
+def script_output(path: Path, *arguments: str, n: int = 1, cwd: Path | None = None, timeout_s: float = 110.0) -> str:
+    """Return what rank 0 prints of a script that `n` ranks run, or one process without a launcher.
+
+    They fork from the server of `run_ranks`, and see what `hocket run` shows its ranks; none imports torch for seconds.
+    """
+    return str(run_ranks(_as_main, n, str(path), arguments, str(cwd or ""), backend=None, timeout_s=timeout_s)[0])
+
+
+def _as_main(path: str, arguments: tuple[str, ...], cwd: str) -> str:
+    if os.environ["WORLD_SIZE"] == "1":
+        for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+            del os.environ[name]
+    if cwd:
+        os.chdir(cwd)
+    sys.argv = [path, *arguments]
+    sys.path.insert(0, str(Path(path).parent))
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        runpy.run_path(path, run_name="__main__")
+    return out.getvalue()
 
 
 def processes_with(variable: str, value: object) -> list[int]:
@@ -21,6 +48,14 @@ def processes_with(variable: str, value: object) -> list[int]:
             except OSError:  # it has ended, or is another user's
                 continue
     return found
+
+
+def free_port() -> int:
+    """Return a port that nobody listens on, and that no other process gets by asking for any: below those ports."""
+    while True:
+        port = random.SystemRandom().randrange(12_000, 32_000)
+        with contextlib.suppress(OSError), socket.create_server(("", port)):
+            return port
 
 
 def until(condition: Callable[[], Any], limit_s: float = 60.0) -> Any:

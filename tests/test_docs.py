@@ -11,6 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from hocket.testing import deadline
+
+from .processes import script_output
+
 CHECKOUT = Path(__file__).parents[1]
 DOCS = CHECKOUT / "docs"
 PAGES = sorted(
@@ -98,7 +102,9 @@ def test_the_tutorial_is_the_example() -> None:
 def run(*words: str, cwd: Path) -> str:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, *words]
-    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=110, check=False)
+    done = subprocess.run(
+        command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=deadline(110), check=False
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -106,22 +112,23 @@ def run(*words: str, cwd: Path) -> str:
 @pytest.mark.timeout(240)
 def test_the_tutorial_runs(tmp_path: Path) -> None:
     (tmp_path / "tutorial.py").write_text(code(DOCS / "tutorial.md").replace("rows(6400", "rows(1280"))
-    assert re.search(r"epoch 1: loss [\d.]+, [\d.]+% of the test rows right", run("tutorial.py", cwd=tmp_path))
+    shown = script_output(tmp_path / "tutorial.py", cwd=tmp_path)
+    assert re.search(r"epoch 1: loss [\d.]+, [\d.]+% of the test rows right", shown)
     assert (tmp_path / "checkpoint").is_dir()
 
 
 @pytest.mark.timeout(400)
 def test_your_script_prints_the_same_on_one_rank_and_on_two_and_after_a_stop(tmp_path: Path) -> None:
-    (tmp_path / "your_script.py").write_text(code(DOCS / "your-script.md"))
+    script = tmp_path / "your_script.py"
+    script.write_text(code(DOCS / "your-script.md"))
     for name in ("one", "two", "stopped"):
         (tmp_path / name).mkdir()
-    one = run("your_script.py", "one", "4", cwd=tmp_path)
+    one = script_output(script, "one", "4", cwd=tmp_path)
     assert one.count("epoch") == 4
     assert one in (DOCS / "your-script.md").read_text()
     two = ("-m", "hocket", "run", "-n", "2", "your_script.py")
     assert run(*two, "two", "4", cwd=tmp_path).replace("[0] ", "") == one
-    stopped = run(*two, "stopped", "2", cwd=tmp_path) + run(*two, "stopped", "4", cwd=tmp_path)
-    assert stopped.replace("[0] ", "") == one
+    assert "".join(script_output(script, "stopped", epochs, n=2, cwd=tmp_path) for epochs in ("2", "4")) == one
     assert {path.name for path in (tmp_path / "two").iterdir()} == {"best.pt", "last.pt"}
 
 

@@ -10,7 +10,10 @@ import pytest
 
 from hocket.testing import deadline
 
+from .processes import script_output
+
 EXAMPLES = Path(__file__).parents[1] / "examples"
+TRAINER = EXAMPLES / "trainer.py"
 HOCKET = (sys.executable, "-m", "hocket")
 ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
 
@@ -47,14 +50,14 @@ def epochs(text: str) -> dict[int, tuple[float, float]]:
 
 @pytest.mark.timeout(300)
 def test_trainer_learns_to_sort_and_goes_on_under_another_plan(tmp_path: Path) -> None:
-    script, checkpoint, plan = str(EXAMPLES / "trainer.py"), str(tmp_path / "checkpoint"), tmp_path / "plan.toml"
+    checkpoint, plan = str(tmp_path / "checkpoint"), tmp_path / "plan.toml"
     plan.write_text("tensor_parallel_degree = 2\n")
-    alone = epochs(output(sys.executable, script, "--epochs", "2"))
+    alone = epochs(script_output(TRAINER, "--epochs", "2"))
     assert list(alone) == [0, 1]
     assert alone[1][1] > 90
-    first = output(*HOCKET, "run", "-n", "2", script, "--epochs", "1", "--checkpoint", checkpoint)
+    first = script_output(TRAINER, "--epochs", "1", "--checkpoint", checkpoint, n=2)
     second = output(
-        *(*HOCKET, "run", "-n", "2", "--plan", str(plan), script),
+        *(*HOCKET, "run", "-n", "2", "--plan", str(plan), str(TRAINER)),
         *("--epochs", "2", "--checkpoint", checkpoint),
     )
     assert "plan: 2 data\n" in first

@@ -53,24 +53,46 @@ LACKING = {
 }
 
 
-@pytest.fixture
-def bare(tmp_path):
-    """Run `hocket` where nothing of the extras can be imported, in a directory with a script."""
-    site = tmp_path / "site"
-    site.mkdir()
-    (site / "sitecustomize.py").write_text(BLOCKER)
-    (tmp_path / "script.py").write_text("print('hello')\n")
-    (tmp_path / "one.toml").write_text("micro_batches = 1\n")
-    path = os.pathsep.join([str(site), str(Path(__file__).parents[2] / "src")])
+# One interpreter loads torch; each command is a fork of it, and ends as a process of its own.
+FORKS = """
+import json, os, sys
+import torch, hocket.cli, hocket.launch, hocket.planner, hocket.workload
+for number, words in enumerate(json.loads(sys.argv[1])):
+    pid = os.fork()
+    if pid == 0:
+        for stream in (sys.stdout, sys.stderr):
+            os.dup2(os.open(f"{number}{stream.name}", os.O_WRONLY | os.O_CREAT), stream.fileno())
+        hocket.cli.main(words)
+        sys.exit()
+    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+"""
+KERAS = "run -n 1 ask.py"
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory):
+    """How each command ends where nothing of the extras can be imported, in a directory with scripts."""
+    directory = tmp_path_factory.mktemp("bare")
+    (directory / "sitecustomize.py").write_text(BLOCKER)
+    (directory / "script.py").write_text("print('hello')\n")
+    (directory / "ask.py").write_text("import hocket.keras\n")
+    (directory / "one.toml").write_text("micro_batches = 1\n")
+    path = os.pathsep.join([str(directory), str(Path(__file__).parents[2] / "src")])
     environment = {**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
-
-    def run(*words):
-        command = [sys.executable, "-m", "hocket", *words]
-        return subprocess.run(
-            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=deadline(110), check=False
+    commands = [*WORKING.values(), *LACKING, KERAS]
+    words = [[*command.split(), *([""] if command.endswith("--against") else [])] for command in commands]
+    done = subprocess.run(
+        [sys.executable, "-c", FORKS, json.dumps(words)],
+        cwd=directory, env=environment, capture_output=True, text=True, timeout=deadline(110), check=False,
+    )  # fmt: skip
+    codes = done.stdout.split()
+    assert len(codes) == len(commands), done.stderr
+    return {
+        command: subprocess.CompletedProcess(
+            command, int(code), *((directory / f"{number}<{stream}>").read_text() for stream in ("stdout", "stderr"))
         )
-
-    return run
+        for number, (command, code) in enumerate(zip(commands, codes, strict=True))
+    }
 
 
 def test_every_verb_is_tried():
@@ -79,17 +101,16 @@ def test_every_verb_is_tried():
 
 @pytest.mark.parametrize("command", WORKING.values(), ids=WORKING)
 def test_a_verb_that_needs_no_extra_works(command, bare):
-    words = command.split()
-    done = bare(*words, *([""] if words[-1] == "--against" else []))
+    done = bare[command]
     assert done.returncode in ((0, 1) if "doctor" in command else (0,)), done.stderr
     assert "Traceback" not in done.stderr
-    if "--json" in words:
+    if "--json" in command:
         json.loads(done.stdout)
 
 
 @pytest.mark.parametrize("command", LACKING)
 def test_a_verb_that_needs_an_extra_names_the_command_that_installs_it(command, bare):
-    done = bare(*command.split())
+    done = bare[command]
     project, extra = LACKING[command]
     assert done.returncode == 2, done.stderr
     assert len(done.stderr.splitlines()) == 1, done.stderr
@@ -99,9 +120,8 @@ def test_a_verb_that_needs_an_extra_names_the_command_that_installs_it(command, 
     assert not done.stdout
 
 
-def test_keras_is_asked_for_by_its_extra(bare, tmp_path):
-    (tmp_path / "script.py").write_text("import hocket.keras\n")
-    done = bare("run", "-n", "1", "script.py")
+def test_keras_is_asked_for_by_its_extra(bare):
+    done = bare[KERAS]
     assert done.returncode == 1
     assert 'hocket.keras needs Keras 3, which is not installed: pip install "hocket[keras]"' in done.stderr
 

@@ -44,7 +44,8 @@ def start(*arguments: str, cwd: Path) -> subprocess.Popen[str]:
 
 
 def lines_of(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    """Return what a file's whole lines say; the last one may be in the making."""
+    return [json.loads(line) for line in path.read_text().split("\n")[:-1]] if path.exists() else []
 
 
 def wait_for_lines(path: Path, count: int) -> None:

@@ -77,11 +77,12 @@ def test_a_line_is_not_shown_in_parts_because_the_line_before_is_old(
     script: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`print` writes a line and its end apart: a moment between them must not make two lines of them."""
-    monkeypatch.setattr("hocket.launch._merge.SNAPSHOT_S", 1.0)
-    source = """
+    old_s = deadline(1.0)  # several times the moment between, however busy the machine
+    monkeypatch.setattr("hocket.launch._merge.SNAPSHOT_S", old_s)
+    source = f"""
 import sys, time
 print("first", flush=True)
-time.sleep(1.5)
+time.sleep({1.3 * old_s})
 sys.stdout.write("second"); sys.stdout.flush()
 time.sleep(0.2)
 print(" half", flush=True)

@@ -3,7 +3,6 @@
 import json
 import os
 import resource
-import socket
 import subprocess
 import sys
 import textwrap
@@ -15,6 +14,8 @@ import pytest
 
 from hocket.launch import ArgumentError, launch
 from hocket.testing import deadline
+
+from ..processes import free_port
 
 DUMP = "import json, os, sys; print(json.dumps({'argv': sys.argv[1:], 'env': dict(os.environ)}), flush=True)"
 
@@ -109,7 +110,9 @@ def test_modules_run_as_with_python_m(launched: Any, tmp_path: Path, monkeypatch
 
 
 def test_programs_that_are_not_python_run(launched: Any) -> None:
-    ran = launched("sh", "-c", 'echo "$RANK of $WORLD_SIZE"; exit $RANK', n=2, flags=["--no-python"])
+    # Rank 0 is ended when rank 1 fails, which waits until it has spoken.
+    program = 'cd "$HOCKET_TEST"; echo "$RANK of $WORLD_SIZE"; touch said$RANK; until [ -e said0 ]; do sleep 0.01; done'
+    ran = launched("sh", "-c", program + "; exit $RANK", n=2, flags=["--no-python"])
     assert ran.lines(0) == ["0 of 2"]
     assert ran.result.exit_code == 1
     missing = launched("no-such-program", n=1, flags=["--no-python"])
@@ -144,9 +147,15 @@ def test_a_launch_ends_at_its_time_limit(launched: Any, script: Any) -> None:
 
 
 def test_launches_at_the_same_time_do_not_meet(hocket: Any, script: Any) -> None:
-    path = script(
-        "import os, sys, time; print(os.environ['MASTER_PORT'], os.environ['WORLD_SIZE'], flush=True); time.sleep(1)"
-    )
+    source = """
+    import os, pathlib, time
+    here, world = pathlib.Path(os.environ["HOCKET_TEST"]), os.environ["WORLD_SIZE"]
+    print(os.environ["MASTER_PORT"], world, flush=True)
+    here.joinpath(f"rank {os.environ['RANK']} of {world}").touch()
+    while len(list(here.glob("rank * of *"))) < 5:  # all run at once
+        time.sleep(0.01)
+    """
+    path = script(textwrap.dedent(source))
     processes = [hocket("run", "-n", str(n), path) for n in (2, 3)]
     ports = set()
     for n, process in zip((2, 3), processes, strict=True):
@@ -195,9 +204,7 @@ def test_console_can_be_limited_to_some_ranks(launched: Any, script: Any) -> Non
 
 
 def test_two_launchers_make_one_world_with_torchrun_s_flags(hocket: Any, script: Any) -> None:
-    with socket.create_server(("localhost", 0)) as server:
-        port = server.getsockname()[1]
-    flags = ["-n", "2", "--nnodes=2", "--master-addr=127.0.0.1", f"--master-port={port}"]
+    flags = ["-n", "2", "--nnodes=2", "--master-addr=127.0.0.1", f"--master-port={free_port()}"]
     path = script("import os; print(os.environ['GROUP_RANK'], os.environ['WORLD_SIZE'])")
     hosts = [hocket("run", *flags, f"--node-rank={rank}", path) for rank in (0, 1)]
     outputs = [host.communicate(timeout=deadline(60)) for host in hosts]

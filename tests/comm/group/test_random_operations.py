@@ -52,7 +52,9 @@ def _settle(item):
     check()
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize(
+    "seed", [pytest.param(seed, marks=[pytest.mark.long] if seed > 7 else []) for seed in range(20)]
+)
 def test_random_programs_agree_with_numpy(seed):
     n = 2 + seed % 4
     done = run_ranks(_programs, n, seed, ROUNDS, timeout_s=100)
