@@ -2,6 +2,7 @@
 
 import sys
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -38,7 +39,8 @@ def auto_plan(model: torch.nn.Module, optimizer: Any, sample: Any, world: World)
     if sample is None:
         rule = '"auto" runs the model on a sample, to see how long it takes'
         raise PlanError("no plan was found:", [PlanFinding("sample", rule, "pass Trainer(..., sample=inputs)")])
-    inputs = tuple(sample) if isinstance(sample, tuple | list) else (sample,)
+    inputs: Any = tuple(sample) if isinstance(sample, tuple | list) else (sample,)
+    inputs = dict(sample) if isinstance(sample, Mapping) else inputs
     batch = samples_in(inputs)
     if batch < world.size and not _shares_samples(model, inputs, world.size):
         rule = f"the sample has {batch} of the global batch's samples, and there are {world.size} workers"
@@ -87,7 +89,7 @@ def _can_divide(optimizer: Any) -> bool:
     return True
 
 
-def _shares_samples(model: torch.nn.Module, inputs: tuple[Any, ...], ranks: int) -> bool:
+def _shares_samples(model: torch.nn.Module, inputs: Any, ranks: int) -> bool:
     """Return whether several ranks can share a sample, so that there may be fewer samples than ranks."""
     for dry_run in DRY_RUNS.values():
         try:
@@ -99,7 +101,7 @@ def _shares_samples(model: torch.nn.Module, inputs: tuple[Any, ...], ranks: int)
     return False
 
 
-def _can_split(model: torch.nn.Module, inputs: tuple[Any, ...]) -> bool:
+def _can_split(model: torch.nn.Module, inputs: Any) -> bool:
     """Return whether a pipeline can be made of the model: some part of it can be traced."""
     few = mapped(inputs, lambda one: one[:2] if one.dim() else one)
     try:

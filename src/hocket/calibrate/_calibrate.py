@@ -36,9 +36,7 @@ _MEASURED = Constants(
 )
 
 
-def calibrate(
-    model: torch.nn.Module, optimizer: Any, inputs: tuple[Any, ...], world: World | None = None
-) -> Calibration:
+def calibrate(model: torch.nn.Module, optimizer: Any, inputs: Any, world: World | None = None) -> Calibration:
     """Measure a model and the ranks that are to train it; a collective operation.
 
     The model is run on each rank's part of a batch, and copies of it are trained by a few plans (`run_references`); its
@@ -47,7 +45,7 @@ def calibrate(
     Args:
         model: The user's model, on the device that it trains on.
         optimizer: The user's optimizer.
-        inputs: Positional inputs of a global batch, one sample a rank at the least.
+        inputs: Positional inputs of a global batch (a dict: keywords), one sample a rank at the least.
         world: The ranks; all if not given.
     """
     world = world or join()
@@ -66,7 +64,7 @@ def calibrate(
     return world.from_root(found)
 
 
-def _workload(model: torch.nn.Module, optimizer: Any, inputs: tuple[Any, ...], world: World) -> tuple[Workload, float]:
+def _workload(model: torch.nn.Module, optimizer: Any, inputs: Any, world: World) -> tuple[Workload, float]:
     """Return what each rank's part of a batch asks for, and how many ranks can compute at once as fast as one alone."""
     each = max(1, samples_in(inputs) // world.size)
     part = mapped(inputs, lambda one: one[:each] if one.dim() else one)

@@ -5,7 +5,7 @@ import gc
 import logging
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -49,7 +49,7 @@ class Calibration:
 def run_references(
     model: torch.nn.Module,  # the user's model, which stays as it is
     optimizer: Any,  # the user's optimizer, which stays as it is
-    inputs: tuple[Any, ...],  # inputs of a global batch
+    inputs: Any,  # inputs of a global batch, positional or by keyword
     known: Calibration,  # what was captured and measured so far
     world: World,  # the ranks
 ) -> list[MeasuredPlan]:
@@ -75,7 +75,7 @@ def run_references(
             for plan in map(Plan.from_json, documents):
                 if world.from_root(time.perf_counter() - begin) > _ALL_S:
                     break
-                step, refused = _built(plan, model, optimizer, (*inputs, torch.zeros(batch, device=device)))
+                step, refused = _built(plan, model, optimizer, inputs)
                 if reason := next(filter(None, world.from_all(refused)), ""):
                     refusals.append(f"{plan.describe()}: {reason}")
                 elif step is not None:
@@ -113,17 +113,17 @@ def _chosen(known: Calibration, workers: int, batch: int) -> list[list[dict[str,
     return found
 
 
-def _built(
-    plan: Plan, model: torch.nn.Module, optimizer: Any, batch: tuple[Any, ...]
-) -> tuple[Callable[[], Any] | None, str]:
+def _built(plan: Plan, model: torch.nn.Module, optimizer: Any, inputs: Any) -> tuple[Callable[[], Any] | None, str]:
     """Return a step of the plan that was made once, or why there is none: each model fails in its own way."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of a plan that is only tried
         try:
+            device = next((p.device for p in model.parameters()), torch.device("cpu"))
             own, updates = copy.deepcopy((model, optimizer))
             for group in updates.param_groups:
                 group["lr"] = 0.0
-            trainer = Trainer(own, lambda output, _: summed(output), updates, plan, sample=batch[:-1])
+            batch = inputs if isinstance(inputs, Mapping) else (*inputs, torch.zeros(samples_in(inputs), device=device))
+            trainer = Trainer(own, lambda output, _: summed(output), updates, plan, sample=inputs)
             trainer.step(batch)
         except Exception as error:
             return None, f"{type(error).__name__}: {error}"

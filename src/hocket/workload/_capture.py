@@ -48,7 +48,8 @@ def capture(
 
     Args:
         model: On any device; a copy is moved if `device` is another.
-        sample: A batch: a tensor, or a tuple of what the model takes. Dimension 0 of the first tensor counts samples.
+        sample: A batch: a tensor, a tuple of what the model takes, or a dict of keywords. Dimension 0 of the first
+            tensor counts samples.
         loss: From the model and the batch, a scalar; the sum of the model's outputs if not given.
         name: Of the workload; the class of the model if not given.
         device: Where to run: "meta" to run nothing; the model's own if not given.

@@ -131,5 +131,7 @@ def test_batches_and_losses_of_a_wrong_kind_are_named() -> None:
     trainer = hocket.Trainer(model, lambda output, _: output, torch.optim.SGD(model.parameters(), lr=0.1))
     with pytest.raises(TypeError, match="a scalar tensor, not one of shape .4, 3."):
         trainer.step(tuple(t[:4] for t in data.tensors))
-    with pytest.raises(TypeError, match="a batch is a tuple or list of the model's inputs and then the target, not Te"):
+    with pytest.raises(
+        TypeError, match="a batch is a tuple or list of the model's inputs and then the target, or a map"
+    ):
         trainer.step(data.tensors[0])

@@ -13,7 +13,7 @@ from torch import nn
 from hocket.parallel.mesh.world import current
 from hocket.parallel.partition.tensor import parallelize
 from hocket.parallel.pipeline import SplitError, split
-from hocket.parallel.pipeline._proxy import OtherBranchError
+from hocket.parallel.pipeline._numbers import OtherBranchError
 from hocket.parallel.pipeline._verify import chained
 from hocket.sharding import ShardingError
 

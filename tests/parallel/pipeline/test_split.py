@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from hocket.parallel.pipeline import SplitError, Stage, split
-from hocket.parallel.pipeline._proxy import OtherBranchError
+from hocket.parallel.pipeline._numbers import OtherBranchError
 from hocket.parallel.pipeline._verify import chained
 
 from .models import MODELS
@@ -230,7 +230,7 @@ def test_data_dependent_code_in_the_model_itself_is_refused_with_the_reason() ->
         split(Looping(), 2, (torch.randn(4, 6),))
 
 
-def test_a_branch_on_isinstance_is_caught_by_comparison() -> None:
+def test_a_branch_on_the_type_of_a_value_is_followed_as_it_is_taken() -> None:
     class Typed(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -240,8 +240,23 @@ def test_a_branch_on_isinstance_is_caught_by_comparison() -> None:
             y = self.a(x)
             return self.b(y if type(y) is Tensor else y + 1)
 
-    with pytest.raises(SplitError, match=r"output 0 of the stages of Typed differs by up to"):
-        split(Typed(), 2, (torch.zeros(4, 6),), points=("b",))
+    model, inputs = Typed(), (torch.zeros(4, 6),)
+    torch.testing.assert_close(chained(split(model, 2, inputs, points=("b",)), inputs)[0], model(*inputs))
+
+
+def test_state_of_python_s_own_is_caught_by_comparison() -> None:
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(6, 6), nn.Linear(6, 6)
+            self.calls = 0
+
+        def forward(self, x: Any) -> Tensor:
+            self.calls += 1
+            return self.b(self.a(x) + self.calls)
+
+    with pytest.raises(SplitError, match=r"output 0 of the stages of Counting differs by up to"):
+        split(Counting(), 2, (torch.zeros(4, 6),), points=("b",))
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,13 @@
 """Batches whose size is global: loaders, samplers, shares, random numbers, and walks through nested structures."""
 
 from ._batch_shard import BatchShard, fingerprint
-from ._cut import BatchPart, BatchSplitter, Cutter
+from ._cut import BatchPart, BatchSplitter, Cutter, Keywords
 from ._loader import DistributedLoader, ShardedLoader, SharedLoader
 from ._rng import RandomStream, RngStates, mix, restored
 from ._samples import Key, RankSampler, SeededDataset, each
 from ._totals import average, total
 from ._user_loader import expected_size, inner_loader
-from .trees import mapped, samples_in, tensors_in
+from .trees import called, mapped, samples_in, tensors_in
 
 __all__ = [
     "BatchPart",
@@ -16,6 +16,7 @@ __all__ = [
     "Cutter",
     "DistributedLoader",
     "Key",
+    "Keywords",
     "RandomStream",
     "RankSampler",
     "RngStates",
@@ -23,6 +24,7 @@ __all__ = [
     "ShardedLoader",
     "SharedLoader",
     "average",
+    "called",
     "each",
     "expected_size",
     "fingerprint",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import inspect
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -157,13 +158,13 @@ class BatchPart:
     """What goes through the model at once: a rank's shard of a batch, or one of its gradient accumulation steps.
 
     Attributes:
-        inputs: Inputs of the model, in order.
-        target: Target of the loss.
+        inputs: Inputs of the model: a tuple in order, or a dict by keyword.
+        target: Of the loss: the batch's last entry, all of a batch of keywords, or None where the model has the loss.
         samples: How many samples count: none where one was given so that the rank keeps step with others.
         total: Samples of the global batch.
     """
 
-    inputs: tuple[Any, ...]
+    inputs: tuple[Any, ...] | dict[str, Any]
     target: Any
     samples: int
     total: int
@@ -175,15 +176,48 @@ class BatchPart:
         return self.samples / self.total
 
 
+class Keywords:
+    """Which entries of a batch of keywords go to a model.
+
+    Args:
+        forward: The model's.
+        targeted: Whether there is a loss function, which gets all of the batch and may want entries that are not the
+            model's.
+    """
+
+    def __init__(self, forward: Callable[..., Any], *, targeted: bool) -> None:
+        found = inspect.signature(forward).parameters.values()
+        self._names = None if any(one.kind is one.VAR_KEYWORD for one in found) else {one.name for one in found}
+        self._targeted = targeted
+
+    def __call__(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the model's entries.
+
+        Raises:
+            TypeError: an entry is neither the model's nor a loss function's.
+        """
+        strange = [key for key in batch if self._names is not None and key not in self._names]
+        if strange and not self._targeted:
+            raise TypeError(
+                f"the batch has {', '.join(map(repr, strange))}, which the model's forward does not take: it takes "
+                f"{', '.join(sorted(self._names or ()))}. Leave it out of the batch, or pass the loss_fn that wants it"
+            )
+        return {key: value for key, value in batch.items() if key not in strange}
+
+
 class BatchSplitter:
     """Cuts batches for one rank and its passes.
 
     Args:
         world: The data-parallel ranks.
+        taken: Of the entries of a mapping those that are the model's.
+        targeted: Whether the loss is a function of its own, which gets a target, and not the model's output.
     """
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, taken: Keywords, *, targeted: bool = True) -> None:
         self._world = world
+        self._taken = taken
+        self._targeted = targeted
         self._cutter = Cutter(None)
 
     def parts(self, batch: Any, count: int) -> list[BatchPart]:
@@ -193,14 +227,17 @@ class BatchSplitter:
         global batch, the same on every rank.
 
         Raises:
-            TypeError: the batch is no tuple or list of inputs and a target.
+            TypeError: the batch is no tuple or list of inputs and a target, and no mapping of keywords.
         """
-        if not isinstance(batch, tuple | list) or len(batch) < 2:
+        if not isinstance(batch, Mapping) and (
+            not isinstance(batch, tuple | list) or len(batch) < (2 if self._targeted else 1)
+        ):
+            then = " and then the target" if self._targeted else ""
             raise TypeError(
-                f"a batch is a tuple or list of the model's inputs and then the target, not {type(batch).__name__}"
-                + (f" of {len(batch)}" if isinstance(batch, tuple | list) else "")
+                f"a batch is a tuple or list of the model's inputs{then}, or a mapping of its keywords, not "
+                f"{type(batch).__name__}" + (f" of {len(batch)}" if isinstance(batch, tuple | list) else "")
             )
-        values = tuple(batch)
+        values: Any = dict(batch) if isinstance(batch, Mapping) else tuple(batch)
         size = self._cutter.size(values)
         note = _batch.current(values)
         share = None if note is None else note.share
@@ -211,11 +248,13 @@ class BatchSplitter:
             values = self._cutter.cut(values, *_range(share.begin, share.end))
         return [self._part(values, share, count, i) for i in range(count)]
 
-    def _part(self, values: Sequence[Any], share: BatchShard, count: int, i: int) -> BatchPart:
+    def _part(self, values: Any, share: BatchShard, count: int, i: int) -> BatchPart:
         mine = BatchShard.of(share.samples, count, i)
         if count > 1:
             values = self._cutter.cut(values, *_range(mine.begin, mine.end))
-        *inputs, target = values
+        if isinstance(values, Mapping):
+            return BatchPart(self._taken(values), values, mine.samples, share.total)
+        *inputs, target = values if self._targeted else (*values, None)
         return BatchPart(tuple(inputs), target, mine.samples, share.total)
 
 

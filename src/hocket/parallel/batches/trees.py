@@ -16,6 +16,11 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
     return [tensor for child in _children(value) for tensor in tensors_in(child)]
 
 
+def called(model: Callable[..., Any], inputs: Any) -> Any:
+    """Return what a model gives for its inputs: a mapping holds keywords, anything else the positional ones."""
+    return model(**inputs) if isinstance(inputs, Mapping) else model(*inputs)
+
+
 def samples_in(value: Any) -> int:
     """Return how many samples a batch has: the length of its first tensor that has a dimension; 0 if there is none."""
     return next((len(one) for one in tensors_in(value) if one.dim()), 0)

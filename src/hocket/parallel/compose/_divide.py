@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 
@@ -16,14 +16,10 @@ from hocket.workload import DividedShare
 
 from ..batches import mapped, samples_in
 from ..embedding import distribute_embeddings
-from ..mesh import Mesh, link_of
+from ..mesh import Mesh, World, link_of
 from ..partition.spatial import parallelize as share_samples
 from ..partition.tensor import TensorParallel, parallelize
-from ..pipeline import (
-    Stage,
-    measure,
-    split,
-)
+from ..pipeline import SplitError, Stage, measure, split, unbalanced
 from ..state import (
     DimSegment,
     Owned,
@@ -31,9 +27,12 @@ from ..state import (
     ShardBox,
 )
 
+T = TypeVar("T")
+Inputs = tuple[Any, ...] | dict[str, Any]
 
-def sample_inputs(sample: Any, plan: Plan) -> tuple[Any, ...]:
-    """The sample as positional inputs.
+
+def sample_inputs(sample: Any, plan: Plan) -> Inputs:
+    """The sample as positional inputs, or as keywords.
 
     Raises:
         PlanError: the plan needs one, and there is none.
@@ -45,6 +44,8 @@ def sample_inputs(sample: Any, plan: Plan) -> tuple[Any, ...]:
         raise PlanError("the plan cannot be carried out:", [PlanFinding("sample", rule, remedy)])
     if sample is None:
         return ()
+    if isinstance(sample, Mapping):
+        return dict(sample)
     return tuple(sample) if isinstance(sample, tuple | list) else (sample,)
 
 
@@ -57,7 +58,7 @@ class Draft:
         optimizer: The user's.
         plan: What it is to become.
         mesh: The ranks.
-        inputs: Of the model, as a sample; () if there are none.
+        inputs: Of the model, as a sample, positional or by keyword; () if there are none.
         places: Where this rank's parameters and buffers lie in the model's, by name.
         modules: What this rank computes, with the model's name of each of their parameters and buffers.
         stages: Those of modules that are stages of a pipeline.
@@ -72,7 +73,7 @@ class Draft:
     optimizer: Any
     plan: Plan
     mesh: Mesh
-    inputs: tuple[Any, ...]
+    inputs: Inputs
     places: dict[str, ParameterPlacement] = field(init=False)
     modules: list[tuple[torch.nn.Module, dict[str, str]]] = field(init=False)
     stages: list[Stage] = field(default_factory=list)
@@ -167,20 +168,34 @@ def divide_layers(draft: Draft) -> None:
     """Split the model into the stages of a pipeline, and free the memory of those that are other ranks'.
 
     What is traced, timed and compared is as much of the sample as a micro-batch is of a whole batch.
+
+    Raises:
+        SplitError: the model cannot be split; on every rank, whichever has found it.
     """
     model, plan, mesh = draft.model, draft.plan, draft.mesh
     ranks = mesh["pipeline"].size
-    sample = _micro_batch(draft.inputs, plan.micro_batches * mesh["data"].size)
+    parts = plan.micro_batches * mesh["data"].size
+    sample = _micro_batch(draft.inputs, parts)
     times: Any = None
     link = None
     if not plan.split:
         # Who shares tensors must measure together; one measurement must count for all.
         measured = mesh["tensor"].size > 1 or mesh.whole.rank == 0
-        times = mesh.whole.from_root(measure(model, sample).total_s if measured else None)
+        times = _alike(mesh.whole, lambda: measure(model, sample).total_s if measured else None)
+        times = mesh.whole.from_root(times)
         device = next((p.device for p in model.parameters()), torch.device("cpu"))
         link = link_of(mesh["pipeline"], mesh.whole, device)
     count, passes = ranks * plan.stages_per_rank, plan.micro_batches * plan.stages_per_rank
-    stages = split(model, count, sample, points=plan.split, times=times, link=link, micro_batches=passes)
+    stages = _alike(
+        mesh.whole,
+        lambda: split(
+            model, count, sample, points=plan.split, times=times, link=link, micro_batches=passes, cut=parts > 1
+        ),
+    )
+    if lopsided := unbalanced(stages):
+        draft.notes.append(lopsided)
+        if mesh.whole.rank == 0:
+            warnings.warn(f"the pipeline is not balanced: {lopsided}", stacklevel=2)
     mine = stages[mesh["pipeline"].rank :: ranks]
     kept = {id(t) for stage in mine for t in (*stage.module.parameters(), *stage.module.buffers())}
     for tensor in (*model.parameters(), *model.buffers()):
@@ -191,6 +206,25 @@ def divide_layers(draft: Draft) -> None:
     draft.stages = mine
     draft.modules = [(stage.module, dict(stage.names)) for stage in mine]
     draft.notes += [str(stage) for stage in stages]
+
+
+def _alike(world: World, work: Callable[[], T]) -> T:
+    """Return what `work` gives on this rank, unless it fails on any: a collective operation.
+
+    Raises:
+        SplitError: it has failed on some rank; on every rank the same.
+    """
+    found: Any = None
+    failure: str | None = None
+    cause: SplitError | None = None
+    try:
+        found = work()
+    except SplitError as error:
+        failure, cause = str(error), error
+    first = next((one for one in world.from_all(failure) if one is not None), None)
+    if first is not None:
+        raise SplitError(first) from cause
+    return cast(T, found)
 
 
 def divide_samples(draft: Draft) -> None:
@@ -210,9 +244,9 @@ CARRIED: dict[str, Callable[[Draft], None]] = {
 """By the name of an axis, how a model is divided along it, in this order. An axis that only replicates has no line."""
 
 
-def _micro_batch(sample: Sequence[Any], parts: int) -> Sequence[Any]:
+def _micro_batch(sample: Inputs, parts: int) -> Inputs:
     """One of so many parts of a batch, with two samples at the least, which batch norm wants."""
     whole = samples_in(sample)
     each = max(2, whole // parts)
-    part: Sequence[Any] = mapped(tuple(sample), lambda one: one[:each] if one.dim() and len(one) == whole else one)
+    part: Inputs = mapped(sample, lambda one: one[:each] if one.dim() and len(one) == whole else one)
     return part

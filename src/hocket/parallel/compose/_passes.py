@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, Literal, Protocol
@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol
 import torch
 import torch.distributed as dist
 
-from ..batches import BatchPart
+from ..batches import BatchPart, called
 from ..batches import batch as _batch
 from ..data import BroadcastBuffers, ShardingStrategy
 from ..mesh import World
@@ -84,7 +84,7 @@ class WholePasses:
             with self._form.passing(last), _batch.counting(part.samples):
                 self._buffers.send()
                 with self._running():
-                    loss = scalar(self._loss_fn(self._model(*part.inputs), part.target))
+                    loss = scalar(self._loss_fn(called(self._model, part.inputs), part.target))
                 weight = part.weight(self._reduction)
                 if part.samples:
                     total += loss.detach().to(total) * weight
@@ -97,7 +97,7 @@ class WholePasses:
     def value(self, part: BatchPart, metric: LossFn) -> torch.Tensor | None:
         """See Passes."""
         with self._running():
-            return metric(self._model(*part.inputs), part.target)
+            return metric(called(self._model, part.inputs), part.target)
 
 
 class StagedPasses:
@@ -151,6 +151,8 @@ class StagedPasses:
     def value(self, part: BatchPart, metric: LossFn) -> torch.Tensor | None:
         """See Passes."""
         self._keep_step(part)
+        if metric is loss_of_model:  # a number for each micro-batch, and none for what they make together
+            return self._pipeline.evaluate(part.inputs, part.target)
         output = self._pipeline.forward(part.inputs)
         return metric(output, part.target) if self._pipeline.holds_last else None
 
@@ -165,6 +167,22 @@ def _waited_for(total: torch.Tensor, work: Any) -> torch.Tensor:
     if work is not None:
         work.wait()
     return total
+
+
+def loss_of_model(output: Any, _: Any = None) -> torch.Tensor:
+    """Return the loss that a model has computed itself: its output, or the output's `loss`.
+
+    Raises:
+        TypeError: the output is no scalar and has no `loss` that is one.
+    """
+    loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", output)
+    if isinstance(loss, torch.Tensor) and loss.numel() == 1:
+        return loss
+    raise TypeError(
+        "without loss_fn the model's output must be a scalar, or have a scalar `loss`; it is "
+        f"{type(output).__name__} with {type(loss).__name__} for a loss. Give the model what it computes the loss of "
+        "(labels, say), or pass Trainer a loss_fn"
+    )
 
 
 def scalar(loss: Any) -> torch.Tensor:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ..batches import BatchShard, Cutter, RandomStream, RngStates, SharedLoader, mapped, tensors_in
+from ..batches import BatchShard, Cutter, Keywords, RandomStream, RngStates, SharedLoader, called, mapped, tensors_in
 from ..batches import batch as _batch
 from ..mesh import World
 from ..pipeline import Micro, Pipeline
@@ -30,18 +30,22 @@ class Predictor:
     Args:
         composition: The model as this rank holds it.
         sample: Inputs of the model that a pipeline was made for.
+        taken: Of the entries of a batch of keywords those that are the model's.
     """
 
-    def __init__(self, composition: Composition, sample: Sequence[Any]) -> None:
+    def __init__(self, composition: Composition, sample: Any, taken: Keywords) -> None:
+        self._taken = taken
         self._composition = composition
         self._data: World = composition.mesh["data"]
         self._pipeline: Pipeline | None = composition.passes.pipeline
         self._divisible: dict[bytes, bool] = {}
         if self._pipeline is not None:
-            names = list(inspect.signature(composition.model.forward).parameters)[: len(sample)]
-            composition.model.forward = _staged(composition, self._pipeline, names)
+            order = list(inspect.signature(composition.model.forward).parameters)
+            named = isinstance(sample, Mapping)
+            names = [*(n for n in order if n in sample), *(n for n in sample if n not in order)] if named else None
+            composition.model.forward = _staged(composition, self._pipeline, names or order[: len(sample)], named)
 
-    def batches(self, given: Any, targets: bool) -> Iterator[tuple[Any, ...]]:
+    def batches(self, given: Any, targets: bool) -> Iterator[Any]:
         """The inputs of each global batch of a loader, the same on every rank.
 
         Args:
@@ -59,13 +63,15 @@ class Predictor:
                 return
             yield self.inputs(batch, targets)
 
-    def inputs(self, batch: Any, targets: bool) -> tuple[Any, ...]:
-        """The model's inputs of a batch: one value, or all of a tuple or list but the target."""
+    def inputs(self, batch: Any, targets: bool) -> Any:
+        """The model's inputs of a batch: one value, its keywords, or all of a tuple or list but the target."""
+        if isinstance(batch, Mapping):
+            return self._taken(batch)
         if not isinstance(batch, tuple | list):
             return (batch,)
         return tuple(batch[:-1] if targets and len(batch) > 1 else batch)
 
-    def output(self, inputs: tuple[Any, ...]) -> Any:
+    def output(self, inputs: Any) -> Any:
         """The model's output for a global batch; a collective operation."""
         inputs, data = self._global(inputs), self._data
         most = 1 if self._pipeline is None else self._composition.plan.micro_batches
@@ -81,16 +87,16 @@ class Predictor:
         mine = cutter.cut(inputs, shard.begin, shard.end)
         return self._gathered(self._run(mine, min(most, samples // data.size)), samples)
 
-    def _run(self, inputs: tuple[Any, ...], micro_batches: int) -> Any:
+    def _run(self, inputs: Any, micro_batches: int) -> Any:
         if self._pipeline is None:
-            return self._composition.model(*inputs)
+            return called(self._composition.model, inputs)
 
         def join(outputs: list[Any], _: list[Micro]) -> Any:
             return joined(outputs)
 
         return self._pipeline.forward(inputs, everywhere=True, micro_batches=micro_batches, join=join)
 
-    def _divides(self, inputs: tuple[Any, ...], cutter: Cutter) -> bool:
+    def _divides(self, inputs: Any, cutter: Cutter) -> bool:
         """Whether the batch may be divided: for inputs of a kind this is tried once, by two samples that differ."""
         key = _outline(inputs)
         if key is not None and key in self._divisible:
@@ -107,7 +113,7 @@ class Predictor:
             self._divisible[key] = divides
         return divides
 
-    def _global(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    def _global(self, inputs: Any) -> Any:
         """The global batch's inputs, where a loader of `Trainer.batches` has yielded this rank's part of them."""
         note = _batch.current(inputs)
         share = None if note is None else note.share
@@ -121,8 +127,7 @@ class Predictor:
         size = max(1, everyone[0][0])
         source = iter([torch.cat(column) if column[0].ndim and len(column[0]) == size else column[0]
                        for column in columns])  # fmt: skip
-        whole: tuple[Any, ...] = mapped(inputs, lambda _: next(source))
-        return whole
+        return mapped(inputs, lambda _: next(source))
 
     def _gathered(self, mine: Any, samples: int) -> Any:
         """The global output of those of the data-parallel ranks' parts, on every rank."""
@@ -147,7 +152,7 @@ class Predictor:
         return mapped(mine, lambda _: next(source))
 
 
-def _staged(composition: Composition, pipeline: Pipeline, names: Sequence[str]) -> Any:
+def _staged(composition: Composition, pipeline: Pipeline, names: Sequence[str], named: bool) -> Any:
     """Return what stands for the model's own forward, which its stages make together: all ranks call it alike.
 
     So a loop that generates, or Hugging Face's `generate(use_cache=False)`, can call the model under every plan.
@@ -166,13 +171,14 @@ def _staged(composition: Composition, pipeline: Pipeline, names: Sequence[str]) 
                     f"{name}= has no place in the stages of this pipeline, which were made for a sample of "
                     f"{', '.join(names)}; leave it out, or give it in Trainer(..., sample=)"
                 )
-        if len(args) > len(names) or list(values) != list(names):
+        if len(args) > len(names) or (set(values) != set(names) if named else list(values) != list(names)):
             raise TypeError(
                 f"the stages of this pipeline were made for a sample of {', '.join(names)}, and this call gives "
                 f"{', '.join(values) or 'nothing'} ({len(args)} by position)"
             )
         composition.finish()
-        return pipeline.forward(tuple(values.values()), everywhere=True, micro_batches=1)
+        inputs = {name: values[name] for name in names} if named else tuple(values.values())
+        return pipeline.forward(inputs, everywhere=True, micro_batches=1)
 
     kinds = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.VAR_KEYWORD
     parameters = [*(inspect.Parameter(name, kinds[0]) for name in names), inspect.Parameter("kwargs", kinds[1])]

@@ -6,7 +6,7 @@ import dataclasses
 import os
 import pkgutil
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,7 +16,7 @@ import torch.distributed as dist
 from hocket.planner import PLAN_VARIABLE, Plan, Synchronisation
 from hocket.timeline import Timeline
 
-from ..batches import BatchPart, BatchSplitter, DistributedLoader, SharedLoader
+from ..batches import BatchPart, BatchSplitter, DistributedLoader, Keywords, SharedLoader
 from ..data import Relaxation
 from ..mesh import world as _world
 from ..state import StateBytes, clip
@@ -26,6 +26,7 @@ from ._bucket_trial import BucketTrial
 from ._compose import compose
 from ._composition import Composition
 from ._divide import sample_inputs
+from ._passes import loss_of_model
 from ._predict import Predictor, is_loader, joined
 from ._step_log import StepLog
 
@@ -40,19 +41,22 @@ class Trainer:
     global. What the plan cannot combine, or the world cannot hold, is refused before anything is allocated.
 
     A batch is a tuple or list: the model's positional inputs, and the target last. The loss is
-    `loss_fn(model(*inputs), target)`.
+    `loss_fn(model(*inputs), target)`. Or it is a mapping: the model's keywords. The loss is then
+    `loss_fn(model(**batch), batch)`; entries that the model's forward does not take are for the loss alone. Where the
+    model computes its loss itself (Hugging Face models do, given labels), `loss_fn` is None: a batch holds inputs only,
+    and the loss is the model's output, or the `loss` of it.
 
     Args:
         model: the model, built alike on every rank; rank 0's weights count.
-        loss_fn: gives a scalar for the model's output and the target.
+        loss_fn: gives a scalar for the model's output and the target; None if the model's output is or has the loss.
         optimizer: a torch optimizer of the model's parameters. It keeps its identity, settings and groups; where the
             plan divides parameters among ranks, the groups hold this rank's parts.
         plan: how to train: a `Plan`, or the path of one; None for the one that `hocket run --plan` has given, or plain
             data parallelism over all ranks. "auto" measures the model and the network, and takes the plan that is
             predicted to be the fastest of those that fit (`hocket.planner.search`).
-        sample: inputs of the model (a tuple, or one tensor), by which plans with tensor or pipeline parallelism trace
-            and check it; for "auto" those of a global batch, which are the best for a pipeline, too: a micro-batch of
-            them says where it is cut.
+        sample: inputs of the model (a tuple, one tensor, or a mapping of keywords), by which plans with tensor or
+            pipeline parallelism trace and check it; for "auto" those of a global batch, which are the best for a
+            pipeline, too: a micro-batch of them says where it is cut.
         loss_reduction: whether the loss is a "mean" over the samples of the batch or a "sum".
 
     Raises:
@@ -70,7 +74,7 @@ class Trainer:
     def __init__(
         self,
         model: torch.nn.Module,
-        loss_fn: Callable[[Any, Any], torch.Tensor],
+        loss_fn: Callable[[Any, Any], torch.Tensor] | None,
         optimizer: Any,
         plan: Plan | str | Path | None = None,
         *,
@@ -80,19 +84,22 @@ class Trainer:
         if loss_reduction not in ("mean", "sum"):
             raise ValueError(f'loss_reduction must be "mean" or "sum", not {loss_reduction!r}')
         world = _world.join()
+        taken = Keywords(getattr(model, "forward", loss_of_model), targeted=loss_fn is not None)
+        sample = taken(sample) if isinstance(sample, Mapping) else sample
         automatic = plan == "auto" or (plan is None and os.environ.get(PLAN_VARIABLE) == "auto")
         chosen = pkgutil.resolve_name(AUTO_PLANNER)(model, optimizer, sample, world) if automatic else read_plan(plan)
         self.plan = chosen.resolve(world.size)
         self.optimizer = optimizer
         self.steps = 0
         self.grad_norm: float | None = None
+        targeted, loss_fn = loss_fn is not None, loss_fn or loss_of_model
         self._loss_fn = loss_fn
         self._reduction: Literal["mean", "sum"] = loss_reduction
         self._composition: Composition = compose(
             model, loss_fn, optimizer, self.plan, world, sample=sample, reduction=loss_reduction
         )
         self._mesh = self._composition.mesh
-        self._splitter = BatchSplitter(self._mesh["data"])
+        self._splitter = BatchSplitter(self._mesh["data"], taken, targeted=targeted)
         self._log = StepLog()
         self._trial = BucketTrial.of(self._composition) if automatic else None
         self._relaxation: Relaxation | None = None
@@ -103,7 +110,7 @@ class Trainer:
             self._relaxation = Relaxation(
                 synchronisation, model, optimizer, world, self._composition.passes.train, loss_reduction
             )
-        self._predictor = Predictor(self._composition, sample_inputs(sample, self.plan))
+        self._predictor = Predictor(self._composition, sample_inputs(sample, self.plan), taken)
         self._loaders: list[SharedLoader] = []
         self._positions: list[dict[str, Any]] = []
 

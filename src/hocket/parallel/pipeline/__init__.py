@@ -7,7 +7,7 @@ from ._measure import Times, measure
 from ._micro import Micro, cut
 from ._pipeline import Pipeline, StageError
 from ._run import Run, StageSpan, idle_shares
-from ._split import split
+from ._split import split, unbalanced
 from ._stage import Stage
 from ._steps import in_steps, steps_of
 from ._trace import SplitError, trace
@@ -32,4 +32,5 @@ __all__ = [
     "split",
     "steps_of",
     "trace",
+    "unbalanced",
 ]

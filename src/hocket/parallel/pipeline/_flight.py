@@ -25,7 +25,7 @@ class Flight:
     """
 
     def __init__(self, stage: Stage, taken: Sequence[Any]) -> None:
-        self._stage = stage
+        self._stage = stage = stage.now
         self._taken = dict(zip(stage.takes, taken, strict=True))
         self._made: dict[str, Any] = {}
         self._roots: list[Tensor] = []
@@ -34,7 +34,7 @@ class Flight:
         self._rest: Any = None
         self.loss: Tensor | None = None
 
-    def forward(self, run: Callable[..., Any], inputs: tuple[Any, ...], *, split_backward: bool) -> Any:
+    def forward(self, run: Callable[..., Any], inputs: Any, *, split_backward: bool) -> Any:
         """Runs the stage: the values of `stage.gives`, or the model's output.
 
         Args:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 from . import _values
-from ._trace import Traced, attribute, computed, trace, undisturbed
+from ._trace import Traced, computed, trace, undisturbed
 
 Tensor = torch.Tensor
 
@@ -48,7 +48,7 @@ class Times:
         return sums
 
 
-def measure(model: torch.nn.Module, sample: Sequence[Any], *, repeats: int = 5) -> Times:
+def measure(model: torch.nn.Module, sample: Any, *, repeats: int = 5) -> Times:
     """Times each step of a model on a sample: the best of some runs after one to warm up.
 
     The best and not the median, because what disturbs a measurement (other processes, a clock that falls) only ever
@@ -56,21 +56,21 @@ def measure(model: torch.nn.Module, sample: Sequence[Any], *, repeats: int = 5) 
 
     Args:
         model: the user's; parameters, buffers, gradients and random numbers are as before afterwards.
-        sample: positional inputs.
+        sample: positional inputs, or a dict of keywords.
         repeats: how many runs count.
 
     Raises:
         SplitError: the model's forward cannot be traced.
     """
-    return measured(trace(model, sample), sample, repeats=repeats)
+    return measured(trace(model, sample), repeats=repeats)
 
 
-def measured(traced: Traced, sample: Sequence[Any], *, repeats: int = 5) -> Times:
+def measured(traced: Traced, *, repeats: int = 5) -> Times:
     """Like `measure`, of a model that has been traced already."""
     runs = []
     with undisturbed(traced.model), torch.enable_grad():
         for _ in range(repeats + 1):
-            runs.append(_run(traced, sample))
+            runs.append(_run(traced))
             for parameter in traced.model.parameters():
                 parameter.grad = None
     columns = list(zip(*runs[1:], strict=True))
@@ -82,32 +82,15 @@ def measured(traced: Traced, sample: Sequence[Any], *, repeats: int = 5) -> Time
     )
 
 
-def _run(traced: Traced, sample: Sequence[Any]) -> list[tuple[float, float]]:
+def _run(traced: Traced) -> list[tuple[float, float]]:
     """Seconds of each step, forward and backward, of one run."""
     clock = _clock(traced.model)
-    values: dict[fx.Node, Any] = {}
-    users = {node: len(node.users) for node in traced.graph.nodes}
-    times = []
-    for node in traced.graph.nodes:
-        if node.op == "placeholder":
-            values[node] = sample[node.meta["index"]]
-        elif node.op == "get_attr":
-            values[node] = attribute(traced.model, str(node.target))
-        elif node.op.startswith("call_"):
-            values[node], seconds = _step(traced, node, values, clock)
-            times.append(seconds)
-            for source in node.all_input_nodes:
-                users[source] -= 1
-                if not users[source]:
-                    del values[source]
-    return times
+    return [_step(traced, node, clock) for node in traced.steps]
 
 
-def _step(
-    traced: Traced, node: fx.Node, values: dict[fx.Node, Any], clock: Callable[[], float]
-) -> tuple[Any, tuple[float, float]]:
+def _step(traced: Traced, node: fx.Node, clock: Callable[[], float]) -> tuple[float, float]:
     def given(source: fx.Node) -> Any:
-        value = values[source]
+        value = source.meta["value"]
         # a copy, as a step may change it in place, which leaves of the graph do not allow
         return _values.filled(_values.described(value), [_grown(t, source) for t in _values.tensors_of(value)])
 
@@ -123,7 +106,7 @@ def _step(
         backward_s = clock() - middle_2_s
     else:
         backward_s = 0.0
-    return value, (middle_s - begin_s, backward_s)
+    return middle_s - begin_s, backward_s
 
 
 def _grown(tensor: Tensor, source: fx.Node) -> Tensor:

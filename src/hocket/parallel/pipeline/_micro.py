@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,25 +19,25 @@ class Micro:
     """One micro-batch.
 
     Attributes:
-        inputs: the model's positional inputs.
+        inputs: the model's positional inputs, or a dict of keywords.
         target: for the loss; None in an evaluation without one.
         share: its part of the batch's samples.
         key: equal for micro-batches of equal shapes.
     """
 
-    inputs: tuple[Any, ...]
+    inputs: Any
     target: Any
     share: float
     key: bytes
 
 
-def samples_of(inputs: tuple[Any, ...], target: Any) -> int:
+def samples_of(inputs: Any, target: Any) -> int:
     """How many samples a batch has: the length of its first tensor, the target's first.
 
     Raises:
         ValueError: there is no tensor with a first axis, or an empty batch.
     """
-    for tensor in _values.tensors_of([target, list(inputs)]):
+    for tensor in _values.tensors_of([target, inputs]):
         if tensor.dim():
             if not tensor.shape[0]:
                 raise ValueError("a batch without samples cannot be trained on; drop it, on every rank")
@@ -44,27 +45,53 @@ def samples_of(inputs: tuple[Any, ...], target: Any) -> int:
     raise ValueError("found no tensor with a first axis in the batch: it cannot be cut into micro-batches")
 
 
-def sizes(samples: int, count: int) -> list[int]:
-    """Samples of each micro-batch: as equal as they can be, none empty, so fewer than `count` for a short batch."""
-    count = min(count, samples)
+def outline(value: Any) -> Any:
+    """What a model's code can see of its inputs without looking into tensors: which there are, and which are None."""
+    if isinstance(value, Mapping):
+        return {key: outline(item) for key, item in value.items() if item is not None}
+    if isinstance(value, tuple | list):
+        return [outline(item) for item in value]
+    if isinstance(value, int | float):
+        return "a number"
+    return value if value is None or isinstance(value, str) else type(value).__name__
+
+
+def sizes(samples: int, count: int, fewest: int = 1) -> list[int]:
+    """Samples of each micro-batch: as equal as they can be, none with less than `fewest`, so fewer for a short batch.
+
+    Raises:
+        ValueError: all samples are fewer than that.
+    """
+    if samples < fewest:
+        raise ValueError(
+            f"a batch of {samples} sample takes another branch through the model than the sample that it was split "
+            f"with, and gives other results. Drop it on every rank (drop_last=True), or join it to another one"
+        )
+    count = min(count, samples // fewest)
     return [samples // count + (i < samples % count) for i in range(count)]
 
 
-def cut(inputs: tuple[Any, ...], target: Any, count: int) -> list[Micro]:
+def first(inputs: Any, samples: int, size: int) -> Any:
+    """The first `size` of a batch's `samples`."""
+    return _part(inputs, samples, 0, size)
+
+
+def cut(inputs: Any, target: Any, count: int, fewest: int = 1) -> list[Micro]:
     """At most `count` micro-batches; a tensor whose first axis is not the batch's belongs whole to each of them.
 
     Args:
-        inputs: the model's positional inputs.
+        inputs: the model's positional inputs, or a dict of keywords.
         target: for the loss.
         count: how many.
+        fewest: samples that each has at the least.
     """
     samples = samples_of(inputs, target)
     micros = []
     begin = 0
-    for size in sizes(samples, count):
+    for size in sizes(samples, count, fewest):
         part, goal = _part(inputs, samples, begin, size), _part(target, samples, begin, size)
-        key = _values.fingerprint([list(part), size])
-        micros.append(Micro(tuple(part), goal, size / samples, key))
+        key = _values.fingerprint([part, size])
+        micros.append(Micro(part, goal, size / samples, key))
         begin += size
     return micros
 

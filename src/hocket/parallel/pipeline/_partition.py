@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx
 
 from . import _values
 from ._stage import Segment, Stage
-from ._trace import Traced, attribute
+from ._trace import Traced, attribute, computed, given
 
 
 @dataclass(frozen=True)
@@ -56,43 +57,86 @@ def weights(traced: Traced, node: fx.Node) -> list[torch.nn.Parameter]:
     return [value for value in own if isinstance(value, torch.nn.Parameter)]
 
 
-def build(traced: Traced, begins: Sequence[int]) -> list[Stage]:
+def build(traced: Traced, begins: Sequence[int], seconds: Sequence[float] = ()) -> list[Stage]:
     """The stages of a model.
 
     Args:
         traced: the model.
         begins: number of the first step of each stage but the first one, rising.
+        seconds: of each step; empty if unknown.
     """
-    bounds = [0, *begins, len(traced.steps)]
-    between = [*(cuts(traced)[b] for b in bounds[:-1]), StageCut((), 0)]
     names = canonical_names(traced.model)
-    parts = [
-        _part(traced, bounds[s], bounds[s + 1], between[s].values, between[s + 1].values)
-        for s in range(len(bounds) - 1)
+    forms = [(traced, _Cutting(traced, begins))]
+    if traced.other is not None:
+        forms.append((traced.other, _Cutting(traced.other, _aligned(traced, begins, traced.other))))
+    modules = [
+        _Holder(traced.model, {form.training: cutting.parts[s].graph for form, cutting in forms})
+        for s in range(len(begins) + 1)
     ]
-    holders: dict[str, int] = {}
-    for part in parts:
-        for name in {names[id(p)] for p in part.module.parameters()}:
-            holders[name] = holders.get(name, 0) + 1
-    return [
-        Stage(
+    held = [{names[id(p)] for p in module.parameters()} for module in modules]
+    holders = Counter(name for mine in held for name in mine)
+
+    def stage(s: int, form: Traced, cutting: _Cutting, other: Stage | None = None) -> Stage:
+        part, between, bounds = cutting.parts[s], cutting.between, cutting.bounds
+        layers = [str(n.target) for n in form.steps[bounds[s] : bounds[s + 1]] if n.op == "call_module"]
+        return Stage(
             index=s,
-            count=len(parts),
-            module=part.module,
+            count=len(modules),
+            module=modules[s],
             model=traced.model,
             inputs=part.inputs,
             takes=between[s].values,
             uses=part.uses,
             makes=part.makes,
             gives=between[s + 1].values,
-            names=_names_in(part.module, names),
-            shared=tuple(sorted(n for n in {names[id(p)] for p in part.module.parameters()} if holders[n] > 1)),
-            layers=tuple(str(n.target) for n in traced.steps[bounds[s] : bounds[s + 1]] if n.op == "call_module"),
+            names=_names_in(modules[s], names),
+            shared=tuple(sorted(name for name in held[s] if holders[name] > 1)),
+            layers=tuple(layers),
             nbytes=between[s + 1].nbytes,
-            segments=_segments(traced, bounds[s], bounds[s + 1]),
+            segments=_segments(form, bounds[s], bounds[s + 1]),
+            seconds=sum(seconds[bounds[s] : bounds[s + 1]]) if form is traced else 0.0,
+            whole={layer: form.whole[layer] for layer in layers if layer in form.whole},
+            training=form.training,
+            other=other,
         )
-        for s, part in enumerate(parts)
-    ]
+
+    return [stage(s, *forms[0], other=stage(s, *forms[1]) if len(forms) > 1 else None) for s in range(len(modules))]
+
+
+class _Cutting:
+    """The parts of a model that is cut before some steps."""
+
+    def __init__(self, traced: Traced, begins: Sequence[int]) -> None:
+        self.bounds = [0, *begins, len(traced.steps)]
+        crossing = cuts(traced)
+        self.between = [*(crossing[b] for b in self.bounds[:-1]), StageCut((), 0)]
+        self.parts = [
+            _part(traced, self.bounds[s], self.bounds[s + 1], self.between[s].values, self.between[s + 1].values)
+            for s in range(len(begins) + 1)
+        ]
+
+
+def _aligned(traced: Traced, begins: Sequence[int], other: Traced) -> list[int]:
+    """Where the other mode's steps begin the same stages: before the same call, or the next one that it makes, too."""
+    places = {mark: i for i, mark in enumerate(_marks(other))}
+    marks = _marks(traced)
+    found: list[int] = []
+    for begin in begins:
+        at = next((places[mark] for mark in marks[begin:] if mark in places), len(other.steps))
+        found.append(max(at, found[-1] if found else 0))
+    return found
+
+
+def _marks(traced: Traced) -> list[tuple[str, str, int]]:
+    """Of each step, what it calls in which module, and how many times that was called before."""
+    seen: Counter[tuple[str, str]] = Counter()
+    marks = []
+    for node in traced.steps:
+        name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+        call = str(node.meta["path"]), name
+        marks.append((*call, seen[call]))
+        seen[call] += 1
+    return marks
 
 
 def _segments(traced: Traced, begin: int, end: int) -> tuple[Segment, ...]:
@@ -108,8 +152,10 @@ def _segments(traced: Traced, begin: int, end: int) -> tuple[Segment, ...]:
             block = now
     bounds.append(end)
     last = (*between, StageCut((), 0))
+    parts = [_part(traced, a, b, last[a].values, last[b].values) for a, b in zip(bounds[:-1], bounds[1:], strict=True)]
     return tuple(
-        _part(traced, a, b, last[a].values, last[b].values) for a, b in zip(bounds[:-1], bounds[1:], strict=True)
+        Segment(_Holder(traced.model, {True: one.graph, False: one.graph}), one.inputs, one.uses, one.makes)
+        for one in parts
     )
 
 
@@ -127,7 +173,16 @@ def copied(value: Any) -> Any:
     return _values.filled(_values.described(value), tensors)
 
 
-def _part(traced: Traced, begin: int, end: int, takes: Sequence[str], gives: Sequence[str]) -> Segment:
+class _StepRun(NamedTuple):
+    """Some steps in a row; see Segment."""
+
+    graph: fx.Graph
+    inputs: tuple[int | str, ...]
+    uses: tuple[str, ...]
+    makes: tuple[str, ...]
+
+
+def _part(traced: Traced, begin: int, end: int, takes: Sequence[str], gives: Sequence[str]) -> _StepRun:
     steps = traced.steps[begin:end]
     output = next(node for node in traced.graph.nodes if node.op == "output")
     ends_model = end == len(traced.steps)
@@ -152,8 +207,8 @@ def _part(traced: Traced, begin: int, end: int, takes: Sequence[str], gives: Seq
         graph.output(fx.node.map_arg(output.args[0], lambda source: twins[source]))
     else:
         graph.output(tuple(twins[node] for node in steps if node.name in gives))
-    return Segment(
-        _Holder(traced.model, graph),
+    return _StepRun(
+        graph,
         tuple(node.meta["index"] for node in inputs),
         tuple(node.name for node in uses),
         () if ends_model else tuple(node.name for node in steps if node.name in gives),
@@ -165,17 +220,51 @@ def _sources(nodes: Iterable[fx.Node]) -> Iterable[fx.Node]:
         yield from node.all_input_nodes
 
 
-class _Holder(fx.GraphModule):  # type: ignore[misc, unused-ignore]
+class _Holder(torch.nn.Module):
     """The user's submodules and Parameters under the model's own names, and the order in which to use them."""
 
-    def __init__(self, model: torch.nn.Module, graph: fx.Graph) -> None:
-        targets = [str(node.target) for node in graph.nodes if node.op in ("call_module", "get_attr")]
-        super().__init__({target: attribute(model, target) for target in targets}, graph, "Stage")
-        own = set(dict(model.named_buffers(remove_duplicate=False)))
-        for name in [n for n, _ in self.named_buffers() if n not in own]:  # torch.fx's constants are no state
-            home, _, leaf = name.rpartition(".")
-            self.get_submodule(home)._non_persistent_buffers_set.add(leaf)
+    def __init__(self, model: torch.nn.Module, graphs: dict[bool, fx.Graph]) -> None:
+        super().__init__()
+        self._graphs = graphs
+        nodes = [node for graph in graphs.values() for node in graph.nodes]
+        targets = {str(node.target) for node in nodes if node.op in ("call_module", "get_attr")}
+        for target in sorted(targets, key=lambda one: one.count(".")):  # a module before what is inside it
+            home: torch.nn.Module = self
+            *parents, leaf = target.split(".")
+            for name in parents:
+                if name not in home._modules:
+                    home.add_module(name, torch.nn.Module())
+                home = home.get_submodule(name)
+            value = attribute(model, target)
+            if isinstance(value, torch.nn.Module):
+                home.add_module(leaf, value)
+            elif isinstance(value, torch.nn.Parameter):
+                home.register_parameter(leaf, value)
+            else:
+                home.register_buffer(leaf, value)
+        left: set[fx.Node] = set()
+        self._over: dict[fx.Node, list[fx.Node]] = {}  # values that are not needed behind a step
+        for node in reversed(nodes):
+            self._over[node] = [one for one in dict.fromkeys((node, *node.all_input_nodes)) if one not in left]
+            left.update(self._over[node])
         self.training = model.training
+
+    def forward(self, *taken: Any) -> Any:
+        """Take the steps."""
+        values: dict[fx.Node, Any] = {}
+        source = iter(taken)
+        for node in self._graphs[self.training].nodes:
+            if node.op == "output":
+                return given(node.args[0], values.__getitem__)
+            if node.op == "placeholder":
+                values[node] = next(source)
+            elif node.op == "get_attr":
+                values[node] = attribute(self, str(node.target))
+            else:
+                values[node] = computed(node, self, values.__getitem__)
+            for one in self._over[node]:
+                del values[one]
+        raise AssertionError("a graph ends with its output")
 
 
 def canonical_names(model: torch.nn.Module) -> dict[int, str]:

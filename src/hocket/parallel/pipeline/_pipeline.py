@@ -109,18 +109,18 @@ class Pipeline:
         """This rank's parameters that other ranks of the pipeline hold too."""
         return self._tied.parameters
 
-    def step(self, inputs: Sequence[Any], target: Any, weight: float = 1.0) -> Tensor:
+    def step(self, inputs: Any, target: Any, weight: float = 1.0) -> Tensor:
         """Forward and backward of a batch: accumulates gradients, and updates nothing.
 
         Args:
-            inputs: the model's positional inputs, the same on every rank.
+            inputs: the model's positional inputs, or a dict of keywords, the same on every rank.
             target: for the loss, the same on every rank.
             weight: what the loss is multiplied with before the backward (share of this batch in a larger one).
 
         Returns:
             The loss of the batch, times `weight`, on every rank.
         """
-        micros = _micro.cut(tuple(inputs), target, self.micro_batches)
+        micros = self._cut(inputs, target, self.micro_batches)
         order = order_for_batch(self.schedule, self._world.size, len(self.stages), len(micros)).with_messages()
         held_back: list[Stage] = []
         tied = {id(parameter) for parameter in self.tied}
@@ -142,9 +142,9 @@ class Pipeline:
         return self._on_every_rank(run.losses)
 
     @torch.no_grad()
-    def evaluate(self, inputs: Sequence[Any], target: Any) -> Tensor:
+    def evaluate(self, inputs: Any, target: Any) -> Tensor:
         """The loss of a batch on every rank, without a backward."""
-        micros = _micro.cut(tuple(inputs), target, self.micro_batches)
+        micros = self._cut(inputs, target, self.micro_batches)
         run = self._run(micros, lambda output, micro: self._loss(output, micro, 1.0), _nothing)
         run.perform(self._forwards(len(micros)))
         return self._on_every_rank(run.losses)
@@ -152,7 +152,7 @@ class Pipeline:
     @torch.no_grad()
     def forward(
         self,
-        inputs: Sequence[Any],
+        inputs: Any,
         *,
         everywhere: bool = False,
         micro_batches: int | None = None,
@@ -161,7 +161,7 @@ class Pipeline:
         """The model's output for a batch, without gradients.
 
         Args:
-            inputs: the model's positional inputs, the same on every rank.
+            inputs: the model's positional inputs, or a dict of keywords, the same on every rank.
             everywhere: whether every rank wants it; else it is None on ranks that do not hold the last stage.
             micro_batches: into how many the batch is cut; as many as in training if not given.
             join: makes one output of those of the micro-batches; if not given, tensors are joined along the samples.
@@ -169,7 +169,7 @@ class Pipeline:
         Raises:
             StageError: a stage has failed; on every rank if `everywhere`.
         """
-        micros = _micro.cut(tuple(inputs), None, micro_batches or self.micro_batches)
+        micros = self._cut(inputs, None, micro_batches or self.micro_batches)
         run = self._run(micros, None, _nothing, hands_on=everywhere)
         run.perform(self._forwards(len(micros)))
         output = None
@@ -182,6 +182,16 @@ class Pipeline:
         if isinstance(output, StageFailure):
             raise StageError(f"stage {output.stage} of {self._count} of the pipeline has failed: {output.said}")
         return output
+
+    def _cut(self, inputs: Any, target: Any, count: int) -> list[Micro]:
+        """The micro-batches of a batch that is like the sample, or an error on every rank alike."""
+        known, found = self.stages[0].outline, _micro.outline(inputs)
+        if known is not None and found != known:
+            raise ValueError(
+                f"the model was split with a sample of {known}, and this batch is {found}: its code may take another "
+                "way. Give Trainer(sample=) inputs like the batches"
+            )
+        return _micro.cut(inputs, target, count, self.stages[0].fewest)
 
     def _from_last(self, output: Any) -> Any:
         """What the rank of the last stage has, on every rank; a collective operation."""

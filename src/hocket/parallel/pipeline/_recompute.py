@@ -38,6 +38,7 @@ def runner(stage: Stage, how: str) -> Callable[..., Any]:
 
 
 def _layer_by_layer(stage: Stage, args: tuple[Any, ...]) -> Any:
+    stage = stage.now
     inputs = dict(zip(stage.inputs, args, strict=False))
     values = dict(zip(stage.uses, args[len(stage.inputs) :], strict=True))
     made: Any = None

@@ -215,7 +215,8 @@ class Run:
     # --- messages -----------------------------------------------------------------------------------------------------
 
     def _key(self, stage: int, micro: int) -> Key:
-        return (stage, torch.is_grad_enabled(), self._micros[micro].key)
+        training = next(iter(self._stages.values())).model.training
+        return (stage, training, torch.is_grad_enabled(), self._micros[micro].key)
 
     def _send_forward(self, action: PipelineAction) -> None:
         values = self._to_send.pop((action.stage, action.micro_batch))

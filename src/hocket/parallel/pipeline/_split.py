@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, Final
 
 import torch
 from torch import fx
@@ -11,17 +12,19 @@ from torch import fx
 from hocket.planner import CUT_SLACK, Link, balance
 
 from ..mesh import World
-from . import _verify
+from . import _micro, _verify
 from ._measure import Times, measured
 from ._partition import build, cuts, holding
 from ._stage import Stage
 from ._trace import SplitError, Traced, trace
 
+_MOST: Final = 0.7  # of a model in one stage: more is hardly a pipeline
+
 
 def split(
     model: torch.nn.Module,
     n_stages: int,
-    sample: Sequence[Any],
+    sample: Any,
     *,
     points: Sequence[str] = (),
     times: Times | Sequence[float] | None = None,
@@ -29,6 +32,7 @@ def split(
     micro_batches: int = 0,
     world: World | None = None,
     verify: bool = True,
+    cut: bool = True,
 ) -> list[Stage]:
     """Cuts a model into stages that make the same output one after the other.
 
@@ -39,7 +43,7 @@ def split(
     Args:
         model: the user's.
         n_stages: how many.
-        sample: positional inputs, as many samples as a micro-batch has if times are to be right.
+        sample: positional inputs, or a dict of keywords, as many samples as a micro-batch has if times are to be right.
         points: names of the modules that begin a stage, in the order in which the model uses them: one less than there
             are stages. Empty: balanced by measurement.
         times: seconds of each step, as `measure` gives them; None to measure now.
@@ -47,6 +51,7 @@ def split(
         micro_batches: of a step, times the stages of a rank; 0 for so many that only the slowest stage counts.
         world: the ranks that split the model together: rank 0's measurement counts for all.
         verify: whether to compare stages and model on the sample: outputs and gradients.
+        cut: whether batches will be cut into parts, so that fewer samples must go through, too.
 
     Raises:
         SplitError: the model cannot be split so; the message says why and what to do.
@@ -59,30 +64,57 @@ def split(
             f"{type(model).__name__} has {len(traced.steps)} steps, too few for {n_stages} stages; "
             "take fewer stages" + _why_whole(traced)
         )
-    begins = (
-        _at_points(traced, n_stages, points)
+    begins, seconds = (
+        (_at_points(traced, n_stages, points), ())
         if points
-        else _balanced(traced, n_stages, sample, times, link or Link(), micro_batches, world)
+        else _balanced(traced, n_stages, times, link or Link(), micro_batches, world)
     )
-    stages = build(traced, begins)
-    if verify:
-        _verify.compare(model, stages, sample)
-    return stages
+    stages = build(traced, begins, seconds)
+    fewest = _verify.compare(model, stages, sample, cut=cut) if verify else 1
+    return [replace(stage, outline=_micro.outline(sample), fewest=fewest) for stage in stages]
+
+
+def unbalanced(stages: Sequence[Stage]) -> str:
+    """Return why a stage has most of what a model is made of, as a sentence; "" where none has.
+
+    Args:
+        stages: all of a model, as `split` has made them.
+    """
+    held = [{name: p.numel() * p.element_size() for name, p in stage.parameters().items()} for stage in stages]
+    nbytes, seconds = sum(map(sum, (one.values() for one in held))), sum(stage.seconds for stage in stages)
+    for stage, mine in zip(stages, held, strict=True):
+        share = sum(mine.values()) / nbytes if nbytes else 0.0
+        time_share = stage.seconds / seconds if seconds else 0.0
+        if len(stages) < 2 or max(share, time_share) <= _MOST:
+            continue
+        module = dict(stage.module.named_modules())
+        sizes = {one: sum(p.numel() * p.element_size() for p in module[one].parameters()) for one in stage.layers}
+        largest = max(sizes, key=sizes.__getitem__, default="")
+        whole = "; ".join(f"{name} stayed whole ({why})" for name, why in stage.whole.items())
+        if not whole and largest:
+            whole = f"the largest step, {largest}, has {sizes[largest] / nbytes:.0%} and is not cut inside"
+        timed = f" and {time_share:.0%} of the time" if seconds else ""
+        return (
+            f"stage {stage.index} of {len(stages)} has {share:.0%} of the parameters' bytes{timed}"
+            + (f": {whole}" if whole else "")
+            + ". Fewer stages, other axes (tensor, shard) or split= in the plan may do better"
+        )
+    return ""
 
 
 def _balanced(
     traced: Traced,
     n_stages: int,
-    sample: Sequence[Any],
     times: Times | Sequence[float] | None,
     link: Link,
     micro_batches: int,
     world: World | None,
-) -> list[int]:
+) -> tuple[list[int], Sequence[float]]:
     begins: list[int] = []
+    seconds: Sequence[float] = ()
     if world is None or world.rank == 0:
         if times is None and n_stages > 1:
-            times = measured(traced, sample)
+            times = measured(traced)
         seconds = times.total_s if isinstance(times, Times) else list(times or [0.0] * len(traced.steps))
         if len(seconds) != len(traced.steps):
             raise SplitError(f"{len(seconds)} times were given for the {len(traced.steps)} steps of the model")
@@ -96,7 +128,7 @@ def _balanced(
             slack=CUT_SLACK,
             micro_batches=micro_batches,
         )
-    return begins if world is None else world.from_root(begins)
+    return (begins, seconds) if world is None else world.from_root((begins, seconds))
 
 
 def _at_points(traced: Traced, n_stages: int, points: Sequence[str]) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -14,13 +15,13 @@ class Segment:
     Attributes:
         module: called with the values of `inputs`, then of `uses`; returns a tuple of the values of `makes`, or the
             model's output if it comes last.
-        inputs: which of the model's positional inputs it uses.
+        inputs: which of the model's inputs it uses: places, or keywords.
         uses: names of the values that it uses.
         makes: names of the values that it computes for what comes behind it.
     """
 
     module: torch.nn.Module
-    inputs: tuple[int, ...]
+    inputs: tuple[int | str, ...]
     uses: tuple[str, ...]
     makes: tuple[str, ...]
 
@@ -38,7 +39,7 @@ class Stage:
         module: the user's own submodules and Parameters, and the order in which to use them. Called with the values of
             `inputs`, then of `uses`; returns a tuple of the values of `makes`, the last stage the model's output.
         model: the user's; says whether the stage trains or evaluates.
-        inputs: which of the model's positional inputs it uses.
+        inputs: which of the model's inputs it uses: places, or keywords.
         takes: values that cross the cut before it.
         uses: those of `takes` that `module` is called with.
         makes: values that it computes for later stages.
@@ -48,13 +49,19 @@ class Stage:
         layers: the model's names of the submodules that it runs, in order; for people.
         nbytes: of the values that cross the cut behind it, for the sample's batch.
         segments: the layers of `module`, one by one.
+        outline: of the model's inputs, see `_micro.outline`; None if it does not matter.
+        fewest: samples that a micro-batch must have for it.
+        seconds: that its steps take, forward and backward; 0 if that was not measured.
+        whole: submodules of it that are one step each although they have parts, and why they could not be looked into.
+        training: whether all this is so while the model trains, or while it evaluates.
+        other: the stage in the other mode, of the same `module`; None if modes do not differ.
     """
 
     index: int
     count: int
     module: torch.nn.Module
     model: torch.nn.Module
-    inputs: tuple[int, ...] = ()
+    inputs: tuple[int | str, ...] = ()
     takes: tuple[str, ...] = ()
     uses: tuple[str, ...] = ()
     makes: tuple[str, ...] = ()
@@ -64,6 +71,17 @@ class Stage:
     layers: tuple[str, ...] = ()
     nbytes: int = 0
     segments: tuple[Segment, ...] = ()
+    outline: Any = None
+    fewest: int = 1
+    seconds: float = 0.0
+    whole: dict[str, str] = field(default_factory=dict)
+    training: bool = True
+    other: Stage | None = None
+
+    @property
+    def now(self) -> Stage:
+        """The stage in the mode in which the model is."""
+        return self if self.other is None or self.training == self.model.training else self.other
 
     @property
     def first(self) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,18 +15,18 @@ from ._trace import SplitError, trace
 __all__ = ["in_steps", "steps_of"]
 
 
-def steps_of(model: torch.nn.Module, sample: Sequence[Any]) -> list[WorkloadStep]:
+def steps_of(model: torch.nn.Module, sample: Any) -> list[WorkloadStep]:
     """The steps between which `split` cuts a model, measured on this device.
 
     Args:
         model: the user's; parameters, buffers, gradients and random numbers are as before afterwards.
-        sample: positional inputs.
+        sample: positional inputs, or a dict of keywords.
 
     Raises:
         SplitError: the model's forward cannot be traced.
     """
     traced = trace(model, sample)
-    times = measured(traced, sample)
+    times = measured(traced)
     seen: set[int] = set()
     found = []
     for number, (node, cut) in enumerate(zip(traced.steps, cuts(traced), strict=True)):
@@ -40,13 +39,13 @@ def steps_of(model: torch.nn.Module, sample: Sequence[Any]) -> list[WorkloadStep
     return found
 
 
-def in_steps(workload: Workload, model: torch.nn.Module, sample: Sequence[Any]) -> Workload:
+def in_steps(workload: Workload, model: torch.nn.Module, sample: Any) -> Workload:
     """The workload with the steps between which `split` would cut its model, if it can be cut.
 
     Args:
         workload: captured with the sample.
         model: the user's, see `steps_of`.
-        sample: positional inputs.
+        sample: positional inputs, or a dict of keywords.
     """
     try:
         return refined(workload, steps_of(model, sample))

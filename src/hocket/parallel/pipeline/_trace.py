@@ -1,35 +1,72 @@
-"""Traces a module into the list of its steps, with the value of each on a sample.
+"""Follows a module's forward on a sample, and lists its steps with the value of each.
 
-Built on torch.fx. The modules of torch.nn, those of this package (tensor-parallel forms) and those whose code cannot be
-traced are single steps; all others are looked into.
+The model runs as it always does, on real tensors, while what it calls is noted: functions of torch, by a mode of
+torch's, and modules. The modules of torch.nn and those of this package (tensor-parallel forms) are single steps, as are
+those whose code cannot be followed; all others are looked into. The list is a torch.fx graph.
 """
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+import linecache
+import operator
+import re
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Final
+from unittest.mock import patch
 
 import torch
 from torch import fx
+from torch.overrides import TorchFunctionMode
 
 from ..batches import trees as _trees
 from ..partition.tensor import is_leaf
-from ._proxy import DataDependentError, TracedValue, same
+from . import _values
+from ._numbers import Numbers, SameAnswer, TracedNumber, plain, traced
 
-_FACTORIES: Final = (
-    "arange", "empty", "eye", "full", "linspace", "ones", "rand", "randint", "randn", "randperm", "tensor", "zeros",
-)  # fmt: skip
+Tensor = torch.Tensor
+
 _REMEDY: Final = (
     "Move that code into a submodule (which then stays whole, in one stage), or write the model's forward as a "
     "sequence of calls of submodules"
+)
+UNCUT: Final = (
+    "If a batch cannot be cut (all of it is one graph, say), choose micro_batches = 1, with which batches stay whole, "
+    "or tensor parallelism"
+)
+_SIZES: Final = frozenset(("shape", "size", "numel", "nelement", "__len__", "stride", "nbytes", "broadcast_shapes"))
+_CONTENTS: Final = {
+    **{f"__{kind}__": kind for kind in ("bool", "int", "float", "index", "complex", "contains")},
+    **{name: name for name in ("item", "is_nonzero", "equal", "allclose")},
+}
+_OPENED: Final = frozenset(("tolist", "numpy", "__array__", "__dlpack__"))  # what is in a tensor, beyond any check
+_SEVERAL: Final = frozenset(("unbind", "split", "chunk", "tensor_split", "split_with_sizes", "hsplit", "vsplit"))
+_RANDOM: Final = frozenset(("bernoulli", "multinomial", "normal", "poisson", "empty", "uniform_", "exponential_"))
+_NUMBER: Final = re.compile(r"\d+")
+_AS_IT_IS: Final[Any] = contextlib.nullcontext()
+_HERE: Final = (str(Path(__file__).parent), str(Path(torch.__file__).parent))
+_CONTAINERS: Final = (
+    torch.nn.Sequential,
+    torch.nn.ModuleList,
+    torch.nn.ModuleDict,
+    torch.nn.Transformer,
+    torch.nn.TransformerEncoder,
+    torch.nn.TransformerDecoder,
 )
 
 
 class SplitError(ValueError):
     """A model cannot be split into stages as asked; the message says why and what to do."""
+
+
+class DataDependentError(RuntimeError):
+    """The code branches on numbers that a model computes."""
 
 
 @dataclass(frozen=True)
@@ -39,12 +76,16 @@ class Traced:
     Attributes:
         model: the user's.
         graph: torch.fx's; every node has in `meta` its "value" on the sample and the "path" of the module it is in.
+        training: whether the model trains so; if not, it evaluates.
         whole: submodules that could not be looked into, with the reason.
+        other: the model when it evaluates, if this is the model when it trains, or the other way round.
     """
 
     model: torch.nn.Module
     graph: fx.Graph
-    whole: dict[str, str]
+    training: bool
+    whole: dict[str, str] = field(default_factory=dict)
+    other: Traced | None = None
 
     @functools.cached_property
     def steps(self) -> list[fx.Node]:
@@ -57,33 +98,61 @@ class Traced:
         return [node for node in self.graph.nodes if node.op == "placeholder"]
 
 
-def trace(model: torch.nn.Module, sample: Sequence[Any]) -> Traced:
+def trace(model: torch.nn.Module, sample: Any) -> Traced:
     """Runs a model once on a sample and notes what it does.
 
     Args:
         model: the user's; its buffers and the random numbers are as before afterwards.
-        sample: positional inputs.
+        sample: positional inputs, or a dict of keywords.
 
     Raises:
-        SplitError: the model's own forward cannot be traced.
+        SplitError: the model's own forward cannot be followed.
     """
+    found = _followed(model, sample)
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        model.train(not model.training)
+        return replace(found, other=_followed(model, sample))
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+def _followed(model: torch.nn.Module, sample: Any) -> Traced:
+    """As `trace`, in the mode in which the model is."""
     whole: dict[str, str] = {}
+    compiled: set[str] = set()
     while True:
-        tracer = _Tracer(tuple(sample), whole)
+        recorder = _Follower(model, whole, compiled)
         try:
-            with undisturbed(model), torch.no_grad():
-                graph = tracer.trace(model)
-            return Traced(model, graph, whole)
+            with undisturbed(model), torch.enable_grad():
+                recorder.follow(sample)
+            return Traced(model, recorder.graph, model.training, whole)
         except Exception as error:
-            path = tracer.failed
-            if not path or path in whole:
+            path = recorder.failed
+            alike = [one for one, _ in model.named_modules() if _NUMBER.sub("#", one) == _NUMBER.sub("#", path)]
+            if isinstance(error, DataDependentError) and path not in compiled:
+                compiled.update(alike)  # code that may be compiled has a way without branches on data
+            elif path and path not in whole:
+                whole.update(dict.fromkeys(alike, f"{type(error).__name__}: {error}"))
+            else:
+                said = f"{type(error).__name__} while following its forward: "
+                said += str(error).splitlines()[0] if str(error) else "no message"
+                name = type(model).__name__
+                if _runs(model, sample):
+                    raise SplitError(f"cannot split {name} into stages: {said}. {_REMEDY}") from error
                 raise SplitError(
-                    f"cannot split {type(model).__name__} into stages: {type(error).__name__} while following its "
-                    f"forward: {str(error).splitlines()[0] if str(error) else 'no message'}. {_REMEDY}"
+                    f"{name} does not run on the sample, or on as much of it as a micro-batch has: {said}. {UNCUT}"
                 ) from error
-            whole[path] = f"{type(error).__name__}: {error}"
-        finally:
-            tracer.forget()
+
+
+def _runs(model: torch.nn.Module, sample: Any) -> bool:
+    try:
+        with undisturbed(model), torch.no_grad():
+            _trees.called(model, sample)
+    except Exception:
+        return False
+    return True
 
 
 @contextlib.contextmanager
@@ -91,6 +160,7 @@ def undisturbed(model: torch.nn.Module) -> Iterator[None]:
     """Puts buffers, gradients and the state of the random numbers back as they were."""
     devices = sorted({p.device for p in model.parameters() if p.device.type == "cuda"}, key=str)
     buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+    homes = [(module, dict(module._buffers)) for module in model.modules() if module._buffers]
     gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
     for parameter, _ in gradients:
         parameter.grad = None
@@ -98,6 +168,8 @@ def undisturbed(model: torch.nn.Module) -> Iterator[None]:
         with torch.random.fork_rng(devices=devices):
             yield
     finally:
+        for module, own in homes:
+            module._buffers.update(own)
         with torch.no_grad():
             for buffer, value in buffers:
                 buffer.copy_(value)
@@ -105,256 +177,446 @@ def undisturbed(model: torch.nn.Module) -> Iterator[None]:
             parameter.grad = gradient
 
 
-class _Tracer(fx.Tracer):
-    """Follows a model's forward on values that know what they are on the sample."""
+class _Follower(TorchFunctionMode, Numbers):
+    """Notes what a model calls while it runs."""
 
-    proxy_buffer_attributes = True
-
-    def __init__(self, sample: tuple[Any, ...], whole: dict[str, str]) -> None:
+    def __init__(self, model: torch.nn.Module, whole: dict[str, str], compiled: set[str]) -> None:
         super().__init__()
+        self.graph = fx.Graph()
         self.failed = ""
-        self._sample = sample
-        self._given: Any = None
-        self._whole = whole
+        self.recording = False
+        self._whole, self._compiled = whole, compiled
+        self._model = model
+        self._paths = {id(module): path for path, module in model.named_modules()}
+        named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+        self._state = {id(tensor): name for name, tensor in reversed(named)}
+        self._attributes: dict[str, fx.Node] = {}
+        self._nodes: dict[int, tuple[Any, fx.Node]] = {}  # of tensors by id, which are kept
         self._path: list[str] = []
-        self._computing = False
         self._in_memory: dict[int, set[str]] = {}  # names of the steps whose values share memory
-        self._before: set[str] = set()
-        self._training: Any = None
-        self._mode = True
-        self._switched: list[tuple[torch.nn.Module, bool]] = []
+        self._casts: list[tuple[Any, ...]] = []
+        self._thread = threading.get_ident()
 
-    def trace(self, root: Any, concrete_args: dict[str, Any] | None = None) -> fx.Graph:
-        """See torch.fx."""
-        self._before = set(vars(root))
-        self._mode = root.training
-        with self._factories_recorded(), self._functions_recorded(), self._len_recorded(root):
-            return super().trace(root, concrete_args)
+    def follow(self, sample: Any) -> None:
+        """Run the model on a sample."""
+        aliased = _trees.mapped(sample, lambda tensor: tensor.view_as(tensor))  # one tensor may be two inputs
+        named = isinstance(aliased, Mapping)
+        entries = {}
+        for index, value in aliased.items() if named else enumerate(aliased):
+            if value is not None:  # code asks whether an input `is None`
+                node = self._noted(
+                    self.graph.create_node("placeholder", f"input_{index}", name=f"input_{index}"), value
+                )
+                node.meta["index"] = index
+                value = self._known(node, value, ())
+            entries[index] = value
+        with self._watching(), self:
+            self.recording = True
+            try:
+                output = _trees.called(self._model, entries if named else tuple(entries.values()))
+                result = self._argument(output)
+            finally:
+                self.recording = False
+        self.graph.output(result)
+        for node in reversed(self.graph.nodes):
+            if not node.users and (node.meta.get("idle") or node.op == "get_attr"):
+                self.graph.erase_node(node)
+            elif node.op != "get_attr":
+                node.meta["value"] = _values.leaves(node.meta.get("value"))  # lets go of the autograd graph
 
-    def forget(self) -> None:
-        """Removes what torch.fx has put into the user's modules."""
-        for module, training in self._switched:
-            module.__dict__["training"] = training
-        root = getattr(self, "root", None)
-        for name in list(vars(root)) if root is not None else ():
-            if name.startswith("_tensor_constant") and name not in self._before:
-                delattr(root, name)
+    # --- steps ------------------------------------------------------------------------------------------------------
 
-    # --- what torch.fx asks -------------------------------------------------------------------------------------------
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Note a call of torch, if it makes or changes a tensor, or gives a size."""
+        kwargs = kwargs or {}
+        if not self._active():
+            return func(*args, **kwargs)
+        name, how, noted = func.__name__, func, args
+        if name == "__get__":
+            name = getattr(func.__self__, "__name__", None) or func.__self__.fget.__name__
+            how, noted = getattr, (args[0], name)
+        operation = "call_function"
+        if getattr(Tensor, name, None) is func and not name.startswith("__"):
+            operation, how = "call_method", name
+        kind = _CONTENTS.get(name)
+        with self._computing():
+            noted = self._argument(tuple(noted)), self._argument(dict(kwargs))
+            if kind or name in _OPENED:
+                self._refuse_contents(kind or name, noted)
+            value, changed = _run(func, args, kwargs)
+            if not (changed or kind or name in _SIZES or _trees.tensors_in(value)):
+                return value
+            node = self.graph.create_node(operation, how, *noted)
+            node.meta["idle"] = name in _SIZES
+            node.meta["constant"] = name in _SIZES or self._constant(node, name)
+            found = self._result(node, value, changed, in_place=name.endswith("_") and not name.endswith("__"))
+            if name in _SEVERAL:
+                self._check(len, (node,), len(value))
+        return self.settled(type(value), (found,), value) if kind and kind != "item" else found
 
-    def create_args_for_root(self, root_fn: Any, is_module: bool, concrete_args: Any = None) -> Any:
-        """The sample's values, except None: code asks whether an input `is None`; further parameters keep defaults."""
-        self._record_training(self.root)
-        args: list[Any] = [self.root]
-        for index, value in enumerate(self._sample):
-            if value is not None:
-                self._given = value
-                proxy = self.create_proxy("placeholder", f"input_{index}", (), {})
-                proxy.node.meta["index"] = index
-                value = proxy
-            args.append(value)
-        return root_fn, args
+    def _step(self, operation: str, target: Any, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Note a call that is a step whatever it gives."""
+        with self._computing():
+            noted = self._argument(tuple(args)), self._argument(dict(kwargs))
+            value, changed = _run(run, args, kwargs)
+            return self._result(self.graph.create_node(operation, target, *noted), value, changed)
 
-    def proxy(self, node: fx.Node) -> TracedValue:
-        """A value that knows its sample."""
-        return TracedValue(node, self)
-
-    def is_leaf_module(self, m: torch.nn.Module, module_qualified_name: str) -> bool:
-        """Whether a module is one step."""
-        home = type(m).__module__
-        ours = home.startswith("hocket.parallel") or (home.startswith("torch.nn") and not _container(m))
-        return ours or is_leaf(m) or module_qualified_name in self._whole
-
-    def call_module(self, m: torch.nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Notes a call of a submodule, or looks into it."""
-        if self._computing:
-            return forward(*args, **kwargs)
-        try:
-            path = self.path_of_module(m)
-        except NameError:  # made inside a forward: it has no parameters that anyone trains
-            return forward(*args, **kwargs)
+    def _module(self, original: Any, module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
+        """Note a call of a module, or look into it."""
+        path = self._paths.get(id(module)) if self._active() else None
+        if path is None:  # made inside a forward: it has no parameters that anyone trains
+            return original(module, *args, **kwargs)
+        home = type(module).__module__
+        ours = home.startswith("hocket.parallel") or (
+            home.startswith("torch.nn") and not isinstance(module, _CONTAINERS)
+        )
         self._path.append(path)
         try:
-            if self.is_leaf_module(m, path):
-                return self.create_proxy("call_module", path, args, kwargs)
-            with self._training_recorded(m), self._len_recorded(m):
-                return forward(*args, **kwargs)
+            if ours or is_leaf(module) or path in self._whole:
+                return self._step("call_module", path, functools.partial(original, module), args, kwargs)
+            with patch.object(torch.compiler, "is_compiling", _yes) if path in self._compiled else _AS_IT_IS:
+                return original(module, *args, **kwargs)
         except Exception:
             self.failed = self.failed or path
             raise
         finally:
             self._path.pop()
 
-    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
-        """Parameters and buffers that a forward uses by itself."""
-        if self._computing:
-            return attr_val
-        return super().getattr(attr, attr_val, parameter_proxy_cache)
-
-    def create_proxy(self, kind: str, target: Any, args: Any, kwargs: Any, *rest: Any, **more: Any) -> Any:
-        """Notes a step, and takes it on the sample."""
-        proxy = super().create_proxy(kind, target, args, kwargs, *rest, **more)
-        node = proxy.node
-        node.meta["path"] = self._path[-1] if self._path else ""
-        before = [(t, t._version) for source in node.all_input_nodes for t in _tensors(source)]
-        self._computing = True
-        try:
-            node.meta["value"] = self._computed(node)
-        finally:
-            self._computing = False
-        changed = {_memory(tensor) for tensor, version in before if tensor._version != version}
-        node.meta["changes"] = sorted(name for memory in changed for name in self._in_memory[memory])
+    def _result(self, node: fx.Node, value: Any, changed: list[Tensor], *, in_place: bool = False) -> Any:
+        """Note what a step has given and changed; return it as tensors and numbers that know their steps."""
+        self._noted(node, value)
+        memory = {_memory(tensor) for tensor in changed if tensor.layout is torch.strided}
+        node.meta["changes"] = sorted(name for one in memory for name in self._in_memory.get(one, ()))
         for tensor in _tensors(node):
             self._in_memory.setdefault(_memory(tensor), set()).add(node.name)
-        return proxy
+        return self._known(node, value, changed, in_place=in_place)
 
-    def to_bool(self, obj: Any) -> bool:
-        """Branches go the sample's way, except those on whether the model trains: both must work."""
-        if obj is self._training and self._path:
-            raise DataDependentError("its forward branches on self.training")
-        settled: bool = obj.settled_bool()
-        return settled
+    def _noted(self, node: fx.Node, value: Any) -> fx.Node:
+        node.meta.update(value=value, path=self._path[-1] if self._path else "", changes=[])
+        node.meta["within"] = (torch.is_grad_enabled(), self._casts[-1] if self._casts else None)
+        return node
 
-    def iter(self, obj: Any) -> Any:
-        """Loops are as long as the sample's."""
-        return TracedValue.__iter__(obj)
+    def _known(self, node: fx.Node, value: Any, changed: Any, *, in_place: bool = False) -> Any:
+        """Remember which step gives a tensor, and the tensors and numbers inside a structure."""
+        if isinstance(value, Tensor):
+            same = id(value) in self._nodes or id(value) in self._state
+            if same and not in_place and not any(value is one for one in changed):
+                value = value.view_as(value)  # each name of it has its own step: dropout, say, while evaluating
+            self._nodes[id(value)] = (value, node)
+            return value
+        if isinstance(value, torch.Size):
+            return torch.Size([self._part(node, i, one, changed) for i, one in enumerate(value)])
+        if isinstance(value, Mapping):
+            parts = {key: self._part(node, key, one, changed) for key, one in value.items()}
+            return value if all(parts[key] is value[key] for key in parts) else _trees.like_mapping(value, parts)
+        if isinstance(value, tuple | list):
+            items = [self._part(node, i, one, changed) for i, one in enumerate(value)]
+            return value if all(map(_identical, items, value)) else _trees.like_sequence(value, items)
+        if hasattr(value, "__dataclass_fields__") and not isinstance(value, type):
+            for name in value.__dataclass_fields__:
+                object.__setattr__(value, name, self._part(node, name, getattr(value, name), changed, getattr))
+            return value
+        return traced(value, node, self)
 
-    def keys(self, obj: Any) -> Any:
-        """Keys are the sample's."""
-        return list(obj.sampled)
+    def _part(self, whole: fx.Node, key: Any, value: Any, changed: Any, take: Any = None) -> Any:
+        if not isinstance(value, Tensor | int | float) and not _trees.tensors_in(value):
+            return value
+        node = self.graph.create_node("call_function", take or operator.getitem, (whole, key))
+        self._noted(node, value).meta.update(idle=True, constant=whole.meta.get("constant", False))
+        for tensor in _tensors(node):
+            self._in_memory.setdefault(_memory(tensor), set()).add(node.name)
+        return self._known(node, value, changed)
 
-    # --- inside -------------------------------------------------------------------------------------------------------
+    def _argument(self, value: Any) -> Any:
+        """Return what stands for a value in the arguments of a step."""
+        if isinstance(value, Tensor):
+            if id(value) in self._nodes:
+                return self._nodes[id(value)][1]
+            if id(value) in self._state:
+                return self._attribute(self._state[id(value)], value)
+            if value.grad_fn is not None:
+                raise DataDependentError("the code uses a tensor that was computed before or beside this forward")
+            return value
+        if isinstance(value, TracedNumber):
+            return value.node if value.recorder is self else value.plain()
+        if type(value) in (tuple, torch.Size):
+            return tuple(self._argument(item) for item in value)
+        if type(value) is list:
+            return [self._argument(item) for item in value]
+        if type(value) is dict:
+            return {key: self._argument(item) for key, item in value.items()}
+        if isinstance(value, slice):
+            return slice(*(self._argument(item) for item in (value.start, value.stop, value.step)))
+        tensors = _trees.tensors_in(value)
+        if not tensors:
+            if hidden := _hidden(value, self._nodes):
+                raise DataDependentError(f"{type(value).__name__} with tensors in it ({hidden}) is handed on")
+            return value
+        node = self.graph.create_node("call_function", Rebuilt(value), tuple(map(self._argument, tensors)))
+        self._noted(node, value).meta["idle"] = True
+        return node
 
-    def _computed(self, node: fx.Node) -> Any:
-        if node.op == "placeholder":
-            return self._given
-        if node.op == "output":
-            return None
-        if node.op == "get_attr":
-            return attribute(self.root, str(node.target))
-        return computed(node, self.root, lambda argument: argument.meta["value"])
+    def _attribute(self, name: str, value: Any) -> fx.Node:
+        if name not in self._attributes:
+            with self.graph.inserting_before(next(iter(self.graph.nodes), None)):
+                node = self._attributes[name] = self.graph.create_node("get_attr", name)
+            self._noted(node, value).meta["constant"] = not isinstance(value, torch.nn.Parameter)
+            if isinstance(value, Tensor):
+                self._in_memory.setdefault(_memory(value), set()).add(node.name)
+        return self._attributes[name]
+
+    # --- what Python must know --------------------------------------------------------------------------------------
+
+    def computed(self, how: Callable[..., Any], values: tuple[Any, ...]) -> Any:
+        """See Numbers."""
+        value = how(*plain(values))
+        if not self._active():
+            return value
+        with self._computing():
+            node = self._noted(self.graph.create_node("call_function", how, self._argument(values)), value)
+            node.meta.update(idle=True, constant=True)
+            return traced(value, node, self)
+
+    def settled(self, how: Callable[..., Any], values: tuple[Any, ...], answer: Any) -> Any:
+        """See Numbers."""
+        if self._active():
+            with self._computing():
+                self._check(how, self._argument(values), answer)
+        return answer
+
+    def _check(self, how: Callable[..., Any], noted: tuple[Any, ...], answer: Any) -> None:
+        asked = ", ".join(str(one) for one in noted)
+        check = SameAnswer(how, answer, f"{_line()}{how.__name__}({asked})")
+        self._noted(self.graph.create_node("call_function", check, noted), None)
+
+    def _refuse_contents(self, kind: str, noted: Any) -> None:
+        """Refuse to say what is in a tensor, unless that follows from sizes, constants and buffers."""
+        found: list[fx.Node] = []
+        fx.node.map_arg(noted, found.append)
+        for node in found:
+            if kind in _OPENED or not node.meta.get("constant", False):
+                raise DataDependentError(f"the code needs {kind}() of a tensor ({node}) to go on")
+
+    def _constant(self, node: fx.Node, name: str) -> bool:
+        random = "rand" in name or "dropout" in name or name in _RANDOM
+        return not random and all(source.meta.get("constant", False) for source in node.all_input_nodes)
+
+    # --- what is watched --------------------------------------------------------------------------------------------
+
+    def _active(self) -> bool:
+        return self.recording and threading.get_ident() == self._thread
 
     @contextlib.contextmanager
-    def _training_recorded(self, module: torch.nn.Module) -> Iterator[None]:
-        """`self.training` in a forward that is looked into is the stage's at the time, not the tracing's."""
-        if module.training is not self._mode:  # frozen, or being looked into already
+    def _computing(self) -> Iterator[None]:
+        before, self.recording = self.recording, False
+        try:
             yield
+        finally:
+            self.recording = before
+
+    @contextlib.contextmanager
+    def _watching(self) -> Iterator[None]:
+        """Calls of modules, lengths and ranges, autograd functions, buffers that are set, and autocast."""
+        call, assign = torch.nn.Module.__call__, torch.nn.Module.__setattr__
+        apply = torch.autograd.Function.__dict__["apply"]
+        enter, leave = torch.autocast.__enter__, torch.autocast.__exit__
+
+        def called(module: Any, *args: Any, **kwargs: Any) -> Any:
+            return self._module(call, module, args, kwargs)
+
+        def assigned(module: Any, name: str, value: Any) -> None:
+            if isinstance(value, Tensor) and self._active() and id(module) in self._paths:
+                with self._computing():
+                    self._buffer(module, name, value)
+            assign(module, name, value)
+
+        def applied(function: Any, *args: Any, **kwargs: Any) -> Any:
+            return self._function(apply.__get__(None, function), function, args, kwargs)
+
+        def entered(cast: Any) -> Any:
+            self._casts.append((cast.device, cast.fast_dtype, cast._enabled))
+            return enter(cast)  # type: ignore[no-untyped-call]
+
+        def left(cast: Any, *error: Any) -> Any:
+            self._casts.pop()
+            return leave(cast, *error)
+
+        with contextlib.ExitStack() as stack:
+            for owner, name, new in (
+                (torch.nn.Module, "__call__", called),
+                (torch.nn.Module, "__setattr__", assigned),
+                (torch.autograd.Function, "apply", classmethod(applied)),
+                (torch.autocast, "__enter__", entered),
+                (torch.autocast, "__exit__", left),
+                (builtins, "len", self._length(len)),
+                (builtins, "range", self._range(range)),
+            ):
+                stack.enter_context(_replaced(owner, name, new))
+            yield
+
+    def _length(self, original: Any) -> Any:
+        def length(value: Any) -> Any:
+            if isinstance(value, Tensor) and self._active():
+                return value.size(0)
+            return original(value)
+
+        return length
+
+    def _range(self, original: Any) -> Any:
+        class RangeKind(type):
+            def __instancecheck__(cls, value: Any) -> bool:
+                return isinstance(value, original)
+
+        class Range(metaclass=RangeKind):
+            def __new__(cls, *bounds: Any) -> Any:
+                return original(*map(operator.index, (int(one) if isinstance(one, int) else one for one in bounds)))
+
+        return Range
+
+    def _function(self, apply: Any, function: Any, args: Any, kwargs: Any) -> Any:
+        """A user's autograd function is one step: looked into, it would lose its backward."""
+        if not self._active():
+            return apply(*args, **kwargs)
+        if function is torch.utils.checkpoint.CheckpointFunction:
+            run, _, *rest = args
+            return run(*rest)
+
+        def applied(*args: Any, **kwargs: Any) -> Any:
+            return apply(*args, **kwargs)
+
+        applied.__name__ = applied.__qualname__ = function.__name__
+        return self._step("call_function", applied, apply, args, kwargs)
+
+    def _buffer(self, module: torch.nn.Module, name: str, value: Tensor) -> None:
+        """A buffer that is set is one that is changed in place: stages keep the buffer that they have."""
+        old = module._buffers.get(name)
+        if old is None or old is value:
             return
-        self._record_training(module)
-        try:
-            yield
-        finally:
-            module.__dict__["training"] = self._switched.pop()[1]
-
-    def _record_training(self, module: torch.nn.Module) -> None:
-        if self._training is None:
-            self._training = self.create_proxy("get_attr", "training", (), {})
-            self._training.node.meta["value"] = self._mode
-        self._switched.append((module, self._mode))
-        module.__dict__["training"] = self._training
-
-    @contextlib.contextmanager
-    def _len_recorded(self, module: torch.nn.Module) -> Iterator[None]:
-        """`len(batch)` in a forward is a step and not the sample's length; Python itself wants a number from it."""
-        space = getattr(type(module).forward, "__globals__", {"len": len})
-        if "len" in space:  # the user's own, or there already
-            yield
-            return
-
-        def recorded(value: Any) -> Any:
-            if isinstance(value, TracedValue) and isinstance(value.sampled, torch.Tensor) and not self._computing:
-                return self.create_proxy("call_function", len, (value,), {})
-            return len(value)
-
-        space["len"] = recorded
-        try:
-            yield
-        finally:
-            del space["len"]
-
-    @contextlib.contextmanager
-    def _factories_recorded(self) -> Iterator[None]:
-        """torch.arange and its like are steps too: their arguments may be sizes, and random ones must be drawn anew."""
-        originals = {name: getattr(torch, name) for name in _FACTORIES}
-
-        def recorded(original: Callable[..., Any]) -> Callable[..., Any]:
-            @functools.wraps(original)
-            def create(*args: Any, **kwargs: Any) -> Any:
-                if self._computing:
-                    return original(*args, **kwargs)
-                return self.create_proxy("call_function", original, args, kwargs)
-
-            return create
-
-        for name, original in originals.items():
-            setattr(torch, name, recorded(original))
-        try:
-            yield
-        finally:
-            for name, original in originals.items():
-                setattr(torch, name, original)
-
-    @contextlib.contextmanager
-    def _functions_recorded(self) -> Iterator[None]:
-        """A user's torch.autograd.Function is one step: looked into, it would lose its backward."""
-        original = torch.autograd.Function.__dict__["apply"]
-
-        def recorded(function: Any, *args: Any, **kwargs: Any) -> Any:
-            apply = original.__get__(None, function)
-            if self._computing:
-                return apply(*args, **kwargs)
-
-            def applied(*args: Any, **kwargs: Any) -> Any:
-                return apply(*args, **kwargs)
-
-            applied.__name__ = applied.__qualname__ = function.__name__
-            return self.create_proxy("call_function", applied, args, kwargs)
-
-        torch.autograd.Function.apply = classmethod(recorded)  # type: ignore[assignment, method-assign]
-        try:
-            yield
-        finally:
-            torch.autograd.Function.apply = original  # type: ignore[method-assign]
+        if old.shape != value.shape:
+            raise DataDependentError(f"it gives the buffer {name} another shape")
+        key = self._state.get(id(old))
+        if key is None:  # set before in this forward
+            key = f"{self._paths[id(module)]}.{name}".lstrip(".")
+        buffer = self._attribute(key, old)
+        node = self._noted(self.graph.create_node("call_function", _set, (buffer, self._argument(value))), None)
+        node.meta["changes"] = sorted(self._in_memory[_memory(buffer.meta["value"])])
 
 
-def _tensors(node: fx.Node) -> list[torch.Tensor]:
+class Rebuilt:
+    """A step: a structure of some type, with tensors in their places.
+
+    Args:
+        like: a structure of that type.
+    """
+
+    __name__ = "rebuilt"
+
+    def __init__(self, like: Any) -> None:
+        self._like = _trees.mapped(like, lambda tensor: tensor.detach()[:0] if tensor.dim() else tensor.detach())
+
+    def __call__(self, *tensors: Tensor) -> Any:
+        """Return the structure."""
+        source = iter(tensors)
+        return _trees.mapped(self._like, lambda _: next(source))
+
+
+def _run(function: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, list[Tensor]]:
+    """Return what a call gives, and which of its arguments it has changed."""
+    before = [(tensor, tensor._version) for tensor in _trees.tensors_in((args, kwargs))]
+    value = function(*plain(tuple(args)), **plain(kwargs))
+    return value, [tensor for tensor, version in before if tensor._version != version]
+
+
+def _yes() -> bool:
+    return True
+
+
+def _set(buffer: Tensor, value: Tensor) -> None:
+    with torch.no_grad():
+        buffer.copy_(value)
+
+
+def _identical(a: Any, b: Any) -> bool:
+    return a is b
+
+
+def _tensors(node: fx.Node) -> list[Tensor]:
     return [t for t in _trees.tensors_in(node.meta["value"]) if t.layout is torch.strided]
 
 
-def _memory(tensor: torch.Tensor) -> int:
+def _memory(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
+def _hidden(value: Any, known: Mapping[int, Any], depth: int = 3) -> str:
+    """Return where in an object there is a tensor of the forward; "" if there is none."""
+    if isinstance(value, torch.nn.Module | type) or callable(value):
+        return ""
+    inside = vars(value).items() if hasattr(value, "__dict__") else ()
+    for name, one in (*inside, *(enumerate(value) if isinstance(value, list | tuple) else ())):
+        if any(id(tensor) in known for tensor in _trees.tensors_in(one)):
+            return str(name)
+        if depth and (deeper := _hidden(one, known, depth - 1)):
+            return f"{name}.{deeper}"
+    return ""
+
+
+def _line() -> str:
+    """Return the line of the user's code that is running, for messages."""
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith((*_HERE, "<")):
+        frame = frame.f_back  # type: ignore[assignment]
+    if frame is None:
+        return ""
+    name = frame.f_code.co_filename
+    return f"`{linecache.getline(name, frame.f_lineno).strip()}` ({Path(name).name}, line {frame.f_lineno}): "
+
+
+@contextlib.contextmanager
+def _replaced(owner: Any, name: str, new: Any) -> Iterator[None]:
+    old = vars(owner)[name]
+    setattr(owner, name, new)
+    try:
+        yield
+    finally:
+        setattr(owner, name, old)
+
+
 def computed(node: fx.Node, root: torch.nn.Module, value_of: Callable[[fx.Node], Any]) -> Any:
-    """Takes one step with the values of its arguments."""
-    args = fx.node.map_arg(node.args, value_of)
-    kwargs = fx.node.map_arg(node.kwargs, value_of)
+    """Takes one step with the values of its arguments: with gradients and casts as in the model's forward."""
+    args, kwargs = given(node.args, value_of), given(node.kwargs, value_of)
     if node.op == "call_module":
-        return root.get_submodule(str(node.target))(*args, **kwargs)
-    if node.op == "call_method":
-        return getattr(args[0], str(node.target))(*args[1:], **kwargs)
-    function: Any = node.target
-    return function(*args, **kwargs)
+        function: Any = root.get_submodule(str(node.target))
+    else:
+        function = getattr(args[0], node.target) if isinstance(node.target, str) else node.target
+        args = args[1:] if isinstance(node.target, str) else args
+    grad, cast = node.meta.get("within", (True, None))
+    if grad and cast is None:
+        return function(*args, **kwargs)
+    with contextlib.nullcontext() if grad else torch.no_grad():
+        if cast is None:
+            return function(*args, **kwargs)
+        with torch.autocast(*cast):
+            return function(*args, **kwargs)
+
+
+def given(noted: Any, value_of: Callable[[fx.Node], Any]) -> Any:
+    """Return arguments as they were noted, with values for their nodes: in lists and dicts that a callee may change."""
+    if isinstance(noted, fx.Node):
+        return value_of(noted)
+    if isinstance(noted, tuple | list):
+        items = (given(item, value_of) for item in noted)
+        return tuple(items) if isinstance(noted, tuple) else list(items)
+    if isinstance(noted, dict):
+        return {key: given(item, value_of) for key, item in noted.items()}
+    if isinstance(noted, slice):
+        return slice(*(given(one, value_of) for one in (noted.start, noted.stop, noted.step)))
+    return noted
 
 
 def attribute(root: torch.nn.Module, path: str) -> Any:
-    """The parameter, buffer or constant at a dotted path."""
+    """The parameter or buffer at a dotted path."""
     value: Any = root
     for name in path.split("."):
         value = getattr(value, name)
     return value
-
-
-def _container(module: torch.nn.Module) -> bool:
-    return isinstance(
-        module,
-        torch.nn.Sequential
-        | torch.nn.ModuleList
-        | torch.nn.ModuleDict
-        | torch.nn.Transformer
-        | torch.nn.TransformerEncoder
-        | torch.nn.TransformerDecoder,
-    )
-
-
-__all__ = ["DataDependentError", "SplitError", "Traced", "attribute", "computed", "same", "trace", "undisturbed"]

@@ -7,54 +7,93 @@ from typing import Any
 
 import torch
 
+from ..batches import trees as _trees
 from . import _micro, _values
 from ._flight import Flight
+from ._numbers import OtherBranchError
 from ._stage import Stage
-from ._trace import SplitError, undisturbed
+from ._trace import UNCUT, SplitError, undisturbed
 
 Tensor = torch.Tensor
 
 
-def compare(model: torch.nn.Module, stages: Sequence[Stage], sample: Sequence[Any]) -> None:
+def compare(model: torch.nn.Module, stages: Sequence[Stage], inputs: Any, *, cut: bool = True) -> int:
     """Runs model and stages on the sample, training and evaluating, and compares outputs and gradients.
+
+    A branch that fewer samples take otherwise is no matter where the stages give the model's output all the same.
+
+    Args:
+        model: the user's.
+        stages: all of it.
+        inputs: the sample.
+        cut: whether batches will be cut, so that fewer samples must go through, too.
+
+    Returns:
+        The fewest samples that the stages can take.
 
     Raises:
         SplitError: they differ.
     """
-    inputs = tuple(sample)
+    samples = _micro.samples_of(inputs, None) if cut else 1
+    fewest = 1
     for training in (model.training, not model.training):
         modes = [(module, module.training) for module in model.modules()]
         if training is not model.training:
             model.train(training)
         try:
-            ours = _results(model, lambda: chained(stages, inputs), backward=model.training)
-            theirs = _results(model, lambda: (model(*inputs), None), backward=model.training)
-        except SplitError:
-            raise
-        except Exception as error:
-            raise SplitError(
-                f"the stages of {type(model).__name__} do not run where the model does: {type(error).__name__}: "
-                f"{error}. Split elsewhere with split= (names of modules that begin a stage)"
-            ) from error
+            try:
+                ours = _results(model, lambda: chained(stages, inputs), backward=model.training)
+                theirs = _results(model, lambda: (_trees.called(model, inputs), None), backward=model.training)
+            except Exception as error:
+                raise _failed(model, error) from error
+            _compare(model, ours, theirs, training)
+            for size in sorted(
+                {samples // 2, 1} - {0, samples}, reverse=True
+            ):  # the last batch of a data set has fewer
+                if not _hold(model, stages, _micro.first(inputs, samples, size), training, needed=size > 1):
+                    fewest = 2
         finally:
             for module, mode in modes:
                 module.training = mode
-        _compare(model, ours, theirs, training)
-    samples = _micro.samples_of(inputs, None)
-    if samples > 1:  # the last batch of a data set has fewer samples
-        fewer = _micro.cut(inputs, None, 2 if samples > 3 else samples)[-1].inputs
-        modes = [(module, module.training) for module in model.modules()]
-        model.eval()
+    return fewest
+
+
+def _hold(model: torch.nn.Module, stages: Sequence[Stage], inputs: Any, training: bool, *, needed: bool) -> bool:
+    """Whether stages hold for fewer samples than they were made with; an error if they need to."""
+    try:
+        theirs = _results(model, lambda: (_trees.called(model, inputs), None), backward=False)
+    except Exception as error:
+        if not needed:  # the model does not take a single sample, whoever runs it
+            return True
+        raise SplitError(
+            f"{type(model).__name__} runs on the sample and not on a part of it ({type(error).__name__}: {error}), so "
+            f"a batch of it cannot be cut into micro-batches. {UNCUT}"
+        ) from error
+    widened: list[OtherBranchError] = []
+    while True:
         try:
-            ours = _results(model, lambda: chained(stages, fewer), backward=False)
-            theirs = _results(model, lambda: (model(*fewer), None), backward=False)
-        finally:
-            for module, mode in modes:
-                module.training = mode
-        _compare(model, ours, theirs, False)
+            ours = _results(model, lambda: chained(stages, inputs), backward=False)
+            _compare(model, ours, theirs, training)
+            return True
+        except OtherBranchError as error:
+            error.check.allowed.append(error.value)
+            widened.append(error)
+        except Exception as error:
+            for branch in widened:
+                branch.check.allowed.remove(branch.value)
+            if not needed:
+                return False
+            raise (error if isinstance(error, SplitError) else _failed(model, error)) from error
 
 
-def chained(stages: Sequence[Stage], inputs: tuple[Any, ...]) -> tuple[Any, Callable[[list[Tensor]], None]]:
+def _failed(model: torch.nn.Module, error: Exception) -> SplitError:
+    return SplitError(
+        f"the stages of {type(model).__name__} do not run where the model does: {type(error).__name__}: {error}. "
+        "Split elsewhere with split= (names of modules that begin a stage)"
+    )
+
+
+def chained(stages: Sequence[Stage], inputs: Any) -> tuple[Any, Callable[[list[Tensor]], None]]:
     """The model's output from its stages one after the other, and what runs their backwards from its gradients."""
     flights = []
     output: Any = []
@@ -124,7 +163,7 @@ def _compare(model: torch.nn.Module, ours: dict[str, Tensor], theirs: dict[str, 
 
 
 def _largest(tensor: Tensor) -> float:
-    return float(tensor.double().abs().max()) if tensor.numel() else 0.0
+    return float(tensor.double().abs().nan_to_num(0.0, 0.0, 0.0).max()) if tensor.numel() else 0.0
 
 
 def _tolerance(expected: Tensor, name: str, largest: float) -> float:

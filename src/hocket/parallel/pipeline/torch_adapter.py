@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.fx.proxy import Attribute as Attribute
 
 Tensor = torch.Tensor
 

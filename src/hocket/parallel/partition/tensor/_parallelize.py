@@ -25,8 +25,8 @@ from hocket.workload.division import (
     tally,
 )
 
+from ...batches import called, tensors_in
 from ...batches import mapped as with_tensors
-from ...batches import tensors_in
 from ...mesh import World
 from ...state import broadcast_tensors, check_model
 from ._apply import Applied
@@ -139,7 +139,7 @@ class TensorParallel:
 
 
 def parallelize(
-    model: nn.Module, world: World, sample: tuple[Any, ...], *, sequence: bool = False, verify: bool = True
+    model: nn.Module, world: World, sample: Any, *, sequence: bool = False, verify: bool = True
 ) -> TensorParallel:
     """Cuts the layers of `model` over the ranks of `world`, in place; a collective operation.
 
@@ -155,7 +155,8 @@ def parallelize(
     Args:
         model: an ordinary module, built alike on all ranks.
         world: the ranks that share the model; all of them get the same batches.
-        sample: the positional inputs of one forward pass; sizes other than the first (the batch's) as in training.
+        sample: the positional inputs of one forward pass, or a dict of keywords; sizes other than the first (the
+            batch's) as in training.
         sequence: whether norms, dropout and residual sums between the cut layers work on parts of the sequence.
         verify: whether to compare outputs and gradients with the plain model's; regions that differ stay whole.
 
@@ -167,7 +168,7 @@ def parallelize(
     check_model(model, world)
     broadcast_tensors([*model.parameters(), *model.buffers()], world)
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    sample = with_tensors(tuple(sample), lambda t: t.detach().cpu().requires_grad_(t.requires_grad))
+    sample = with_tensors(sample, lambda t: t.detach().cpu().requires_grad_(t.requires_grad))
     sample = with_tensors(world.from_root(sample), lambda t: t.detach().to(device).requires_grad_(t.requires_grad))
     align(world, device)
     ignored = {storage_of(one) for one in (*model.parameters(), *model.buffers(), *tensors_in(sample))}
@@ -179,7 +180,7 @@ def parallelize(
             traces.append(trace)
             yield
 
-    recording = record(model, lambda: model(*sample), tensors_in, watch)
+    recording = record(model, lambda: called(model, sample), tensors_in, watch)
     choice = choose(model, recording, world.size)
     regions = choice.regions
     wrong: list[tuple[Region, str]] = []

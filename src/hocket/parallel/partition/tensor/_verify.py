@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from hocket.sharding import Shard, cut, operator_name
 from hocket.workload.division import DROPOUTS, Recording, Region, unchanged
 
-from ...batches import tensors_in
+from ...batches import called, tensors_in
 from ...mesh import World
 from ._apply import Applied
 
@@ -52,7 +52,7 @@ class Verifier:
         world: the ranks.
     """
 
-    def __init__(self, model: nn.Module, sample: tuple[Any, ...], recording: Recording, world: World) -> None:
+    def __init__(self, model: nn.Module, sample: Any, recording: Recording, world: World) -> None:
         self._model, self._sample, self._recording, self._world = model, sample, recording, world
 
     def sort_out(
@@ -97,7 +97,7 @@ class Verifier:
         parameters = {n: p for n, p in self._model.named_parameters() if p.requires_grad}
         with unchanged(self._model), torch.enable_grad(), _NoDropout():
             torch.manual_seed(_SEED)
-            outputs = tensors_in(self._model(*self._sample))
+            outputs = tensors_in(called(self._model, self._sample))
             losses = []
             generator = torch.Generator().manual_seed(_SEED)
             for tensor in outputs:
@@ -110,7 +110,7 @@ class Verifier:
                 gradients = torch.autograd.grad(total, list(parameters.values()), allow_unused=True)
             self._model.eval()
             with torch.no_grad():
-                outputs += tensors_in(self._model(*self._sample))
+                outputs += tensors_in(called(self._model, self._sample))
             buffers = {n: b.detach().clone() for n, b in self._model.named_buffers()}
         return _Result([t.detach() for t in outputs], dict(zip(parameters, gradients, strict=True)), buffers)
 
