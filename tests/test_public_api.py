@@ -21,9 +21,9 @@ def run_python(code: str, *flags: str) -> str:
 
 @pytest.mark.flaky(reruns=2)  # it measures, on a machine that may be busy
 def test_import_costs_less_than_50_ms() -> None:
-    # Timed inside the process, so that Python's own start does not count; the best of several, since other
-    # processes can only make it longer.
-    code = "import time; begin = time.perf_counter(); import hocket; print(time.perf_counter() - begin)"
+    # Timed inside the process, so that Python's own start does not count, and on the core, so that waiting for one
+    # does not; the best of several, since other processes can only make it longer.
+    code = "import time; begin = time.process_time(); import hocket; print(time.process_time() - begin)"
     best_s = min(float(run_python(code)) for _ in range(7))
     assert best_s < 0.050
 
@@ -45,7 +45,9 @@ def test_what_every_rank_imports_loads_nothing_that_few_need() -> None:
 def test_all_lists_what_type_checkers_see() -> None:
     tree = ast.parse(Path(hocket.__file__).read_text())
     guarded = next(node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
-    seen = {alias.asname for node in guarded.body if isinstance(node, ast.ImportFrom) for alias in node.names}
+    seen = {
+        alias.asname or alias.name for node in guarded.body if isinstance(node, ast.ImportFrom) for alias in node.names
+    }
     assert seen | {"__version__"} == set(hocket.__all__)
     assert list(hocket.__all__) == sorted(hocket.__all__)
     assert set(hocket.__all__) <= set(dir(hocket))

@@ -424,6 +424,7 @@ def test_a_member_that_stops_reading_is_dropped_and_its_group_told():
 
 
 def test_a_stopped_aggregator_is_noticed_by_its_silence():
+    noticed = threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def fall_silent():
@@ -434,7 +435,7 @@ def test_a_stopped_aggregator_is_noticed_by_its_silence():
             sock.sendall(codec.encode(wire.Welcome(1 << 16, 1 << 20, 4, 4)))
             sock.recv(1000)
             sock.sendall(codec.encode(wire.Joined(1, 5)))
-            time.sleep(2.5)
+            noticed.wait(deadline(60))
             sock.close()
 
         thread = threading.Thread(target=fall_silent)
@@ -446,6 +447,7 @@ def test_a_stopped_aggregator_is_noticed_by_its_silence():
         with pytest.raises(AggregatorLostError, match="has not answered"):
             all_reduce(group, timeout_s=30)
         assert time.monotonic() - begin_s < deadline(2.0)
+        noticed.set()
         thread.join()
 
 

@@ -15,6 +15,7 @@ from torch import nn
 from hocket.parallel.mesh.world import current
 from hocket.parallel.pipeline import Pipeline, Stage, idle_shares, split
 from hocket.parallel.pipeline._trace import trace
+from hocket.testing import deadline
 
 from .models import MODELS
 
@@ -198,12 +199,12 @@ class Wait(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
-        time.sleep(0.02)
+        time.sleep(deadline(0.02))
         return x.clone()
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        time.sleep(0.04)
+        time.sleep(deadline(0.04))
         return gradients[0]
 
 

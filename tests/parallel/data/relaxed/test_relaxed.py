@@ -60,19 +60,20 @@ def test_asynchronous_workers_converge_within_their_bound_and_end_alike(backend:
 
 @pytest.mark.flaky(reruns=2)  # it measures, on a machine that may be busy
 def test_a_worker_ten_times_as_slow_does_not_stall_the_others_where_the_bound_allows() -> None:
-    """Rank 0 sleeps 60 ms a step, the others 6 ms; measured one after the other in the same run."""
-    cases = [("stale", 40, 0.006, 10.0, 2.0), ("stale", 2, 0.006, 10.0, 2.0), ("ssp", 2, 0.006, 10.0, 2.0)]
+    """Rank 0 sleeps 60 ms a step, the others 6 ms, longer on a busy machine; one after the other in the same run."""
+    seconds = deadline(2.0)
+    cases = [(rule, bound, 0.003 * seconds, 10.0, seconds) for rule, bound in (("stale", 40), ("stale", 2), ("ssp", 2))]
     found = run_ranks(programs.for_a_while_cases, 3, cases, timeout_s=60)
     free, bound, clocks = (found[0][i]["workers"] for i in range(3))
     for fast in free[1:]:
         assert fast["updates"] > 4 * free[0]["updates"]
-        assert fast["waited_s"] < 0.5  # of 2 s
+        assert fast["waited_s"] < 0.25 * seconds
     for fast in bound[1:]:
         assert fast["updates"] <= 3 * bound[0]["updates"] + 3
-        assert fast["waited_s"] > 0.8
+        assert fast["waited_s"] > 0.4 * seconds
     for fast in clocks[1:]:
         assert fast["updates"] <= clocks[0]["updates"] + 3
-        assert fast["waited_s"] > 0.8
+        assert fast["waited_s"] > 0.4 * seconds
     assert min(fast["updates"] for fast in free[1:]) > 1.5 * max(fast["updates"] for fast in bound[1:])
     assert max(map(int, found[0][1]["staleness_of_all"])) == 2
 
