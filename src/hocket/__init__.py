@@ -31,7 +31,7 @@ if TYPE_CHECKING:
         workload,
         workloads,
     )
-    from hocket.parallel import Trainer, average, distribute, shard, total
+    from hocket.parallel import Trainer, average, deferred, distribute, shard, total
     from hocket.parallel.state import optim
     from hocket.planner import Plan
 
@@ -39,14 +39,15 @@ __version__ = "0.1.0.dev0"
 
 __all__ = [
     "Plan", "Trainer", "__version__", "aggregator", "algorithms", "average", "calibrate", "cluster", "comm",
-    "distribute", "fabric", "keras", "launch", "optim", "parallel", "planner", "profile", "schedule", "shard",
-    "sharding", "simulate", "testing", "timeline", "total", "units", "workload", "workloads",
+    "deferred", "distribute", "fabric", "keras", "launch", "optim", "parallel", "planner", "profile", "schedule",
+    "shard", "sharding", "simulate", "testing", "timeline", "total", "units", "workload", "workloads",
 ]  # fmt: skip
 
 _HOMES = {
     "Plan": "hocket.planner",
     "Trainer": "hocket.parallel",
     "average": "hocket.parallel",
+    "deferred": "hocket.parallel",
     "distribute": "hocket.parallel",
     "optim": "hocket.parallel",
     "shard": "hocket.parallel",

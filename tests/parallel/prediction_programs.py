@@ -35,12 +35,12 @@ class Block(nn.Module):
 class Gpt(nn.Module):
     """Gives its logits in a dict, with what depends on the whole batch beside them if that is asked for."""
 
-    def __init__(self, mean: bool = False) -> None:
+    def __init__(self, mean: bool = False, width: int = 16) -> None:
         super().__init__()
         self.mean = mean
-        self.words, self.places = nn.Embedding(29, 16), nn.Embedding(24, 16)
-        self.blocks = nn.ModuleList(Block(16, 2) for _ in range(4))
-        self.norm, self.head = nn.LayerNorm(16), nn.Linear(16, 29, bias=False)
+        self.words, self.places = nn.Embedding(29, width), nn.Embedding(24, width)
+        self.blocks = nn.ModuleList(Block(width, 2) for _ in range(4))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, 29, bias=False)
 
     def forward(self, ids: torch.Tensor) -> dict[str, Any]:
         x = self.words(ids) + self.places(torch.arange(ids.shape[1], device=ids.device))

@@ -3,9 +3,9 @@
 from .batches import DistributedLoader, ShardedLoader, average, total
 from .compose import Trainer, distribute, shard
 from .data import DataParallel
-from .state import CheckpointError, StateBytes, optim
+from .state import CheckpointError, StateBytes, deferred, optim
 
 __all__ = [
     "CheckpointError", "DataParallel", "DistributedLoader", "ShardedLoader", "StateBytes", "Trainer", "average",
-    "distribute", "optim", "shard", "total",
+    "deferred", "distribute", "optim", "shard", "total",
 ]  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from ..data.priority import Prioritised
 from ..mesh import Mesh, World
 from ..pipeline import Pipeline
 from ..state import (
+    Deferred,
     Owned,
     WholeNorms,
     broadcast_optimizer_state,
@@ -53,15 +55,22 @@ def compose(
     """
     inputs = sample_inputs(sample, plan)
     check_arguments(model, optimizer, plan)
-    mesh = _aligned(model, optimizer, plan, world)
+    deferred = Deferred.of(model)
+    mesh = _aligned(model, optimizer, plan, world, deferred)
     frozen = {id(p) for p in model.parameters() if not p.requires_grad}
     groups = _groups(model, optimizer)
     draft = Draft(model, optimizer, plan, mesh, inputs)
-    for name, carry_out in CARRIED.items():
-        if mesh[name].size > 1:
-            carry_out(draft)
-    _normalised(draft)
-    tables = divide_embeddings(draft)
+    with nullcontext() if deferred is None else deferred.streaming():
+        for name, carry_out in CARRIED.items():
+            if mesh[name].size > 1:
+                carry_out(draft)
+        _normalised(draft)
+        tables = divide_embeddings(draft)
+    if deferred is not None and plan.shard == "parameters" and mesh.replicas.size > 1 and not plan.priority:
+        draft.fill = deferred.fill  # a block at a time
+    elif deferred is not None:
+        deferred.fill(p for module, _ in draft.modules for p in module.parameters())
+        deferred.forget()
     device = next((p.device.type for p in model.parameters()), "cpu")
     for module, _ in draft.modules:
         cast_module(module, plan.precision, device)
@@ -88,6 +97,7 @@ def compose(
         notes=draft.notes,
         divided=draft.divided,
         growing=draft.growing,
+        known=deferred is None or deferred.known,
     )
     copies = composition.copies()
     composition.local = all(world.from_all(all(count == world.size for _, count in copies)))
@@ -96,11 +106,13 @@ def compose(
     return composition
 
 
-def _aligned(model: torch.nn.Module, optimizer: Any, plan: Plan, world: World) -> Mesh:
-    """Make all ranks hold what rank 0 holds, and the groups of the plan."""
+def _aligned(model: torch.nn.Module, optimizer: Any, plan: Plan, world: World, deferred: Deferred | None) -> Mesh:
+    """Make all ranks hold what rank 0 holds, or is to hold, and the groups of the plan."""
     if world.size > 1:
         take_own_gpu(model)
         check_model(model, world)
+        if deferred is not None:
+            deferred.align(world)
     mesh = Mesh.of(plan, world)
     if world.size > 1:
         broadcast_tensors([*model.parameters(), *model.buffers()], world)
@@ -181,7 +193,8 @@ def _form(
             trained, frozen, places, mesh.replicas, plan.bucket_bytes, plan.compression, averages=averages
         )
     if plan.shard == "parameters":
-        return FullySharded(draft.modules, places, mesh.replicas, [name for name, _ in blocks(draft.model)])
+        whole = [name for name, _ in blocks(draft.model)]
+        return FullySharded(draft.modules, places, mesh.replicas, whole, draft.fill)
     keep = plan.shard == "optimizer"
     return ShardedOptimizer(
         trained, frozen, places, mesh.replicas, plan.bucket_bytes, plan.compression, keep_gradients=keep

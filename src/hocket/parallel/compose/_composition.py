@@ -40,6 +40,7 @@ class Composition:
         divided: how much of the model is divided among ranks that share tensors; None where none do.
         growing: What is decided while the model runs; sentences as their text.
         local: whether every rank holds all of the model.
+        known: whether weights are what they are to be: not before a state is loaded into a model of the meta device.
     """
 
     model: torch.nn.Module
@@ -59,6 +60,7 @@ class Composition:
     divided: DividedShare | None = None
     growing: list[object] = field(default_factory=list)
     local: bool = False
+    known: bool = True
 
     def update(self) -> None:
         """Have the optimizer make its step: now, or as gradients arrive."""

@@ -18,7 +18,7 @@ from ..batches import (
 from ..data import DataParallel, synchronise
 from ..mesh import Mesh, World
 from ..mesh import world as _world
-from ..state import broadcast_optimizer_state
+from ..state import Deferred, broadcast_optimizer_state
 
 
 def distribute(
@@ -97,6 +97,11 @@ def distribute(
     if sync_batch_norm or plan.sync_batch_norm:
         ranks = 0 if sync_batch_norm else plan.batch_norm_group
         synchronise(model, _neighbours(world, ranks or world.size))
+    if (meta := Deferred.of(model)) is not None:  # every rank holds all of it in the end
+        if not meta.known:
+            raise ValueError("the model is on the meta device: build it as always, or with hocket.deferred(build)")
+        meta.align(world)
+        meta.finish()
     if world.size > 1:
         take_own_gpu(model)
     distributed = DataParallel(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
@@ -67,6 +67,7 @@ class Draft:
         notes: What was decided about the model, as sentences.
         divided: How much of the model is divided among ranks that share tensors; None where none do.
         growing: What is decided while the model runs.
+        fill: Gives parameters their memory, if they have none yet.
     """
 
     model: torch.nn.Module
@@ -82,6 +83,7 @@ class Draft:
     notes: list[str] = field(default_factory=list)
     divided: DividedShare | None = None
     growing: list[object] = field(default_factory=list)
+    fill: Callable[[Iterable[torch.Tensor]], None] = lambda _: None
 
     def __post_init__(self) -> None:
         named = [*self.model.named_parameters(), *self.model.named_buffers()]

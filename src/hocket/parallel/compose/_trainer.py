@@ -19,7 +19,7 @@ from hocket.timeline import Timeline
 from ..batches import BatchPart, BatchSplitter, DistributedLoader, Keywords, SharedLoader
 from ..data import Relaxation
 from ..mesh import world as _world
-from ..state import StateBytes, clip
+from ..state import StateBytes, clip, deferred
 from ..state import checkpoint as _checkpoint
 from ..state.optim import TrustRatios
 from ._bucket_trial import BucketTrial
@@ -47,10 +47,13 @@ class Trainer:
     and the loss is the model's output, or the `loss` of it.
 
     Args:
-        model: the model, built alike on every rank; rank 0's weights count.
+        model: the model, built alike on every rank; rank 0's weights count. Or a function that builds it, or what
+            `hocket.deferred` has made of one: then no rank holds more than its part and a block, also while building.
+            Or one that was built under `torch.device("meta")`, which must be loaded before it is trained.
         loss_fn: gives a scalar for the model's output and the target; None if the model's output is or has the loss.
-        optimizer: a torch optimizer of the model's parameters. It keeps its identity, settings and groups; where the
-            plan divides parameters among ranks, the groups hold this rank's parts.
+        optimizer: a torch optimizer of the model's parameters, or a function that makes it of them. It keeps its
+            identity, settings and groups; where the plan divides parameters among ranks, the groups hold this rank's
+            parts.
         plan: how to train: a `Plan`, or the path of one; None for the one that `hocket run --plan` has given, or plain
             data parallelism over all ranks. "auto" measures the model and the network, and takes the plan that is
             predicted to be the fastest of those that fit (`hocket.planner.search`).
@@ -73,7 +76,7 @@ class Trainer:
 
     def __init__(
         self,
-        model: torch.nn.Module,
+        model: torch.nn.Module | Callable[[], torch.nn.Module],
         loss_fn: Callable[[Any, Any], torch.Tensor] | None,
         optimizer: Any,
         plan: Plan | str | Path | None = None,
@@ -84,9 +87,18 @@ class Trainer:
         if loss_reduction not in ("mean", "sum"):
             raise ValueError(f'loss_reduction must be "mean" or "sum", not {loss_reduction!r}')
         world = _world.join()
+        if not isinstance(model, torch.nn.Module) and callable(model):
+            model = deferred(model)
+        if callable(optimizer) and not hasattr(optimizer, "param_groups"):
+            optimizer = optimizer(model.parameters())
         taken = Keywords(getattr(model, "forward", loss_of_model), targeted=loss_fn is not None)
         sample = taken(sample) if isinstance(sample, Mapping) else sample
         automatic = plan == "auto" or (plan is None and os.environ.get(PLAN_VARIABLE) == "auto")
+        if automatic and any(p.is_meta for p in model.parameters()):
+            raise ValueError(
+                'plan="auto" trains the whole model to measure it, and this one has no memory yet; take a plan of '
+                "`hocket plan`, which works by FLOPs and bytes"
+            )
         chosen = pkgutil.resolve_name(AUTO_PLANNER)(model, optimizer, sample, world) if automatic else read_plan(plan)
         self.plan = chosen.resolve(world.size)
         self.optimizer = optimizer
@@ -146,6 +158,7 @@ class Trainer:
         Raises:
             TypeError: the batch is no tuple or list, or the loss no scalar.
         """
+        self._check_known()
         begun_s = self._log.begin()
         self._composition.form.forget()
         parts = self._splitter.parts(batch, self.plan.accumulate)
@@ -190,6 +203,7 @@ class Trainer:
             loader: batches of inputs and target, as for training.
             metric: gives the mean over samples for an output and a target; None for the loss, as it was reduced.
         """
+        self._check_known()
         self.finish()
         composition, training = self._composition, self.model.training
         summed = metric is None and self._reduction == "sum"
@@ -232,6 +246,7 @@ class Trainer:
             StageError: a stage of the pipeline cannot compute this batch (it has other shapes than the sample, say).
             ValueError: outputs have different shapes, so they cannot be joined.
         """
+        self._check_known()
         self.finish()
         predictor, training = self._predictor, self.model.training
         self._composition.buffers.send()
@@ -256,6 +271,7 @@ class Trainer:
             path: a directory; an older checkpoint there is replaced when the new one is whole.
             extra: anything picklable to be kept with it (the state of a learning-rate schedule, say); rank 0's counts.
         """
+        self._check_known()
         self.finish()
         self._composition.buffers.send()
         positions = [shared.position() for shared in self._loaders]
@@ -279,6 +295,7 @@ class Trainer:
         about = _checkpoint.read(
             Path(path), composition.shards(), composition.form.owned, self.optimizer, self._mesh.whole
         )
+        composition.known = True
         composition.form.publish()
         if composition.form.compression is not None:
             composition.form.compression.forget()
@@ -344,6 +361,13 @@ class Trainer:
         which a rank did not wait for communication.
         """
         return self._log.timeline(self._mesh.whole)
+
+    def _check_known(self) -> None:
+        if not self._composition.known:
+            raise RuntimeError(
+                "the model was built on the meta device, and nothing says what its weights are: load a checkpoint or "
+                "a state dict first, or build it with hocket.deferred(build), which initialises it as it would be"
+            )
 
     def _shared(self, loader: Iterable[Any]) -> SharedLoader:
         for shared in self._loaders:

@@ -1,7 +1,7 @@
 """Each rank holds a part of every parameter, and a whole block only while it is computed: torch's FSDP2 underneath."""
 
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -29,6 +29,8 @@ class FullySharded(ShardingStrategy):
         places: Mapping[str, ParameterPlacement],  # where each parameter lies in the model's own, by the model's names
         world: World,  # the ranks
         whole: Sequence[str],  # names of the model's blocks
+        # gives parameters their memory, if they have none yet: those of one block after another
+        fill: Callable[[Iterable[torch.Tensor]], None] = lambda _: None,
     ) -> None:
         from torch.distributed.fsdp import fully_shard  # lazy: it loads DTensor and sympy
 
@@ -48,17 +50,20 @@ class FullySharded(ShardingStrategy):
             device = next(iter(before.values())).device.type
             mesh = DeviceMesh.from_group(world.group, device)
             groups = _together(module, names, whole)
-            for group in groups:
-                fully_shard(group, mesh=mesh, ignored_params=excluded)
-                for block in group:
+            left = dict(before)
+            for group in [*groups, [module]]:  # each lets go of the whole parameters before the next is filled
+                own = {id(p) for one in group for p in one.parameters()}
+                here = {name: p for name, p in left.items() if id(p) in own}
+                fill([*here.values(), *(excluded if group == [module] else ())])
+                fully_shard(group if group != [module] else module, mesh=mesh, ignored_params=excluded)
+                for block in group if group != [module] else ():
                     _call_with_hooks(block)
-            fully_shard(module, mesh=mesh, ignored_params=excluded)
+                for name, original in here.items():
+                    self._take(original, module.get_parameter(name), places[names[name]], world)
+                    original.data = original.new_empty(0)  # optimizers and programs may hold on to it
+                    del left[name]
             if device == "cpu" and several_hosts:
                 self._overlap(module, groups, excluded)
-            after = dict(module.named_parameters())
-            for name, original in before.items():
-                self._take(original, after[name], places[names[name]], world)
-                original.data = original.new_empty(0)  # optimizers and programs may hold on to it
 
     def _overlap(
         self, module: torch.nn.Module, groups: list[list[torch.nn.Module]], excluded: set[torch.nn.Parameter]

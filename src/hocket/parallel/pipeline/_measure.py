@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 from . import _values
-from ._trace import Traced, computed, trace, undisturbed
+from ._trace import Traced, computed, trace, undisturbed, without_large_gradients
 
 Tensor = torch.Tensor
 
@@ -68,7 +68,7 @@ def measure(model: torch.nn.Module, sample: Any, *, repeats: int = 5) -> Times:
 def measured(traced: Traced, *, repeats: int = 5) -> Times:
     """Like `measure`, of a model that has been traced already."""
     runs = []
-    with undisturbed(traced.model), torch.enable_grad():
+    with undisturbed(traced.model), torch.enable_grad(), without_large_gradients(traced.model):
         for _ in range(repeats + 1):
             runs.append(_run(traced))
             for parameter in traced.model.parameters():

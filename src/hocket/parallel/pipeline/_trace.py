@@ -27,11 +27,13 @@ from torch.overrides import TorchFunctionMode
 
 from ..batches import trees as _trees
 from ..partition.tensor import is_leaf
+from ..state import is_deferred
 from . import _values
 from ._numbers import Numbers, SameAnswer, TracedNumber, plain, traced
 
 Tensor = torch.Tensor
 
+_SAMPLED: Final = 4096  # elements of a large gradient that are compared
 _REMEDY: Final = (
     "Move that code into a submodule (which then stays whole, in one stage), or write the model's forward as a "
     "sequence of calls of submodules"
@@ -153,6 +155,29 @@ def _runs(model: torch.nn.Module, sample: Any) -> bool:
     except Exception:
         return False
     return True
+
+
+@contextlib.contextmanager
+def without_large_gradients(model: torch.nn.Module, kept: dict[str, torch.Tensor] | None = None) -> Iterator[None]:
+    """Open a block where gradients of parameters without memory are dropped as they come, but for a few in `kept`."""
+
+    def sampled(name: str) -> Callable[[torch.Tensor], None]:
+        def take(parameter: torch.Tensor) -> None:
+            assert parameter.grad is not None
+            if kept is not None:
+                few = parameter.grad.flatten()[:: 1 + parameter.numel() // _SAMPLED].clone()
+                kept[name] = kept[name] + few if name in kept else few
+            parameter.grad = None
+
+        return take
+
+    large = [(name, p) for name, p in model.named_parameters() if is_deferred(p) and p.requires_grad]
+    hooks = [p.register_post_accumulate_grad_hook(sampled(name)) for name, p in large]  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ from . import _micro, _values
 from ._flight import Flight
 from ._numbers import OtherBranchError
 from ._stage import Stage
-from ._trace import UNCUT, SplitError, undisturbed
+from ._trace import UNCUT, SplitError, undisturbed, without_large_gradients
 
 Tensor = torch.Tensor
 
@@ -115,7 +115,8 @@ def chained(stages: Sequence[Stage], inputs: Any) -> tuple[Any, Callable[[list[T
 
 def _results(model: torch.nn.Module, run: Callable[[], Any], *, backward: bool) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
-    with undisturbed(model), torch.set_grad_enabled(backward):
+    few: dict[str, Tensor] = {}
+    with undisturbed(model), torch.set_grad_enabled(backward), without_large_gradients(model, few):
         torch.manual_seed(0)
         output, back = run()
         tensors = _values.tensors_of(output)
@@ -133,6 +134,7 @@ def _results(model: torch.nn.Module, run: Callable[[], Any], *, backward: bool) 
             for name, parameter in model.named_parameters():
                 if parameter.grad is not None:
                     found[f"gradient of {name}"] = parameter.grad
+            found.update({f"gradient of {name}": gradient for name, gradient in few.items()})
         found.update({f"buffer {name}": buffer.detach().clone() for name, buffer in model.named_buffers()})
     return found
 

@@ -9,6 +9,7 @@ from ._broadcast import (
     is_excluded,
     keepers,
 )
+from ._deferred import Deferred, deferred, is_deferred
 from ._norms import WholeNorms, clip
 from ._owned import Owned, check_elementwise, shard_optimizer
 from ._shards import DimSegment, FlatRange, ParameterPlacement, ShardBox, TensorShard, memory_order
@@ -17,6 +18,7 @@ from .memory import StateBytes
 
 __all__ = [
     "CheckpointError",
+    "Deferred",
     "DimSegment",
     "FlatBundles",
     "FlatRange",
@@ -31,7 +33,9 @@ __all__ = [
     "check_elementwise",
     "check_model",
     "clip",
+    "deferred",
     "exclude_from_reduction",
+    "is_deferred",
     "is_excluded",
     "keepers",
     "memory_order",

@@ -12,6 +12,7 @@ from hocket import comm
 from hocket.comm import torch_adapter
 
 from ..mesh import World
+from ._deferred import is_deferred
 
 _PIECE_NBYTES = 32 * 2**20
 _ALIGNMENT_NBYTES = 16
@@ -107,10 +108,12 @@ class FlatBundles:
 
 
 def broadcast_tensors(tensors: Sequence[torch.Tensor], world: World) -> None:
-    """Overwrite `tensors` with rank 0's values, in pieces that need little memory."""
+    """Overwrite `tensors` with rank 0's values, in pieces that need little memory; not those that have none yet."""
     piece: list[torch.Tensor] = []
     nbytes = 0
     for tensor in tensors:
+        if is_deferred(tensor):
+            continue
         size = tensor.numel() * tensor.element_size()
         if piece and (nbytes + size > _PIECE_NBYTES or tensor.device != piece[0].device):
             FlatBundle(piece, world).broadcast()

@@ -20,6 +20,7 @@ from hocket.workload.division import DROPOUTS, Recording, Region, unchanged
 
 from ...batches import called, tensors_in
 from ...mesh import World
+from ...state import is_deferred
 from ._apply import Applied
 
 _TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-3, torch.float16: 5e-2, torch.bfloat16: 2e-1}
@@ -54,6 +55,8 @@ class Verifier:
 
     def __init__(self, model: nn.Module, sample: Any, recording: Recording, world: World) -> None:
         self._model, self._sample, self._recording, self._world = model, sample, recording, world
+        # Their gradients would be held whole; those of what lies before and behind them tell of errors, too.
+        self._large = {name for name, parameter in model.named_parameters() if is_deferred(parameter)}
 
     def sort_out(
         self, regions: Sequence[Region], base: Sequence[Region] = ()
@@ -94,7 +97,7 @@ class Verifier:
         return next((f for f in self._world.from_all(found) if f is not None), None)
 
     def _run(self) -> _Result:
-        parameters = {n: p for n, p in self._model.named_parameters() if p.requires_grad}
+        parameters = {n: p for n, p in self._model.named_parameters() if p.requires_grad and n not in self._large}
         with unchanged(self._model), torch.enable_grad(), _NoDropout():
             torch.manual_seed(_SEED)
             outputs = tensors_in(called(self._model, self._sample))
@@ -203,7 +206,7 @@ def _training(model: nn.Module) -> Iterator[None]:
 def _moved(model: nn.Module, device: torch.device) -> Iterator[None]:
     """In the block weights are a little off, alike on all ranks."""
     generator = torch.Generator().manual_seed(_SEED)
-    saved = [(p, p.data) for p in model.parameters()]
+    saved = [(p, p.data) for p in model.parameters() if not is_deferred(p)]
     try:
         for parameter, data in saved:
             if data.is_floating_point():

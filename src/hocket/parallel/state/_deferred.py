@@ -1,0 +1,408 @@
+"""Models whose parameters have no memory yet: a ledger of what made each, done again when and where it is wanted.
+
+A constructor runs as it is, one tensor at a time in memory: what an operator does to a large tensor is written down
+with the state of the random numbers that it began with, and the tensor's memory is given back. So the numbers of all
+tensors, and the random numbers behind them, are those of a plain construction, and any tensor can be made again by
+itself. (The idea is torchdistx's `deferred_init`; the states of the generator make the order free.)
+"""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
+
+from hocket.sharding import as_local
+
+from ..mesh import World
+
+_SMALL_NBYTES: Final = 2**16  # tensors below are made at once
+_KEPT_NBYTES: Final = 2**25  # of tensors that keep their memory between operators, since the next may want them again
+_OVERWRITING: Final = frozenset(
+    {
+        "zero_",
+        "fill_",
+        "normal_",
+        "uniform_",
+        "copy_",
+        "random_",
+        "bernoulli_",
+        "exponential_",
+        "log_normal_",
+        "cauchy_",
+    }
+)
+_EMPTY: Final = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted"})
+_ATTRIBUTE: Final = "_hocket_deferred"
+_STAND_IN_STD: Final = 0.02
+
+
+@dataclass(slots=True)
+class _Line:
+    """An operator of the ledger: how to do it again."""
+
+    operator: Any
+    args: Any
+    kwargs: Any
+    states: list[tuple[torch.Generator, torch.Tensor]]
+    needs: list[tuple[_Hollow, int]]  # what it reads, and how many lines that had
+    output: int | None  # the number of its result that is meant; None for one that works in place
+    overwrites: bool
+
+    def leaves(self) -> list[Any]:
+        return tree_leaves((self.args, self.kwargs))
+
+    def run(self) -> Any:
+        kept = [(generator, generator.get_state()) for generator, _ in self.states]
+        for generator, state in self.states:
+            generator.set_state(state)
+        try:
+            return self.operator(*self.args, **self.kwargs)
+        finally:
+            for generator, state in kept:
+                generator.set_state(state)
+
+
+@dataclass(slots=True, eq=False)
+class _Hollow:
+    """A storage without memory, and what it is filled by."""
+
+    storage: torch.UntypedStorage
+    nbytes: int
+    lines: list[_Line] = field(default_factory=list)
+    filled: int = -1  # lines that its memory has seen; -1 while it has none
+
+
+class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """While entered, operators on tensors without memory work: the tensors are filled for the time of the operator.
+
+    Attributes:
+        adopts: Whether large results of operators are taken in, too, and lose their memory.
+        known: Whether the lines say what the numbers are to be; if not, they are stand-ins until a state is loaded.
+    """
+
+    def __init__(self, *, known: bool = True) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.adopts = False
+        self.known = known
+        self._hollow: dict[int, _Hollow] = {}  # by id of the storage, which is kept here
+        self._recent: dict[int, _Hollow] = {}  # those that have memory, the latest last
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        with as_local():  # divided tensors have functions of their own
+            return self._dispatch(func, args, kwargs or {})
+
+    def _dispatch(self, func: Any, args: Any, kwargs: Any) -> Any:
+        given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        touched = {id(one): one for t in given if (one := self.of(t)) is not None}
+        if not touched and not self.adopts:
+            return func(*args, **kwargs)
+        if func.is_view:  # asks for memory of the right size, whatever is in it
+            for one in touched.values():
+                self._allocate(one)
+                one.filled = max(one.filled, 0)
+            self._evict(set(touched))
+            return func(*args, **kwargs)
+        name = func.overloadpacket.__name__
+        written = {id(one): one for t in _written(func, args, kwargs) if (one := self.of(t)) is not None}
+        fresh = name in _OVERWRITING and bool(written) and self._covered(args[0])
+        for key, one in touched.items():
+            if fresh and key in written and not any(t is not args[0] and self.of(t) is one for t in given):
+                self._allocate(one)
+            else:
+                self.fill(one)
+        generators = [
+            torch.default_generator,
+            *(g for g in tree_leaves((args, kwargs)) if isinstance(g, torch.Generator)),
+        ]
+        before = [(generator, generator.get_state()) for generator in generators]
+        needs = [(one, len(one.lines)) for key, one in touched.items() if key not in written]
+        frozen = self._frozen(args, kwargs) if written or self.adopts else (args, kwargs)
+        result = func(*args, **kwargs)
+        states = [(g, state) for g, state in before if not torch.equal(state, g.get_state())]
+        for one in written.values():
+            one.lines.append(_Line(func, *frozen, states, needs, None, fresh))
+            one.filled = len(one.lines)
+        if self.adopts:
+            known = {id(t.untyped_storage()) for t in given if _plain(t)}
+            for number, out in enumerate(tree_leaves(result)):
+                if isinstance(out, torch.Tensor) and _plain(out) and out.untyped_storage().nbytes() >= _SMALL_NBYTES:
+                    if id(out.untyped_storage()) in known:
+                        continue
+                    line = _Line(func, *frozen, states, needs, number, True)
+                    self.adopt(out, [] if name in _EMPTY else [line])
+        self._evict(set(touched))
+        return result
+
+    def adopt(self, tensor: torch.Tensor, lines: list[_Line]) -> None:
+        """Take in a tensor; its memory is given back."""
+        storage = tensor.untyped_storage()
+        self._hollow[id(storage)] = _Hollow(storage, storage.nbytes(), lines)
+        storage.resize_(0)
+
+    def of(self, tensor: torch.Tensor) -> _Hollow | None:
+        """Return what a tensor's memory is filled by; None for an ordinary one."""
+        return self._hollow.get(id(tensor.untyped_storage())) if _plain(tensor) else None
+
+    def fill(self, one: _Hollow, lines: int | None = None) -> None:
+        """Give a storage its memory, as it was after so many lines; after all if not given."""
+        lines = len(one.lines) if lines is None else lines
+        if one.filled == lines:
+            return
+        if one.filled < 0 or one.filled > lines:
+            one.filled = 0
+        begin = max((i for i in range(lines) if one.lines[i].overwrites), default=0)
+        begin = max(begin, one.filled)
+        self._allocate(one)
+        with torch.no_grad():
+            for line in one.lines[begin:lines]:
+                for other, version in line.needs:
+                    self.fill(other, version)
+                result = line.run()
+                if line.output is not None:
+                    one.storage.copy_(tree_leaves(result)[line.output].untyped_storage())
+        one.filled = lines
+
+    def keep(self, tensor: torch.Tensor) -> None:
+        """Give a tensor its memory for good."""
+        one = self.of(tensor)
+        if one is not None:
+            self.fill(one)
+            self._forget(one)
+            self._evict(set())
+
+    def operators(self) -> list[str]:
+        """Return the operators of all lines, with the shapes that they work on."""
+        return [
+            f"{line.operator} {[tuple(leaf.shape) for leaf in line.leaves() if isinstance(leaf, torch.Tensor)]}"
+            for line in self._lines()
+        ]
+
+    def values(self) -> list[Any]:
+        """Return what the lines begin with: states of random numbers, and all of their arguments that has memory."""
+        found = []
+        for line in self._lines():
+            own = [None if self._is_own(leaf) else leaf for leaf in line.leaves()]
+            found.append(([state for _, state in line.states], own))
+        return found
+
+    def install(self, values: list[Any]) -> None:
+        """Put others in the place of `values()`, of a ledger with the same operators."""
+        for line, (states, leaves) in zip(self._lines(), values, strict=True):
+            line.states = [(generator, state) for (generator, _), state in zip(line.states, states, strict=True)]
+            old, form = tree_flatten((line.args, line.kwargs))
+            new = [mine if self._is_own(mine) else theirs for mine, theirs in zip(old, leaves, strict=True)]
+            line.args, line.kwargs = tree_unflatten(new, form)
+        for one in self._recent.values():
+            one.storage.resize_(0)
+            one.filled = -1
+        self._recent.clear()
+
+    def _is_own(self, leaf: Any) -> bool:
+        return isinstance(leaf, torch.Generator) or (isinstance(leaf, torch.Tensor) and self.of(leaf) is not None)
+
+    def _lines(self) -> list[_Line]:
+        return [line for one in self._hollow.values() for line in one.lines]
+
+    def _allocate(self, one: _Hollow) -> None:
+        key = id(one.storage)
+        if one.storage.nbytes() != one.nbytes:
+            one.storage.resize_(one.nbytes)
+        self._recent.pop(key, None)
+        self._recent[key] = one
+
+    def _forget(self, one: _Hollow) -> None:
+        self._hollow.pop(id(one.storage), None)
+        self._recent.pop(id(one.storage), None)
+
+    def _evict(self, used: set[int]) -> None:
+        total = sum(one.nbytes for one in self._recent.values())
+        for key, one in list(self._recent.items()):
+            if total <= _KEPT_NBYTES:
+                return
+            one.storage.resize_(0)
+            one.filled = -1
+            total -= one.nbytes
+            del self._recent[key]
+
+    def _covered(self, tensor: torch.Tensor) -> bool:
+        one = self.of(tensor)
+        return one is not None and tensor.numel() * tensor.element_size() == one.nbytes
+
+    def _frozen(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        def frozen(leaf: Any) -> Any:
+            if not isinstance(leaf, torch.Tensor):
+                return leaf
+            return leaf.detach().clone() if self.of(leaf) is None else leaf.data  # a version counter of its own
+
+        return tree_map(frozen, args), tree_map(frozen, kwargs)
+
+
+def _plain(tensor: torch.Tensor) -> bool:
+    return tensor.layout is torch.strided and tensor.device.type == "cpu"
+
+
+def _written(func: Any, args: Any, kwargs: Any) -> Iterator[torch.Tensor]:
+    for number, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            value = args[number] if number < len(args) else kwargs.get(argument.name)
+            yield from (leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor))
+
+
+def deferred(build: Callable[..., torch.nn.Module], *args: Any, **kwargs: Any) -> torch.nn.Module:
+    """Build a model that no process need hold: its parameters are on the meta device until `Trainer` has divided it.
+
+    Each rank then makes the numbers of its own part, those that a plain construction would have made from the same
+    state of the random numbers; other random numbers that are drawn later are the same, too. While it is built, and
+    while it is divided, only one tensor at a time is in memory besides.
+
+    Args:
+        build: Makes the model, on the CPU: its class, or any function.
+        args: Given to `build`.
+        kwargs: Likewise.
+
+    Returns:
+        The model. Make the optimizer of its parameters as always.
+
+    Example::
+
+        torch.manual_seed(0)
+        model = hocket.deferred(GPT, config)
+        trainer = hocket.Trainer(model, loss_fn, torch.optim.AdamW(model.parameters()), Plan(shard="parameters"))
+    """
+    ledger = Ledger()
+    ledger.adopts = True
+    with ledger:
+        model = build(*args, **kwargs)
+    ledger.adopts = False
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"{build!r} must build a torch.nn.Module, not {type(model).__name__}")
+    for tensor in _attributes(model):
+        ledger.keep(tensor)
+    for parameter in model.parameters():
+        if ledger.of(parameter) is not None:
+            _swap(parameter, torch.nn.Parameter(torch.empty_like(parameter, device="meta"), parameter.requires_grad))
+            getattr(parameter, _ATTRIBUTE).append(ledger)
+    return model
+
+
+def _attributes(model: torch.nn.Module) -> Iterator[torch.Tensor]:
+    """Return the model's tensors that are no parameters: buffers and plain attributes."""
+    for module in model.modules():
+        for leaf in tree_leaves(
+            [dict(module._buffers), {k: v for k, v in vars(module).items() if not k.startswith("_")}]
+        ):
+            if isinstance(leaf, torch.Tensor) and not isinstance(leaf, torch.nn.Parameter):
+                yield leaf
+
+
+def _swap(parameter: torch.nn.Parameter, other: torch.nn.Parameter) -> None:
+    """Have `parameter` be what `other` is, and keep what it was; optimizers that hold it notice nothing."""
+    torch.utils.swap_tensors(parameter, other)  # type: ignore[no-untyped-call]
+    setattr(parameter, _ATTRIBUTE, [other])
+
+
+class Deferred:
+    """The parameters of a model that have no memory yet, while it is divided among ranks.
+
+    They are ordinary parameters of the CPU whose storage is empty; in a block of `streaming` they can be worked on.
+
+    Args:
+        model: A model with parameters on the meta device, of `deferred` or not.
+
+    Attributes:
+        known: Whether it is known what their numbers are to be.
+    """
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        found = [p for p in model.parameters() if p.is_meta]
+        self.known = all(hasattr(p, _ATTRIBUTE) for p in found)
+        self._ledgers: list[Ledger] = []
+        stand_ins = Ledger(known=False)
+        for number, parameter in enumerate(found):
+            if hasattr(parameter, _ATTRIBUTE):
+                hollow, ledger = getattr(parameter, _ATTRIBUTE)
+            else:
+                hollow, ledger = (
+                    torch.nn.Parameter(torch.empty_like(parameter, device="cpu"), parameter.requires_grad),
+                    stand_ins,
+                )
+                ledger.adopt(hollow, [_stand_in(hollow, number)])
+            hollow.requires_grad_(parameter.requires_grad)
+            torch.utils.swap_tensors(parameter, hollow)  # type: ignore[no-untyped-call]
+            setattr(parameter, _ATTRIBUTE, True)
+            if ledger not in self._ledgers:
+                self._ledgers.append(ledger)
+        self._parameters = found
+
+    @classmethod
+    def of(cls, model: torch.nn.Module) -> Deferred | None:
+        """None for a model that has all of its memory."""
+        lost = next((n for n, b in model.named_buffers() if b.is_meta), None)
+        if lost is not None:
+            raise ValueError(
+                f"buffer {lost!r} is on the meta device, and nothing says what its numbers are: build the model with "
+                "hocket.deferred(build), which makes buffers at once, instead of under torch.device('meta')"
+            )
+        return cls(model) if any(p.is_meta for p in model.parameters()) else None
+
+    def align(self, world: World) -> None:
+        """Have all ranks make rank 0's numbers; a collective operation.
+
+        Raises:
+            ValueError: the ranks have built different models.
+        """
+        for ledger in self._ledgers:
+            if len(set(map(tuple, world.from_all(ledger.operators())))) > 1:
+                raise ValueError("ranks have built different models with hocket.deferred: build alike on every rank")
+            values = ledger.values()
+            if len(set(world.from_all(hashlib.sha256(pickle.dumps(values)).hexdigest()))) > 1:
+                ledger.install(world.from_root(values))
+
+    @contextmanager
+    def streaming(self) -> Iterator[None]:
+        """Open a block in which the parameters can be worked on, and are in memory while an operator does."""
+        with ExitStack() as entered:
+            for ledger in self._ledgers:
+                entered.enter_context(ledger)
+            yield
+
+    def fill(self, parameters: Iterable[torch.Tensor]) -> None:
+        """Give parameters their memory for good; those of others are left as they are."""
+        for parameter in parameters:
+            for ledger in self._ledgers:
+                ledger.keep(parameter)
+            if hasattr(parameter, _ATTRIBUTE):
+                delattr(parameter, _ATTRIBUTE)
+
+    def finish(self) -> None:
+        """Fill what is left."""
+        self.fill(self._parameters)
+
+    def forget(self) -> None:
+        """Leave the rest to other ranks."""
+        for parameter in self._parameters:
+            if hasattr(parameter, _ATTRIBUTE):
+                delattr(parameter, _ATTRIBUTE)
+
+
+def is_deferred(parameter: torch.Tensor) -> bool:
+    """Return whether a parameter has no memory yet, but while an operator works on it."""
+    return hasattr(parameter, _ATTRIBUTE)
+
+
+def _stand_in(hollow: torch.nn.Parameter, number: int) -> _Line:
+    """Numbers for a tensor of which none are known: some that hide no error of a plan."""
+    generator = torch.Generator().manual_seed(number)
+    args = (hollow.data, 0.0, _STAND_IN_STD)
+    operator = torch.ops.aten.normal_.default if hollow.is_floating_point() else torch.ops.aten.zero_.default
+    if not hollow.is_floating_point():
+        return _Line(operator, args[:1], {}, [], [], None, True)
+    return _Line(operator, args, {"generator": generator}, [(generator, generator.get_state())], [], None, True)

@@ -1,0 +1,144 @@
+"""Models that are built without memory get the numbers of a plain construction, whatever part a rank holds."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import hocket
+from hocket.parallel.state import Deferred
+from hocket.planner import Plan
+from hocket.testing import run_ranks
+
+from .. import deferred_programs
+
+SIDE = 132  # a matrix of float32 is just larger than what is made at once
+
+STEPS: dict[str, Any] = {
+    "normal": lambda t, o: t.normal_(0, 0.5),
+    "uniform": lambda t, o: nn.init.kaiming_uniform_(t),
+    "truncated": lambda t, o: nn.init.trunc_normal_(t, std=0.3),
+    "orthogonal": lambda t, o: nn.init.orthogonal_(t),
+    "rows": lambda t, o: t[3:7].normal_(),
+    "padding": lambda t, o: t[2].fill_(0),
+    "scaled": lambda t, o: t.mul_(0.5).add_(0.1),
+    "copied": lambda t, o: t.copy_(o.t()),
+    "both": lambda t, o: t.addcmul_(o, o, value=0.1),
+    "drawn": lambda t, o: t.add_(torch.randn(SIDE, SIDE) * 0.1),
+    "one number": lambda t, o: t.add_(float(o.abs().max()) * torch.rand(1).item()),
+    "generator": lambda t, o: t.normal_(generator=torch.Generator().manual_seed(4)),
+    "replaced": lambda t, o: t.set_((o * 2 + torch.rand(SIDE, SIDE)).data),
+}
+
+
+class Program(nn.Module):
+    """Does some steps to two parameters, each to one of them with the other beside it."""
+
+    def __init__(self, steps: list[tuple[str, bool]]) -> None:
+        super().__init__()
+        self.one, self.other = nn.Linear(SIDE, SIDE), nn.Embedding(SIDE, SIDE, padding_idx=5)
+        self.scale = nn.Parameter(torch.randn(SIDE, SIDE) * torch.linspace(0, 1, SIDE))
+        self.register_buffer("table", torch.outer(torch.arange(SIDE), torch.rand(SIDE)))
+        with torch.no_grad():
+            for name, swapped in steps:
+                pair = self.one.weight, self.other.weight
+                STEPS[name](*(reversed(pair) if swapped else pair))
+
+    def forward(self, index: torch.Tensor) -> torch.Tensor:
+        return self.one(self.other(index) @ self.scale) + self.table[0] + self.one.weight.t()[0]
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from([name for name in STEPS if name != "replaced"]), st.booleans()), max_size=7))
+def test_any_constructor_makes_the_same_numbers_and_leaves_the_same_random_numbers(
+    steps: list[tuple[str, bool]],
+) -> None:
+    torch.manual_seed(3)
+    plain, after = Program(steps), torch.rand(2)
+    torch.manual_seed(3)
+    model = hocket.deferred(Program, steps)
+    assert torch.equal(after, torch.rand(2))
+    names = {name for name, p in model.named_parameters() if p.is_meta}
+    assert names == {"one.weight", "other.weight", "scale"}
+    parameters, index = list(model.parameters()), torch.arange(9)
+    held = Deferred.of(model)
+    assert held is not None
+    with held.streaming():
+        found = model(index)
+        found.sum().backward()
+    plain(index).sum().backward()
+    torch.testing.assert_close(found, plain(index), rtol=0, atol=0)
+    held.finish()
+    for name, expected in plain.state_dict().items():
+        assert torch.equal(model.state_dict()[name], expected), name
+    for one, other, kept in zip(model.parameters(), plain.parameters(), parameters, strict=True):
+        assert one is kept
+        torch.testing.assert_close(one.grad, other.grad, rtol=0, atol=0)
+
+
+def test_what_is_no_model_or_has_lost_its_buffers_is_refused() -> None:
+    with pytest.raises(TypeError, match="must build a torch.nn.Module"):
+        hocket.deferred(lambda: torch.zeros(3))  # type: ignore[arg-type, return-value]
+    with torch.device("meta"):
+        model = nn.BatchNorm1d(4)
+    with pytest.raises(ValueError, match=r"buffer 'running_mean' is on the meta device.*hocket.deferred"):
+        hocket.Trainer(model, nn.functional.mse_loss, torch.optim.SGD(model.parameters()))
+    with torch.device("meta"):
+        plain = nn.Linear(3, 3)
+    with pytest.raises(ValueError, match="has no memory yet"):
+        hocket.Trainer(
+            plain, nn.functional.mse_loss, torch.optim.SGD(plain.parameters()), "auto", sample=torch.rand(2, 3)
+        )
+    with pytest.raises(ValueError, match="on the meta device"):
+        hocket.distribute(plain)
+    model, _, _ = hocket.distribute(hocket.deferred(nn.Linear, 200, 200))  # type: ignore[assignment]
+    assert not any(p.is_meta for p in model.parameters())
+
+
+@functools.cache
+def one_process() -> Any:
+    return deferred_programs.plain()
+
+
+def check(ranks: list[Any], plans: list[Plan]) -> None:
+    expected, drawn = one_process()
+    for rank, (found, function) in enumerate(ranks):
+        assert function[0] == pytest.approx(expected[0], rel=1e-12)
+        for number, (losses, random, meta, said, resumed, decay, same) in enumerate(found):
+            assert losses == pytest.approx(expected, rel=1e-12), plans[number]
+            assert meta
+            assert same
+            assert decay == [0.01, 0.0]
+            assert resumed == pytest.approx(expected[2], rel=1e-12), plans[number]
+            assert "nothing says what its weights are" in said
+            if rank == 0 and not (plans[number].tensor_parallel_degree or 1) > 1:
+                assert random == drawn
+
+
+def test_every_plan_trains_a_model_that_no_rank_has_built(tmp_path: Path) -> None:
+    plans = [
+        Plan(),
+        Plan(shard="parameters"),
+        Plan(tensor_parallel_degree=2),
+        Plan(pipeline_parallel_degree=2, micro_batches=2),
+    ]
+    check(run_ranks(deferred_programs.train, 2, plans, str(tmp_path), timeout_s=110), plans)
+
+
+@pytest.mark.long
+def test_two_axes_and_other_forms_do_so_too(tmp_path: Path) -> None:
+    plans = [
+        Plan(shard="optimizer"),
+        Plan(tensor_parallel_degree=2, shard="parameters"),
+        Plan(pipeline_parallel_degree=2, micro_batches=2, shard="gradients"),
+        Plan(tensor_parallel_degree=2, pipeline_parallel_degree=2, micro_batches=2),
+        Plan(embeddings="row"),
+    ]
+    check(run_ranks(deferred_programs.train, 4, plans, str(tmp_path), timeout_s=170), plans)
