@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
@@ -244,19 +245,30 @@ def test_a_branch_on_the_type_of_a_value_is_followed_as_it_is_taken() -> None:
     torch.testing.assert_close(chained(split(model, 2, inputs, points=("b",)), inputs)[0], model(*inputs))
 
 
-def test_state_of_python_s_own_is_caught_by_comparison() -> None:
-    class Counting(nn.Module):
+@pytest.mark.parametrize("kind", ["counter", "random", "tensor"])
+def test_state_that_each_forward_changes_outside_of_buffers_is_refused(kind: str) -> None:
+    class Stateful(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.a, self.b = nn.Linear(6, 6), nn.Linear(6, 6)
-            self.calls = 0
+            self.calls, self.kept = 0, None
 
         def forward(self, x: Any) -> Tensor:
-            self.calls += 1
-            return self.b(self.a(x) + self.calls)
+            y = self.a(x)
+            if kind == "counter":
+                self.calls += 1
+                y = y * 2 if self.calls > 100 else y
+            elif kind == "random":
+                y = y * 2 if random.random() < 0.5 else y
+            else:
+                before, self.kept = self.kept, y.detach()
+                y = y if before is None else y + before
+            return self.b(y)
 
-    with pytest.raises(SplitError, match=r"output 0 of the stages of Counting differs by up to"):
-        split(Counting(), 2, (torch.zeros(4, 6),), points=("b",))
+    model = Stateful()
+    with pytest.raises(SplitError, match="changes (calls|Python's random)|before or beside this forward|differs by"):
+        split(model, 2, (torch.zeros(4, 6),), points=("b",))
+    assert (model.calls, model.kept) == (0, None)
 
 
 @pytest.mark.parametrize(

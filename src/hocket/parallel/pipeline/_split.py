@@ -10,13 +10,14 @@ import torch
 from torch import fx
 
 from hocket.planner import CUT_SLACK, Link, balance
+from hocket.workload.division import unchanged
 
 from ..mesh import World
 from . import _micro, _verify
 from ._measure import Times, measured
 from ._partition import build, cuts, holding
 from ._stage import Stage
-from ._trace import SplitError, Traced, trace
+from ._trace import SplitError, Traced, traced_in_both_modes
 
 _MOST: Final = 0.7  # of a model in one stage: more is hardly a pipeline
 
@@ -58,19 +59,20 @@ def split(
     """
     if n_stages < 1:
         raise SplitError(f"a model cannot be split into {n_stages} stages")
-    traced = trace(model, sample)
-    if len(traced.steps) < n_stages:
-        raise SplitError(
-            f"{type(model).__name__} has {len(traced.steps)} steps, too few for {n_stages} stages; "
-            "take fewer stages" + _why_whole(traced)
+    with unchanged(model):
+        traced = traced_in_both_modes(model, sample)
+        if len(traced.steps) < n_stages:
+            raise SplitError(
+                f"{type(model).__name__} has {len(traced.steps)} steps, too few for {n_stages} stages; "
+                "take fewer stages" + _why_whole(traced)
+            )
+        begins, seconds = (
+            (_at_points(traced, n_stages, points), ())
+            if points
+            else _balanced(traced, n_stages, times, link or Link(), micro_batches, world)
         )
-    begins, seconds = (
-        (_at_points(traced, n_stages, points), ())
-        if points
-        else _balanced(traced, n_stages, times, link or Link(), micro_batches, world)
-    )
-    stages = build(traced, begins, seconds)
-    fewest = _verify.compare(model, stages, sample, cut=cut) if verify else 1
+        stages = build(traced, begins, seconds)
+        fewest = _verify.compare(model, stages, sample, cut=cut) if verify else 1
     return [replace(stage, outline=_micro.outline(sample), fewest=fewest) for stage in stages]
 
 

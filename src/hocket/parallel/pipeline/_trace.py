@@ -25,6 +25,8 @@ import torch
 from torch import fx
 from torch.overrides import TorchFunctionMode
 
+from hocket.workload.division import plain_values, unchanged
+
 from ..batches import trees as _trees
 from ..partition.tensor import is_leaf
 from ..state import is_deferred
@@ -110,26 +112,38 @@ def trace(model: torch.nn.Module, sample: Any) -> Traced:
     Raises:
         SplitError: the model's own forward cannot be followed.
     """
-    found = _followed(model, sample)
+    with unchanged(model):
+        return traced_in_both_modes(model, sample)
+
+
+def traced_in_both_modes(model: torch.nn.Module, sample: Any) -> Traced:
+    """As `trace`, but the Python state of the model goes on, so that a comparison sees what changes in each forward."""
+    earlier: dict[int, Tensor] = {}
+    found = _followed(model, sample, True, earlier)
     modes = [(module, module.training) for module in model.modules()]
     try:
         model.train(not model.training)
-        return replace(found, other=_followed(model, sample))
+        return replace(found, other=_followed(model, sample, model.training, earlier))
     finally:
         for module, mode in modes:
             module.training = mode
 
 
-def _followed(model: torch.nn.Module, sample: Any) -> Traced:
-    """As `trace`, in the mode in which the model is."""
+def _followed(model: torch.nn.Module, sample: Any, grad: bool, earlier: dict[int, Tensor]) -> Traced:
+    """As `trace`, in the mode in which the model is, with gradients or without."""
     whole: dict[str, str] = {}
     compiled: set[str] = set()
     while True:
-        recorder = _Follower(model, whole, compiled)
+        recorder = _Follower(model, whole, compiled, grad, earlier)
+        before = plain_values(model)
         try:
-            with undisturbed(model), torch.enable_grad():
+            with undisturbed(model), torch.set_grad_enabled(grad):
                 recorder.follow(sample)
+            _refuse_state(model, sample, before)
+            earlier.update(recorder.tensors())
             return Traced(model, recorder.graph, model.training, whole)
+        except SplitError:
+            raise
         except Exception as error:
             path = recorder.failed
             alike = [one for one, _ in model.named_modules() if _NUMBER.sub("#", one) == _NUMBER.sub("#", path)]
@@ -146,6 +160,21 @@ def _followed(model: torch.nn.Module, sample: Any) -> Traced:
                 raise SplitError(
                     f"{name} does not run on the sample, or on as much of it as a micro-batch has: {said}. {UNCUT}"
                 ) from error
+
+
+def _refuse_state(model: torch.nn.Module, sample: Any, before: dict[str, Any]) -> None:
+    """Refuse a model whose forward changes numbers of Python's own each time: its steps were noted for one of them."""
+    after = plain_values(model)
+    if all(after[name] == before.get(name) for name in after):
+        return
+    with undisturbed(model), torch.no_grad():
+        _trees.called(model, sample)
+    again = plain_values(model)
+    if changing := [name for name in again if again[name] != after.get(name)]:
+        raise SplitError(
+            f"cannot split {type(model).__name__} into stages: each forward changes {', '.join(changing[:3])}, which "
+            "may decide what the next one does. Keep such state in buffers, and draw random numbers with torch"
+        )
 
 
 def _runs(model: torch.nn.Module, sample: Any) -> bool:
@@ -205,12 +234,20 @@ def undisturbed(model: torch.nn.Module) -> Iterator[None]:
 class _Follower(TorchFunctionMode, Numbers):
     """Notes what a model calls while it runs."""
 
-    def __init__(self, model: torch.nn.Module, whole: dict[str, str], compiled: set[str]) -> None:
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        whole: dict[str, str],
+        compiled: set[str],
+        grad: bool,
+        earlier: Mapping[int, Tensor],
+    ) -> None:
         super().__init__()
         self.graph = fx.Graph()
         self.failed = ""
         self.recording = False
         self._whole, self._compiled = whole, compiled
+        self._grad, self._earlier = grad, earlier
         self._model = model
         self._paths = {id(module): path for path, module in model.named_modules()}
         named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
@@ -221,6 +258,10 @@ class _Follower(TorchFunctionMode, Numbers):
         self._in_memory: dict[int, set[str]] = {}  # names of the steps whose values share memory
         self._casts: list[tuple[Any, ...]] = []
         self._thread = threading.get_ident()
+
+    def tensors(self) -> dict[int, Tensor]:
+        """The tensors that were met, by id."""
+        return {key: tensor for key, (tensor, _) in self._nodes.items()}
 
     def follow(self, sample: Any) -> None:
         """Run the model on a sample."""
@@ -318,7 +359,7 @@ class _Follower(TorchFunctionMode, Numbers):
 
     def _noted(self, node: fx.Node, value: Any) -> fx.Node:
         node.meta.update(value=value, path=self._path[-1] if self._path else "", changes=[])
-        node.meta["within"] = (torch.is_grad_enabled(), self._casts[-1] if self._casts else None)
+        node.meta["within"] = (torch.is_grad_enabled() or not self._grad, self._casts[-1] if self._casts else None)
         return node
 
     def _known(self, node: fx.Node, value: Any, changed: Any, *, in_place: bool = False) -> Any:
@@ -359,7 +400,7 @@ class _Follower(TorchFunctionMode, Numbers):
                 return self._nodes[id(value)][1]
             if id(value) in self._state:
                 return self._attribute(self._state[id(value)], value)
-            if value.grad_fn is not None:
+            if value.grad_fn is not None or id(value) in self._earlier:
                 raise DataDependentError("the code uses a tensor that was computed before or beside this forward")
             return value
         if isinstance(value, TracedNumber):
@@ -445,6 +486,7 @@ class _Follower(TorchFunctionMode, Numbers):
         call, assign = torch.nn.Module.__call__, torch.nn.Module.__setattr__
         apply = torch.autograd.Function.__dict__["apply"]
         enter, leave = torch.autocast.__enter__, torch.autocast.__exit__
+        grad = torch.is_grad_enabled
 
         def called(module: Any, *args: Any, **kwargs: Any) -> Any:
             return self._module(call, module, args, kwargs)
@@ -466,6 +508,12 @@ class _Follower(TorchFunctionMode, Numbers):
             self._casts.pop()
             return leave(cast, *error)
 
+        def asked() -> bool:
+            if self._active() and not sys._getframe(1).f_code.co_filename.startswith(_HERE):
+                with self._computing():
+                    self._check(grad, (), grad())
+            return grad()
+
         with contextlib.ExitStack() as stack:
             for owner, name, new in (
                 (torch.nn.Module, "__call__", called),
@@ -473,6 +521,7 @@ class _Follower(TorchFunctionMode, Numbers):
                 (torch.autograd.Function, "apply", classmethod(applied)),
                 (torch.autocast, "__enter__", entered),
                 (torch.autocast, "__exit__", left),
+                (torch, "is_grad_enabled", asked),
                 (builtins, "len", self._length(len)),
                 (builtins, "range", self._range(range)),
             ):

@@ -1,0 +1,245 @@
+"""Code that models have between their layers is followed as it runs, and gives the same in stages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import hocket
+from hocket.parallel.pipeline import SplitError, split
+from hocket.parallel.pipeline._verify import chained
+from hocket.planner import Plan
+from hocket.testing import run_ranks
+
+Tensor = torch.Tensor
+WIDTH = 8
+
+
+class Pair(NamedTuple):
+    left: Tensor
+    right: Tensor
+
+
+@dataclass
+class Output:
+    logits: Tensor
+    pair: Pair | None = None
+    loss: Tensor | None = None
+
+
+class Memory:
+    """Keys and values, as a cache of Hugging Face's keeps them: an object that layers hand on."""
+
+    def __init__(self) -> None:
+        self.layers: list[Tensor] = []
+
+    def add(self, x: Tensor) -> Tensor:
+        self.layers.append(x)
+        return torch.stack(self.layers).mean(0)
+
+
+class Parts(nn.Module):
+    """Four layers, and what stands between them."""
+
+    def __init__(self, between: Callable[[Any, Tensor, Tensor], Any]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(WIDTH, WIDTH) for _ in range(4)])
+        self.scale = nn.Parameter(torch.linspace(0.5, 1.5, WIDTH))
+        self.register_buffer("moving", torch.zeros(WIDTH))
+        self.register_buffer("steps", torch.zeros(()))
+        self.between = between
+
+    def forward(self, x: Tensor) -> Any:
+        y = self.layers[1](torch.relu(self.layers[0](x)))
+        return self.between(self, x, y)
+
+    def last(self, y: Tensor) -> Tensor:
+        rest: Tensor = self.layers[3](torch.relu(self.layers[2](y)))
+        return rest
+
+
+def shapes(model: Any, x: Tensor, y: Tensor) -> Any:
+    mask = torch.zeros(1, 1)
+    if x.shape[0] != mask.shape[0]:  # so is every sample but a single one
+        mask = mask.expand(x.shape[0], -1)
+    rows, columns = torch.triu_indices(WIDTH, WIDTH, offset=1)
+    products = (y[:, :, None] * y[:, None])[:, rows, columns]
+    ramp = torch.linspace(0, 1, y.size(1)) + torch.tensor([float(WIDTH)] * WIDTH) / torch.arange(1, y.size(1) + 1)
+    return model.last(y * ramp + products.mean(1, keepdim=True) + mask)
+
+
+def containers(model: Any, x: Tensor, y: Tensor) -> Any:
+    pair = Pair(y, y.cumsum(1))
+    return Output(model.last(pair.left + pair.right), pair._replace(right=x * 2))
+
+
+def caches(model: Any, x: Tensor, y: Tensor) -> Any:
+    memory = Memory()
+    for layer in model.layers[2:]:
+        y = layer(torch.tanh(memory.add(y)))
+    return y
+
+
+def buffers(model: Any, x: Tensor, y: Tensor) -> Any:
+    model.steps += 1
+    model.moving = 0.9 * model.moving + 0.1 * y.detach().mean(0)
+    return model.last(y - model.moving / model.steps)
+
+
+def modes(model: Any, x: Tensor, y: Tensor) -> Any:
+    return model.last(y * 2 if model.training else F.normalize(y, dim=-1))
+
+
+def regions(model: Any, x: Tensor, y: Tensor) -> Any:
+    with torch.no_grad():
+        centre = (y * model.scale).mean(0)
+    return model.last(y - centre)
+
+
+def packed(model: Any, x: Tensor, y: Tensor) -> Any:
+    lengths = torch.full((len(y),), 4)
+    sequence = nn.utils.rnn.pack_padded_sequence(y.view(len(y), 4, 2), lengths, batch_first=True)
+    back, _ = nn.utils.rnn.pad_packed_sequence(sequence, batch_first=True)
+    return model.last(back.flatten(1))
+
+
+def loops(model: Any, x: Tensor, y: Tensor) -> Any:
+    for column in y.unbind(1)[:3]:
+        y = y + column[:, None]
+    for place in range(len(y.shape)):
+        y = y * (1 + place)
+    return model.last(y)
+
+
+@pytest.mark.parametrize("between", [shapes, containers, caches, buffers, modes, regions, packed, loops])
+def test_code_between_layers_gives_the_same_in_stages(between: Any) -> None:
+    torch.manual_seed(0)
+    model = Parts(between)
+    stages = split(model, 2, (torch.randn(6, WIDTH),), points=("layers.2",))
+    assert stages[0].parameters().keys() >= {"layers.0.weight", "layers.1.weight"}
+    assert stages[1].parameters().keys() >= {"layers.2.weight", "layers.3.weight"}
+    for training, samples in ((True, 6), (False, 4), (True, 3), (False, 1)):
+        model.train(training)
+        x = torch.randn(samples, WIDTH)
+        kept = [buffer.clone() for buffer in model.buffers()]
+        expected = model(x)
+        after = [buffer.clone() for buffer in model.buffers()]
+        for buffer, value in zip(model.buffers(), kept, strict=True):
+            buffer.detach().copy_(value)
+        for stage in stages:  # which keep the buffers that they have
+            for name, buffer in stage.module.named_buffers():
+                buffer.detach().copy_(
+                    dict(zip(dict(model.named_buffers()), kept, strict=True))[stage.names.get(name, name)]
+                )
+        found, _ = chained(stages, (x,))
+        assert type(found) is type(expected)
+        if isinstance(found, Output):
+            assert type(found.pair) is Pair
+            torch.testing.assert_close((found.logits, *found.pair), (expected.logits, *expected.pair))
+        else:
+            torch.testing.assert_close(found, expected)
+        if between is buffers:
+            held = {stage.names.get(n, n): b for stage in stages for n, b in stage.module.named_buffers()}
+            torch.testing.assert_close([held["moving"], held["steps"]], after)
+
+
+class Encoder(nn.Module):
+    """torch's own Transformer, that looks whether its mask is causal."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(WIDTH, 2, 16, 0.0, batch_first=True)
+        self.table, self.head = nn.Embedding(11, WIDTH), nn.Linear(WIDTH, 11)
+        self.encoder = nn.TransformerEncoder(layer, 4)
+
+    def forward(self, words: Tensor, padding: Tensor | None = None) -> Tensor:
+        mask = nn.Transformer.generate_square_subsequent_mask(words.shape[1])
+        made: Tensor = self.head(self.encoder(self.table(words), mask=mask, src_key_padding_mask=padding))
+        return made
+
+
+def test_a_transformer_of_torch_s_is_cut_inside() -> None:
+    words = torch.randint(1, 11, (4, 5))
+    for inputs in ((words,), (words, words == 3)):
+        stages = split(Encoder(), 2, inputs)
+        assert all(any("encoder.layers" in layer for layer in stage.layers) for stage in stages)
+
+
+class Graph(nn.Module):
+    """A batch is one graph, whose nodes are no samples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(WIDTH, WIDTH) for _ in range(3)])
+
+    def forward(self, x: Tensor, edges: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = x + torch.zeros_like(x).index_add(0, edges[1], layer(x)[edges[0]])
+        return x
+
+
+class Deciding(nn.Module):
+    """Cannot be followed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.b(self.a(x)) if x.sum() > 0 else self.a(x)
+        return y
+
+
+def edges() -> tuple[Tensor, Tensor]:
+    g = torch.Generator().manual_seed(1)
+    return torch.randn(10, WIDTH, generator=g), torch.cat(
+        [torch.randint(0, 10, (2, 30), generator=g), torch.tensor([[9], [9]])], 1
+    )
+
+
+def refused_and_tried_again() -> tuple[list[str], list[float], list[str]]:
+    """The errors of plans that cannot be, and then what a plan loses that can, on the same ranks."""
+    said = []
+    made = torch.randn(8, WIDTH, generator=torch.Generator().manual_seed(2))
+    for model, sample in ((Deciding(), (made,)), (Graph(), edges())):
+        try:
+            hocket.Trainer(model, F.mse_loss, torch.optim.SGD(model.parameters(), lr=0.1),
+                           Plan(pipeline_parallel_degree=2, micro_batches=2), sample=sample)  # fmt: skip
+        except SplitError as error:
+            said.append(str(error))
+    torch.manual_seed(0)
+    model = Graph()
+    plan = Plan(pipeline_parallel_degree=2, micro_batches=1)
+    trainer = hocket.Trainer(model, F.mse_loss, torch.optim.SGD(model.parameters(), lr=0.1), plan, sample=edges())
+    losses = [float(trainer.step((*edges(), torch.ones(10, WIDTH)))) for _ in range(3)]
+    wide = nn.Sequential(nn.Linear(WIDTH, 600), nn.Linear(600, 2))
+    lopsided = hocket.Trainer(wide, F.mse_loss, torch.optim.SGD(wide.parameters(), lr=0.1), plan, sample=(made,))
+    return said, losses, [note for note in lopsided.report()["notes"] if "% of the parameters' bytes" in note]
+
+
+@pytest.mark.filterwarnings("ignore:the pipeline is not balanced")
+def test_refusals_come_on_every_rank_alike_and_another_plan_can_be_tried() -> None:
+    torch.manual_seed(0)
+    model = Graph()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    plain = []
+    for _ in range(3):
+        loss = F.mse_loss(model(*edges()), torch.ones(10, WIDTH))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        plain.append(float(loss.detach()))
+    found = run_ranks(refused_and_tried_again, 2, timeout_s=110)
+    assert found[0][0] == found[1][0]
+    assert "Deciding into stages: DataDependentError" in found[0][0][0]
+    assert "micro_batches = 1" in found[0][0][1]
+    for _, losses, notes in found:
+        assert losses == pytest.approx(plain, rel=1e-5)  # float32
+        assert notes
+        assert "the largest step, 0, has 8" in notes[0]
