@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from hocket.cli._interrupt import interrupts_kept
+from hocket.cli.run import interrupts_kept
 from hocket.testing import deadline
 
 
@@ -35,7 +35,7 @@ def test_an_interrupt_is_raised_at_the_end_and_the_handler_is_given_back():
 def test_a_second_interrupt_ends_the_process_at_once():
     source = """
 import os, signal
-from hocket.cli._interrupt import interrupts_kept
+from hocket.cli.run import interrupts_kept
 with interrupts_kept():
     os.kill(os.getpid(), signal.SIGINT)
     print("one", flush=True)

@@ -6,8 +6,8 @@ import torch
 
 from hocket.workloads import build, settings_from_options
 from hocket.workloads.climate.data import CHANNELS, CLASSES, SHARES, Maps
-from hocket.workloads.climate.metrics import confusion, intersection_over_union
 from hocket.workloads.climate.model import UNet
+from hocket.workloads.climate.workload import confusion, intersection_over_union
 
 
 def test_a_map_is_a_function_of_seed_epoch_and_index() -> None:

@@ -7,8 +7,8 @@ from sklearn.metrics import average_precision_score
 
 from hocket.workloads.resnet50.model import Bottleneck
 from hocket.workloads.resnet101.data import Compositions, load
-from hocket.workloads.resnet101.metrics import average_precision
 from hocket.workloads.resnet101.model import ResNet101
+from hocket.workloads.resnet101.workload import average_precision
 
 
 def test_parameter_count_is_the_published_one() -> None:

@@ -1,7 +1,12 @@
 """`hocket bench`: collectives and training steps, measured beside other systems in the same processes."""
 
 import json
+import os
+import platform
+import shlex
 import sys
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,7 +15,6 @@ from rich.console import Console
 from typer.core import TyperGroup
 
 from hocket.cli._bench import tables
-from hocket.cli._bench.machine import describe_machine
 from hocket.cli._bench.world import BenchError, require_mpi, run_world
 from hocket.cli._output import RANKS
 from hocket.units import parse_bytes
@@ -87,7 +91,7 @@ def _finish(
     out: Path | None,
     markdown: Path | None,
 ) -> None:
-    machine = describe_machine()
+    machine = _machine()
     document = json.dumps({**result, "machine": machine}, indent=2)
     try:
         if out is not None:
@@ -159,3 +163,33 @@ def step(
     except BenchError as error:
         raise _fail(str(error)) from None
     _finish(result, f"training step, {n} ranks", tables.step_cells(result), as_json, out, markdown)
+
+
+def _machine() -> dict[str, Any]:
+    """Hardware, system, versions, command and date, as JSON values."""
+    return {
+        "cpu": _cpu(),
+        "cores": len(os.sched_getaffinity(0)),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "hocket": _version("hocket"),
+        "torch": _version("torch"),
+        "openmpi": _version("openmpi"),
+        "mpi4py": _version("mpi4py"),
+        "command": shlex.join(["hocket", *sys.argv[1:]]),
+        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+    }
+
+
+def _cpu() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

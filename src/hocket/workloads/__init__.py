@@ -8,8 +8,7 @@ from hocket.workloads._device import check_device
 from hocket.workloads._example import Example, example
 from hocket.workloads._progress import Follower
 from hocket.workloads._report import report
-from hocket.workloads._result import conclude
-from hocket.workloads._run import RunDirectory
+from hocket.workloads._run import RunDirectory, conclude
 from hocket.workloads._settings import SettingsError, ThroughputUnit, WorkloadSettings
 from hocket.workloads._workload import BundledWorkload, build, names, settings_from_options
 

@@ -17,8 +17,7 @@ from hocket.timeline import write_perfetto
 from hocket.workloads import _scaling
 from hocket.workloads._cores import Cores
 from hocket.workloads._device import device_of_worker
-from hocket.workloads._result import conclude
-from hocket.workloads._run import TRACE, RunDirectory
+from hocket.workloads._run import TRACE, RunDirectory, conclude
 from hocket.workloads._training import Trainee, train
 from hocket.workloads._workload import BundledWorkload, build, settings_from_options
 

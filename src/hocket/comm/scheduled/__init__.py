@@ -1,9 +1,8 @@
 """Schedules compiled and executed on tensors, over whatever can send and receive."""
 
-from ._choosing import choose
 from ._execute import EndpointExecutor, PendingMessage, PointToPoint, blocks_after, blocks_before, perform
 from ._program import Message
-from ._scheduled import ScheduledTransport
+from ._scheduled import ScheduledTransport, choose
 from ._two_level import Subset, TwoLevelTransport
 
 __all__ = [

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -12,7 +13,6 @@ from torch.utils.data import DataLoader, Dataset
 import hocket
 from hocket.workloads._workload import Batch, BundledWorkload
 from hocket.workloads.climate import data
-from hocket.workloads.climate.metrics import confusion, intersection_over_union
 from hocket.workloads.climate.model import UNet
 from hocket.workloads.climate.settings import SIZES, ClimateSettings
 
@@ -82,3 +82,21 @@ class ClimateWorkload(BundledWorkload[ClimateSettings]):
                 f"reach {mean['thresholds']:.1f}%"
             ),
         }
+
+
+def confusion(truth: npt.NDArray[np.int64], told: npt.NDArray[np.int64], classes: int) -> npt.NDArray[np.int64]:
+    """Return the counts of pixels by class (rows) and by what was said of them (columns)."""
+    flat = truth.reshape(-1) * classes + told.reshape(-1)
+    return np.bincount(flat, minlength=classes**2).reshape(classes, classes)
+
+
+def intersection_over_union(table: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+    """For each class the pixels that are of it and said to be, by those that are or are said to be; NaN where none is.
+
+    `table` is the sum of `confusion` over all maps.
+    """
+    both = np.diag(table).astype(np.float64)
+    either = table.sum(0) + table.sum(1) - both
+    found: npt.NDArray[np.float64] = np.full(len(both), np.nan)
+    np.divide(both, either, out=found, where=either > 0)
+    return found

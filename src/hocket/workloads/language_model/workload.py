@@ -4,6 +4,7 @@ import math
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -11,7 +12,8 @@ from torch.utils.data import DataLoader, Dataset
 
 import hocket
 from hocket.workloads._workload import Batch, BundledWorkload
-from hocket.workloads.language_model import baselines, data
+from hocket.workloads.language_model import data
+from hocket.workloads.language_model.data import Text
 from hocket.workloads.language_model.model import GPT
 from hocket.workloads.language_model.settings import SIZES, LanguageModelSettings
 
@@ -55,8 +57,8 @@ class LanguageModelWorkload(BundledWorkload[LanguageModelSettings]):
         nats_sum, count = hocket.total(sums).tolist()
         texts = self._texts
         rows = [
-            _row("unigram counts", baselines.unigram_nats(texts.training, texts.held_out)),
-            _row("bigram counts", baselines.bigram_nats(texts.training, texts.held_out)),
+            _row("unigram counts", unigram_nats(texts.training, texts.held_out)),
+            _row("bigram counts", bigram_nats(texts.training, texts.held_out)),
             _row("GPT", nats_sum / count),
         ]
         return {
@@ -72,3 +74,28 @@ class LanguageModelWorkload(BundledWorkload[LanguageModelSettings]):
 
 def _row(predictor: str, nats: float) -> dict[str, Any]:
     return {"predictor": predictor, "perplexity": math.exp(nats), "bits_per_byte": nats / math.log(2.0)}
+
+
+_BYTES = 256
+
+
+def unigram_nats(training: Text, held_out: Text) -> float:
+    """Mean -ln p of the bytes of ``held_out`` but the first, where p is a byte's share of ``training``, plus one each.
+
+    The first byte is left out so that all predictors are judged on the same bytes.
+    """
+    counts = np.bincount(training, minlength=_BYTES) + 1.0
+    return float(-np.log(counts / counts.sum())[held_out[1:]].mean())
+
+
+def bigram_nats(training: Text, held_out: Text) -> float:
+    """Mean -ln p of the bytes of ``held_out`` but the first, where p is how often a byte follows the one before it.
+
+    As much weight as one observation has goes to the byte's share of the whole text, for pairs never seen.
+    """
+    share = np.bincount(training, minlength=_BYTES) + 1.0
+    share /= share.sum()
+    pairs = np.zeros((_BYTES, _BYTES))
+    np.add.at(pairs, (training[:-1], training[1:]), 1.0)
+    likely = (pairs + share) / (pairs.sum(axis=1, keepdims=True) + 1.0)
+    return float(-np.log(likely)[held_out[:-1], held_out[1:]].mean())

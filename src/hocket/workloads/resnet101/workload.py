@@ -1,8 +1,11 @@
 """How ResNet-101 is trained on composed images, and judged."""
 
+import math
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -12,7 +15,6 @@ import hocket
 from hocket.workloads._drawn import Numbered
 from hocket.workloads._workload import Batch, BundledWorkload
 from hocket.workloads.resnet101 import data
-from hocket.workloads.resnet101.metrics import average_precision
 from hocket.workloads.resnet101.model import ResNet101
 from hocket.workloads.resnet101.settings import ResNet101Settings
 
@@ -76,3 +78,22 @@ class ResNet101Workload(BundledWorkload[ResNet101Settings]):
                 f"{mean['chance_percent']:.1f}%"
             ),
         }
+
+
+def average_precision(scores: npt.NDArray[np.float64], occurs: npt.NDArray[np.bool_]) -> float:
+    """Mean, over the images where a label occurs, of the precision among the images ranked not below.
+
+    Args:
+        scores: One per image, (n,); images of equal score are ranked together.
+        occurs: Whether the label occurs, (n,).
+
+    Returns:
+        In (0, 1]; NaN where the label occurs nowhere.
+    """
+    if not occurs.any():
+        return math.nan
+    order = np.argsort(-scores, kind="stable")
+    ranked, found = scores[order], np.cumsum(occurs[order])
+    last_of_equals = np.searchsorted(-ranked, -ranked, side="right") - 1
+    precision = found[last_of_equals] / (last_of_equals + 1)
+    return float(precision[occurs[order]].mean())
