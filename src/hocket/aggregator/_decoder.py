@@ -16,15 +16,11 @@ class Decoder:
     """Reads frames of one direction of one connection.
 
     Fill `buffers()` in order with what arrives, say how much that was with `filled`, and take the frames out.
-
-    Args:
-        expected: Types of frames that may come now; may be changed between frames.
-        segment_nbytes: The longest payload of a DATA frame.
     """
 
     def __init__(self, expected: frozenset[FrameType], segment_nbytes: int) -> None:
-        self.expected = expected
-        self.segment_nbytes = segment_nbytes
+        self.expected = expected  # types of frames that may come now; may be changed between frames
+        self.segment_nbytes = segment_nbytes  # the longest payload of a DATA frame
         self._stage = memoryview(bytearray(_STAGE_NBYTES))
         self._begin = 0
         self._end = 0

@@ -22,19 +22,14 @@ Climb = Callable[[Group, bytes, bytes], Parent]
 
 
 class Directory:
-    """See the head of this module; it is the `Registry` of connections and the `Owner` of groups.
-
-    Args:
-        limits: Quotas.
-        stats: Counters of groups and operations.
-        climb: Function that leads groups which span more than this aggregator to its parent; None if it has none.
-    """
+    """See the head of this module; it is the `Registry` of connections and the `Owner` of groups."""
 
     def __init__(self, limits: Limits, stats: Stats, climb: Climb | None) -> None:
         self.indebted: set[Group] = set()
         """Groups with credits to send."""
-        self._limits = limits
-        self._stats = stats
+        self._limits = limits  # quotas
+        self._stats = stats  # counters of groups and operations
+        # function that leads groups which span more than this aggregator to its parent; None if it has none
         self._climb = climb
         self._pool = Pool()
         self._forming: dict[tuple[bytes, bytes], Group] = {}

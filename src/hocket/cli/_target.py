@@ -27,23 +27,18 @@ class TargetError(ValueError):
 
 
 def resolve_target(
+    # see `TARGET_HELP`. Of `train.py:build` the function returns the model and a sample, and perhaps a loss.
     target: str,
     *,
-    batch: int | None = None,
+    batch: int | None = None,  # samples of the captured batch, for bundled workloads
+    # where models are captured: "meta" (no times; the default for bundled workloads), "cpu", "cuda"
     device: str | None = None,
-    optimizer: str = "adam",
-    degrees: Sequence[int] = (2, 4, 8),
+    optimizer: str = "adam",  # see `hocket.workload.capture`
+    degrees: Sequence[int] = (2, 4, 8),  # see there
+    # ranks that share a host's cores: a model is measured with as many threads as `hocket run` gives each
     sharers: int = 1,
 ) -> Workload:
     """Return the workload that a user means.
-
-    Args:
-        target: See `TARGET_HELP`. Of `train.py:build` the function returns the model and a sample, and perhaps a loss.
-        batch: Samples of the captured batch, for bundled workloads.
-        device: Where models are captured: "meta" (no times; the default for bundled workloads), "cpu", "cuda".
-        optimizer: See `hocket.workload.capture`.
-        degrees: See there.
-        sharers: Ranks that share a host's cores: a model is measured with as many threads as `hocket run` gives each.
 
     Raises:
         TargetError: nothing of this name is there, the user's code fails, or its function gives something else.

@@ -49,9 +49,6 @@ class Networks:
         wiring: What to build.
         seed: Seed of the switches' hashes.
 
-    Attributes:
-        fds: File descriptor of every node's namespace.
-
     Raises:
         FabricError: the kernel refuses something.
     """
@@ -59,7 +56,7 @@ class Networks:
     def __init__(self, wiring: Wiring, seed: int) -> None:
         self._wiring = wiring
         self._home = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
-        self.fds: list[int] = []
+        self.fds: list[int] = []  # file descriptor of every node's namespace
         try:
             for _ in wiring.nodes:
                 self.fds.append(new_network())

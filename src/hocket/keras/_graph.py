@@ -47,9 +47,6 @@ class LayerCall:
 class Graph:
     """The steps of a model. Models inside it are taken apart where they are called with plain tensors.
 
-    Args:
-        model: A built Sequential or functional model.
-
     Attributes:
         model: The Keras model.
         inputs: Names of the values of the model's inputs.
@@ -76,7 +73,7 @@ class Graph:
                     "pipeline= puts outputs together from micro-batches: give a row for each sample, or leave "
                     "pipeline= out"
                 )
-        self.model = model
+        self.model = model  # a built Sequential or functional model
         self.functional = functional
         self.steps: list[LayerCall] = []
         self.inputs = [f"input {i}" for i in range(len(functional.inputs))]

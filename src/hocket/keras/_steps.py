@@ -27,20 +27,15 @@ class Steps:
     - gradients are averaged over ranks while back-propagation goes on, before Keras' optimizer sees them;
     - metrics are added up over ranks (`MetricSums`), or computed from all ranks' outputs if they are not sums;
     - what `predict` returns is gathered.
-
-    Args:
-        model: The Keras model.
-        world: The ranks.
-        synchronise_batch_norm: Whether batch norm's statistics are those of the whole batch.
-        bucket_bytes: Most bytes of gradients reduced together; None to choose.
     """
 
     def __init__(self, model: Any, world: World, *, synchronise_batch_norm: bool, bucket_bytes: int | None) -> None:
-        self.model = model
-        self.world = world
+        self.model = model  # the Keras model
+        self.world = world  # the ranks
         self.tally: MetricSums | None = None
+        # whether batch norm's statistics are those of the whole batch
         self._synchronise_batch_norm = synchronise_batch_norm
-        self._bucket_bytes = bucket_bytes
+        self._bucket_bytes = bucket_bytes  # most bytes of gradients reduced together; None to choose
         self._yielded: BatchShard | None = None  # of the batch that a loader gave out last and no step has taken
         self._working: BatchShard | None = None  # of the batch that a step works on
         self._reducer: GradientReducer | None = None

@@ -27,15 +27,11 @@ class Aggregators:
     In an emulated cluster they run beside switches, as `hocket.launch._fabric.sites` says: one, or a tree of which
     every rank has a leaf near it; or on hosts to spare. Else there is one on this host. Raises LaunchError: one did not
     start.
-
-    Args:
-        job: Job in whose directory the token lies, and which ends the processes.
-        placement: Where the ranks go in an emulated cluster; None for this host.
     """
 
     def __init__(self, job: Job, placement: "HostPlacement | None" = None) -> None:
-        self._job = job
-        self._placement = placement
+        self._job = job  # job in whose directory the token lies, and which ends the processes
+        self._placement = placement  # where the ranks go in an emulated cluster; None for this host
         self._deadline_s = time.monotonic() + _START_S
         self._token_file = os.path.join(job.directory, "aggregator-token")
         with open(os.open(self._token_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:

@@ -26,15 +26,10 @@ class PlacementError(ValueError):
 
 @dataclass(frozen=True)
 class Sites:
-    """Where aggregators stand.
+    """Where aggregators stand."""
 
-    Attributes:
-        roots: Switches or hosts; several share long messages.
-        leaves: Switch whose aggregator is the host's own, a child of the root, for every host with ranks;
-            empty without a tree.
-    """
-
-    roots: tuple[str, ...]
+    roots: tuple[str, ...]  # switches or hosts; several share long messages
+    # switch whose aggregator is the host's own, a child of the root, for every host with ranks; empty without a tree
     leaves: Mapping[str, str] = field(default_factory=dict)
 
 

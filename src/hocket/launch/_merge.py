@@ -50,18 +50,13 @@ class Merger:
 
     Args:
         grace_s: Seconds that the others may take to end after one rank has failed, before they get SIGKILL.
-
-    Attributes:
-        ended_s: When each rank that has ended did, in seconds since the epoch.
-        output_closed: Who read our output has gone, and the ranks' output is thrown away.
-        log_error: Why a log file ends early, if one does; the job goes on.
-        broken: What went wrong in the thread, which has ended with it: the ranks' output is read no more.
     """
 
     def __init__(self, grace_s: float) -> None:
-        self.ended_s: dict[int, float] = {}
-        self.output_closed = False
-        self.log_error: OSError | None = None
+        self.ended_s: dict[int, float] = {}  # when each rank that has ended did, in seconds since the epoch
+        self.output_closed = False  # who read our output has gone, and the ranks' output is thrown away
+        self.log_error: OSError | None = None  # why a log file ends early, if one does; the job goes on
+        # what went wrong in the thread, which has ended with it: the ranks' output is read no more
         self.broken: Exception | None = None
         self._grace_s = grace_s
         self._kill_at_s: float | None = None

@@ -89,11 +89,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def trace_of(model: nn.Module, units: list[Unit], batch: Any, run: Loss) -> Trace:
-    """Return what a forward pass with its loss does.
-
-    Raises:
-        WorkloadError: the loss has no gradient.
-    """
+    """Return what a forward pass with its loss does. Raises WorkloadError: the loss has no gradient."""
     at = [0]
     given = [one for one in tree_flatten(batch)[0] if isinstance(one, Tensor)]
     ignored = {storage_of(one) for one in (*model.parameters(), *model.buffers(), *given)}

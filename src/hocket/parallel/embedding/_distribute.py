@@ -19,20 +19,15 @@ from ._sharding import REPLICATE_BELOW_NBYTES, How, Table, TableSharding, decide
 
 @dataclass(slots=True)
 class EmbeddingParallel:
-    """How a model's embedding tables are sharded.
+    """How a model's embedding tables are sharded."""
 
-    Attributes:
-        decisions: The sharding of each table that can be sharded.
-        refused: Names of the weights of tables that cannot be sharded, with the reason; they stay as they are.
-        shards: For each sharded parameter, by the model's name: its full shape, and where this rank's part
-            begins in it. The part itself is the parameter, which may be empty.
-        world: The ranks.
-    """
-
-    decisions: list[TableSharding]
+    decisions: list[TableSharding]  # the sharding of each table that can be sharded
+    # names of the weights of tables that cannot be sharded, with the reason; they stay as they are
     refused: dict[str, str]
+    # for each sharded parameter, by the model's name: its full shape, and where this rank's part begins in it. The part
+    # itself is the parameter, which may be empty.
     shards: dict[str, tuple[tuple[int, ...], tuple[int, ...]]]
-    world: World
+    world: World  # the ranks
     _parameters: dict[str, nn.Parameter] = field(default_factory=dict)
     _exchanges: dict[str, RowExchange] = field(default_factory=dict)
 

@@ -33,18 +33,13 @@ class _LookupRoute:
 
 
 class RowExchange:
-    """Look-ups in one table; all ranks must make them in the same order.
-
-    Args:
-        decision: How the rows of the table are sharded.
-        world: The ranks.
-    """
+    """Look-ups in one table; all ranks must make them in the same order."""
 
     def __init__(self, decision: TableSharding, world: World) -> None:
-        self.decision = decision
+        self.decision = decision  # how the rows of the table are sharded
         self.begin, self.end = decision.range(world.rank)
         self.weight: Callable[[], float] = _one
-        self._world = world
+        self._world = world  # the ranks
         self._bounds = torch.tensor(decision.bounds[1:])
 
     def __deepcopy__(self, memo: dict[int, Any]) -> RowExchange:

@@ -22,19 +22,14 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class TableSharding:
-    """How one table is sharded.
+    """How one table is sharded."""
 
-    Attributes:
-        name: Name of the table's weight, in the model.
-        form: "table": one rank has all rows; "row": every rank has some; "replicated": every rank has all.
-        bounds: For each rank its first row, and at the end the number of rows; empty where it is replicated.
-        reason: Why, for people.
-    """
-
-    name: str
+    name: str  # name of the table's weight, in the model
+    # "table": one rank has all rows; "row": every rank has some; "replicated": every rank has all
     form: Literal["table", "row", "replicated"]
+    # for each rank its first row, and at the end the number of rows; empty where it is replicated
     bounds: tuple[int, ...]
-    reason: str
+    reason: str  # why, for people
 
     def range(self, rank: int) -> tuple[int, int]:
         """Return the rows of a rank: the first, and one past the last."""

@@ -13,14 +13,10 @@ T = TypeVar("T")
 
 
 class DryGroup:
-    """A group in a process that runs one rank's part alone, to see what it takes: collectives bring nothing.
-
-    Args:
-        heard: Hears of each collective: its kind, and bytes of its full tensor.
-    """
+    """A group in a process that runs one rank's part alone, to see what it takes: collectives bring nothing."""
 
     def __init__(self, heard: Callable[[str, int], None]) -> None:
-        self.heard = heard
+        self.heard = heard  # hears of each collective: its kind, and bytes of its full tensor
 
 
 @dataclass(frozen=True, slots=True)

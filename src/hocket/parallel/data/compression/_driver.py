@@ -58,17 +58,13 @@ class Compression:
     Args:
         text: The method, as a plan names it, and not "none".
         world: The ranks.
-
-    Attributes:
-        text: The method with its parameter.
-        method: The compressor.
     """
 
     def __init__(self, text: str, world: World) -> None:
         method = compressor(text)
         assert method is not None
-        self.text = str(parse_compression(text))
-        self.method: Compressor = method
+        self.text = str(parse_compression(text))  # the method with its parameter
+        self.method: Compressor = method  # the compressor
         self.link = CountingGroup(world.group, world.rank, world.size)
         self._world = world
         self._generators: dict[torch.device, torch.Generator] = {}
@@ -196,20 +192,15 @@ class Compression:
 
 
 class BucketExchange:
-    """One bucket's exchange under way, in the place of a collective's work.
-
-    Attributes:
-        busy_s: Seconds that this rank's thread was computing for it.
-        rounds: Operations posted so far, without that for marks.
-    """
+    """One bucket's exchange under way, in the place of a collective's work."""
 
     def __init__(self, compression: Compression, steps: Iterator[Any], job: BucketJob, number: int) -> None:
         self._compression, self._steps = compression, steps
         self._work: Any = None
         self._over = False
         self.job, self.number = job, number
-        self.busy_s = 0.0
-        self.rounds = 0
+        self.busy_s = 0.0  # seconds that this rank's thread was computing for it
+        self.rounds = 0  # operations posted so far, without that for marks
         self._planned = len(compression.method.announced(job))
 
     @property

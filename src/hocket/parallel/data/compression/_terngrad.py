@@ -15,9 +15,6 @@ class TernGrad(RowCompressor):
     variance; the expected value is then the clipped gradient. The paper takes s for each layer, and shares it among
     workers so that a server can add up whole numbers; here s is taken for each block of a bucket, and each rank's own
     goes along, since messages are decoded before they are added.
-
-    Args:
-        clip: Standard deviations beyond which gradients are clipped; 0 for no clipping.
     """
 
     name = "terngrad"
@@ -25,7 +22,7 @@ class TernGrad(RowCompressor):
     block = 2048
 
     def __init__(self, clip: float) -> None:
-        self.clip = clip
+        self.clip = clip  # standard deviations beyond which gradients are clipped; 0 for no clipping
 
     def message_nbytes(self, numel: int, dtype: torch.dtype) -> int:
         """Return 8 bytes for each block, of which the scale takes 4, and two bits for each element."""

@@ -19,9 +19,6 @@ class TopK(RowCompressor):
     Values and places are gathered from all ranks, which is more than a dense reduction sends when k or the number of
     ranks is large: then the bucket is sent dense, and whole (the switch of SparCML, Renggli et al. 2019; there it is
     made while partial sums fill up, here beforehand, since k is known). Values have the type of the gradients.
-
-    Args:
-        density: The part of the elements that is sent, k / d.
     """
 
     name = "topk"
@@ -29,7 +26,7 @@ class TopK(RowCompressor):
     block = 1
 
     def __init__(self, density: float) -> None:
-        self.density = density
+        self.density = density  # the part of the elements that is sent, k / d
 
     def chosen(self, numel: int) -> int:
         """Return how many of `numel` elements are sent."""

@@ -14,15 +14,11 @@ class Stretch(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """What one operation reduces.
+    """What one operation reduces."""
 
-    Attributes:
-        stretches: Stretches of gradients, in the order in which the forward pass needs the parameters.
-        nbytes: Bytes of all of them.
-    """
-
+    # stretches of gradients, in the order in which the forward pass needs the parameters
     stretches: tuple[Stretch, ...]
-    nbytes: int
+    nbytes: int  # bytes of all of them
 
 
 def cut(

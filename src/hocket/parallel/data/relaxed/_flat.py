@@ -10,11 +10,6 @@ _ALIGNMENT = 64
 class FlatParameters:
     """Moves the data of parameters into one flat tensor for each element type; the parameters keep their identity.
 
-    Args:
-        parameters: Parameters of a model that are trained; each counts once.
-        memory: A function that gives a uint8 tensor of so many bytes for them to lie in; None for private memory. Where
-            it is shared, the parameters are what lies there once `fill` or another process has written it.
-
     Attributes:
         nbytes: Bytes of all of them together, each type's part at a multiple of 64.
         flats: Flat tensors that the parameters lie in, by element type.
@@ -22,7 +17,9 @@ class FlatParameters:
 
     def __init__(
         self,
-        parameters: Iterable[torch.nn.Parameter],
+        parameters: Iterable[torch.nn.Parameter],  # parameters of a model that are trained; each counts once
+        # a function that gives a uint8 tensor of so many bytes for them to lie in; None for private memory. Where it is
+        # shared, the parameters are what lies there once `fill` or another process has written it.
         memory: Callable[[int], torch.Tensor] | None = None,
         *,
         fill: bool = True,

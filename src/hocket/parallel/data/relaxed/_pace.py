@@ -33,27 +33,17 @@ def most_missed(rule: Rule, bound: int) -> int:
 
 
 class Pace:
-    """One worker's side of the rules.
-
-    Args:
-        board: What connects the worker with the others.
-        rule: "stale" or "ssp".
-        bound: S above.
-
-    Attributes:
-        staleness: For each update of another worker that was applied here, how many of this worker's own updates its
-            gradient had not seen: how often each number occurred.
-        published: Updates of this worker.
-        applied: Updates of others.
-    """
+    """One worker's side of the rules."""
 
     def __init__(self, board: UpdateBoard, rule: Rule, bound: int) -> None:
+        # for each update of another worker that was applied here, how many of this worker's own updates its gradient
+        # had not seen: how often each number occurred
         self.staleness: Counter[int] = Counter()
-        self.published = 0
-        self.applied = 0
-        self._board = board
-        self._rule = rule
-        self._bound = bound
+        self.published = 0  # updates of this worker
+        self.applied = 0  # updates of others
+        self._board = board  # what connects the worker with the others
+        self._rule = rule  # "stale" or "ssp"
+        self._bound = bound  # S above
         self._most = most_missed(rule, bound)
         self._seen = [0] * board.size
         self._rests = 0

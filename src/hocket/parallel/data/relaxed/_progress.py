@@ -10,28 +10,20 @@ from ...mesh import World
 
 @dataclass(slots=True)
 class Progress:
-    """Counts of one worker, or of all together.
+    """Counts of one worker, or of all together."""
 
-    Attributes:
-        rule: The rule as a plan writes it, such as "stale:4".
-        updates: Updates that this worker's gradients have made.
-        applied: Updates of others that were added to this worker's parameters; 0 where they share memory or average.
-        averages: How often parameters were averaged.
-        samples: Samples that this worker's updates were made of.
-        waited_s: Seconds spent waiting for others: at the bound, or for averages. The end of an epoch is not counted.
-        rested_s: Seconds spent at the end of epochs, until the slowest had come.
-        staleness: How many updates had missed how many others; see the rules for what is counted.
-        workers: The counts of each worker at the last time that all met; empty in those.
-    """
-
-    rule: str
-    updates: int = 0
+    rule: str  # the rule as a plan writes it, such as "stale:4"
+    updates: int = 0  # updates that this worker's gradients have made
+    # updates of others that were added to this worker's parameters; 0 where they share memory or average
     applied: int = 0
-    averages: int = 0
-    samples: float = 0.0
+    averages: int = 0  # how often parameters were averaged
+    samples: float = 0.0  # samples that this worker's updates were made of
+    # seconds spent waiting for others: at the bound, or for averages. The end of an epoch is not counted.
     waited_s: float = 0.0
-    rested_s: float = 0.0
+    rested_s: float = 0.0  # seconds spent at the end of epochs, until the slowest had come
+    # how many updates had missed how many others; see the rules for what is counted
     staleness: Counter[int] = field(default_factory=Counter)
+    # the counts of each worker at the last time that all met; empty in those
     workers: list[dict[str, Any]] = field(default_factory=list)
 
     def alone(self) -> dict[str, Any]:

@@ -20,15 +20,12 @@ class RelaxedTraining(ABC):
         optimizer: Optimizer of its parameters.
         world: The workers.
 
-    Attributes:
-        progress: What was done so far.
-
     Raises:
         ValueError: workers have different models.
     """
 
     def __init__(self, rule: str, model: torch.nn.Module, optimizer: Any, world: World) -> None:
-        self.progress = Progress(rule)
+        self.progress = Progress(rule)  # what was done so far
         self._model, self._optimizer, self._world = model, optimizer, world
         if world.size > 1:
             check_model(model, world)
