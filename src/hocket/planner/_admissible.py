@@ -14,8 +14,6 @@ from ._network import Network
 from ._plan import Plan
 from .axes import AXES, axis, inner
 
-__all__ = ["Grid", "Layout", "grid_of", "layouts", "undivided"]
-
 _SHARDS = ("none", "optimizer", "gradients", "parameters")
 _MICRO = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256)
 _STAGES = (1, 2, 3, 4, 6, 8)

@@ -6,8 +6,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["CUT_SLACK", "Link", "balance", "slowest"]
-
 Array = npt.NDArray[np.float64]
 CUT_SLACK = 0.03
 """Times are measured no more precisely than this; within it a cut that fewer bytes cross is better."""

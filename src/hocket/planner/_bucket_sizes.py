@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["MAX_BUCKET_NBYTES", "MIN_BUCKET_NBYTES", "BucketSizes"]
-
 MAX_BUCKET_NBYTES = 64 * 2**20
 MIN_BUCKET_NBYTES = 4 * 2**20
 # Communication of the last bucket cannot hide behind back-propagation, so one bucket hides nothing; with eight of one

@@ -7,8 +7,6 @@ from hocket.timeline import Timeline
 from ._findings import PlanError, PlanFinding
 from ._plan import Plan
 
-__all__ = ["PlanCheck", "check_run"]
-
 # What a plan file says of each part that a timeline can show; see `with_reasons`.
 _PARTS: dict[str, tuple[str, ...]] = {
     "step": ("step_s",),

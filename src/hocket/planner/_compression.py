@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass
 
-__all__ = ["COMPRESSIONS", "CompressionSpec", "parse_compression"]
-
 
 @dataclass(frozen=True, slots=True)
 class _Parameter:

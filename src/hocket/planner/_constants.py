@@ -13,8 +13,6 @@ from dataclasses import dataclass
 
 from ._findings import PlanError
 
-__all__ = ["Constants", "slowest_of", "waiting"]
-
 
 @dataclass(frozen=True)
 class Constants:

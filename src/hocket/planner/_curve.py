@@ -14,8 +14,6 @@ from ._plan import Plan
 from ._scaling import ScalingFit
 from ._time import Prediction, predict
 
-__all__ = ["WHAT_IFS", "Curve", "Point", "curve_of_fit", "scaling_curves"]
-
 _STREAMING = 0.95  # of the link, ISC'20 abstract (facts, algorithms 2.8)
 WHAT_IFS: Mapping[str, str] = {
     "sharp": "switches reduce at 95% of the link",

@@ -15,8 +15,6 @@ from ._plan import Plan
 from ._profile import LayerTimes, Profile
 from .axes import replicas
 
-__all__ = ["ends", "optimizer_s"]
-
 # Of the optimizer's state every byte is read and written; gradients are zeroed, accumulated, checked and read.
 _GRADIENT_PASSES = 4
 

@@ -10,8 +10,6 @@ from ._search import Search
 from ._time import Prediction
 from .axes import AXES
 
-__all__ = ["explain", "plan_rows", "with_reasons"]
-
 _WORDS = {
     "compute": "computation",
     "recompute": "computing again",

@@ -18,8 +18,6 @@ from ._plan import Plan
 from ._time import predict
 from .axes import inner
 
-__all__ = ["MeasuredPlan", "fitted", "reference_plans"]
-
 # How far (standard deviation of the natural logarithm) each constant may be from what small models said of it.
 _BELIEF = {
     "at_once": 0.25,

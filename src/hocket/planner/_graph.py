@@ -21,8 +21,6 @@ from ._plan import Plan
 from ._profile import Profile
 from ._stages import stage_cuts
 
-__all__ = ["step_graph"]
-
 Pick = Callable[[Collective, float], Schedule]
 
 _NAMES = {"F": "forward", "B": "backward", "I": "backward of inputs", "W": "backward of weights"}

@@ -17,8 +17,6 @@ from ._plan import Plan
 from ._stages import in_flight, stage_cuts
 from .axes import axis, replicas, sharing
 
-__all__ = ["Memory", "memory_of", "saved_bytes"]
-
 
 @dataclass(frozen=True, slots=True)
 class Memory:

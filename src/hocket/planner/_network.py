@@ -18,8 +18,6 @@ from hocket.schedule import Collective
 from ._balance import Link
 from ._constants import Constants
 
-__all__ = ["Cost", "Network", "network_of"]
-
 
 @dataclass(frozen=True, slots=True)
 class Cost:

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from ._plan import Plan
     from ._profile import LayerTimes
 
-__all__ = ["order_findings", "plan_order", "stage_works", "waits"]
-
 
 def plan_order(plan: Plan) -> PipelineOrder:
     """Return what each rank of a plan's pipeline does when; without a pipeline, the parts that one rank accumulates.

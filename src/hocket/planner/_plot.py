@@ -6,8 +6,6 @@ from xml.sax.saxutils import escape
 
 from ._curve import Curve
 
-__all__ = ["curves_svg"]
-
 _COLOURS = ("#2a9d8f", "#e76f51", "#457b9d", "#e9c46a", "#8d5a97", "#333333")
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP, _RIGHT = 760, 420, 80, 50, 40, 200
 

@@ -5,8 +5,6 @@ from collections.abc import Sequence
 from ._plan import Plan
 from .axes import inner, product
 
-__all__ = ["NEAR", "preferred", "simplicity"]
-
 NEAR = 0.05
 """Predicted times that differ by less say nothing of which plan is faster.
 

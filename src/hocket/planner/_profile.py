@@ -18,8 +18,6 @@ from ._network import Network
 from ._plan import Plan
 from .axes import AXES, product, sharing
 
-__all__ = ["Held", "LayerTimes", "Profile"]
-
 Floats = NDArray[np.float64]
 # A backward pass does two products for each one of the forward pass, and reads and writes about twice as much.
 _BACKWARD = 2.0

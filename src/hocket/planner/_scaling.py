@@ -15,8 +15,6 @@ from dataclasses import dataclass
 from ._constants import slowest_of
 from ._findings import PlanError
 
-__all__ = ["ScalingFit", "fit_scaling"]
-
 
 @dataclass(frozen=True)
 class ScalingFit:

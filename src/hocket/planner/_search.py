@@ -24,8 +24,6 @@ from ._stages import stage_cuts
 from ._time import Prediction, predict
 from .axes import replicas
 
-__all__ = ["Search", "admissible_plans", "search"]
-
 # Of the memory: what a plan may need that is preferred for being simple.
 _ROOMY = 0.9
 _BUCKETS = tuple(round(2**20 * size) for size in (1, 2, 4, 8, 16, 25, 50, 100, 200))

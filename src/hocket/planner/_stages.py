@@ -12,7 +12,6 @@ from ._pipeline import plan_order
 from ._plan import Plan
 
 _FEW = 400  # layers, for which the exact way is fast enough
-__all__ = ["balanced_cuts", "in_flight", "stage_cuts"]
 
 
 def stage_cuts(

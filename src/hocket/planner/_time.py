@@ -26,8 +26,6 @@ from ._profile import LayerTimes, Profile
 from ._stages import stage_cuts
 from .axes import AXES, product, replicas
 
-__all__ = ["Prediction", "StepParts", "predict"]
-
 # Pipelines whose ranks share processors are followed step by step up to so many actions times ranks, some 50 ms.
 _FOLLOWED = 4096
 

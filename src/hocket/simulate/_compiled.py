@@ -11,8 +11,6 @@ from typing import Any
 import numpy as np
 from numba import njit  # type: ignore[import-untyped, unused-ignore]
 
-__all__ = ["run_compiled"]
-
 _SAME = 1 + 1e-12
 _TOGETHER = 1e-12
 

@@ -5,8 +5,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Usage", "max_min", "weighted_count"]
-
 Indices = NDArray[np.int64]
 Floats = NDArray[np.float64]
 

@@ -12,8 +12,6 @@ from ._network import Wires
 from ._settings import Settings
 from ._tasks import LoadTrace, Outcome, SimulationError, Tasks
 
-__all__ = ["simulate_flows"]
-
 Indices = NDArray[np.int64]
 Floats = NDArray[np.float64]
 

@@ -10,8 +10,6 @@ from hocket.schedule import Schedule
 
 from ._tasks import SimulationError
 
-__all__ = ["Collect", "Compute", "Send", "StepGraph", "Work"]
-
 Indices = NDArray[np.int64]
 Floats = NDArray[np.float64]
 

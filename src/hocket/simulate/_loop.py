@@ -11,8 +11,6 @@ import numpy as np
 from ._fair import max_min, weighted_count
 from ._tasks import Floats, Indices, LoadTrace, Outcome, SimulationError, Tasks
 
-__all__ = ["run"]
-
 # Events that lie no further apart than this part of the time are one: they differ by rounding.
 _TOGETHER = 1e-12
 _MANY = 2000  # tasks from which on the compiled loop is worth its loading, a second or so

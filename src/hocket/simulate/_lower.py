@@ -20,8 +20,6 @@ from ._settings import Settings
 from ._tasks import SimulationError, Tasks
 from ._touch import Touched
 
-__all__ = ["Lowered", "lower", "place"]
-
 Indices = NDArray[np.int64]
 Floats = NDArray[np.float64]
 

@@ -10,8 +10,6 @@ from hocket.cluster import Cluster, Routes
 from ._fair import Usage, weighted_count
 from ._settings import Settings
 
-__all__ = ["Messages", "Wires"]
-
 Indices = NDArray[np.int64]
 Floats = NDArray[np.float64]
 

@@ -14,8 +14,6 @@ from hocket.timeline import Span, Timeline
 from ._graph import StepGraph, Work
 from ._tasks import SimulationError
 
-__all__ = ["OrderTiming", "StageWork", "order_graph", "simulate_order"]
-
 _DONE_S = 1e-12  # what is left of a computation when it is over
 
 

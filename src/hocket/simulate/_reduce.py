@@ -24,8 +24,6 @@ from ._fair import Usage
 from ._network import Wires, gather
 from ._tasks import SimulationError
 
-__all__ = ["Fused", "fuse"]
-
 Indices = NDArray[np.int64]
 Floats = NDArray[np.float64]
 

@@ -16,8 +16,6 @@ from ._network import Wires
 from ._settings import Settings
 from ._tasks import LoadTrace, Outcome
 
-__all__ = ["LinkUse", "ScheduleTiming", "simulate_schedule"]
-
 Indices = NDArray[np.int64]
 Floats = NDArray[np.float64]
 

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from ._tasks import SimulationError
 
-__all__ = ["Protocol", "Settings"]
-
 
 @dataclass(frozen=True)
 class Protocol:

@@ -19,8 +19,6 @@ from ._schedule import LinkUse, load_counters
 from ._settings import Settings
 from ._tasks import LoadTrace, Outcome, SimulationError, Tasks
 
-__all__ = ["StepTiming", "simulate_step"]
-
 Indices = NDArray[np.int64]
 Floats = NDArray[np.float64]
 

@@ -5,8 +5,6 @@ what it needs is there. That is what `simulate_step` finds for a `StepGraph` of 
 many plans next to nothing.
 """
 
-__all__ = ["Stream"]
-
 
 class Stream:
     """Something that does one thing at a time, in the order in which it is asked: a rank, a link.

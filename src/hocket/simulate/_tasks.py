@@ -7,8 +7,6 @@ from numpy.typing import NDArray
 
 from ._fair import Usage
 
-__all__ = ["LoadTrace", "Outcome", "SimulationError", "Tasks"]
-
 Indices = NDArray[np.int64]
 Floats = NDArray[np.float64]
 

@@ -5,8 +5,6 @@ from numpy.typing import NDArray
 
 from hocket.schedule import Schedule
 
-__all__ = ["Touched"]
-
 Indices = NDArray[np.int64]
 
 _LOW = 2**31 - 1

@@ -23,8 +23,6 @@ from ._trial import sum_of_outputs, tried_out
 from ._units import Loss, Unit, samples, units_of
 from ._workload import Layer, Workload
 
-__all__ = ["capture"]
-
 _STATE_NBYTES = {"sgd": 0, "momentum": 4, "adam": 8}
 
 

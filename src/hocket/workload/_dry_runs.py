@@ -14,8 +14,6 @@ from ._timing import time_of
 from ._trace import trace_of
 from ._units import Loss, Unit, hooked
 
-__all__ = ["DryRun", "Heard", "dry_shares"]
-
 Heard = Callable[[str, int], None]
 """Hears of an exchange: its kind, and bytes of its full tensor."""
 

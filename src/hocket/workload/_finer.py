@@ -7,8 +7,6 @@ from typing import NamedTuple
 
 from ._workload import Layer, Workload
 
-__all__ = ["WorkloadStep", "refined"]
-
 
 class WorkloadStep(NamedTuple):
     """One of the steps of a model's forward pass; before each there may be a cut.

@@ -9,8 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-__all__ = ["PARTS", "DividedShare", "Exchange", "Operation", "Share", "WorkloadError", "fields_text", "placed", "word"]
-
 Part = Literal["shared", "divided", "core"]
 PARTS: tuple[str, ...] = get_args(Part)
 PHASES = ("forward", "backward")

@@ -15,8 +15,6 @@ from ._share import DividedShare, Exchange, Operation, Share
 from ._trace import Spent, Trace
 from .division import Call, Region, Role, choose, cut_tensors, exchanges, sequences
 
-__all__ = ["Holding", "divided_share", "shares_of"]
-
 # Layers with these roles compute on parts of their weights.
 _COMPUTING = ("column", "row", "heads", "channels")
 

@@ -11,8 +11,6 @@ from typing import Any
 from ._share import Exchange, Operation, Share, WorkloadError, placed
 from ._workload import HEAD, Layer, Workload
 
-__all__ = ["parse"]
-
 
 def parse(text: str) -> Workload:
     """Read what `str(workload)` wrote.

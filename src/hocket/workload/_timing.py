@@ -14,8 +14,6 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from ._units import Loss, Unit, hooked, samples
 
-__all__ = ["Timing", "optimizer_time", "time_of"]
-
 _SMALLER = 8  # how many times the small batch is smaller, whose time says what does not shrink
 _ENOUGH_S = 0.5
 _OPTIMIZER_STEPS = 7

@@ -16,8 +16,6 @@ from ._share import WorkloadError
 from ._units import Loss, Unit, hooked, returned
 from .division import Recording, recorded, storage_of
 
-__all__ = ["Spent", "Trace", "trace_of", "watching"]
-
 
 @dataclass
 class Spent:

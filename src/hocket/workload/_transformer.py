@@ -8,8 +8,6 @@ kernels fused as in those papers: bias with GeLU, bias with dropout and residual
 from ._share import Operation, WorkloadError
 from ._workload import Layer, Workload
 
-__all__ = ["SHAPES", "named_transformer", "transformer"]
-
 # Hidden size, layers, heads. The 1.7B to 1T of Narayanan et al., table 1; 22B, 175B and "1008B" of Korthikanti et al.,
 # table 3; 7B: the usual shape of that size.
 SHAPES: dict[str, tuple[int, int, int]] = {

@@ -11,8 +11,6 @@ from torch.utils._pytree import tree_flatten
 from ._share import WorkloadError
 from ._unchanged import unchanged
 
-__all__ = ["sum_of_outputs", "summed", "trial", "tried_out"]
-
 
 @contextmanager
 def trial(model: nn.Module, sample: Any) -> Iterator[Callable[[], None]]:

@@ -11,8 +11,6 @@ from torch.utils._pytree import tree_flatten
 
 from ._share import WorkloadError
 
-__all__ = ["Loss", "Unit", "hooked", "returned", "samples", "units_of"]
-
 Loss = Callable[[nn.Module, Any], Tensor]
 
 

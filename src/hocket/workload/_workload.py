@@ -9,8 +9,6 @@ from dataclasses import dataclass
 
 from ._share import DividedShare, Exchange, Operation, Share, WorkloadError, fields_text, word
 
-__all__ = ["Layer", "Workload"]
-
 HEAD = ("batch", "precision", "source", "unit", "optimizer_s")
 """Fields with a line of their own at the head of a workload's text."""
 
