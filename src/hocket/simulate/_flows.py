@@ -3,17 +3,14 @@
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hocket.cluster import Cluster
 
+from ._fair import Floats, Indices
 from ._loop import run
 from ._network import Wires
 from ._settings import Settings
 from ._tasks import LoadTrace, Outcome, SimulationError, Tasks
-
-Indices = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 
 def simulate_flows(

@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ._fair import max_min, weighted_count
-from ._tasks import Floats, Indices, LoadTrace, Outcome, SimulationError, Tasks
+from ._fair import Floats, Indices, max_min, weighted_count
+from ._tasks import LoadTrace, Outcome, SimulationError, Tasks
 
 # Events that lie no further apart than this part of the time are one: they differ by rounding.
 _TOGETHER = 1e-12

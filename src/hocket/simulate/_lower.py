@@ -8,20 +8,16 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hocket.cluster import Cluster
 from hocket.schedule import Schedule, Step
 
-from ._fair import weighted_count
+from ._fair import Floats, Indices, weighted_count
 from ._network import Wires
 from ._reduce import Fused, fuse
 from ._settings import Settings
 from ._tasks import SimulationError, Tasks
 from ._touch import Touched
-
-Indices = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 _CELLS = 1 << 29  # (endpoint, chunk) pairs that fit in memory: 2 GiB of numbers
 

@@ -3,15 +3,11 @@
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hocket.cluster import Cluster, Routes
 
-from ._fair import Usage, weighted_count
+from ._fair import Floats, Indices, Usage, weighted_count
 from ._settings import Settings
-
-Indices = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)

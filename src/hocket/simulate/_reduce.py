@@ -15,17 +15,13 @@ project's facts, algorithms 2.8 and 2.9.
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hocket.cluster import Cluster, Reduction
 from hocket.schedule import Schedule
 
-from ._fair import Usage
+from ._fair import Floats, Indices, Usage
 from ._network import Wires, gather
 from ._tasks import SimulationError
-
-Indices = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)

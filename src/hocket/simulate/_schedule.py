@@ -4,20 +4,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hocket.cluster import Cluster
 from hocket.schedule import Schedule
 from hocket.timeline import Arrow, Counter, Span, Timeline
 
+from ._fair import Floats, Indices
 from ._loop import run
 from ._lower import Lowered, lower
 from ._network import Wires
 from ._settings import Settings
 from ._tasks import LoadTrace, Outcome
-
-Indices = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)

@@ -4,13 +4,13 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from hocket.cluster import Cluster
 from hocket.timeline import Arrow, Span, Timeline
 from hocket.units import format_bytes
 
-from ._fair import Usage
+from ._fair import Floats, Indices, Usage
 from ._graph import StepGraph
 from ._loop import run
 from ._lower import Lowered, lower
@@ -18,9 +18,6 @@ from ._network import Wires
 from ._schedule import LinkUse, load_counters
 from ._settings import Settings
 from ._tasks import LoadTrace, Outcome, SimulationError, Tasks
-
-Indices = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)

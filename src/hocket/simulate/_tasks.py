@@ -2,13 +2,7 @@
 
 from dataclasses import dataclass, field
 
-import numpy as np
-from numpy.typing import NDArray
-
-from ._fair import Usage
-
-Indices = NDArray[np.int64]
-Floats = NDArray[np.float64]
+from ._fair import Floats, Indices, Usage
 
 
 class SimulationError(ValueError):

@@ -5,7 +5,7 @@ from numpy.typing import NDArray
 
 from hocket.schedule import Schedule
 
-Indices = NDArray[np.int64]
+from ._fair import Indices
 
 _LOW = 2**31 - 1
 _NONE = np.zeros(0, dtype=np.int64)
