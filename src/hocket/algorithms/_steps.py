@@ -134,10 +134,7 @@ def pipelined(stages: Sequence[Step], pieces: int) -> list[Step]:
         busy = range(max(0, number - pieces + 1), min(depth, number + 1))
         step = joined(
             Step.of(
-                stages[s].source,
-                stages[s].destination,
-                stages[s].start * pieces + number - s,
-                reduce=stages[s].reduce,
+                stages[s].source, stages[s].destination, stages[s].start * pieces + number - s, reduce=stages[s].reduce
             )
             for s in busy
         )

@@ -81,10 +81,7 @@ class _Measured:
         optimizer_s = self._besides("optimizer")
         more_s = max(0.0, self._besides("gradients in parts", "parts") - optimizer_s)
         wait = waiting(self.network.world)
-        return {
-            "optimizer_shard_s": optimizer_s / wait,
-            "gradient_shard_s": more_s / (_SEVERAL - 1) / wait,
-        }
+        return {"optimizer_shard_s": optimizer_s / wait, "gradient_shard_s": more_s / (_SEVERAL - 1) / wait}
 
     def of_sharded_parameters(self) -> dict[str, float]:
         """Return what a block costs, each of its tensors, and what gathering reaches of its rate."""

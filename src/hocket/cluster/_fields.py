@@ -45,13 +45,7 @@ class ReductionTable(TomlTable):
     def capability(self) -> Reduction:
         """Return the value that a node carries."""
         return Reduction(
-            self.groups,
-            self.outstanding,
-            self.payload,
-            self.low_latency,
-            self.streaming,
-            self.efficiency,
-            self.delay,
+            self.groups, self.outstanding, self.payload, self.low_latency, self.streaming, self.efficiency, self.delay
         )
 
     @classmethod

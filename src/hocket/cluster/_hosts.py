@@ -48,13 +48,7 @@ class HostRouter:
     """As `Router`, for clusters of which `has_inner_fabrics` holds."""
 
     def __init__(
-        self,
-        hosts: Indices,
-        forwards: NDArray[np.bool_],
-        tail: Indices,
-        head: Indices,
-        cost: Indices,
-        ecmp: bool,
+        self, hosts: Indices, forwards: NDArray[np.bool_], tail: Indices, head: Indices, cost: Indices, ecmp: bool
     ) -> None:
         self._hosts, self._tail, self._head, self._ecmp = hosts, tail, head, ecmp
         network = (hosts[tail] < 0) & (hosts[head] < 0)

@@ -88,12 +88,7 @@ class Networks:
             if (port.peer, port.peer_port) < (index, number):
                 continue
             other = self._wiring.nodes[port.peer].ports[port.peer_port]
-            peer = {
-                "ifname": other.interface,
-                "net_ns_fd": self.fds[port.peer],
-                "address": other.mac,
-                "mtu": MTU,
-            }
+            peer = {"ifname": other.interface, "net_ns_fd": self.fds[port.peer], "address": other.mac, "mtu": MTU}
             ip.link("add", ifname=port.interface, kind="veth", address=port.mac, mtu=MTU, peer=peer)
 
     def _ports(self, ip: Any, node: Node) -> None:

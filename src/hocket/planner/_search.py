@@ -62,12 +62,7 @@ class Search:
 
 
 def admissible_plans(
-    workload: Workload,
-    cluster: Cluster | Network,
-    *,
-    workers: int,
-    batch: int,
-    fixed: Mapping[str, Any] | None = None,
+    workload: Workload, cluster: Cluster | Network, *, workers: int, batch: int, fixed: Mapping[str, Any] | None = None
 ) -> list[Plan]:
     """Every plan that the search considers, for measuring them all where that can be done.
 

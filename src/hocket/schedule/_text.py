@@ -96,11 +96,7 @@ def to_json(schedule: Schedule) -> str:
     return json.dumps(
         {
             "schedule": schedule.name,
-            "collective": {
-                "kind": schedule.collective.kind,
-                "world": schedule.world,
-                "root": schedule.collective.root,
-            },
+            "collective": {"kind": schedule.collective.kind, "world": schedule.world, "root": schedule.collective.root},
             "chunks": schedule.chunks,
             "switches": list(schedule.switches),
             "steps": [

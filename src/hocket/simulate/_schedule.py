@@ -133,9 +133,7 @@ def load_counters(cluster: Cluster, trace: LoadTrace, links: Sequence[LinkUse]) 
     index = {name: link for link, name in enumerate(cluster.link_names)}
     return tuple(
         Counter(
-            f"{use.name} (B/s)",
-            tuple(trace.times_s),
-            tuple(float(load[index[use.name]]) for load in trace.loads_Bps),
+            f"{use.name} (B/s)", tuple(trace.times_s), tuple(float(load[index[use.name]]) for load in trace.loads_Bps)
         )
         for use in links
     )

@@ -150,13 +150,7 @@ def simulate_step(
     outcome: Outcome = run(parts.tasks(), wires.capacity_Bps, trace=loads)
     nodes = slice(0, graph.nodes)
     return StepTiming(
-        graph,
-        cluster,
-        outcome.start_s[nodes],
-        outcome.end_s[nodes],
-        outcome.link_nbytes,
-        wires.capacity_Bps,
-        loads,
+        graph, cluster, outcome.start_s[nodes], outcome.end_s[nodes], outcome.link_nbytes, wires.capacity_Bps, loads
     )
 
 
@@ -232,11 +226,7 @@ class _Parts:
         sizes = np.concatenate([sent.nbytes for sent in sends])
         source = np.concatenate([sent.source for sent in sends])
         destination = np.concatenate([sent.destination for sent in sends])
-        messages = self._wires.messages(
-            ranks[source],
-            ranks[destination],
-            sizes,
-        )
+        messages = self._wires.messages(ranks[source], ranks[destination], sizes)
         self._delay[0][node], self._nbytes[0][node] = messages.delay_s, sizes
         self._weight[0][node], self._limit[0][node] = messages.weight, messages.limit_Bps
         pairs, self._channel[0][node] = np.unique(source * self._graph.world + destination, return_inverse=True)

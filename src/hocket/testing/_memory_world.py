@@ -94,11 +94,7 @@ class MemoryPointToPoint:
 
 
 def run_schedule(
-    schedule: Schedule,
-    inputs: Sequence[torch.Tensor | None],
-    op: ReduceOp.RedOpType = ReduceOp.SUM,
-    *,
-    pieces: int = 1,
+    schedule: Schedule, inputs: Sequence[torch.Tensor | None], op: ReduceOp.RedOpType = ReduceOp.SUM, *, pieces: int = 1
 ) -> list[torch.Tensor | None]:
     """Run a schedule on tensors, all of its ranks and switches in this thread, with the executor of `hocket.comm`.
 

@@ -66,9 +66,7 @@ def divided_share(model: nn.Module, trace: Trace, regions: list[Region], degree:
         return DividedShare(0.0, 0.0, 0.0)
     work = share.operations[0]
     return DividedShare.of(
-        degree,
-        (held.nbytes()[0], whole.flops, whole.saved),
-        (share.parameter_bytes, work.flops, work.saved_bytes),
+        degree, (held.nbytes()[0], whole.flops, whole.saved), (share.parameter_bytes, work.flops, work.saved_bytes)
     )
 
 

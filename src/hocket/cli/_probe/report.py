@@ -2,14 +2,7 @@
 
 from typing import Any
 
-from hocket.cluster import (
-    Cluster,
-    MeasuredRank,
-    PingFit,
-    fit_ping,
-    from_measurements,
-    to_toml,
-)
+from hocket.cluster import Cluster, MeasuredRank, PingFit, fit_ping, from_measurements, to_toml
 from hocket.units import format_bytes, format_flops, format_rate, format_time
 
 

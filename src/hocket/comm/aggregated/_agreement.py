@@ -29,13 +29,7 @@ import torch
 
 from hocket.aggregator import AggregationError, ElementType, FailCode, GroupFailedError, Kind, Operator
 
-from ..transport import (
-    CollectiveMismatchError,
-    CollectiveTimeoutError,
-    CommError,
-    PeerDiedError,
-    Transport,
-)
+from ..transport import CollectiveMismatchError, CollectiveTimeoutError, CommError, PeerDiedError, Transport
 from ._session import AggregationSession
 from ._wire_types import raw
 

@@ -8,12 +8,7 @@ import torch
 from torch.distributed import Work
 
 from .. import torch_adapter as c10d
-from ..transport import (
-    Transport,
-    flatten,
-    split,
-    write_back,
-)
+from ..transport import Transport, flatten, split, write_back
 from ._arguments import check_splits, only, only_list, options, split_rows
 from ._reductions import Reductions
 

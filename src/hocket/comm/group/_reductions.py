@@ -8,14 +8,7 @@ import torch
 from torch.distributed import Work
 
 from .. import torch_adapter as c10d
-from ..transport import (
-    ReduceOperator,
-    Transport,
-    flatten,
-    reducer,
-    split,
-    write_back,
-)
+from ..transport import ReduceOperator, Transport, flatten, reducer, split, write_back
 from ._arguments import only, only_list, options
 from ._device_backend import DeviceBackend
 

@@ -19,13 +19,7 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
-from ..shm import (
-    PAGE,
-    Address,
-    Liveness,
-    SharedSegment,
-    host_identity,
-)
+from ..shm import PAGE, Address, Liveness, SharedSegment, host_identity
 from ..shm import kernel as _kernel
 from ..transport import CollectiveTimeoutError, PeerDiedError
 

@@ -15,12 +15,7 @@ from typing import Final
 import torch
 
 from ..shm import kernel as _kernel
-from ..transport import (
-    CollectiveMismatchError,
-    CollectiveTimeoutError,
-    CommError,
-    PeerDiedError,
-)
+from ..transport import CollectiveMismatchError, CollectiveTimeoutError, CommError, PeerDiedError
 from ._requests import ANY, EmptyBody, PeerQueues, TaggedRequest, UnexpectedCopy, UnexpectedMessage
 from ._shm_streams import ShmStreams
 

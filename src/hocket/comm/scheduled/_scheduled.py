@@ -87,12 +87,7 @@ class ScheduledTransport:
     """
 
     def __init__(
-        self,
-        points: PointToPoint,
-        rank: int,
-        size: int,
-        engine: Transport,
-        table: Callable[[int], Choices] = table_of,
+        self, points: PointToPoint, rank: int, size: int, engine: Transport, table: Callable[[int], Choices] = table_of
     ) -> None:
         self._table = table
         self._point_to_point = points

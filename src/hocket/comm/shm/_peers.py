@@ -5,11 +5,7 @@ import select
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..transport import (
-    CollectiveTimeoutError,
-    CommError,
-    PeerDiedError,
-)
+from ..transport import CollectiveTimeoutError, CommError, PeerDiedError
 from . import kernel as _kernel
 from ._announcement import AnnouncementBoard
 from ._segment import PAGE, SharedSegment

@@ -17,11 +17,7 @@ class CosmoFlow(nn.Module):
         recipe = SIZES[size]
         layers: list[nn.Module] = []
         for number in range(1, recipe.layers + 1):
-            layers += [
-                nn.Conv3d(channels, recipe.width * number, 3, padding=1),
-                nn.LeakyReLU(_SLOPE),
-                nn.MaxPool3d(2),
-            ]
+            layers += [nn.Conv3d(channels, recipe.width * number, 3, padding=1), nn.LeakyReLU(_SLOPE), nn.MaxPool3d(2)]
             channels = recipe.width * number
         self.features = nn.Sequential(*layers)
         features = channels * (recipe.side >> recipe.layers) ** 3

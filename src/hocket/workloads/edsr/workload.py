@@ -59,12 +59,7 @@ class EdsrWorkload(BundledWorkload[EdsrSettings]):
                 table[index, 1] = psnr_y(magnified, high, border=scale)
         table = hocket.total(table)
         rows = [
-            {
-                "photograph": photograph.name,
-                "bicubic_dB": bicubic,
-                "edsr_dB": edsr,
-                "gain_dB": edsr - bicubic,
-            }
+            {"photograph": photograph.name, "bicubic_dB": bicubic, "edsr_dB": edsr, "gain_dB": edsr - bicubic}
             for photograph, (bicubic, edsr) in zip(held_out.photographs, table.tolist(), strict=True)
         ]
         mean = {key: sum(row[key] for row in rows) / len(rows) for key in ("bicubic_dB", "edsr_dB", "gain_dB")}
