@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from types import TracebackType
 from typing import Self
 
 from hocket import _sweep
@@ -84,9 +83,7 @@ class Job:
         self._ranks.add(pid)
         self._tell(f"rank {pid}")
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.end()
 
     def end(self) -> None:

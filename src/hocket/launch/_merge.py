@@ -12,7 +12,6 @@ import tty
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from io import RawIOBase
-from types import TracebackType
 from typing import ParamSpec, Self
 
 from ._child import Child
@@ -78,9 +77,7 @@ class Merger:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Show what is left. The ranks must have ended: what they wrote can then be read without waiting."""
         self._ending.set()
         self._wake()
