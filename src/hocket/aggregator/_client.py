@@ -163,9 +163,7 @@ class AggregationClient:
     def _step(self, began_s: float, wait_s: float) -> bool:
         """Send and receive what is possible, and wait up to `wait_s` for that.
 
-        Args:
-            began_s: When somebody began to wait: silence before that is nobody's fault.
-            wait_s: 0 to look only.
+        Silence before `began_s` is nobody's fault; a `wait_s` of 0 is to look only.
 
         Returns:
             Whether anything came, or may be sent now.

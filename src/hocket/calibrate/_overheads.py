@@ -200,13 +200,8 @@ def in_turns(
 ) -> list[float]:
     """Return seconds of a step of each, on the slowest rank; a collective operation.
 
-    Args:
-        steps: Steps of the plans or models that are compared.
-        device: Device on which the steps compute.
-        world: The ranks.
-        turns: How often each step has its turn.
-        together: Steps of a turn; of several the first, which finds the caches as another left them, does not count.
-        long_s: Seconds of all turns: there are fewer where steps take long.
+    Each has `turns` turns of `together` steps, of several the first not counted, which finds the caches as another left
+    them; where steps take long there are fewer turns, `long_s` in all.
     """
     each: list[list[float]] = [[] for _ in steps]
     for _ in range(turns):

@@ -64,12 +64,8 @@ def mix(value: NDArray[np.uint64]) -> NDArray[np.uint64]:
 class Router:
     """Finds paths in one graph; keeps the distances that it has worked out.
 
-    Args:
-        forwards: bool per node: whether it passes on what is for others.
-        tail: Node where each directed link starts.
-        head: Node where it ends.
-        cost: What a link adds to a path's cost, 1 or more.
-        ecmp: Spread flows over paths of equal cost.
+    `forwards` says of each node whether it passes on what is for others; links lead from `tail` to `head` and add
+    `cost`, 1 or more, to a path's. With `ecmp` flows spread over paths of equal cost.
     """
 
     def __init__(self, forwards: NDArray[np.bool_], tail: Indices, head: Indices, cost: Indices, ecmp: bool) -> None:
@@ -127,11 +123,7 @@ class Router:
     ) -> Routes:
         """Return the links of each flow; a flow from a node to itself takes none.
 
-        Args:
-            source: Where flows start.
-            destination: Where they end.
-            seed: Seed of the hash.
-            named: The ends by which the hash knows the flows, if they are parts of longer ones.
+        `named` are the ends by which the hash knows the flows, if they are parts of longer ones.
 
         Raises:
             ClusterError: naming the first flow that has no path.

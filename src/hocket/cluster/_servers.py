@@ -19,15 +19,7 @@ _PCIE_COST = 2
 
 class _Server(TomlTable):
     def place(self, layout: GraphBuilder, name: str) -> list[int]:
-        """Add one server's nodes.
-
-        Args:
-            layout: What it is added to.
-            name: Name of the server; its nodes' names begin with it.
-
-        Returns:
-            The nodes to be cabled to the network, one per port.
-        """
+        """Add one server's nodes, whose names begin with its own; return those to be cabled, one per port."""
         raise NotImplementedError
 
     @property

@@ -45,10 +45,6 @@ _WANTED: dict[str, int | str] = {
 class Networks:
     """The namespaces of a wiring; they live as long as the descriptors in `fds`, and what runs in them.
 
-    Args:
-        wiring: What to build.
-        seed: Seed of the switches' hashes.
-
     Raises:
         FabricError: the kernel refuses something.
     """

@@ -41,11 +41,7 @@ def remove_files(paths: tuple[str, ...]) -> None:
 def stand_by(pipe: int, keeper: int, numbers: set[int], paths: tuple[str, ...]) -> None:
     """Run as the warden: wait until the keeper has gone, then end what it left. Ends this process.
 
-    Args:
-        pipe: Pipe whose other end the keeper holds; a byte from there says that all is well.
-        keeper: Process of the keeper.
-        numbers: Numbers of the namespaces.
-        paths: The fabric's file, and what goes with it.
+    The keeper holds the other end of the pipe; a byte from there says that all is well.
     """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # what ends the keeper must not end us first
         signal.signal(number, signal.SIG_IGN)

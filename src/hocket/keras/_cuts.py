@@ -23,13 +23,8 @@ def begins(graph: Graph, mesh: Mesh, points: Sequence[str], micro_batches: int) 
 
     Steps that use the same weights stay together. Among the rest cuts are where the slowest stage takes the least time,
     by what rank 0 measures of the forward pass on a few zeros, as a micro-batch would be. Raises ValueError: there are
-    not so many stages in the model, or `points` are no such layers.
-
-    Args:
-        graph: The model.
-        mesh: The ranks, of which those of a pipeline hold a stage each.
-        points: Names of the layers that begin the second and later stages; none to choose by time.
-        micro_batches: How many micro-batches a step has.
+    not so many stages in the model, or `points` are no such layers. `points` are names of the layers that begin the
+    second and later stages; none to choose by time.
     """
     stages, blocks = mesh["pipeline"].size, _together(graph)
     if len(blocks) < stages:

@@ -29,14 +29,9 @@ class SharedData(_private.DataAdapter):  # type: ignore[misc]  # Keras carries n
 
     Of arrays a rank converts its rows only. torch DataLoaders are shared as by hocket.distribute, so that a rank loads
     its samples only where the data set is loaded by index. Of generators and PyDatasets every rank makes each batch and
-    takes its part.
-
-    Args:
-        inner: Keras' adapter of the global batches.
-        source: What the user gave as `x`.
-        world: The ranks.
-        note: A function that is told this rank's part as a batch is yielded.
-        everyone: The ranks that must have the same data: those of `world`, and those of their pipelines.
+    takes its part. `inner` is Keras' adapter of the global batches, and `source` what the user gave as `x`. `note` is
+    told this rank's part as a batch is yielded; the ranks of `everyone`, those of `world` and of their pipelines, must
+    have the same data.
     """
 
     def __init__(
@@ -147,12 +142,8 @@ def shared(
 ) -> SharedData:
     """Return the user's data as Keras takes it, shared out; a collective operation.
 
-    Args:
-        arguments: Those of Keras' adapters: x, y, sample_weight, batch_size, steps_per_epoch, shuffle, class_weight.
-        world: The ranks.
-        note: A function that is told this rank's part as a batch is yielded.
-        what: The argument that this is, for messages.
-        everyone: The ranks that must have the same data.
+    `arguments` are those of Keras' adapters, x, y and so on; messages call them `what`. `note` is told this rank's part
+    as a batch is yielded; the ranks of `everyone` must have the same data.
 
     Raises:
         ValueError: the ranks have different data.

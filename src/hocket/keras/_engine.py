@@ -22,15 +22,7 @@ LossOf = Callable[[Any, Rows], Any]
 
 
 class Engine:
-    """This rank's stage.
-
-    Args:
-        graph: The model.
-        begins: Number of the first step of each stage.
-        world: The ranks of the pipeline.
-        micro_batches: Into how many this pipeline's part of a batch is cut; a shorter one makes fewer.
-        schedule: "gpipe" or "1f1b".
-    """
+    """This rank's stage. This pipeline's part of a batch is cut into `micro_batches`, a shorter one into fewer."""
 
     def __init__(
         self, graph: Graph, begins: Sequence[int], world: World, micro_batches: int, schedule: str = "gpipe"

@@ -84,11 +84,8 @@ class MetricSums:
     ) -> dict[str, float]:
         """Run `work` and add up over ranks what it adds to the metrics; a collective operation.
 
-        Args:
-            work: A step of the model's, which returns logs.
-            share: This rank's part of the batch.
-            metric_names: Tells the names of logs that are metrics; others are averaged over samples.
-            phase: "train" or "test".
+        `metric_names` tells the names of logs that are metrics; others are averaged over samples. `phase` is "train" or
+        "test".
 
         Returns:
             The logs that are no metrics.

@@ -54,13 +54,8 @@ class Rows:
 class StageModule(torch.nn.Module):
     """The steps of a stage.
 
-    Args:
-        graph: The model.
-        begin: Number of the stage's first step.
-        end: One past its last step.
-        uses: Names of values of other stages that it is called with.
-        makes: Names of values that it gives; all of the model's outputs for the last stage.
-        seeds: States of the random generators of its layers.
+    It is called with the values of other stages that `uses` names, and gives those of `makes`, of the last stage all of
+    the model's outputs. `seeds` are states of the random generators of its layers.
     """
 
     def __init__(self, graph: Graph, begin: int, end: int, uses: Sequence[str], makes: Sequence[str]) -> None:

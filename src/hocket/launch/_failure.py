@@ -58,14 +58,8 @@ def read_failure(
 ) -> RankFailure:
     """Return what is known about a rank that has ended badly.
 
-    Args:
-        rank: Its number among all ranks.
-        local_rank: Its number on this host.
-        pid: Its process.
-        status: Its exit status, or minus the number of the signal that ended it.
-        ended_s: When its end was noticed, in seconds since the epoch.
-        error_file: Where an exception was recorded, if any was.
-        fault_file: Where a crash wrote the Python stack, if it could.
+    `status` is its exit status, or minus the number of the signal that ended it. In `error_file` an exception was
+    recorded, if any was, and to `fault_file` a crash wrote the Python stack, if it could.
     """
     recorded = _read_error_file(error_file)
     trace = recorded.traceback

@@ -47,8 +47,7 @@ class _Pipe:
 class Merger:
     """A context: while it is open, ranks may print to the paths that it gives.
 
-    Args:
-        grace_s: Seconds that the others may take to end after one rank has failed, before they get SIGKILL.
+    After one rank has failed, the others may take `grace_s` to end before they get SIGKILL.
     """
 
     def __init__(self, grace_s: float) -> None:

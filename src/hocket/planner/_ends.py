@@ -25,16 +25,9 @@ def ends(
     """Return what is exposed of gradients and parameters, the update, a whole reduction, on the rank that ends last.
 
     That is the one that computes longest, or the one with the most gradients. What is reduced while the stages before
-    it are still at their last micro-batch is hidden.
-
-    Args:
-        plan: Of the step.
-        profile: Of the workload.
-        times: Of all layers, of ranks that compute alone.
-        own: The layers of each rank of the pipeline.
-        worst: The rank that computes longest.
-        m: Micro-batches.
-        crowd: How many times longer computation takes while all compute.
+    it are still at their last micro-batch is hidden. `own` are the layers of each rank of the pipeline, and `worst` is
+    the rank that computes longest; there are `m` micro-batches, and while all compute, computation takes `crowd` times
+    as long as in `times`.
     """
     held = profile.held(plan).gradient_bytes
     heaviest = int(np.argmax([held[layers].sum() for layers in own]))

@@ -60,10 +60,7 @@ class Memory:
 def saved_bytes(layer: Layer, plan: Plan, scale: float) -> float:
     """Return what a layer leaves for its backward pass of one micro-batch on one worker.
 
-    Args:
-        layer: Of the workload.
-        plan: Its tensor degree, sequence_parallel and recomputation count.
-        scale: Samples of the micro-batch by those that the workload is for.
+    `scale` is the samples of the micro-batch by those that the workload is for.
     """
     how = plan.recompute_part if plan.recompute else "none"
     name, degree = sharing(plan)

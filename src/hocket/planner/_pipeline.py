@@ -71,11 +71,8 @@ def waits(
 ) -> tuple[float, float, float]:
     """Return what a rank spends besides its own work: idle as the order has it, for messages, and for processors.
 
-    Args:
-        order: In which the ranks work.
-        stages: Their work for a micro-batch.
-        own_s: The work of the rank that computes longest.
-        at_once: How many ranks of one pipeline compute at full speed at once.
+    `own_s` is the work of the rank that computes longest; `at_once` ranks of one pipeline compute at full speed at
+    once.
     """
     plain = simulate_order(order, [dataclasses.replace(one, hop=0.0) for one in stages]).seconds
     wired = simulate_order(order, stages).seconds

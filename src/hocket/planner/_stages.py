@@ -20,14 +20,8 @@ def stage_cuts(
     """Return the layers with which the second and later stages begin: the plan's own, or those that balance `costs`.
 
     A captured model is cut as the Trainer will cut it: among cuts that are as good, where fewest bytes cross. Raises
-    PlanError: there are fewer layers than stages, or the plan names a module that is no layer.
-
-    Args:
-        plan: With the number of stages.
-        workload: Whose layers are cut.
-        costs: Seconds of each layer, or what is in proportion to them.
-        scale: How many times smaller a micro-batch is than the workload's batch, as a factor.
-        link: From one stage to the next.
+    PlanError: there are fewer layers than stages, or the plan names a module that is no layer. `costs` are the seconds
+    of each layer, or what is in proportion to them, and a micro-batch is `scale` times the workload's batch.
     """
     stages = plan.pipeline_parallel_degree * plan.stages_per_rank
     if stages == 1:

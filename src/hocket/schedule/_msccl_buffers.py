@@ -28,13 +28,7 @@ class MscclMessage:
 
 
 class MscclBuffers:
-    """The memory of all ranks; see the head of this module.
-
-    Args:
-        collective: What each rank holds at first.
-        chunks: Number of chunks in the whole row.
-        in_place: Whether input and output share memory.
-    """
+    """The memory of all ranks; see the head of this module."""
 
     def __init__(self, collective: Collective, chunks: int, in_place: bool) -> None:
         self._collective = collective

@@ -24,12 +24,8 @@ class Asked:
 def resolve(word: str, kind: str, world: int | None, root: int, cluster_word: str | None) -> Asked:
     """Build or read the schedule that is meant.
 
-    Args:
-        word: An algorithm with parameters (`double_tree pieces=4`), or a file: text, `.json`, or MSCCL's `.xml`.
-        kind: Kind of collective, for an algorithm.
-        world: Number of ranks; by default all of the cluster's, or 4.
-        root: Rank that is the root.
-        cluster_word: Cluster as `hocket.cluster.load` takes it, or None.
+    `word` is an algorithm with parameters (`double_tree pieces=4`), or a file: text, `.json`, or MSCCL's `.xml`; the
+    world is by default all of the cluster's, or 4 ranks.
 
     Raises:
         ScheduleError: the word, or what it asks for, makes no sense.

@@ -80,13 +80,8 @@ def normalise(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Normalise over the samples of all ranks of a group; a collective operation.
 
-    Args:
-        x: (samples, channels, ...); any part may be other ranks', or none this rank's.
-        weight: Weight of each channel, or None.
-        bias: Bias of each channel, or None.
-        eps: What is added to the variance.
-        world: The ranks.
-        counts: Whether this rank's samples count in the statistics.
+    Of `x` (samples, channels, ...) any part may be other ranks', or none this rank's; `counts` says whether this rank's
+    samples count in the statistics, and `eps` is added to the variance.
 
     Returns:
         What x becomes, and of each channel mean and (biased) variance, and of how many values they are.

@@ -130,11 +130,7 @@ def bucket_layout(
 ) -> list[list[int]]:
     """Divide parameters among buckets, in the order in which their gradients become ready.
 
-    Args:
-        order: Numbers of the parameters, the first ready first.
-        nbytes: Bytes of each parameter's gradient, by number.
-        kinds: What cannot share a bucket with others (element type and device), by number.
-        sizes: Sizes of the buckets.
+    In `order` the first ready come first; `kinds` are what cannot share a bucket with others: element type and device.
 
     Returns:
         For each bucket its parameters; buckets in the order in which they become full.

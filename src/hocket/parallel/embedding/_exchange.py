@@ -75,11 +75,7 @@ class RowExchange:
     def expected(self, ids: int, width: int, element_size: int, *, trained: bool) -> Iterator[CollectiveCount]:
         """Return what one look-up communicates.
 
-        Args:
-            ids: Numbers of rows that all ranks together look up.
-            width: Width of a row.
-            element_size: Bytes of an element.
-            trained: Whether gradients travel back.
+        All ranks together look up `ids` rows; `trained` says whether gradients travel back.
         """
         size = self._world.size
         yield CollectiveCount("forward", "all_to_all", 3, 8 * size * size + 8 * ids + ids * width * element_size)

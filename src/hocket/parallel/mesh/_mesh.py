@@ -32,10 +32,8 @@ class Mesh:
     def make(cls, whole: World, degrees: Mapping[str, int] | None = None, *, batch_norm: int = 1) -> Mesh:
         """Make the groups; a collective operation over `whole`.
 
-        Args:
-            whole: All ranks.
-            degrees: Of each axis but the data's, by name, where it is not 1; their product divides the world.
-            batch_norm: How many neighbours on the data axis share the statistics of batch norm.
+        `degrees` are those of all axes but the data's that are not 1; their product divides the world. So many
+        neighbours on the data axis as `batch_norm` says share its statistics.
         """
         sizes = {axis.name: (degrees or {}).get(axis.name, 1) for axis in inner()}
         known = 1

@@ -130,7 +130,7 @@ def bubble(ranks: int, micro_batches: int, divisor: float = 1) -> float:
     Args:
         ranks: N, those of the pipeline.
         micro_batches: K.
-        divisor: Return d, by how much the order divides the time to fill and to drain the pipeline.
+        divisor: d, by how much the order divides the time to fill and to drain the pipeline.
     """
     return (ranks - 1) / (ranks - 1 + divisor * micro_batches)
 

@@ -58,11 +58,7 @@ class UpdateBoard(Protocol):
 def check_alive(rank: int, dead: set[int], statuses: Sequence[int], what: str) -> None:
     """Raise if a peer has died or failed before its work was done.
 
-    Args:
-        rank: This worker's number.
-        dead: The peers whose processes have ended.
-        statuses: Status of every worker; read after `dead`.
-        what: What this worker was doing.
+    `statuses` were read after `dead`, the peers whose processes have ended; `what` is what this worker was doing.
 
     Raises:
         PeerDiedError: it is dead.

@@ -14,11 +14,7 @@ from ._progress import Progress
 class RelaxedTraining(ABC):
     """Settles at the end of its `with` block, or tells the others that it has failed.
 
-    Args:
-        rule: The rule as a plan writes it.
-        model: The same model on every worker; rank 0's weights count.
-        optimizer: Optimizer of its parameters.
-        world: The workers.
+    The weights of rank 0's model count.
 
     Raises:
         ValueError: workers have different models.

@@ -22,12 +22,8 @@ class SharedBoard:
     """See UpdateBoard.
 
     A worker writes its update, then counts it; who reads the count finds the update whole. It writes to a slot again
-    only after all have counted the update there as seen, which `Pace` has waited for.
-
-    Args:
-        window: Memory of `window_nbytes` of each worker.
-        slots: How many updates a worker may be ahead of what another has seen.
-        nbytes: Bytes of an update.
+    only after all have counted the update there as seen, which `Pace` has waited for. `window` has `window_nbytes` of
+    each worker, who may be `slots` updates ahead of what another has seen.
     """
 
     def __init__(self, window: MemoryWindow, slots: int, nbytes: int) -> None:

@@ -87,12 +87,7 @@ class TicketLoader(SharedLoader):
 class TicketSampler(RankSampler):
     """Like RankSampler, for the parts that tickets give.
 
-    Args:
-        batches: The user's batch sampler.
-        stream: The random numbers that the sampler draws.
-        world: The workers.
-        tickets: Who gets which part.
-        agree: A function that is given the very first batch, to compare it with other workers'.
+    `agree` is given the very first batch, to compare it with other workers'.
     """
 
     def __init__(
