@@ -1,6 +1,7 @@
 """A stage of a functional Keras model, as the pipeline of hocket.parallel runs it."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -14,41 +15,27 @@ Crossing = tuple[torch.Tensor, torch.Tensor | None, bool]
 """What crosses a cut for one value: the tensor, Keras' mask of it, and whether the tensor is of truth values."""
 
 
+@dataclass(eq=False, slots=True)
 class BatchRecord:
-    """What one batch has in work on this rank.
+    """What one batch has in work on this rank."""
 
-    Attributes:
-        training: Whether the batch trains.
-        rows: First row of the micro-batch in work in the ranks' part, and one past its last; None between.
-        weight: By what losses inside of layers count in this micro-batch.
-        aside: Losses inside of layers so far, weighed.
-        asides: How many losses `aside` holds.
-        scale: By what losses are multiplied before the backward.
-        gradients: Gradients of the outputs of each micro-batch.
-    """
-
-    def __init__(self, training: bool, scale: float) -> None:
-        self.training = training
-        self.rows: tuple[int, int] | None = None
-        self.aside = 0.0
-        self.asides = 0
-        self.scale = scale
-        self.gradients: dict[int, list[torch.Tensor]] = {}
+    training: bool  # whether the batch trains
+    scale: float  # by what losses are multiplied before the backward
+    rows: tuple[int, int] | None = None  # first row of the micro-batch in work, and one past its last; None between
+    aside: float = 0.0  # losses inside of layers so far, weighed
+    asides: int = 0  # how many losses `aside` holds
+    gradients: dict[int, list[torch.Tensor]] = field(default_factory=dict)  # of the outputs of each micro-batch
 
 
+@dataclass(frozen=True, eq=False, slots=True)
 class Rows:
-    """Which rows of the batch a micro-batch has; given to stages with the micro-batch's inputs.
+    """Which rows of the batch a micro-batch has; given to stages with the micro-batch's inputs."""
 
-    Attributes:
-        book: What the batch has in work.
-        index: Index of the micro-batch.
-        begin: First row of the micro-batch in the ranks' part.
-        end: One past its last row.
-        share: The micro-batch's part of the samples.
-    """
-
-    def __init__(self, book: BatchRecord, index: int, begin: int, end: int, share: float) -> None:
-        self.book, self.index, self.begin, self.end, self.share = book, index, begin, end, share
+    book: BatchRecord  # what the batch has in work
+    index: int  # of the micro-batch
+    begin: int  # first row of the micro-batch in the ranks' part
+    end: int  # one past its last row
+    share: float  # the micro-batch's part of the samples
 
 
 class StageModule(torch.nn.Module):

@@ -6,7 +6,7 @@ with links and collectives an order is a `StepGraph` (`order_graph`).
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from hocket.schedule.pipeline import PipelineAction, PipelineOrder
 from hocket.timeline import Span, Timeline
@@ -108,27 +108,17 @@ def simulate_order(order: PipelineOrder, stages: Sequence[StageWork], at_once: f
     )
 
 
+@dataclass(eq=False, slots=True)
 class _OrderRank:
-    """Where a rank is in its order.
+    """Where a rank is in its order."""
 
-    Attributes:
-        actions: What is still to be done, the next one last.
-        computes: Whether it is at the computation of the next one.
-        left: Seconds of it that are left.
-        until: When the exchange after it ends; None if there is none.
-        begun: When the next one began.
-        computed: Seconds of computation so far.
-        spans: What is done.
-    """
-
-    __slots__ = ("actions", "begun", "computed", "computes", "left", "spans", "until")
-
-    def __init__(self, actions: Sequence[PipelineAction]) -> None:
-        self.actions = list(reversed(actions))
-        self.computes, self.left = False, 0.0
-        self.begun = self.computed = 0.0
-        self.until: float | None = None
-        self.spans: list[tuple[PipelineAction, float, float]] = []
+    actions: list[PipelineAction]  # what is still to be done, the next one last
+    computes: bool = False  # whether it is at the computation of the next one
+    left: float = 0.0  # seconds of it that are left
+    until: float | None = None  # when the exchange after it ends; None if there is none
+    begun: float = 0.0  # when the next one began
+    computed: float = 0.0  # seconds of computation so far
+    spans: list[tuple[PipelineAction, float, float]] = field(default_factory=list)  # what is done
 
 
 class _OrderRun:
@@ -137,7 +127,7 @@ class _OrderRun:
     def __init__(self, order: PipelineOrder, stages: Sequence[StageWork]) -> None:
         self.now = 0.0
         rows = order.computes().ranks if order.explicit else order.ranks
-        self.ranks = [_OrderRank(row) for row in rows]
+        self.ranks = [_OrderRank(list(reversed(row))) for row in rows]
         self._seconds = {kind: [stage.seconds(kind) for stage in stages] for kind in "FBIW"}
         self._hops = [stage.hop for stage in stages]
         self._last = len(stages) - 1
