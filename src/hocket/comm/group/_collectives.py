@@ -22,8 +22,7 @@ class Collectives(Reductions):
         """Broadcast from a root."""
         tensor = only(tensors)
         opts = options(c10d.BroadcastOptions, opts)
-        backend = self._device_backend([tensor])
-        if backend is None:
+        if (backend := self._device_backend([tensor])) is None:
             return self._elsewhere(tensor, "broadcast", [tensor], opts)
         root = opts.rootRank
 
@@ -40,8 +39,7 @@ class Collectives(Reductions):
         """All-gather into lists of tensors."""
         targets, tensor = only_list(outputs), only(inputs)
         opts = options(c10d.AllgatherOptions, opts)
-        backend = self._device_backend([tensor])
-        if backend is None:
+        if (backend := self._device_backend([tensor])) is None:
             return self._elsewhere(tensor, "allgather", [targets], [tensor], opts)
         return backend.submit(
             "all_gather", opts, list(targets), targets, lambda s: _gather_lists(backend.transport, targets, tensor, s)
@@ -52,8 +50,7 @@ class Collectives(Reductions):
     ) -> Work:
         """All-gather of several tensors into lists; `outputs[r]` belongs to rank r."""
         opts = options(c10d.AllgatherOptions, opts)
-        backend = self._device_backend(inputs)
-        if backend is None:
+        if (backend := self._device_backend(inputs)) is None:
             return self._elsewhere(inputs[0], "allgather_coalesced", outputs, inputs, opts)
 
         def action(timeout_s: float) -> str:
@@ -74,8 +71,7 @@ class Collectives(Reductions):
     ) -> Work:
         """Several all-gathers into one tensor each, as one operation."""
         opts = options(c10d.AllgatherOptions, opts)
-        backend = self._device_backend(inputs)
-        if backend is None:
+        if (backend := self._device_backend(inputs)) is None:
             if len(inputs) == 1:
                 return self._elsewhere(inputs[0], "_allgather_base", outputs[0], inputs[0], opts)
             return self._elsewhere(inputs[0], "allgather_into_tensor_coalesced", outputs, inputs, opts)
@@ -107,8 +103,7 @@ class Collectives(Reductions):
         """All-to-all of parts of one tensor along its first axis; no sizes means equal parts."""
         opts = options(c10d.AllToAllOptions, opts)
         received, sent = list(output_split_sizes or ()), list(input_split_sizes or ())
-        backend = self._device_backend([tensor])
-        if backend is None:
+        if (backend := self._device_backend([tensor])) is None:
             return self._elsewhere(tensor, "alltoall_base", output, tensor, received, sent, opts)
         check_splits("output", output, received, self._size)
         check_splits("input", tensor, sent, self._size)
@@ -128,8 +123,7 @@ class Collectives(Reductions):
     def alltoall(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None) -> Work:
         """All-to-all of lists of tensors."""
         opts = options(c10d.AllToAllOptions, opts)
-        backend = self._device_backend(inputs)
-        if backend is None:
+        if (backend := self._device_backend(inputs)) is None:
             return self._elsewhere(inputs[0], "alltoall", outputs, inputs, opts)
 
         def action(timeout_s: float) -> str:
@@ -145,8 +139,7 @@ class Collectives(Reductions):
         """Gather to a root."""
         tensor = only(inputs)
         opts = options(c10d.GatherOptions, opts)
-        backend = self._device_backend([tensor])
-        if backend is None:
+        if (backend := self._device_backend([tensor])) is None:
             return self._elsewhere(tensor, "gather", outputs, [tensor], opts)
         root = opts.rootRank
         targets = only_list(outputs) if self._rank == root else None
@@ -164,8 +157,7 @@ class Collectives(Reductions):
         """Scatter from a root."""
         tensor = only(outputs)
         opts = options(c10d.ScatterOptions, opts)
-        backend = self._device_backend([tensor])
-        if backend is None:
+        if (backend := self._device_backend([tensor])) is None:
             return self._elsewhere(tensor, "scatter", [tensor], inputs, opts)
         root = opts.rootRank
         sources = only_list(inputs) if self._rank == root else None

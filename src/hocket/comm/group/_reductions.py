@@ -34,8 +34,7 @@ class Reductions(c10d.ProcessGroupBase):  # type: ignore[misc]
         """All-reduce of one tensor in place."""
         tensor = only(tensors)
         opts = options(c10d.AllreduceOptions, opts, timeout)
-        backend = self._device_backend((tensor,))
-        if backend is None:
+        if (backend := self._device_backend((tensor,))) is None:
             return self._elsewhere(tensor, "allreduce", [tensor], opts)
         op = reducer(opts.reduceOp, tensor.dtype)
         transport = backend.transport
@@ -48,8 +47,7 @@ class Reductions(c10d.ProcessGroupBase):  # type: ignore[misc]
     def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: Any = None) -> Work:
         """All-reduce of several tensors in place, as one operation."""
         opts = options(c10d.AllreduceCoalescedOptions, opts)
-        backend = self._device_backend(tensors)
-        if backend is None:
+        if (backend := self._device_backend(tensors)) is None:
             return self._elsewhere(tensors[0], "allreduce_coalesced", tensors, opts)
         ops = [reducer(opts.reduceOp, t.dtype) for t in tensors]
 
@@ -65,8 +63,7 @@ class Reductions(c10d.ProcessGroupBase):  # type: ignore[misc]
         """Reduce to a root; the tensors of other ranks stay as they are."""
         tensor = only(tensors)
         opts = options(c10d.ReduceOptions, opts)
-        backend = self._device_backend([tensor])
-        if backend is None:
+        if (backend := self._device_backend([tensor])) is None:
             return self._elsewhere(tensor, "reduce", [tensor], opts)
         op, root = reducer(opts.reduceOp, tensor.dtype), opts.rootRank
 
@@ -83,8 +80,7 @@ class Reductions(c10d.ProcessGroupBase):  # type: ignore[misc]
         """Reduce-scatter of lists of tensors."""
         output, sources = only(outputs), only_list(inputs)
         opts = options(c10d.ReduceScatterOptions, opts)
-        backend = self._device_backend([output])
-        if backend is None:
+        if (backend := self._device_backend([output])) is None:
             return self._elsewhere(output, "reduce_scatter", [output], [sources], opts)
         op = reducer(opts.reduceOp, output.dtype)
         for r, source in enumerate(sources):
@@ -110,8 +106,7 @@ class Reductions(c10d.ProcessGroupBase):  # type: ignore[misc]
     ) -> Work:
         """Several reduce-scatters of one tensor each, as one operation."""
         opts = options(c10d.ReduceScatterOptions, opts)
-        backend = self._device_backend(inputs)
-        if backend is None:
+        if (backend := self._device_backend(inputs)) is None:
             if len(inputs) == 1:
                 return self._elsewhere(inputs[0], "_reduce_scatter_base", outputs[0], inputs[0], opts)
             return self._elsewhere(inputs[0], "reduce_scatter_tensor_coalesced", outputs, inputs, opts)
