@@ -1,7 +1,5 @@
 """A client's connection at the aggregator: who it is, which groups it is in, and what it may say."""
 
-from __future__ import annotations
-
 import secrets
 import socket
 import time
@@ -22,7 +20,7 @@ if TYPE_CHECKING:
 class Registry(Protocol):
     """Where groups are found."""
 
-    def join(self, connection: Connection, join: wire.Join) -> None:
+    def join(self, connection: "Connection", join: wire.Join) -> None:
         """Put a client into a group, or raise ProtocolError if it may not be there."""
 
 
@@ -34,7 +32,7 @@ class Connection(FrameLink):
         sock: socket.socket,  # accepted socket, non-blocking
         peer: str,  # address of the client, for messages
         tokens: Mapping[bytes, bytes],  # known tokens, by their keys
-        limits: Limits,  # quotas and deadlines
+        limits: "Limits",  # quotas and deadlines
         registry: Registry,  # registry of groups
         changed: Callable[[FrameLink], None],  # see FrameLink
     ) -> None:

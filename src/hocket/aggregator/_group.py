@@ -1,7 +1,5 @@
 """A group at one aggregator: its members, their windows, its operations, and its end."""
 
-from __future__ import annotations
-
 import logging
 import time
 from typing import TYPE_CHECKING, Final, Protocol
@@ -23,20 +21,20 @@ _CREDITS: Final = 8
 class Owner(Protocol):
     """What a group tells the directory in which it stands."""
 
-    def group_over(self, group: Group, code: FailCode | None) -> None:
+    def group_over(self, group: "Group", code: FailCode | None) -> None:
         """Nothing of the group is left; without a code all members have left it."""
 
     def operation_over(self, operation: GroupOperation) -> None:
         """Learn that an operation has been served."""
 
-    def credits_due(self, group: Group) -> None:
+    def credits_due(self, group: "Group") -> None:
         """`Group.send_credits` has something to send."""
 
 
 class Group:
     """See the head of this module."""
 
-    def __init__(self, join: Join, pool: Pool, limits: Limits, owner: Owner) -> None:
+    def __init__(self, join: Join, pool: Pool, limits: "Limits", owner: Owner) -> None:
         self.total = join.total
         self.size = join.levels[0].size
         self.above = join.levels[1:]

@@ -4,8 +4,6 @@ Each side sends a random number; each proves itself by HMAC-SHA256 with the toke
 both numbers (a challenge and response as in RFC 5802, without the passwords that RFC derives keys from).
 """
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import secrets
@@ -40,11 +38,11 @@ class Applicant:
         self._token = token
         self._nonce = secrets.token_bytes(wire.NONCE_NBYTES)
 
-    def greet(self, link: FrameLink) -> None:
+    def greet(self, link: "FrameLink") -> None:
         """Begin the handshake; the answer is a Challenge, or a Refuse."""
         link.send(wire.Hello(wire.OLDEST_VERSION, wire.NEWEST_VERSION, key_of(self._token), self._nonce))
 
-    def answer(self, challenge: wire.Challenge, link: FrameLink) -> None:
+    def answer(self, challenge: wire.Challenge, link: "FrameLink") -> None:
         """Prove itself in turn; the answer is a Welcome, or a Refuse.
 
         Raises:

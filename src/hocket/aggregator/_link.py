@@ -1,7 +1,5 @@
 """One end of a connection inside the event loop: frames in, a queue of frames out, never blocking."""
 
-from __future__ import annotations
-
 import contextlib
 import socket
 import time
@@ -44,7 +42,7 @@ class FrameLink:
         expected: frozenset[FrameType],  # types of frames that may come first
         segment_nbytes: int,  # the longest payload
         # called when the queue of what is to be sent is empty no more
-        changed: Callable[[FrameLink], None] | None = None,
+        changed: "Callable[[FrameLink], None] | None" = None,
     ) -> None:
         self.sock = sock
         self.decoder = Decoder(expected, segment_nbytes)

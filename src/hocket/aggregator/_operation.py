@@ -1,7 +1,5 @@
 """One operation of one group at one aggregator: what has come, what it makes of it, and who gets the result."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -22,7 +20,7 @@ class OperationOwner(Protocol):
     members: dict[int, Member]
     parent: Parent | None
 
-    def over(self, operation: GroupOperation) -> None:
+    def over(self, operation: "GroupOperation") -> None:
         """Note that an operation has been served."""
 
     def credit(self, member: Member, nbytes: int) -> None:
@@ -47,7 +45,7 @@ class _Held:
     __slots__ = ("buffer", "credited", "left", "operation", "upper")
 
     def __init__(
-        self, operation: GroupOperation, buffer: Array, left: int, credited: Sequence[Member], upper: bool
+        self, operation: "GroupOperation", buffer: Array, left: int, credited: Sequence[Member], upper: bool
     ) -> None:
         self.operation, self.buffer, self.left, self.credited, self.upper = operation, buffer, left, credited, upper
         operation.live += 1

@@ -1,7 +1,5 @@
 """Aggregation tree: switches reduce what comes from below and multicast what comes back."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING
@@ -36,7 +34,7 @@ def switch_tree(world: int, arity: int = 32) -> tuple[Parents, tuple[str, ...]]:
 
 
 def cluster_tree(
-    cluster: Cluster, ranks: Sequence[int] | NDArray[np.int64] | None = None
+    cluster: "Cluster", ranks: Sequence[int] | NDArray[np.int64] | None = None
 ) -> tuple[Parents, tuple[str, ...]]:
     """Return the tree of a cluster's switches over some or all of its ranks, as `aggregation_tree` takes it.
 

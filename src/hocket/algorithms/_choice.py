@@ -1,7 +1,5 @@
 """One row of the table of choices, and how an algorithm with its parameters is written."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
@@ -68,7 +66,7 @@ class Choice:
             and (self.stop is None or nbytes < self.stop)
         )
 
-    def without(self, other: Choice) -> list[Choice]:
+    def without(self, other: "Choice") -> "list[Choice]":
         """Return what is left of the row where `other` goes before it; its times only where their size is left."""
         if self.kind != other.kind or other.world not in (None, self.world) or other.local not in (None, self.local):
             return [self]
@@ -79,7 +77,7 @@ class Choice:
             parts.append(self._cut(max(self.start, other.stop), self.stop))
         return parts
 
-    def _cut(self, start: int, stop: int | None) -> Choice:
+    def _cut(self, start: int, stop: int | None) -> "Choice":
         if self.nbytes is not None and start <= self.nbytes and (stop is None or self.nbytes < stop):
             return replace(self, start=start, stop=stop)
         return replace(self, start=start, stop=stop, nbytes=None, seconds=None, runner_up=None, margin=None)

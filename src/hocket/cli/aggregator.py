@@ -1,7 +1,5 @@
 """`hocket aggregator`: a process that reduces inside the network."""
 
-from __future__ import annotations
-
 import logging
 import os
 import resource
@@ -94,7 +92,7 @@ def _write_at_once(path: Path, text: str) -> None:
     draft.replace(path)
 
 
-def _summary(stats: Stats) -> str:
+def _summary(stats: "Stats") -> str:
     served = ", ".join(f"{count} {kind}" for kind, count in sorted(stats.operations.items())) or "no operation"
     return (
         f"served {served} for {stats.groups} groups ({stats.groups_failed} failed) and {stats.connections} clients; "

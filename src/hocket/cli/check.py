@@ -1,7 +1,5 @@
 """`hocket check`: does a script learn the same on one rank and on several?"""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import tempfile
@@ -82,7 +80,7 @@ def _warning(changed: list[str]) -> str:
     )
 
 
-def _run(command: list[str], ranks: int, directory: Path, steps: int, seed: int, timeout_s: float) -> RecordedRun:
+def _run(command: list[str], ranks: int, directory: Path, steps: int, seed: int, timeout_s: float) -> "RecordedRun":
     from hocket.launch import launch
 
     from ._check import rank as check_runner
@@ -102,7 +100,7 @@ def _run(command: list[str], ranks: int, directory: Path, steps: int, seed: int,
     return read(directory, ranks)
 
 
-def _show(comparison: LossComparison) -> None:
+def _show(comparison: "LossComparison") -> None:
     from rich.console import Console
     from rich.table import Table
 

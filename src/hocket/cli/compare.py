@@ -1,7 +1,5 @@
 """`hocket compare`: two timelines or plans side by side, predicted or measured."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -64,7 +62,7 @@ def compare(
     typer.echo(f"\nthe step was predicted {abs(checked.error):.1%} too {'long' if checked.error > 0 else 'short'}")
 
 
-def _load(path: Path) -> Plan | Timeline:
+def _load(path: Path) -> "Plan | Timeline":
     from hocket.planner import Plan
     from hocket.timeline import TimelineError, read_perfetto
 
@@ -76,7 +74,7 @@ def _load(path: Path) -> Plan | Timeline:
     return Plan.from_toml(path) if path.suffix == ".toml" else read_perfetto(path)
 
 
-def _plans(one: Plan, other: Plan, as_json: bool) -> None:
+def _plans(one: "Plan", other: "Plan", as_json: bool) -> None:
     """Show what two plans decide differently, and what is predicted of both."""
     values = [plan.to_json() for plan in (one, other)]
     differing = {

@@ -1,7 +1,5 @@
 """`hocket predict`: throughput, efficiency and cost by workers, what-ifs, and where it stops scaling."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -116,7 +114,7 @@ def _read(path: Path) -> dict[str, dict[int, float]]:
     return columns
 
 
-def _show(curve: Curve, said: dict[int, float], unit: str, price: float | None) -> None:
+def _show(curve: "Curve", said: dict[int, float], unit: str, price: float | None) -> None:
     typer.echo(curve.name)
     cost = "cost per 1,000" if price is not None else "worker-s per 1,000"
     head = f"{'workers':>9} {unit + '/s':>14} {'efficiency':>11} {cost:>19}"
@@ -131,7 +129,7 @@ def _show(curve: Curve, said: dict[int, float], unit: str, price: float | None) 
         typer.echo(row + f"  {blame}" + ("" if point.fits else "; does not fit in memory"))
 
 
-def _curve(curve: Curve, columns: dict[str, dict[int, float]]) -> dict[str, Any]:
+def _curve(curve: "Curve", columns: dict[str, dict[int, float]]) -> dict[str, Any]:
     end = curve.stops
     return {
         "name": curve.name,

@@ -1,7 +1,5 @@
 """`hocket simulate`: what collectives, training steps and pipelines would take on a cluster. No clock is involved."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -125,7 +123,7 @@ def pipeline(
     _report("pipeline", timing, trace, as_json)
 
 
-def _report(verb: str, timing: StepTiming, trace: Path | None, as_json: bool) -> None:
+def _report(verb: str, timing: "StepTiming", trace: Path | None, as_json: bool) -> None:
     from hocket.timeline import write_perfetto
 
     if trace is not None:

@@ -1,7 +1,5 @@
 """Keras' data, sharded: every rank takes its part of every global batch, and rows are gathered back."""
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -68,7 +66,7 @@ class SharedData(_private.DataAdapter):  # type: ignore[misc]  # Keras carries n
             self._note(share)
             yield part
 
-    def _of_rows(self, parts: Iterator[Any], rows: _ShardedArrays) -> Iterator[Any]:
+    def _of_rows(self, parts: Iterator[Any], rows: "_ShardedArrays") -> Iterator[Any]:
         for part in parts:
             assert rows.share is not None
             self._note(rows.share)

@@ -1,7 +1,5 @@
 """Runs batches through the stages of a functional Keras model, on the ranks of a pipeline together."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -57,7 +55,7 @@ class Engine:
             return share if rows is not None else None
         return BatchShard(share.begin + rows[0], share.begin + rows[1], share.total, share.world)
 
-    def begin(self, x: Any, share: BatchShard, *, training: bool, scale: float = 1.0) -> Batch:
+    def begin(self, x: Any, share: BatchShard, *, training: bool, scale: float = 1.0) -> "Batch":
         """Begin a batch, to be run forward, and backward if it trains.
 
         The model's input is this pipeline's part of the batch; losses are multiplied by `scale` before the backward.

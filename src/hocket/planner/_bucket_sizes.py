@@ -1,7 +1,5 @@
 """How many bytes of gradients are reduced together: what the planner times is what the Trainer takes."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 MAX_BUCKET_NBYTES = 64 * 2**20
@@ -24,7 +22,7 @@ class BucketSizes:
     first: int
 
     @classmethod
-    def choose(cls, total_nbytes: float, most: int | None = None, first: int | None = None) -> BucketSizes:
+    def choose(cls, total_nbytes: float, most: int | None = None, first: int | None = None) -> "BucketSizes":
         """Return the sizes that the user asked for, and good ones where nothing was said.
 
         Args:

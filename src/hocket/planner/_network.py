@@ -3,8 +3,6 @@
 The costs are those of the algorithms' own closed forms (`hocket.algorithms`), of which the fastest is taken.
 """
 
-from __future__ import annotations
-
 import functools
 import weakref
 from dataclasses import dataclass
@@ -72,7 +70,7 @@ class Network:
     at_once: float = 0.0
 
     @classmethod
-    def of(cls, cluster: Cluster) -> Network:
+    def of(cls, cluster: Cluster) -> "Network":
         """Look at a cluster: its first two hosts stand for all.
 
         Raises:

@@ -1,7 +1,5 @@
 """A plan's pipeline: its order, and what a rank of it spends besides its own work."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
@@ -17,7 +15,7 @@ if TYPE_CHECKING:
     from ._profile import LayerTimes
 
 
-def plan_order(plan: Plan) -> PipelineOrder:
+def plan_order(plan: "Plan") -> PipelineOrder:
     """Return what each rank of a plan's pipeline does when; without a pipeline, the parts that one rank accumulates.
 
     Raises:
@@ -31,7 +29,7 @@ def plan_order(plan: Plan) -> PipelineOrder:
         raise PlanError("the plan cannot be carried out:", [finding]) from None
 
 
-def order_findings(plan: Plan) -> Iterator[PlanFinding]:
+def order_findings(plan: "Plan") -> Iterator[PlanFinding]:
     """Return what stands against the order of a plan's pipeline: another shape, or a number of micro-batches."""
     p, v, m = plan.pipeline_parallel_degree, plan.stages_per_rank, plan.micro_batches
     named = NAMED_ORDERS.get(plan.pipeline_schedule)
@@ -46,7 +44,7 @@ def order_findings(plan: Plan) -> Iterator[PlanFinding]:
         yield PlanFinding("micro_batches", rule, remedy)
 
 
-def stage_works(times: LayerTimes, edges: Sequence[int], hops: Sequence[float], handling: float) -> list[StageWork]:
+def stage_works(times: "LayerTimes", edges: Sequence[int], hops: Sequence[float], handling: float) -> list[StageWork]:
     """Return what a micro-batch asks of every stage; each is handled once a pass.
 
     What is not the wires' of exchanges waits for processors, as computation does.

@@ -1,7 +1,5 @@
 """How often the workers agree: at every step, or less strictly, in the words of a plan."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 
@@ -51,7 +49,7 @@ class Synchronisation:
         return f"not serially equivalent: {_REASONS[self.rule].format(number=self.number)}"
 
     @classmethod
-    def parse(cls, text: str) -> Synchronisation:
+    def parse(cls, text: str) -> "Synchronisation":
         """Read a word of a plan, as "stale:4".
 
         Raises:

@@ -1,7 +1,5 @@
 """The histogram as a table for people."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -11,7 +9,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
-def histogram_table(rows: Sequence[OperationTotals], title: str = "Collectives by message size") -> Table:
+def histogram_table(rows: Sequence[OperationTotals], title: str = "Collectives by message size") -> "Table":
     """Return a table in the manner of hvprof: times in ms, bandwidths in GB/s (10^9 bytes) of time less skew."""
     from rich.table import Table  # lazy: every rank imports this package, and few print
 

@@ -6,8 +6,6 @@ names it (`depid`, `deps`), and since it can name only one, `nop` steps before i
 msccl-tools (github.com/microsoft/msccl-tools), `msccl/language/ir.py`.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Final
 from xml.etree import ElementTree
@@ -73,10 +71,10 @@ class _Operation:
     reduce: bool
     block: int = -1
     number: int = -1
-    waits: list[_Operation] = field(default_factory=list)
+    waits: "list[_Operation]" = field(default_factory=list)
     awaited: bool = False
 
-    def after(self, other: _Operation) -> bool:
+    def after(self, other: "_Operation") -> bool:
         """Return whether it must come after another of the same rank: they share a chunk and one of them writes."""
         return self.start < other.stop and other.start < self.stop and not (self.sends and other.sends)
 

@@ -1,7 +1,5 @@
 """One call of an operator on tensors that may be divided: what a rule is given, and what it asks of the other ranks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -146,7 +144,7 @@ class OperatorCall:
     random: bool = False
     answer: Any = NO_ANSWER
     gathered: str = ""
-    run: Callable[[Local], Any] | None = None
+    run: "Callable[[Local], Any] | None" = None
 
     def operands(self) -> Iterator[Operand]:
         """Yield all tensors among the arguments."""

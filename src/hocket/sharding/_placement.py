@@ -1,7 +1,5 @@
 """How one tensor lies on the ranks of an axis: replicated, sharded along a dim, or partial (addends)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -55,7 +53,7 @@ class Shard(Placement):
     bounds: tuple[tuple[int, ...], ...]
 
     @classmethod
-    def even(cls, dim: int, segments: int | Sequence[int], ranks: int) -> Shard:
+    def even(cls, dim: int, segments: int | Sequence[int], ranks: int) -> "Shard":
         """Return the shard with shares as equal as can be, the first ranks having one index more."""
         sizes = (segments,) if isinstance(segments, int) else tuple(segments)
         return cls(dim, tuple(tuple(r * (s // ranks) + min(r, s % ranks) for r in range(ranks + 1)) for s in sizes))
@@ -82,7 +80,7 @@ class Shard(Placement):
             self.dim, self.segments, self.ranks
         )
 
-    def at(self, dim: int) -> Shard:
+    def at(self, dim: int) -> "Shard":
         """Return the same division along another dim."""
         return Shard(dim, self.bounds)
 
@@ -103,7 +101,7 @@ class Shard(Placement):
         assert len(self.bounds) == 1
         return list(zip(self.bounds[0], self.bounds[0][1:], strict=False))
 
-    def scaled(self, times: int, by: int = 1) -> Shard:
+    def scaled(self, times: int, by: int = 1) -> "Shard":
         """Return the division of a dim of `times / by` times the size, every bound being multiplied alike."""
         return Shard(self.dim, tuple(tuple(bound * times // by for bound in one) for one in self.bounds))
 

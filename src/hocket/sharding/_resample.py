@@ -1,7 +1,5 @@
 """Rules of upsampling: along the divided dim by a table of which inputs make each output, the others as torch does."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -42,7 +40,7 @@ class _Like(NamedTuple):
     layout: torch.memory_format
 
     @classmethod
-    def of(cls, rows: torch.Tensor, own: int, sizes: Sequence[int]) -> _Like:
+    def of(cls, rows: torch.Tensor, own: int, sizes: Sequence[int]) -> "_Like":
         """Of an input with `sizes` in all, of which dim `own` is divided."""
         layout = torch.contiguous_format
         last = {2: torch.channels_last, 3: torch.channels_last_3d}.get(len(sizes))

@@ -1,7 +1,5 @@
 """What a simulation counts besides latency and bandwidth: everything here is off unless asked for."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from ._tasks import SimulationError
@@ -81,7 +79,7 @@ class Settings:
             raise SimulationError("settings.protocols: give them by size, the smallest first")
 
     @classmethod
-    def lv08(cls) -> Settings:
+    def lv08(cls) -> "Settings":
         """SimGrid's LV08, for Internet-like TCP: latency x13.01, bandwidth x0.97, acknowledgements 5%, RTT weights.
 
         The numbers are those of SimGrid's documentation (models, LV08), after Velho and Legrand (SIMUTools 2009);

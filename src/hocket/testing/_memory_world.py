@@ -1,7 +1,5 @@
 """A world in memory: all endpoints of a schedule in one thread, with nothing but queues between them."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Iterator, Sequence
 
@@ -22,11 +20,11 @@ class MemoryWorld:
     def __init__(self) -> None:
         self._lanes: dict[tuple[int, int], _MemoryLane] = {}
 
-    def endpoint(self, number: int) -> MemoryPointToPoint:
+    def endpoint(self, number: int) -> "MemoryPointToPoint":
         """Return one endpoint's way to its peers."""
         return MemoryPointToPoint(self, number)
 
-    def lane(self, source: int, destination: int) -> _MemoryLane:
+    def lane(self, source: int, destination: int) -> "_MemoryLane":
         """Return what is under way from one endpoint to another."""
         return self._lanes.setdefault((source, destination), _MemoryLane())
 

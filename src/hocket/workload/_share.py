@@ -1,7 +1,5 @@
 """What one rank does of a layer, and what it then exchanges with the ranks that do the rest."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import shlex
@@ -45,7 +43,7 @@ class Operation:
         if self.part not in PARTS:
             raise WorkloadError(f"operation {self.name!r}: part {self.part!r} is not one of {', '.join(PARTS)}")
 
-    def over(self, degree: float) -> Operation:
+    def over(self, degree: float) -> "Operation":
         """Return what each of `degree` ranks does of it."""
         if degree == 1:
             return self
@@ -129,7 +127,7 @@ class DividedShare:
     activations: float
 
     @classmethod
-    def of(cls, degree: int, whole: Sequence[float], mine: Sequence[float]) -> DividedShare:
+    def of(cls, degree: int, whole: Sequence[float], mine: Sequence[float]) -> "DividedShare":
         """Return it by what one device and one of `degree` ranks have: parameter bytes, FLOPs, activation bytes."""
         pairs = zip(whole, mine, strict=True)
         return cls(*(round((1 - b / a) / (1 - 1 / degree), 4) if a and degree > 1 else 0.0 for a, b in pairs))

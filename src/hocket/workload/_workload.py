@@ -1,7 +1,5 @@
 """`Workload`: what one training step of a model asks for, layer by layer, on one device."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections import Counter
 from collections.abc import Sequence
@@ -176,7 +174,7 @@ class Workload:
         return DividedShare.of(degree, (self.parameter_bytes, self.flops, self.saved_bytes), mine)
 
     @property
-    def in_steps(self) -> Workload:
+    def in_steps(self) -> "Workload":
         """The same with the finer layers for its layers, if it has any."""
         return dataclasses.replace(self, layers=self.finer, finer=()) if self.finer else self
 
@@ -210,7 +208,7 @@ class Workload:
         edges = [0, *cuts, len(self.layers)]
         return tuple(self.layers[a:b] for a, b in zip(edges, edges[1:], strict=False))
 
-    def with_times(self, forward_s: float, backward_s: float) -> Workload:
+    def with_times(self, forward_s: float, backward_s: float) -> "Workload":
         """Return the same with these times of the whole, dealt to layers by their FLOPs (evenly if none has any)."""
         total = self.flops
         count = max(1, len(self.layers))

@@ -1,7 +1,5 @@
 """Where a worker computes. torch is imported when it is first needed: the command line checks a run before that."""
 
-from __future__ import annotations
-
 import os
 from typing import TYPE_CHECKING
 
@@ -25,7 +23,7 @@ def check_device(asked: str) -> None:
         raise SettingsError(f"--device {asked}: torch {torch.__version__} finds no GPU here; use --device cpu")
 
 
-def device_of_worker(asked: str) -> torch.device:
+def device_of_worker(asked: str) -> "torch.device":
     """Return this worker's device: workers go round the GPUs of a host, and share them when there are fewer."""
     import torch
 

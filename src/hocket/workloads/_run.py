@@ -13,8 +13,6 @@ writing; whole files are written beside their place and renamed. The summary is 
 finds a directory without one can make it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math
@@ -40,7 +38,7 @@ class RunDirectory:
         self.path = path
 
     @classmethod
-    def create(cls, path: Path, config: dict[str, Any]) -> RunDirectory:
+    def create(cls, path: Path, config: dict[str, Any]) -> "RunDirectory":
         """Make the directory with its config.
 
         Raises:

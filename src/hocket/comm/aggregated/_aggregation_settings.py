@@ -1,7 +1,5 @@
 """Where this process's aggregator is, as the environment says."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass
 from typing import Final
@@ -27,7 +25,7 @@ class AggregationSettings:
         return ",".join(f"{host}:{port}" for host, port in self.addresses)
 
     @classmethod
-    def from_environment(cls) -> AggregationSettings | None:
+    def from_environment(cls) -> "AggregationSettings | None":
         """Return what HOCKET_AGGREGATOR, HOCKET_AGGREGATOR_TOKEN_FILE and HOCKET_AGGREGATOR_STALL_S say, or None.
 
         Raises:

@@ -16,8 +16,6 @@ A rank that turns to the hosts for an operation that the aggregator cannot do se
 behind; and now and then, at numbers that all ranks know, they ask each other whether the aggregator is back.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 import weakref
@@ -78,7 +76,7 @@ class Request:
     kept: bool = False  # whether a rank that has finished it can help the others by what is in `receive`
 
 
-_agreements: weakref.WeakSet[Agreement] = weakref.WeakSet()
+_agreements: "weakref.WeakSet[Agreement]" = weakref.WeakSet()
 
 
 class Agreement:

@@ -1,7 +1,5 @@
 """The process group "hocket": routes every c10d operation to shared memory or to an engine."""
 
-from __future__ import annotations
-
 import atexit
 import threading
 import weakref
@@ -26,7 +24,7 @@ from ._runner import Runner
 Tensor = torch.Tensor
 
 _lives = 0
-_open_groups: weakref.WeakSet[HocketGroup] = weakref.WeakSet()
+_open_groups: "weakref.WeakSet[HocketGroup]" = weakref.WeakSet()
 
 
 class HocketGroup(Collectives):

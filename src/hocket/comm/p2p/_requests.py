@@ -1,7 +1,5 @@
 """What a `TagMatcher` handles: sends and receives, and what is on its way from one peer."""
 
-from __future__ import annotations
-
 from collections import deque
 from datetime import timedelta
 from typing import Final, NamedTuple, Protocol
@@ -25,13 +23,13 @@ class RequestOwner(Protocol):
     def number(self, rank: int) -> int:
         """Return a rank's number in the world."""
 
-    def wait(self, request: TaggedRequest, timeout_s: float | None) -> None:
+    def wait(self, request: "TaggedRequest", timeout_s: float | None) -> None:
         """Block until the request is over."""
 
-    def look(self, request: TaggedRequest) -> bool:
+    def look(self, request: "TaggedRequest") -> bool:
         """Move what can move; say whether the request is over."""
 
-    def end(self, request: TaggedRequest, error: BaseException | None) -> None:
+    def end(self, request: "TaggedRequest", error: BaseException | None) -> None:
         """Finish the request; with the lock held."""
 
 

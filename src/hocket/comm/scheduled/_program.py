@@ -12,8 +12,6 @@ It is done once for each (schedule, endpoint) and kept; what is left for run tim
 No order of the messages can block: a step waits for nothing but earlier steps of its peers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, NamedTuple
@@ -38,7 +36,7 @@ class Message(NamedTuple):
     stop: int
     reduce: bool
 
-    def touches(self, other: Message) -> bool:
+    def touches(self, other: "Message") -> bool:
         """Return whether the two share a chunk."""
         return self.start < other.stop and other.start < self.stop
 

@@ -1,7 +1,5 @@
 """Collectives by schedules over point-to-point: what the table of choices says, executed."""
 
-from __future__ import annotations
-
 import functools
 import os
 from collections.abc import Callable, Mapping
@@ -220,7 +218,7 @@ class ScheduledTransport:
         nbytes = block_numel * one.element_size() * largest // chunks
         return max(1, min(MOST_PIECES, nbytes // PIECE_NBYTES))
 
-    def _make_part(self, name: str, parameters: Frozen, kind: str, root: int, pieces: int) -> EndpointExecutor:
+    def _make_part(self, name: str, parameters: "Frozen", kind: str, root: int, pieces: int) -> EndpointExecutor:
         return EndpointExecutor(_schedule(name, parameters, kind, self._size, root), self._rank, pieces=pieces)
 
 

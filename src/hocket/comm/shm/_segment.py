@@ -4,8 +4,6 @@ A segment is a memfd: it has no name in /dev/shm, so a rank killed at any moment
 /dev/shm (as in containers) does not limit it. A peer opens it as `/proc/PID/fd/FD`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import mmap
 import os
@@ -39,7 +37,7 @@ class SharedSegment:
         self.base = self.tensor.data_ptr()
 
     @classmethod
-    def create(cls, name: str, nbytes: int) -> SharedSegment:
+    def create(cls, name: str, nbytes: int) -> "SharedSegment":
         """Make a new segment of `nbytes` zeros (memory is used only where it is touched)."""
         nbytes = -(-nbytes // PAGE) * PAGE
         fd = os.memfd_create(f"hocket-{name}", os.MFD_CLOEXEC)
@@ -51,7 +49,7 @@ class SharedSegment:
             raise
 
     @classmethod
-    def attach(cls, address: Address) -> SharedSegment:
+    def attach(cls, address: Address) -> "SharedSegment":
         """Map a segment of another process on this host.
 
         Raises:

@@ -1,7 +1,5 @@
 """What can go wrong between ranks, as exceptions that name the rank, the operation and its sequence number."""
 
-from __future__ import annotations
-
 
 class CommError(RuntimeError):
     """A collective could not be completed; the group cannot be used any more unless the message says otherwise."""
@@ -19,7 +17,7 @@ class PeerDiedError(CommError):
         self.rank = rank
 
     # An exception is copied and pickled by calling its class with `args`, which holds the message alone.
-    def __reduce__(self) -> tuple[type[PeerDiedError], tuple[str, int]]:
+    def __reduce__(self) -> "tuple[type[PeerDiedError], tuple[str, int]]":
         return type(self), (str(self), self.rank)
 
 
@@ -34,7 +32,7 @@ class CollectiveTimeoutError(CommError):
         super().__init__(message)
         self.missing = missing
 
-    def __reduce__(self) -> tuple[type[CollectiveTimeoutError], tuple[str, tuple[int, ...]]]:
+    def __reduce__(self) -> "tuple[type[CollectiveTimeoutError], tuple[str, tuple[int, ...]]]":
         return type(self), (str(self), self.missing)
 
 

@@ -1,7 +1,5 @@
 """The model, trained on several ranks at once: each with its part of the batch, all with the same gradients."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import itertools
@@ -23,7 +21,7 @@ from ._hooks import scale_gradients
 from ._reducer import GradientReducer
 
 _serial = itertools.count()
-_living: weakref.WeakSet[DataParallel] = weakref.WeakSet()
+_living: "weakref.WeakSet[DataParallel]" = weakref.WeakSet()
 
 
 class DataParallel(torch.nn.Module):

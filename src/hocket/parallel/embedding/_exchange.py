@@ -4,8 +4,6 @@ The layout of Naumov et al. 2019 (arXiv:1906.00091, section 4): tables divided, 
 all-to-all between them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -42,7 +40,7 @@ class RowExchange:
         self._world = world  # the ranks
         self._bounds = torch.tensor(decision.bounds[1:])
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> RowExchange:
+    def __deepcopy__(self, memo: dict[int, Any]) -> "RowExchange":
         return self  # copies of a model look up in the same group
 
     def look_up(self, ids: Tensor, table: Callable[[Tensor], Tensor]) -> Tensor:

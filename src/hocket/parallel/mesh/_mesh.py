@@ -1,7 +1,5 @@
 """The ranks as a mesh: a place on each axis of the planner's table, and the groups along them."""
 
-from __future__ import annotations
-
 import itertools
 import weakref
 from collections.abc import Collection, Mapping
@@ -29,7 +27,7 @@ class Mesh:
         return self.axes[name]
 
     @classmethod
-    def make(cls, whole: World, degrees: Mapping[str, int] | None = None, *, batch_norm: int = 1) -> Mesh:
+    def make(cls, whole: World, degrees: Mapping[str, int] | None = None, *, batch_norm: int = 1) -> "Mesh":
         """Make the groups; a collective operation over `whole`.
 
         `degrees` are those of all axes but the data's that are not 1; their product divides the world. So many
@@ -67,7 +65,7 @@ class Mesh:
         return cls(whole, axes, norms, replicas, statistics)
 
     @classmethod
-    def of(cls, plan: Plan, whole: World) -> Mesh:
+    def of(cls, plan: Plan, whole: World) -> "Mesh":
         """Make the groups of a plan whose degrees are filled in; a collective operation over `whole`."""
         norm = (plan.batch_norm_group or plan.data_parallel_degree) if plan.sync_batch_norm else 1
         return cls.make(whole, {axis.name: axis.degree(plan) for axis in inner()}, batch_norm=norm)

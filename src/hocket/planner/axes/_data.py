@@ -1,7 +1,5 @@
 """Data parallelism: every rank computes its part of each batch with the whole model."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from ._axis import Axis
@@ -11,13 +9,13 @@ if TYPE_CHECKING:
     from .._time import StepParts
 
 
-def _describe(plan: Plan) -> str:
+def _describe(plan: "Plan") -> str:
     degree = plan.data_parallel_degree
     sharded = f" ({plan.shard} sharded)" if plan.shard != "none" else ""
     return f"{'all' if degree == -1 else degree} data{sharded}"
 
 
-def _reason(plan: Plan, parts: StepParts) -> str:
+def _reason(plan: "Plan", parts: "StepParts") -> str:
     return "what tensors and stages leave of the workers"
 
 

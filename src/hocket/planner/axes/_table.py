@@ -1,7 +1,5 @@
 """The table of axes. A new axis is a file here, a line in the table, and a folder of `parallel` that carries it out."""
 
-from __future__ import annotations
-
 import math
 from typing import TYPE_CHECKING, Final
 
@@ -33,19 +31,19 @@ def inner() -> tuple[Axis, ...]:
     return tuple(sorted(others("data"), key=lambda one: one.divides == "layers"))
 
 
-def product(plan: Plan, *axes: Axis) -> int:
+def product(plan: "Plan", *axes: Axis) -> int:
     """Return how many ranks there are along some axes together."""
     return math.prod(one.degree(plan) for one in axes)
 
 
-def replicas(plan: Plan) -> tuple[int, int]:
+def replicas(plan: "Plan") -> tuple[int, int]:
     """Return how many ranks hold the same parameters, and how many ranks are from each to the next."""
     mine = [one for one in AXES if one.replicates]
     last = max((AXES.index(one) for one in mine if one.degree(plan) > 1), default=AXES.index(axis("data")))
     return product(plan, *mine), product(plan, *AXES[last + 1 :])
 
 
-def sharing(plan: Plan) -> tuple[str, int]:
+def sharing(plan: "Plan") -> tuple[str, int]:
     """Return the axis whose ranks do parts of every layer, as its shares say, and how many; ("tensor", 1) for none."""
     found = [(one.name, one.degree(plan)) for one in AXES if one.priced_by_shares and one.degree(plan) > 1]
     return found[0] if found else ("tensor", 1)

@@ -3,8 +3,6 @@
 This module does not import torch, so that the command line can check a run before it starts anything.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -83,7 +81,7 @@ class Photograph:
     scale: int
 
     @classmethod
-    def load(cls, name: str, scale: int) -> Photograph:
+    def load(cls, name: str, scale: int) -> "Photograph":
         """Read an installed photograph, cropped to a multiple of ``scale``, and shrink it by ``scale``."""
         with Image.open(path_of(name)) as image:
             high = np.asarray(image.convert("RGB"))

@@ -4,8 +4,6 @@ MovieLens-100K (Harper and Konstan 2015, doi:10.1145/2827872): 100,000 ratings f
 films. It is read where the user's wheel lies; nothing of it is installed or passed on.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import zipfile
@@ -49,7 +47,7 @@ class Ratings:
         """(n,): 1 where the rating is `LIKED` or more, else 0."""
         return (self.stars >= LIKED).astype(np.float32)
 
-    def take(self, rows: Integers) -> Ratings:
+    def take(self, rows: Integers) -> "Ratings":
         """Return some of the ratings."""
         return Ratings(self.numbers[rows], self.ids[rows], self.genres[rows], self.stars[rows])
 

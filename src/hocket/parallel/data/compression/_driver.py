@@ -1,7 +1,5 @@
 """Compression of a reducer's buckets by any of the methods: exchanges are posted while back-propagation goes on."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
@@ -74,7 +72,7 @@ class Compression:
         self._times: LinkTimes | None = None
         self.tally = CompressionTally()
 
-    def post(self, bucket: Bucket, number: int, *, own: slice | None = None) -> BucketExchange | None:
+    def post(self, bucket: Bucket, number: int, *, own: slice | None = None) -> "BucketExchange | None":
         """Begin to average a bucket's gradients.
 
         Args:
@@ -102,7 +100,7 @@ class Compression:
         exchange.advance()
         return exchange
 
-    def land(self, exchange: BucketExchange) -> None:
+    def land(self, exchange: "BucketExchange") -> None:
         """Wait for an exchange and, as far as it lets them, have the others go on."""
         for other in self._flying:
             if other is not exchange and other.posts_more:

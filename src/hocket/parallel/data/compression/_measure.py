@@ -1,7 +1,5 @@
 """How long the current link takes for gradients as they are, and compressed."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -31,7 +29,7 @@ class Line:
         return self.latency_s + self.s_per_byte * nbytes
 
     @classmethod
-    def through(cls, small: tuple[float, float], large: tuple[float, float]) -> Line:
+    def through(cls, small: tuple[float, float], large: tuple[float, float]) -> "Line":
         """Through two points of bytes and seconds, neither falling nor negative at its beginning."""
         slope = max(0.0, (large[1] - small[1]) / (large[0] - small[0])) if large[0] > small[0] else 0.0
         return cls(max(0.0, small[1] - slope * small[0]), slope)
