@@ -3,6 +3,7 @@
 from functools import partial
 
 import torch
+from torch import Tensor
 
 from hocket.aggregator import ElementType, Kind, Operator, fold
 
@@ -10,8 +11,6 @@ from ..transport import Flats, ReduceOperator, Transport
 from ._agreement import Agreement, Request
 from ._session import AggregationSession
 from ._wire_types import raw, wire_element, wire_operator
-
-Tensor = torch.Tensor
 
 
 class AggregatedTransport:

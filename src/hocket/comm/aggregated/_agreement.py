@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import torch
+from torch import Tensor
 
 from hocket.aggregator import AggregationError, ElementType, FailCode, GroupFailedError, Kind, Operator
 
@@ -32,8 +33,6 @@ from ._session import AggregationSession
 from ._wire_types import raw
 
 log = logging.getLogger("hocket.comm")
-
-Tensor = torch.Tensor
 
 PATH: Final = "aggregator"
 _ASK_EVERY: Final = 16

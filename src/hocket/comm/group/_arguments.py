@@ -4,12 +4,10 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-import torch
+from torch import Tensor
 from torch.distributed import ReduceOp
 
 from ..transport import cut
-
-Tensor = torch.Tensor
 
 
 def only(tensors: Any) -> Tensor:

@@ -4,15 +4,13 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-import torch
+from torch import Tensor
 from torch.distributed import Work
 
 from .. import torch_adapter as c10d
 from ..transport import Transport, flatten, split, write_back
 from ._arguments import check_splits, only, only_list, options, split_rows
 from ._reductions import Reductions
-
-Tensor = torch.Tensor
 
 
 class Collectives(Reductions):

@@ -8,6 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.distributed import Work
 
 from .. import torch_adapter as c10d
@@ -20,8 +21,6 @@ from ._collectives import Collectives
 from ._device_backend import DeviceBackend, HostStagedWork
 from ._hosts import open_transport
 from ._runner import Runner
-
-Tensor = torch.Tensor
 
 _lives = 0
 _open_groups: "weakref.WeakSet[HocketGroup]" = weakref.WeakSet()

@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from hocket.aggregator import Operator
 
@@ -11,8 +12,6 @@ from .. import torch_adapter as c10d
 from ..aggregated import AggregatedTransport, locate_by_gathering, wire_element
 from ..transport import flatten
 from ._collectives import Collectives
-
-Tensor = torch.Tensor
 
 
 def minloc(values: Tensor, places: Tensor | None = None, group: Any = None) -> tuple[Tensor, Tensor]:

@@ -4,15 +4,13 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-import torch
+from torch import Tensor
 from torch.distributed import Work
 
 from .. import torch_adapter as c10d
 from ..transport import ReduceOperator, Transport, flatten, reducer, split, write_back
 from ._arguments import only, only_list, options
 from ._device_backend import DeviceBackend
-
-Tensor = torch.Tensor
 
 
 class Reductions(c10d.ProcessGroupBase):  # type: ignore[misc]

@@ -5,12 +5,11 @@ from datetime import timedelta
 from typing import Final, NamedTuple, Protocol
 
 import torch
+from torch import Tensor
 from torch.distributed import Work
 
 from ..transport import flatten, write_back
 from ._shm_streams import ShmStreams, StreamTransfer
-
-Tensor = torch.Tensor
 
 ANY: Final = -1
 """The peer of a receive that takes from whoever sends first, until one has."""

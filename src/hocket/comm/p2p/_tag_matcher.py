@@ -13,13 +13,12 @@ from collections.abc import Callable
 from typing import Final
 
 import torch
+from torch import Tensor
 
 from ..shm import kernel as _kernel
 from ..transport import CollectiveMismatchError, CollectiveTimeoutError, CommError, PeerDiedError
 from ._requests import ANY, EmptyBody, PeerQueues, TaggedRequest, UnexpectedCopy, UnexpectedMessage
 from ._shm_streams import ShmStreams
-
-Tensor = torch.Tensor
 
 _SPINS: Final = 30
 _GRACE_S: Final = 2e-3

@@ -7,13 +7,12 @@ from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from hocket.schedule import Collective, Schedule
 
 from ..transport import CollectiveTimeoutError, CommError, ReduceOperator
 from ._program import FINISH, FLUSH, POST, Instruction, Message, compile_schedule
-
-Tensor = torch.Tensor
 
 _MOST_BOUND: Final = 64
 """Lengths of vectors for which a part keeps its offsets."""

@@ -8,6 +8,7 @@ from typing import Final
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from hocket.algorithms import Choice, Choices, from_toml, get
 from hocket.schedule import Collective, Schedule, ScheduleError, Wire
@@ -59,8 +60,6 @@ def _read(choices: Choices | str | os.PathLike[str]) -> Choices:
             raise ScheduleError(f"the table of choices {str(path)!r} cannot be read: {error}") from None
     return Choices.parse(choices)
 
-
-Tensor = torch.Tensor
 
 PIECE_NBYTES: Final = 4 << 20
 """Messages are cut near this size, so that one piece is reduced or sent on while the next is on the wire. On loopback,

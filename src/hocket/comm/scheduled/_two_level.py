@@ -9,11 +9,10 @@ from collections.abc import Sequence
 from typing import Final
 
 import torch
+from torch import Tensor
 
 from ..transport import Flats, ReduceOperator, Transport
 from ._execute import PendingMessage, PointToPoint
-
-Tensor = torch.Tensor
 
 RAILS_NBYTES: Final = 32 * 2**10
 """From this size on an all_reduce is shared out to all rails; below, two phases inside the host cost more than they
