@@ -1,7 +1,6 @@
 """A stage of a functional Keras model, as the pipeline of hocket.parallel runs it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -15,27 +14,26 @@ Crossing = tuple[torch.Tensor, torch.Tensor | None, bool]
 """What crosses a cut for one value: the tensor, Keras' mask of it, and whether the tensor is of truth values."""
 
 
-@dataclass(eq=False, slots=True)
 class BatchRecord:
-    """What one batch has in work on this rank."""
+    """What one batch has in work on this rank. No dataclass: walks through structures of tensors would go into it."""
 
-    training: bool  # whether the batch trains
-    scale: float  # by what losses are multiplied before the backward
-    rows: tuple[int, int] | None = None  # first row of the micro-batch in work, and one past its last; None between
-    aside: float = 0.0  # losses inside of layers so far, weighed
-    asides: int = 0  # how many losses `aside` holds
-    gradients: dict[int, list[torch.Tensor]] = field(default_factory=dict)  # of the outputs of each micro-batch
+    def __init__(self, training: bool, scale: float) -> None:
+        self.training = training  # whether the batch trains
+        self.scale = scale  # by what losses are multiplied before the backward
+        self.rows: tuple[int, int] | None = None  # the micro-batch's in work: the first, and one past the last
+        self.aside = 0.0  # losses inside of layers so far, weighed
+        self.asides = 0  # how many losses `aside` holds
+        self.gradients: dict[int, list[torch.Tensor]] = {}  # of the outputs of each micro-batch
 
 
-@dataclass(frozen=True, eq=False, slots=True)
 class Rows:
-    """Which rows of the batch a micro-batch has; given to stages with the micro-batch's inputs."""
+    """Which rows of the batch a micro-batch has; given to stages with the micro-batch's inputs. No dataclass either."""
 
-    book: BatchRecord  # what the batch has in work
-    index: int  # of the micro-batch
-    begin: int  # first row of the micro-batch in the ranks' part
-    end: int  # one past its last row
-    share: float  # the micro-batch's part of the samples
+    def __init__(self, book: BatchRecord, index: int, begin: int, end: int, share: float) -> None:
+        self.book = book  # what the batch has in work
+        self.index = index  # of the micro-batch
+        self.begin, self.end = begin, end  # its rows in the ranks' part: the first, and one past the last
+        self.share = share  # its part of the samples
 
 
 class StageModule(torch.nn.Module):
