@@ -78,7 +78,7 @@ def bare(tmp_path_factory):
     (directory / "ask.py").write_text("import hocket.keras\n")
     (directory / "one.toml").write_text("micro_batches = 1\n")
     path = os.pathsep.join([str(directory), str(Path(__file__).parents[2] / "src")])
-    environment = {**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
+    environment = {**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
     commands = [*WORKING.values(), *LACKING, KERAS]
     words = [[*command.split(), *([""] if command.endswith("--against") else [])] for command in commands]
     done = subprocess.run(

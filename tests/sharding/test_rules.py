@@ -60,7 +60,9 @@ def element_wise() -> list[str]:
 
 @pytest.mark.parametrize("name", BY_RULES)
 def test_a_call_on_shards_is_the_call_on_full_tensors(name: str) -> None:
-    assert accepted(name, 10) or accepted(name, 100)  # some rules accept few of the database's samples
+    assert (
+        accepted(name, 10) or accepted(name, 30) or accepted(name, 100)
+    )  # some rules accept few of the database's samples
 
 
 def test_so_are_calls_of_operators_that_torch_says_work_element_by_element() -> None:
