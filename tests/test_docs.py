@@ -117,6 +117,21 @@ def test_the_tutorial_runs(tmp_path: Path) -> None:
     assert (tmp_path / "checkpoint").is_dir()
 
 
+def test_the_page_on_checkpoints_runs(tmp_path: Path) -> None:
+    page = DOCS / "checkpoints.md"
+    (tmp_path / "page.py").write_text(code(page))
+    run("page.py", cwd=tmp_path)
+    commands = re.findall(r"^\$ hocket (.*)$", page.read_text(), re.MULTILINE)
+    verified, exported = (run("-m", "hocket", *command.split(), cwd=tmp_path) for command in commands)
+    assert re.fullmatch(r"checkpoint is whole: 2 files of [\d.]+ \w+ have the checksums .*\n", verified)
+    assert exported == "exported has model.safetensors\n"
+    (tmp_path / "checkpoint" / "__0_0.distcp").write_bytes(b"damaged")
+    command = [sys.executable, "-m", "hocket", *commands[0].split()]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=110, check=False)
+    assert done.returncode == 2
+    assert "is damaged: __0_0.distcp has 7 bytes of" in done.stderr
+
+
 @pytest.mark.timeout(400)
 def test_your_script_prints_the_same_on_one_rank_and_on_two_and_after_a_stop(tmp_path: Path) -> None:
     script = tmp_path / "your_script.py"

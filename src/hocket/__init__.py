@@ -39,8 +39,9 @@ __version__ = "0.1.0.dev0"
 
 __all__ = [
     "Plan", "Trainer", "__version__", "aggregator", "algorithms", "average", "calibrate", "cluster", "comm",
-    "deferred", "distribute", "fabric", "keras", "launch", "optim", "parallel", "planner", "profile", "schedule",
-    "shard", "sharding", "simulate", "testing", "timeline", "total", "units", "workload", "workloads",
+    "deferred", "distribute", "fabric", "keras", "launch", "optim", "parallel", "planner", "profile",
+    "read_state_dict", "schedule", "shard", "sharding", "simulate", "testing", "timeline", "total", "units",
+    "workload", "workloads",
 ]  # fmt: skip
 
 _HOMES = {
@@ -50,6 +51,7 @@ _HOMES = {
     "deferred": "hocket.parallel",
     "distribute": "hocket.parallel",
     "optim": "hocket.parallel",
+    "read_state_dict": "hocket.parallel",
     "shard": "hocket.parallel",
     "total": "hocket.parallel",
 }

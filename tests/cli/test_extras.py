@@ -38,6 +38,7 @@ WORKING = {
     "cluster": "cluster list",
     "fabric": "fabric status",
     "aggregator": "aggregator --help",
+    "checkpoint": "checkpoint --help",
     "doctor": "doctor --json",
     "clean": "clean --dry-run",
 }

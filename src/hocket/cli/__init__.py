@@ -42,6 +42,7 @@ _VERBS: dict[str, tuple[str, dict[str, Any]]] = {
     "cluster": ("Look at clusters: list, show and probe them.", {}),
     "fabric": ("Emulate a cluster on this machine: up, down, status, check, exec.", {}),
     "aggregator": ("Reduce inside the network: serve collectives to the ranks of jobs.", {}),
+    "checkpoint": ("Look at checkpoints: verify them, and export their weights as safetensors.", {}),
     "doctor": ("Say what on this machine stands in the way of training, and what to do about it.", {}),
     "clean": ("Remove what crashed jobs have left.", {}),
 }

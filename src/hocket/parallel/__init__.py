@@ -3,9 +3,9 @@
 from .batches import DistributedLoader, ShardedLoader, average, total
 from .compose import Trainer, distribute, shard
 from .data import DataParallel
-from .state import CheckpointError, StateBytes, deferred, optim
+from .state import CheckpointError, StateBytes, deferred, optim, read_state_dict
 
 __all__ = [
     "CheckpointError", "DataParallel", "DistributedLoader", "ShardedLoader", "StateBytes", "Trainer", "average",
-    "deferred", "distribute", "optim", "shard", "total",
+    "deferred", "distribute", "optim", "read_state_dict", "shard", "total",
 ]  # fmt: skip

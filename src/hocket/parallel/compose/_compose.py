@@ -16,6 +16,7 @@ from ..mesh import Mesh, World
 from ..pipeline import Pipeline
 from ..state import (
     Deferred,
+    ModelOutline,
     Owned,
     WholeNorms,
     broadcast_optimizer_state,
@@ -58,7 +59,7 @@ def compose(
     deferred = Deferred.of(model)
     mesh = _aligned(model, optimizer, plan, world, deferred)
     frozen = {id(p) for p in model.parameters() if not p.requires_grad}
-    groups = _groups(model, optimizer)
+    groups, outline = _groups(model, optimizer), ModelOutline.of(model, optimizer)
     draft = Draft(model, optimizer, plan, mesh, inputs)
     with nullcontext() if deferred is None else deferred.streaming():
         for name, carry_out in CARRIED.items():
@@ -90,6 +91,7 @@ def compose(
         buffers=buffers,
         optimizer=optimizer,
         plan=plan,
+        outline=outline,
         elements=sum(trained.values()),
         apart=sum(item.leaf.numel() for item in tables),
         cut=draft.cut,

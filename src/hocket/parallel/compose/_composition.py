@@ -13,7 +13,7 @@ from hocket.workload import DividedShare
 
 from ..data import BroadcastBuffers, ShardingStrategy
 from ..mesh import Mesh
-from ..state import Owned, ParameterPlacement, StateBytes, TensorShard
+from ..state import ModelOutline, Owned, ParameterPlacement, StateBytes, TensorShard
 from ..state import memory as _memory
 from ._passes import Passes
 
@@ -32,6 +32,7 @@ class Composition:
         buffers: the modules', kept alike.
         optimizer: works on what this rank owns.
         plan: that all follows.
+        outline: Of the user's model and the groups of its optimizer, before they were divided.
         elements: of the parameters that this rank would hold if nothing were divided among data-parallel ranks.
         apart: how many of elements that are divided among data-parallel ranks whatever the form.
         cut: names of the parameters that are divided among ranks that share tensors.
@@ -52,6 +53,7 @@ class Composition:
     buffers: BroadcastBuffers
     optimizer: Any
     plan: Plan
+    outline: ModelOutline
     elements: int
     apart: int
     cut: frozenset[str]
@@ -82,10 +84,9 @@ class Composition:
     def shards(self) -> list[TensorShard]:
         """What this rank holds of the model's parameters and buffers."""
         found = [shard for item in (*self.form.owned, *self.form.frozen) for shard in item.shards(item.leaf.detach())]
-        kept = self.model.state_dict().keys()
         for module, names in self.modules:
             for name, buffer in module.named_buffers():
-                if names[name] in kept:
+                if names[name] in self.outline.tensors:
                     found += self.places[names[name]].shards((0,) * buffer.ndim, buffer)
         return found
 

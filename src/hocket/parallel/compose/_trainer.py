@@ -15,13 +15,14 @@ import torch.distributed as dist
 
 from hocket.planner import PLAN_VARIABLE, Plan, Synchronisation
 from hocket.timeline import Timeline
+from hocket.units import parse_bytes
 
 from ..batches import BatchPart, BatchSplitter, DistributedLoader, Keywords, SharedLoader
 from ..data import Relaxation
 from ..mesh import world as _world
-from ..state import StateBytes, clip, deferred
-from ..state import checkpoint as _checkpoint
+from ..state import IncompatibleKeys, StateBytes, clip, deferred
 from ..state.optim import TrustRatios
+from . import _in_and_out
 from ._bucket_trial import BucketTrial
 from ._compose import compose
 from ._composition import Composition
@@ -264,46 +265,100 @@ class Trainer:
         """Writes a checkpoint that can be loaded under any plan and with any number of ranks; a collective operation.
 
         It holds weights, buffers, the optimizer's state and settings, random states, the number of steps, and where the
-        loaders of `batches` stand: files of torch's DCP, under the model's own names. What compression has not sent yet
-        is not in it, since each rank has something else: error feedback begins anew.
+        loaders of `batches` stand: files of torch's DCP, under the model's own names, with their checksums. What
+        compression has not sent yet is not in it, since each rank has something else: error feedback begins anew.
 
         Args:
-            path: a directory; an older checkpoint there is replaced when the new one is whole.
+            path: a directory; an older checkpoint there is replaced in one instant, when the new one is on the disk.
             extra: anything picklable to be kept with it (the state of a learning-rate schedule, say); rank 0's counts.
+
+        Raises:
+            CheckpointError: it cannot be written; the older checkpoint is still there.
         """
         self._check_known()
         self.finish()
-        self._composition.buffers.send()
         positions = [shared.position() for shared in self._loaders]
-        about = {"steps": self.steps, "plan": self.plan.to_json(), "loaders": positions, "extra": extra}
-        composition = self._composition
-        _checkpoint.write(
-            Path(path), composition.shards(), composition.form.owned, self.optimizer, about, self._mesh.whole
-        )
+        about = {"steps": self.steps, "plan": self.plan.to_json(), "loaders": positions}
+        _in_and_out.save(self._composition, Path(path), about, extra)
 
-    def load(self, path: str | Path) -> Any:
+    def load(self, path: str | Path, *, weights_only: bool = False) -> Any:
         """Goes on where `save` was called, whatever the plan and the number of ranks were; a collective operation.
+
+        Args:
+            path: what `save` was given.
+            weights_only: whether what is more than plain values and tensors is refused (objects in `extra`, or in the
+                settings of an optimizer), since unpickling it can run code; nothing else in a checkpoint can.
 
         Returns:
             The `extra` that was saved.
 
         Raises:
-            CheckpointError: there is no checkpoint, or it is of another model.
+            CheckpointError: there is no checkpoint, it is damaged, or of another model or optimizer. Nothing has been
+                overwritten.
         """
         self.finish()
         composition = self._composition
-        about = _checkpoint.read(
-            Path(path), composition.shards(), composition.form.owned, self.optimizer, self._mesh.whole
-        )
+        about, extra = _in_and_out.load(composition, Path(path), weights_only=weights_only)
         composition.known = True
-        composition.form.publish()
         if composition.form.compression is not None:
             composition.form.compression.forget()
         self.steps = about["steps"]
         self._positions = about["loaders"]
         for shared, position in zip(self._loaders, self._positions, strict=False):
             shared.resume(position)
-        return about["extra"]
+        return extra
+
+    # --- weights ----------------------------------------------------------------------------------------------------
+
+    def state_dict(self, *, rank0_only: bool = False) -> dict[str, Any]:
+        """The whole model's state dict, as the plain model has it, whatever the plan; a collective operation.
+
+        Tensors are copies on the CPU; keys that are tied share one. What is on its way is 32 MiB or one tensor.
+
+        Args:
+            rank0_only: whether rank 0 alone gets it, and other ranks an empty one.
+        """
+        self._check_known()
+        self.finish()
+        return _in_and_out.state_dict(self._composition, rank0_only=rank0_only)
+
+    def load_state_dict(self, source: Mapping[str, Any] | str | Path, strict: bool = True) -> IncompatibleKeys:
+        """Takes the weights of a plain model, whatever the plan; a collective operation. Rank 0's source counts.
+
+        The optimizer keeps its state. What is on its way is 32 MiB or one tensor, if `source` is a path.
+
+        Args:
+            source: a state dict; or the path of a checkpoint, of a file or a folder of safetensors (as `save_model`
+                and Hugging Face write them), or of a file of `torch.save`.
+            strict: whether keys must be those of the model.
+
+        Returns:
+            The `missing_keys` and `unexpected_keys`, as torch has them.
+
+        Raises:
+            CheckpointError: keys, shapes or types are not those of the model. Nothing has been overwritten.
+        """
+        self.finish()
+        found = _in_and_out.load_state_dict(self._composition, source, strict=strict)
+        self._composition.known |= not found.missing_keys
+        return found
+
+    def save_model(self, folder: str | Path, max_shard_size: int | str = "5GB") -> None:
+        """Writes the whole model as safetensors, which plain torch and transformers load; a collective operation.
+
+        One file `model.safetensors`, or several and their index, as Hugging Face has them; tied weights once. The
+        `config.json` of a model of transformers stands beside. No rank holds more than one tensor, or 32 MiB.
+
+        Args:
+            folder: where; rank 0 writes.
+            max_shard_size: bytes that a file may have, or such as "500 MB".
+
+        Raises:
+            CheckpointError: it cannot be written.
+        """
+        self._check_known()
+        self.finish()
+        _in_and_out.save_model(self._composition, Path(folder), parse_bytes(max_shard_size))
 
     def close(self) -> None:
         """Lets go of what relaxed synchronisation holds: shared memory, threads. The model is then this rank's own.

@@ -10,11 +10,13 @@ from ._broadcast import (
     keepers,
 )
 from ._deferred import Deferred, deferred, is_deferred
+from ._manifest import CheckpointError, alike
 from ._norms import WholeNorms, clip
 from ._owned import Owned, check_elementwise, shard_optimizer
 from ._shards import DimSegment, FlatRange, ParameterPlacement, ShardBox, TensorShard, memory_order
-from .checkpoint import CheckpointError
 from .memory import StateBytes
+from .sources import IncompatibleKeys, export_checkpoint, read_state_dict, verify_checkpoint
+from .whole import ModelOutline
 
 __all__ = [
     "CheckpointError",
@@ -22,12 +24,15 @@ __all__ = [
     "DimSegment",
     "FlatBundles",
     "FlatRange",
+    "IncompatibleKeys",
+    "ModelOutline",
     "Owned",
     "ParameterPlacement",
     "ShardBox",
     "StateBytes",
     "TensorShard",
     "WholeNorms",
+    "alike",
     "broadcast_optimizer_state",
     "broadcast_tensors",
     "check_elementwise",
@@ -35,9 +40,12 @@ __all__ = [
     "clip",
     "deferred",
     "exclude_from_reduction",
+    "export_checkpoint",
     "is_deferred",
     "is_excluded",
     "keepers",
     "memory_order",
+    "read_state_dict",
     "shard_optimizer",
+    "verify_checkpoint",
 ]

@@ -1,8 +1,10 @@
-"""Shards in torch's DCP files: the only module that loads `torch.distributed.checkpoint`, seconds of imports."""
+"""Shards in torch's DCP files. It loads `torch.distributed.checkpoint`, as `_reader` does: seconds of imports."""
 
 from __future__ import annotations
 
+import io
 import warnings
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,13 +12,14 @@ from typing import Any
 
 import torch
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
-from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata as TensorMetadata
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
 from ..mesh import World
+from ._manifest import CheckpointError
 from ._shards import TensorShard
 
 
@@ -68,6 +71,9 @@ class _SavePlanner(DefaultSavePlanner):
             found.__get_tensor_shard__(index).detach() if isinstance(found, DcpShards) else super().lookup_object(index)
         )
 
+    def transform_object(self, write_item: WriteItem, object: Any) -> Any:
+        return object  # tensors as they are, and all else has been pickled
+
 
 class _LoadPlanner(DefaultLoadPlanner):
     def set_up_planner(self, state_dict: Any, metadata: Any = None, is_coordinator: bool = False) -> None:
@@ -82,32 +88,29 @@ class _LoadPlanner(DefaultLoadPlanner):
         )
 
 
-def saved_tensors(path: Path) -> dict[str, TensorMetadata]:
-    """Return the description of every tensor in a checkpoint, by name.
+def save(
+    folder: Path, shards: list[TensorShard], others: dict[str, io.BytesIO], world: World
+) -> dict[str, tuple[int, int]]:
+    """Write this rank's shards, and what has been pickled besides; a collective operation.
 
-    Raises:
-        OSError, EOFError: there is none at `path`.
+    Returns:
+        Of each file that this rank wrote the bytes and the CRC-32.
     """
-    entries = FileSystemReader(str(path)).read_metadata().state_dict_metadata
-    return {name: entry for name, entry in entries.items() if isinstance(entry, TensorMetadata)}
-
-
-def save(path: Path, shards: list[TensorShard], others: dict[str, Any], world: World) -> None:
-    """Write this rank's shards, and values that are no tensors of the model's; a collective operation."""
+    writer = FileSystemWriter(folder)
+    writer.fs = files = _CountedFiles()
     # Looking for sharded tensors to flatten, DCP would drop empty dicts.
     planner = _SavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     entries = {**_by_name(shards), **others}
-    with _alone():
-        state_dict_saver.save(entries, checkpoint_id=str(path), planner=planner, no_dist=world.size == 1)
+    with _our_errors():
+        state_dict_saver.save(entries, storage_writer=writer, planner=planner, no_dist=world.size == 1)
+    return files.written
 
 
-def load(path: Path, shards: list[TensorShard], name: str, world: World) -> Any:
-    """Read into this rank's shards, and return the value that is saved under `name`; a collective operation."""
-    entries: dict[str, Any] = {**_by_name(shards), name: None}
+def load(reader: FileSystemReader, shards: list[TensorShard], world: World) -> None:
+    """Read into this rank's shards; a collective operation."""
     planner = _LoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
-    with _alone():
-        state_dict_loader.load(entries, checkpoint_id=str(path), planner=planner, no_dist=world.size == 1)
-    return entries[name]
+    with _our_errors():
+        state_dict_loader.load({**_by_name(shards)}, storage_reader=reader, planner=planner, no_dist=world.size == 1)
 
 
 def _by_name(shards: list[TensorShard]) -> dict[str, DcpShards]:
@@ -118,8 +121,53 @@ def _by_name(shards: list[TensorShard]) -> dict[str, DcpShards]:
 
 
 @contextmanager
-def _alone() -> Iterator[None]:
-    """Open a block in which DCP does not warn that one process is a world too."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable or uninitialized")
-        yield
+def _our_errors() -> Iterator[None]:
+    """Open a block for a call of DCP: its errors are ours, and it does not warn that one process is a world too."""
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable or uninitialized")
+            yield
+    except CheckpointException as error:
+        rank, (cause, _) = next(iter(error.failures.items()))
+        raise CheckpointError(f"rank {rank}: {cause}") from None
+
+
+class _CountedFiles(FileSystem):
+    """DCP's files on a disk, with the length and checksum of each that is written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written: dict[str, tuple[int, int]] = {}  # by name, bytes and CRC-32
+
+    @contextmanager
+    def create_stream(self, path: Any, mode: str) -> Iterator[Any]:
+        """Open a file."""
+        with super().create_stream(path, mode) as stream:
+            if mode != "wb":
+                yield stream
+                return
+            counted = _CountedStream(stream)
+            yield counted
+        self.written[Path(path).name] = counted.nbytes, counted.crc
+
+    def rename(self, path: Any, new_path: Any) -> None:
+        """Rename a file that was written."""
+        super().rename(path, new_path)
+        self.written[Path(new_path).name] = self.written.pop(Path(path).name)
+
+
+class _CountedStream:
+    """A file to be written from its beginning to its end."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+        self.nbytes = self.crc = 0
+
+    def write(self, data: Any) -> int:
+        self.crc = zlib.crc32(data, self.crc)
+        written: int = self._stream.write(data)
+        self.nbytes += written
+        return written
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)

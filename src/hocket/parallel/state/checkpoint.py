@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import shutil
+import uuid
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -11,15 +13,11 @@ import torch
 
 from ..batches import RngStates
 from ..mesh import World
+from ._manifest import ABOUT, EXTRA, MANIFEST, MODEL, OPTIMIZER, CheckpointError, Manifest, alike, is_whole
 from ._owned import Owned
+from ._replace import beside, replace, standing
 from ._shards import TensorShard
-
-_ABOUT = "about"  # what is no tensor of the model's shapes
-_MODEL, _OPTIMIZER = "model.", "optimizer."
-
-
-class CheckpointError(ValueError):
-    """A checkpoint cannot be read, or is of another model."""
+from .whole import ModelOutline
 
 
 def write(
@@ -27,23 +25,31 @@ def write(
     tensors: Iterable[TensorShard],
     owned: Iterable[Owned],
     optimizer: Any,
+    outline: ModelOutline,
     about: dict[str, Any],
+    extra: Any,
     world: World,
 ) -> None:
     """Write a checkpoint; a collective operation.
 
     Args:
-        path: A directory; what was there is replaced when all has been written.
+        path: A directory; the checkpoint that was there is replaced when all of this one is on the disk.
         tensors: What this rank holds of parameters and buffers.
         owned: What its optimizer updates.
         optimizer: The optimizer.
+        outline: Of the whole model.
         about: All else that is to be kept, by name; rank 0's counts.
+        extra: The user's, anything picklable; rank 0's counts.
         world: All ranks.
+
+    Raises:
+        CheckpointError: It cannot be written; what was at `path` before is still there.
     """
     from . import _dcp  # lazy: it takes a second
 
-    owned = list(owned)
-    shards = [_renamed(shard, _MODEL + shard.name) for shard in tensors]
+    path = path.resolve()
+    said = world.from_root(str(path))
+    shards = [_renamed(shard, MODEL + shard.name) for shard in tensors]
     scalars: dict[str, dict[str, Any]] = {}
     for item in owned:
         for key, value in optimizer.state.get(item.leaf, {}).items():
@@ -57,24 +63,61 @@ def write(
         everywhere.update(mine)
         states.append(state)
     about = {**about, "optimizer_scalars": everywhere, "random": states, "groups": _settings(optimizer)}
-    new, old = (path.with_name(path.name + end) for end in (".new", ".old"))
-    if world.rank == 0:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(new, ignore_errors=True)
-    world.from_root(None)
-    _dcp.save(new, shards, {_ABOUT: about} if world.rank == 0 else {}, world)
-    if world.rank == 0:  # whoever is killed here leaves the old checkpoint or the new one, whole
-        shutil.rmtree(old, ignore_errors=True)
-        if path.exists():
-            path.rename(old)
-        new.rename(path)
-        shutil.rmtree(old, ignore_errors=True)
-    world.from_root(None)
+    about |= {"optimizer": type(optimizer).__name__, "members": outline.groups, "keys": outline.keys}
+    others: dict[str, io.BytesIO] = {}
+    new = beside(path)[0]
+    try:
+        with alike(world):
+            if world.rank == 0:
+                others = {ABOUT: _pickled(about, "what it keeps"), EXTRA: _pickled(extra, "`extra`")}
+                _make_space(path, new)
+        mark = new / world.from_root(uuid.uuid4().hex)
+        with alike(world):
+            if world.rank == 0:
+                mark.touch()
+        with alike(world):
+            if not mark.exists():
+                raise CheckpointError(f"{str(new)!r} is not the folder that rank 0 has: all hosts must share one")
+        with alike(world):
+            if world.rank == 0:
+                mark.unlink()
+        files = _dcp.save(new, shards, others, world)
+        written = {name: entry for mine in world.from_all(files) for name, entry in mine.items()}
+        with alike(world):
+            if world.rank == 0:
+                Manifest(written).write(new)
+                replace(new, path)
+    except CheckpointError as error:
+        if world.rank == 0:
+            shutil.rmtree(new, ignore_errors=True)
+        world.from_root(None)
+        raise CheckpointError(f"the checkpoint {said!r} cannot be written: {error}") from None
+
+
+def _make_space(path: Path, new: Path) -> None:
+    """Remove what a save that was killed has left, but not the only checkpoint that there is."""
+    there = standing(path, is_whole)
+    if there != path:
+        there.rename(path)
+    strange = path.exists() and not (path / MANIFEST).exists() and not (path / ".metadata").exists()
+    if path.is_file() or (strange and any(path.iterdir())):
+        raise CheckpointError("there is something else; give a folder that is new, empty or a checkpoint")
+    for leftover in beside(path):
+        if leftover.exists():
+            shutil.rmtree(leftover)
+    new.mkdir(parents=True)
 
 
 def read(
-    path: Path, tensors: Iterable[TensorShard], owned: Iterable[Owned], optimizer: Any, world: World
-) -> dict[str, Any]:
+    path: Path,
+    tensors: Iterable[TensorShard],
+    owned: Iterable[Owned],
+    optimizer: Any,
+    outline: ModelOutline,
+    world: World,
+    *,
+    weights_only: bool = False,
+) -> tuple[dict[str, Any], Any]:
     """Read a checkpoint that was written under any plan into what this rank holds; a collective operation.
 
     Args:
@@ -82,55 +125,74 @@ def read(
         tensors: What this rank holds of parameters and buffers; overwritten.
         owned: What its optimizer updates.
         optimizer: The optimizer, which gets the state and the settings that were saved.
+        outline: Of the whole model.
         world: All ranks.
+        weights_only: Whether anything but plain values and tensors is refused; see `torch.load`.
 
     Returns:
-        `about`, as it was given to `write`.
+        `about` and `extra`, as they were given to `write`.
 
     Raises:
-        CheckpointError: there is none at `path`, or it is of another model; names what differs.
+        CheckpointError: There is none at `path`, it is damaged, or it is of another model or optimizer; names what
+            differs. Nothing has been overwritten then.
     """
     from . import _dcp  # lazy: it takes a second
+    from ._reader import CheckpointReader
 
-    try:
-        metadata = _dcp.saved_tensors(path)
-    except (OSError, EOFError) as error:
-        raise CheckpointError(f"there is no checkpoint at {str(path)!r}: {error}") from None
+    with alike(world):
+        reader = CheckpointReader(path)
+    if len(set(world.from_all(reader.manifest.checksum))) > 1:
+        raise CheckpointError(f"ranks find different checkpoints at {str(path)!r}: all hosts must share one folder")
+    with alike(world):
+        reader.verify(world.rank, world.size)
+    with alike(world):
+        about = reader.load_object(ABOUT, weights_only=weights_only)
+        extra = reader.load_object(EXTRA, weights_only=weights_only)
+        said = f"the checkpoint at {str(path)!r}"
+        found = reader.tensors(MODEL)
+        missing, unexpected = outline.tensors.keys() - found.keys(), found.keys() - outline.tensors.keys()
+        outline.check_keys(missing, unexpected, said, strict=True)
+        outline.check(found, said, casts=False)
+        _check_optimizer(about, optimizer, outline, said)
+    shards = [_renamed(shard, MODEL + shard.name) for shard in tensors]
     owned = list(owned)
-    shards = [_renamed(shard, _MODEL + shard.name) for shard in tensors]
-    _check(path, shards, metadata)
+    saved: dict[str, dict[str, torch.dtype]] = {}
+    for name, (_, dtype) in reader.tensors(OPTIMIZER).items():
+        parameter, _, key = name.rpartition("/")
+        saved.setdefault(parameter, {})[key] = dtype
     states: dict[int, dict[str, Any]] = {}
     for item in owned:
-        prefix = _key(item.name, "")
-        for name, saved in metadata.items():
-            if name.startswith(prefix):
-                value = torch.zeros_like(item.leaf.detach(), dtype=saved.properties.dtype)
-                states.setdefault(id(item.leaf), {})[name[len(prefix) :]] = value
-                shards += [_renamed(shard, name) for shard in item.shards(value)]
-    about: dict[str, Any] = _dcp.load(path, shards, _ABOUT, world)
+        for key, dtype in saved.get(item.name, {}).items():
+            value = torch.zeros_like(item.leaf.detach(), dtype=dtype)
+            states.setdefault(id(item.leaf), {})[key] = value
+            shards += [_renamed(shard, _key(item.name, key)) for shard in item.shards(value)]
+    _dcp.load(reader, shards, world)
     optimizer.state.clear()
-    scalars = about.get("optimizer_scalars", {})  # DCP leaves out a table without entries, as plain SGD's
     for item in owned:
-        state = {**scalars.get(item.name, {}), **states.get(id(item.leaf), {})}
+        state = {**about["optimizer_scalars"].get(item.name, {}), **states.get(id(item.leaf), {})}
         if state:
             optimizer.state[item.leaf] = {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in state.items()}
     for group, settings in zip(optimizer.param_groups, about["groups"], strict=True):
         group.update(settings)
     _set_random_state(about["random"][world.rank % len(about["random"])])
-    return about
+    return about, extra
 
 
-def _check(path: Path, shards: list[TensorShard], metadata: dict[str, Any]) -> None:
-    for shard in shards:
-        found = metadata.get(shard.name)
-        name = shard.name.removeprefix(_MODEL)
-        if found is None:
-            raise CheckpointError(f"the checkpoint at {str(path)!r} has no {name!r}: it is of another model")
-        if tuple(found.size) != tuple(shard.shape):
-            raise CheckpointError(
-                f"{name!r} has the shape {list(shard.shape)} here and {list(found.size)} in the checkpoint at "
-                f"{str(path)!r}: it is of another model"
-            )
+def _check_optimizer(about: dict[str, Any], optimizer: Any, outline: ModelOutline, said: str) -> None:
+    kind, groups, saved = type(optimizer).__name__, outline.groups, [tuple(names) for names in about["members"]]
+    why = ""
+    if about["optimizer"] != kind:
+        why = f"it has the state of {about['optimizer']}, and the optimizer is {kind}"
+    elif len(saved) != len(groups):
+        why = f"its optimizer had {len(saved)} parameter groups, and this one has {len(groups)}"
+    else:
+        for number, (here, there) in enumerate(zip(groups, saved, strict=True)):
+            if differing := sorted(set(here) ^ set(there)):
+                one, other = ("here", "there") if differing[0] in here else ("there", "here")
+                why = f"{differing[0]!r} is in parameter group {number} of the optimizer {one} and not {other}"
+                break
+    if why:
+        raise CheckpointError(f"{said} is of another optimizer: {why}. load_state_dict takes its weights alone")
 
 
 def _renamed(shard: TensorShard, name: str) -> TensorShard:
@@ -138,7 +200,7 @@ def _renamed(shard: TensorShard, name: str) -> TensorShard:
 
 
 def _key(name: str, key: str) -> str:
-    return f"{_OPTIMIZER}{name}/{key}"
+    return f"{OPTIMIZER}{name}/{key}"
 
 
 def _settings(optimizer: Any) -> list[dict[str, Any]]:
@@ -155,6 +217,15 @@ def _set_random_state(state: dict[str, Any]) -> None:
     RngStates(state["torch"], state["python"], state["numpy"]).install()
     if state["cuda"] is not None and _uses_cuda():
         torch.cuda.set_rng_state(state["cuda"])
+
+
+def _pickled(value: Any, what: str) -> io.BytesIO:
+    stream = io.BytesIO()
+    try:
+        torch.save(value, stream)
+    except Exception as error:
+        raise CheckpointError(f"{what} cannot be pickled: {error!r}") from None
+    return stream
 
 
 def _uses_cuda() -> bool:

@@ -1,0 +1,82 @@
+"""A composed model's state, out and in: checkpoints, whole state dicts, folders of safetensors."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..state import alike, checkpoint, sources, whole
+from ._composition import Composition
+
+
+def save(composition: Composition, path: Path, about: Mapping[str, Any], extra: Any) -> None:
+    """See `Trainer.save`."""
+    composition.buffers.send()
+    world = composition.mesh.whole
+    computed = composition.outline.computed_state(composition.model, world)
+    checkpoint.write(
+        path,
+        composition.shards(),
+        composition.form.owned,
+        composition.optimizer,
+        composition.outline,
+        {**about, "computed": computed},
+        extra,
+        world,
+    )
+
+
+def load(composition: Composition, path: Path, *, weights_only: bool) -> tuple[dict[str, Any], Any]:
+    """See `Trainer.load`; returns what `save` was given."""
+    about, extra = checkpoint.read(
+        path,
+        composition.shards(),
+        composition.form.owned,
+        composition.optimizer,
+        composition.outline,
+        composition.mesh.whole,
+        weights_only=weights_only,
+    )
+    _set(composition, about["computed"])
+    return about, extra
+
+
+def _set(composition: Composition, computed: Mapping[str, Any]) -> None:
+    """Give all ranks the weights that were overwritten, and modules what else they keep."""
+    composition.form.publish()
+    for key, value in computed.items():
+        composition.model.get_submodule(key.rpartition(".")[0]).set_extra_state(value)
+
+
+def state_dict(composition: Composition, *, rank0_only: bool) -> OrderedDict[str, Any]:
+    """See `Trainer.state_dict`."""
+    composition.buffers.send()
+    world = composition.mesh.whole
+    computed = composition.outline.computed_state(composition.model, world)
+    return whole.state_dict(composition.outline, composition.shards(), computed, world, rank0_only=rank0_only)
+
+
+def load_state_dict(
+    composition: Composition, given: Mapping[str, Any] | str | Path, *, strict: bool
+) -> sources.IncompatibleKeys:
+    """See `Trainer.load_state_dict`."""
+    outline, world = composition.outline, composition.mesh.whole
+    found, computed = sources.load_weights(given, composition.shards(), outline, world, strict=strict)
+    _set(composition, computed)
+    return found
+
+
+def save_model(composition: Composition, folder: Path, max_shard_nbytes: int) -> None:
+    """See `Trainer.save_model`."""
+    composition.buffers.send()
+    world = composition.mesh.whole
+    sources.export(folder, composition.outline, composition.shards(), world, max_shard_nbytes=max_shard_nbytes)
+    with alike(world):
+        if world.rank == 0:
+            for name in ("config", "generation_config"):  # Hugging Face's
+                config: Any = getattr(composition.model, name, None)
+                if hasattr(config, "save_pretrained"):
+                    config.architectures = [type(composition.model).__name__]
+                    config.save_pretrained(folder)

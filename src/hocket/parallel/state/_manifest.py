@@ -1,0 +1,137 @@
+"""What a checkpoint consists of: a file that has the length and the checksum of every other, counted while written."""
+
+from __future__ import annotations
+
+import json
+import os
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..mesh import World
+from ._replace import sync
+
+MANIFEST = "manifest.json"
+ABOUT, EXTRA = "about", "extra"  # of what DCP writes that which is no tensor: ours, and the user's
+MODEL, OPTIMIZER = "model.", "optimizer."  # how tensors' names begin
+VERSION = 2
+"""Of the layout; checkpoints without a manifest were version 1."""
+_PIECE_NBYTES = 2**20
+
+
+class CheckpointError(ValueError):
+    """A checkpoint cannot be read or written, or is of another model; every rank raises the same."""
+
+
+@contextmanager
+def alike(world: World) -> Iterator[None]:
+    """Open a block after which all ranks raise one CheckpointError if any has raised an error; a collective operation.
+
+    No collective operation can stand in the block: a rank that fails does not come to it.
+
+    Args:
+        world: The ranks.
+    """
+    said, cause = None, None
+    try:
+        yield
+    except (OSError, CheckpointError) as error:
+        said = str(error)
+    except Exception as error:
+        said, cause = repr(error), error
+    failed = {rank: text for rank, text in enumerate(world.from_all(said)) if text is not None}
+    if failed:
+        rank, text = next(iter(failed.items()))
+        raise CheckpointError(text if rank == 0 else f"rank {rank}: {text}") from cause
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """The files of a checkpoint.
+
+    Attributes:
+        files: Of each file its length in bytes and its CRC-32.
+    """
+
+    files: Mapping[str, tuple[int, int]]
+
+    @property
+    def checksum(self) -> int:
+        """Of the names, lengths and checksums: two checkpoints have the same only if they are the same."""
+        return _checksum(self.files)
+
+    def write(self, folder: Path) -> None:
+        """Write it, on the disk when this returns: the folder is then a whole checkpoint."""
+        content: dict[str, Any] = {"format": "hocket checkpoint", "version": VERSION, "files": self.files}
+        path = folder / MANIFEST
+        path.write_text(json.dumps({**content, "checksum": _checksum(content)}, indent=1) + "\n")
+        sync(path)
+        sync(folder)
+
+    @classmethod
+    def read(cls, folder: Path) -> Manifest:
+        """Read that of a checkpoint.
+
+        Raises:
+            CheckpointError: There is none, it is damaged, or of a newer version.
+        """
+        where = f"the checkpoint at {str(folder)!r}"
+        try:
+            text = (folder / MANIFEST).read_bytes()
+        except (FileNotFoundError, NotADirectoryError) as error:
+            if (folder / ".metadata").exists():
+                raise CheckpointError(
+                    f"{where} has no {MANIFEST}: a file is lost, or Trainer.save did not write it"
+                ) from None
+            raise CheckpointError(f"there is no checkpoint at {str(folder)!r}: {error}") from None
+        try:
+            content = json.loads(text)
+            checksum, version = content.pop("checksum"), content["version"]
+            files = {name: (nbytes, crc) for name, (nbytes, crc) in content["files"].items()}
+            damaged = checksum != _checksum(content)
+        except (ValueError, KeyError, TypeError, AttributeError):
+            damaged = True
+        if damaged:
+            raise CheckpointError(f"{where} is damaged: {MANIFEST} is not what was written")
+        if version > VERSION:
+            raise CheckpointError(
+                f"{where} is of version {version}, and this Hocket reads up to version {VERSION}: install a newer one"
+            )
+        return cls(files)
+
+    def verify(self, folder: Path, number: int = 0, count: int = 1) -> None:
+        """Compare every `count`th of the files, from `number` on, with what was written.
+
+        Raises:
+            CheckpointError: One is missing or has changed; names the file.
+        """
+        for name in sorted(self.files)[number::count]:
+            nbytes, crc = self.files[name]
+            found = 0
+            try:
+                with (folder / name).open("rb") as file:
+                    size = os.fstat(file.fileno()).st_size
+                    if size == nbytes:
+                        while piece := file.read(_PIECE_NBYTES):
+                            found = zlib.crc32(piece, found)
+            except OSError as error:
+                raise CheckpointError(f"the checkpoint at {str(folder)!r} is damaged: {error}") from None
+            if size != nbytes or found != crc:
+                how = f"has {size} bytes of {nbytes}" if size != nbytes else "has another checksum than was written"
+                raise CheckpointError(f"the checkpoint at {str(folder)!r} is damaged: {name} {how}")
+
+
+def is_whole(folder: Path) -> bool:
+    """Return whether a folder holds a checkpoint that was written to its end: the manifest is written last."""
+    try:
+        Manifest.read(folder)
+    except (OSError, CheckpointError):
+        return False
+    return True
+
+
+def _checksum(content: Mapping[str, Any]) -> int:
+    return zlib.crc32(json.dumps(content, sort_keys=True).encode())

@@ -1,0 +1,141 @@
+"""Reads a checkpoint's files, which no pickle in them can make run code unless the user's own objects are asked for."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
+
+from ..batches import RngStates
+from ._manifest import CheckpointError, Manifest, is_whole
+from ._replace import standing
+from ._shards import Shape
+
+_SAFE: list[Any] = [
+    RngStates,
+    np.ndarray,
+    np.dtype,
+    *(type(np.dtype(kind)) for kind in (np.uint32, np.uint64, np.int64, np.float32, np.float64, np.bool_)),
+    *(value.__reduce__()[0] for value in (np.empty(0), np.float64(0))),  # private functions that rebuild them
+]
+_METADATA = "torch.distributed.checkpoint.metadata"
+_NAMES = {
+    ("torch", "Size"),
+    ("torch.serialization", "_get_layout"),
+    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
+    ("pathlib", "PosixPath"),
+    ("pathlib._local", "PosixPath"),  # Python 3.13
+}
+
+
+class CheckpointReader(FileSystemReader):
+    """The files of a checkpoint.
+
+    Args:
+        path: Its directory, or where it is about to be put.
+
+    Raises:
+        CheckpointError: There is none, or its list of files is damaged.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._said = f"the checkpoint at {str(path)!r}"
+        path = standing(path.resolve(), is_whole)
+        super().__init__(path)
+        self.folder = path
+        self.manifest = Manifest.read(path)
+
+    def verify(self, number: int = 0, count: int = 1) -> None:
+        """See `Manifest.verify`."""
+        self.manifest.verify(self.folder, number, count)
+
+    @cached_property
+    def metadata(self) -> Metadata:
+        """What DCP has written of tensors and where they lie.
+
+        Raises:
+            CheckpointError: It is something else.
+        """
+        try:
+            with (self.folder / ".metadata").open("rb") as file:
+                found = _MetadataUnpickler(file).load()
+        except (pickle.UnpicklingError, EOFError, AttributeError, ImportError, IndexError, KeyError) as error:
+            raise CheckpointError(f"{self._said} has a .metadata that cannot be read: {error}") from None
+        if not isinstance(found, Metadata):
+            raise CheckpointError(f"{self._said} has a .metadata that is none")
+        return found
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        """Return `metadata`, to DCP."""
+        return self.metadata
+
+    def tensors(self, prefix: str) -> dict[str, tuple[Shape, torch.dtype]]:
+        """Return shape and type of each tensor whose name begins so, by the rest of its name."""
+        return {
+            name.removeprefix(prefix): (tuple(found.size), found.properties.dtype)
+            for name, found in self.metadata.state_dict_metadata.items()
+            if name.startswith(prefix) and isinstance(found, TensorStorageMetadata)
+        }
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """Return a whole tensor."""
+        found = self.metadata.state_dict_metadata[name]
+        assert isinstance(found, TensorStorageMetadata)
+        whole = torch.empty(found.size, dtype=found.properties.dtype)
+        for chunk in found.chunks:
+            box = tuple(slice(at, at + size) for at, size in zip(chunk.offsets, chunk.sizes, strict=True))
+            whole[box] = torch.load(self._entry(MetadataIndex(name, chunk.offsets)), weights_only=True)
+        return whole
+
+    def load_object(self, name: str, *, weights_only: bool) -> Any:
+        """Return what is no tensor: without running code, if it consists of plain values, tensors and arrays.
+
+        Args:
+            name: Its name.
+            weights_only: Whether anything else is refused.
+
+        Raises:
+            CheckpointError: It cannot be unpickled, or is refused.
+        """
+        stream = self._entry(MetadataIndex(name))
+        try:
+            with torch.serialization.safe_globals(_SAFE):
+                return torch.load(stream, weights_only=True)
+        except pickle.UnpicklingError as error:
+            if weights_only:
+                raise CheckpointError(
+                    f"{self._said}: {name!r} has objects whose unpickling can run code, and weights_only=True "
+                    f"refuses them: {str(error).splitlines()[0]}"
+                ) from None
+        stream.seek(0)
+        try:
+            return torch.load(stream, weights_only=False)
+        except Exception as error:
+            raise CheckpointError(f"{self._said}: {name!r} cannot be unpickled: {error!r}") from None
+
+    def _entry(self, index: MetadataIndex) -> io.BytesIO:
+        try:
+            where = self.metadata.storage_data[index]
+        except KeyError:
+            raise CheckpointError(f"{self._said} has no {index.fqn!r}") from None
+        with (self.folder / where.relative_path).open("rb") as file:
+            file.seek(where.offset)
+            return io.BytesIO(file.read(where.length))
+
+
+class _MetadataUnpickler(pickle.Unpickler):
+    """Makes of a pickle what DCP's metadata consists of, and nothing else."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Return a class that is allowed."""
+        is_type = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
+        if is_type or (module == _METADATA and "." not in name) or (module, name) in _NAMES:
+            return super().find_class(module, name)
+        raise pickle.UnpicklingError(f"{module}.{name} does not belong there")

@@ -1,0 +1,328 @@
+"""A checkpoint is whole, or refused: after a kill at any instant of `save`, with damaged files, of something else."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import resource
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import hocket
+from hocket.parallel import CheckpointError
+from hocket.parallel.state import _manifest, _replace
+from hocket.planner import Plan
+from hocket.testing import deadline, run_ranks
+
+
+class Moments:
+    """A small model, with all of its state set to one number: a mixture of two checkpoints shows."""
+
+    def __init__(self, layers: int = 2) -> None:
+        self.model = nn.Sequential(*(nn.Linear(5, 5) for _ in range(layers)))
+        self.optimizer = torch.optim.AdamW(self.model.parameters())
+        self.trainer = hocket.Trainer(self.model, nn.functional.mse_loss, self.optimizer)
+        self.trainer.step((torch.ones(2, 5), torch.ones(2, 5)))
+
+    @torch.no_grad()
+    def fill(self, number: int) -> None:
+        for tensor in self.tensors():
+            tensor.fill_(number)
+        self.trainer.steps = number
+
+    def tensors(self) -> list[torch.Tensor]:
+        return [*self.model.parameters(), *(t for s in self.optimizer.state.values() for t in s.values())]
+
+    def numbers(self) -> set[float]:
+        return {self.trainer.steps, *(float(x) for tensor in self.tensors() for x in tensor.detach().unique())}
+
+
+@pytest.fixture(scope="module")
+def moments(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Moments]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # a forked process has no others
+    found = Moments()
+    found.trainer.save(tmp_path_factory.mktemp("first") / "ck")  # imports what saving needs
+    yield found
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def memory(tmp_path: Path) -> Iterator[Path]:
+    """A folder whose files are quickly on their disk, since a process that is killed loses nothing that it wrote."""
+    if not Path("/dev/shm").is_dir():
+        yield tmp_path
+        return
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        yield Path(folder)
+
+
+def killed(run: Callable[[], Any], after_s: float | None = None) -> bool:
+    """Runs in a forked process, which is killed after a while if it does not end before; whether it was killed."""
+    child = os.fork()
+    if child == 0:
+        try:
+            run()
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+    if after_s is not None:
+        time.sleep(after_s)
+        os.kill(child, signal.SIGKILL)
+    status = os.waitpid(child, 0)[1]
+    assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0
+    return os.WIFSIGNALED(status)
+
+
+def killed_at_operation(number: int, run: Callable[[], Any]) -> bool:
+    """Runs in a forked process, which is killed before that operation on files; whether it came to there."""
+    operations = 0
+
+    def audit(event: str, arguments: tuple[Any, ...]) -> None:
+        nonlocal operations
+        if event in ("open", "os.rename", "os.mkdir", "os.remove", "os.rmdir", "ctypes.dlsym"):
+            operations += 1
+            if operations > number:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    def audited() -> None:
+        sys.addaudithook(audit)
+        run()
+
+    return killed(audited)
+
+
+def loaded(moments: Moments, path: Path) -> int:
+    """The number in all of what a checkpoint holds; 0 if there is none."""
+    moments.fill(-1)
+    try:
+        moments.trainer.load(path)
+    except CheckpointError as error:
+        missing = "there is no checkpoint" in str(error)
+        assert moments.numbers() == {-1}
+        if not missing:
+            raise
+        return 0
+    (number,) = moments.numbers()
+    return int(number)
+
+
+def duration_s(moments: Moments, path: Path) -> float:
+    taken = []
+    for _ in range(5):
+        begun_s = time.perf_counter()
+        killed(lambda: moments.trainer.save(path))
+        taken.append(time.perf_counter() - begun_s)
+    return max(taken)
+
+
+@pytest.mark.parametrize("kills", [20, pytest.param(500, marks=[pytest.mark.long, pytest.mark.timeout(deadline(900))])])
+def test_a_kill_at_a_random_instant_leaves_a_checkpoint(moments: Moments, memory: Path, kills: int) -> None:
+    longest_s = duration_s(moments, memory / "timed")
+    draw = random.Random(5)
+    last, ended = 0, 0
+    for i in range(1, kills + 1):
+        path = memory / f"ck{i // 10}"
+        last = 0 if i % 10 == 0 else last  # the first in this folder
+        moments.fill(i)
+        whole = not killed(lambda path=path: moments.trainer.save(path), draw.uniform(0, 1.1 * longest_s))
+        found = loaded(moments, path)
+        assert found == i or (found == last and not whole)
+        last, ended = found, ended + (found == i)
+    assert kills < 100 or kills / 20 < ended < kills * 19 / 20  # kills came before and after the instant that counts
+
+
+@pytest.mark.parametrize("each", [4, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.parametrize("exchange", [True, False])
+def test_a_kill_before_any_operation_leaves_a_checkpoint(
+    moments: Moments, memory: Path, monkeypatch: pytest.MonkeyPatch, exchange: bool, each: int
+) -> None:
+    if not exchange:
+        monkeypatch.setattr(_replace, "exchange", lambda one, other: False)
+    for first in (True, False):
+        ended = False
+        for i in range(1, 200):
+            path = memory / f"ck{i if first else ''}"
+            if not first:
+                moments.fill(1000 + i)
+                moments.trainer.save(path)
+            moments.fill(i)
+            ended = not killed_at_operation((i - 1) * each, lambda path=path: moments.trainer.save(path))
+            assert loaded(moments, path) in ({i} if ended else {i, 0} if first else {i, 1000 + i})
+            if ended:
+                break
+        assert ended
+        assert i > 10 / each
+
+
+def same(moments: Moments, path: Path, match: str) -> None:
+    """It is refused, and nothing is overwritten."""
+    moments.fill(-1)
+    with pytest.raises(CheckpointError, match=match):
+        moments.trainer.load(path)
+    assert moments.numbers() == {-1}
+
+
+@pytest.mark.parametrize("places", [64, pytest.param(2000, marks=pytest.mark.long)])
+def test_damage_anywhere_is_refused(moments: Moments, tmp_path: Path, places: int) -> None:
+    moments.fill(3)
+    moments.trainer.save(tmp_path / "ck", {"epoch": 3})
+    draw = random.Random(7)
+    files = sorted(p for p in (tmp_path / "ck").iterdir())
+    assert {p.name for p in files} == {".metadata", "__0_0.distcp", "manifest.json"}
+    for i in range(places):
+        path = files[i % len(files)]
+        content = path.read_bytes()
+        at = draw.randrange(len(content))
+        damaged = content[:at] + draw.randbytes(64) + content[at + 64 :]
+        path.write_bytes(damaged)
+        same(moments, tmp_path / "ck", "damaged")
+        path.write_bytes(content)
+    for path in files:
+        content = path.read_bytes()
+        for cut in (0, 1, len(content) // 2, len(content) - 2):
+            path.write_bytes(content[:cut])
+            same(moments, tmp_path / "ck", "damaged")
+        path.unlink()
+        same(moments, tmp_path / "ck", "manifest.json: a file is lost" if path.name == "manifest.json" else path.name)
+        path.write_bytes(content)
+    assert moments.trainer.load(tmp_path / "ck") == {"epoch": 3}
+    assert moments.numbers() == {3}
+
+
+def test_a_newer_version_is_refused(moments: Moments, tmp_path: Path) -> None:
+    moments.trainer.save(tmp_path / "ck")
+    content = json.loads((tmp_path / "ck" / "manifest.json").read_text())
+    del content["checksum"]
+    content["version"] += 1
+    content["checksum"] = _manifest._checksum(content)
+    (tmp_path / "ck" / "manifest.json").write_text(json.dumps(content))
+    same(moments, tmp_path / "ck", "is of version 3, and this Hocket reads up to version 2: install a newer one")
+
+
+class Exploit:
+    """Says that it was unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.path,)
+
+
+def test_code_runs_only_of_objects_that_the_user_kept_and_only_if_they_are_wanted(
+    moments: Moments, tmp_path: Path
+) -> None:
+    moments.trainer.save(tmp_path / "ck", {"rate": 0.1, "seen": torch.ones(3), "set": {1, 2}})
+    assert moments.trainer.load(tmp_path / "ck", weights_only=True)["set"] == {1, 2}
+    moments.trainer.save(tmp_path / "ck", Exploit(tmp_path / "run"))
+    same_error = r"'extra' has objects whose unpickling can run code, and weights_only=True refuses them"
+    with pytest.raises(CheckpointError, match=same_error):
+        moments.trainer.load(tmp_path / "ck", weights_only=True)
+    assert not (tmp_path / "run").exists()
+    moments.trainer.load(tmp_path / "ck")
+    assert (tmp_path / "run").exists()
+    with pytest.raises(CheckpointError, match="`extra` cannot be pickled"):
+        moments.trainer.save(tmp_path / "ck", lambda: None)
+    assert [p.name for p in tmp_path.iterdir() if p.name.startswith("ck")] == ["ck"]
+
+
+def linear(
+    optimizer: Callable[..., Any] = torch.optim.AdamW, layers: int = 2, *, split: Any = None, dtype: Any = None
+) -> hocket.Trainer:
+    model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(layers))).to(dtype or torch.float32)
+    names = dict(model.named_parameters())
+    groups = [{"params": [names[n] for n in group]} for group in split] if split else model.parameters()
+    return hocket.Trainer(model, nn.functional.mse_loss, optimizer(groups, lr=0.1))
+
+
+WEIGHTS, BIASES = ["0.weight", "1.weight"], ["0.bias", "1.bias"]
+OTHERS: list[tuple[Callable[[], hocket.Trainer], str]] = [
+    (lambda: linear(torch.optim.SGD), "state of AdamW, and the optimizer is SGD"),
+    (lambda: linear(split=[WEIGHTS, BIASES]), "had 1 parameter groups, and this one has 2"),
+    (lambda: linear(split=[WEIGHTS]), "'0.bias' is in parameter group 0 of the optimizer there and not here"),
+    (lambda: linear(layers=1), "has more than the model: '1.bias', '1.weight'"),
+    (lambda: linear(layers=3), "has no '2.bias', '2.weight'"),
+    (lambda: linear(dtype=torch.float64), "'0.weight' is torch.float64 here and torch.float32 in it"),
+]
+
+
+@pytest.mark.parametrize(("other", "said"), OTHERS, ids=range(len(OTHERS)))
+def test_another_model_or_optimizer_is_refused(tmp_path: Path, other: Callable[[], hocket.Trainer], said: str) -> None:
+    linear().save(tmp_path / "ck")
+    trainer = other()
+    before = [p.detach().clone() for p in trainer.model.parameters()]
+    settings = repr(trainer.optimizer.state_dict())
+    with pytest.raises(CheckpointError, match=said):
+        trainer.load(tmp_path / "ck")
+    assert all(map(torch.equal, before, trainer.model.parameters()))
+    assert repr(trainer.optimizer.state_dict()) == settings
+
+
+def test_what_is_in_the_way_is_not_removed(tmp_path: Path) -> None:
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "one.txt").write_text("mine")
+    (tmp_path / "file").write_text("mine")
+    trainer = linear()
+    for name in ("notes", "file", "file/below"):
+        with pytest.raises(CheckpointError, match="cannot be written"):
+            trainer.save(tmp_path / name)
+    assert (tmp_path / "notes" / "one.txt").read_text() == (tmp_path / "file").read_text() == "mine"
+    (tmp_path / "first").mkdir()
+    (tmp_path / "latest").symlink_to("first")
+    trainer.save(tmp_path / "latest")
+    trainer.load(tmp_path / "first")
+    assert (tmp_path / "latest").is_symlink()
+
+
+def faults_on_two_ranks(folder: str) -> list[Any]:
+    """What each rank hears when one cannot write, and when one finds other files."""
+    rank, path = int(os.environ["RANK"]), Path(folder) / "ck"
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(300, 300), nn.Linear(300, 300))
+    trainer = hocket.Trainer(
+        model, nn.functional.mse_loss, torch.optim.AdamW(model.parameters()), Plan(shard="optimizer")
+    )
+    trainer.save(path, 1)
+    trainer.step((torch.ones(4, 300), torch.ones(4, 300)))
+    said: list[Any] = []
+
+    def tried(run: Callable[[], Any]) -> None:
+        try:
+            said.append(run())
+        except CheckpointError as error:
+            said.append(str(error))
+
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if rank == 1:  # as if its disk were full
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limit[1]))
+    tried(lambda: trainer.save(path, 2))
+    resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    said.append(sorted(p.name for p in Path(folder).iterdir()))
+    tried(lambda: trainer.save(path if rank == 0 else Path(folder) / "elsewhere" / "ck", 3))
+    tried(lambda: trainer.load(path if rank == 0 else Path(folder) / "elsewhere" / "ck"))
+    tried(lambda: trainer.load(path))
+    return said
+
+
+def test_what_fails_on_one_rank_is_one_error_on_all_and_the_old_checkpoint_stays(tmp_path: Path) -> None:
+    first, second = run_ranks(faults_on_two_ranks, 2, str(tmp_path), timeout_s=deadline(60))
+    assert first == second
+    full, names, elsewhere, missing, loaded = first
+    assert "cannot be written: rank 1: [Errno 27] File too large" in full
+    assert names == ["ck"]
+    assert "all hosts must share one" in elsewhere
+    assert "rank 1: there is no checkpoint at" in missing
+    assert loaded == 1
