@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -48,3 +50,44 @@ def test_layers_whose_forward_is_called_directly_are_gathered_too() -> None:
     expected = losses(None)
     for found in run_ranks(losses, 2, Plan(shard="parameters")):
         assert found == pytest.approx(expected, rel=1e-11)
+
+
+class Turned(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 6)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x).view(-1, 6)
+
+
+class Adding(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Turned() for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            turned = block(x)
+            turned += x  # a view of the block's output, changed in place
+            x = turned
+        return x.view(-1, 2, 3)
+
+
+def loss_of(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    output -= target.view(-1, 2, 3)
+    return output.square().mean()
+
+
+def losses_in_place(plan: Plan) -> list[float]:
+    torch.manual_seed(2)
+    model, x = Adding().double(), torch.randn(8, 6, dtype=torch.float64)
+    trainer = hocket.Trainer(model, loss_of, torch.optim.SGD(model.parameters(), lr=0.1), plan)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        return [float(trainer.step((x, x.flip(1)))) for _ in range(4)]
+
+
+def test_views_that_are_changed_in_place_lose_no_gradient_and_warn_of_nothing() -> None:
+    for rank in run_ranks(losses_in_place, 2, Plan(shard="parameters"), timeout_s=60):
+        assert rank == pytest.approx(losses_in_place(Plan()), rel=1e-12)

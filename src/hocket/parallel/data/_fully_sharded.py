@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
+from ..batches import mapped
 from ..mesh import World
 from ..state import Owned, ParameterPlacement, ShardBox, is_excluded
 from ._overlap import ForwardPrefetch, OverlappedAllGather, OverlappedReduceScatter, on_several_hosts
@@ -54,6 +55,8 @@ class FullySharded(ShardingStrategy):
             for group in [*groups, [module]]:  # each lets go of the whole parameters before the next is filled
                 own = {id(p) for one in group for p in one.parameters()}
                 here = {name: p for name, p in left.items() if id(p) in own}
+                for one in group:
+                    one.register_forward_hook(_without_views)  # before FSDP2's own, which hang on what it returns
                 fill([*here.values(), *(excluded if group == [module] else ())])
                 fully_shard(group if group != [module] else module, mesh=mesh, ignored_params=excluded)
                 for block in group if group != [module] else ():
@@ -135,6 +138,11 @@ def _call_with_hooks(block: torch.nn.Module) -> None:
 
     block.register_forward_pre_hook(note)
     block.forward = forward
+
+
+def _without_views(_: torch.nn.Module, __: Any, output: Any) -> Any:
+    """Copy what is a view: changing it in place would drop FSDP2's hooks, and gradients be wrong, of which it warns."""
+    return mapped(output, lambda tensor: tensor.clone() if tensor.requires_grad and tensor._is_view() else tensor)
 
 
 def _together(module: torch.nn.Module, names: Mapping[str, str], whole: Sequence[str]) -> list[list[torch.nn.Module]]:
