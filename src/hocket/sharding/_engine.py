@@ -132,12 +132,14 @@ class _Plan(NamedTuple):
         arguments: this rank's, with operands and shards of such in the places of tensors; None to take them as given.
         shards: how each of the results is divided.
         random: whether random numbers are this rank's own.
+        nested: whether some of these places are in lists, or named.
     """
 
     func: Any
     arguments: tuple[tuple[Any, ...], dict[str, Any]] | None
     shards: list[Shard | None]
     random: bool
+    nested: bool = False
 
 
 _plans: dict[Any, _Plan | torch.Size | int] = {}
@@ -170,7 +172,11 @@ def _called(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
                 return tensor if leaf.shard is None else cut(tensor, leaf.shard, peers.rank)
             return leaf
 
-        args, kwargs = mapped(own, plan.arguments)
+        args, kwargs = plan.arguments
+        if plan.nested:
+            args, kwargs = mapped(own, plan.arguments)
+        else:
+            args = [own(one) for one in args]
     if plan.random:
         with peers.own_random_numbers(first.device):
             result = plan.func(*args, **kwargs)
@@ -239,7 +245,10 @@ def _examined(func: Any, args: Any, kwargs: dict[str, Any], marks: Any) -> Any:
     if name in ("backward", "grad"):
         return _back_propagated(func, args, kwargs, divided)
     if name in _OF_MEMORY:
-        raise _refusal(name, divided[0], "asks how the tensor lies in memory")
+        hook = name == "register_hook"
+        raise _refusal(
+            name, divided[0], "would see a part's gradient" if hook else "asks how the tensor lies in memory"
+        )
     call = OperatorCall(
         name, mapped(_operand, tuple(args)), mapped(_operand, kwargs), peers.size, peers.rank, peers.exchanges, func,
         changes_first(func, kwargs),
@@ -285,7 +294,9 @@ def _plan(call: OperatorCall, shards: list[Shard | None], numbers: dict[int, int
         enters = cut_as is not None or (operand.shard is None and operand.grad)
         return _Place(numbers[id(operand.tensor)], enters, cut_as)
 
-    return _Plan(call.func, mapped(place, (call.args, call.kwargs)), shards, call.random)
+    args, kwargs = mapped(place, (call.args, call.kwargs))
+    inner = (leaf for one in (*args, kwargs) if not isinstance(one, _Place) for leaf in leaves(one))
+    return _Plan(call.func, (args, kwargs), shards, call.random, any(isinstance(leaf, _Place) for leaf in inner))
 
 
 def _remember(marks: Any, plan: Any) -> None:

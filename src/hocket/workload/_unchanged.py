@@ -53,12 +53,12 @@ def unchanged(model: nn.Module) -> Iterator[None]:
             parameter.grad = gradient
 
 
-def plain_values(model: nn.Module) -> dict[str, Any]:
+def plain_values(model: nn.Module) -> dict[str, str]:
     """Return what plain values (numbers, texts, lists of such) decide in a model besides its tensors, by name.
 
     Those are attributes of its modules and their classes, and the states of Python's and numpy's random numbers.
     """
-    found: dict[str, Any] = {"Python's random numbers": random.getstate()}
+    found = {"Python's random numbers": repr(random.getstate())}
     found["numpy's random numbers"] = repr(np.random.get_state(legacy=False))
     for name, module in model.named_modules():
         owners: list[Any] = [module, *(base for base in type(module).__mro__ if _is_users(base))]

@@ -3,8 +3,10 @@
 from collections import Counter
 
 import pytest
+import torch
 from hypothesis import HealthCheck, Phase, given, settings
 
+from hocket.parallel.pipeline import SplitError, split
 from hocket.testing import run_ranks
 
 from . import guard_programs as guards
@@ -42,9 +44,32 @@ def test_programs_over_two_ranks_are_equal_or_refused() -> None:
     assert tensor(15)["equal"] >= 12
 
 
+def test_what_is_rare_is_equal_or_refused_with_the_line() -> None:
+    ranks = run_ranks(guards.reaching, 2, timeout_s=90)
+    assert ranks[0] == ranks[1]
+    assert ranks[0].pop("packed") == "equal"
+    for word, outcome in ranks[0].items():
+        if guards.WORDS[word]:
+            assert outcome.startswith("ShardingError: "), (word, outcome)
+            assert "guard_programs.py:" in outcome
+            assert guards.WORDS[word] in outcome
+        else:
+            assert outcome == "equal", (word, outcome)
+
+
 def test_programs_in_two_stages_are_equal_or_refused() -> None:
-    programs = drawn(8)
+    programs = drawn(5)
     check([guards.pipeline(program) for program in programs], programs)
+
+
+def test_an_attribute_that_code_reads_may_not_change_after_the_model_was_split() -> None:
+    model = guards.Scaled()
+    stages = split(model, 2, (torch.ones(2, 4),))
+    model.title = "second"
+    stages[0].settled.check()
+    model.factor = 0.5
+    with pytest.raises(SplitError, match=r"factor was 1\.0 when the model was split into stages and is 0\.5 now"):
+        stages[0].settled.check()
 
 
 @pytest.mark.long

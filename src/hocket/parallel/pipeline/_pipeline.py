@@ -185,6 +185,8 @@ class Pipeline:
 
     def _cut(self, inputs: Any, target: Any, count: int) -> list[Micro]:
         """The micro-batches of a batch that is like the sample, or an error on every rank alike."""
+        if self.stages[0].settled is not None:
+            self.stages[0].settled.check()
         known, found = self.stages[0].outline, _micro.outline(inputs)
         if known is not None and found != known:
             raise ValueError(

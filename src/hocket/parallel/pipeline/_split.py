@@ -16,6 +16,7 @@ from ..mesh import World
 from . import _micro, _verify
 from ._measure import Times, measured
 from ._partition import build, cuts, holding
+from ._settled import SettledAttributes
 from ._stage import Stage
 from ._trace import SplitError, Traced, traced_in_both_modes
 
@@ -73,7 +74,8 @@ def split(
         )
         stages = build(traced, begins, seconds)
         fewest = _verify.compare(model, stages, sample, cut=cut) if verify else 1
-    return [replace(stage, outline=_micro.outline(sample), fewest=fewest) for stage in stages]
+    settled = SettledAttributes(model, [*traced.whole, *(traced.other.whole if traced.other else ())])
+    return [replace(stage, outline=_micro.outline(sample), fewest=fewest, settled=settled) for stage in stages]
 
 
 def unbalanced(stages: Sequence[Stage]) -> str:

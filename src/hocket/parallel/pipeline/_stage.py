@@ -54,6 +54,7 @@ class Stage:
         seconds: that its steps take, forward and backward; 0 if that was not measured.
         whole: submodules of it that are one step each although they have parts, and why they could not be looked into.
         training: whether all this is so while the model trains, or while it evaluates.
+        settled: what must stay as it was when the model was split; None if that is not watched.
         other: the stage in the other mode, of the same `module`; None if modes do not differ.
     """
 
@@ -73,6 +74,7 @@ class Stage:
     segments: tuple[Segment, ...] = ()
     outline: Any = None
     fewest: int = 1
+    settled: Any = field(default=None, compare=False, repr=False)
     seconds: float = 0.0
     whole: dict[str, str] = field(default_factory=dict)
     training: bool = True
