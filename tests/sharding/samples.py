@@ -47,6 +47,13 @@ EXTRA: dict[str, list[tuple[list[tuple[int, ...]], Function]]] = {
     "get_mH": [([(4, 6, 2)], lambda x: x.mH)],
     "adjoint": [([(4, 6, 2)], lambda x: x.adjoint())],
     "slice": [([(4, 6)], lambda x: torch.ops.aten.slice(x, 0, 1, 3))],
+    "weight_norm": [
+        ([(4, 6, 2), (4, 1, 1)], lambda v, g: torch._weight_norm(v, g, 0)),
+        ([(4, 6), (1, 6)], lambda v, g: torch._weight_norm(v, g, 1)),
+    ],
+    "grouped_mm": [
+        ([(6, 16), (2, 16, 16)], lambda x, w: F.grouped_mm(x, w, offs=torch.tensor([2, 6], dtype=torch.int32))),
+    ],
     "where": [([(4, 6), (4, 1)], lambda x, y: torch.where(x > 0, x, y))],
     "split_with_sizes": [([(4, 6)], lambda x: x.split_with_sizes([2, 4], 1)), ([(4, 6)], lambda x: x.split(2))],
     "conv_transpose1d": [([(2, 2, 7), (2, 3, 4), (3,)], lambda x, w, b: F.conv_transpose1d(x, w, b, 2, 1, 1))],

@@ -1,5 +1,6 @@
 """One call of an operator on tensors that may be divided: what a rule is given, and what it asks of the other ranks."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -19,9 +20,11 @@ class Operand:
         shape: shape of the full tensor.
         shard: how the tensor is divided; None where every rank has all of it.
         grad: whether a gradient flows to the tensor.
-        computed: whether a layer made the tensor that might be divided too, so that it is better divided there.
+        computed: whether the tensor is better divided where it is made, by a layer or as a weight.
         dtype: type of the elements.
         tensor: this rank's tensor, while the program runs; what stands for it, while the program is examined.
+        weight: of a divided parameter, and of what is made of such alone: what becomes of the first results that other
+            tensors went into: "parts" stay divided, of an "alone" one they are gathered. Empty for other tensors.
     """
 
     shape: tuple[int, ...]
@@ -30,6 +33,7 @@ class Operand:
     computed: bool
     dtype: torch.dtype
     tensor: Any
+    weight: str = ""
 
     @property
     def ndim(self) -> int:
@@ -65,11 +69,12 @@ class NeedsShard(Exception):
 
     Args:
         operand: the replicated operand.
+        shard: as which it should be divided.
     """
 
-    def __init__(self, operand: Operand) -> None:
+    def __init__(self, operand: Operand, shard: Shard) -> None:
         super().__init__()
-        self.operand = operand
+        self.operand, self.shard = operand, shard
 
 
 class ShardPeers(Protocol):
@@ -130,6 +135,7 @@ class OperatorCall:
         answer: what the call returns, where the operator need not be applied.
         gathered: why the call gathers the full tensor though its results are divided; empty where it does not.
         run: makes the results on this rank, where changed arguments would not do.
+        summed: whether results are sums over ranks.
     """
 
     name: str
@@ -145,6 +151,22 @@ class OperatorCall:
     answer: Any = NO_ANSWER
     gathered: str = ""
     run: "Callable[[Local], Any] | None" = None
+    summed: bool = False
+
+    @property
+    def weight(self) -> str:
+        """What results are as weights, see `Operand.weight`: made of divided weights alone, they are such."""
+        numbers = [one for one in self.operands() if one.dtype.is_floating_point or one.dtype.is_complex]
+        divided = [one for one in numbers if one.shard is not None]
+        whole = any(one.shard is None and math.prod(one.shape) != 1 for one in numbers)
+        if whole or not divided or not all(one.weight for one in divided) or self.name == "embedding":
+            return ""
+        return "alone" if self.alone_weight else "parts"
+
+    @property
+    def alone_weight(self) -> bool:
+        """Whether a weight takes part whose results are gathered."""
+        return any(one.weight == "alone" for one in self.operands())
 
     def operands(self) -> Iterator[Operand]:
         """Yield all tensors among the arguments."""
@@ -176,8 +198,8 @@ class OperatorCall:
         if operand.shard is None:
             if operand.shape[shard.dim] != shard.size:
                 self.refuse(f"meets a tensor of {operand.shape[shard.dim]} where {shard.size} are divided")
-            if operand.computed and operand.grad:
-                raise NeedsShard(operand)
+            if operand.computed:
+                raise NeedsShard(operand, shard)
             self.changed = True
             return LocalShard(operand, shard)
         if not self.exchanges or operand.shard.dim != shard.dim or operand.shard.size != shard.size:

@@ -43,6 +43,7 @@ class ShardedTensor(torch.Tensor):
 
     _hocket_shard: Shard
     _hocket_peers: ShardPeers
+    _hocket_weight: str
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -80,15 +81,19 @@ class _Source(NamedTuple):
     base: bool
 
 
-def note(tensor: torch.Tensor, shard: Shard | None, peers: ShardPeers | None = None) -> torch.Tensor:
-    """Write on a tensor how it is divided among `peers`; None for a replicated one. Return the tensor."""
+def note(tensor: torch.Tensor, shard: Shard | None, peers: ShardPeers | None = None, weight: str = "") -> torch.Tensor:
+    """Write on a tensor how it is divided among `peers`, None for a replicated one, and what it is as a weight.
+
+    Return the tensor; see `Operand.weight`.
+    """
     if shard is not None:
         assert peers is not None
         tensor.__class__ = ShardedTensor
-        tensor.__dict__.update(_hocket_shard=shard, _hocket_peers=peers)
+        tensor.__dict__.update(_hocket_shard=shard, _hocket_peers=peers, _hocket_weight=weight)
     elif type(tensor) is ShardedTensor:
         tensor.__class__ = torch.Tensor  # type: ignore[assignment]
-        del tensor.__dict__["_hocket_shard"], tensor.__dict__["_hocket_peers"]
+        for key in ("_hocket_shard", "_hocket_peers", "_hocket_weight"):
+            del tensor.__dict__[key]
     return tensor
 
 
@@ -154,7 +159,7 @@ def _called(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     key: list[Any] = [getattr(func, "__self__", func) if getattr(func, "__name__", "") in _MAGIC else func]
     known = _describe(args, key, tensors) and (not kwargs or _describe(kwargs, key, tensors))
     first = next((one for one in tensors if type(one) is ShardedTensor), None) if known else None
-    if first is None:
+    if first is None or any(type(one) is ShardedTensor and one._hocket_weight for one in tensors):
         return _examined(func, args, kwargs, None)
     peers = first.__dict__["_hocket_peers"]
     key.append(peers)
@@ -253,6 +258,7 @@ def _examined(func: Any, args: Any, kwargs: dict[str, Any], marks: Any) -> Any:
         name, mapped(_operand, tuple(args)), mapped(_operand, kwargs), peers.size, peers.rank, peers.exchanges, func,
         changes_first(func, kwargs),
     )  # fmt: skip
+    weight, alone = call.weight, call.alone_weight  # as the program calls it: a rule changes the call
     numbers = {id(one.tensor): i for i, one in reversed(list(enumerate(call.operands())))}
     try:
         outcome = apply_rule(call)
@@ -275,8 +281,8 @@ def _examined(func: Any, args: Any, kwargs: dict[str, Any], marks: Any) -> Any:
         if plan is not None:
             _remember(marks, plan)
     for tensor, shard in zip(made, shards, strict=True):
-        note(tensor, shard, peers)
-    return _own_view(result, views)
+        note(tensor, shard, peers, weight)
+    return mapped(gathered, result) if alone and not weight else _own_view(result, views)
 
 
 def _plan(call: OperatorCall, shards: list[Shard | None], numbers: dict[int, int]) -> _Plan | None:
@@ -330,7 +336,8 @@ def _operand(leaf: Any) -> Any:
     if not isinstance(leaf, torch.Tensor):
         return leaf
     shard = noted(leaf)
-    return Operand(full_shape(leaf.shape, shard), shard, leaf.requires_grad, False, leaf.dtype, leaf)
+    weight = "" if shard is None else leaf.__dict__["_hocket_weight"]
+    return Operand(full_shape(leaf.shape, shard), shard, leaf.requires_grad, False, leaf.dtype, leaf, weight)
 
 
 def _say(peers: ShardPeers, name: str, args: Any, kwargs: Any, why: str) -> None:

@@ -1,23 +1,91 @@
 """Rules of products: matrices, linear layers, sums of products with named dims, attention, tables of vectors."""
 
+from collections.abc import Callable
 from typing import Any
 
-from ._call import Operand, OperatorCall, Outcome
-from ._placement import Shard
+import torch
+import torch.nn.functional as F
+
+from ._call import Local, Operand, OperatorCall, Outcome
+from ._placement import REPLICATED, Shard
 from ._pointwise import aligned
 from ._table import rule
+from ._trees import mapped
+
+
+def summed(call: OperatorCall, factors: Any, product: Callable[..., Any], bias: Any = None) -> Outcome:
+    """Return how a product with a divided weight lies that adds up along the divided dim: ranks add their addends up.
+
+    A bias is added once, to the sum.
+    """
+    if call.exchanges or not any(one.weight for one in call.operands() if one.shard is not None):
+        call.refuse("adds up along the dim that is divided")
+    if isinstance(bias, Operand) and bias.shard is not None:
+        call.refuse("meets tensors that are divided differently")
+    call.becomes(*factors)
+    call.summed = True
+
+    def run(local: Local) -> Any:
+        total = local.peers.total(product(*local.tensors(tuple(factors))))
+        return total if bias is None else total + (bias.tensor if isinstance(bias, Operand) else bias)
+
+    call.run = run
+    return REPLICATED
+
+
+def layered(
+    call: OperatorCall, input: Operand, weight: Operand, bias: Any, dims: tuple[int, int], product: Callable[..., Any],
+    channel: int = -1,
+) -> Outcome:  # fmt: skip
+    """Return how the result of a layer lies whose weight is divided, or whose input along the dim that it mixes.
+
+    Args:
+        call: The call.
+        input: Of the layer.
+        weight: Of the layer.
+        bias: Of the layer; None where it has none.
+        dims: Of the weight: that of outputs, that of inputs.
+        product: Makes the result of input, weight and bias; of input and weight, where a bias is added later.
+        channel: Of input and result: the dim of features, from the end.
+    """
+    made, mixed = weight.shard, input.shard is not None and input.shard.dim == input.ndim + channel
+    if made is not None and made.dim == dims[0] and input.shard is None:
+        if not all(map(made.length, range(made.ranks))):
+            call.refuse("is given an empty shard")
+        if isinstance(bias, Operand) and bias.ndim and bias.shape[-1] != 1:
+            bias = call.share(bias, made.at(bias.ndim - 1))
+        call.becomes(input, weight, bias)
+        call.run = lambda local: product(*local.tensors((input, weight, bias)))
+        return made.at(input.ndim + channel)
+    factors: tuple[Any, Any]
+    if mixed and input.shard is not None:
+        factors = input, call.share(weight, input.shard.at(dims[1]))
+    elif made is not None and made.dim == dims[1] and input.shard is None:
+        factors = call.share(input, made.at(input.ndim + channel)), weight
+    else:
+        call.refuse("meets tensors that are divided differently")
+    if bias is not None and channel != -1:
+        call.refuse("adds a bias to channels that are divided")
+    return summed(call, factors, product, bias)
 
 
 @rule("matmul", "bmm", "mm")
 def matmul(call: OperatorCall, input: Any, other: Any = None, *, mat2: Any = None) -> Outcome:
-    """Return how a matrix product lies: batches, rows of the first or columns of the second factor may be divided."""
+    """Return how a matrix product lies: batches, rows of the first or columns of the second factor may be divided.
+
+    So may the dim that it adds up along, where one factor is a weight.
+    """
     right = mat2 if other is None else other
     if not isinstance(right, Operand) or min(input.ndim, right.ndim) < 2:
         call.refuse("of a vector")
     ndim = max(input.ndim, right.ndim)
     divided = [(one, one.ndim - one.shard.dim, one.shard) for one in (input, right) if one.shard is not None]
-    if any(from_end == (1 if one is input else 2) for one, from_end, _ in divided):
-        call.refuse("adds up along the dim that is divided")
+    inner = next((shard for one, from_end, shard in divided if from_end == (1 if one is input else 2)), None)
+    if inner is not None:
+        if call.exchanges:
+            call.refuse("adds up along the dim that is divided")
+        factors = call.share(input, inner.at(input.ndim - 1)), call.share(right, inner.at(right.ndim - 2))
+        return summed(call, factors, torch.matmul)
     if min(from_end for _, from_end, _ in divided) <= 2:
         if len(divided) > 1:
             call.refuse("meets tensors that are divided differently")
@@ -30,11 +98,54 @@ def matmul(call: OperatorCall, input: Any, other: Any = None, *, mat2: Any = Non
 
 @rule("linear")
 def linear(call: OperatorCall, input: Any, weight: Any, bias: Any = None) -> Outcome:
-    """Return how a linear layer's outputs lie, where the features are not divided."""
+    """Return how a linear layer's outputs lie."""
+    mixed = input.shard is not None and input.shard.dim == input.ndim - 1
+    if weight.ndim == 2 and (weight.shard is not None or (mixed and not call.exchanges)):
+        return layered(call, input, weight, bias, (0, 1), F.linear)
     shard = call.shard(input)
-    if shard.dim == input.ndim - 1 or any(o.shard is not None for o in (weight, bias) if o is not None):
+    if mixed or any(o.shard is not None for o in (weight, bias) if o is not None):
         call.refuse("mixes the dim that is divided")
     return shard
+
+
+@rule("addmm")
+def addmm(call: OperatorCall, input: Any, mat1: Any, mat2: Any, *, beta: Any = 1, alpha: Any = 1) -> Outcome:
+    """Return how a linear layer's outputs lie whose weight is transposed."""
+    if beta != 1 or alpha != 1:
+        call.refuse("scales what it adds")
+    mixed = mat1.shard is not None and mat1.shard.dim == 1
+    if mat2.shard is not None or (mixed and not call.exchanges):
+        return layered(
+            call, mat1, mat2, input, (1, 0), lambda x, w, b=None: x @ w if b is None else torch.addmm(b, x, w)
+        )
+    shard = call.shard(mat1)
+    if mixed:
+        call.refuse("mixes the dim that is divided")
+    bias = call.share(input, shard) if input.ndim == 2 and input.shape[0] != 1 else input
+    if bias is input:
+        call.replicated(input)
+    call.becomes(bias, mat1, mat2)
+    return shard
+
+
+@rule("grouped_mm")
+def grouped_mm(call: OperatorCall, mat_a: Any, mat_b: Any, *args: Any, **kwargs: Any) -> Outcome:
+    """Return how products of groups of rows lie, each with its own of several matrices."""
+    if mat_a.ndim != 2 or mat_b.ndim != 3 or any(isinstance(one, Operand) and one.shard is not None for one in args):
+        call.refuse("has no rule but for groups of rows")
+    function: Callable[..., Any] = call.func
+    return layered(
+        call,
+        mat_a,
+        mat_b,
+        None,
+        (2, 1),
+        lambda a, b, _=None: function(a.contiguous(), b, *_given(args), **_given(kwargs)),
+    )
+
+
+def _given(tree: Any) -> Any:
+    return mapped(lambda leaf: leaf.tensor if isinstance(leaf, Operand) else leaf, tree)
 
 
 @rule("embedding")
@@ -48,11 +159,27 @@ def embedding(
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
 ) -> Outcome:
-    """Return how the vectors of divided indices lie."""
-    call.replicated(weight)
+    """Return how vectors lie: of divided indices, or of a table whose features are divided."""
     if max_norm is not None or scale_grad_by_freq:
         call.refuse("changes its table, or counts all indices")
+    if weight.shard is not None and input.shard is None and weight.shard.dim == 1:
+        table: Shard = weight.shard
+        return table.at(input.ndim)
+    call.replicated(weight)
     return call.shard(input)
+
+
+@rule("weight_norm")
+def weight_norm(call: OperatorCall, v: Any, g: Any, dim: int = 0) -> Outcome:
+    """Return how a weight lies that is made of directions and lengths, where whole rows are on one rank."""
+    shard: Shard = next(one.shard for one in (v, g) if one.shard is not None)
+    if dim == -1 or shard.dim != dim % v.ndim:
+        call.refuse("normalises over the dim that is divided")
+    if not all(map(shard.length, range(shard.ranks))):
+        call.refuse("is given an empty shard")
+    v, g = call.share(v, shard), call.share(g, shard)
+    call.becomes(v, g, dim)
+    return shard
 
 
 @rule("einsum")
@@ -67,11 +194,13 @@ def einsum(call: OperatorCall, equation: Any, *operands: Any) -> Outcome:
     if len(divided) != 1:
         call.refuse("meets tensors that are divided differently")
     letter, shard = next(iter(divided.items()))
-    if letter not in result:
+    if letter not in result and call.exchanges:
         call.refuse("adds up along the dim that is divided")
     if any(letters.count(letter) > 1 for letters, _ in pairs):
         call.refuse("takes a diagonal of the dim that is divided")
     mine = [call.share(o, shard.at(letters.index(letter))) if letter in letters else o for letters, o in pairs]
+    if letter not in result:
+        return summed(call, mine, lambda *factors: torch.einsum(equation, *factors))
     call.args, call.kwargs = (equation, *mine), {}
     return shard.at(result.index(letter))
 

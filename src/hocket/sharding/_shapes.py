@@ -240,11 +240,15 @@ def _joined(call: OperatorCall, tensors: Any, dim: int, stacked: bool) -> Outcom
     assert first is not None
     dim %= first.ndim + stacked
     along = not stacked and dim == shard.dim
-    if any(one.ndim != first.ndim for one in tensors):
+    nothing = [one for one in tensors if one.shape == (0,) and first.ndim > 1]  # which torch joins to anything
+    if any(one.ndim != first.ndim for one in tensors if one not in nothing):
         call.refuse("joins tensors of different numbers of dims")
     mine: list[Any] = []
     segments: list[tuple[int, ...]] = []
     for one in tensors:
+        if one in nothing:
+            mine.append(one)
+            continue
         if not along:
             mine.append(call.share(one, shard))
         elif one.shard is None:
@@ -265,30 +269,47 @@ def _joined(call: OperatorCall, tensors: Any, dim: int, stacked: bool) -> Outcom
 
 @rule("getitem")
 def getitem(call: OperatorCall, input: Any, index: Any) -> Outcome:
-    """Return how what numbers, slices, None and ... choose lies; of the divided dim slices of step 1 only."""
+    """Return how what is chosen lies: of the divided dim by slices, of others by numbers, None, ..., or one tensor."""
     shard = call.shard(input)
     given: list[Any] = list(index) if isinstance(index, tuple) else [index]
-    if not all(one is None or one is Ellipsis or isinstance(one, int | slice) for one in given):
-        call.refuse("is given indices in a tensor or list")
-    if any(isinstance(one, bool) for one in given):
-        call.refuse("is given a truth value for an index")
-    used = sum(one is not None and one is not Ellipsis for one in given)
-    if Ellipsis not in given:
+    chosen = [one for one in given if isinstance(one, Operand)]
+    if len(chosen) > 1 or any(one.shard is not None for one in chosen):
+        call.refuse("is given several tensors of indices, or one that is divided")
+    plain = [one for one in given if not isinstance(one, Operand)]
+    if not all(one is None or one is Ellipsis or isinstance(one, int | slice) for one in plain):
+        call.refuse("is given indices in a list")
+    if any(isinstance(one, bool) for one in given) or (chosen and any(isinstance(one, int) for one in plain)):
+        call.refuse("is given a truth value for an index, or numbers beside a tensor")
+
+    def dims(one: Any) -> tuple[int, int]:
+        """Return how many dims an index takes, and how many it makes."""
+        if isinstance(one, Operand):
+            return (one.ndim, 1) if one.dtype in (torch.bool, torch.uint8) else (1, one.ndim)
+        return int(one is not None), int(not isinstance(one, int))
+
+    used = sum(dims(one)[0] for one in given if one is not Ellipsis)
+    if not any(one is Ellipsis for one in given):
         given.append(Ellipsis)
-    at = given.index(Ellipsis)
+    at = next(i for i, one in enumerate(given) if one is Ellipsis)
     given[at : at + 1] = [slice(None)] * (input.ndim - used)
-    place = [i for i, one in enumerate(given) if one is not None][shard.dim]
+    place = made = taken = 0
+    while taken + dims(given[place])[0] <= shard.dim:
+        taken, made, place = taken + dims(given[place])[0], made + dims(given[place])[1], place + 1
     entry = given[place]
     if not isinstance(entry, slice):
         call.refuse("takes single elements of the dim that is divided")
     if entry != slice(None):
         begin, end, step = entry.indices(shard.size)
+        if step > 1 and begin < step and end == shard.size and not call.exchanges:
+            if any(bound % step for one in shard.bounds for bound in one):
+                call.refuse("takes slices with steps of the dim that is divided")
+            return shard.at(made).scaled(1, step)
         if step != 1:
             call.refuse("takes slices with steps of the dim that is divided")
         shard, own = _sliced(call, shard, begin, end)
         given[place] = slice(*own)
         call.becomes(input, tuple(given))
-    return shard.at(sum(not isinstance(one, int) for one in given[:place]))
+    return shard.at(made)
 
 
 @rule("slice")

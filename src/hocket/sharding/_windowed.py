@@ -13,6 +13,7 @@ import torch.nn.functional as F
 
 from ._call import Local, Operand, OperatorCall, Outcome
 from ._placement import REPLICATED, Shard
+from ._products import layered
 from ._shapes import nonempty, rows_like
 from ._table import rule
 from ._windows import SlidingWindow
@@ -97,6 +98,12 @@ def convolve(
 ) -> Outcome:
     """Return how the outputs of a convolution lie."""
     n = weight.ndim - 2
+    mixed = input.shard is not None and input.shard.dim == input.ndim - n - 1
+    if weight.shard is not None or (mixed and not call.exchanges):
+        if groups != 1:
+            call.refuse("has groups of the channels that are divided")
+        function, settings = call.func, (stride, padding, dilation, groups)
+        return layered(call, input, weight, bias, (0, 1), lambda x, w, b=None: function(x, w, b, *settings), -n - 1)
     call.replicated(weight, bias)
     own = _spatial(call, input, n, True)
     if own is None:

@@ -8,6 +8,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
 
@@ -16,7 +17,7 @@ from ._trace import Spent, Trace
 from .division import Call, Region, Role, choose, cut_tensors, exchanges, sequences
 
 # Layers with these roles compute on parts of their weights.
-_COMPUTING = ("column", "row", "heads", "channels")
+_COMPUTING = ("column", "row", "heads", "channels", "hidden")
 
 
 @dataclass(frozen=True)
@@ -74,11 +75,15 @@ def _shares(regions: list[Region], trace: Trace, held: Mapping[int, Holding], de
     roles = {module: role for region in regions for module, role in region.roles.items()}
     calls = trace.recording.calls
     divided = {index for region in regions for index in region.calls}
-    divided |= {call.index for call in calls if call.module in roles and roles[call.module].kind in _COMPUTING}
+    computing = {
+        m for m, role in roles.items() if role.kind in _COMPUTING and not (role.kind == "hidden" and role.whole)
+    }
+    divided |= {call.index for call in calls if call.module in computing}
     columns = {call.index for call in calls if call.module in roles and roles[call.module].kind == "column"}
     alone = {call.index: _kept_alone(call, roles[call.module], degree) for call in calls if call.module in roles}
     alone = {index: nbytes for index, nbytes in alone.items() if nbytes}
     cut = frozenset(id(tensor) for module, role in roles.items() for tensor, _ in cut_tensors(module, role))
+    cut |= {id(one.parameter) for region in regions for one in region.tensors.values()}
     unit_of = _units_of_calls(trace)
     exchanged: dict[int, Counter[tuple[str, str, int, bool]]] = {}
     for one in exchanges(regions, trace.recording):
@@ -136,6 +141,22 @@ def _kept_alone(call: Call, role: Role, degree: int) -> int:
     given = call.inputs[0]
     if role.kind == "row" and role.whole:  # it cuts its input
         return given.nbytes // degree
+    if role.kind == "hidden" and not role.whole:
+        return _kept_recurrent(call, degree)
     if role.kind == "vocabulary":  # ids within its rows, and a truth value for each
         return math.prod(given.shape) * (given.dtype.itemsize + 1)
     return 0
+
+
+def _kept_recurrent(call: Call, degree: int) -> int:
+    """Return what a recurrent layer keeps of which ranks have hidden units: what enters layers, and each step's gates.
+
+    Of a rank's hidden units each step keeps 6 numbers (LSTM: four gates, two of cells), 7 (GRU) or 1, and all units of
+    the step before.
+    """
+    layer: Any = call.module
+    out, given = call.outputs[0], call.inputs[0]
+    kept = 6 if isinstance(layer, nn.LSTM | nn.LSTMCell) else 7 if isinstance(layer, nn.GRU | nn.GRUCell) else 1
+    layers = getattr(layer, "num_layers", 1)
+    entering = 0 if isinstance(layer, nn.RNNCellBase) else given.nbytes + out.nbytes * (layers - 1)
+    return int(entering + layers * out.nbytes * (1 + kept / degree))

@@ -61,8 +61,15 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.alive: list[Tensor] = []  # a storage's key is its own only while it lives
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        trace, recording = self.trace, self.trace.recording
+        before, recording.paused = recording.paused, True
+        try:
+            return self._counted(trace, func, args, kwargs)
+        finally:
+            recording.paused = before
+
+    def _counted(self, trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
         out = func(*args, **(kwargs or {}))
-        trace = self.trace
         spent = trace.spent[self.at[-1], trace.call]
         given = [one for one in tree_flatten((args, kwargs or {}))[0] if isinstance(one, Tensor)]
         made = [one for one in tree_flatten(out)[0] if isinstance(one, Tensor)]
@@ -81,6 +88,9 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if fresh or in_place:  # a view moves nothing
             spent.moved += sum(one.numel() * one.element_size() for one in (*given, *made))
             spent.calls += 1
+        if func.overloadpacket is torch.ops.aten.mkldnn_rnn_layer:  # torch's own table lacks it
+            x, inputs, hidden = args[:3]
+            spent.flops += 2 * x.shape[0] * x.shape[1] * (inputs.numel() + hidden.numel())
         if func.overloadpacket in flop_registry:
             spent.flops += flop_registry[func.overloadpacket](*args, **(kwargs or {}), out_val=out)
         return out
@@ -121,14 +131,18 @@ def watching(recording: Recording, ignored: Set[int], at: Sequence[int] = (0,)) 
     packed: list[Tensor] = []
 
     def pack(saved: Tensor) -> Tensor:
-        key = storage_of(saved)
-        if key not in seen:
-            seen.add(key)
-            packed.append(saved)
-            nbytes = saved.untyped_storage().nbytes()
-            trace.spent[at[-1], trace.call].saved += nbytes
-            trace.saved.append((at[-1], trace.call, key, nbytes))
-        return saved.detach()  # a function that keeps its own result would hold itself, and the whole graph
+        before, recording.paused = recording.paused, True
+        try:
+            key = storage_of(saved)
+            if key not in seen:
+                seen.add(key)
+                packed.append(saved)
+                nbytes = saved.untyped_storage().nbytes()
+                trace.spent[at[-1], trace.call].saved += nbytes
+                trace.saved.append((at[-1], trace.call, key, nbytes))
+            return saved.detach()  # a function that keeps its own result would hold itself, and the whole graph
+        finally:
+            recording.paused = before
 
     watch = _Watch(trace, at, ignored)
     try:

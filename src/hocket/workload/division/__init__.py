@@ -7,17 +7,19 @@ from .._unchanged import plain_values, unchanged
 from ._choose import RegionChoice, apart, choose
 from ._cuts import cut_tensors
 from ._record import DROPOUTS, Call, RecordedValue, Recording, record, recorded, storage_of
-from ._regions import CHANNEL, LAYERS, Region, Role
+from ._regions import CHANNEL, LAYERS, TABLES, CutParameter, Exchanged, Region, Role
 from ._sequence import SEQUENCE, sequences
-from ._tally import CollectiveCount, Exchanged, exchanges, tally
+from ._tally import CollectiveCount, exchanges, tally
 
 __all__ = [
     "CHANNEL",
     "DROPOUTS",
     "LAYERS",
     "SEQUENCE",
+    "TABLES",
     "Call",
     "CollectiveCount",
+    "CutParameter",
     "Exchanged",
     "RecordedValue",
     "Recording",

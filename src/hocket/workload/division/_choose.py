@@ -9,8 +9,8 @@ from torch import nn
 
 from hocket.sharding import CannotShard, Shard
 
-from ._record import WEIGHTED, Recording
-from ._regions import CHANNEL, Region, RegionSearch, Role, inputs_of, outputs_of
+from ._record import RECURRENT, Recording, is_layer
+from ._regions import CHANNEL, TABLES, Region, RegionSearch, Role, inputs_of, outputs_of
 
 
 @dataclass(slots=True)
@@ -30,7 +30,8 @@ def choose(model: nn.Module, recording: Recording, ranks: int) -> RegionChoice:
     """Regions that do not share layers, the largest first; then what is left, each layer by itself."""
     names = {module: name for name, module in model.named_modules()}
     free, tied, refused = _free(model, names, recording)
-    search = RegionSearch(recording, names, free, ranks)
+    loose = _loose(model)
+    search = RegionSearch(recording, names, free, ranks, loose)
     unpaired: dict[nn.Module, str] = {}
     found: list[Region] = []
     for module in names:
@@ -44,10 +45,31 @@ def choose(model: nn.Module, recording: Recording, ranks: int) -> RegionChoice:
                 found.append(search.from_layer(module))
             except CannotShard as error:
                 unpaired[module] = error.reason
+    reasons: dict[str, str] = {}
+    for name in sorted((name for name, p in loose.items() if p.ndim > 1), key=lambda name: -loose[name].numel()):
+        if not any(name in region.tensors for region in found):
+            try:
+                found.append(search.from_parameter(name))
+            except CannotShard as error:
+                reasons[name] = error.reason
     from ._disjoint import disjoint  # here, since networkx takes a while to load
 
     chosen = disjoint(found)
     taken = {module for region in chosen for module in region.roles}
+    cut = {name for region in chosen for name in region.tensors}
+    for name in (name for name, parameter in loose.items() if parameter.ndim > 1):
+        if name not in cut:
+            why = reasons.get(name, "its neighbours go together")
+            try:
+                region = search.from_parameter(name, alone=True)
+            except CannotShard as error:
+                refused[name] = error.reason if name not in reasons else f"{why}; by itself: {error.reason}"
+                continue
+            if not cut & region.tensors.keys() and not taken & region.roles.keys():
+                region.reason = f"results are gathered: {why}"
+                chosen.append(region)
+                cut |= region.tensors.keys()
+                taken |= region.roles.keys()
     for pair in tied:
         try:
             chosen.append(_tied(*pair, names, recording, ranks))
@@ -56,13 +78,19 @@ def choose(model: nn.Module, recording: Recording, ranks: int) -> RegionChoice:
     for module in names:
         if module in free and module not in taken:
             try:
-                alone = _alone(module, names[module], unpaired.get(module, "its neighbours go together"), ranks)
+                if type(module) in RECURRENT:
+                    alone: Region | None = _hidden(module, names[module], recording, ranks)
+                else:
+                    alone = _alone(module, names[module], unpaired.get(module, "its neighbours go together"), ranks)
             except CannotShard as error:
                 refused[names[module]] = error.reason
             else:
                 if alone is not None:
                     chosen.append(alone)
-    order = {name: i for i, name in enumerate(names.values())}
+    for module, name in names.items():
+        if any(f"{name}.{own}".lstrip(".") in cut for own in module._parameters):
+            refused.pop(name, None)
+    order = {name: i for i, name in enumerate([*names.values(), *loose])}
     chosen.sort(key=lambda r: order[r.names[0]])
     return RegionChoice(chosen, refused)
 
@@ -70,7 +98,7 @@ def choose(model: nn.Module, recording: Recording, ranks: int) -> RegionChoice:
 def apart(region: Region, why: str, ranks: int) -> list[Region]:
     """The layers of a region that turned out not to go together, each by itself, where it can be cut."""
     found = []
-    for name, module in zip(region.names, region.roles, strict=True):
+    for name, module in zip(region.names, region.roles, strict=False):
         if len(region.roles) > 1 and type(module) in CHANNEL:
             try:
                 alone = _alone(module, name, why, ranks)
@@ -99,8 +127,9 @@ def _free(
         if not parameters or module in inside:
             continue
         shared = {id(user): user for p in parameters.values() for user in users[id(p)] if user is not module}
-        if type(module) not in WEIGHTED:
-            refused[name] = f"{type(module).__name__} has parameters of its own, for which no form is known"
+        if not is_layer(module):
+            if all(p.ndim < 2 for p in parameters.values()):
+                refused[name] = f"{type(module).__name__} has vectors of its own, which are cut with what they go with"
         elif "forward" in module.__dict__:
             refused[name] = "its forward was replaced"
         elif module not in called:
@@ -122,6 +151,14 @@ def _free(
     return free, tied, refused
 
 
+def _loose(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Parameters that no known layer has, by name: those that a user's module works with as they are."""
+    layers = {m for m in model.modules() if is_layer(m)}
+    layers |= {m.out_proj for m in layers if isinstance(m, nn.MultiheadAttention)}
+    held = {id(p) for m in layers for p in m.parameters(recurse=False)}
+    return {n: p for n, p in model.named_parameters() if id(p) not in held and p.is_floating_point()}
+
+
 def _heads(module: nn.MultiheadAttention, name: str, recording: Recording, ranks: int) -> Region:
     if module.num_heads % ranks:
         raise CannotShard(f"{module.num_heads} heads cannot be shared out over {ranks} ranks")
@@ -133,6 +170,19 @@ def _heads(module: nn.MultiheadAttention, name: str, recording: Recording, ranks
     if not weights_used:
         reason += "; its attention weights, which the model does not use, are not computed"
     role = Role("heads", Shard.even(0, module.embed_dim, ranks), weights_used)
+    return Region({module: role}, [name], reason=reason)
+
+
+def _hidden(module: Any, name: str, recording: Recording, ranks: int) -> Region:
+    """A recurrent layer or cell: a part of the hidden units on every rank."""
+    size = module.hidden_size
+    if size % ranks:
+        raise CannotShard(f"{size} hidden units cannot be shared out over {ranks} ranks")
+    if getattr(module, "proj_size", 0):
+        raise CannotShard("a recurrent layer with a projection (proj_size) has no tensor-parallel form")
+    packed = any(isinstance(call.args[0], tuple) for call in recording.calls if call.module is module)
+    role = Role("hidden", Shard.even(0, size, ranks), packed)
+    reason = "its sequences are packed: weights are gathered" if packed else "by hidden units, gathered after each step"
     return Region({module: role}, [name], reason=reason)
 
 
@@ -157,7 +207,7 @@ def _tied(
     raise CannotShard(f"neither {words} words nor {features} features can be shared out over {ranks} ranks")
 
 
-def _check_embedding(embedding: nn.Embedding) -> None:
+def _check_embedding(embedding: Any) -> None:
     if embedding.max_norm is not None:
         raise CannotShard("an embedding with max_norm changes its rows as it reads them")
     if embedding.scale_grad_by_freq or embedding.sparse:
@@ -166,15 +216,17 @@ def _check_embedding(embedding: nn.Embedding) -> None:
 
 def _alone(module: nn.Module, name: str, why: str, ranks: int) -> Region | None:
     """A layer that pairs with no other."""
-    if type(module) is nn.Embedding:
+    if isinstance(module, TABLES):
         _check_embedding(module)
         words, features = module.weight.shape
         if features % ranks == 0:
             role = Role("column", Shard.even(0, features, ranks), True)
             return Region({module: role}, [name], reason="by features; vectors are gathered")
-        if words % ranks == 0:
+        if words % ranks == 0 and type(module) is nn.Embedding:
             role = Role("vocabulary", Shard.even(0, words, ranks))
             return Region({module: role}, [name], reason=f"by words, since {features} features cannot be shared out")
+        if type(module) is nn.EmbeddingBag:
+            raise CannotShard(f"{features} features of bags cannot be shared out over {ranks} ranks")
         raise CannotShard(f"neither {words} words nor {features} features can be shared out over {ranks} ranks")
     if type(module) not in CHANNEL:
         return None

@@ -6,11 +6,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import nn
 
 from hocket.sharding import Shard
 
-from ._regions import TRANSPOSED, Role
+from ._regions import TABLES, TRANSPOSED, Role
 
 
 def cut_tensors(module: Any, role: Role) -> Iterator[tuple[torch.Tensor, Shard]]:
@@ -29,6 +28,10 @@ def _cut(module: Any, role: Role) -> Iterator[tuple[torch.Tensor | None, Shard]]
         for matrix in (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight):
             yield matrix, Shard.even(0, size, ranks)
         yield module.out_proj.weight, Shard.even(1, size, ranks)
+    elif role.kind == "hidden":
+        for tensor in module.parameters(recurse=False):
+            gates = tensor.shape[0] // module.hidden_size
+            yield tensor, Shard.even(0, (module.hidden_size,) * gates, ranks)
     elif role.kind == "channels":
         for name in ("weight", "bias", "running_mean", "running_var"):
             tensor = getattr(module, name, None)
@@ -36,7 +39,7 @@ def _cut(module: Any, role: Role) -> Iterator[tuple[torch.Tensor | None, Shard]]
                 per_channel = tensor.shape[0] // sum(segments)
                 yield tensor, Shard.even(0, [s * per_channel for s in segments], ranks)
     elif role.kind not in ("dropout", "summed"):
-        table = type(module) is nn.Embedding
+        table = type(module) in TABLES
         output = role.kind == ("vocabulary" if table else "column")
         yield module.weight, Shard.even(int(output == isinstance(module, TRANSPOSED)), segments, ranks)
         if role.kind == "column" and not table:

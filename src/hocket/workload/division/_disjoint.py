@@ -18,14 +18,12 @@ def disjoint(regions: list[Region]) -> list[Region]:
     """
     overlaps = nx.Graph()
     overlaps.add_nodes_from(range(len(regions)))
-    users: dict[nn.Module, list[int]] = {}
+    users: dict[nn.Module | nn.Parameter, list[int]] = {}
     for i, region in enumerate(regions):
-        for module in region.roles:
+        for module in region.members:
             overlaps.add_edges_from((i, other) for other in users.get(module, ()))
             users.setdefault(module, []).append(i)
-    weights = [
-        (sum(r.kind in ("column", "row") for r in region.roles.values()), region.parameters) for region in regions
-    ]
+    weights = [(region.weights, region.parameters) for region in regions]
     chosen: list[int] = []
     for part in nx.connected_components(overlaps):
         tree = overlaps.subgraph(part)

@@ -21,6 +21,8 @@ from hocket.sharding import leaves, mapped, operator_name
 
 from .._unchanged import unchanged
 
+CELLS: tuple[type[nn.Module], ...] = (nn.LSTMCell, nn.GRUCell, nn.RNNCell)
+RECURRENT: tuple[type[nn.Module], ...] = (nn.LSTM, nn.GRU, nn.RNN, *CELLS)
 WEIGHTED: tuple[type[nn.Module], ...] = (
     nn.Linear,
     nn.Conv1d,
@@ -37,8 +39,22 @@ WEIGHTED: tuple[type[nn.Module], ...] = (
     nn.RMSNorm,
     nn.PReLU,
     nn.Embedding,
+    nn.EmbeddingBag,
     nn.MultiheadAttention,
+    *RECURRENT,
 )
+
+
+def is_layer(module: nn.Module) -> bool:
+    """Whether a module is recorded as a layer, with the weights that are its own; others are looked into.
+
+    What makes a layer's weight of other parameters (weight norm) leaves it none of its own.
+    """
+    own: dict[type[nn.Module], str] = {nn.MultiheadAttention: "in_proj_bias", **dict.fromkeys(CELLS, "weight_ih")}
+    key = own.get(type(module), "weight_ih_l0" if type(module) in RECURRENT else "weight")
+    return type(module) in WEIGHTED and key in module._parameters
+
+
 DROPOUTS: tuple[type[nn.Module], ...] = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
 
 
@@ -107,12 +123,14 @@ class Recording:
         outputs: the values that the model returned.
         storages: the values in each storage, see `storage_of`; while the tensors live.
         complete: whether the model has returned.
+        paused: whether what is called now is no call of the model's.
     """
 
     calls: list[Call] = field(default_factory=list)
     outputs: list[RecordedValue] = field(default_factory=list)
     storages: dict[int, list[RecordedValue]] = field(default_factory=dict)
     complete: bool = False
+    paused: bool = False
 
 
 class _Recorder(TorchFunctionMode):
@@ -127,7 +145,7 @@ class _Recorder(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if self.inside_module or self.recording.complete:
+        if self.inside_module or self.recording.complete or self.recording.paused:
             return func(*args, **kwargs)
         before = self.valued((tuple(args), kwargs))
         result = func(*args, **kwargs)
@@ -149,6 +167,13 @@ class _Recorder(TorchFunctionMode):
         self.recording.calls.append(call)
 
     def _value(self, tensor: torch.Tensor) -> RecordedValue:
+        before, self.recording.paused = self.recording.paused, True  # what is asked here of the tensor is no call
+        try:
+            return self._known(tensor)
+        finally:
+            self.recording.paused = before
+
+    def _known(self, tensor: torch.Tensor) -> RecordedValue:
         value = self._values.get(id(tensor))
         if value is None:
             name = self._names.get(id(tensor), "")
@@ -249,7 +274,7 @@ def _functions_heard(recorder: _Recorder) -> Iterator[None]:
 
 
 def _listen(recorder: _Recorder, name: str, module: nn.Module) -> list[Any]:
-    if type(module) not in WEIGHTED and type(module) not in DROPOUTS:
+    if not is_layer(module) and type(module) not in DROPOUTS:
 
         def enter(*_: Any) -> None:
             recorder.path.append(name)

@@ -9,8 +9,10 @@ to a part ends the attempt, with a reason.
 
 from __future__ import annotations
 
+import heapq
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 
@@ -41,13 +43,32 @@ CHANNEL: dict[type[nn.Module], int] = {
     nn.ConvTranspose3d: -4,
 }
 TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+TABLES = (nn.Embedding, nn.EmbeddingBag)
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-_ATTEMPTS = 16
+_ATTEMPTS = 24
+_WAYS = 4
 LAYERS = frozenset(
     ["linear", "batch_norm", "group_norm", "layer_norm", "rms_norm", "prelu", "embedding"]
     + [f"conv{transposed}{n}d" for transposed in ("", "_transpose") for n in (1, 2, 3)]
 )
 """What layers with weights call for themselves: there the weights are shards already."""
+PRODUCTS = frozenset(
+    [
+        "linear",
+        "matmul",
+        "mm",
+        "bmm",
+        "addmm",
+        "baddbmm",
+        "einsum",
+        "grouped_mm",
+        "embedding",
+        "conv1d",
+        "conv2d",
+        "conv3d",
+    ]
+)
+"""Operators of which a weight may be divided by itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +76,9 @@ class Role:
     """What a layer is in a region.
 
     Attributes:
-        kind: "column", "row", "channels" (a layer that works channel by channel, with parts of its parameters),
-            "summed" (parameters whole, gradients added up), "dropout", "vocabulary", "heads".
+        kind: "column", "row", "hidden" (a part of a recurrent layer's hidden units), "channels" (a layer that works
+            channel by channel, with parts of its parameters), "summed" (parameters whole, gradients added up),
+            "dropout", "vocabulary", "heads".
         split: of its output (column), of its input (others); along the features or channels.
         whole: whether the cut side is whole to others.
     """
@@ -66,41 +88,94 @@ class Role:
     whole: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class CutParameter:
+    """A parameter that functions use as it is, outside of any layer that is known.
+
+    Attributes:
+        parameter: the whole one.
+        shard: how it is divided.
+        alone: whether the first results that other tensors went into are gathered, or stay divided.
+    """
+
+    parameter: nn.Parameter
+    shard: Shard
+    alone: bool = False
+
+
+class Exchanged(NamedTuple):
+    """One operation.
+
+    Attributes:
+        phase: "forward" or "backward".
+        kind: "all_reduce", "all_gather" or "reduce_scatter".
+        nbytes: of its full tensor.
+        call: in the recording, which makes it necessary.
+        with_batch: whether it grows with the batch; the gradients of parameters do not.
+    """
+
+    phase: str
+    kind: str
+    nbytes: int
+    call: int
+    with_batch: bool = True
+
+
 @dataclass(slots=True)
 class Region:
     """Layers that are cut together or not at all.
 
     Attributes:
         roles: by layer.
-        names: of the layers, in the order of their first call.
-        extras: tensors between the layers whose gradients must be added up, one all_reduce each: their bytes, the place
-            of the call in the recording, and whether they grow with the batch.
+        names: of the layers, in the order of their first call, and of these parameters.
+        extras: operations beside those of the layers: for gradients of tensors between them, for sums and results of
+            parameters that are cut by themselves.
         reason: why the region is cut as it is.
         calls: places in the recording of what happens on parts.
         parts: the values of which every rank has a part.
         gathers: layers of other regions whose inputs in those places are parts of the sequence.
         scatters: layers of other regions whose outputs are to be parts of the sequence.
+        tensors: parameters that are cut beside those of layers, by name.
     """
 
     roles: dict[nn.Module, Role]
     names: list[str] = field(default_factory=list)
-    extras: list[tuple[int, int, bool]] = field(default_factory=list)
+    extras: list[Exchanged] = field(default_factory=list)
     reason: str = ""
     calls: list[int] = field(default_factory=list)
     parts: set[RecordedValue] = field(default_factory=set)
     gathers: dict[nn.Module, frozenset[int]] = field(default_factory=dict)
     scatters: frozenset[nn.Module] = frozenset()
+    tensors: dict[str, CutParameter] = field(default_factory=dict)
 
     @property
     def parameters(self) -> int:
         """How many parameters its layers have."""
-        return sum(p.numel() for module in self.roles for p in module.parameters())
+        layers = sum(p.numel() for module in self.roles for p in module.parameters())
+        return layers + sum(one.parameter.numel() for one in self.tensors.values())
+
+    @property
+    def weights(self) -> int:
+        """How many matrices make parts or use them up."""
+        layers = sum(role.kind in ("column", "row") for role in self.roles.values())
+        return layers + sum(one.parameter.ndim > 1 for one in self.tensors.values())
+
+    @property
+    def members(self) -> list[nn.Module | nn.Parameter]:
+        """Layers and parameters that no other region can have."""
+        return [*self.roles, *(one.parameter for one in self.tensors.values())]
+
+
+Source = nn.Module | str
+"""Where parts come from: a layer, or a parameter by its name."""
+Seeds = dict[Source, Shard]
+"""How sources are divided: layers along a dim of their outputs that is told by the call."""
 
 
 class Stuck(Exception):
     """An attempt failed; other segments for some layers may do."""
 
-    def __init__(self, reason: str, segments: tuple[tuple[int, ...], ...], origins: frozenset[nn.Module]) -> None:
+    def __init__(self, reason: str, segments: tuple[tuple[int, ...], ...], origins: frozenset[Source]) -> None:
         super().__init__(reason)
         self.reason, self.segments, self.origins = reason, segments, origins
 
@@ -125,13 +200,34 @@ class RegionSearch:
         names: of the modules.
         free: layers that may be cut.
         ranks: over how many.
+        loose: parameters that functions use as they are, and that may be cut, by name.
     """
 
-    def __init__(self, recording: Recording, names: dict[nn.Module, str], free: set[nn.Module], ranks: int) -> None:
+    def __init__(
+        self,
+        recording: Recording,
+        names: dict[nn.Module, str],
+        free: set[nn.Module],
+        ranks: int,
+        loose: Mapping[str, nn.Parameter] | None = None,
+    ) -> None:
         self.recording = recording
         self.names = names
         self._free = free
         self.ranks = ranks
+        self._loose = loose or {}
+        self._of: dict[str, RecordedValue] = {}  # parameters, as the recording has them
+        self._derived: set[RecordedValue] = set()  # what is made of them alone
+        self._uses: dict[RecordedValue | nn.Module, list[int]] = {}
+        for call in recording.calls:
+            users: set[RecordedValue | nn.Module] = set(call.inputs)
+            for user in users if call.module is None else {*users, call.module}:
+                self._uses.setdefault(user, []).append(call.index)
+                if isinstance(user, RecordedValue) and user.name in self._loose:
+                    self._of[user.name] = user
+            numbers = [v for v in call.inputs if v.dtype.is_floating_point]
+            if call.module is None and numbers and all(v.name in self._loose or v in self._derived for v in numbers):
+                self._derived.update(call.outputs)
 
     def may_make_parts(self, module: nn.Module | None) -> bool:
         """Whether a layer may be the beginning of a region."""
@@ -145,7 +241,41 @@ class RegionSearch:
         Raises:
             CannotShard: there is none; says why.
         """
-        waiting: list[dict[nn.Module, tuple[int, ...]]] = [{module: (outputs_of(module),)}]
+        return self._from([{module: Shard.even(0, outputs_of(module), self.ranks)}])
+
+    def from_parameter(self, name: str, alone: bool = False) -> Region:
+        """The region that begins with a parameter; where it is to be alone, what is made with it is gathered.
+
+        Raises:
+            CannotShard: there is none; says why.
+        """
+        if name not in self._of:
+            raise CannotShard("the sample did not get there")
+        found: list[Region] = []
+        reasons = [f"no dim can be shared out over {self.ranks} ranks"]
+        for shard in self._shards(name):
+            try:
+                region = self._from([{name: shard}], alone)
+            except CannotShard as error:
+                reasons.append(error.reason)
+                continue
+            if not alone and region.weights < 2:
+                reasons.append("no layer goes with it")
+            else:
+                found.append(region)
+        if not found:
+            raise CannotShard(reasons[-1])
+        return max(found, key=lambda one: (one.weights, -sum(e.nbytes for e in one.extras)))
+
+    def _shards(self, name: str, wanted: Shard | None = None) -> list[Shard]:
+        """How a parameter may be divided, the likeliest first: as what is made of it is to be."""
+        shape = self._of[name].shape
+        dims = [dim for dim, size in enumerate(shape) if size % self.ranks == 0 and size]
+        if wanted is not None and (alike := [dim for dim in dims if shape[dim] == wanted.size]):
+            return [wanted.at(dim) for dim in sorted(alike, key=lambda dim: dim != wanted.dim)]
+        return [Shard.even(dim, shape[dim], self.ranks) for dim in dims]
+
+    def _from(self, waiting: list[Seeds], alone: bool = False) -> Region:
         tried: list[Any] = []
         reason = "no way to cut it was found"
         for _ in range(_ATTEMPTS):
@@ -156,86 +286,114 @@ class RegionSearch:
                 continue
             tried.append(seeds)
             try:
-                return self._attempt(seeds)
+                return self._attempt(seeds, alone)
             except Stuck as stuck:
                 reason = stuck.reason
                 for segments in stuck.segments:
-                    fitting = [m for m in seeds if m in stuck.origins and outputs_of(m) == sum(segments)]
+                    fitting = [m for m in seeds if m in stuck.origins and seeds[m].size == sum(segments)]
                     if fitting and Shard.even(0, segments, self.ranks).equal:
-                        waiting.append({**seeds, **dict.fromkeys(fitting, segments)})
+                        others = {m: Shard.even(seeds[m].dim, segments, self.ranks) for m in fitting}
+                        waiting.append({**seeds, **others})
             except NeedsShard as more:
                 try:
-                    for other in self._makers(more.operand.tensor):
-                        seeds = {**seeds, other: seeds.get(other, (outputs_of(other),))}
-                    waiting.insert(0, seeds)
+                    waiting[:0] = [{**others, **seeds} for others in self._makers(more.operand.tensor, more.shard)]
                 except CannotShard as error:
                     reason = error.reason
         raise CannotShard(reason)
 
-    def _makers(self, value: RecordedValue) -> list[nn.Module]:
-        """The layers that made a tensor, so that it can be made in parts."""
-        found: dict[nn.Module, None] = {}
+    def _makers(self, value: RecordedValue, wanted: Shard) -> list[Seeds]:
+        """What made a tensor, so that it can be made in parts; several ways, where it can be divided in several."""
+        found: Seeds = {}
+        ways: list[Seeds] = [found]
         waiting, seen = [value], set()
         while waiting:
             at = waiting.pop()
-            if at in seen or not at.grad:
+            if at in seen:
                 continue
             seen.add(at)
+            if at.name in self._loose:
+                exact = [wanted] if at is value else self._shards(at.name, wanted)
+                ways = [{**way, at.name: shard} for way in ways for shard in exact][:_WAYS]
+                continue
+            if not at.grad and at not in self._derived:
+                continue
             if at.producer is None:
                 raise CannotShard(f"parts meet {at.name or 'an input of the model'}, which no layer makes")
             module = at.producer.module
             if self.may_make_parts(module):
                 assert module is not None
-                found[module] = None
+                made = Shard.even(0, outputs_of(module), self.ranks)
+                ways = [{**way, module: made} for way in ways]
             elif module is not None and type(module) not in (*_BATCH_NORMS, *DROPOUTS):
                 raise CannotShard(f"parts meet what {self.names[module]} makes, which is whole")
             else:
-                waiting += at.producer.inputs
-        return list(found)
+                weights = [v for v in at.producer.inputs if v.name in self._loose or v in self._derived]
+                # The weight of a product decides what is made; what else goes with it follows.
+                product = at.producer.name in PRODUCTS and [v for v in weights if len(v.shape) > 1]
+                waiting += product or at.producer.inputs
+        return [way for way in ways if way]
 
-    def _attempt(self, seeds: dict[nn.Module, tuple[int, ...]]) -> Region:
+    def _attempt(self, seeds: Seeds, alone: bool) -> Region:
         region = Region({})
         states: dict[RecordedValue, Shard] = {}
-        origins: dict[RecordedValue, frozenset[nn.Module]] = {}
-        whole_uses: set[nn.Module] = set()
-        for call in self.recording.calls:
+        origins: dict[RecordedValue, frozenset[Source]] = {}
+        weights: set[RecordedValue] = set()
+        visits = [index for source in seeds if not isinstance(source, str) for index in self._uses[source]]
+        for name in seeds:
+            if isinstance(name, str):
+                value = self._of[name]
+                region.tensors[name] = CutParameter(self._loose[name], seeds[name], alone)
+                states[value], origins[value] = seeds[name], frozenset([name])
+                weights.add(value)
+                visits += self._uses[value]
+        visits = sorted(set(visits))
+        visited: set[int] = set()
+        while visits:
+            index = heapq.heappop(visits)
+            if index in visited:
+                continue
+            visited.add(index)
+            call = self.recording.calls[index]
             mine = [v for v in call.inputs if v in states]
-            source = frozenset[nn.Module]().union(*(origins[v] for v in mine))
+            source = frozenset[Source]().union(*(origins[v] for v in mine))
             if call.module in seeds:
                 module = call.module
                 if mine:
                     raise Stuck(f"{self.names[module]} is given parts and would make parts", (), source)
-                made = Shard.even(len(call.outputs[0].shape) + CHANNEL[type(module)], seeds[module], self.ranks)
+                made = seeds[module].at(len(call.outputs[0].shape) + CHANNEL[type(module)])
                 self.assign(region, module, Role("column", made))
-                states[call.outputs[0]], origins[call.outputs[0]] = made, frozenset([module])
-                continue
-            if not mine:
-                if call.module is not None:
-                    whole_uses.add(call.module)
-                continue
-            region.calls.append(call.index)
-            try:
-                if call.module is not None:
-                    splits = self._layer(region, call, states)
-                else:
-                    splits = self.function(region, call, states)
-            except CannotShard as error:
-                raise Stuck(f"in {call.path[-1] or 'the model'}: {error.reason}", error.segments, source) from None
+                splits: list[Shard | None] = [made]
+                source = frozenset[Source]([module])
+            else:
+                region.calls.append(call.index)
+                try:
+                    if call.module is not None:
+                        splits = self._layer(region, call, states)
+                    else:
+                        splits = self.function(region, call, states, weights, alone)
+                except CannotShard as error:
+                    raise Stuck(f"in {call.path[-1] or 'the model'}: {error.reason}", error.segments, source) from None
             for value, split in zip(call.outputs, splits, strict=True):
                 if split is not None:
                     if not split.equal:
                         raise Stuck(f"{call.name} leaves parts of {list(split.segments)}", (), source)
                     states[value], origins[value] = split, source
+                    for use in self._uses.get(value, ()):
+                        heapq.heappush(visits, use)
         for value in self.recording.outputs:
             if value in states:
                 raise Stuck("the model returns what would be parts", (), origins[value])
         for module in region.roles:
-            if module in whole_uses:
+            if any(index not in visited for index in self._uses[module]):
                 raise Stuck(f"{self.names[module]} is used on whole tensors too", (), frozenset())
-        if not any(role.kind == "row" for role in region.roles.values()):
+        used_up = any(
+            one.kind == ("all_gather" if alone else "all_reduce") for one in region.extras if one[0] == "forward"
+        )
+        if not used_up and not any(role.kind == "row" for role in region.roles.values()):
             raise Stuck("no layer uses up the parts", (), frozenset())
-        region.names = [self.names[m] for m in region.roles]
+        region.names = [*(self.names[m] for m in region.roles), *region.tensors]
         region.parts = set(states)
+        region.calls.sort()
         return region
 
     def assign(self, region: Region, module: nn.Module, role: Role) -> None:
@@ -261,7 +419,7 @@ class RegionSearch:
                 raise CannotShard(f"{name} normalises over the features that are cut")
             self.assign(region, module, Role("summed", split))
             nbytes = sum(p.numel() * p.element_size() for p in module.parameters())
-            region.extras.append((nbytes, call.index, False))
+            region.extras.append(Exchanged("backward", "all_reduce", nbytes, call.index, False))
             return [split]
         if module not in self._free:
             raise CannotShard(f"{name} is given parts, and cannot be cut")
@@ -291,14 +449,26 @@ class RegionSearch:
         self.assign(region, module, Role("channels", split))
         return Shard.even(split.dim, module.out_channels, self.ranks)
 
-    def function(self, region: Region, call: Call, states: dict[RecordedValue, Shard]) -> list[Shard | None]:
-        if call.name in LAYERS:
+    def function(
+        self,
+        region: Region,
+        call: Call,
+        states: dict[RecordedValue, Shard],
+        weights: set[RecordedValue] | None = None,
+        alone: bool = False,
+    ) -> list[Shard | None]:
+        """How a function's results lie; `weights` are divided parameters, and what is made of such alone."""
+        weights = set() if weights is None else weights
+        if call.name in LAYERS and call.name not in PRODUCTS:
             raise CannotShard(f"{call.name} is given shards outside of a layer")
 
         def operand(leaf: Any) -> Any:
             if not isinstance(leaf, RecordedValue):
                 return leaf
-            return Operand(leaf.shape, states.get(leaf), leaf.grad, leaf.producer is not None, leaf.dtype, leaf)
+            weight = ("alone" if alone else "parts") if leaf in weights else ""
+            made = leaf.name in self._loose or leaf in self._derived or (leaf.producer is not None and not alone)
+            better = made and (leaf.grad or leaf.name in self._loose or leaf in self._derived)
+            return Operand(leaf.shape, states.get(leaf), leaf.grad, better, leaf.dtype, leaf, weight)
 
         site = OperatorCall(
             call.name,
@@ -308,11 +478,25 @@ class RegionSearch:
             func=call.func,
             in_place=changes_first(call.func, call.kwargs),
         )
+        weight = site.weight
+        uses = any(one.weight for one in site.operands())
         outcome = apply_rule(site)
+        if call.name in LAYERS and not uses:
+            raise CannotShard(f"{call.name} is given shards outside of a layer")
         for leaf in leaves((site.args, site.kwargs)):
             whole = leaf.operand if isinstance(leaf, LocalShard) else leaf
             if isinstance(whole, Operand) and whole.shard is None and whole.grad:
-                region.extras.append((whole.tensor.nbytes, call.index, not whole.tensor.name))
+                value: RecordedValue = whole.tensor
+                region.extras.append(Exchanged("backward", "all_reduce", value.nbytes, call.index, not value.name))
         if site.answer is not NO_ANSWER:
             return [None] * len(call.outputs)
-        return list(placements_of(outcome, len(call.outputs)))
+        found = list(placements_of(outcome, len(call.outputs)))
+        if site.summed:
+            region.extras += [Exchanged("forward", "all_reduce", out.nbytes, call.index) for out in call.outputs]
+        if weight:
+            weights.update(v for v, split in zip(call.outputs, found, strict=True) if split is not None)
+        elif uses and alone:
+            made = [v for v, split in zip(call.outputs, found, strict=True) if split is not None]
+            region.extras += [Exchanged("forward", "all_gather", out.nbytes, call.index) for out in made]
+            found = [None] * len(found)
+        return found

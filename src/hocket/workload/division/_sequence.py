@@ -8,6 +8,8 @@ Source: Korthikanti et al., Reducing Activation Recomputation in Large Transform
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import nn
 
 from hocket.sharding import CannotShard, NeedsShard, Shard
@@ -60,6 +62,7 @@ class _SequenceSearch(RegionSearch):
     def __init__(self, recording: Recording, names: dict[nn.Module, str], regions: list[Region], ranks: int) -> None:
         super().__init__(recording, names, set(), ranks)
         self._roles = {m: role for region in regions for m, role in region.roles.items()}
+        self._parts = {value for region in regions for value in region.parts}
 
     def may_begin(self, call: Call) -> bool:
         """Whether a call adds up over the ranks what could stay in parts."""
@@ -157,6 +160,12 @@ class _SequenceSearch(RegionSearch):
         zone.names = [self.names[m] for m in zone.roles]
         zone.parts = set(states)
         return zone
+
+    def function(self, region: Region, call: Call, states: dict[RecordedValue, Shard], *_: Any) -> list[Shard | None]:
+        """As of any region; a function that works on parts of something else is given whole sequences."""
+        if any(value in self._parts for value in call.inputs):
+            raise CannotShard(f"{call.name} would be given parts of the sequence")
+        return super().function(region, call, states)
 
     def _layer(self, region: Region, call: Call, states: dict[RecordedValue, Shard]) -> list[Shard | None]:
         if call.module in self._roles:

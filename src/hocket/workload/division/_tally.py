@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import nn
 
-from ._record import RecordedValue, Recording
-from ._regions import Region, Role
+from ._record import CELLS, Call, RecordedValue, Recording
+from ._regions import TABLES, Exchanged, Region, Role
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,24 +30,6 @@ class CollectiveCount:
 
     def __str__(self) -> str:
         return f"{self.phase}: {self.count} {self.kind} of {self.nbytes} bytes in all"
-
-
-class Exchanged(NamedTuple):
-    """One operation.
-
-    Attributes:
-        phase: "forward" or "backward".
-        kind: "all_reduce", "all_gather" or "reduce_scatter".
-        nbytes: of its full tensor.
-        call: in the recording, which makes it necessary.
-        with_batch: whether it grows with the batch; the gradients of parameters do not.
-    """
-
-    phase: str
-    kind: str
-    nbytes: int
-    call: int
-    with_batch: bool = True
 
 
 def tally(regions: list[Region], recording: Recording) -> list[CollectiveCount]:
@@ -107,8 +90,10 @@ def exchanges(regions: list[Region], recording: Recording) -> list[Exchanged]:
                 weights = call.outputs[1]
                 averaged = len(weights.shape) == len(out.shape)
                 add("forward", "all_reduce" if averaged else "all_gather", weights.nbytes)
+        elif role.kind == "hidden":
+            found += _recurrent(call, role, enter)
         elif role.kind == "column":
-            if not isinstance(call.module, nn.Embedding):
+            if not isinstance(call.module, TABLES):
                 enter(0)
             if role.whole:
                 add("forward", "all_gather", out.nbytes)
@@ -119,5 +104,38 @@ def exchanges(regions: list[Region], recording: Recording) -> list[Exchanged]:
             if role.whole and call.inputs[0].grad:
                 add("backward", "all_gather", call.inputs[0].nbytes)
     for region in regions:
-        found += [Exchanged("backward", "all_reduce", *extra) for extra in region.extras]
+        found += region.extras
+    return found
+
+
+def _recurrent(call: Call, role: Role, enter: Callable[[int], None]) -> list[Exchanged]:
+    """What a recurrent layer exchanges: hidden units after each step, outputs after each layer."""
+    layer: Any = call.module
+    out, cell = call.outputs[0], isinstance(layer, CELLS)
+    if role.whole:
+        tensors = [p.numel() * p.element_size() for p in layer.parameters()]
+        return [Exchanged("forward", "all_gather", nbytes, call.index, False) for nbytes in tensors]
+    enter(0)
+    found: list[Exchanged] = []
+
+    def add(phase: str, kind: str, nbytes: int, times: int = 1) -> None:
+        found.extend([Exchanged(phase, kind, nbytes, call.index)] * times)
+
+    lstm = isinstance(layer, nn.LSTM | nn.LSTMCell)
+    for value, kinds in zip(call.inputs[1:], ("all_reduce", "all_gather"), strict=False):
+        if value.grad:
+            add("backward", kinds, value.nbytes)
+            if isinstance(layer, nn.GRU | nn.GRUCell):  # whose hidden units go into the next ones, too
+                add("backward", "all_gather", value.nbytes)
+    if cell:
+        add("forward", "all_gather", out.nbytes * (1 + lstm))
+        return found
+    sides, steps = 1 + layer.bidirectional, out.shape[1 if layer.batch_first and len(out.shape) == 3 else 0]
+    step = out.nbytes // (sides * steps)
+    for phase, kind in (("forward", "all_gather"), ("backward", "reduce_scatter")):
+        add(phase, kind, step, (steps - 1) * sides * layer.num_layers)
+    add("forward", "all_gather", out.nbytes, layer.num_layers)
+    add("backward", "all_reduce", out.nbytes, layer.num_layers - 1)
+    if lstm:
+        add("forward", "all_gather", step * sides * layer.num_layers)
     return found

@@ -45,7 +45,8 @@ class OwnFunction(Deceptive):
 class Odd(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.own = nn.Parameter(torch.randn(8, 8))
+        self.own, self.nine = nn.Parameter(torch.randn(8, 8)), nn.Parameter(torch.randn(9, 9))
+        self.spectral = parametrizations.spectral_norm(nn.Linear(8, 8))
         self.indivisible = nn.Linear(9, 7)
         self.row_only = nn.Linear(8, 9)
         self.outside = nn.Linear(8, 8)
@@ -59,13 +60,13 @@ class Odd(nn.Module):
         x = x + self.words(ids)
         x = F.linear(x, self.own)
         x = self.outside(x) + self.outside.weight.sum()
-        x = self.normed(x)
+        x = self.spectral(self.normed(x))
         if hard:
             x = self.unused(x)
         x = self.sorted(self.sorting(x).sort(dim=-1).values)
         x = self.row_only(x)
         x, _ = self.attn(x, x, x)
-        return self.indivisible(x)
+        return self.indivisible(x @ self.nine)
 
 
 class Dropping(nn.Module):

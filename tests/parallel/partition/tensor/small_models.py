@@ -257,6 +257,125 @@ class Tied(nn.Module):
         return self.out(torch.tanh(self.embed(ids)))
 
 
+class TransposedLinear(nn.Module):
+    """As the linear layers of GPT-2: the weight is (inputs, outputs)."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.outputs = outputs
+        self.weight, self.bias = nn.Parameter(torch.randn(inputs, outputs) * 0.2), nn.Parameter(torch.randn(outputs))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.addmm(self.bias, x.view(-1, x.size(-1)), self.weight).view(*x.shape[:-1], self.outputs)
+
+
+class TransposedAttention(nn.Module):
+    """Queries, keys and values by one transposed layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.out = TransposedLinear(D, 3 * D), TransposedLinear(D, D)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = (one.view(*x.shape[:-1], 4, -1).transpose(1, 2) for one in self.qkv(x).split(D, 2))
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
+        return self.out(y.reshape(*x.shape))
+
+
+class Experts(nn.Module):
+    """Experts as parameters of three dims, chosen by the data: looped over, or one matrix for every token."""
+
+    def __init__(self, looped: bool) -> None:
+        super().__init__()
+        self.looped = looped
+        self.router = nn.Parameter(torch.randn(4, D))
+        self.up, self.down = nn.Parameter(torch.randn(4, 48, D) * 0.2), nn.Parameter(torch.randn(4, D, 24) * 0.2)
+        self.up_bias = nn.Parameter(torch.randn(4, 48))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        tokens = x.view(-1, D)
+        weights, chosen = F.linear(tokens, self.router).softmax(-1).topk(2)
+        if not self.looped:
+            total = torch.zeros_like(tokens)
+            for k in range(2):
+                up = (self.up[chosen[:, k]] @ tokens.unsqueeze(-1)).squeeze(-1) + self.up_bias[chosen[:, k]]
+                gate, value = up.chunk(2, dim=-1)
+                hidden = (F.silu(gate) * value).unsqueeze(-1)
+                total = total + torch.bmm(self.down[chosen[:, k]], hidden).squeeze(-1) * weights[:, k, None]
+            return total.view_as(x)
+        total = torch.zeros_like(tokens)
+        for expert in range(4):
+            rows, place = (chosen == expert).nonzero(as_tuple=True)
+            up = F.linear(tokens[rows], self.up[expert], self.up_bias[expert])
+            gate, value = up[..., ::2], up[..., 1::2]
+            out = F.linear(F.silu(gate) * value, self.down[expert]) * weights[rows, place, None]
+            total = total.index_add(0, rows, out)
+        return total.view_as(x)
+
+
+class Direct(nn.Module):
+    """Parameters of the module's own, in products of several kinds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w, self.b, self.v, self.scale = (
+            nn.Parameter(torch.randn(*shape) * 0.2) for shape in ((D, 24), (24,), (D, 24), (D,))
+        )
+        self.heads, self.out = nn.Parameter(torch.randn(D, 4, 6) * 0.2), nn.Parameter(torch.randn(4, 6, D) * 0.2)
+        self.table, self.odd = nn.Parameter(torch.randn(7, D)), nn.Parameter(torch.randn(D, D) * 0.2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + F.embedding(torch.arange(x.shape[1]), self.table)
+        h = F.linear(F.gelu(x @ self.w + self.b), self.v) * self.scale
+        q = torch.einsum("btd,dhe->bhte", h, self.heads)
+        a = F.softmax(q @ q.transpose(-1, -2), -1) @ q
+        return torch.einsum("bhte,heo->bto", a, self.out).sort(-1).values @ self.odd.t()
+
+
+class Recurrent(nn.Module):
+    """A recurrent layer of which everything is used."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y, states = self.layer(x)
+        for state in states if isinstance(states, tuple) else (states,):
+            y = y + state.sum((0, 1)).repeat(y.shape[-1] // state.shape[-1])
+        y, _ = self.layer(x.sin(), states)
+        return y.sin() + torch.stack(states).sum() if isinstance(states, tuple) else y.sin() + states.sum()
+
+
+class Cells(nn.Module):
+    """Loops over steps."""
+
+    def __init__(self, cells: list[nn.Module]) -> None:
+        super().__init__()
+        self.cells = nn.ModuleList(cells)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found = []
+        for cell in self.cells:
+            state = None
+            for step in x.unbind(1):
+                state = cell(step, state)
+            found += list(state) if isinstance(state, tuple) else [state]
+        return torch.cat(found, -1)
+
+
+class WeightNormed(nn.Module):
+    """Weights made of directions and lengths: by a parametrization, or by the hook of old."""
+
+    def __init__(self, norm: Callable[[nn.Module], nn.Module]) -> None:
+        super().__init__()
+        self.a, self.b, self.c = norm(nn.Linear(D, 24)), norm(nn.Linear(24, D)), norm(nn.Conv1d(6, 8, 3, padding=1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.c(self.b(F.relu(self.a(x)))).tanh()
+        return y
+
+
 def _tokens() -> tuple[torch.Tensor, ...]:
     return (torch.randn(3, 6, D),)
 
@@ -281,6 +400,17 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], tuple[torch.Tensor
     "inverted": (Inverted, _pictures),
     "upsampler": (Upsampler, _pictures),
     "joined": (Joined, _tokens),
+    "transposed": (lambda: nn.Sequential(TransposedLinear(D, 24), nn.GELU(), TransposedLinear(24, D)), _tokens),
+    "transposed_attention": (TransposedAttention, _tokens),
+    "experts_looped": (lambda: Experts(True), _tokens),
+    "experts_batched": (lambda: Experts(False), _tokens),
+    "direct": (Direct, _tokens),
+    "lstm": (lambda: Recurrent(nn.LSTM(D, 8, 2, bidirectional=True)), _tokens),
+    "gru": (lambda: Recurrent(nn.GRU(D, 8, batch_first=True)), _tokens),
+    "rnn": (lambda: Recurrent(nn.RNN(D, 8, 2, nonlinearity="relu", bias=False)), _tokens),
+    "cells": (lambda: Cells([nn.LSTMCell(D, 8), nn.GRUCell(D, 8), nn.RNNCell(D, 8)]), _tokens),
+    "bags": (lambda: nn.EmbeddingBag(12, 8, mode="mean"), lambda: (torch.randint(0, 12, (3, 6)),)),
+    "weight_norm": (lambda: WeightNormed(nn.utils.parametrizations.weight_norm), _tokens),
     "volume": (Volume, lambda: (torch.randn(2, 2, 4, 4, 4),)),
     "tied_odd": (lambda: Tied(11), lambda: (torch.randint(0, 11, (3, 6)),)),
     "tied_even": (lambda: Tied(12), lambda: (torch.randint(0, 12, (3, 6)),)),

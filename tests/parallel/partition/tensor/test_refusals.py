@@ -20,11 +20,11 @@ def found() -> list[dict[str, dict[str, Any]]]:
 @pytest.mark.parametrize(
     ("layer", "reason"),
     [
-        ("", "Odd has parameters of its own"),
+        ("nine", "no dim can be shared out over 2 ranks"),
+        ("spectral.parametrizations.weight.original", "mv has no rule"),
         ("indivisible", "neither 7 outputs nor 9 inputs can be shared out over 2 ranks"),
         ("outside", "its parameters are used outside of it"),
         ("unused", "the sample did not get there"),
-        ("normed", "ParametrizedLinear has parameters of its own"),
         ("attn", "3 heads cannot be shared out over 2 ranks"),
         ("words", "max_norm changes its rows"),
     ],
@@ -39,6 +39,8 @@ def test_the_rest_of_the_model_is_cut_all_the_same() -> None:
     forms = found()[0]["odd"]["forms"]
     assert forms["sorted"] == "column"
     assert forms["row_only"] == "row"
+    assert forms["own"] == "dim 0"
+    assert forms["normed.parametrizations.weight.original1"] == "dim 0"
     assert forms["sorting"] == "column"
     assert "outputs are gathered: in the model: sort works along the dim that is divided" in found()[0]["odd"]["text"]
 

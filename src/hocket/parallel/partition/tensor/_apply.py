@@ -9,12 +9,13 @@ import torch
 from torch import nn
 
 from hocket.sharding import Shard, cut, guard_autograd_functions
-from hocket.workload.division import CHANNEL, RecordedValue, Recording, Region, Role, cut_tensors
+from hocket.workload.division import CHANNEL, CutParameter, RecordedValue, Recording, Region, Role, cut_tensors
 
 from ...mesh import World
 from ._attention import CutMultiheadAttention
 from ._layers import CUT_CLASSES, LayerPartition, Shared
 from ._peers import CutParameters, begin_forward, end_forward
+from ._recurrent import RECURRENT_CLASSES
 
 
 class Applied:
@@ -40,6 +41,9 @@ class Applied:
         for region in regions:
             for layer in region.scatters:
                 self._forms[layer].scatters = True
+        for region in regions:
+            for name, one in region.tensors.items():
+                self._cut_parameter(model.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2], one)
         if regions:
             guard_autograd_functions()
             self._hook(model.register_forward_pre_hook(begin_forward, prepend=True))
@@ -73,9 +77,16 @@ class Applied:
         if id(tensor) in self.cuts:
             return
         full = tensor.data
-        self._undo.append(lambda: setattr(tensor, "data", full))
+        self._undo.append(lambda: _become(tensor, full))
         self.cuts[id(tensor)] = split
-        tensor.data = cut(full, split, self._world.rank).clone()
+        _become(tensor, cut(full, split, self._world.rank).clone())
+
+    def _cut_parameter(self, owner: nn.Module, name: str, one: CutParameter) -> None:
+        self._cut(one.parameter, one.shard)
+        if not isinstance(owner._parameters, CutParameters):
+            self._set(owner, "_parameters", CutParameters(owner._parameters, self._world))
+        seen: Any = owner._parameters
+        seen.named[name] = one.shard, "alone" if one.alone else "parts"
 
     def _hook(self, handle: Any) -> None:
         self._undo.append(handle.remove)
@@ -92,6 +103,8 @@ class Applied:
         if role.kind == "heads":
             self._set(module, "weights_used", role.whole)
             self._become(module, CutMultiheadAttention, form)
+        elif role.kind == "hidden":
+            self._become(module, RECURRENT_CLASSES[kind], form)
         elif role.kind == "channels":
             form.outputs = (module.out_channels,) if kind in CHANNEL else segments
             self._narrow_channels(module)
@@ -117,9 +130,20 @@ class Applied:
             self._set(encoder, "activation_relu_or_gelu", 0)
 
 
+def _become(tensor: torch.Tensor, data: torch.Tensor) -> None:
+    """Give a parameter data of another shape, although a graph of the model may be alive.
+
+    Autograd keeps the node that accumulates the parameter's gradient, with its shape, as long as a graph has it (a
+    cache, or a weight that is made of others, holds one); it makes a new one where the type of the data changes.
+    """
+    other = torch.float16 if data.dtype != torch.float16 else torch.bfloat16
+    tensor.data = torch.empty(0, dtype=other, device=data.device)
+    tensor.data = data
+
+
 def _sharing(regions: list[Region], recording: Recording) -> dict[nn.Module, list[Shared]]:
     """What layers that are given the same tensors have in common: for each of their inputs."""
-    makers = {m: role for r in regions for m, role in r.roles.items() if role.kind in ("column", "heads")}
+    makers = {m: role for r in regions for m, role in r.roles.items() if role.kind in ("column", "heads", "hidden")}
     inputs: dict[tuple[nn.Module, int], list[RecordedValue]] = {}
     for call in recording.calls:
         if call.module in makers and type(call.module) is not nn.Embedding:

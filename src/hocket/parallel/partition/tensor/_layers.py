@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from hocket.sharding import Shard, ShardingError, as_local, note, noted, user_line
+from hocket.sharding import Shard, ShardingError, as_local, gathered, mapped, note, noted, user_line
 from hocket.workload.division import SEQUENCE
 
 from ...mesh import World
@@ -81,7 +81,7 @@ class LayerPartition:
     Attributes:
         world: the ranks.
         kind: "column" (a part of the outputs), "row" (a part of the inputs), "vocabulary" (a part of an embedding's
-            rows), "heads", "channels" (a part of both).
+            rows), "heads", "hidden" (a part of a recurrent layer's hidden units), "channels" (a part of both).
         channel: the dim of the layer's input and output that is cut, from the end where it is negative: -1 for a
             linear layer.
         segments: of that dim in the output of a column layer, or in the input of others.
@@ -112,7 +112,7 @@ class LayerPartition:
     def enter(self, x: torch.Tensor, place: int = 0) -> torch.Tensor:
         """What the layer computes on, in the place of its input of that number, however that is divided."""
         given = noted(x)
-        if self.kind in ("column", "heads", "vocabulary"):
+        if self.kind in ("column", "heads", "vocabulary", "hidden"):
             return self.shared[place].copy(self.world, x, given)
         wanted = _split(x.dim(), self.channel, self.segments, self.world.size)
         if given == wanted:
@@ -230,6 +230,18 @@ class CutEmbedding(nn.Embedding):
             return form.leave(y, None)
 
 
+class CutEmbeddingBag(nn.EmbeddingBag):
+    """Bags of an embedding of which every rank has some columns."""
+
+    form: LayerPartition
+
+    def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """Full vectors, on every rank."""
+        args, kwargs = mapped(gathered, (args, kwargs))
+        with as_local():
+            return self.form.leave(super().forward(*args, **kwargs), None)
+
+
 class CutDropout(nn.Module):
     """Dropout on a part; stands before dropout's own class."""
 
@@ -302,6 +314,7 @@ CUT_CLASSES: dict[type[nn.Module], type[nn.Module]] = {
     nn.ConvTranspose2d: CutConvTranspose2d,
     nn.ConvTranspose3d: CutConvTranspose3d,
     nn.Embedding: CutEmbedding,
+    nn.EmbeddingBag: CutEmbeddingBag,
     nn.Dropout: CutPlainDropout,
     nn.AlphaDropout: CutAlphaDropout,
     nn.LayerNorm: CutLayerNorm,

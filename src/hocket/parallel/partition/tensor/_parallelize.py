@@ -94,7 +94,7 @@ class TensorParallel:
         reasons = dict(self.refused)
         nbytes: Counter[str] = Counter()
         for name, parameter in self.model.named_parameters():
-            owner = name.rpartition(".")[0]
+            owner = name
             while owner not in reasons and owner:
                 owner = owner.rpartition(".")[0]
             if name not in self.pieces:
@@ -224,6 +224,9 @@ def _decisions(model: nn.Module, regions: list[Region], refused: dict[str, str])
     forms: dict[str, tuple[str, str]] = {name: ("whole", reason) for name, reason in refused.items()}
     for region in regions:
         members = ", ".join(region.names)
-        for name, role in zip(region.names, region.roles.values(), strict=True):
+        for name, role in zip(region.names, region.roles.values(), strict=False):
             forms[name] = (role.kind, region.reason or f"together: {members}")
-    return [LayerDecision(n, *forms[n]) for n, _ in model.named_modules() if n in forms]
+        for name, one in region.tensors.items():
+            forms[name] = (f"dim {one.shard.dim}", region.reason or f"together: {members}")
+    named = dict.fromkeys([*(n for n, _ in model.named_modules()), *(n for n, _ in model.named_parameters())])
+    return [LayerDecision(n, *forms[n]) for n in named if n in forms]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import threading
 from collections.abc import Callable, Sequence
@@ -15,7 +16,7 @@ from hocket.sharding import Interval, Shard, as_local, gathered, note
 
 from ...batches import mapped
 from ...mesh import World
-from ._functions import copy_to, gather
+from ._functions import copy_to, gather, reduce_from
 from ._numbers import own_numbers
 
 
@@ -38,8 +39,8 @@ class TensorPeers:
         return gather(self._world, tensor, shard)
 
     def total(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Never be asked for a sum over ranks."""
-        raise AssertionError("row layers add up, and nothing else")
+        """Return the sum over ranks, for use that is the same on all of them."""
+        return reduce_from(self._world, tensor)
 
     def enter(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return a replicated tensor for use on shards: its gradients are added over the ranks."""
@@ -78,30 +79,43 @@ class CutParameters(dict[str, Any]):
     Args:
         plain: the layer's.
         world: the ranks.
+
+    Attributes:
+        shards: how a layer's own are divided, by their ids.
+        named: how those are divided that functions use as they are, by name, and as what (`Operand.weight`).
     """
 
     def __init__(self, plain: dict[str, Any], world: World) -> None:
         super().__init__(plain)
         self.world = world
         self.shards: dict[int, Shard] = {}
+        self.named: dict[str, tuple[Shard, str]] = {}
 
     def __getitem__(self, name: str) -> Any:
-        return self._seen(super().__getitem__(name))
+        return self._seen(name, super().__getitem__(name))
 
     def items(self) -> Any:
         """Return pairs of names and parameters."""
-        return [(name, self._seen(value)) for name, value in super().items()] if _reading() else super().items()
+        return [(name, self._seen(name, value)) for name, value in super().items()] if _reading() else super().items()
 
     def values(self) -> Any:
         """Return the parameters."""
-        return [self._seen(value) for value in super().values()] if _reading() else super().values()
+        return [self._seen(name, value) for name, value in super().items()] if _reading() else super().values()
 
-    def _seen(self, value: Any) -> Any:
-        shard = self.shards.get(id(value)) if _reading() else None
-        if shard is None:
+    def _seen(self, name: str, value: Any) -> Any:
+        shard, weight = self.named.get(name) or (self.shards.get(id(value)), "")
+        if value is None or shard is None or not _reading():
             return value
         with as_local():
-            return note(value.view_as(value), shard, peers_of(self.world))
+            return note(value.view_as(value), shard, peers_of(self.world), weight)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        plain = {name: copy.deepcopy(value, memo) for name, value in super().items()}
+        if not self.named:
+            return plain
+        twin = CutParameters(plain, self.world)
+        twin.named = dict(self.named)
+        return twin
 
     def __reduce__(self) -> Any:
         return dict, (dict(super().items()),)
