@@ -147,7 +147,12 @@ class _CountedFiles(FileSystem):
                 yield stream
                 return
             counted = _CountedStream(stream)
-            yield counted
+            try:
+                yield counted
+            except Exception:
+                if counted.error is not None:  # torch.save tells of positions in the file instead
+                    raise counted.error from None
+                raise
         self.written[Path(path).name] = counted.nbytes, counted.crc
 
     def rename(self, path: Any, new_path: Any) -> None:
@@ -162,10 +167,15 @@ class _CountedStream:
     def __init__(self, stream: Any) -> None:
         self._stream = stream
         self.nbytes = self.crc = 0
+        self.error: OSError | None = None
 
     def write(self, data: Any) -> int:
         self.crc = zlib.crc32(data, self.crc)
-        written: int = self._stream.write(data)
+        try:
+            written: int = self._stream.write(data)
+        except OSError as error:
+            self.error = error
+            raise
         self.nbytes += written
         return written
 

@@ -45,13 +45,14 @@ class SafetensorsFolder:
     Attributes:
         order: The tensors' names in the order in which `add` wants them.
         names: Of the files.
+        folder: Where.
 
     Raises:
         CheckpointError: The format has no name for a type.
     """
 
     def __init__(self, folder: Path, tensors: Table, tied: Mapping[str, str], max_shard_nbytes: int) -> None:
-        self._folder, self._tensors = folder, tensors
+        self.folder, self._tensors = folder, tensors
         for name, (_, dtype) in tensors.items():
             if dtype not in _NAMES:
                 raise CheckpointError(f"{name!r} is {dtype}, which safetensors cannot hold")
@@ -96,8 +97,8 @@ class SafetensorsFolder:
             header[name] = {"dtype": _NAMES[dtype], "shape": list(shape), "data_offsets": [begin, end]}
         text = json.dumps(header).encode()
         text += b" " * (-len(text) % 8)
-        self._folder.mkdir(parents=True, exist_ok=True)
-        self._file = (self._folder / f"{file}.new").open("wb")
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._file = (self.folder / f"{file}.new").open("wb")
         self._file.write(len(text).to_bytes(8, "little") + text)
 
     def _close(self) -> None:
@@ -109,7 +110,7 @@ class SafetensorsFolder:
     def discard(self) -> None:
         """Remove what has been written."""
         for file in self._shards:
-            (self._folder / f"{file}.new").unlink(missing_ok=True)
+            (self.folder / f"{file}.new").unlink(missing_ok=True)
 
     def finish(self) -> None:
         """Put the files in their places: the index goes first of the old ones, and comes last of the new ones."""
@@ -117,21 +118,21 @@ class SafetensorsFolder:
             self._open(SINGLE)
         self._close()
         keep = set(self._shards)
-        (self._folder / INDEX).unlink(missing_ok=True)
-        for old in (*self._folder.glob("model-*-of-*.safetensors"), self._folder / SINGLE):
+        (self.folder / INDEX).unlink(missing_ok=True)
+        for old in (*self.folder.glob("model-*-of-*.safetensors"), self.folder / SINGLE):
             if old.name not in keep:
                 old.unlink(missing_ok=True)
         for file in self._shards:
-            (self._folder / f"{file}.new").rename(self._folder / file)
+            (self.folder / f"{file}.new").rename(self.folder / file)
         if len(self._shards) > 1:
             total = sum(map(self._nbytes, self.order))
             places = {name: file for file, shard in self._shards.items() for name in shard}
             index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(places.items()))}
-            new = self._folder / f"{INDEX}.new"
+            new = self.folder / f"{INDEX}.new"
             new.write_text(json.dumps(index, indent=2) + "\n")
             sync(new)
-            new.rename(self._folder / INDEX)
-        sync(self._folder)
+            new.rename(self.folder / INDEX)
+        sync(self.folder)
 
 
 class SafetensorsReader:

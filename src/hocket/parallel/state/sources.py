@@ -206,7 +206,7 @@ def _write(files: SafetensorsFolder, values: Iterable[tuple[str, torch.Tensor]],
     with alike(world):
         if failure is not None:
             files.discard()
-            raise failure
+            raise CheckpointError(f"{str(files.folder)!r} cannot be written: {failure}") from failure
         if world.rank == 0:
             files.finish()
 
