@@ -130,7 +130,8 @@ class DividedShare:
     def of(cls, degree: int, whole: Sequence[float], mine: Sequence[float]) -> "DividedShare":
         """Return it by what one device and one of `degree` ranks have: parameter bytes, FLOPs, activation bytes."""
         pairs = zip(whole, mine, strict=True)
-        return cls(*(round((1 - b / a) / (1 - 1 / degree), 4) if a and degree > 1 else 0.0 for a, b in pairs))
+        found = (round((1 - b / a) / (1 - 1 / degree), 4) if a and degree > 1 else 0.0 for a, b in pairs)
+        return cls(*(min(1.0, max(0.0, one)) for one in found))  # a divided layer may keep less, or more, than a whole
 
     def __str__(self) -> str:
         """Return it as "divides 52% of parameters, 97% of FLOPs, 60% of activations"."""
