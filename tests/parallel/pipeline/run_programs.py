@@ -155,7 +155,7 @@ def odds_and_ends() -> dict[str, Any]:
     ragged = Ragged().double()
     parts = split(ragged, 2, (MODELS["mlp"].batch_of(0, 8)[0],), points=("b",))[world.rank :: world.size]
     *inputs, target = MODELS["mlp"].batch_of(7, 16)
-    pipe = Pipeline(parts, world, "gpipe", 2, F.cross_entropy, fixed_shapes=False)
+    pipe = Pipeline(parts, world, "gpipe", 2, F.cross_entropy)
     loss = float(pipe.step(inputs, target))
     found["ragged"] = (loss, float(F.cross_entropy(ragged(*inputs), target).detach()))
     with warnings.catch_warnings(record=True) as caught:
@@ -188,7 +188,7 @@ def data_dependent_shape() -> str:
     world = current()
     ragged = Ragged().double()
     parts = split(ragged, 2, (MODELS["mlp"].batch_of(0, 8)[0],), points=("b",))[world.rank :: world.size]
-    pipe = Pipeline(parts, world, "gpipe", 2, F.cross_entropy)
+    pipe = Pipeline(parts, world, "gpipe", 2, F.cross_entropy, fixed_shapes=True)
     *inputs, target = MODELS["mlp"].batch_of(7, 16)
     pipe.step(inputs, target)
     return "no error"

@@ -84,12 +84,12 @@ def test_a_stage_is_told_before_its_last_backward_and_when_its_gradients_are_com
     ]
 
 
-def test_shapes_that_depend_on_numbers_cross_when_asked_to() -> None:
+def test_shapes_that_depend_on_numbers_cross() -> None:
     for rank in facts():
         assert rank["ragged"][0] == pytest.approx(rank["ragged"][1], rel=1e-12)
 
 
-def test_shapes_that_depend_on_numbers_are_an_error_otherwise() -> None:
+def test_shapes_that_depend_on_numbers_are_an_error_where_they_are_said_not_to() -> None:
     with pytest.raises(RankError, match=r"what stage 0 sends to stage 1 has other shapes.*fixed_shapes=False"):
         run_ranks(run_programs.data_dependent_shape, 2, group_timeout_s=5)
 

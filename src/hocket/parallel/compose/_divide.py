@@ -19,7 +19,7 @@ from ..embedding import distribute_embeddings
 from ..mesh import Mesh, World, link_of
 from ..partition.spatial import parallelize as share_samples
 from ..partition.tensor import TensorParallel, parallelize
-from ..pipeline import SplitError, Stage, measure, split, unbalanced
+from ..pipeline import SplitError, Stage, changing_buffers, measure, split, unbalanced
 from ..state import (
     DimSegment,
     Owned,
@@ -205,6 +205,8 @@ def divide_layers(draft: Draft) -> None:
             draft.optimizer.state.pop(tensor, None)
             tensor.grad = None
             tensor.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    if plan.micro_batches > 1 and (changing := changing_buffers(mine[0])):
+        draft.notes.append(changing)
     draft.stages = mine
     draft.modules = [(stage.module, dict(stage.names)) for stage in mine]
     draft.notes += [str(stage) for stage in stages]

@@ -5,7 +5,7 @@ from hocket.schedule.pipeline import bubble
 
 from ._measure import Times, measure
 from ._micro import Micro, cut
-from ._pipeline import Pipeline, StageError
+from ._pipeline import Pipeline, StageError, changing_buffers
 from ._run import Run, StageSpan, idle_shares
 from ._split import split, unbalanced
 from ._stage import Stage
@@ -25,6 +25,7 @@ __all__ = [
     "Times",
     "balance",
     "bubble",
+    "changing_buffers",
     "cut",
     "idle_shares",
     "in_steps",

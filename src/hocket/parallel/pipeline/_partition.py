@@ -74,6 +74,7 @@ def build(traced: Traced, begins: Sequence[int], seconds: Sequence[float] = ()) 
         for s in range(len(begins) + 1)
     ]
     held = [{names[id(p)] for p in module.parameters()} for module in modules]
+    fixed = not any(_loose(form, {name for cut in cutting.between for name in cut.values}) for form, cutting in forms)
     holders = Counter(name for mine in held for name in mine)
 
     def stage(s: int, form: Traced, cutting: _Cutting, other: Stage | None = None) -> Stage:
@@ -96,6 +97,7 @@ def build(traced: Traced, begins: Sequence[int], seconds: Sequence[float] = ()) 
             segments=_segments(form, bounds[s], bounds[s + 1]),
             seconds=sum(seconds[bounds[s] : bounds[s + 1]]) if form is traced else 0.0,
             whole={layer: form.whole[layer] for layer in layers if layer in form.whole},
+            fixed_shapes=fixed,
             training=form.training,
             other=other,
         )
@@ -114,6 +116,15 @@ class _Cutting:
             _part(traced, self.bounds[s], self.bounds[s + 1], self.between[s].values, self.between[s + 1].values)
             for s in range(len(begins) + 1)
         ]
+
+
+def _loose(traced: Traced, crossing: set[str]) -> bool:
+    """Whether the shape of something that crosses a cut depends on the numbers in tensors, or may."""
+    loose: set[fx.Node] = set()
+    for node in traced.graph.nodes:
+        if node.meta.get("loose") or not loose.isdisjoint(node.all_input_nodes):
+            loose.add(node)
+    return any(node.name in crossing for node in loose)
 
 
 def _aligned(traced: Traced, begins: Sequence[int], other: Traced) -> list[int]:

@@ -44,8 +44,8 @@ class Pipeline:
         loss_fn: called with the model's output and the target of a micro-batch.
         loss_reduction: "mean" if `loss_fn` is a mean over samples, "sum" if it is a sum.
         recompute: activations that are not kept but computed again in the backward: "none", "stage" or "layer".
-        fixed_shapes: whether shapes that cross a cut follow from those of the batch. If not, pass False, which costs a
-            small message for each micro-batch and cut.
+        fixed_shapes: whether shapes that cross a cut follow from those of the batch, so that messages are described
+            once; None for what was found when the model was split.
         on_last_backward: called with each stage before its last backward of a step.
         on_gradients: called with each stage when its gradients are complete: after its last backward, or at the end of
             the step for stages with tied weights.
@@ -70,7 +70,7 @@ class Pipeline:
         *,
         loss_reduction: str = "mean",
         recompute: str = "none",
-        fixed_shapes: bool = True,
+        fixed_shapes: bool | None = None,
         on_last_backward: Callable[[Stage], None] | None = None,
         on_gradients: Callable[[Stage], None] | None = None,
     ) -> None:
@@ -92,12 +92,15 @@ class Pipeline:
         self._count = self.stages[0].count
         self._by_index = {stage.index: stage for stage in self.stages}
         self._runners = {stage.index: runner(stage, recompute) for stage in self.stages}
-        self._wire = StageWire(world, fixed_shapes=fixed_shapes)
+        fixed = self.stages[0].fixed_shapes if fixed_shapes is None else fixed_shapes
+        self._wire = StageWire(world, fixed_shapes=fixed)
         self._describing_wire = StageWire(world, fixed_shapes=False)
         self._tied = Tied(self.stages, world, self._wire)
         self._tied.make_equal()
         self._device = next((p.device for s in self.stages for p in s.module.parameters()), world.device)
         _warn_of_batch_norm(self.stages, micro_batches)
+        if micro_batches > 1 and world.rank == 0 and (said := changing_buffers(self.stages[0])):
+            warnings.warn(said, stacklevel=2)
 
     @property
     def holds_last(self) -> bool:
@@ -257,6 +260,17 @@ class Pipeline:
                 f"from stage {rank} on, and the number of stages must be a multiple of the ranks: "
                 "stages = split(model, ranks * stages_per_rank, sample)[rank::ranks]"
             )
+
+
+def changing_buffers(stage: Stage) -> str:
+    """Return what micro-batches do to a model whose forward changes buffers, as a sentence; "" if it changes none."""
+    if not stage.written:
+        return ""
+    names = ", ".join(stage.written[:3]) + (", ..." if len(stage.written) > 3 else "")
+    return (
+        f"each forward changes buffers of the model ({names}), and each micro-batch is one, so they and what is "
+        "computed with them differ from those of one process. For equal losses use micro_batches = 1"
+    )
 
 
 def _warn_of_batch_norm(stages: Sequence[Stage], micro_batches: int) -> None:

@@ -73,9 +73,10 @@ def split(
             else _balanced(traced, n_stages, times, link or Link(), micro_batches, world)
         )
         stages = build(traced, begins, seconds)
-        fewest = _verify.compare(model, stages, sample, cut=cut) if verify else 1
+        fewest, written = _verify.compare(model, stages, sample, cut=cut) if verify else (1, ())
     settled = SettledAttributes(model, [*traced.whole, *(traced.other.whole if traced.other else ())])
-    return [replace(stage, outline=_micro.outline(sample), fewest=fewest, settled=settled) for stage in stages]
+    told = {"outline": _micro.outline(sample), "fewest": fewest, "written": written, "settled": settled}
+    return [replace(stage, **told) for stage in stages]
 
 
 def unbalanced(stages: Sequence[Stage]) -> str:

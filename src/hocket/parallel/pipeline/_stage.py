@@ -53,6 +53,8 @@ class Stage:
         fewest: samples that a micro-batch must have for it.
         seconds: that its steps take, forward and backward; 0 if that was not measured.
         whole: submodules of it that are one step each although they have parts, and why they could not be looked into.
+        written: buffers of the model, but for batch norm's, that each forward changes while it trains.
+        fixed_shapes: whether shapes that cross the model's cuts follow from those of its inputs.
         training: whether all this is so while the model trains, or while it evaluates.
         settled: what must stay as it was when the model was split; None if that is not watched.
         other: the stage in the other mode, of the same `module`; None if modes do not differ.
@@ -77,6 +79,8 @@ class Stage:
     settled: Any = field(default=None, compare=False, repr=False)
     seconds: float = 0.0
     whole: dict[str, str] = field(default_factory=dict)
+    written: tuple[str, ...] = ()
+    fixed_shapes: bool = True
     training: bool = True
     other: Stage | None = None
 

@@ -54,6 +54,10 @@ _SEVERAL: Final = frozenset(("unbind", "split", "chunk", "tensor_split", "split_
 _RANDOM: Final = frozenset(("bernoulli", "multinomial", "normal", "poisson", "empty", "uniform_", "exponential_"))
 _NUMBER: Final = re.compile(r"\d+")
 _AS_IT_IS: Final[Any] = contextlib.nullcontext()
+_LOOSE: Final = frozenset((
+    "nonzero", "argwhere", "masked_select", "unique", "unique_consecutive", "repeat_interleave", "bincount",
+    "_pack_padded_sequence",
+))  # fmt: skip
 _HERE: Final = (str(Path(__file__).parent), str(Path(torch.__file__).parent))
 _CONTAINERS: Final = (
     torch.nn.Sequential,
@@ -314,6 +318,7 @@ class _Follower(TorchFunctionMode, Numbers):
                 return value
             node = self.graph.create_node(operation, how, *noted)
             node.meta["idle"] = name in _SIZES
+            node.meta["loose"] = name in _LOOSE or (name == "__getitem__" and _masks(args[1]))
             node.meta["constant"] = name in _SIZES or self._constant(node, name)
             found = self._result(node, value, changed, in_place=name.endswith("_") and not name.endswith("__"))
             if name in _SEVERAL:
@@ -599,6 +604,10 @@ def _run(function: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, lis
     before = [(tensor, tensor._version) for tensor in _trees.tensors_in((args, kwargs))]
     value = function(*plain(tuple(args)), **plain(kwargs))
     return value, [tensor for tensor, version in before if tensor._version != version]
+
+
+def _masks(index: Any) -> bool:
+    return any(one.dtype in (torch.bool, torch.uint8) for one in _trees.tensors_in(index))
 
 
 def _yes() -> bool:

@@ -17,7 +17,9 @@ from ._trace import UNCUT, SplitError, undisturbed, without_large_gradients
 Tensor = torch.Tensor
 
 
-def compare(model: torch.nn.Module, stages: Sequence[Stage], inputs: Any, *, cut: bool = True) -> int:
+def compare(
+    model: torch.nn.Module, stages: Sequence[Stage], inputs: Any, *, cut: bool = True
+) -> tuple[int, tuple[str, ...]]:
     """Runs model and stages on the sample, training and evaluating, and compares outputs and gradients.
 
     A branch that fewer samples take otherwise is no matter where the stages give the model's output all the same.
@@ -29,13 +31,14 @@ def compare(model: torch.nn.Module, stages: Sequence[Stage], inputs: Any, *, cut
         cut: whether batches will be cut, so that fewer samples must go through, too.
 
     Returns:
-        The fewest samples that the stages can take.
+        The fewest samples that the stages can take, and the buffers, but for batch norm's, that a forward changes.
 
     Raises:
         SplitError: they differ.
     """
     samples = _micro.samples_of(inputs, None) if cut else 1
     fewest = 1
+    written: list[str] = []
     for training in (model.training, not model.training):
         modes = [(module, module.training) for module in model.modules()]
         if training is not model.training:
@@ -47,15 +50,24 @@ def compare(model: torch.nn.Module, stages: Sequence[Stage], inputs: Any, *, cut
             except Exception as error:
                 raise _failed(model, error) from error
             _compare(model, ours, theirs, training)
-            for size in sorted(
-                {samples // 2, 1} - {0, samples}, reverse=True
-            ):  # the last batch of a data set has fewer
+            if training:
+                kept = _buffers(model)
+                written = [name for name in kept if not torch.equal(theirs[f"buffer {name}"], kept[name])]
+            # The last batch of a data set has fewer samples.
+            for size in sorted({samples // 2, 1} - {0, samples}, reverse=True):
                 if not _hold(model, stages, _micro.first(inputs, samples, size), training, needed=size > 1):
                     fewest = 2
         finally:
             for module, mode in modes:
                 module.training = mode
-    return fewest
+    return fewest, tuple(written)
+
+
+def _buffers(model: torch.nn.Module) -> dict[str, Tensor]:
+    """The buffers, but for those of batch norm."""
+    norms = [module for module in model.modules() if isinstance(module, torch.nn.modules.batchnorm._NormBase)]
+    known = {id(buffer) for norm in norms for buffer in norm.buffers()}
+    return {name: buffer for name, buffer in model.named_buffers() if id(buffer) not in known}
 
 
 def _hold(model: torch.nn.Module, stages: Sequence[Stage], inputs: Any, training: bool, *, needed: bool) -> bool:
