@@ -31,7 +31,7 @@ if TYPE_CHECKING:
         workload,
         workloads,
     )
-    from hocket.parallel import Trainer, average, deferred, distribute, shard, total
+    from hocket.parallel import Trainer, average, deferred, distribute, read_state_dict, shard, total
     from hocket.parallel.state import optim
     from hocket.planner import Plan
 
