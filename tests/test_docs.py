@@ -147,6 +147,19 @@ def test_your_script_prints_the_same_on_one_rank_and_on_two_and_after_a_stop(tmp
     assert {path.name for path in (tmp_path / "two").iterdir()} == {"best.pt", "last.pt"}
 
 
+def test_fine_tuning_loses_the_same_without_the_lines_of_hocket_and_on_two_ranks(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    script = code(DOCS / "losses.md")
+    own = [line for line in script.splitlines() if "hocket" in line]
+    assert all(line.endswith("# hocket") for line in own)
+    (tmp_path / "plain.py").write_text("\n".join(line for line in script.splitlines() if line not in own))
+    (tmp_path / "tuned.py").write_text(script)
+    one = [float(line.split()[1]) for line in run("plain.py", cwd=tmp_path).splitlines()]
+    two = run("-m", "hocket", "run", "-n", "2", "tuned.py", cwd=tmp_path).replace("[0] ", "")
+    assert len(one) == 12
+    assert [float(line.split()[1]) for line in two.splitlines()] == pytest.approx(one, rel=1e-6)
+
+
 # --- docs/api.md ------------------------------------------------------------------------------------------------------
 
 # In the order in which a user meets them.

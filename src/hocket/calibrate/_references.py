@@ -123,7 +123,8 @@ def _built(plan: Plan, model: torch.nn.Module, optimizer: Any, inputs: Any) -> t
             for group in updates.param_groups:
                 group["lr"] = 0.0
             batch = inputs if isinstance(inputs, Mapping) else (*inputs, torch.zeros(samples_in(inputs), device=device))
-            trainer = Trainer(own, lambda output, _: summed(output), updates, plan, sample=inputs)
+            settings: dict[str, Any] = {"sample": inputs, "loss_reduction": "sum"}
+            trainer = Trainer(own, lambda output, _: summed(output), updates, plan, **settings)
             trainer.step(batch)
         except Exception as error:
             return None, f"{type(error).__name__}: {error}"

@@ -5,6 +5,7 @@ torch's own stubs leave out or mistype most of them, hence `Any`.
 
 import functools
 import sys
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast
 
@@ -67,6 +68,54 @@ def default_store() -> Any:
 def queue_callback(callback: Callable[[], None]) -> None:
     """Have `callback` called when the running back-propagation ends; its exceptions come out of `backward()`."""
     torch.autograd.Variable._execution_engine.queue_callback(callback)
+
+
+_before_backward: weakref.WeakSet[Any] = weakref.WeakSet()
+_wrapped: list[Any] = []
+
+
+def before_backward(listener: Any) -> None:
+    """Have `listener.backward_begins(roots)` called before each back-propagation, while the graph still holds all.
+
+    torch has hooks for gradients, which come when the loss's part of the graph is gone, and none for the beginning. So
+    the first listener wraps `torch.autograd.backward`, by which `Tensor.backward` goes, too.
+    """
+    if not _wrapped:
+        _wrapped.append(plain := torch.autograd.backward)
+
+        @functools.wraps(plain)
+        def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
+            if _before_backward and not in_backward():
+                roots = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+                for one in list(_before_backward):
+                    one.backward_begins(roots)
+            plain(tensors, *args, **kwargs)
+
+        torch.autograd.backward = backward
+    _before_backward.add(listener)
+
+
+def graph_marks(tensors: Sequence[torch.Tensor]) -> set[int]:
+    """Return what tells the places of tensors in the graph of automatic differentiation, and keeps nothing alive."""
+    return {one.grad_fn._sequence_nr() for one in tensors if one.grad_fn is not None}
+
+
+def reaches(root: torch.Tensor, marks: set[int]) -> bool:
+    """Return whether a tensor was computed from one of those that the marks are of.
+
+    Numbers grow as a graph is made, so that only what was computed after the first of them is looked at.
+    """
+    seen: set[Any] = set()
+    todo = [root.grad_fn] if marks else []
+    while todo:
+        node = todo.pop()
+        if node is None or node in seen or node._sequence_nr() < min(marks):
+            continue
+        if node._sequence_nr() in marks:
+            return True
+        seen.add(node)
+        todo += [below for below, _ in node.next_functions]
+    return False
 
 
 def in_backward() -> bool:

@@ -129,7 +129,7 @@ def test_the_launcher_s_plan_is_taken_up_or_refused_by_a_loop_of_one_s_own(monke
 def test_batches_and_losses_of_a_wrong_kind_are_named() -> None:
     model, data, _ = programs.setting("mlp", torch.float32)
     trainer = hocket.Trainer(model, lambda output, _: output, torch.optim.SGD(model.parameters(), lr=0.1))
-    with pytest.raises(TypeError, match="a scalar tensor, not one of shape .4, 3."):
+    with pytest.raises(TypeError, match="a scalar tensor, or a pair .sum, count., not one of shape .4, 3."):
         trainer.step(tuple(t[:4] for t in data.tensors))
     with pytest.raises(
         TypeError, match="a batch is a tuple or list of the model's inputs and then the target, or a map"

@@ -15,7 +15,7 @@ from hocket.testing import run_ranks
 WIDTH, LAYERS = 64, 4
 GRADIENT_NBYTES = LAYERS * (WIDTH * WIDTH + WIDTH) * 4
 BUCKETS = LAYERS  # of a layer each
-LOSS = ("all_reduce", 8)
+LOSS = ("all_reduce", 4 * 8)  # the loss, what it divides by, and how many parts are like the others
 MARKS = ("all_reduce", 4 * 2 * LAYERS)  # which parameters were used, by all ranks together
 
 

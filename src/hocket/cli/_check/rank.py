@@ -55,7 +55,7 @@ class Notebook:
         share = None
         if note is not None and note.share is not None and note.share.total:
             self._shared_batches = True
-            share = note.share.samples / note.share.total
+            share = note.weight / note.share.world  # by samples, or by what the loss divides by
         self._losses.write(json.dumps({"loss": loss, "share": share}) + "\n")
         self._losses.flush()
         self._count += 1

@@ -1,8 +1,10 @@
 """Batches whose size is global: loaders, samplers, shares, random numbers, and walks through nested structures."""
 
 from ._batch_shard import BatchShard, fingerprint
+from ._counts import AgreedCount, TensorCount, possible_counts
 from ._cut import BatchPart, BatchSplitter, Cutter, Keywords
 from ._loader import DistributedLoader, ShardedLoader, SharedLoader
+from ._loss_form import LossForm, LossTally, MeasuredLoss, Reduction, batch_of, divisors, number
 from ._rng import RandomStream, RngStates, mix, restored
 from ._samples import Key, RankSampler, SeededDataset, each
 from ._totals import average, total
@@ -10,6 +12,7 @@ from ._user_loader import expected_size, inner_loader
 from .trees import called, mapped, samples_in, tensors_in
 
 __all__ = [
+    "AgreedCount",
     "BatchPart",
     "BatchShard",
     "BatchSplitter",
@@ -17,20 +20,29 @@ __all__ = [
     "DistributedLoader",
     "Key",
     "Keywords",
+    "LossForm",
+    "LossTally",
+    "MeasuredLoss",
     "RandomStream",
     "RankSampler",
+    "Reduction",
     "RngStates",
     "SeededDataset",
     "ShardedLoader",
     "SharedLoader",
+    "TensorCount",
     "average",
+    "batch_of",
     "called",
+    "divisors",
     "each",
     "expected_size",
     "fingerprint",
     "inner_loader",
     "mapped",
     "mix",
+    "number",
+    "possible_counts",
     "restored",
     "samples_in",
     "tensors_in",

@@ -39,6 +39,11 @@ class BatchShard:
         return self.end - self.begin
 
     @property
+    def uneven(self) -> int:
+        """Samples of a batch that the ranks cannot share equally; 0 of one that they can."""
+        return self.total if self.total % self.world else 0
+
+    @property
     def weight(self) -> float:
         """By what a mean over the rank's samples counts in an average over ranks; 1.0 for equal parts.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -168,12 +168,6 @@ class BatchPart:
     target: Any
     samples: int
     total: int
-
-    def weight(self, reduction: Literal["mean", "sum"]) -> float:
-        """By what the part's loss counts in the batch's."""
-        if reduction == "sum":
-            return 1.0 if self.samples else 0.0
-        return self.samples / self.total
 
 
 class Keywords:

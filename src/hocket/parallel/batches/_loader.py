@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from . import _batch_shard
 from . import batch as _batch
 from ._batch_shard import BatchShard
 from ._cut import Cutter
+from ._loss_form import number
 from ._rng import RandomStream, RngStates, mix
 from ._samples import RankSampler, SeededDataset, each
 from ._user_loader import (
@@ -230,13 +231,25 @@ class DistributedLoader(SharedLoader):
         ValueError: the loader's sampler divides the data set already.
     """
 
+    loss_weight: Callable[[Any], Any] | None = None
+    """Gives what the mean loss of a part of a batch divides by; None where that is its samples."""
+
     def __iter__(self) -> Iterator[Any]:
         try:
             for share, part in self._parts():
-                _batch.enter(self, share, part)
+                _batch.enter(self, share, part, self._counted(share, part))
                 yield part
         finally:
             _batch.leave(self)
+
+    def _counted(self, share: BatchShard, part: Any) -> float | None:
+        """Return the weight of a part by what it counts; a collective operation."""
+        if self.loss_weight is None or share.world == 1:
+            return None
+        count = number(self.loss_weight(part), "loss_weight") if share.samples else 0.0
+        total = torch.tensor(count, dtype=torch.float64, device=self._among.device)
+        self._among.all_reduce(total)
+        return count * share.world / float(total) if float(total) else 1.0
 
 
 class ShardedLoader(SharedLoader):

@@ -40,7 +40,8 @@ def total(*values: Any, group: Any = None) -> Any:
 def average(value: Any, *, group: Any = None) -> Any:
     """Return the mean over the global batch of a loss that each rank has as the mean over its own samples.
 
-    Ranks count by the samples that the training loader gave them in its last batch, equally if there is no such loader.
+    Ranks count by the samples that the training loader gave them in its last batch, equally if there is no such loader;
+    once `backward()` has been called, by what the loss divided by.
     A collective operation. The result has no gradient and is for reports: the model's gradients are averaged without.
 
     Args:

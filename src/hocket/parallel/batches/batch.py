@@ -20,21 +20,27 @@ from ._batch_shard import BatchShard
 from .trees import tensors_in
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Note:
     """What a loader says of the batch it has yielded.
 
     Attributes:
         share: This rank's part of the global batch; None where ranks are not in step (evaluation shards).
         storages: Weak references to the memory of the batch's tensors.
+        counted: The weight, where the loss is a mean over something else than samples.
+        stated: Whether the program has said so, and not the loss's graph.
     """
 
     share: BatchShard | None
     storages: tuple[weakref.ref[torch.UntypedStorage], ...] = ()
+    counted: float | None = None
+    stated: bool = False
 
     @property
     def weight(self) -> float:
         """By what this rank's mean counts in the average over ranks."""
+        if self.counted is not None:
+            return self.counted
         return 1.0 if self.share is None else self.share.weight
 
 
@@ -55,15 +61,15 @@ _last: Note | None = None
 _counting: bool | None = None
 
 
-def enter(owner: object, share: BatchShard | None, batch: Any) -> None:
-    """Note that `owner` is about to yield `batch`."""
+def enter(owner: object, share: BatchShard | None, batch: Any, counted: float | None = None) -> None:
+    """Note that `owner` is about to yield `batch`, whose weight is `counted` if that is known."""
     global _last
     storages = []
     for tensor in tensors_in(batch):
         if tensor.layout is torch.strided:
             storages.append(weakref.ref(tensor.untyped_storage()))
     _open.pop(id(owner), None)
-    _last = _open[id(owner)] = Note(share, tuple(storages))
+    _last = _open[id(owner)] = Note(share, tuple(storages), counted, counted is not None)
     _tell(_last)
 
 
@@ -86,8 +92,9 @@ def contested() -> bool:
 
     All ranks come to the same answer: the size of the batch says whether parts are unequal, not this rank's weight.
     """
-    shares = [note.share for note in _open.values() if note.share is not None]
-    return len({share.total if share.total % share.world else 0 for share in shares}) > 1
+    uneven = {id(note) if note.stated else note.share and note.share.uneven for note in _open.values()}
+    uneven.discard(None)
+    return len(uneven) > 1
 
 
 def current(inputs: Any = None) -> Note | None:

@@ -10,6 +10,7 @@ import torch
 
 from hocket.planner import Plan, inner
 
+from ..batches import LossForm
 from ..data import BroadcastBuffers, FullySharded, Replicated, ShardedOptimizer, ShardingStrategy, blocks, synchronise
 from ..data.priority import Prioritised
 from ..mesh import Mesh, World
@@ -27,7 +28,7 @@ from ..state import (
 from ._composition import Composition
 from ._distribute import take_own_gpu
 from ._divide import CARRIED, Draft, divide_embeddings, sample_inputs
-from ._passes import LossFn, Passes, Reduction, StagedPasses, WholePasses
+from ._passes import LossFn, Passes, StagedPasses, WholePasses
 from ._precision import cast_module, in_precision
 from ._recompute import recompute
 from ._refusals import check_arguments, check_tied
@@ -41,7 +42,7 @@ def compose(
     world: World,
     *,
     sample: Any,
-    reduction: Reduction,
+    loss_form: LossForm,
 ) -> Composition:
     """Makes ranks alike and changes the model as the plan says; a collective operation.
 
@@ -52,7 +53,7 @@ def compose(
         plan: resolved.
         world: all ranks.
         sample: inputs of the model, or None.
-        reduction: of the loss.
+        loss_form: how the loss adds up over parts of a batch.
     """
     inputs = sample_inputs(sample, plan)
     check_arguments(model, optimizer, plan)
@@ -76,11 +77,11 @@ def compose(
     for module, _ in draft.modules:
         cast_module(module, plan.precision, device)
     loss = in_precision(loss_fn, plan.precision, device)
-    pipeline = _pipeline(draft, loss, reduction)  # before parameters are sharded: stages may share some
+    pipeline = _pipeline(draft, loss)  # before parameters are sharded: stages may share some
     form, trained = _held(draft, tables, frozen)
     whole = {p for group in optimizer.param_groups for p in group["params"] if id(p) in frozen}
     shard_optimizer(optimizer, form.owned, whole)
-    passes, buffers = _passes(draft, form, pipeline, loss, reduction)
+    passes, buffers = _passes(draft, form, pipeline, loss, loss_form)
     composition = Composition(
         model=model,
         modules=draft.modules,
@@ -148,19 +149,19 @@ def _held(draft: Draft, tables: list[Owned], frozen: set[int]) -> tuple[Sharding
     return form, elements
 
 
-def _pipeline(draft: Draft, loss: LossFn, reduction: Reduction) -> Pipeline | None:
+def _pipeline(draft: Draft, loss: LossFn) -> Pipeline | None:
     plan, ranks = draft.plan, draft.mesh["pipeline"]
     if not draft.stages:
         return None
     again = "stage" if plan.recompute else "none"
     order = plan.pipeline_schedule, plan.micro_batches
-    pipeline = Pipeline(draft.stages, ranks, *order, loss, loss_reduction=reduction, recompute=again)
+    pipeline = Pipeline(draft.stages, ranks, *order, loss, recompute=again)
     check_tied(pipeline, plan, draft.mesh)
     return pipeline
 
 
 def _passes(
-    draft: Draft, form: ShardingStrategy, pipeline: Pipeline | None, loss: LossFn, reduction: Reduction
+    draft: Draft, form: ShardingStrategy, pipeline: Pipeline | None, loss: LossFn, loss_form: LossForm
 ) -> tuple[Passes, BroadcastBuffers]:
     """Return what computes losses and gradients, and the buffers that it keeps alike."""
     plan, mesh = draft.plan, draft.mesh
@@ -170,10 +171,10 @@ def _passes(
     # Of the ranks that compute the same loss one answers for it.
     answers = all(mesh[axis.name].rank == 0 for axis in inner() if axis.divides != "layers")
     if pipeline is None:
-        whole = WholePasses(draft.model, loss, reduction, form, buffers, data, answers=answers, running=draft.running)
+        whole = WholePasses(draft.model, loss, loss_form, form, buffers, data, answers=answers, running=draft.running)
         return whole, buffers
     answers = answers and pipeline.holds_last
-    return StagedPasses(pipeline, reduction, form, buffers, mesh["data"], answers=answers), buffers
+    return StagedPasses(pipeline, loss, loss_form, form, buffers, mesh["data"], answers=answers), buffers
 
 
 def _groups(model: torch.nn.Module, optimizer: Any) -> dict[str, int]:

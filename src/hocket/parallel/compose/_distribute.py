@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
 import torch
@@ -29,6 +29,7 @@ def distribute(
     bucket_bytes: int | None = None,
     first_bucket_bytes: int | None = None,
     loss_reduction: Literal["mean", "sum"] = "mean",
+    loss_weight: Callable[[Any], Any] | None = None,
     group: Any = None,
     broadcast_buffers: bool = True,
     seed_samples: bool = True,
@@ -40,9 +41,9 @@ def distribute(
     Batch sizes, and with them learning rates and schedules, are global: with n ranks each computes an n-th of every
     batch, and the losses and parameters of one device come out, up to floating-point rounding, for any n. Batches that
     n does not divide are weighted. What cannot be equal: layers whose result for a sample depends on other samples of
-    the batch (batch norm without synchronisation), and random numbers drawn in the model (dropout). The mean must be
-    over samples; for one over something else (tokens, pixels with labels), say `loss_reduction="sum"` and divide by
-    `hocket.total(count)` in the loop.
+    the batch (batch norm without synchronisation), and random numbers drawn in the model (dropout). A mean over
+    something else than samples (tokens, weights of classes) is weighted by what it divides by, which `backward()` finds
+    in the loss's graph, wherever the loss was computed; for a loss whose graph does not tell, pass `loss_weight`.
 
     Under a launcher (`hocket run`, torchrun, or anything that sets RANK and WORLD_SIZE) this joins the world with
     backend "hocket", unless a process group exists, and leaves it at exit. Without one it works as a world of one rank.
@@ -57,6 +58,8 @@ def distribute(
         first_bucket_bytes: the same for the bucket that is full first; None for no difference.
         loss_reduction: whether the loss is a "mean" over the samples of a batch or a "sum". What is summed must come
             out of the model's `forward`; a mean may also come from its other methods, over the loader's latest batch.
+        loss_weight: gives what the mean loss of a part of a batch divides by, as `(batch["labels"] != -100).sum()`; it
+            is called with what the loader yields. None if the loss is a mean over samples or its graph tells.
         group: the ranks that train together; None for torch's default group.
         broadcast_buffers: whether the model's buffers are kept as rank 0's.
         seed_samples: whether random augmentation of a sample is seeded by its place in training, so that it depends
@@ -116,6 +119,10 @@ def distribute(
     if optimizer is not None and world.size > 1:
         broadcast_optimizer_state(optimizer, world)
     shared = None if loader is None else DistributedLoader(loader, group=group, seed_samples=seed_samples)
+    if loss_weight is not None:
+        if shared is None or loss_reduction == "sum":
+            raise ValueError("loss_weight weights the means of the loader's batches: pass the loader, and no sum")
+        shared.loss_weight = loss_weight
     return distributed, optimizer, shared
 
 

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 
-from ..batches import BatchPart, called
+from ..batches import BatchPart, LossForm, LossTally, MeasuredLoss, called, samples_in, tensors_in
 from ..batches import batch as _batch
 from ..data import BroadcastBuffers, ShardingStrategy
 from ..mesh import World
-from ..pipeline import Pipeline
+from ..pipeline import Micro, Pipeline, sizes
+from ._forward_state import ForwardState
 
-LossFn = Callable[[Any, Any], torch.Tensor]
-Reduction = Literal["mean", "sum"]
+LossFn = Callable[[Any, Any], Any]
 
 
 class Passes(Protocol):
@@ -26,16 +25,29 @@ class Passes(Protocol):
     Attributes:
         answers: whether this rank is the one of its tensor-parallel and pipeline neighbours that knows metrics.
         pipeline: runs this rank's stages; None where it computes the model from its input to its output.
+        state: keeps buffers right that forward passes change; None if there is none.
+        loss_fn: of output and target.
     """
 
+    loss_fn: LossFn
     answers: bool
     pipeline: Pipeline | None
+    state: ForwardState | None
 
     def train(self, parts: Sequence[BatchPart]) -> Callable[[], torch.Tensor]:
         """Adds up the gradients of the batch and has them averaged; returns what waits for the global loss."""
 
-    def value(self, part: BatchPart, metric: LossFn) -> torch.Tensor | None:
+    def value(self, part: BatchPart, metric: LossFn) -> Any:
         """The metric of a part of a batch, where this rank knows it."""
+
+    def measured(self, part: BatchPart, loss_fn: LossFn | None = None, *, whole: bool = False) -> list[MeasuredLoss]:
+        """The loss of a part of a batch, without a backward; [] where this rank does not know it.
+
+        Args:
+            part: of the batch.
+            loss_fn: of output and target; None for that of training.
+            whole: whether the part must not be cut.
+        """
 
 
 class WholePasses:
@@ -44,7 +56,7 @@ class WholePasses:
     Args:
         model: the model.
         loss_fn: of output and target.
-        reduction: of the loss.
+        loss_form: how the loss adds up over parts of a batch.
         form: of its parameters.
         buffers: of the model.
         data: the data-parallel ranks.
@@ -56,7 +68,7 @@ class WholePasses:
         self,
         model: torch.nn.Module,
         loss_fn: LossFn,
-        reduction: Reduction,
+        loss_form: LossForm,
         form: ShardingStrategy,
         buffers: BroadcastBuffers,
         data: World,
@@ -65,39 +77,60 @@ class WholePasses:
         running: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         self.answers = answers
+        self.state: ForwardState | None = None
         self.pipeline: Pipeline | None = None
         self._running = running
         self._model = model
-        self._loss_fn = loss_fn
-        self._reduction: Reduction = reduction
+        self.loss_fn = loss_fn
+        self._loss = loss_form
         self._form = form
         self._buffers = buffers
         self._data = data
 
     def train(self, parts: Sequence[BatchPart]) -> Callable[[], torch.Tensor]:
         """See Passes."""
-        data = self._data
-        total = torch.zeros((), dtype=torch.float64, device=data.device)
+        data, form = self._data, self._loss
+        tally = LossTally(form, data.device)
+        expected = form.expected(parts[0].total)
         work: Any = None
+        if self.state is not None:
+            self.state.begin(lambda i: parts[i].samples / parts[i].total)
         for i, part in enumerate(parts):
             last = i == len(parts) - 1
             with self._form.passing(last), _batch.counting(part.samples):
                 self._buffers.send()
                 with self._running():
-                    loss = scalar(self._loss_fn(called(self._model, part.inputs), part.target))
-                weight = part.weight(self._reduction)
-                if part.samples:
-                    total += loss.detach().to(total) * weight
+                    output = called(self._model, part.inputs)
+                    value = self.loss_fn(output, part.target)
+                measured = form.measure(value, part.inputs, part.target, part.samples)
+                tally.add(measured)
                 if last and data.size > 1:  # on its way during back-propagation
-                    work = dist.all_reduce(total, group=data.group, async_op=True)
-                torch.autograd.backward(loss * (weight * data.size))
+                    work = dist.all_reduce(tally.sums, group=data.group, async_op=True)
+                elif last and i == 0 and form.kind != "sum":
+                    expected = measured.count or expected
+                torch.autograd.backward(weighed(measured, output, data.size / expected))
+        if self.state is not None:
+            self.state.end()
         self._form.collect()
-        return partial(_waited_for, total, work)
+        return _settled(form, self._form, tally, work, expected, parts[0].total)
 
-    def value(self, part: BatchPart, metric: LossFn) -> torch.Tensor | None:
+    def value(self, part: BatchPart, metric: LossFn) -> Any:
         """See Passes."""
         with self._running():
             return metric(called(self._model, part.inputs), part.target)
+
+    def measured(self, part: BatchPart, loss_fn: LossFn | None = None, *, whole: bool = False) -> list[MeasuredLoss]:
+        """See Passes."""
+        form = self._loss
+        with self._running(), torch.set_grad_enabled(form.kind == "graph" and form.inside is True):
+            value = form.evaluate(loss_fn or self.loss_fn, called(self._model, part.inputs), part.target)
+        found = form.measure(value, part.inputs, part.target, part.samples)
+        if form.kind == "graph" and form.inside is None and not found.paired:
+            form.inside = not found.terms  # perhaps the model computes the loss, and only its own graph tells
+            if form.inside:
+                found = self.measured(part, loss_fn)[0]
+                form.inside = bool(found.terms)
+        return [found]
 
 
 class StagedPasses:
@@ -105,7 +138,8 @@ class StagedPasses:
 
     Args:
         pipeline: runs this rank's stages.
-        reduction: of the loss.
+        loss_fn: of output and target.
+        loss_form: how the loss adds up over parts of a batch.
         form: of their parameters.
         buffers: of the stages.
         data: the data-parallel ranks.
@@ -115,7 +149,8 @@ class StagedPasses:
     def __init__(
         self,
         pipeline: Pipeline,
-        reduction: Reduction,
+        loss_fn: LossFn,
+        loss_form: LossForm,
         form: ShardingStrategy,
         buffers: BroadcastBuffers,
         data: World,
@@ -123,10 +158,12 @@ class StagedPasses:
         answers: bool,
     ) -> None:
         self.answers = answers
+        self.state: ForwardState | None = None
         self.pipeline: Pipeline | None = pipeline
         self._pipeline = pipeline
+        self.loss_fn = loss_fn
         self._micro_batches = pipeline.micro_batches
-        self._reduction: Reduction = reduction
+        self._loss = loss_form
         self._form = form
         self._buffers = buffers
         self._data = data
@@ -134,27 +171,55 @@ class StagedPasses:
     def train(self, parts: Sequence[BatchPart]) -> Callable[[], torch.Tensor]:
         """See Passes."""
         (part,) = parts
-        weight = part.weight(self._reduction) * self._data.size
+        data, form = self._data, self._loss
+        tally = LossTally(form, data.device)
+        expected = form.expected(part.total)
+
+        def loss_of(output: Any, micro: Micro) -> torch.Tensor:
+            value = self.loss_fn(output, micro.target)
+            measured = form.measure(value, micro.inputs, micro.target, micro.samples if part.samples else 0)
+            tally.add(measured)
+            return weighed(measured, output, data.size / expected)
+
         self._keep_step(part)
+        if self.state is not None:
+            fewest = self._pipeline.stages[0].fewest
+            each = sizes(samples_in([part.target, part.inputs]), self._pipeline.micro_batches, fewest)
+            self.state.begin(lambda i: each[i] / part.total if part.samples else 0.0)
         with self._form.adding(), _batch.counting(part.samples):
             self._buffers.send()
-            total = self._pipeline.step(part.inputs, part.target, weight) / self._data.size
-        if not part.samples:
-            total = torch.zeros_like(total)
+            self._pipeline.accumulate(part.inputs, part.target, loss_of)
+        if self.state is not None:
+            self.state.end()
+        self._pipeline.from_last(tally.sums)
         work: Any = None
-        if self._data.size > 1:
-            work = dist.all_reduce(total, group=self._data.group, async_op=True)
+        if data.size > 1:
+            work = dist.all_reduce(tally.sums, group=data.group, async_op=True)
         self._form.reduce()
         self._form.collect()
-        return partial(_waited_for, total, work)
+        return _settled(form, self._form, tally, work, expected, part.total)
 
-    def value(self, part: BatchPart, metric: LossFn) -> torch.Tensor | None:
+    def value(self, part: BatchPart, metric: LossFn) -> Any:
         """See Passes."""
         self._keep_step(part)
-        if metric is loss_of_model:  # a number for each micro-batch, and none for what they make together
-            return self._pipeline.evaluate(part.inputs, part.target)
         output = self._pipeline.forward(part.inputs)
         return metric(output, part.target) if self._pipeline.holds_last else None
+
+    def measured(self, part: BatchPart, loss_fn: LossFn | None = None, *, whole: bool = False) -> list[MeasuredLoss]:
+        """See Passes."""
+        form = self._loss
+        found: list[MeasuredLoss] = []
+
+        def loss_of(output: Any, micro: Micro) -> torch.Tensor:
+            value = form.evaluate(loss_fn or self.loss_fn, output, micro.target)
+            found.append(form.measure(value, micro.inputs, micro.target, micro.samples))
+            return found[-1].loss.detach()
+
+        self._keep_step(part)
+        if whole:
+            self._pipeline.micro_batches = 1
+        self._pipeline.evaluate(part.inputs, part.target, loss_of)
+        return found
 
     def _keep_step(self, part: BatchPart) -> None:
         """All data-parallel ranks run as many micro-batches as the one with the fewest samples can."""
@@ -162,11 +227,34 @@ class StagedPasses:
         self._pipeline.micro_batches = min(self._micro_batches, fewest)
 
 
-def _waited_for(total: torch.Tensor, work: Any) -> torch.Tensor:
-    """`total`, once the work that makes it, if any, is over."""
+def weighed(measured: MeasuredLoss, output: Any, factor: float) -> torch.Tensor:
+    """Return what to derive: the loss, weighted, or zeros of the output, as a mean over nothing has no derivative."""
+    rows = [] if measured.weight else [one for one in tensors_in(output) if one.requires_grad]
+    if not rows:
+        return measured.loss * (measured.weight * factor)
+    return torch.stack([one.masked_fill(torch.ones_like(one, dtype=torch.bool), 0).sum() for one in rows]).sum()
+
+
+def _settled(
+    form: LossForm, strategy: ShardingStrategy, tally: LossTally, work: Any, expected: float, samples: int
+) -> Callable[[], torch.Tensor]:
+    """Have gradients divided by what the whole batch counts, where that was not known before; return its loss."""
+
+    def loss() -> torch.Tensor:
+        if work is not None:
+            work.wait()
+        return tally.mean()[0]
+
+    if form.kind in ("sum", "samples"):
+        return loss
     if work is not None:
         work.wait()
-    return total
+    value, count = tally.mean()
+    if count:
+        if abs(count / expected - 1.0) > 1e-12:
+            strategy.scale(expected / count)
+        form.rate = count / samples
+    return lambda: value
 
 
 def loss_of_model(output: Any, _: Any = None) -> torch.Tensor:
@@ -183,15 +271,3 @@ def loss_of_model(output: Any, _: Any = None) -> torch.Tensor:
         f"{type(output).__name__} with {type(loss).__name__} for a loss. Give the model what it computes the loss of "
         "(labels, say), or pass Trainer a loss_fn"
     )
-
-
-def scalar(loss: Any) -> torch.Tensor:
-    """The loss, if it is one.
-
-    Raises:
-        TypeError: it is no scalar.
-    """
-    if isinstance(loss, torch.Tensor) and loss.numel() == 1:
-        return loss.reshape(())
-    found = f"one of shape {list(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
-    raise TypeError(f"loss_fn must give a scalar tensor, not {found}")

@@ -3,12 +3,27 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
 
 R = TypeVar("R")
+
+
+_exact = False
+
+
+@contextmanager
+def exactly() -> Iterator[None]:
+    """Opens a block in which all is computed in the precision of the parameters."""
+    global _exact
+    before, _exact = _exact, True
+    try:
+        yield
+    finally:
+        _exact = before
 
 
 def in_precision(function: Callable[..., R], precision: str, device: str) -> Callable[..., R]:
@@ -18,7 +33,7 @@ def in_precision(function: Callable[..., R], precision: str, device: str) -> Cal
 
     @functools.wraps(function)
     def cast(*args: Any, **kwargs: Any) -> R:
-        with torch.autocast(device, dtype=torch.bfloat16):
+        with torch.autocast(device, dtype=torch.bfloat16, enabled=not _exact):
             return function(*args, **kwargs)
 
     return cast

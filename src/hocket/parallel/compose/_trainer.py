@@ -17,7 +17,7 @@ from hocket.planner import PLAN_VARIABLE, Plan, Synchronisation
 from hocket.timeline import Timeline
 from hocket.units import parse_bytes
 
-from ..batches import BatchPart, BatchSplitter, DistributedLoader, Keywords, SharedLoader
+from ..batches import BatchPart, BatchSplitter, DistributedLoader, Keywords, LossForm, LossTally, SharedLoader
 from ..data import Relaxation
 from ..mesh import world as _world
 from ..state import IncompatibleKeys, StateBytes, clip, deferred
@@ -27,6 +27,7 @@ from ._bucket_trial import BucketTrial
 from ._compose import compose
 from ._composition import Composition
 from ._divide import sample_inputs
+from ._loss_check import LossCheck
 from ._passes import loss_of_model
 from ._predict import Predictor, is_loader, joined
 from ._step_log import StepLog
@@ -51,7 +52,8 @@ class Trainer:
         model: the model, built alike on every rank; rank 0's weights count. Or a function that builds it, or what
             `hocket.deferred` has made of one: then no rank holds more than its part and a block, also while building.
             Or one that was built under `torch.device("meta")`, which must be loaded before it is trained.
-        loss_fn: gives a scalar for the model's output and the target; None if the model's output is or has the loss.
+        loss_fn: gives a scalar for the model's output and the target, or a pair of a sum and its count. None
+            if the model's output is or has the loss.
         optimizer: a torch optimizer of the model's parameters, or a function that makes it of them. It keeps its
             identity, settings and groups; where the plan divides parameters among ranks, the groups hold this rank's
             parts.
@@ -61,7 +63,9 @@ class Trainer:
         sample: inputs of the model (a tuple, one tensor, or a mapping of keywords), by which plans with tensor or
             pipeline parallelism trace and check it; for "auto" those of a global batch, which are the best for a
             pipeline, too: a micro-batch of them says where it is cut.
-        loss_reduction: whether the loss is a "mean" over the samples of the batch or a "sum".
+        loss_reduction: whether the loss is a "mean" over samples, or something else (see docs/losses.md), or a "sum".
+        loss_weight: gives what the mean loss of a part of a batch divides by; called with the part as a loader yields
+            it. None where that is its samples, where the loss's graph or a tensor of the batch tells it, or for pairs.
 
     Raises:
         PlanError: a rule of the plan is broken; with the rule and the remedy.
@@ -84,9 +88,9 @@ class Trainer:
         *,
         sample: Any = None,
         loss_reduction: Literal["mean", "sum"] = "mean",
+        loss_weight: Callable[[Any], Any] | None = None,
     ) -> None:
-        if loss_reduction not in ("mean", "sum"):
-            raise ValueError(f'loss_reduction must be "mean" or "sum", not {loss_reduction!r}')
+        self._loss_form = LossForm(loss_reduction, loss_weight)
         world = _world.join()
         if not isinstance(model, torch.nn.Module) and callable(model):
             model = deferred(model)
@@ -107,11 +111,11 @@ class Trainer:
         self.grad_norm: float | None = None
         targeted, loss_fn = loss_fn is not None, loss_fn or loss_of_model
         self._loss_fn = loss_fn
-        self._reduction: Literal["mean", "sum"] = loss_reduction
         self._composition: Composition = compose(
-            model, loss_fn, optimizer, self.plan, world, sample=sample, reduction=loss_reduction
+            model, loss_fn, optimizer, self.plan, world, sample=sample, loss_form=self._loss_form
         )
         self._mesh = self._composition.mesh
+        self._loss_check: LossCheck | None = LossCheck(self._composition, self._loss_form)
         self._splitter = BatchSplitter(self._mesh["data"], taken, targeted=targeted)
         self._log = StepLog()
         self._trial = BucketTrial.of(self._composition) if automatic else None
@@ -158,10 +162,15 @@ class Trainer:
 
         Raises:
             TypeError: the batch is no tuple or list, or the loss no scalar.
+            PlanError: in the first step: the loss of a batch does not follow from that of the parts that it is cut in.
         """
         self._check_known()
-        begun_s = self._log.begin()
         self._composition.form.forget()
+        # Where synchronisation is relaxed, not all workers may get a batch.
+        check = None if self._relaxation is not None else self._loss_check
+        if check is not None and check.run(self._splitter.parts(batch, 1)[0]):
+            self._loss_check = None
+        begun_s = self._log.begin()
         parts = self._splitter.parts(batch, self.plan.accumulate)
         loss = self._relaxation.step(parts, self._clip) if self._relaxation is not None else self._step(parts)
         self.steps += 1
@@ -207,24 +216,26 @@ class Trainer:
         self._check_known()
         self.finish()
         composition, training = self._composition, self.model.training
-        summed = metric is None and self._reduction == "sum"
         composition.buffers.send()
-        found = torch.zeros(2, dtype=torch.float64)
+        tally = LossTally(self._loss_form if metric is None else LossForm("mean"))
         self.model.eval()
         try:
             for batch in DistributedLoader(loader, among=self._mesh["data"]):
                 (part,) = self._splitter.parts(batch, 1)
-                value = composition.passes.value(part, metric or self._loss_fn)
+                if metric is None:
+                    for found in composition.passes.measured(part, self._loss_fn):
+                        if part.samples and composition.passes.answers:
+                            tally.add(found)
+                    continue
+                value = composition.passes.value(part, metric)
                 if part.samples and value is not None and composition.passes.answers:
-                    found[0] += float(value) * (1 if summed else part.samples)
-                    found[1] += part.samples
+                    tally.sums += torch.tensor([float(value) * part.samples, part.samples, 1.0, 0.0])
         finally:
             self.model.train(training)
-        found = found.to(self._mesh.whole.device)
+        tally.sums = tally.sums.to(self._mesh.whole.device)
         if self._mesh.whole.size > 1:
-            dist.all_reduce(found, group=self._mesh.whole.group)
-        total, samples = found.tolist()
-        return total if summed else total / samples if samples else float("nan")
+            dist.all_reduce(tally.sums, group=self._mesh.whole.group)
+        return float(tally.mean()[0])
 
     @torch.no_grad()
     def predict(self, given: Any, *, targets: bool = True) -> Any:

@@ -1,6 +1,6 @@
 """Data parallelism: gradients averaged, and state replicated or sharded (ZeRO), compressed, prioritised or relaxed."""
 
-from ._batch_norm import BroadcastBuffers, normalise, synchronise
+from ._batch_norm import BroadcastBuffers, SynchronisedBatchNorm, normalise, synchronise
 from ._data_parallel import DataParallel, living
 from ._fully_sharded import FullySharded, blocks
 from ._hooks import scale_gradients
@@ -12,6 +12,6 @@ from .relaxed._relaxation import Relaxation
 
 __all__ = [
     "BroadcastBuffers", "DataParallel", "FullySharded", "GradientReducer", "Relaxation", "Replicated",
-    "ShardedOptimizer", "ShardingStrategy", "blocks", "living", "normalise", "on_several_hosts", "scale_gradients",
-    "synchronise",
+    "ShardedOptimizer", "ShardingStrategy", "SynchronisedBatchNorm", "blocks", "living", "normalise",
+    "on_several_hosts", "scale_gradients", "synchronise",
 ]  # fmt: skip

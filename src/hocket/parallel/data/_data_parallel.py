@@ -4,7 +4,7 @@ import copy
 import gc
 import itertools
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
 
@@ -13,14 +13,18 @@ import torch
 from hocket.comm import torch_adapter
 
 from ..batches import batch as _batch
-from ..batches import tensors_in
+from ..batches import divisors, tensors_in
 from ..mesh import World
 from ..state import FlatBundles, broadcast_tensors, check_model, is_excluded, keepers
 from ._batch_norm import SynchronisedBatchNorm
+from ._coupling import samples_meet
 from ._hooks import scale_gradients
 from ._reducer import GradientReducer
 
 _serial = itertools.count()
+_TERMS = 8
+"""Most terms of a loss that are looked at: a loss of more is weighted by samples."""
+
 _living: "weakref.WeakSet[DataParallel]" = weakref.WeakSet()
 
 
@@ -81,6 +85,9 @@ class DataParallel(torch.nn.Module):
         self._crosses_ranks = any(isinstance(m, SynchronisedBatchNorm) for m in module.modules())
         self._bundles = FlatBundles(world)
         self._number = next(_serial)
+        self._outputs: list[torch.Tensor] | None = []  # of the first forward pass; None once its loss was looked at
+        self._made: set[int] = set()  # places in the graph of what the last forward pass gave
+        self._latest: _batch.Note | None = None  # of the forward passes since the last back-propagation
         self.module = module
         if world.size > 1:
             check_model(module, world)
@@ -96,6 +103,7 @@ class DataParallel(torch.nn.Module):
                 keeper.weigh_by(_weight_of(weakref.ref(reducer)))
         _living.add(self)
         _batch.listeners.add(self)
+        torch_adapter.before_backward(self)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model."""
@@ -108,7 +116,10 @@ class DataParallel(torch.nn.Module):
     @torch_adapter.outside_compiler
     def _before_forward(self, reducer: GradientReducer, inputs: Any) -> float:
         """Get ready for the backward pass of this forward pass; return by what to scale its gradients besides."""
-        factor = self._weigh(reducer, _batch.current(inputs))
+        note = _batch.current(inputs)
+        # Where passes on several batches meet in one back-propagation, each has its samples' weight.
+        self._latest = note if not reducer.awaits_backward or self._latest is note else None
+        factor = self._weigh(reducer, note)
         reducer.prepare()
         if self.training and self._buffers_differ:
             self.send_buffers()
@@ -119,6 +130,10 @@ class DataParallel(torch.nn.Module):
     def _after_forward(self, reducer: GradientReducer, output: Any, factor: float) -> Any:
         if factor != 1.0:
             output = scale_gradients(output, factor)
+        made = tensors_in(output)
+        self._made = torch_adapter.graph_marks(made)
+        if self._outputs is not None:
+            self._outputs = made
         if reducer.synchronises:
             for tensor in tensors_in(output):
                 if tensor.requires_grad and not tensor.is_leaf:
@@ -158,6 +173,72 @@ class DataParallel(torch.nn.Module):
             return
         if not self._reducer.awaits_backward:
             self._reducer.set_weight(note.weight)
+
+    def backward_begins(self, roots: list[torch.Tensor]) -> None:
+        """Weigh this rank's gradients by what its loss divides by, where its graph tells; a collective operation.
+
+        A mean over samples comes out with the weight that it has anyway; one over tokens with the right one.
+        """
+        note, reducer = self._latest, self._reducer
+        if note is None or note.share is None or reducer is None or self._loss_reduction == "sum":
+            return
+        if len(roots) != 1 or not reducer.awaits_backward:
+            return
+        waiting = [m for m in _living if m._reducer is not None and m._reducer.awaits_backward]
+        if len(waiting) > 1 and not torch_adapter.reaches(roots[0], self._made):
+            return  # another model's loss
+        self._latest = None
+        if self._outputs is not None:
+            meet = samples_meet(roots[0], self._outputs, note.share.samples)
+            self._outputs = None
+            if any(self._world.from_all(meet)):
+                raise RuntimeError(
+                    "samples of the batch meet in the loss (in-batch negatives, a root of a mean, a statistic of the "
+                    "batch), so that it is not that of one device when ranks have parts of the batch each: gather what "
+                    "it needs with a collective that has a gradient, or take hocket.Trainer with a plan that does not "
+                    "cut batches"
+                )
+        if note.stated:
+            return
+        terms = divisors(roots[0]) if roots[0].numel() == 1 else ()
+        note.counted = self._weight_by(terms if len(terms) <= _TERMS else (), note.share.samples)
+        if not self._crosses_ranks:
+            reducer.set_weight(note.weight)
+            return
+        # Gradients that cross ranks have been weighted in forward, by samples.
+        off = torch.tensor(float(abs(note.weight - note.share.weight) > 1e-6), device=self._world.device)
+        self._world.all_reduce(off)
+        if off:
+            raise RuntimeError(
+                "with synchronised batch norm the weight of a loss must be known before the model is run, and this "
+                "loss is a mean over something else than samples: pass hocket.distribute(..., loss_weight=)"
+            )
+
+    def _weight_by(self, terms: Sequence[float], samples: int) -> float | None:
+        """Return the weight of this rank's loss whose terms divide by these numbers; None where they do not tell.
+
+        Raises:
+            RuntimeError: no one weight is right for all terms; on every rank alike.
+        """
+        counts = torch.zeros(_TERMS, dtype=torch.float64)
+        counts[: len(terms)] = torch.tensor(terms if samples else [0.0] * len(terms), dtype=torch.float64)
+        known = torch.tensor([float(len(terms)), float(len(terms) ** 2), float(len(terms) > 0)], dtype=torch.float64)
+        sums = torch.cat([counts, counts.square(), counts * counts[0], known]).to(self._world.device)
+        self._world.all_reduce(sums)
+        totals, squares, products = sums[:-3].cpu().view(3, _TERMS)
+        number, number_squared, all_known = sums[-3:].tolist()
+        world = self._world.size
+        if all_known < world or number**2 != world * number_squared or not totals[0]:
+            return None
+        # The counts of two terms are in proportion on all ranks if and only if Cauchy and Schwarz's bound is reached.
+        if not torch.allclose(products.square(), squares * squares[0], rtol=1e-4):
+            raise RuntimeError(
+                "the terms of the loss are means over different things, whose numbers are not in proportion on all "
+                f"ranks (together {', '.join(f'{one:g}' for one in totals[: len(terms)])}): no one weight is right. "
+                'Say loss_reduction="sum", and divide each sum by hocket.total(count)'
+            )
+        weight = float(counts[0] / totals[0]) * world
+        return 1.0 if abs(weight - 1.0) < 1e-12 else weight
 
     def _weigh(self, reducer: GradientReducer, note: _batch.Note | None) -> float:
         """Set the weight of the coming gradients; return by what to scale those of this forward pass besides.

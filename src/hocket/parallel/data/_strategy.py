@@ -42,6 +42,12 @@ class ShardingStrategy:
     def collect(self) -> None:
         """Make the averaged gradients those of what this rank owns, after the last pass."""
 
+    def scale(self, factor: float) -> None:
+        """Multiply the averaged gradients of what this rank owns, after `collect`; by the same factor on every rank."""
+        gradients = {id(item.leaf.grad): item.leaf.grad for item in self.owned if item.leaf.grad is not None}
+        if gradients:
+            torch._foreach_mul_(list(gradients.values()), factor)
+
     def publish(self) -> None:
         """Give all ranks the weights that were updated; a collective operation."""
 

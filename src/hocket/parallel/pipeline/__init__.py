@@ -4,7 +4,7 @@ from hocket.planner import balance
 from hocket.schedule.pipeline import bubble
 
 from ._measure import Times, measure
-from ._micro import Micro, cut
+from ._micro import Micro, cut, sizes
 from ._pipeline import Pipeline, StageError, changing_buffers
 from ._run import Run, StageSpan, idle_shares
 from ._split import split, unbalanced
@@ -30,6 +30,7 @@ __all__ = [
     "idle_shares",
     "in_steps",
     "measure",
+    "sizes",
     "split",
     "steps_of",
     "trace",

@@ -21,12 +21,14 @@ class Micro:
     Attributes:
         inputs: the model's positional inputs, or a dict of keywords.
         target: for the loss; None in an evaluation without one.
+        samples: how many it has.
         share: its part of the batch's samples.
         key: equal for micro-batches of equal shapes.
     """
 
     inputs: Any
     target: Any
+    samples: int
     share: float
     key: bytes
 
@@ -91,7 +93,7 @@ def cut(inputs: Any, target: Any, count: int, fewest: int = 1) -> list[Micro]:
     for size in sizes(samples, count, fewest):
         part, goal = _part(inputs, samples, begin, size), _part(target, samples, begin, size)
         key = _values.fingerprint([part, size])
-        micros.append(Micro(part, goal, size / samples, key))
+        micros.append(Micro(part, goal, size, size / samples, key))
         begin += size
     return micros
 

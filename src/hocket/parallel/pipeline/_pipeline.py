@@ -23,6 +23,7 @@ from ._tied import Tied
 from ._wire import StageWire
 
 Tensor = torch.Tensor
+LossOf = Callable[[Any, Micro], Tensor]
 
 
 class StageError(RuntimeError):
@@ -129,6 +130,16 @@ class Pipeline:
         Returns:
             The loss of the batch, times `weight`, on every rank.
         """
+        return self.from_last(self.accumulate(inputs, target, lambda output, micro: self._loss(output, micro, weight)))
+
+    def accumulate(self, inputs: Any, target: Any, loss_of: LossOf) -> Tensor:
+        """Accumulates the gradients of a loss of a batch; returns it where `holds_last`, else a tensor to receive it.
+
+        Args:
+            inputs: the model's positional inputs, the same on every rank.
+            target: for the loss, the same on every rank.
+            loss_of: the output of a micro-batch, and the micro-batch: what of it is added to the loss.
+        """
         micros = self._cut(inputs, target, self.micro_batches)
         order = order_for_batch(self.schedule, self._world.size, len(self.stages), len(micros)).with_messages()
         held_back: list[Stage] = []
@@ -142,21 +153,21 @@ class Pipeline:
 
         self._tied.set_aside()
         with torch.enable_grad():
-            run = self._run(micros, lambda output, micro: self._loss(output, micro, weight), final)
+            run = self._run(micros, loss_of, final)
             run.perform(order.ranks[self._world.rank])
         self.spans = run.spans
         self._tied.sum_gradients()
         for stage in held_back:
             self._after(stage)
-        return self._on_every_rank(run.losses)
+        return self._total(run.losses)
 
     @torch.no_grad()
-    def evaluate(self, inputs: Any, target: Any) -> Tensor:
-        """The loss of a batch on every rank, without a backward."""
+    def evaluate(self, inputs: Any, target: Any, loss_of: LossOf | None = None) -> Tensor:
+        """The loss of a batch on every rank, without a backward; see `accumulate`."""
         micros = self._cut(inputs, target, self.micro_batches)
-        run = self._run(micros, lambda output, micro: self._loss(output, micro, 1.0), _nothing)
+        run = self._run(micros, loss_of or (lambda output, micro: self._loss(output, micro, 1.0)), _nothing)
         run.perform(self._forwards(len(micros)))
-        return self._on_every_rank(run.losses)
+        return self.from_last(self._total(run.losses))
 
     @torch.no_grad()
     def forward(
@@ -246,15 +257,16 @@ class Pipeline:
             raise ValueError("Pipeline was made without loss_fn; only forward() can be used")
         return self._loss_fn(output, micro.target) * (weight if self._summed else weight * micro.share)
 
-    def _on_every_rank(self, losses: list[Tensor]) -> Tensor:
-        if self.holds_last:
-            total = torch.stack(losses).sum().to(self._world.device, torch.float64)
-        else:
-            total = torch.empty((), dtype=torch.float64, device=self._world.device)
+    def _total(self, losses: list[Tensor]) -> Tensor:
+        total = torch.zeros((), dtype=torch.float64, device=self._world.device)
+        return torch.stack(losses).sum().to(total) if self.holds_last else total
+
+    def from_last(self, values: Tensor) -> Tensor:
+        """Give every rank the values of the one that computes the loss, in place; a collective operation."""
         if self._world.size > 1:
             last = (self._count - 1) % self._world.size
-            dist.broadcast(total, group=self._world.group, group_src=last)
-        return total
+            dist.broadcast(values, group=self._world.group, group_src=last)
+        return values
 
     def _check_stages(self) -> None:
         rank, size = self._world.rank, self._world.size

@@ -67,6 +67,7 @@ class Prioritised(ShardingStrategy):
         self._left: list[int] = []  # of each chunk, gradients that have not arrived
         self._steps = 0
         self._last = False
+        self._factor = 1.0
         self._arrived: set[int] = set()
         self._overdue: set[int] = set()  # updated after forward only, because no module had asked for them
         self._handles: dict[int, Any] = {}
@@ -98,6 +99,10 @@ class Prioritised(ShardingStrategy):
             if last:
                 self._end()
         self._broken = False
+
+    def scale(self, factor: float) -> None:
+        """See ShardingStrategy. Gradients are on their way still, and are multiplied when they are there."""
+        self._factor = factor
 
     # --- updates ----------------------------------------------------------------------------------------------------
 
@@ -135,6 +140,8 @@ class Prioritised(ShardingStrategy):
             values = gradient.view(-1)
             for chunk, at, begin, end in self._parts[number]:
                 values[begin:end] = self._flats[chunk][at : at + end - begin]
+            if self._factor != 1.0:
+                gradient.mul_(self._factor)
             kept, parameter.grad = parameter.grad, gradient
             used.append((parameter, kept))
         if used:
@@ -208,6 +215,7 @@ class Prioritised(ShardingStrategy):
     def _begin(self) -> None:
         self._left = [len(chunk.stretches) for chunk in self._chunks]
         self._arrived = set()
+        self._factor = 1.0  # all of the step before has been updated
         self._sender.begin()
 
     def ready(self, number: int, parameter: torch.Tensor) -> None:

@@ -1,0 +1,255 @@
+"""How a loss adds up over the parts of a batch: the weight of each part, and what all of them divide by.
+
+The loss of a batch is the sum of `weight * loss` over its parts, divided by the sum of their counts. A mean over
+samples has the samples as weight and count; a mean over tokens, or one weighted by classes, has what its own graph
+divides by; a sum has weight 1, and nothing to divide by.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+
+from .trees import mapped
+
+Reduction = Literal["mean", "sum"]
+Kind = Literal["sum", "weight", "graph", "samples"]
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredLoss:
+    """The loss of a part of a batch.
+
+    Attributes:
+        loss: As the loss function has given it, a scalar.
+        weight: What it is multiplied with before parts are added up.
+        count: The part's share of what the sum is divided by.
+        terms: What each term of the loss divides by, as far as its graph tells.
+        paired: Whether the loss function has given sum and count.
+    """
+
+    loss: torch.Tensor
+    weight: float
+    count: float
+    terms: tuple[float, ...] = ()
+    paired: bool = False
+
+    @property
+    def value(self) -> float:
+        """The loss as a number."""
+        return float(self.loss.detach())
+
+
+@dataclass(slots=True)
+class LossForm:
+    """What is known of a loss.
+
+    Attributes:
+        reduction: What the user says it is.
+        counter: Gives the count of a part of a batch, as the loader yields it; None if nobody has said so.
+        kind: By what parts are weighted where the loss does not bring its count along.
+        rate: Counts per sample in the last batch, the same on every rank.
+        ratios: What each term divides by, in units of what the first divides by.
+        inside: Whether the model computes the loss, so that its own graph alone tells the count; None if not known.
+    """
+
+    reduction: Reduction = "mean"
+    counter: Callable[[Any], Any] | None = None
+    kind: Kind = field(init=False)
+    rate: float = 1.0
+    ratios: tuple[float, ...] = (1.0,)
+    inside: bool | None = None
+
+    def __post_init__(self) -> None:
+        if self.reduction not in ("mean", "sum"):
+            raise ValueError(f'loss_reduction must be "mean" or "sum", not {self.reduction!r}')
+        if self.counter is not None and self.reduction == "sum":
+            raise ValueError('loss_weight is what a mean divides by; with loss_reduction = "sum" leave it out')
+        self.kind = "sum" if self.reduction == "sum" else "graph" if self.counter is None else "weight"
+
+    def measure(self, value: Any, inputs: Any, target: Any, samples: int) -> MeasuredLoss:
+        """Return the loss of a part of a batch, and by what it counts.
+
+        Args:
+            value: What the loss function has given: a scalar, or a pair of sum and count.
+            inputs: Inputs of the model.
+            target: Target of the loss.
+            samples: How many samples of the part count; none if it is there only to keep step.
+
+        Raises:
+            TypeError: the loss is no scalar, or the count no number.
+        """
+        if isinstance(value, tuple | list) and len(value) == 2:
+            count = number(value[1], "the count of (sum, count)") if samples else 0.0
+            return MeasuredLoss(scalar(value[0]), float(samples > 0), count, paired=True)
+        loss = scalar(value)
+        terms = divisors(loss) if self.kind == "graph" else ()
+        if not samples:
+            return MeasuredLoss(loss, 0.0, 0.0, terms)
+        if self.kind == "sum":
+            return MeasuredLoss(loss, 1.0, 0.0)
+        count = float(samples)
+        if self.counter is not None:
+            count = number(self.counter(batch_of(inputs, target)), "loss_weight")
+        elif len(terms) == len(self.ratios):
+            count = terms[0]
+        return MeasuredLoss(loss, count, count, terms)
+
+    def evaluate(self, loss_fn: Callable[[Any, Any], Any], output: Any, target: Any) -> Any:
+        """Return what the loss function gives for an output, with the graph that tells what it divides by."""
+        if self.inside:
+            return loss_fn(output, target)
+        with torch.enable_grad():
+            return loss_fn(mapped(output, _leaf), target)
+
+    def expected(self, samples: int) -> float:
+        """Return what a batch of so many samples divides by if it is like the last one; the same on every rank."""
+        return 1.0 if self.kind == "sum" else self.rate * samples
+
+
+def batch_of(inputs: Any, target: Any) -> Any:
+    """Return the part of a batch as the loader yields it."""
+    if isinstance(inputs, Mapping):
+        return target if isinstance(target, Mapping) else inputs
+    return tuple(inputs) if target is None else (*inputs, target)
+
+
+def number(value: Any, what: str) -> float:
+    """Return a count as a number.
+
+    Raises:
+        TypeError: it is none.
+    """
+    if isinstance(value, torch.Tensor) and value.numel() != 1:
+        raise TypeError(f"{what} must be one number, not a tensor of shape {list(value.shape)}")
+    try:
+        return float(value)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"{what} must be a number, not {type(value).__name__}") from error
+
+
+def scalar(loss: Any) -> torch.Tensor:
+    """Return the loss, if it is one.
+
+    Raises:
+        TypeError: it is no scalar.
+    """
+    if isinstance(loss, torch.Tensor) and loss.numel() == 1:
+        with torch.enable_grad():  # the graph is wanted even where none is being made
+            return loss.reshape(())
+    found = f"one of shape {list(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
+    raise TypeError(f"loss_fn must give a scalar tensor, or a pair (sum, count), not {found}")
+
+
+# --- what a loss divides by, as its graph tells -----------------------------------------------------------------------
+
+_SAME = ("Neg", "ToCopy", "View", "UnsafeView", "ReshapeAlias", "Squeeze", "Unsqueeze", "Alias", "Clone", "Expand")
+_SUM = -1.0  # the count of a term that divides by nothing
+_DEPTH = 64
+
+
+def divisors(loss: torch.Tensor) -> tuple[float, ...]:
+    """Return what each term of a loss divides by: labels that are not ignored, their weights, elements of a mean.
+
+    The graph of automatic differentiation has kept it. () where some term is of a form that is not known here.
+    """
+    found: list[float] = []
+    if loss.grad_fn is None or not _collect(loss.grad_fn, found, _DEPTH):
+        return ()
+    return () if any(one < 0 for one in found) else tuple(found)
+
+
+def _collect(node: Any, found: list[float], depth: int) -> bool:
+    """Add the counts of the terms below a node; return whether all were known."""
+    kind = node.name().removesuffix("0").removesuffix("1").removesuffix("Backward")
+    below = [next_node for next_node, _ in node.next_functions if next_node is not None]
+    if not depth:
+        return False
+    if kind in ("Add", "Sub") and len(below) == 2:
+        return all(_collect(one, found, depth - 1) for one in below)
+    if kind in ("Add", "Sub", "Mul", *_SAME) and len(below) == 1:
+        return _collect(below[0], found, depth - 1)
+    if kind == "Div" and len(below) == 1 and node.next_functions[0][0] is not None:
+        terms: list[float] = []
+        if not _collect(below[0], terms, depth - 1):
+            return False
+        divisor = node._saved_other
+        found += [float(divisor) if one == _SUM else one for one in terms]
+        return not isinstance(divisor, torch.Tensor) or divisor.numel() == 1
+    if kind in ("NllLoss", "NllLoss2D"):
+        found.append({1: lambda: float(node._saved_total_weight), 2: lambda: _SUM}.get(node._saved_reduction, _no)())
+    elif hasattr(node, "_saved_reduction") and hasattr(node, "_saved_self"):
+        found.append({1: lambda: float(node._saved_self.numel()), 2: lambda: _SUM}.get(node._saved_reduction, _no)())
+    elif node.name() == "MeanBackward0":
+        found.append(float(node._saved_self_sym_numel))
+    elif node.name() == "SumBackward0":
+        found.append(_SUM)
+    else:
+        return False
+    return found[-1] != _UNKNOWN
+
+
+_UNKNOWN = -2.0
+
+
+def _no() -> float:
+    return _UNKNOWN
+
+
+def _leaf(tensor: torch.Tensor) -> torch.Tensor:
+    if not tensor.is_floating_point():
+        return tensor
+    return tensor.detach().requires_grad_().clone()  # a loss may change it in place
+
+
+class LossTally:
+    """Adds up the losses of parts of a batch, then of ranks.
+
+    Args:
+        form: Of the loss.
+        device: Where the sums are kept.
+
+    Attributes:
+        sums: Of weighted losses, counts, parts, and parts that are not weighted as the form says.
+    """
+
+    def __init__(self, form: LossForm, device: torch.device | None = None) -> None:
+        self.sums = torch.zeros(4, dtype=torch.float64, device=device)
+        self._form = form
+
+    def add(self, measured: MeasuredLoss) -> None:
+        """Add a part that counts."""
+        if measured.weight:
+            self.sums[0] += measured.loss.detach().to(self.sums) * measured.weight
+        form, odd = self._form, False
+        if form.kind == "graph" and not measured.paired and measured.weight:
+            first = measured.terms[0] if measured.terms else 0.0
+            same = len(measured.terms) == len(form.ratios) and all(
+                abs(one - first * ratio) <= 1e-4 * max(one, first * ratio)
+                for one, ratio in zip(measured.terms, form.ratios, strict=True)
+            )
+            odd = not same
+        self.sums[1:] += torch.tensor([measured.count, 1.0, float(odd)], dtype=torch.float64).to(self.sums)
+
+    def mean(self) -> tuple[torch.Tensor, float]:
+        """Return the loss, and the count that it was divided by: 1 for a sum.
+
+        Raises:
+            RuntimeError: terms of the loss divide by counts that differ; on every rank alike.
+        """
+        if self._form.kind == "sum":
+            return self.sums[0], 1.0
+        _, count, parts, odd = self.sums.tolist()
+        if odd and (odd < parts or len(self._form.ratios) > 1):
+            raise RuntimeError(
+                f"the loss of {odd:.0f} of {parts:.0f} parts of this batch does not divide by what that of earlier "
+                "ones did: its terms are means over different things (tokens, samples), or it takes another branch. "
+                "Return (sum, count) from loss_fn, or make every term a mean over samples"
+            )
+        if count != count:  # as `AgreedCount` says it, so that every rank hears of it
+            raise RuntimeError(
+                "tensors of the batch that gave the same count of what the loss divides by in the first batch differ "
+                "in this one: say which it is with loss_weight, or return (sum, count) from loss_fn"
+            )
+        return self.sums[0] / count if count else torch.full_like(self.sums[0], torch.nan), count

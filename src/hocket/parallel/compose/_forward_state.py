@@ -1,0 +1,234 @@
+"""Buffers that a forward pass changes, where a batch passes in parts: each as one pass of the whole batch leaves it."""
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from hocket.comm import torch_adapter
+
+from ..mesh import World
+
+Modules = Sequence[tuple[torch.nn.Module, Mapping[str, str]]]
+_CLOSE = 1e-4
+"""Relative: what parts of a batch leave in a buffer is what the batch leaves, but for rounding in float32."""
+
+
+@dataclass
+class ChangedBuffer:
+    """A buffer that a forward pass changes.
+
+    Attributes:
+        buffer: The tensor.
+        name: The model's name for it.
+        owner: The module that holds it.
+        kind: "same" if what a pass leaves does not depend on the samples (a power iteration, a counter), "mean" if it
+            is a mean over samples (a moving average of activations), "other" if it is neither.
+        off: How far it is from that of one device if nothing is done, relative.
+    """
+
+    buffer: torch.Tensor
+    name: str
+    owner: torch.nn.Module
+    kind: str
+    off: float
+
+
+@dataclass
+class _Step:
+    """Of one module in one step: its buffers at the beginning, passes so far, and sums of what they left."""
+
+    start: list[torch.Tensor] = field(default_factory=list)
+    passes: int = 0
+    means: list[torch.Tensor] = field(default_factory=list)
+
+
+class ForwardState:
+    """Puts buffers back before every pass of a step but the first, so that all see what one pass would have seen.
+
+    A buffer whose change does not depend on samples then ends as after one pass. One that is a mean over samples is
+    averaged over passes and ranks by their samples.
+
+    Args:
+        modules: What this rank computes.
+        data: The data-parallel ranks.
+        found: Buffers that a pass changes.
+    """
+
+    def __init__(self, modules: Modules, data: World, found: Sequence[ChangedBuffer]) -> None:
+        self._data = data
+        self._kept: dict[int, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
+        self._steps: dict[int, _Step] = {}
+        self._weights: Callable[[int], float] | None = None
+        for module, _ in modules:
+            mine = {id(buffer) for buffer in module.buffers()}
+            same, mean = (
+                [one.buffer for one in found if one.kind == kind and id(one.buffer) in mine]
+                for kind in ("same", "mean")
+            )
+            if same or mean:
+                self._kept[id(module)] = (same, mean)
+                module.register_forward_pre_hook(self._before)
+                module.register_forward_hook(self._after)
+
+    def begin(self, weights: Callable[[int], float]) -> None:
+        """Begin a step.
+
+        Args:
+            weights: Gives the share of a pass in the global batch.
+        """
+        self._steps.clear()
+        self._weights = weights if self._kept else None
+
+    @torch.no_grad()
+    def end(self) -> None:
+        """End a step; a collective operation where a buffer is a mean over samples."""
+        if self._weights is None:
+            return
+        for key, (_, mean) in self._kept.items():
+            if not mean:
+                continue
+            sums = self._steps[key].means if key in self._steps else [torch.zeros_like(one) for one in mean]
+            for buffer, total in zip(mean, sums, strict=True):
+                if self._data.size > 1:
+                    dist.all_reduce(total, group=self._data.group)
+                buffer.copy_(total)
+        self._weights = None
+
+    @torch.no_grad()
+    def _before(self, module: torch.nn.Module, _: Any) -> None:
+        if self._weights is None or torch_adapter.in_backward():
+            return
+        same, mean = self._kept[id(module)]
+        step = self._steps.setdefault(id(module), _Step())
+        if not step.passes:
+            step.start = [one.detach().clone() for one in (*same, *mean)]
+            step.means = [torch.zeros_like(one) for one in mean]
+            return
+        for buffer, start in zip((*same, *mean), step.start, strict=True):
+            # Another micro-batch may still need what is in it for its backward: by then it holds the same again, or,
+            # where that is not so, torch is to notice.
+            (buffer.data if any(buffer is one for one in same) else buffer).copy_(start)
+
+    @torch.no_grad()
+    def _after(self, module: torch.nn.Module, _: Any, __: Any) -> None:
+        if self._weights is None or torch_adapter.in_backward():
+            return
+        step = self._steps[id(module)]
+        weight = self._weights(step.passes)
+        step.passes += 1
+        for total, buffer in zip(step.means, self._kept[id(module)][1], strict=True):
+            if weight:
+                total.add_(buffer, alpha=weight)
+
+
+class StateProbe:
+    """Finds what passes of a batch, and of its parts, leave in buffers.
+
+    Args:
+        modules: What this rank computes, with the model's name of each of their buffers.
+        skipped: Says which modules need not be looked at.
+    """
+
+    def __init__(self, modules: Modules, skipped: Callable[[torch.nn.Module], bool]) -> None:
+        self._buffers: dict[int, tuple[torch.Tensor, str, torch.nn.Module]] = {}
+        for module, names in modules:
+            for path, inner in module.named_modules():
+                for local, buffer in inner.named_buffers(recurse=False):
+                    name = f"{path}.{local}".lstrip(".")
+                    if not skipped(inner):
+                        self._buffers.setdefault(id(buffer), (buffer, names.get(name, name), inner))
+        self._start = self._now()
+
+    def _now(self) -> list[torch.Tensor]:
+        return [buffer.detach().clone() for buffer, _, _ in self._buffers.values()]
+
+    @torch.no_grad()
+    def left_by(self, run: Callable[[], Any]) -> list[torch.Tensor]:
+        """Return what a run leaves in the buffers, and put them back."""
+        run()
+        found = self._now()
+        for (buffer, _, _), start in zip(self._buffers.values(), self._start, strict=True):
+            buffer.copy_(start)
+        return found
+
+    def norms(self) -> list[ChangedBuffer]:
+        """Return the buffers of batch norm, for want of runs that would tell how far they are off."""
+        rows = self._buffers.values()
+        kind = torch.nn.modules.batchnorm._BatchNorm
+        return [ChangedBuffer(*row, "other", float("nan")) for row in rows if isinstance(row[2], kind) and row[0].dim()]
+
+    def changed(
+        self, whole: list[torch.Tensor], parts: Sequence[list[torch.Tensor]], weights: Sequence[float]
+    ) -> list[ChangedBuffer]:
+        """Return the buffers that the whole batch changes.
+
+        Args:
+            whole: What it leaves.
+            parts: What each of its parts leaves, from the same beginning.
+            weights: The parts' shares of the samples.
+        """
+        found = []
+        for i, (buffer, name, owner) in enumerate(self._buffers.values()):
+            after = whole[i]
+            if torch.equal(after, self._start[i]):
+                continue
+            theirs = [part[i] for part in parts]
+            kind, off = "other", max(_distance(one, after) for one in theirs)
+            if off <= _CLOSE:
+                kind = "same"
+            elif after.is_floating_point():
+                mean = sum((one.double() * w for one, w in zip(theirs, weights, strict=True)), torch.zeros(()))
+                kind = "mean" if _distance(torch.as_tensor(mean), after) <= _CLOSE else "other"
+            kind = "other" if isinstance(owner, torch.nn.modules.batchnorm._BatchNorm) and kind == "mean" else kind
+            found.append(ChangedBuffer(buffer, name, owner, kind, off))
+        return found
+
+
+def _distance(one: torch.Tensor, other: torch.Tensor) -> float:
+    a, b = one.double(), other.double()
+    return float((a - b).abs().max() / b.abs().max().clamp(min=1e-30)) if b.numel() else 0.0
+
+
+def tell(
+    found: Sequence[ChangedBuffer], off: float, loss_differs: bool, cuts: Sequence[str], *, speak: bool
+) -> list[str]:
+    """Return a line for each module whose state, or whose result, is not that of one device; warn of them.
+
+    Args:
+        found: Buffers that a forward pass changes.
+        off: How far the loss is from that of the whole batch, relative, computed as it trains.
+        loss_differs: Whether that is more than rounding.
+        cuts: What cuts batches.
+        speak: Whether this rank warns.
+    """
+    by_owner: dict[int, list[ChangedBuffer]] = {}
+    for one in found:
+        if one.kind == "other":
+            by_owner.setdefault(id(one.owner), []).append(one)
+    how = " and ".join(cuts)
+    lines = []
+    for some in by_owner.values():
+        owner, prefix = some[0].owner, some[0].name.rpartition(".")[0] or "the model"
+        what = ", ".join(f"{one.name.rpartition('.')[2]} by {one.off:.1g}" for one in some)
+        remedy = "layer or group norm"
+        if isinstance(owner, torch.nn.modules.batchnorm._BatchNorm):
+            remedy = "sync_batch_norm = true (ranks only), layer or group norm, or .eval()"
+            verb = f"normalises each part of a batch by itself with {how}, so that losses differ from one process's"
+        else:
+            remedy = "a plan that does not cut batches"
+            verb = f"keeps a state that depends on the whole batch, and is rank 0's, part by part, with {how}"
+        lines.append(f"{prefix} ({type(owner).__name__}) {verb} (in the first samples: {what}, relative); use {remedy}")
+    if loss_differs and lines:
+        lines[-1] += f". The loss of these samples is {off:.1g} off"
+    elif loss_differs:
+        lines.append(
+            f"the loss in training depends on which samples are computed together, by {off:.1g} of it with {how}, and "
+            "no buffer tells which module is the cause"
+        )
+    for line in lines if speak else ():
+        warnings.warn(line, stacklevel=4)
+    return lines

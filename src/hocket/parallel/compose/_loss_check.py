@@ -1,0 +1,396 @@
+"""Compares the loss of some samples with that of their parts, before the first step is made."""
+
+import math
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from hocket.planner import PlanError, PlanFinding
+
+from ..batches import (
+    AgreedCount,
+    BatchPart,
+    Cutter,
+    LossForm,
+    MeasuredLoss,
+    batch_of,
+    mapped,
+    possible_counts,
+    samples_in,
+    tensors_in,
+)
+from ..data import SynchronisedBatchNorm
+from ..mesh import World
+from ._composition import Composition
+from ._forward_state import ForwardState, StateProbe, tell
+from ._precision import exactly
+from ._undisturbed import undisturbed
+
+_SAMPLES = 8
+"""Most samples that are compared: enough to tell one form of loss from another, at the price of two small forwards."""
+
+_TOLERANCES = {torch.float64: 1e-6, torch.float32: 2e-5}
+"""Relative, by the lowest precision in use: some 100 roundings; in float64 a constant may be in float32.
+
+Other types have 2e-2, a few roundings of bfloat16.
+"""
+
+
+@dataclass(frozen=True)
+class _Verdict:
+    """What rank 0 has found; the same is done on every rank.
+
+    Attributes:
+        kind: Of the form of the loss; "" to leave it as it is.
+        rate: Counts per sample.
+        ratios: See LossForm.
+        counter: That explains the loss.
+        problem: Why the plan does not give the loss of one process; "" if it does.
+    """
+
+    kind: str = ""
+    rate: float = 1.0
+    ratios: tuple[float, ...] = (1.0,)
+    counter: AgreedCount | None = None
+    problem: str = ""
+
+
+class LossCheck:
+    """Finds how a loss adds up over parts of a batch, or that it does not.
+
+    The model is run as it trains, but in full precision, and with dropout and batch norm as they evaluate: what these
+    do is no matter of the loss. Where it draws random numbers all the same, it is run as it evaluates. Random states,
+    buffers and attributes of modules are put back.
+
+    Args:
+        composition: The model as ranks hold it.
+        form: Of the loss; is made to fit.
+    """
+
+    def __init__(self, composition: Composition, form: LossForm) -> None:
+        self._composition, self._form = composition, form
+        plan, mesh = composition.plan, composition.mesh
+        self._cuts = [
+            text
+            for text, count in (
+                (f"{mesh['data'].size} data-parallel ranks", mesh["data"].size),
+                (f"accumulate = {plan.accumulate}", plan.accumulate),
+                (f"micro_batches = {plan.micro_batches}", plan.micro_batches if mesh["pipeline"].size > 1 else 1),
+            )
+            if count > 1
+        ]
+
+    def run(self, part: BatchPart) -> bool:
+        """Compare, and return whether there were samples enough for it; a collective operation.
+
+        Args:
+            part: This rank's part of the first batch.
+
+        Raises:
+            PlanError: the plan cuts batches, and the loss of a batch does not follow from that of its parts.
+        """
+        composition = self._composition
+        few = few_samples(part, composition.mesh["data"])
+        if few is None:
+            return False
+        modules = [composition.model, *(module for module, _ in composition.modules)]
+        with undisturbed(modules), self._exactly():
+            found, steady = self._compared(modules, few)
+        verdicts = composition.mesh.whole.from_all(found)
+        verdict = next((one for one in verdicts if one is not None), None)
+        if verdict is not None:
+            self._follow(verdict)
+        if self._cuts and any(composition.mesh.whole.from_all(sum(len(list(m.buffers())) for m in modules))):
+            with undisturbed(modules), self._exactly():
+                self._look_at_state(modules, few, steady=steady)
+        return True
+
+    def _exactly(self) -> AbstractContextManager[None]:
+        """Open a block in full precision, but for pipelines, whose messages must be alike."""
+        return exactly() if self._composition.passes.pipeline is None else nullcontext()
+
+    def _look_at_state(self, modules: Sequence[torch.nn.Module], few: BatchPart, *, steady: bool) -> None:
+        """Find what passes leave in buffers; have it kept right where it can be, and told where not.
+
+        Args:
+            modules: That this rank computes.
+            few: Samples.
+            steady: Whether the model draws no random numbers but in its dropout.
+        """
+        composition, whole = self._composition, self._composition.mesh.whole
+        plan, mesh = composition.plan, composition.mesh
+        alone = plan.accumulate == 1 and mesh["pipeline"].size == 1  # passes on a rank
+        told = mesh["pipeline"].size > 1 and plan.micro_batches > 1  # by the pipeline
+
+        def skipped(module: torch.nn.Module) -> bool:
+            if not isinstance(module, torch.nn.modules.batchnorm._BatchNorm):
+                return False
+            return not module.training or told or (alone and isinstance(module, SynchronisedBatchNorm))
+
+        for module in modules:
+            for inner in module.modules():
+                if isinstance(inner, torch.nn.modules.dropout._DropoutNd) or (
+                    skipped(inner) and isinstance(inner, torch.nn.modules.batchnorm._BatchNorm)
+                ):
+                    inner.training = False
+        judge, probe = _Judge(composition, self._form, few), StateProbe(composition.modules, skipped)
+        count, cut = few.samples, few.samples // 2  # batch norm takes no part of one sample
+        losses: list[list[MeasuredLoss]] = []
+        try:
+            left = [
+                probe.left_by(lambda a=a, b=b: losses.append(judge.measured(a, b)))  # type: ignore[misc]
+                for a, b in ((0, count), (0, cut), (cut, count))
+            ]
+            found = probe.changed(left[0], left[1:], (cut / count, 1 - cut / count))
+        except Exception:  # a part of one sample, say, that the model does not take
+            found, losses = probe.norms(), []
+        first = [one[0] for one in losses if one]
+        off = judge.distance(first[0], first[1:]) if len(first) == 3 and steady else 0.0
+        offs = whole.from_all(off)
+        others = any(whole.from_all(any(one.kind == "other" for one in found)))
+        if others or max(offs) > 1e-4:
+            lines = tell(found, max(offs), max(offs) > 1e-4, self._cuts, speak=mesh["data"].rank == 0)
+            composition.notes += lines
+        composition.passes.state = ForwardState(composition.modules, mesh["data"], found)
+
+    def _compared(self, modules: Sequence[torch.nn.Module], few: BatchPart) -> tuple[_Verdict | None, bool]:
+        judge = _Judge(self._composition, self._form, few)
+        for calm in (_as_trained, _as_evaluated):
+            calm(modules)
+            first: list[MeasuredLoss] = []
+            same = True
+            try:
+                torch.manual_seed(0)
+                first = judge.measured(0, few.samples)
+                torch.manual_seed(1)
+                again = judge.measured(0, few.samples)
+                same = not first or judge.close(first[0].value, again[0].value, 1e-2)
+            except Exception:  # what is no mere matter of the mode will be met in the step itself
+                same = False
+            if all(self._composition.mesh.whole.from_all(same)):
+                try:
+                    return judge.verdict(first), calm is _as_trained
+                except (ValueError, RuntimeError):  # a part that the model does not take
+                    return None, False
+        return None, False
+
+    def _follow(self, verdict: _Verdict) -> None:
+        form, notes = self._form, self._composition.notes
+        if verdict.problem and self._cuts:
+            rule = f"{verdict.problem} This plan cuts batches ({', '.join(self._cuts)})"
+            raise PlanError("the plan does not keep the loss of one process:", [PlanFinding("loss_fn", rule, _REMEDY)])
+        if verdict.counter is not None:
+            form.counter = verdict.counter
+            notes.append(f"the loss is a mean over {verdict.counter}, by which parts of a batch are weighted")
+        if verdict.kind:
+            form.kind = verdict.kind  # type: ignore[assignment]
+        form.rate, form.ratios = verdict.rate, verdict.ratios
+        if form.kind == "graph" and verdict.kind and not math.isclose(verdict.rate, 1.0):
+            notes.append("parts of a batch are weighted by what their loss divides by, as its graph says")
+
+
+_REMEDY = (
+    "if it is a mean over something else (tokens, weights), return (sum, count) from loss_fn, or pass loss_weight, "
+    'which gives the count for a part of a batch; if it is a sum, say loss_reduction = "sum"; if samples meet in it '
+    "(in-batch negatives, a statistic of the batch), take a plan that does not cut batches: tensor parallelism, a "
+    "pipeline with micro_batches = 1, or one rank"
+)
+
+
+class _Judge:
+    """Measures losses of the samples and of their parts."""
+
+    def __init__(self, composition: Composition, form: LossForm, few: BatchPart) -> None:
+        self._passes, self._form, self._few = composition.passes, form, few
+        self._cutter = Cutter(None)
+        self._values = (few.inputs, few.target)
+        floats = [
+            *composition.model.parameters(),
+            *(t for t in tensors_in(list(self._values)) if t.is_floating_point()),
+        ]
+        self._tolerance = max((_TOLERANCES.get(one.dtype, 2e-2) for one in floats), default=2e-5)
+        if self._passes.pipeline is not None and composition.plan.precision != "float32":
+            self._tolerance = 2e-2
+        # Uneven, so that weights matter; no part of one sample, which some models take for something else.
+        self._cut = max(min(2, few.samples // 2), few.samples // 2 - 1)
+        self._size = 0.0  # of what is added up to a loss, which may be more than what comes out
+
+    def measured(self, begin: int, end: int) -> list[MeasuredLoss]:
+        """Return the loss of some of the samples; [] where this rank does not know it."""
+        part = self._few
+        if end - begin < part.samples:
+            inputs, target = self._cutter.cut(self._values, begin, end)
+            part = BatchPart(inputs, target, end - begin, end - begin)
+        return self._passes.measured(part, self._loss, whole=True)
+
+    def _loss(self, output: Any, target: Any) -> Any:
+        """Return the loss, and note how large the terms are that the outputs add up to in it, to first order."""
+        value = self._passes.loss_fn(output, target)
+        loss = value[0] if isinstance(value, tuple | list) else value
+        rows = [one for one in tensors_in(output) if one.requires_grad]
+        if isinstance(loss, torch.Tensor) and loss.requires_grad and loss.numel() == 1 and rows and loss is not output:
+            self._tolerance = max(self._tolerance, _TOLERANCES.get(loss.dtype, 2e-2))
+            found = torch.autograd.grad(loss, rows, retain_graph=True, allow_unused=True)
+            pairs = [(one.detach(), g) for one, g in zip(rows, found, strict=True) if g is not None]
+            size = sum(float((one.double() * g.double()).abs().sum()) for one, g in pairs)
+            self._size = max(self._size, size / (float(value[1]) or 1.0) if loss is not value else size)
+        return value
+
+    def close(self, one: float, other: float, times: float = 1.0) -> bool:
+        """Return whether two losses are equal but for rounding."""
+        return abs(one - other) <= times * self._tolerance * max(abs(one), abs(other), self._size, 1e-12)
+
+    def distance(self, whole: MeasuredLoss, parts: list[MeasuredLoss]) -> float:
+        """Return how far the loss of the parts is from that of the samples, relative."""
+        ours, theirs = self._combined(whole, parts, [one.count for one in parts], whole.count)
+        return float(abs(ours - theirs) / max(abs(ours), 1e-30))
+
+    def verdict(self, first: list[MeasuredLoss]) -> _Verdict | None:
+        """Return what explains the loss, or that nothing does; None where this rank does not know it."""
+        count = self._few.samples
+        cut = self._cut
+        cuts = [(0, cut, count)] + ([(0, 2, count)] if cut > 2 else [])
+        split = [[self.measured(a, b) for a, b in zip(one, one[1:], strict=False)] for one in cuts]
+        if not first:
+            return None
+        whole = first[0]
+        parts = [[found[0] for found in one] for one in split]
+        values = [one.value for one in (whole, *sum(parts, []))]
+        if not all(map(math.isfinite, values)):
+            return None
+        form = self._form
+        samples = [[b - a for a, b in zip(one, one[1:], strict=False)] for one in cuts]
+        stated = [[one.count for one in some] for some in parts]
+        if whole.paired:
+            return self._stated(whole, parts, stated, whole.count, "the pair (sum, count)")
+        if form.kind == "sum":
+            ones = [[1.0] * len(one) for one in parts]
+            return self._stated(whole, parts, ones, 1.0, 'the sum that loss_reduction = "sum" promises')
+        if form.counter is not None:
+            return self._stated(whole, parts, stated, whole.count, "the mean that loss_weight promises")
+        everything = [whole, *sum(parts, [])]
+        if whole.terms and all(_like(one, whole) for one in everything):
+            counts = [[one.terms[0] for one in some] for some in parts]
+            if self._explains(whole, parts, counts, whole.terms[0]):
+                first_term = max(whole.terms[0], 1e-30)
+                ratios = tuple(one / first_term for one in whole.terms)
+                return _Verdict("graph", whole.terms[0] / count, ratios)
+        if self._explains(whole, parts, samples, count):
+            # Of a loss that a pipeline's last stage computes the graph tells in training only.
+            return _Verdict("samples" if self._passes.pipeline is None or whole.terms else "graph")
+        counter = self._counter(whole, parts, cuts)
+        if counter is not None:
+            batch = batch_of(*self._values)
+            return _Verdict("weight", counter(batch) / count, counter=counter)
+        return _Verdict("samples", problem=self._problem(whole, parts, samples, count, "a mean over samples"))
+
+    def _stated(
+        self, whole: MeasuredLoss, parts: list[list[MeasuredLoss]], counts: Any, total: float, what: str
+    ) -> _Verdict:
+        rate = total / self._few.samples if self._form.kind != "sum" else 1.0
+        if self._explains(whole, parts, counts, total):
+            return _Verdict(rate=rate)
+        return _Verdict(rate=rate, problem=self._problem(whole, parts, counts, total, what))
+
+    def _combined(self, whole: MeasuredLoss, parts: list[MeasuredLoss], counts: Sequence[float], total: float) -> Any:
+        """Return the loss of the samples, and that of their parts combined, both divided by `total`."""
+        if whole.paired:
+            losses = [one.value for one in parts]
+            return whole.value / (total or 1.0), sum(losses) / (sum(counts) or 1.0)
+        if self._form.kind == "sum":
+            return whole.value, sum(one.value for one in parts)
+        pairs = zip(parts, counts, strict=True)
+        return whole.value, sum(one.value * n for one, n in pairs if n) / (sum(counts) or 1.0)
+
+    def _explains(
+        self, whole: MeasuredLoss, parts: list[list[MeasuredLoss]], counts: Sequence[Sequence[float]], total: float
+    ) -> bool:
+        for some, weights in zip(parts, counts, strict=True):
+            if self._form.kind != "sum" and not math.isclose(sum(weights), total, rel_tol=1e-4):
+                return False
+            scale = max((abs(one.value) for one in some), default=0.0) / (total if whole.paired and total else 1.0)
+            ours, theirs = self._combined(whole, some, weights, total)
+            if not (self.close(ours, theirs) or abs(ours - theirs) <= self._tolerance * scale):
+                return False
+        return True
+
+    def _counter(
+        self, whole: MeasuredLoss, parts: list[list[MeasuredLoss]], cuts: Sequence[tuple[int, ...]]
+    ) -> AgreedCount | None:
+        """Return the count of tensors of the batch that explains the loss."""
+        batch = batch_of(*self._values)
+        matching = []
+        for one in possible_counts(batch, self._few.samples):
+            counts = []
+            for places in cuts:
+                ends = zip(places, places[1:], strict=False)
+                counts.append([one(batch_of(*self._cutter.cut(self._values, a, b))) for a, b in ends])
+            if self._explains(whole, parts, counts, one(batch)):
+                matching.append(one)
+        return AgreedCount(tuple(matching)) if matching and self._few.samples > 2 else None
+
+    def _problem(self, whole: Any, parts: Any, counts: Any, total: float, what: str) -> str:
+        ours, theirs = self._combined(whole, parts[0], counts[0], total)
+        off = abs(ours - theirs) / max(abs(ours), 1e-30)
+        cut = self._cut
+        return (
+            f"the loss of {self._few.samples} samples is {ours:.6g}, and that of the first {cut} and the others "
+            f"combined {theirs:.6g}, {off:.2g} off: it is not {what}."
+        )
+
+
+def _like(one: MeasuredLoss, other: MeasuredLoss) -> bool:
+    """Return whether the terms of two losses divide by counts in the same proportion."""
+    if len(one.terms) != len(other.terms):
+        return False
+    return all(
+        math.isclose(a * other.terms[0], b * one.terms[0], rel_tol=1e-4)
+        for a, b in zip(one.terms, other.terms, strict=True)
+    )
+
+
+def few_samples(part: BatchPart, data: World) -> BatchPart | None:
+    """Return the same few samples of the first batch on every rank; a collective operation.
+
+    None if there are not two, or if what ranks have of them cannot be put together.
+    """
+    count = min(part.samples, _SAMPLES)
+    counts = data.from_all(count)
+    device = next((t.device for t in tensors_in([part.inputs, part.target])), torch.device("cpu"))
+    values: Any = (part.inputs, part.target)
+    if count and samples_in(values) > count:
+        values = Cutter(None).cut(values, 0, count)
+    values = mapped(values, lambda tensor: tensor.detach().cpu())
+    if counts[0] >= 2:
+        values, count = data.from_root(values), counts[0]
+    else:
+        theirs = [value for value, n in zip(data.from_all(values), counts, strict=True) if n][:_SAMPLES]
+        count = len(theirs)
+        try:
+            columns = zip(*(tensors_in(value) for value in theirs), strict=True)
+            joined = iter([torch.cat(c) if c[0].dim() and len(c[0]) == 1 else c[0] for c in columns])
+            values = mapped(theirs[0], lambda _: next(joined)) if count > 1 else None
+        except (ValueError, RuntimeError):  # padded by each rank to a length of its own
+            values = None
+    if values is None or count < 2:
+        return None
+    inputs, target = mapped(values, lambda tensor: tensor.to(device))
+    return BatchPart(inputs, target, count, count)
+
+
+def _as_trained(modules: Sequence[torch.nn.Module]) -> None:
+    """Have dropout and batch norm alone evaluate."""
+    kinds = (torch.nn.modules.dropout._DropoutNd, torch.nn.modules.batchnorm._BatchNorm)
+    for module in modules:
+        for inner in module.modules():
+            if isinstance(inner, kinds):
+                inner.training = False
+
+
+def _as_evaluated(modules: Sequence[torch.nn.Module]) -> None:
+    """Have everything evaluate."""
+    for module in modules:
+        module.eval()

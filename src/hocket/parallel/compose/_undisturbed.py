@@ -1,0 +1,60 @@
+"""Runs of a model that leave no trace in it, nor in random numbers."""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from ..batches import restored
+
+_OWN = ("_parameters", "_buffers", "_modules")
+
+
+@contextlib.contextmanager
+def undisturbed(modules: Sequence[torch.nn.Module]) -> Iterator[None]:
+    """Open a block after which buffers, attributes and modes of modules, and random states, are as they were.
+
+    Attributes that are lists, dicts, sets or tensors have their contents put back, too; what lies deeper is not seen.
+
+    Args:
+        modules: With all that are inside them.
+    """
+    inner = list({id(one): one for module in modules for one in module.modules()}.values())
+    kept = [(one, dict(vars(one)), dict(one._buffers), [(v, _copy(v)) for v in _changeable(one)]) for one in inner]
+    devices = sorted({p.device for one in inner for p in one.parameters(recurse=False) if p.is_cuda}, key=str)
+    with restored(), torch.random.fork_rng(devices=devices):
+        try:
+            yield
+        finally:
+            for one, attributes, buffers, contents in kept:
+                for name in vars(one).keys() - attributes.keys():
+                    del one.__dict__[name]
+                one.__dict__.update({name: value for name, value in attributes.items() if name not in _OWN})
+                one._buffers.clear()
+                one._buffers.update(buffers)
+                for value, copy in contents:
+                    _put_back(value, copy)
+
+
+def _changeable(module: torch.nn.Module) -> list[Any]:
+    values = [*module._buffers.values(), *(v for name, v in vars(module).items() if name not in _OWN)]
+    return [v for v in values if isinstance(v, torch.Tensor) or type(v) in (list, dict, set)]
+
+
+def _copy(value: Any) -> Any:
+    return value.detach().clone() if isinstance(value, torch.Tensor) else value.copy()
+
+
+def _put_back(value: Any, copy: Any) -> None:
+    if isinstance(value, torch.Tensor):
+        with torch.no_grad():
+            if value.shape == copy.shape:
+                value.copy_(copy)
+            else:
+                value.set_(copy)
+    elif isinstance(value, list):
+        value[:] = copy
+    else:
+        value.clear()
+        value.update(copy)

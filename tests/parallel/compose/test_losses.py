@@ -1,0 +1,155 @@
+"""Losses that are no means over samples: equal to one process's, or refused."""
+
+import functools
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hocket.parallel.batches import LossForm, LossTally
+from hocket.testing import run_ranks
+
+from .. import loss_programs
+from ..loss_programs import LOSSES, PLANS, REFUSED, STATE_PLANS, STATEFUL
+
+plain = functools.cache(loss_programs.plain)
+EXACT = [name for name in LOSSES if name not in REFUSED]
+CUTS = [name for name in PLANS if name not in ("tensor", "whole pipeline")]
+
+
+def judge(found: list[list[Any]], cases: list[tuple[str, str]]) -> None:
+    for case, *each in zip(cases, *found, strict=True):
+        name, plan = case
+        assert all(one == each[0] for one in each), f"ranks differ: {case}: {each}"
+        if name in REFUSED and plan in CUTS:
+            assert isinstance(each[0], str), (case, each[0])
+            assert "does not keep the loss of one process" in each[0], (case, each[0])
+            assert "tensor parallelism, a pipeline with micro_batches = 1, or one rank" in each[0]
+            continue
+        assert not isinstance(each[0], str), (case, each[0])
+        losses, evaluated = plain(name)
+        assert each[0][0] == pytest.approx(losses, rel=1e-12), case
+        if name not in REFUSED:  # what does not decompose has no mean over batches
+            assert each[0][1] == pytest.approx(evaluated, rel=1e-12), case
+
+
+def test_losses_are_those_of_one_process_or_refused() -> None:
+    """Every loss by one plan that cuts batches and, by turns, others; every refusal by data parallelism."""
+    cases = [(name, "data") for name in LOSSES]
+    cases += [(name, CUTS[1 + i % (len(CUTS) - 1)]) for i, name in enumerate(EXACT)]
+    cases += [("tokens", plan) for plan in CUTS[1:]] + [("contrastive", "tensor"), ("contrastive", "whole pipeline")]
+    cases += [("inside", "parameters"), ("inside", "pipeline"), ("masked", "pipeline"), ("root", "pipeline")]
+    judge(run_ranks(loss_programs.train_all, 2, cases, timeout_s=110), cases)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_all_losses_under_all_plans(ranks: int) -> None:
+    cases = [(name, plan) for name in LOSSES for plan in PLANS]
+    judge(run_ranks(loss_programs.train_all, ranks, cases, timeout_s=400), cases)
+
+
+def test_one_process_that_accumulates_refuses_what_does_not_add_up() -> None:
+    cases = [("tokens", "accumulate"), ("masked", "accumulate"), ("pair", "accumulate"), ("contrastive", "accumulate")]
+    judge([loss_programs.train_all(cases)], cases)
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_loops_of_their_own_weigh_what_the_loss_divides_by(ranks: int) -> None:
+    names = [
+        "mean",
+        "samples",
+        "tokens",
+        "weighted",
+        "divided",
+        "told",
+        "sum",
+        "inside",
+        "mixed",
+        "contrastive",
+        "root",
+    ]
+    found = run_ranks(loss_programs.own_loops, ranks, names, timeout_s=110)
+    assert all(one == found[0] for one in found)
+    for name, losses in zip(names, found[0], strict=True):
+        if name == "mixed":
+            assert "means over different things" in losses
+        elif name in REFUSED:
+            assert "samples of the batch meet in the loss" in losses
+        else:
+            assert losses == pytest.approx(loss_programs.own_loop(name, distributed=False), rel=1e-12), name
+
+
+@pytest.mark.parametrize("plans", ["some", pytest.param("all", marks=pytest.mark.long)])
+def test_hugging_face_models_with_padded_batches_lose_what_one_process_loses(plans: str) -> None:
+    pytest.importorskip("transformers")
+    cases = [("gpt2", "data"), ("gpt2", "distribute"), ("llama", "parameters")]
+    if plans == "all":
+        names = [plan for plan in PLANS if "pipeline" not in plan]
+        cases = [(kind, plan) for kind in ("gpt2", "llama") for plan in (*names, "distribute")]
+    found = run_ranks(loss_programs.tune_all, 2, cases, timeout_s=200)
+    for i, (kind, plan) in enumerate(cases):
+        assert found[0][i] == found[1][i]
+        assert found[0][i] == pytest.approx(loss_programs.tune(kind, "plain"), rel=1e-6), (kind, plan)
+
+
+# --- state that a forward changes -------------------------------------------------------------------------------------
+
+
+def test_state_is_left_as_one_pass_leaves_it_or_told() -> None:
+    own = ("averaging", "largest")  # write buffers in their forward, which a pipeline does not follow
+    cases = [(name, plan) for name in STATEFUL for plan in STATE_PLANS if plan != "pipeline" or name not in own]
+    found = run_ranks(loss_programs.train_all_stateful, 2, cases, timeout_s=110)
+    for i, (name, plan) in enumerate(cases):
+        losses, buffers, _ = loss_programs.train_stateful(name, None)
+        mine, said = found[0][i][0], [line for rank in found for line in rank[i][2]]
+        if name in ("largest", "batch norm"):
+            assert any("2" in line and ("part" in line or "each of them" in line) for line in said), (name, plan, said)
+            assert mine != pytest.approx(losses, rel=1e-12)
+            continue
+        assert [line for line in said if "part" in line] == [], (name, plan)
+        assert mine == pytest.approx(losses, rel=1e-11), (name, plan)
+        for rank in found:
+            for key, value in rank[i][1].items():
+                if key in buffers:
+                    torch.testing.assert_close(value, buffers[key], rtol=1e-11, atol=0)
+
+
+# --- what a loss divides by -------------------------------------------------------------------------------------------
+
+KINDS = {
+    "mse": lambda o, t: F.mse_loss(o, torch.zeros_like(o)) / 3,
+    "tokens": lambda o, t: F.cross_entropy(o, t),
+    "weighted": lambda o, t: 2 * F.cross_entropy(o, t, weight=torch.linspace(0.1, 1, 5, dtype=o.dtype)),
+    "smoothed": lambda o, t: F.cross_entropy(o, t, label_smoothing=0.2).to(torch.float64),
+    "divided": lambda o, t: (o.square().sum(-1) * (t >= 0)).sum() / (t >= 0).sum(),
+    "chosen": lambda o, t: o[t >= 0].square().mean(),
+    "two": lambda o, t: F.cross_entropy(o, t) - 0.5 * o[t >= 0].abs().mean(),
+}
+
+
+@given(st.sampled_from(sorted(KINDS)), st.lists(st.integers(1, 5), min_size=1, max_size=4), st.integers(0, 2**31))
+@settings(max_examples=60, deadline=None)
+def test_parts_of_a_batch_add_up_to_its_loss(kind: str, sizes: list[int], seed: int) -> None:
+    random = torch.Generator().manual_seed(seed)
+    total = sum(sizes)
+    output = torch.randn(total, 5, generator=random, dtype=torch.float64, requires_grad=True)
+    target = torch.randint(5, (total,), generator=random)
+    target[torch.rand(total, generator=random) < 0.3] = -100
+    whole = KINDS[kind](output, target)
+    form = LossForm()
+    form.ratios = (1.0, 5.0) if kind == "two" else (1.0, 1.0) if kind == "smoothed" else (1.0,)
+    tally, measured = LossTally(form), []
+    for o, t in zip(output.split(sizes), target.split(sizes), strict=True):
+        measured.append(form.measure(KINDS[kind](o, t), (o,), t, len(t)))
+        tally.add(measured[-1])
+    loss, count = tally.mean()
+    assert float(loss) == pytest.approx(float(whole.detach()), rel=1e-10, nan_ok=True)
+    if count:
+        (expected,) = torch.autograd.grad(whole, output)
+        weighed = [one.loss * (one.weight / count) for one in measured if one.weight]
+        parts = [torch.autograd.grad(one, output, retain_graph=True)[0] for one in weighed]
+        torch.testing.assert_close(sum(parts[1:], parts[0]), expected, rtol=1e-9, atol=1e-12)
