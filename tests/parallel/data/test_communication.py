@@ -15,7 +15,7 @@ from hocket.testing import run_ranks
 WIDTH, LAYERS = 64, 4
 GRADIENT_NBYTES = LAYERS * (WIDTH * WIDTH + WIDTH) * 4
 BUCKETS = LAYERS  # of a layer each
-LOSS = ("all_reduce", 4 * 8)  # the loss, what it divides by, and how many parts are like the others
+LOSS = ("all_reduce", 4 * 8)  # its sum, its count, and how many parts have been added up as the others
 MARKS = ("all_reduce", 4 * 2 * LAYERS)  # which parameters were used, by all ranks together
 
 
@@ -72,7 +72,7 @@ def test_counts_and_bytes_of_a_step_are_those_of_the_formulas() -> None:
         assert volume(events, "reduce_scatter") == (LAYERS, GRADIENT_NBYTES)
         count, nbytes = volume(events, "all_gather")
         assert (count, nbytes) == (2 * LAYERS, 2 * GRADIENT_NBYTES)
-        assert volume(events, "all_reduce") == (1, 8)
+        assert volume(events, "all_reduce") == (1, LOSS[1])
 
 
 def on_the_wire(events: list[tuple[str, int]], n: int) -> float:
