@@ -56,6 +56,7 @@ before_evaluation: list[Callable[[World], None]] = []
 
 listeners: weakref.WeakSet[Any] = weakref.WeakSet()  # of BatchListener
 
+_kept: dict[int, tuple[weakref.ref[torch.UntypedStorage], Note]] = {}  # by the address of a tensor that was yielded
 _open: dict[int, Note] = {}  # by loader, the one that yielded last at the end
 _last: Note | None = None
 _counting: bool | None = None
@@ -64,13 +65,24 @@ _counting: bool | None = None
 def enter(owner: object, share: BatchShard | None, batch: Any, counted: float | None = None) -> None:
     """Note that `owner` is about to yield `batch`, whose weight is `counted` if that is known."""
     global _last
-    storages = []
-    for tensor in tensors_in(batch):
-        if tensor.layout is torch.strided:
-            storages.append(weakref.ref(tensor.untyped_storage()))
+    tensors = [tensor for tensor in tensors_in(batch) if tensor.layout is torch.strided and tensor.numel()]
+    storages = tuple(weakref.ref(tensor.untyped_storage()) for tensor in tensors)
     _open.pop(id(owner), None)
-    _last = _open[id(owner)] = Note(share, tuple(storages), counted, counted is not None)
+    _last = _open[id(owner)] = Note(share, storages, counted, counted is not None)
+    for tensor in tensors:
+        _remember(tensor, _last)
     _tell(_last)
+
+
+def _remember(tensor: torch.Tensor, note: Note) -> None:
+    """Keep a note for as long as a tensor's memory is there: programs may keep batches, and use them later."""
+    key = 0 if tensor.is_meta else tensor.data_ptr()
+
+    def forget(reference: weakref.ref[torch.UntypedStorage]) -> None:
+        if key in _kept and _kept[key][0] is reference:
+            del _kept[key]
+
+    _kept[key] = weakref.ref(tensor.untyped_storage(), forget), note
 
 
 def leave(owner: object) -> None:
@@ -101,8 +113,12 @@ def current(inputs: Any = None) -> Note | None:
     """Return the note of the batch in use; None if no loader has yielded any.
 
     Args:
-        inputs: What the model is called with.
+        inputs: What the model is called with: tensors of a batch say which one, even if others were yielded since.
     """
+    for tensor in tensors_in(inputs):
+        plain = type(tensor) is torch.Tensor and tensor.layout is torch.strided and not tensor.is_meta
+        if plain and (kept := _kept.get(tensor.data_ptr())) is not None and kept[0]() is not None:
+            return kept[1]
     if len(_open) > 1 and inputs is not None and len({note.weight for note in _open.values()}) > 1:
         pointers = {t.untyped_storage().data_ptr() for t in tensors_in(inputs) if t.layout is torch.strided}
         for note in reversed(_open.values()):

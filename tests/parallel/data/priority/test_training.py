@@ -120,6 +120,24 @@ def test_a_module_s_forward_waits_for_its_own_gradients_only() -> None:
         assert order == ranks[0][4]
 
 
+def kept(priority: bool) -> list[list[float]]:
+    """The losses of three epochs whose batches are used as they come, or kept first: the last of each is smaller."""
+    found = []
+    for keep in (False, True):
+        model, data, loss_fn = programs.setting("conv", torch.float64)
+        optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+        trainer = hocket.Trainer(model, loss_fn, optimizer, Plan(priority=priority))
+        batches = (b for _ in range(3) for b in trainer.batches(DataLoader(data, batch_size=programs.BATCH)))
+        found.append([float(trainer.step(batch)) for batch in (list(batches) if keep else batches)])
+    return found
+
+
+def test_batches_that_are_kept_and_used_later_count_as_they_did() -> None:
+    for priority in (False, True):
+        for used, later in run_ranks(kept, 2, priority, timeout_s=60):
+            assert used == later
+
+
 def saves(path: str) -> Any:
     model, data, loss_fn = programs.setting("conv", torch.float64)
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
