@@ -6,7 +6,7 @@ Of the finer layers each is a line that begins with `step`.
 import dataclasses
 import shlex
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_type_hints
 
 from ._share import Exchange, Operation, Share, WorkloadError, placed
 from ._workload import HEAD, Layer, Workload
@@ -88,11 +88,11 @@ def _truth(text: str) -> bool:
     return text == "true"
 
 
-_READERS: dict[str, Callable[[str], Any]] = {"int": int, "float": float, "bool": _truth}
+_READERS: dict[Any, Callable[[str], Any]] = {int: int, float: float, bool: _truth}
 
 
 def _values(kind: type[_Value], words: list[str]) -> dict[str, Any]:
-    types = {one.name: str(one.type) for one in dataclasses.fields(kind)}
+    types = get_type_hints(kind)
     values: dict[str, Any] = {}
     for word in words:
         name, equals, text = word.partition("=")
