@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
+from hocket.sharding import as_local
+
 from ._share import Exchange, Operation, Share
 from ._timing import time_of
 from ._trace import trace_of
@@ -101,7 +103,8 @@ def _exchanges(
     def left(index: int, output: Any) -> None:
         for one in tree_flatten(output)[0]:
             if isinstance(one, Tensor) and one.requires_grad:
-                one.register_hook(lambda _: move(index, "backward"))  # type: ignore[no-untyped-call]
+                with as_local():  # it looks at no gradient: a shard's will do
+                    one.register_hook(lambda _: move(index, "backward"))  # type: ignore[no-untyped-call]
 
     with ExitStack() as stack:
         for index, unit in enumerate(units):
@@ -112,7 +115,8 @@ def _exchanges(
         move(at, "forward")
         if not isinstance(result, Tensor) or not result.requires_grad:
             raise ValueError("the loss has no gradient")
-        torch.autograd.backward(result)
+        with as_local():  # kernels for the meta device ask shards for their strides
+            torch.autograd.backward(result)
         move(at, "backward")
     model.zero_grad(set_to_none=True)
     return found

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map
 
+from hocket.sharding import as_local
+
 from ._units import Loss, Unit, hooked, samples
 
 _SMALLER = 8  # how many times the small batch is smaller, whose time says what does not shrink
@@ -98,9 +100,10 @@ def _timed_step(
     def left(index: int, output: Any) -> None:
         for one in tree_flatten(output)[0]:
             if isinstance(one, Tensor) and one.requires_grad:
-                one.register_hook(  # type: ignore[no-untyped-call]
-                    lambda _, i=index: arrived.append((i, now()))
-                )
+                with as_local():  # it looks at no gradient: a shard's will do
+                    one.register_hook(  # type: ignore[no-untyped-call]
+                        lambda _, i=index: arrived.append((i, now()))
+                    )
 
     with ExitStack() as stack:
         for index, unit in enumerate(units):
@@ -110,7 +113,8 @@ def _timed_step(
         start = now()
         result = run(model, batch)
         middle = now()
-        result.backward()  # type: ignore[no-untyped-call]
+        with as_local():
+            result.backward()  # type: ignore[no-untyped-call]
         end = now()
     forward: defaultdict[int, float] = defaultdict(float)
     backward: defaultdict[int, float] = defaultdict(float)

@@ -16,16 +16,26 @@ def save(composition: Composition, path: Path, about: Mapping[str, Any], extra: 
     composition.buffers.send()
     world = composition.mesh.whole
     computed = composition.outline.computed_state(composition.model, world)
+    others = _held_before(composition)
     checkpoint.write(
         path,
-        composition.shards(),
-        composition.form.owned,
+        [shard for shard in composition.shards() if shard.name not in others],
+        [item for item in composition.form.owned if item.name not in others],
         composition.optimizer,
         composition.outline,
         {**about, "computed": computed},
         extra,
         world,
     )
+
+
+def _held_before(composition: Composition) -> set[str]:
+    """Return what earlier stages hold too: tied weights, which each stage may cut in another way."""
+    pipeline = composition.mesh["pipeline"]
+    if pipeline.size == 1:
+        return set()
+    held = pipeline.from_all({name for _, names in composition.modules for name in names.values()})
+    return set().union(*held[: pipeline.rank])
 
 
 def load(composition: Composition, path: Path, *, weights_only: bool) -> tuple[dict[str, Any], Any]:

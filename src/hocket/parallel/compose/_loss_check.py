@@ -32,6 +32,9 @@ from ._undisturbed import undisturbed
 _SAMPLES = 8
 """Most samples that are compared: enough to tell one form of loss from another, at the price of two small forwards."""
 
+_ENOUGH = 4
+"""Samples from which on those of one rank do: of fewer, what a loss divides by may look like many things."""
+
 _TOLERANCES = {torch.float64: 1e-6, torch.float32: 2e-5}
 """Relative, by the lowest precision in use: some 100 roundings; in float64 a constant may be in float32.
 
@@ -93,6 +96,8 @@ class LossCheck:
             PlanError: the plan cuts batches, and the loss of a batch does not follow from that of its parts.
         """
         composition = self._composition
+        if not self._cuts and composition.mesh["pipeline"].size > 1 and not _alike(part):
+            return True  # nodes and edges, say: a cut may be no batch, and where one stage fails the others wait
         few = few_samples(part, composition.mesh["data"])
         if few is None:
             return False
@@ -363,22 +368,33 @@ def few_samples(part: BatchPart, data: World) -> BatchPart | None:
     values: Any = (part.inputs, part.target)
     if count and samples_in(values) > count:
         values = Cutter(None).cut(values, 0, count)
-    values = mapped(values, lambda tensor: tensor.detach().cpu())
-    if counts[0] >= 2:
-        values, count = data.from_root(values), counts[0]
-    else:
-        theirs = [value for value, n in zip(data.from_all(values), counts, strict=True) if n][:_SAMPLES]
-        count = len(theirs)
+    mine = values = mapped(values, lambda tensor: tensor.detach().cpu())
+    first = (data.from_root(values), counts[0]) if counts[0] >= 2 else (None, 0)
+    values, count = first
+    if counts[0] < _ENOUGH:
+        rows = [(value, n) for value, n in zip(data.from_all(mine), counts, strict=True) if n][:_SAMPLES]
         try:
-            columns = zip(*(tensors_in(value) for value in theirs), strict=True)
-            joined = iter([torch.cat(c) if c[0].dim() and len(c[0]) == 1 else c[0] for c in columns])
-            values = mapped(theirs[0], lambda _: next(joined)) if count > 1 else None
-        except (ValueError, RuntimeError):  # padded by each rank to a length of its own
-            values = None
+            columns = zip(*(tensors_in(value) for value, _ in rows), strict=True)
+            joined = iter([_joined(column, [n for _, n in rows]) for column in columns])
+            values, count = mapped(rows[0][0], lambda _: next(joined)), sum(n for _, n in rows)
+        except (ValueError, RuntimeError, IndexError):  # padded by each rank to a length of its own
+            values, count = first
     if values is None or count < 2:
         return None
     inputs, target = mapped(values, lambda tensor: tensor.to(device))
     return BatchPart(inputs, target, count, count)
+
+
+def _joined(column: Sequence[torch.Tensor], counts: Sequence[int]) -> torch.Tensor:
+    """Return one tensor of the ranks' samples, of which each rank has so many; what is no row of samples as it is."""
+    if all(one.dim() and len(one) == count for one, count in zip(column, counts, strict=True)):
+        return torch.cat(list(column))
+    return column[0]
+
+
+def _alike(part: BatchPart) -> bool:
+    """Return whether all tensors of a batch have as many entries."""
+    return len({len(one) for one in tensors_in([part.inputs, part.target]) if one.dim()}) == 1
 
 
 def _as_trained(modules: Sequence[torch.nn.Module]) -> None:

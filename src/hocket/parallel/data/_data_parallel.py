@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import torch
 
+from hocket import comm
 from hocket.comm import torch_adapter
 
 from ..batches import batch as _batch
@@ -224,7 +225,8 @@ class DataParallel(torch.nn.Module):
         counts[: len(terms)] = torch.tensor(terms if samples else [0.0] * len(terms), dtype=torch.float64)
         known = torch.tensor([float(len(terms)), float(len(terms) ** 2), float(len(terms) > 0)], dtype=torch.float64)
         sums = torch.cat([counts, counts.square(), counts * counts[0], known]).to(self._world.device)
-        self._world.all_reduce(sums)
+        with comm.label("loss weights"):
+            self._world.all_reduce(sums)
         totals, squares, products = sums[:-3].cpu().view(3, _TERMS)
         number, number_squared, all_known = sums[-3:].tolist()
         world = self._world.size
