@@ -1,5 +1,6 @@
 """MSCCL's XML: what is written is read back to what keeps the same contract, and wrong programs are refused."""
 
+import random
 import re
 from xml.etree import ElementTree
 
@@ -8,6 +9,7 @@ import pytest
 from hocket.schedule import Collective, Schedule, ScheduleError, Step, from_msccl, to_msccl, verify
 
 from .brute_force import halving_doubling, keeps_contract, ring
+from .msccl_interpreter import is_right
 
 
 def program(text):
@@ -123,3 +125,132 @@ def test_what_msccl_cannot_say_is_refused():
         to_msccl(switched)
     with pytest.raises(ScheduleError, match="MSCCL has no gather"):
         to_msccl(Schedule("g", Collective("gather", 1), 1, ()))
+
+
+VIA = Schedule(
+    "via", Collective("all_to_all", 3), 18,
+    (
+        Step.of([0, 0, 1, 1, 2], [1, 2, 0, 2, 1], [2, 4, 6, 10, 14], [4, 6, 8, 12, 16], reduce=False),
+        Step.of(2, 1, 12, 14, reduce=False),
+        Step.of(1, 0, 12, 14, reduce=False),
+    ),
+)  # fmt: skip
+PROGRAMS = (
+    SCRATCH,
+    *map(
+        to_msccl,
+        (
+            ring(3),
+            ring(4),
+            halving_doubling(4),
+            VIA,
+            Schedule(
+                "direct", Collective("reduce_scatter", 2), 4,
+                (Step.of([0, 1], [1, 0], [2, 0], [4, 2], reduce=True),),
+            ),
+            Schedule(
+                "ring", Collective("all_gather", 3), 3,
+                (Step.of(range(3), [1, 2, 0], range(3), reduce=False, repeat=2, shift=-1),),
+            ),
+            Schedule(
+                "chain", Collective("broadcast", 3, 2), 2,
+                (Step.of(2, 0, 0, 2, reduce=False), Step.of(0, 1, 0, 2, reduce=False)),
+            ),
+        ),
+    ),
+)  # fmt: skip
+
+
+def mutants(count, seed=0):
+    """Programs of which one or two attributes were changed, or steps exchanged."""
+    rng = random.Random(seed)
+    for _ in range(count):
+        root = ElementTree.fromstring(rng.choice(PROGRAMS))
+        for _ in range(rng.choice((1, 1, 2))):
+            blocks, steps = list(root.iter("tb")), list(root.iter("step"))
+            way = rng.randrange(10)
+            if way == 0:
+                block = rng.choice(blocks)
+                block.set(rng.choice(("send", "recv", "chan", "id")), str(rng.randrange(-1, 3)))
+            elif way == 1:
+                block = rng.choice(blocks)
+                inside = list(block)
+                a, b = rng.choice(inside), rng.choice(inside)
+                (one, other) = (dict(a.attrib), dict(b.attrib))
+                a.attrib.update(other, s=one["s"])
+                b.attrib.update(one, s=other["s"])
+            else:
+                step = rng.choice(steps)
+                field = rng.choice(
+                    (
+                        "srcoff",
+                        "dstoff",
+                        "srcoff",
+                        "dstoff",
+                        "srcbuf",
+                        "dstbuf",
+                        "type",
+                        "cnt",
+                        "depid",
+                        "deps",
+                        "hasdep",
+                    )
+                )
+                values = {
+                    "type": ("s", "r", "rrc", "rcs", "rrs", "rrcs", "cpy", "re", "nop"), "cnt": "0123",
+                    "srcbuf": "ios", "dstbuf": "ios", "depid": ("-1", "0", "1", "2"), "hasdep": "01",
+                }  # fmt: skip
+                step.set(field, rng.choice(values.get(field, [str(n) for n in range(-1, 6)])))
+        yield ElementTree.tostring(root, encoding="unicode")
+
+
+def judged(text):
+    """Whether the reader keeps a program."""
+    try:
+        return verify(from_msccl(text)) == ()
+    except ScheduleError:
+        return False
+
+
+def check_mutants(count, seed):
+    kept = 0
+    for number, text in enumerate(mutants(count, seed)):
+        if judged(text):
+            kept += 1
+            assert is_right(text, random.Random(number)), text
+    return kept
+
+
+def test_of_mutated_programs_no_wrong_one_is_kept():
+    assert all(judged(text) and is_right(text, random.Random(0)) for text in PROGRAMS)
+    assert check_mutants(300, seed=1) > 60  # what a mutation did not change, or not for the worse
+
+
+@pytest.mark.long
+def test_of_a_thousand_mutated_programs_no_wrong_one_is_kept():
+    assert check_mutants(1000, seed=2) > 200
+
+
+def changed(text, old, new, count=1):
+    assert old in text
+    return text.replace(old, new, count)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        # rank 1 gets chunk 0 of an all-gather into output 1
+        (changed(PROGRAMS[6], 'type="r" srcbuf="o" srcoff="0" dstbuf="o" dstoff="0"',
+                 'type="r" srcbuf="o" srcoff="0" dstbuf="o" dstoff="1"'), r"which holds nothing"),
+        # a reduction adds chunk 0 to chunk 1
+        (changed(PROGRAMS[2], 'type="rrc" srcbuf="i" srcoff="0" dstbuf="i" dstoff="0"',
+                 'type="rrc" srcbuf="i" srcoff="1" dstbuf="i" dstoff="0"'), "does not hold|both touch|holds nothing"),
+        (changed(SCRATCH, 'hasdep="1"', 'hasdep="0"'), "which says hasdep=0"),
+        (changed(SCRATCH, '<tb id="1" send="-1"', '<tb id="0" send="-1"'), "two thread blocks 0"),
+        (changed(SCRATCH, '<tb id="1" send="-1"', '<tb id="1" send="0"'), "share the connection send=0"),
+        (changed(SCRATCH, 's_chunks="1"', 's_chunks="0"'), r"s\[0\] lies outside"),
+    ],
+)  # fmt: skip
+def test_programs_that_compute_something_else_are_refused(text, message):
+    with pytest.raises(ScheduleError, match=message):
+        from_msccl(text)

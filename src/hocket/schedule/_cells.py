@@ -1,9 +1,9 @@
 """Where the verifier keeps its state: one value for each piece of each endpoint's buffer.
 
-Small schedules get one cell a chunk. A halving-doubling of 65,536 ranks has as many chunks, and four thousand million
-cells would be needed; but a rank handles few ranges as a whole, so its buffer is cut only where one of its own
-transfers begins or ends. That is exact as long as what is written into a cell is the same all over it; the first time
-that it is not, `Uneven` says where more cuts are needed.
+Schedules whose transfers move few chunks get one cell a chunk. A halving-doubling of 65,536 ranks has as many chunks,
+and four thousand million cells would be needed; but a rank handles few ranges as a whole, so its buffer is cut only
+where one of its own transfers begins or ends. That is exact as long as what is written into a cell is the same all over
+it; the first time that it is not, `Uneven` says where more cuts are needed.
 """
 
 from typing import Any, Final, NamedTuple
@@ -17,6 +17,7 @@ Index = NDArray[np.int64]
 
 DENSE_CELLS: Final = 1 << 25
 MOST_CELLS: Final = 1 << 28
+_CUTS_PER_CELL: Final = 16  # more chunks than that for each transfer are dearer one by one than where they are cut
 
 
 class Moves(NamedTuple):
@@ -46,7 +47,8 @@ class Cells:
 
     def __init__(self, schedule: Schedule, cuts: Index | None = None) -> None:
         self.chunks = schedule.chunks
-        self.dense = schedule.endpoints * schedule.chunks <= DENSE_CELLS
+        dense = schedule.endpoints * schedule.chunks
+        self.dense = dense <= DENSE_CELLS and dense <= _CUTS_PER_CELL * (schedule.transfer_count + schedule.endpoints)
         if self.dense:
             self._keys = np.empty(0, np.int64)
             self.count = schedule.endpoints * schedule.chunks
@@ -90,7 +92,8 @@ class Cells:
         destination = step.destination.astype(np.int64)[row]
         write[several] = self._holding(destination[several], self.chunk[read[several]])
         taken = moves.source[moves.begin[row] + write - write_first[row]]
-        odd = (values[read] != values[taken]) | (flags[read] != flags[taken])
+        differs = values[read] != values[taken]
+        odd = differs.any(axis=tuple(range(1, differs.ndim))) | (flags[read] != flags[taken])
         if odd.any():
             raise Uneven(np.union1d(self._keys, destination[odd] * self.chunks + self.chunk[read[odd]]))
 

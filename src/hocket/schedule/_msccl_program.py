@@ -28,6 +28,7 @@ class MscclOperation:
     target: Place
     count: int
     wait: tuple[int, int] | None
+    awaited: bool
     order: int = -1
     clock: dict[tuple[int, int], int] = field(default_factory=dict)
 
@@ -68,6 +69,8 @@ def blocks_of(root: ElementTree.Element, world: int) -> Blocks:
             raise ScheduleError(f"gpu {rank}: ngpus={world}, so ids are 0 to {world - 1}")
         for block in gpu.iter("tb"):
             key = rank, number_of(block, "id")
+            if key in blocks:
+                raise ScheduleError(f"gpu {rank}: there are two thread blocks {key[1]}; give each its own id")
             operations = [_operation(key, place, step) for place, step in enumerate(block.iter("step"))]
             channel = int(block.get("chan", "0"))
             blocks[key] = ThreadBlock(number_of(block, "send"), number_of(block, "recv"), channel, operations)
@@ -84,6 +87,7 @@ def _operation(key: tuple[int, int], place: int, step: ElementTree.Element) -> M
         (text_of(step, "dstbuf"), number_of(step, "dstoff")),
         number_of(step, "cnt"),
         (number_of(step, "depid"), number_of(step, "deps")) if number_of(step, "depid") >= 0 else None,
+        step.get("hasdep", "1") != "0",
     )
     if verb not in RECEIVES | SENDS | LOCAL:
         raise ScheduleError(f"{one}: the type {verb!r} is unknown")
@@ -120,6 +124,8 @@ def run(blocks: Blocks) -> tuple[list[MscclOperation], dict[int, MscclOperation]
                     other = blocks.get((one.gpu, one.wait[0]))
                     if other is None or other.done <= one.wait[1]:
                         break
+                    if not other.operations[one.wait[1]].awaited:
+                        raise ScheduleError(f"{one}: waits for {other.operations[one.wait[1]]}, which says hasdep=0")
                     clocks.append(other.operations[one.wait[1]].clock)
                 if one.verb in RECEIVES:
                     lane = lanes.get((block.receive, one.gpu, block.channel))

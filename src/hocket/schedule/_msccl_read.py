@@ -1,9 +1,10 @@
 """Reads MSCCL XML, the classic form: programs of thread blocks, matched, ordered and made transfers.
 
 A program can be wrong where a schedule cannot: a receive may have no send, blocks may wait for each other in a circle,
-and two operations may touch one chunk with nothing that orders them. Each is an error here, with the place
-(`_msccl_program.py`). What is left is read as a schedule: MSCCL's buffers become the one buffer of a rank
-(`_msccl_buffers.py`), and operations get the earliest steps that keep their order.
+two operations may touch one chunk with nothing that orders them, and the result may lie where it should not. Each is an
+error here, with the place (`_msccl_program.py`, `_msccl_check.py`): what is judged is the program itself. What is left
+is read as a schedule: MSCCL's buffers become the one buffer of a rank (`_msccl_buffers.py`), and operations get the
+earliest steps that keep their order.
 """
 
 from typing import Final
@@ -12,6 +13,7 @@ from xml.etree import ElementTree
 from ._collective import Collective, ScheduleError
 from ._ir import Schedule, Step
 from ._msccl_buffers import MscclBuffers, MscclMessage, Touches
+from ._msccl_check import check_connections, check_program
 from ._msccl_program import blocks_of, number_of, run, text_of
 from ._msccl_write import NAMES
 
@@ -25,8 +27,9 @@ def from_msccl(text: str) -> Schedule:
         text: An `algo` element in the classic form; scratch buffers may hold chunks that are passed on or reduced.
 
     Raises:
-        ScheduleError: no such XML, a receive without a send, waits in a circle, chunks touched in no order, or a
-            rank that needs two values of one chunk at once, which schedules do not have.
+        ScheduleError: no such XML, a receive without a send, waits in a circle, chunks touched in no order, a result
+            that is not the collective's, or a rank that needs two values of one chunk at once, which schedules do not
+            have.
     """
     try:
         root = ElementTree.fromstring(text)
@@ -37,8 +40,11 @@ def from_msccl(text: str) -> Schedule:
         raise ScheduleError(f"algo {name!r}: coll {coll!r} is none of {', '.join(_KINDS)}")
     collective = Collective(_KINDS[coll], number_of(root, "ngpus"), int(root.get("root", "0")))
     chunks = _chunks(root, collective)
-    ordered, sent = run(blocks_of(root, collective.world))
+    blocks = blocks_of(root, collective.world)
+    ordered, sent = run(blocks)
+    check_connections(blocks, collective.world)
     messages, touches = MscclBuffers(collective, chunks, root.get("inplace") == "1").follow(ordered, sent)
+    check_program(root, collective, chunks, ordered, sent)
     steps = _steps(_ordered(messages, touches))
     return Schedule("".join(c if c.isalnum() or c in "_." else "-" for c in name), collective, chunks, steps)
 

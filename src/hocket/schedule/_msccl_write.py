@@ -82,10 +82,15 @@ class _Operation:
 def _operations(schedule: Schedule) -> list[list[_Operation]]:
     """Return each rank's operations in an order that is right: within a step all are read before any is written."""
     of_rank: list[list[_Operation]] = [[] for _ in range(schedule.world)]
+    # Blocks of an all_to_all lie in different buffers, so that each is an operation by itself.
+    apart = schedule.collective.kind == "all_to_all"
+    most = schedule.chunks // schedule.collective.blocks if apart else schedule.chunks
     for number, step in enumerate(schedule.each_step()):
         for source, destination, start, stop, reduce in zip(*(c.tolist() for c in step.columns), strict=True):
-            of_rank[source].append(_Operation(number, True, destination, start, stop, reduce))
-            of_rank[destination].append(_Operation(number, False, source, start, stop, reduce))
+            for begin in (start, *range((start // most + 1) * most, stop, most)):
+                end = min(stop, (begin // most + 1) * most)
+                of_rank[source].append(_Operation(number, True, destination, begin, end, reduce))
+                of_rank[destination].append(_Operation(number, False, source, begin, end, reduce))
     for operations in of_rank:
         operations.sort(key=lambda one: (one.step, not one.sends))  # stable: messages of a pair keep their order
     return of_rank

@@ -10,6 +10,7 @@ from ._ir import Schedule, Step
 
 EXACT_BYTES: Final = 1 << 28
 """Memory to count contributions one by one, a byte for each rank in each piece; beyond it random numbers are used."""
+_EXACT_RANKS: Final = 512  # beyond, counting is slower than many a collective's whole simulation
 
 Values = NDArray[Any]
 
@@ -133,7 +134,7 @@ def _algebra(schedule: Schedule, cells: int) -> _Counts | _Sums | _Sets:
         return _Counts(1)  # a chunk has one owner: it is there once, or not
     if schedule.collective.kind == "barrier":
         return _Sets(ranks)
-    return _Counts(ranks) if cells * ranks <= EXACT_BYTES and ranks > 1 else _Sums(ranks)
+    return _Counts(ranks) if cells * ranks <= EXACT_BYTES and 1 < ranks <= _EXACT_RANKS else _Sums(ranks)
 
 
 class _State:
