@@ -209,3 +209,38 @@ def test_a_launch_whose_output_cannot_be_read_any_more_does_not_hang(
     monkeypatch.setattr(Merger, "_read", broken)
     with pytest.raises(ZeroDivisionError, match="a mistake of ours"):
         launched(script(f"print('hello', flush=True)\n{WAIT}"), n=2)
+
+
+def test_a_stopped_rank_is_the_headline_and_the_job_ends_soon(launched: Any, script: Any) -> None:
+    source = """
+        import os, signal, sys, time
+        if os.environ["RANK"] == "1":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        time.sleep(1.0)
+        if os.environ["RANK"] == "2":
+            sys.exit("waited long enough")
+        time.sleep(60)
+    """
+    ran = launched(script(textwrap.dedent(source)), n=3)
+    assert ran.result.wall_s < deadline(15)  # the launcher did not wait for a process that cannot end
+    assert ran.result.exit_code == 1
+    stopped = next(failure for failure in ran.result.failures if failure.rank == 1)
+    assert (stopped.stopped, stopped.signal, stopped.ended_by_launcher) == (True, "SIGTERM", True)
+    assert (
+        f"hocket: rank 1 (process {stopped.pid}) was stopped (SIGSTOP); rank 2 gave up first: exit status 1" in ran.err
+    )
+
+
+def test_who_never_came_is_the_headline_and_not_who_waited(launched: Any, script: Any) -> None:
+    source = """
+        import os, time
+        class Late(Exception):
+            culprits = (1,)
+        if os.environ["RANK"] != "1":
+            raise Late("rank 1 is late")
+        time.sleep(60)
+    """
+    ran = launched(script(textwrap.dedent(source)), n=3)
+    assert re.search(
+        r"hocket: rank 1 did not come where others waited; rank [02] gave up first: exit status 1", ran.err
+    )

@@ -2,7 +2,7 @@
 
 from .aggregated import AggregationStats, aggregation_stats
 from .engines import EnginePointToPoint, EngineTransport, MpiPointToPoint
-from .group import maxloc, minloc
+from .group import maxloc, minloc, timeout_setting
 from .p2p import ShmStreams, open_streams
 from .scheduled import (
     EndpointExecutor,
@@ -45,5 +45,5 @@ __all__ = [
     "OperationRecord", "PeerDiedError", "PendingMessage", "PointToPoint", "RegistrationStats", "ScheduledTransport",
     "ShmStreams", "aggregation_stats", "announce_message", "blocks_after", "blocks_before", "choose", "empty",
     "empty_like", "host_identity", "is_registered", "label", "maxloc", "minloc", "observe", "open_streams",
-    "open_window", "perform", "reducer", "registration_stats", "zeros",
+    "open_window", "perform", "reducer", "registration_stats", "timeout_setting", "zeros",
 ]  # fmt: skip

@@ -38,6 +38,8 @@ ScatterOptions: Any = _any.ScatterOptions
 ProcessGroupBase: Any = _any.ProcessGroup
 """c10d's process group; torch declares overloads for it that no single implementation can match."""
 
+DEFAULT_TIMEOUT: Any = _any.default_pg_timeout
+"""The time-out of a process group for which the program names none."""
 
 # Since torch 2.13 these names stand for what was all_gather_into_tensor and reduce_scatter_tensor.
 all_gather_single: Any = _public.all_gather_single

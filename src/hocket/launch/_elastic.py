@@ -4,6 +4,7 @@ Beside torch's public names it overrides the hooks that elastic documents for ag
 `_monitor_workers`, `_shutdown`; https://docs.pytorch.org/docs/stable/elastic/agent.html) and reads `_pcontext`.
 """
 
+import contextlib
 import logging
 import os
 import signal
@@ -13,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch.distributed.elastic.rendezvous.registry as rendezvous_registry
@@ -48,6 +50,7 @@ class FailedRank:
     pid: int
     status: int
     error_file: str
+    stopped: bool = False  # whether it was stopped (SIGSTOP) when another failed
 
 
 class JobListener(ABC):
@@ -221,14 +224,38 @@ class _Agent(LocalElasticAgent):
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         self._listener.check()
+        stopped = self._end_stopped()
         result: RunResult = super()._monitor_workers(worker_group)
         if result.state == WorkerState.FAILED:
             failures = [
-                FailedRank(rank, failure.local_rank, failure.pid, failure.exitcode, failure.error_file)
+                FailedRank(
+                    rank,
+                    failure.local_rank,
+                    failure.pid,
+                    failure.exitcode,
+                    failure.error_file,
+                    failure.pid in stopped,
+                )
                 for rank, failure in result.failures.items()
             ]
             self._listener.failed(failures, self._remaining_restarts)
         return result
+
+    def _end_stopped(self) -> set[int]:
+        """Once a rank has failed, end those that are stopped, and return their processes.
+
+        A signal other than SIGKILL reaches a stopped process when it goes on.
+        """
+        context: Any = self._pcontext
+        processes = [handler.proc for handler in context.subprocess_handlers.values()]
+        if not any(process.poll() for process in processes):
+            return set()
+        stopped = {process.pid for process in processes if process.poll() is None and _is_stopped(process.pid)}
+        for pid in stopped:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
+                os.kill(pid, signal.SIGCONT)
+        return stopped
 
     def _shutdown(self, death_sig: signal.Signals | None = None, timeout: int | None = None) -> None:
         if self._interrupted:  # and again, while the ranks had time to end: now they have none
@@ -238,6 +265,13 @@ class _Agent(LocalElasticAgent):
             self._interrupted = True
             self._listener.ending(death_sig, self._grace_s)
         super()._shutdown(death_sig or signal.SIGTERM, self._grace_s)
+
+
+def _is_stopped(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    except (OSError, IndexError):
+        return False
 
 
 def _quieten() -> None:

@@ -28,6 +28,8 @@ class RankFailure:
         error: The exception in one line, if one was recorded.
         traceback: The exception's traceback, or the Python stack at a crash, if there is one.
         ended_by_launcher: It did not fail by itself: it was ended because another had failed.
+        stopped: It was stopped (SIGSTOP) when another failed.
+        culprits: The ranks that its error names as late or dead.
     """
 
     rank: int
@@ -40,6 +42,8 @@ class RankFailure:
     error: str | None = None
     traceback: str | None = None
     ended_by_launcher: bool = False
+    stopped: bool = False
+    culprits: tuple[int, ...] = ()
 
     def how(self) -> str:
         """Return the end in a few words."""
@@ -51,10 +55,19 @@ class _Recorded:
     error: str | None
     traceback: str | None
     time_s: float | None
+    culprits: tuple[int, ...] = ()
 
 
 def read_failure(
-    rank: int, local_rank: int, pid: int, status: int, ended_s: float, error_file: str, fault_file: str
+    rank: int,
+    local_rank: int,
+    pid: int,
+    status: int,
+    ended_s: float,
+    error_file: str,
+    fault_file: str,
+    *,
+    stopped: bool = False,
 ) -> RankFailure:
     """Return what is known about a rank that has ended badly.
 
@@ -69,7 +82,9 @@ def read_failure(
         trace = trace or _read_fault_file(fault_file)
     failed_s = recorded.time_s if recorded.time_s is not None else ended_s - _NOTICE_S
     code = 128 - status if status < 0 else status
-    return RankFailure(rank, local_rank, pid, code, name, failed_s, ended_s, recorded.error, trace)
+    return RankFailure(
+        rank, local_rank, pid, code, name, failed_s, ended_s, recorded.error, trace, False, stopped, recorded.culprits
+    )
 
 
 def in_order(failures: Sequence[RankFailure], grace_s: float) -> tuple[RankFailure, ...]:
@@ -111,7 +126,7 @@ def describe(failures: Sequence[RankFailure], began_s: float) -> list[str]:
     """
     first, *others = failures
     after_s = max(0.0, (first.failed_s if first.error else first.ended_s) - began_s)
-    lines = [f"rank {first.rank} failed first: {first.how()}, {after_s:.1f} s after the start"]
+    lines = [_headline(failures, f"{first.how()}, {after_s:.1f} s after the start")]
     if first.traceback:
         lines += first.traceback.rstrip("\n").split("\n")
     elif first.error:
@@ -132,6 +147,31 @@ def describe(failures: Sequence[RankFailure], began_s: float) -> list[str]:
     return lines
 
 
+def _headline(failures: Sequence[RankFailure], how: str) -> str:
+    """Return who is to blame: ranks that were stopped, or that others waited for in vain, else who failed first."""
+    first = failures[0]
+    by_rank = {failure.rank: failure for failure in failures}
+    stopped = sorted(failure.rank for failure in failures if failure.stopped)
+    named = {rank for failure in failures for rank in failure.culprits}
+    # Who complained itself only passed on what it suffered; who is not among the failures runs on another host.
+    silent = sorted(rank for rank in named if rank not in by_rank or by_rank[rank].ended_by_launcher)
+    if stopped:
+        which = ", ".join(f"{rank} (process {by_rank[rank].pid})" for rank in stopped)
+        return f"rank{_s(stopped)} {which} {_was(stopped)} stopped (SIGSTOP); rank {first.rank} gave up first: {how}"
+    if silent:
+        which = ", ".join(map(str, silent))
+        return f"rank{_s(silent)} {which} did not come where others waited; rank {first.rank} gave up first: {how}"
+    return f"rank {first.rank} failed first: {how}"
+
+
+def _s(ranks: Sequence[int]) -> str:
+    return "s" if len(ranks) > 1 else ""
+
+
+def _was(ranks: Sequence[int]) -> str:
+    return "were" if len(ranks) > 1 else "was"
+
+
 def _signal_name(number: int) -> str:
     try:
         return signal.Signals(number).name
@@ -147,7 +187,8 @@ def _read_error_file(path: str) -> _Recorded:
             return _Recorded(message, None, None)
         extra = message["extraInfo"]
         time_s = float(extra.get("timestamp_s", extra["timestamp"]))
-        return _Recorded(str(message["message"]), str(extra["py_callstack"]), time_s)
+        culprits = tuple(int(rank) for rank in extra.get("culprits", ()))
+        return _Recorded(str(message["message"]), str(extra["py_callstack"]), time_s, culprits)
     except (OSError, ValueError, KeyError, TypeError):
         return _Recorded(None, None, None)
 

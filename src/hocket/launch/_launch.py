@@ -304,6 +304,7 @@ class _RunningJob(JobListener):
                     ended_s.get(failure.rank, time.time()),
                     failure.error_file,
                     os.path.join(self._job.directory, f"fault-{failure.pid}"),
+                    stopped=failure.stopped,
                 )
                 for failure in failures
             ],

@@ -169,6 +169,7 @@ def _record(error: BaseException, trace: TracebackType | None) -> TracebackType 
                 "py_callstack": "".join(traceback.format_exception(type(error), error, trace)),
                 "timestamp": str(int(now_s)),
                 "timestamp_s": repr(now_s),
+                "culprits": list(getattr(error, "culprits", ())),  # ranks that Hocket's errors name
             },
         }
         # In one step: a rank that is killed while it writes must not leave half a file.

@@ -8,6 +8,7 @@ import signal
 import tempfile
 import threading
 import time
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -256,3 +257,42 @@ def test_a_registered_buffer_that_cannot_be_mapped_is_an_error_on_all_ranks():
     assert "rank 0 cannot map the registered buffer of rank 1 in all_reduce #1" in mine
     assert "Too many open files" in mine
     assert "rank 0 failed in all_reduce #1" in theirs
+
+
+def _late_for_a_group(seconds):
+    """Rank 1 does not come to make a group."""
+    if dist.get_rank() == 1:
+        time.sleep(seconds)
+        return None
+    try:
+        dist.new_group([0, 1, 2], timeout=timedelta(seconds=1.5))
+    except CollectiveTimeoutError as error:
+        return str(error), error.missing, error.culprits
+
+
+def test_who_does_not_come_to_make_a_group_is_named():
+    for rank, found in enumerate(run_ranks(_late_for_a_group, 3, 6.0)):
+        if rank != 1:
+            text, missing, culprits = found
+            assert "not arrived: rank 1" in text
+            assert (missing, culprits) == ((1,), (1,))
+
+
+def _timeouts():
+    before = dist.group.WORLD.timeout.total_seconds()
+    inherited = dist.new_group([0, 1]).timeout.total_seconds()
+    given = dist.new_group([0, 1], timeout=timedelta(seconds=77)).timeout.total_seconds()
+    os.environ["HOCKET_TIMEOUT"] = "55"
+    setting = dist.new_group([0, 1]).timeout.total_seconds()
+    os.environ["HOCKET_TIMEOUT"] = "soon"
+    try:
+        dist.new_group([0, 1])
+    except ValueError as error:
+        return before, inherited, given, setting, str(error)
+
+
+def test_a_group_without_a_time_out_of_its_own_has_the_world_s_or_the_variable_s():
+    for before, inherited, given, setting, text in run_ranks(_timeouts, 2):
+        assert inherited == before
+        assert (given, setting) == (77, 55)
+        assert text.startswith("HOCKET_TIMEOUT=soon: give the seconds")

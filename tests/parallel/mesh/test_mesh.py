@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+from typing import Any
+
 import torch
 import torch.distributed as dist
 
 from hocket.parallel.mesh._mesh import Mesh
-from hocket.parallel.mesh.world import current
+from hocket.parallel.mesh.world import current, join
 from hocket.testing import run_ranks
 
 
@@ -27,3 +30,23 @@ def _meshes() -> dict[str, bool]:
 def test_groups_are_made_once_for_each_shape_and_axis() -> None:
     for found in run_ranks(_meshes, 4, timeout_s=60):
         assert all(found.values()), found
+
+
+def _timeouts() -> list[Any]:
+    found = [join(timeout_s=9).group.timeout.total_seconds()]
+    try:
+        join(timeout_s=-1)
+    except ValueError as error:
+        found.append(str(error))
+    for setting, given in (("", None), ("500", None), ("", 3.0)):
+        dist.destroy_process_group()
+        os.environ["HOCKET_TIMEOUT"] = setting
+        found.append(join(timeout_s=given).group.timeout.total_seconds())
+    return found
+
+
+def test_worlds_have_a_time_out() -> None:
+    for first, text, *joined in run_ranks(_timeouts, 2):
+        assert first == 9
+        assert text == "timeout_s=-1: give the seconds that an operation may take, a number above 0"
+        assert joined == [300, 500, 3]

@@ -2,5 +2,6 @@
 
 from ._group import HocketGroup
 from ._locate import maxloc, minloc
+from ._runner import timeout_setting
 
-__all__ = ["HocketGroup", "maxloc", "minloc"]
+__all__ = ["HocketGroup", "maxloc", "minloc", "timeout_setting"]

@@ -19,8 +19,8 @@ from ..shm import cuda_ipc as _cuda_ipc
 from ._arguments import only
 from ._collectives import Collectives
 from ._device_backend import DeviceBackend, HostStagedWork
-from ._hosts import open_transport
-from ._runner import Runner
+from ._hosts import find_hosts, open_transport
+from ._runner import Runner, timeout_setting
 
 _lives = 0
 _open_groups: "weakref.WeakSet[HocketGroup]" = weakref.WeakSet()
@@ -45,12 +45,14 @@ class HocketGroup(Collectives):
         self._given_store = given.store
         self._global_ranks = list(given.global_ranks_in_group) or list(range(size))
         self._store = c10d.PrefixStore(f"hocket/{_count_lives()}/", given.store)
-        self._gloo: Any = _engine.gloo(self._store, rank, size, given.timeout)
+        timeout = _timeout(given.timeout)
+        hosts = find_hosts(self._store, self._name, rank, size, timeout, self._global_ranks)
+        self._gloo: Any = _engine.gloo(self._store, rank, size, timeout)
         transport, channel, self._tag_matcher = open_transport(
-            self._store, self._name, rank, size, given.timeout, self._global_ranks, self._gloo
+            self._store, self._name, rank, size, timeout, self._global_ranks, self._gloo, hosts
         )
         self._channel = channel
-        self._runner = Runner(self._name, size, channel, given.timeout)
+        self._runner = Runner(self._name, size, channel, timeout)
         self._host = DeviceBackend(transport, self._runner)
         self._gpu: DeviceBackend | None = None  # set at the first CUDA tensor if the ranks share a GPU
         self._gpu_known = False
@@ -101,6 +103,11 @@ class HocketGroup(Collectives):
 
     def _set_sequence_number_for_group(self) -> None:
         """Do nothing: sequence numbers start at 1 on every rank, so there is nothing to agree on."""
+
+    @property
+    def timeout(self) -> timedelta:
+        """Time-out of operations that name none."""
+        return timedelta(seconds=self._runner.timeout_s)
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Set the time-out of operations posted from now on."""
@@ -222,6 +229,16 @@ class HocketGroup(Collectives):
         engine = self._nccl_engine() if kind == "cuda" else self._gloo
         work: Work = getattr(engine, method)(*args)
         return work
+
+
+def _timeout(given: timedelta) -> timedelta:
+    """Return a group's time-out: torch's default gives way to HOCKET_TIMEOUT (seconds), and to that of the world."""
+    if given != c10d.DEFAULT_TIMEOUT:
+        return given
+    if (seconds := timeout_setting()) is not None:
+        return timedelta(seconds=seconds)
+    world = torch.distributed.group.WORLD
+    return world.timeout if isinstance(world, HocketGroup) else given
 
 
 def _is_plain(tensor: Tensor) -> bool:

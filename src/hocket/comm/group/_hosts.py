@@ -1,6 +1,7 @@
 """Chooses the transport of a group: one host, several hosts with several ranks each, or an engine for all."""
 
 import logging
+import time
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
@@ -12,7 +13,7 @@ from ..p2p import TagMatcher, publish_streams
 from ..scheduled import ScheduledTransport, Subset, TwoLevelTransport
 from ..shm import Channel, SharedMemoryTransport, host_identity
 from ..shm import bootstrap as _bootstrap
-from ..transport import Transport
+from ..transport import CollectiveTimeoutError, CommError, Transport
 
 log = logging.getLogger("hocket.comm")
 
@@ -26,13 +27,19 @@ class Opened(NamedTuple):
 
 
 def open_transport(
-    store: Any, name: str, rank: int, size: int, timeout: timedelta, global_ranks: Sequence[int], gloo: Any
+    store: Any,
+    name: str,
+    rank: int,
+    size: int,
+    timeout: timedelta,
+    global_ranks: Sequence[int],
+    gloo: Any,
+    hosts: Sequence[Sequence[int]],
 ) -> Opened:
-    """Find out where the ranks of a group run, and open what serves them best; all ranks come to the same answer."""
+    """Open what serves the ranks of a group best on the `hosts` where they run; all come to the same answer."""
     flat = EngineTransport(gloo, "gloo")
     if size == 1:
         return Opened(flat, None, None)
-    hosts = _hosts(store, rank, size, timeout)
     points = EnginePointToPoint(gloo, "gloo")
     scheduled: Transport = ScheduledTransport(points, rank, size, flat)
     mine = next(ranks for ranks in hosts if rank in ranks)
@@ -59,11 +66,33 @@ def open_transport(
     return Opened(TwoLevelTransport(hosts, rank, inside, between, scheduled), channel, None)
 
 
-def _hosts(store: Any, rank: int, size: int, timeout: timedelta) -> list[list[int]]:
-    """Return the ranks of each host, hosts in the order of their first ranks."""
+def find_hosts(
+    store: Any, name: str, rank: int, size: int, timeout: timedelta, global_ranks: Sequence[int]
+) -> list[list[int]]:
+    """Return the ranks of each host, hosts in the order of their first ranks.
+
+    Raises:
+        CollectiveTimeoutError: some ranks have not come to make the group.
+    """
     store.set(f"hocket/host/{rank}", host_identity())
     keys = [f"hocket/host/{r}" for r in range(size)]
-    store.wait(keys, timeout)
+    begin_s = time.monotonic()
+    try:
+        store.wait(keys, timeout)
+    except Exception as error:
+        waited_s = time.monotonic() - begin_s
+        if waited_s < timeout.total_seconds() / 2:  # the store itself is gone
+            raise CommError(
+                f"rank {global_ranks[rank]} cannot make group {name!r}: the store where its ranks meet failed: {error}"
+            ) from error
+        late = tuple(r for r in range(size) if not store.check([keys[r]]))
+        numbers = tuple(global_ranks[r] for r in late)
+        raise CollectiveTimeoutError(
+            f"rank {global_ranks[rank]} waited {waited_s:.0f} s to make group {name!r}: "
+            f"not arrived: rank{'s' if len(late) > 1 else ''} {', '.join(map(str, numbers))}",
+            late,
+            numbers,
+        ) from error
     found: dict[bytes, list[int]] = {}
     for r, host in enumerate(store.multi_get(keys)):
         found.setdefault(host, []).append(r)

@@ -175,6 +175,10 @@ class ShmStreams:
         """Return the peers that messages have gone to or come from and whose processes have ended."""
         return self._liveness.ranks()
 
+    def state(self, rank: int) -> str:
+        """Return, for a message, that a peer is stopped; "" if it is not."""
+        return self._liveness.state(rank)
+
     def close(self) -> None:
         """Give up the peers; what is under way is lost."""
         self._liveness.close()

@@ -15,6 +15,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from ..shm import LONGER
 from ..shm import kernel as _kernel
 from ..transport import CollectiveMismatchError, CollectiveTimeoutError, CommError, PeerDiedError
 from ._requests import ANY, EmptyBody, PeerQueues, TaggedRequest, UnexpectedCopy, UnexpectedMessage
@@ -221,10 +222,12 @@ class TagMatcher:
         while not request.over:
             left_s = deadline_s - time.monotonic()
             if left_s <= 0:
+                late = () if request.peer == ANY else (request.peer,)
                 raise CollectiveTimeoutError(
                     f"{request} in group {self._name!r} passed its timeout of {timeout_s:g} s on rank "
-                    f"{self.number(self._shm_streams.rank)}",
-                    () if request.peer == ANY else (request.peer,),
+                    f"{self.number(self._shm_streams.rank)}{self._stopped()}. {LONGER}",
+                    late,
+                    tuple(self.number(rank) for rank in late),
                 )
             if self._tended:
                 self._lock.wait(min(0.1, left_s))
@@ -274,9 +277,15 @@ class TagMatcher:
                         f"rank {self.number(rank)} died or left while rank {self.number(self._shm_streams.rank)} "
                         f"waited in {request} of group {self._name!r}",
                         rank,
+                        (self.number(rank),),
                     ),
                 )
         self._lock.notify_all()
+
+    def _stopped(self) -> str:
+        """Return, for a message, which ranks are stopped: the peer may itself wait for one that is."""
+        states = {r: self._shm_streams.state(r) for r in range(self._shm_streams.size)}
+        return "".join(f"; rank {self.number(r)} has not come{state}" for r, state in states.items() if state)
 
     def _tend_beside(self) -> None:
         """Tend the streams in the group's thread while requests are open that nobody waits for."""

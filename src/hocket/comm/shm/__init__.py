@@ -1,7 +1,7 @@
 """Collectives inside a host: one channel of shared memory, and CUDA IPC for ranks that share a GPU."""
 
 from ._channel import Channel
-from ._liveness import Liveness
+from ._liveness import LONGER, Liveness, state_of
 from ._memory import empty, empty_like, is_registered, zeros
 from ._registration import RegistrationStats, registration_stats
 from ._segment import PAGE, Address, SharedSegment, host_identity
@@ -9,7 +9,7 @@ from ._shm import SharedMemoryTransport
 from ._window import MemoryWindow, open_window
 
 __all__ = [
-    "PAGE", "Address", "Channel", "Liveness", "MemoryWindow", "RegistrationStats", "SharedMemoryTransport",
+    "LONGER", "PAGE", "Address", "Channel", "Liveness", "MemoryWindow", "RegistrationStats", "SharedMemoryTransport",
     "SharedSegment", "empty", "empty_like", "host_identity", "is_registered", "open_window", "registration_stats",
-    "zeros",
+    "state_of", "zeros",
 ]  # fmt: skip

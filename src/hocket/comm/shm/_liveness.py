@@ -2,6 +2,19 @@
 
 import os
 import select
+from pathlib import Path
+from typing import Final
+
+LONGER: Final = "If it only needs longer: HOCKET_TIMEOUT=SECONDS, or timeout_s of hocket.distribute and hocket.Trainer"
+
+
+def state_of(pid: int) -> str:
+    """Return, for a message, that a process of this host is stopped and how it goes on; "" if it is not."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return ""
+    return f" and is stopped (SIGSTOP; `kill -CONT {pid}` lets it go on)" if state in "Tt" else ""
 
 
 class Liveness:
@@ -10,16 +23,22 @@ class Liveness:
     def __init__(self) -> None:
         self._poll = select.poll()
         self._ranks_by_fd: dict[int, int] = {}
+        self._pids: dict[int, int] = {}
 
     def watch(self, rank: int, pid: int) -> None:
         """Watch a process from now on. Raises OSError: there is no such process."""
         fd = os.pidfd_open(pid)
         self._ranks_by_fd[fd] = rank
+        self._pids[rank] = pid
         self._poll.register(fd, select.POLLIN)
 
     def ranks(self) -> set[int]:
         """Return those whose processes have ended; never waits."""
         return {self._ranks_by_fd[fd] for fd, _ in self._poll.poll(0)}
+
+    def state(self, rank: int) -> str:
+        """Return what `state_of` says of a rank's process."""
+        return state_of(self._pids[rank]) if rank in self._pids else ""
 
     def close(self) -> None:
         """Watch nobody any more."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from ..transport import CollectiveTimeoutError, CommError, PeerDiedError
 from . import kernel as _kernel
 from ._announcement import AnnouncementBoard
+from ._liveness import LONGER, state_of
 from ._segment import PAGE, SharedSegment
 
 HEADER_NBYTES = PAGE
@@ -95,11 +96,14 @@ class Peers:
 
     def timed_out(self, late: Sequence[int], operation: str, timeout_s: float) -> CollectiveTimeoutError:
         """Return the error that names the ranks that have not come to `operation`."""
-        where = "; ".join(f"rank {self._numbers[r]} was last at {self._board.last(r)}" for r in late)
+        where = "; ".join(
+            f"rank {self._numbers[r]} was last at {self._board.last(r)}{state_of(self._peers[r].pid)}" for r in late
+        )
         return CollectiveTimeoutError(
             f"{operation} of group {self._group!r} passed its timeout of {timeout_s:.1f} s on rank "
-            f"{self._numbers[self._rank]}: not arrived: {where}",
+            f"{self._numbers[self._rank]}: not arrived: {where}. {LONGER}",
             tuple(late),
+            tuple(self._numbers[r] for r in late),
         )
 
     def _dead(self) -> set[int]:
@@ -120,6 +124,7 @@ class Peers:
             f"{how} while rank {self._numbers[self._rank]} waited for it in {operation} of group {self._group!r}; "
             f"its last announcement was {self._board.last(rank)}",
             rank,
+            (self._numbers[rank],),
         )
 
     def _message(self, rank: int) -> str:

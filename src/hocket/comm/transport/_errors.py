@@ -10,15 +10,17 @@ class PeerDiedError(CommError):
 
     Attributes:
         rank: The rank in the group that is gone.
+        culprits: Its number in the world, where that is known, for who reads errors of several groups.
     """
 
-    def __init__(self, message: str, rank: int) -> None:
+    def __init__(self, message: str, rank: int, culprits: tuple[int, ...] = ()) -> None:
         super().__init__(message)
         self.rank = rank
+        self.culprits = culprits
 
     # An exception is copied and pickled by calling its class with `args`, which holds the message alone.
-    def __reduce__(self) -> "tuple[type[PeerDiedError], tuple[str, int]]":
-        return type(self), (str(self), self.rank)
+    def __reduce__(self) -> "tuple[type[PeerDiedError], tuple[str, int, tuple[int, ...]]]":
+        return type(self), (str(self), self.rank, self.culprits)
 
 
 class CollectiveTimeoutError(CommError):
@@ -26,14 +28,16 @@ class CollectiveTimeoutError(CommError):
 
     Attributes:
         missing: The ranks in the group that had not arrived.
+        culprits: Their numbers in the world, where these are known, for who reads errors of several groups.
     """
 
-    def __init__(self, message: str, missing: tuple[int, ...]) -> None:
+    def __init__(self, message: str, missing: tuple[int, ...], culprits: tuple[int, ...] = ()) -> None:
         super().__init__(message)
         self.missing = missing
+        self.culprits = culprits
 
-    def __reduce__(self) -> "tuple[type[CollectiveTimeoutError], tuple[str, tuple[int, ...]]]":
-        return type(self), (str(self), self.missing)
+    def __reduce__(self) -> "tuple[type[CollectiveTimeoutError], tuple[str, tuple[int, ...], tuple[int, ...]]]":
+        return type(self), (str(self), self.missing, self.culprits)
 
 
 class CollectiveMismatchError(CommError):

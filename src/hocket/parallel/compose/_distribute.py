@@ -35,6 +35,7 @@ def distribute(
     seed_samples: bool = True,
     sync_batch_norm: bool = False,
     compression: str | None = None,
+    timeout_s: float | None = None,
 ) -> tuple[DataParallel, Any, DistributedLoader | None]:
     """Makes a model, its optimizer and its loader train on all ranks as they would on one; the loop stays as it is.
 
@@ -69,6 +70,8 @@ def distribute(
         compression: how gradients are made smaller on their way between ranks, as "fp16", "int8" or "topk:0.01"; None
             for what the plan says, "none" for not at all. Training is not serially equivalent then; see
             docs/compression.md.
+        timeout_s: seconds that ranks wait for one that is stopped or hangs, before all raise an error that names it.
+            None: HOCKET_TIMEOUT, else 300 s, or what the process group has that the program made itself.
 
     A plan that `hocket run --plan` has given decides where the arguments say nothing; only plain data parallelism
     leaves the loop to you, so other plans are refused.
@@ -92,7 +95,7 @@ def distribute(
         raise ValueError("what hocket.distribute has returned must not be distributed again")
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"the model must be a torch.nn.Module, not {type(model).__name__}")
-    world = _world.join(group)
+    world = _world.join(group, timeout_s)
     plan = _plain_plan()
     bucket_bytes = plan.bucket_bytes if bucket_bytes is None else bucket_bytes
     compression = plan.compression if compression is None else compression

@@ -66,6 +66,8 @@ class Trainer:
         loss_reduction: whether the loss is a "mean" over samples, or something else (see docs/losses.md), or a "sum".
         loss_weight: gives what the mean loss of a part of a batch divides by; called with the part as a loader yields
             it. None where that is its samples, where the loss's graph or a tensor of the batch tells it, or for pairs.
+        timeout_s: seconds that ranks wait for one that is stopped or hangs, before all raise an error that names it.
+            None: HOCKET_TIMEOUT, else 300 s, or what the process group has that the program made itself.
 
     Raises:
         PlanError: a rule of the plan is broken; with the rule and the remedy.
@@ -89,9 +91,10 @@ class Trainer:
         sample: Any = None,
         loss_reduction: Literal["mean", "sum"] = "mean",
         loss_weight: Callable[[Any], Any] | None = None,
+        timeout_s: float | None = None,
     ) -> None:
         self._loss_form = LossForm(loss_reduction, loss_weight)
-        world = _world.join()
+        world = _world.join(timeout_s=timeout_s)
         if not isinstance(model, torch.nn.Module) and callable(model):
             model = deferred(model)
         if callable(optimizer) and not hasattr(optimizer, "param_groups"):

@@ -4,12 +4,18 @@ import atexit
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from datetime import timedelta
+from typing import Any, Final, TypeVar
 
 import torch
 import torch.distributed as dist
 
+from hocket.comm import timeout_setting
+
 T = TypeVar("T")
+
+TIMEOUT_S: Final = 300.0
+"""Time-out of a world that is joined here: long enough for rank 0 to save or evaluate something alone meanwhile."""
 
 
 class DryGroup:
@@ -95,16 +101,30 @@ def current(group: Any = None) -> World:
     return World(rank, dist.get_world_size(group), group)
 
 
-def join(group: Any = None) -> World:
+def join(group: Any = None, timeout_s: float | None = None) -> World:
     """Like `current`, after joining the world that a launcher's environment variables describe, if they do.
 
     Who joined here also leaves here, when the interpreter exits.
+
+    Args:
+        group: The ranks; None for torch's default group.
+        timeout_s: Seconds that an operation may take. None: HOCKET_TIMEOUT, else `TIMEOUT_S`; a group that exists
+            already keeps its own. To join, ranks have `TIMEOUT_S` at least: one may import longer than another.
+
+    Raises:
+        ValueError: a time-out that is not above 0, or as for `current`.
     """
+    if timeout_s is not None and not 0 < timeout_s < 1e9:
+        raise ValueError(f"timeout_s={timeout_s}: give the seconds that an operation may take, a number above 0")
     launched = "RANK" in os.environ and "WORLD_SIZE" in os.environ
     if launched and group is None and dist.is_available() and not dist.is_initialized():
-        dist.init_process_group("hocket")
+        timeout_s = timeout_s or timeout_setting() or TIMEOUT_S
+        dist.init_process_group("hocket", timeout=timedelta(seconds=max(timeout_s, TIMEOUT_S)))
         atexit.register(_leave)
-    return current(group)
+    found = current(group)
+    if timeout_s is not None and found.group is not None:
+        found.group.set_timeout(timedelta(seconds=timeout_s))
+    return found
 
 
 def _leave() -> None:
