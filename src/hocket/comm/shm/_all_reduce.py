@@ -20,7 +20,7 @@ import torch
 
 from ..transport import ReduceOperator, cut
 from ._channel import Channel
-from ._memory import MemoryHandle
+from ._memory import MemoryHandle, shared_memory
 from ._registration import registration_cache
 
 _PLANS_KEPT = 64
@@ -28,14 +28,17 @@ DirectPlan = list[tuple[torch.Tensor, ...]]  # for each piece of this rank's chu
 
 
 class DirectPlans:
-    """The views that direct operations use, kept because training reduces the same buffers in every step."""
+    """The views that direct operations use, kept because training reduces the same buffers in every step.
+
+    They are views of arenas, this rank's too: arenas stay, and a view of a tensor would keep it alive.
+    """
 
     def __init__(self) -> None:
         self._plans: OrderedDict[tuple[object, ...], DirectPlan] = OrderedDict()
 
     def get(self, channel: Channel, flat: torch.Tensor, places: list[MemoryHandle]) -> DirectPlan:
         """For each piece of this rank's chunk, the views of all ranks' buffers, in the order of ranks."""
-        key = (*places, flat.dtype, flat.numel(), flat.data_ptr())
+        key = (*places, flat.dtype, flat.numel())
         plan = self._plans.get(key)
         if plan is not None:
             self._plans.move_to_end(key)
@@ -47,7 +50,10 @@ class DirectPlans:
         piece = channel.sizes.direct_piece // flat.element_size()
         with torch.inference_mode(False):
             buffers = [
-                flat if r == me else peer_buffer(channel, r, places[r], flat.dtype, flat.numel()) for r in range(n)
+                shared_memory.at(place, flat.dtype, flat.numel())
+                if r == me
+                else peer_buffer(channel, r, place, flat.dtype, flat.numel())
+                for r, place in enumerate(places)
             ]
             columns = [cut(buffer[lo:hi], piece) for buffer in buffers]
         plan = list(zip(*columns, strict=True)) if hi > lo else []

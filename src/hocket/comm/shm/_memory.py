@@ -96,6 +96,11 @@ class SharedMemory:
             return None
         return MemoryHandle(arena.serial, arena.segment.fd, arena.segment.nbytes, offset)
 
+    def at(self, place: MemoryHandle, dtype: torch.dtype, numel: int) -> torch.Tensor:
+        """Return what lies there as a flat tensor, which does not keep the place from being given to others."""
+        arena = self._arenas[place.arena].segment.tensor
+        return arena.narrow(0, place.offset, numel * dtype.itemsize).view(dtype)
+
     def _add(self, nbytes: int) -> _Arena:
         arena = _Arena(len(self._arenas), nbytes)
         self._arenas.append(arena)

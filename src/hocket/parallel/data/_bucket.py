@@ -49,10 +49,9 @@ class Bucket:
         self._views: list[torch.Tensor]
         self.numel = end + extra if parts == 1 else -(-(end + extra) // (parts * step)) * parts * step
         self.places = [Slot(offset, p.numel(), *_strides(p)) for offset, p in zip(offsets, parameters, strict=True)]
+        self.detach()
         if attached:
-            self.attach(self.memory().zero_())  # the gaps take part in the reduction
-        else:
-            self.detach()
+            self.open()
 
     def memory(self) -> torch.Tensor:
         """Flat memory as a bucket needs it, of any contents."""
@@ -64,6 +63,11 @@ class Bucket:
     def attached(self) -> bool:
         """Whether it has memory."""
         return bool(self._views)
+
+    def open(self) -> None:
+        """Get memory if it has none."""
+        if not self.attached:
+            self.attach(self.memory().zero_())  # the gaps take part in the reduction
 
     def attach(self, flat: torch.Tensor) -> None:
         """Make `flat` the memory of the bucket."""

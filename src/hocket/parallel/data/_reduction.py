@@ -39,8 +39,8 @@ class BucketReduction:
         self._buckets: list[Bucket] = []
 
     def make_bucket(self, members: list[int], parameters: list[torch.nn.Parameter], *, last: bool) -> Bucket:
-        """Make the bucket of some parameters."""
-        return Bucket(members, parameters, self._count if last else 0)
+        """Make the bucket of some parameters. It gets memory with its first gradient: that of old buckets, if any."""
+        return Bucket(members, parameters, self._count if last else 0, attached=False)
 
     def laid_out(self, buckets: list[Bucket]) -> None:
         """Take over all buckets, which have been made."""
@@ -50,6 +50,7 @@ class BucketReduction:
 
     def open(self, bucket: Bucket) -> None:
         """Get memory for `bucket`, into which a gradient is about to go."""
+        bucket.open()
 
     def post(self, bucket: Bucket, number: int, absent: Sequence[int]) -> Any:
         """Post the reduction of a complete bucket, the `number`-th; `absent` are the parameters without a gradient."""

@@ -125,6 +125,7 @@ class Compression:
         for bucket in buckets:
             if not any(i in left for i in bucket.members):
                 continue
+            bucket.open()
             flat = bucket.flat[: bucket.numel - bucket.tail.numel()]
             job = self._job(bucket, flat, None)
             residual = torch.zeros(flat.numel(), dtype=job.computing, device=flat.device)
