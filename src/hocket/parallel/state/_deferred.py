@@ -108,8 +108,9 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
             for one in touched.values():
                 self._allocate(one)
                 one.filled = max(one.filled, 0)
-            self._evict(set(touched))
-            return func(*args, **kwargs)
+            view = func(*args, **kwargs)
+            self._evict()
+            return view
         name = func.overloadpacket.__name__
         written = {id(one): one for t in _written(func, args, kwargs) if (one := self.of(t)) is not None}
         fresh = name in _OVERWRITING and bool(written) and self._covered(args[0])
@@ -138,7 +139,7 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
                         continue
                     line = _Line(func, *frozen, states, needs, number, True)
                     self.adopt(out, [] if name in _EMPTY else [line])
-        self._evict(set(touched))
+        self._evict()
         return result
 
     def adopt(self, tensor: torch.Tensor, lines: list[_Line]) -> None:
@@ -176,7 +177,7 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if one is not None:
             self.fill(one)
             self._forget(one)
-            self._evict(set())
+            self._evict()
 
     def operators(self) -> list[str]:
         """Return the operators of all lines, with the shapes that they work on."""
@@ -222,7 +223,7 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._hollow.pop(id(one.storage), None)
         self._recent.pop(id(one.storage), None)
 
-    def _evict(self, used: set[int]) -> None:
+    def _evict(self) -> None:
         total = sum(one.nbytes for one in self._recent.values())
         for key, one in list(self._recent.items()):
             if total <= _KEPT_NBYTES:
