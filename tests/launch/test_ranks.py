@@ -259,3 +259,22 @@ def test_hosts_that_do_not_meet_are_an_error(script: Any) -> None:
     assert done.returncode == 1
     assert "the hosts did not meet at 'localhost:1'" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_script_that_trains_once_in_each_rank_is_told_so(launched: Any, script: Any) -> None:
+    source = """
+    import sys, torch
+    import torch.distributed as dist
+    import hocket
+    if "join" in sys.argv:
+        dist.init_process_group("hocket")
+    for _ in range(2):
+        torch.ones(2, requires_grad=True).sum().backward()
+    """
+    path = script(textwrap.dedent(source))
+    ran = launched(path, n=2)
+    assert ran.result.outcome == "finished"
+    said = [line for line in ran.err.splitlines() if "this script trains 2 times, once in each rank" in line]
+    assert len(said) == 1
+    assert "hocket.distribute(model, optimizer, loader)" in said[0]
+    assert "trains 2 times" not in launched(path, "join", n=2).err

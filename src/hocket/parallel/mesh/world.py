@@ -1,7 +1,6 @@
 """Who takes part: rank, size and group, and the few collectives on Python objects that setting up needs."""
 
 import atexit
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -10,6 +9,7 @@ from typing import Any, Final, TypeVar
 import torch
 import torch.distributed as dist
 
+from hocket import _tasks
 from hocket.comm import timeout_setting
 
 T = TypeVar("T")
@@ -104,7 +104,8 @@ def current(group: Any = None) -> World:
 def join(group: Any = None, timeout_s: float | None = None) -> World:
     """Like `current`, after joining the world that a launcher's environment variables describe, if they do.
 
-    Who joined here also leaves here, when the interpreter exits.
+    The launchers are torchrun, `hocket run` and what sets their variables, Slurm's srun, and mpirun. Who joined here
+    also leaves here, when the interpreter exits.
 
     Args:
         group: The ranks; None for torch's default group.
@@ -112,12 +113,12 @@ def join(group: Any = None, timeout_s: float | None = None) -> World:
             already keeps its own. To join, ranks have `TIMEOUT_S` at least: one may import longer than another.
 
     Raises:
-        ValueError: a time-out that is not above 0, or as for `current`.
+        ValueError: a time-out that is not above 0; variables that say that this is one process of several, and not
+            which; or as for `current`.
     """
     if timeout_s is not None and not 0 < timeout_s < 1e9:
         raise ValueError(f"timeout_s={timeout_s}: give the seconds that an operation may take, a number above 0")
-    launched = "RANK" in os.environ and "WORLD_SIZE" in os.environ
-    if launched and group is None and dist.is_available() and not dist.is_initialized():
+    if group is None and dist.is_available() and not dist.is_initialized() and _tasks.launched():
         timeout_s = timeout_s or timeout_setting() or TIMEOUT_S
         dist.init_process_group("hocket", timeout=timedelta(seconds=max(timeout_s, TIMEOUT_S)))
         atexit.register(_leave)

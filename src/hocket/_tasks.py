@@ -1,0 +1,296 @@
+"""Which task of a job this process is, by the variables of its launcher, and how the tasks of a job find each other.
+
+`srun python train.py` and `mpirun python train.py` start a process for each rank, and tell it its number; torch reads
+only RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. Here the former become the latter. Variables that say "many tasks"
+are never passed over: N processes that each train alone look like a training and are none.
+
+Only the standard library is imported here.
+"""
+
+import contextlib
+import hashlib
+import os
+import re
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from ._sweep import start_ticks, variable_of
+
+_CANDIDATES = 8  # ports at which rank 0 may answer, should other jobs have the first of them
+_FIRST_PORT, _PORTS = 15_000, 15_000  # below those that the kernel hands out
+_PATIENCE_S = 300.0  # as long as torch's own stores wait; the tasks of a large job start over minutes
+_REPLY_S = 2.0
+_LOCAL = "127.0.0.1"
+
+
+class TasksError(ValueError):
+    """The variables of a launcher describe many tasks, and do not suffice to join them; the message says what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchedTask:
+    """One of a job's processes, as its launcher's variables describe it."""
+
+    launcher: str  # command that started them: "srun", "mpirun"
+    rank: int  # number of this process
+    size: int  # how many there are
+    local_rank: int  # number among those of this host
+    local_size: int  # how many there are on this host
+    job: str  # a text that is the same in all of them, and in no other job
+    host: str | None  # name or address of the host of rank 0; None if the variables do not tell
+
+
+def described(environment: Mapping[str, str] | None = None) -> LaunchedTask | None:
+    """Return the tasks that this process is one of; None where no launcher describes any.
+
+    Launchers start each other (mpirun its daemons by srun), so the innermost is looked for first.
+
+    Raises:
+        TasksError: There are many, and which one this is, or how many, is not said.
+    """
+    env = os.environ if environment is None else environment
+    if "OMPI_COMM_WORLD_RANK" in env:
+        names = (
+            "OMPI_COMM_WORLD_RANK",
+            "OMPI_COMM_WORLD_SIZE",
+            "OMPI_COMM_WORLD_LOCAL_RANK",
+            "OMPI_COMM_WORLD_LOCAL_SIZE",
+        )
+        rank, size, local_rank, local_size = _numbers(env, *names)
+        job = env.get("PMIX_NAMESPACE") or env.get("OMPI_MCA_ess_base_jobid") or _ancestor(names[0])
+        return LaunchedTask("mpirun", rank, size, local_rank, local_size, job, _LOCAL if local_size == size else None)
+    if "PMI_RANK" in env and "MPI_LOCALRANKID" in env:  # Hydra: MPICH, Intel MPI, MVAPICH
+        names = ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
+        rank, size, local_rank, local_size = _numbers(env, *names)
+        host = _LOCAL if local_size == size else None
+        return LaunchedTask("mpirun", rank, size, local_rank, local_size, _ancestor("PMI_RANK"), host)
+    if "SLURM_STEP_ID" in env and int(env.get("SLURM_STEP_NUM_TASKS", "1")) > 1:
+        names = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_NODEID")
+        rank, size, local_rank, node = _numbers(env, *names)
+        local_size = tasks_per_node(env.get("SLURM_STEP_TASKS_PER_NODE", str(size)))[node]
+        first = next(expand_hosts(env.get("SLURM_STEP_NODELIST") or env["SLURM_JOB_NODELIST"]))
+        job = f"slurm-{env.get('SLURM_JOB_ID')}.{env['SLURM_STEP_ID']}"
+        return LaunchedTask("srun", rank, size, local_rank, local_size, job, _LOCAL if local_size == size else first)
+    if "PMI_RANK" in env and int(env.get("PMI_SIZE", "1")) > 1 or "PMIX_RANK" in env and "SLURM_STEP_ID" not in env:
+        raise TasksError(
+            f"PMI_RANK={env.get('PMI_RANK')}, PMIX_RANK={env.get('PMIX_RANK')}: a launcher that Hocket does not know "
+            "has started this process as one of several, and does not say how they lie on hosts; set RANK, WORLD_SIZE, "
+            "LOCAL_RANK, MASTER_ADDR and MASTER_PORT in each, or start the script with `hocket run`"
+        )
+    return None
+
+
+def launched() -> bool:
+    """Return whether this process is one of several that are to form a group, or has been told to form one.
+
+    Raises:
+        TasksError: It is one of several, and cannot know which.
+    """
+    env = os.environ
+    if "RANK" in env and "WORLD_SIZE" in env:
+        return env["WORLD_SIZE"] != "1" or "MASTER_ADDR" in env
+    tasks = described()
+    if tasks is not None and tasks.size > 1:
+        return True
+    size = env.get("WORLD_SIZE", "1")
+    if "RANK" in env and env["RANK"] != "0" or size != "1":
+        have, missing = ("RANK", "WORLD_SIZE") if "RANK" in env else ("WORLD_SIZE", "RANK")
+        raise TasksError(
+            f"{have}={env[have]} is set and {missing} is not, so that each process would train alone; set both "
+            "(and MASTER_ADDR, MASTER_PORT), or start the script with `hocket run`, torchrun, srun or mpirun"
+        )
+    _say_idle_tasks(env)
+    return False
+
+
+def _say_idle_tasks(env: Mapping[str, str]) -> None:
+    """Say that a Slurm job has more tasks than this process, which a batch script starts once if it writes no srun."""
+    tasks = env.get("SLURM_NTASKS", "1")
+    if "SLURM_JOB_ID" in env and tasks.isdigit() and int(tasks) > 1:
+        script = sys.argv[0] or "train.py"
+        print(
+            f"hocket: this Slurm job has {tasks} tasks, and this process trains alone. To train on all of them, write: "
+            f"srun python {script}    or: hocket run {script}",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
+def adopt() -> None:
+    """Set RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT as the launcher's variables say.
+
+    Does nothing where RANK is set, or where no tasks are described. All tasks must call it.
+
+    Raises:
+        TasksError: The tasks cannot find each other.
+    """
+    tasks = None if "RANK" in os.environ else described()
+    if tasks is None:
+        return
+    address, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
+    if tasks.size == 1:
+        address, port = address or _LOCAL, port or str(_free_port())
+    elif address is None and tasks.host is None:
+        address, port = _agree_by_mpi(tasks)
+    address = address or reachable(tasks.host or "")
+    if port is None:
+        port = str(_agree(replace(tasks, host=address)))
+    os.environ.update(
+        RANK=str(tasks.rank),
+        WORLD_SIZE=str(tasks.size),
+        LOCAL_RANK=str(tasks.local_rank),
+        LOCAL_WORLD_SIZE=str(tasks.local_size),
+        MASTER_ADDR=address,
+        MASTER_PORT=port,
+    )
+
+
+def expand_hosts(text: str) -> Iterator[str]:
+    """Give the hosts of a list as Slurm writes it, in its order: "a[1-2,07],b" is a1, a2, a07, b."""
+    for item in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", text):
+        parts = re.split(r"\[([^\]]*)\]", item)
+        names = [parts[0]]
+        for ranges, rest in zip(parts[1::2], parts[2::2], strict=True):
+            numbers = [number for one in ranges.split(",") for number in _range(one)]
+            names = [f"{name}{number}{rest}" for name in names for number in numbers]
+        yield from names
+
+
+def tasks_per_node(text: str) -> list[int]:
+    """Return the tasks of each node as Slurm writes them: "2(x2),1" is 2, 2, 1."""
+    found = re.findall(r"(\d+)(?:\(x(\d+)\))?", text)
+    return [int(count) for count, times in found for _ in range(int(times or 1))]
+
+
+def reachable(host: str) -> str:
+    """Return a name or address by which a Slurm node is reached: its name need not be one that the network knows."""
+    try:
+        socket.getaddrinfo(host, None)
+    except OSError:
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            asked = ["scontrol", "show", "node", host]
+            said = subprocess.run(asked, capture_output=True, text=True, timeout=20, check=False).stdout
+            if found := re.search(r"NodeAddr=(\S+)", said):
+                return found[1]
+        raise TasksError(
+            f"the host of rank 0, {host!r}, does not resolve here; set MASTER_ADDR to an address of it for all ranks"
+        ) from None
+    return host
+
+
+def _range(text: str) -> list[str]:
+    first, _, last = text.partition("-")
+    return [f"{number:0{len(first)}}" for number in range(int(first), int(last or first) + 1)]
+
+
+def _numbers(env: Mapping[str, str], *names: str) -> list[int]:
+    missing = [name for name in names if not env.get(name, "").isdigit()]
+    if missing:
+        raise TasksError(
+            f"{names[0]}={env.get(names[0], '')} says that this process is one of several, and "
+            f"{missing[0]} is missing; start the script with `hocket run`, or set RANK, WORLD_SIZE, MASTER_ADDR and "
+            "MASTER_PORT"
+        )
+    return [int(env[name]) for name in names]
+
+
+def _ancestor(variable: str) -> str:
+    """Return what names the process that started the tasks of this host: the nearest without the task's variable."""
+    pid = os.getpid()
+    while pid > 1 and variable_of(pid, variable) is not None:
+        with open(f"/proc/{pid}/stat") as file:
+            pid = int(file.read().rpartition(")")[2].split()[1])
+    return f"{socket.gethostname()}-{pid}-{start_ticks(pid)}"
+
+
+def _free_port() -> int:
+    with socket.create_server(("", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def _agree(tasks: LaunchedTask) -> int:
+    """Return a port that is free on rank 0's host, and which all tasks of the job return.
+
+    Rank 0 answers at one of a few ports that follow from the job's name, and answers who says that name.
+    """
+    name = hashlib.sha256(tasks.job.encode()).hexdigest().encode()
+    begin = int(name[:12], 16)
+    ports = [_FIRST_PORT + (begin + index * 997) % _PORTS for index in range(_CANDIDATES)]
+    deadline_s = time.monotonic() + _PATIENCE_S
+    assert tasks.host is not None
+    if tasks.rank:
+        while time.monotonic() < deadline_s:
+            for port in ports:
+                with contextlib.suppress(OSError, ValueError):
+                    with socket.create_connection((tasks.host, port), timeout=_REPLY_S) as asked:
+                        asked.sendall(name)
+                        word, _, answer = asked.makefile().readline().partition(" ")
+                    if word == "hocket":
+                        return int(answer)
+            time.sleep(0.1)
+        raise TasksError(
+            f"rank {tasks.rank} of {tasks.size} did not find rank 0 at {tasks.host} in {_PATIENCE_S:.0f} s; if that is "
+            "not its address, set MASTER_ADDR for all ranks; if a firewall is between them, MASTER_PORT, too"
+        )
+    bound = _LOCAL if tasks.host == _LOCAL else ""
+    for port in ports:
+        with contextlib.suppress(OSError):
+            server = socket.create_server((bound, port), backlog=1024)
+            break
+    else:
+        raise TasksError(f"none of the ports {ports} of this host is free; set MASTER_PORT for all ranks")
+    free = _free_port()
+
+    def serve() -> None:
+        heard = 0
+        with server:
+            while heard < tasks.size - 1:
+                server.settimeout(max(0.1, deadline_s - time.monotonic()))
+                try:
+                    asked, _ = server.accept()
+                except TimeoutError:
+                    return
+                with asked, contextlib.suppress(OSError):
+                    asked.settimeout(_REPLY_S)
+                    if asked.recv(len(name), socket.MSG_WAITALL) == name:
+                        asked.sendall(b"hocket %d\n" % free)
+                        heard += 1
+
+    threading.Thread(target=serve, name="hocket-agree", daemon=True).start()
+    return free
+
+
+def _agree_by_mpi(tasks: LaunchedTask) -> tuple[str, str]:
+    """Return rank 0's address and a free port of it, told to all by MPI itself: its variables do not name the host."""
+    try:
+        from mpi4py import MPI
+    except ImportError:
+        world = None
+    else:
+        world = MPI.COMM_WORLD
+    if world is None or world.Get_size() != tasks.size:
+        raise TasksError(
+            f"{tasks.launcher} has started {tasks.size} ranks on several hosts, and its variables do not tell where "
+            "rank 0 is. Name that host: mpirun -x MASTER_ADDR=HOST -x MASTER_PORT=29500 python train.py (MPICH: mpirun "
+            "-genv MASTER_ADDR HOST -genv MASTER_PORT 29500); or install mpi4py for this MPI, which tells it"
+        )
+    name = socket.gethostname()
+    found: tuple[str, str] = world.bcast((_own_address(name), str(_free_port())), root=0)
+    return found
+
+
+def _own_address(name: str) -> str:
+    """Return this host's address towards others: that of its name, or of the interface of its default route."""
+    with contextlib.suppress(OSError):
+        address = socket.gethostbyname(name)
+        if not address.startswith("127."):
+            return address
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect(("192.0.2.1", 9))  # sends nothing; an address for documentation, RFC 5737
+        return str(probe.getsockname()[0])
+    return name

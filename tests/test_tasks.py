@@ -1,0 +1,183 @@
+"""Tasks of srun and mpirun are found by their variables and join; half a description is refused, never passed over."""
+
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hocket import _tasks
+from hocket._tasks import LaunchedTask, TasksError, described, expand_hosts, launched, tasks_per_node
+from hocket.testing import deadline
+
+SLURM = {
+    "SLURM_JOB_ID": "7",
+    "SLURM_STEP_ID": "0",
+    "SLURM_STEP_NUM_TASKS": "5",
+    "SLURM_PROCID": "4",
+    "SLURM_LOCALID": "0",
+    "SLURM_NODEID": "2",
+    "SLURM_STEP_TASKS_PER_NODE": "2(x2),1",
+    "SLURM_STEP_NODELIST": "node[08-10]",
+}
+OPEN_MPI = {
+    "OMPI_COMM_WORLD_RANK": "1",
+    "OMPI_COMM_WORLD_SIZE": "2",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+    "PMIX_NAMESPACE": "prterun-a-1@1",
+    "PMIX_RANK": "1",
+}
+HYDRA = {"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
+
+
+@pytest.fixture
+def bare(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An environment that no launcher has made."""
+    for name in os.environ:
+        if name.startswith(("SLURM_", "OMPI_", "PMI", "MPI_", "MASTER_")) or name in ("RANK", "WORLD_SIZE"):
+            monkeypatch.delenv(name)
+
+
+def test_each_launcher_s_variables_say_which_task_this_is() -> None:
+    assert described({}) is None
+    assert described(SLURM) == LaunchedTask("srun", 4, 5, 0, 1, "slurm-7.0", "node08")
+    assert described(OPEN_MPI) == LaunchedTask("mpirun", 1, 2, 1, 2, "prterun-a-1@1", "127.0.0.1")
+    # Open MPI starts its daemons by srun: the task is the inner launcher's
+    assert described({**SLURM, **OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "1"}) == LaunchedTask(
+        "mpirun", 1, 2, 1, 1, "prterun-a-1@1", None
+    )
+    hydra = described({**SLURM, **HYDRA})
+    assert hydra is not None
+    assert (hydra.rank, hydra.size, hydra.local_rank, hydra.local_size, hydra.host) == (3, 4, 1, 2, None)
+
+
+@pytest.mark.parametrize(
+    ("variables", "missing"),
+    [
+        ({**OPEN_MPI, "OMPI_COMM_WORLD_SIZE": ""}, "OMPI_COMM_WORLD_SIZE is missing"),
+        ({"PMIX_RANK": "1", "PMIX_NAMESPACE": "x"}, "PMIX_RANK=1"),
+        ({"PMI_RANK": "1", "PMI_SIZE": "2"}, "PMI_RANK=1"),
+    ],
+)
+def test_tasks_that_are_half_described_are_refused(variables: dict[str, str], missing: str) -> None:
+    with pytest.raises(TasksError, match=missing):
+        described(variables)
+
+
+@pytest.mark.usefixtures("bare")
+@pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE"])
+def test_a_rank_without_a_size_or_a_size_without_a_rank_does_not_train_alone(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not launched()
+    monkeypatch.setenv(name, "2")
+    with pytest.raises(TasksError, match=f"{name}=2 is set and"):
+        launched()
+
+
+@pytest.mark.usefixtures("bare")
+def test_a_batch_script_of_many_tasks_that_starts_one_process_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_NTASKS", "4")
+    assert not launched()
+    assert "this Slurm job has 4 tasks, and this process trains alone" in capsys.readouterr().err
+
+
+@given(st.lists(st.tuples(st.from_regex(r"[a-z]{1,3}", fullmatch=True), st.integers(0, 120)), min_size=1, max_size=6))
+def test_lists_of_hosts_are_expanded_in_their_order(hosts: list[tuple[str, int]]) -> None:
+    names = [f"{name}{number:03}" for name, number in hosts]
+    assert list(expand_hosts(",".join(names))) == names
+    assert list(expand_hosts(",".join(f"{name}[{number:03}]" for name, number in hosts))) == names
+    spans = ",".join(f"{name}[{number:03}-{number + 2:03},999]-x" for name, number in hosts)
+    expected = [f"{name}{n:03}-x" for name, number in hosts for n in (number, number + 1, number + 2, 999)]
+    assert list(expand_hosts(spans)) == expected
+
+
+@given(st.lists(st.tuples(st.integers(1, 64), st.integers(1, 9)), min_size=1, max_size=5))
+def test_tasks_of_nodes_are_counted(runs: list[tuple[int, int]]) -> None:
+    text = ",".join(f"{count}(x{times})" if times > 1 else str(count) for count, times in runs)
+    assert tasks_per_node(text) == [count for count, times in runs for _ in range(times)]
+
+
+def test_jobs_beside_each_other_agree_on_ports_of_their_own() -> None:
+    """Jobs whose names lead to the same candidate ports: each task gets the answer of its own job's rank 0."""
+    jobs = [LaunchedTask("srun", 0, 3, 0, 3, f"job-{index}", "127.0.0.1") for index in range(4)]
+    with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(16) as pool:
+        patch.setattr(_tasks, "_PORTS", 8)  # all jobs have the same candidates
+        patch.setattr(_tasks, "_FIRST_PORT", 15_500)
+        patch.setattr(_tasks, "_PATIENCE_S", deadline(30))
+        waiting = [
+            [
+                pool.submit(_tasks._agree, LaunchedTask("srun", rank, 3, rank, 3, job.job, job.host))
+                for rank in (2, 1, 0)
+            ]
+            for job in jobs
+        ]
+        found = [{one.result(timeout=deadline(60)) for one in job} for job in waiting]
+    assert all(len(ports) == 1 for ports in found)
+    assert len(set.union(*found)) == len(jobs)
+
+
+SCRIPT = """
+import os, sys, torch, hocket
+torch.manual_seed(0)
+data = torch.utils.data.TensorDataset(torch.randn(8, 3).double(), torch.randn(8, 1).double())
+model = torch.nn.Linear(3, 1).double()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+loader = torch.utils.data.DataLoader(data, batch_size=4)
+model, optimizer, loader = hocket.distribute(model, optimizer, loader)
+for x, y in loader:
+    optimizer.zero_grad()
+    torch.nn.functional.mse_loss(model(x), y).backward()
+    optimizer.step()
+rank, size = os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1")
+values = (f"{value:.12f}" for value in model.state_dict()["weight"][0].tolist())
+sys.stdout.write(" ".join((rank, size, *values)) + "\\n")  # in one write: mpirun may join the pieces of two ranks
+"""
+
+
+def _launchers() -> list[object]:
+    beside = Path(sys.executable).parent / "mpirun"
+    commands: dict[str, tuple[str | None, list[str]]] = {
+        "openmpi": (
+            str(beside) if beside.exists() else shutil.which("mpirun.openmpi"),
+            ["--allow-run-as-root", "--oversubscribe", "-n", "2"],
+        ),
+        "mpich": (shutil.which("mpirun.mpich"), ["-n", "2"]),
+        "slurm": (shutil.which("srun"), ["-N2", "-n2", "--overcommit"]),
+    }
+    return [
+        pytest.param(
+            [found or "", *flags],
+            id=name,
+            marks=[pytest.mark.skipif(found is None, reason=f"{name} is not installed")],
+        )
+        for name, (found, flags) in commands.items()
+    ]
+
+
+@pytest.mark.usefixtures("bare")
+@pytest.mark.parametrize("launcher", _launchers())
+def test_a_script_started_by_mpirun_or_srun_trains_once(launcher: list[str], tmp_path: Path) -> None:
+    if launcher[0].endswith("srun") and subprocess.run(["sinfo", "-h"], capture_output=True, check=False).returncode:
+        pytest.skip("no Slurm controller runs here")
+    script = tmp_path / "train.py"
+    script.write_text(textwrap.dedent(SCRIPT))
+    python = [sys.executable, str(script)]
+    alone = subprocess.run(python, capture_output=True, text=True, check=True, timeout=deadline(120))
+    ran = subprocess.run([*launcher, *python], capture_output=True, text=True, timeout=deadline(120), check=False)
+    assert ran.returncode == 0, ran.stderr
+    number = alone.stdout.split()[2:]
+    assert sorted(line.split()[:2] for line in ran.stdout.splitlines()) == [["0", "2"], ["1", "2"]]
+    # In float64 the mean over 4 rows may be summed in another order: 12 digits hold.
+    for line in ran.stdout.splitlines():
+        assert line.split()[2:] == number
