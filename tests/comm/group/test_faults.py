@@ -10,6 +10,7 @@ import threading
 import time
 from datetime import timedelta
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ import torch.distributed as dist
 
 from hocket import comm
 from hocket.comm import CollectiveMismatchError, CollectiveTimeoutError, CommError, PeerDiedError
+from hocket.comm import torch_adapter as c10d
 from hocket.testing import deadline, no_leftovers, run_ranks
 
 DETECTION_S = 5.0
@@ -133,11 +135,12 @@ def _one_fails_inside():
     work = dist.all_reduce(torch.ones(100), async_op=True)
     work.wait()
     try:
+        outputs = [torch.ones(3), torch.ones(3)]
         if dist.get_rank() == 1:
-            # An output of the wrong length is noticed only on this rank, in the middle of the operation.
-            dist.all_gather([torch.ones(3), torch.ones(4)], torch.ones(3))
+            with mock.patch("hocket.comm.shm._exchange.cut", side_effect=ValueError("in the middle")):
+                dist.all_gather(outputs, torch.ones(3))
         else:
-            dist.all_gather([torch.ones(3), torch.ones(3)], torch.ones(3))
+            dist.all_gather(outputs, torch.ones(3))
     except Exception as error:
         first = f"{type(error).__name__}: {error}"
     try:
@@ -148,9 +151,9 @@ def _one_fails_inside():
 
 def test_an_error_on_one_rank_reaches_the_others_with_its_text():
     found = run_ranks(_one_fails_inside, 2)
-    assert "output 1 has 4 elements" in found[1][0]
+    assert "in the middle" in found[1][0]
     assert "rank 1 failed in all_gather #2" in found[0][0]
-    assert "output 1 has 4 elements" in found[0][0]
+    assert "in the middle" in found[0][0]
     assert all("failed" in later for _, later in found)
 
 
@@ -296,3 +299,54 @@ def test_a_group_without_a_time_out_of_its_own_has_the_world_s_or_the_variable_s
         assert inherited == before
         assert (given, setting) == (77, 55)
         assert text.startswith("HOCKET_TIMEOUT=soon: give the seconds")
+
+
+def _wrong_arguments():
+    """Every call is wrong on every rank; then one that is right."""
+    n, world = dist.get_world_size(), dist.group.WORLD
+    one, two, whole = torch.ones(3), torch.ones(4), torch.ones(3, dtype=torch.float64)
+    row = [torch.ones(3) for _ in range(n)]
+    calls = [
+        lambda: dist.broadcast(one, src=9),
+        lambda: world.broadcast([one], _rooted(c10d.BroadcastOptions(), n)),
+        lambda: world.reduce([one], _rooted(c10d.ReduceOptions(), -1)),
+        lambda: world.gather([row], [one], _rooted(c10d.GatherOptions(), n)),
+        lambda: world.scatter([one], [row], _rooted(c10d.ScatterOptions(), n)),
+        lambda: world.send([one], n, 0),
+        lambda: world.recv([one], n, 0),
+        lambda: dist.all_gather(row[1:], one),
+        lambda: dist.all_gather([*row[1:], two], one),
+        lambda: world.allgather([[*row[1:], whole]], [one]),
+        lambda: dist.all_gather_single(torch.ones(3 * n, dtype=torch.float64), one),
+        lambda: world.gather([row[1:]], [one], _rooted(c10d.GatherOptions(), dist.get_rank())),
+        lambda: world.scatter([one], [[two, *row[1:]]], _rooted(c10d.ScatterOptions(), dist.get_rank())),
+        lambda: dist.reduce_scatter(one, row[1:]),
+        lambda: world.reduce_scatter([whole], [row]),
+        lambda: dist.reduce_scatter_single(whole, torch.ones(3 * n)),
+        lambda: dist.all_to_all(row[1:], row),
+        lambda: dist.all_to_all([], []),
+        lambda: dist.all_to_all([whole, *row[1:]], row),
+        lambda: dist.all_to_all_single(torch.ones(n, dtype=torch.int64), torch.ones(n)),
+        lambda: dist.all_to_all_single(torch.ones(n), torch.ones(n), [n + 1] + [0] * (n - 1)),
+        lambda: dist.all_reduce(torch.ones(3), dist.ReduceOp.BAND),
+    ]
+    accepted = []
+    for number, call in enumerate(calls):
+        try:
+            call()
+        except (ValueError, TypeError, RuntimeError) as error:
+            if isinstance(error, CommError):
+                accepted.append((number, str(error)))
+            continue
+        accepted.append((number, "accepted"))
+    dist.all_reduce(one)
+    return accepted, one.tolist()
+
+
+def _rooted(options, root):
+    options.rootRank = root
+    return options
+
+
+def test_a_wrong_argument_is_refused_before_anything_is_posted():
+    assert run_ranks(_wrong_arguments, 2) == [([], [2.0] * 3)] * 2

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, TensorDataset
@@ -383,3 +384,49 @@ def test_an_inner_loop_gives_the_batch_back() -> None:
 def test_one_batch_may_be_trained_on_many_times() -> None:
     x = next(iter(as_rank(DistributedLoader, [torch.arange(3)], 0, 2)))
     assert _batch.current((x,)).weight == pytest.approx(4 / 3)
+
+
+class _Read(torch.utils.data.Dataset):
+    """A data set of the user's own: `offset` as a rank's own data has, `draw` as one that draws by itself."""
+
+    def __init__(self, offset: float, draw: bool = False, length: int = 12) -> None:
+        self.offset, self.draw, self.length = offset, draw, length
+        self.random = random.Random()
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.tensor([index + self.offset + (self.random.random() if self.draw else 0.0), random.random()])
+
+
+def _first_error(loader: Any) -> str:
+    try:
+        next(iter(loader))
+    except ValueError as error:
+        return str(error)
+    return "none"
+
+
+def _own_data() -> list[str]:
+    rank = dist.get_rank()
+    found = []
+    for data, workers in (
+        (TensorDataset(torch.arange(12.0) + rank), 0),
+        (TensorDataset(torch.arange(12.0) + rank), 1),
+        (TensorDataset(torch.arange(12.0 + rank)), 0),
+        (_Read(rank), 0),
+        (_Read(0, length=12 + rank), 1),
+        (_Read(0), 0),
+        (_Read(0, draw=True), 0),
+    ):
+        found.append(_first_error(DistributedLoader(DataLoader(data, batch_size=4, num_workers=workers))))
+    return found
+
+
+def test_data_of_a_rank_s_own_is_refused() -> None:
+    """Also where the ranks' samplers give the same indices; but not what draws random numbers by itself."""
+    for found in run_ranks(_own_data, 2):
+        assert all("rank 1 and rank 0 hold different data: first samples" in found[i] for i in (0, 1, 3)), found
+        assert all("hold different data: 13 samples and 12" in found[i] for i in (2, 4)), found
+        assert found[5:] == ["none", "none"]

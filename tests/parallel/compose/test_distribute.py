@@ -8,6 +8,7 @@ import os
 import pickle
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,10 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Shard, distribute_tensor
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
 import hocket
@@ -256,6 +261,57 @@ def test_arguments_are_checked() -> None:
         hocket.distribute(3)
     with pytest.raises(ValueError, match='loss_reduction must be "mean" or "sum", not \'avg\''):
         hocket.distribute(nn.Linear(1, 1), loss_reduction="avg")
+    with pytest.raises(TypeError, match="must be a torch.optim.Optimizer, not DataLoader; without one pass None"):
+        hocket.distribute(nn.Linear(1, 1), torch.utils.data.DataLoader([1, 2]))
+
+
+def _refused_on(rank: int, program: Callable[[], Any]) -> str:
+    try:
+        program()
+    except ValueError as error:
+        return str(error)
+    return f"rank {rank} was not refused"
+
+
+def _distributes_what_is_distributed() -> list[str]:
+    """What each rank is told, and that the group is in step after each refusal."""
+    rank = dist.get_rank()
+    sharded = nn.Sequential(nn.Linear(4, 4))
+    fully_shard(sharded, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+    divided = nn.Linear(4, 4)
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    divided.weight = nn.Parameter(distribute_tensor(divided.weight.detach(), mesh, [Shard(0)]))
+    other, whole = nn.Linear(4, 4), nn.Linear(4, 4)
+    extra = nn.Parameter(torch.zeros(3))
+    programs: list[Callable[[], Any]] = [
+        lambda: hocket.distribute(DistributedDataParallel(nn.Linear(4, 4))),
+        lambda: hocket.distribute(nn.Sequential(DistributedDataParallel(nn.Linear(4, 4)))),
+        lambda: hocket.Trainer(DistributedDataParallel(whole), None, torch.optim.SGD(whole.parameters())),
+        lambda: hocket.distribute(sharded),
+        lambda: hocket.distribute(divided),
+        lambda: DistributedDataParallel(hocket.distribute(nn.Linear(4, 4))[0]),
+        lambda: hocket.distribute(nn.Linear(4, 4), torch.optim.SGD(other.parameters())),
+        lambda: hocket.distribute(other, torch.optim.SGD([*other.parameters(), extra])),
+    ]
+    found = [_refused_on(rank, program) for program in programs]
+    first, second = nn.Linear(4, 4), nn.Linear(4, 4)
+    both = torch.optim.SGD([*first.parameters(), *second.parameters()])
+    kept = hocket.distribute(first)[0]
+    hocket.distribute(second, both)
+    dist.barrier()
+    return [*found, type(kept).__name__]
+
+
+def test_what_would_be_averaged_twice_or_never_is_refused() -> None:
+    ddp = "the model is distributed by DistributedDataParallel already"
+    for found in run_ranks(_distributes_what_is_distributed, 2):
+        assert [text[: len(ddp)] for text in found[:3]] == [ddp] * 3
+        assert found[3].startswith("the model is distributed by fully_shard already")
+        assert found[4].startswith("the model is distributed by DTensor already")
+        assert found[5].startswith("hocket.distribute averages this model's gradients already")
+        assert found[6].startswith("the optimizer has none of the model's parameters")
+        assert found[7].startswith("the optimizer trains 1 parameters that the model has not (of shapes (3,))")
+        assert found[8] == "DataParallel"
 
 
 SCRIPT = """

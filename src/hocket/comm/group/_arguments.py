@@ -44,6 +44,30 @@ def options(kind: Any, opts: Any, timeout: timedelta | None = None) -> Any:
     return made
 
 
+def check_root(kind: str, root: int, world: int) -> None:
+    """Raise ValueError if `root` is no rank of a group of `world`."""
+    if not 0 <= root < world:
+        raise ValueError(f"{kind}: {root} is no rank of this group, which has ranks 0 to {world - 1}")
+
+
+def check_list(kind: str, what: str, tensors: Sequence[Tensor], like: Tensor, world: int) -> None:
+    """Raise ValueError unless there is a tensor for each rank, each of the elements, type and device of `like`."""
+    if len(tensors) != world:
+        raise ValueError(f"{kind}: {len(tensors)} {what}s for {world} ranks")
+    for r, tensor in enumerate(tensors):
+        if tensor.numel() != like.numel():
+            raise ValueError(f"{kind}: {what} {r} has {tensor.numel()} elements, the other side has {like.numel()}")
+        check_alike(kind, f"{what} {r}", tensor, like)
+
+
+def check_alike(kind: str, what: str, tensor: Tensor, like: Tensor) -> None:
+    """Raise ValueError unless a tensor has the type and device of another."""
+    if tensor.dtype != like.dtype or tensor.device != like.device:
+        raise ValueError(
+            f"{kind}: {what} is {tensor.dtype} on {tensor.device}, the other side {like.dtype} on {like.device}"
+        )
+
+
 def check_splits(which: str, tensor: Tensor, sizes: Sequence[int], world: int) -> None:
     """Raise ValueError if `tensor` cannot be split along its first axis as `sizes` says (empty: equally)."""
     rows = tensor.size(0) if tensor.dim() else 0

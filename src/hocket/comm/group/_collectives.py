@@ -9,7 +9,7 @@ from torch.distributed import Work
 
 from .. import torch_adapter as c10d
 from ..transport import Transport, flatten, split, write_back
-from ._arguments import check_splits, only, only_list, options, split_rows
+from ._arguments import check_alike, check_list, check_root, check_splits, only, only_list, options, split_rows
 from ._reductions import Reductions
 
 
@@ -23,6 +23,7 @@ class Collectives(Reductions):
         if (backend := self._device_backend([tensor])) is None:
             return self._elsewhere(tensor, "broadcast", [tensor], opts)
         root = opts.rootRank
+        check_root("broadcast", root, self._size)
 
         def action(timeout_s: float) -> str:
             flat = flatten(tensor)
@@ -39,6 +40,7 @@ class Collectives(Reductions):
         opts = options(c10d.AllgatherOptions, opts)
         if (backend := self._device_backend([tensor])) is None:
             return self._elsewhere(tensor, "allgather", [targets], [tensor], opts)
+        check_list("all_gather", "output", targets, tensor, self._size)
         return backend.submit(
             "all_gather", opts, list(targets), targets, lambda s: _gather_lists(backend.transport, targets, tensor, s)
         )
@@ -50,6 +52,8 @@ class Collectives(Reductions):
         opts = options(c10d.AllgatherOptions, opts)
         if (backend := self._device_backend(inputs)) is None:
             return self._elsewhere(inputs[0], "allgather_coalesced", outputs, inputs, opts)
+        for i, tensor in enumerate(inputs):
+            check_list("all_gather", "output", [of_rank[i] for of_rank in outputs], tensor, self._size)
 
         def action(timeout_s: float) -> str:
             path = ""
@@ -79,6 +83,7 @@ class Collectives(Reductions):
                     f"all_gather: an output of {output.numel()} elements cannot hold {self._size} inputs of "
                     f"{tensor.numel()}"
                 )
+            check_alike("all_gather", "the output", output, tensor)
 
         def action(timeout_s: float) -> str:
             path = ""
@@ -105,6 +110,7 @@ class Collectives(Reductions):
             return self._elsewhere(tensor, "alltoall_base", output, tensor, received, sent, opts)
         check_splits("output", output, received, self._size)
         check_splits("input", tensor, sent, self._size)
+        check_alike("all_to_all", "the output", output, tensor)
 
         def action(timeout_s: float) -> str:
             flat = flatten(output)
@@ -123,6 +129,10 @@ class Collectives(Reductions):
         opts = options(c10d.AllToAllOptions, opts)
         if (backend := self._device_backend(inputs)) is None:
             return self._elsewhere(inputs[0], "alltoall", outputs, inputs, opts)
+        if len(inputs) != self._size or len(outputs) != self._size:
+            raise ValueError(f"all_to_all: {len(outputs)} outputs and {len(inputs)} inputs for {self._size} ranks")
+        for tensor in (*outputs, *inputs):
+            check_alike("all_to_all", "one of the tensors", tensor, inputs[0])
 
         def action(timeout_s: float) -> str:
             flats = [flatten(t) for t in outputs]
@@ -140,7 +150,10 @@ class Collectives(Reductions):
         if (backend := self._device_backend([tensor])) is None:
             return self._elsewhere(tensor, "gather", outputs, [tensor], opts)
         root = opts.rootRank
+        check_root("gather", root, self._size)
         targets = only_list(outputs) if self._rank == root else None
+        if targets is not None:
+            check_list("gather", "output", targets, tensor, self._size)
 
         def action(timeout_s: float) -> str:
             flats = [flatten(t) for t in targets] if targets is not None else None
@@ -158,7 +171,10 @@ class Collectives(Reductions):
         if (backend := self._device_backend([tensor])) is None:
             return self._elsewhere(tensor, "scatter", [tensor], inputs, opts)
         root = opts.rootRank
+        check_root("scatter", root, self._size)
         sources = only_list(inputs) if self._rank == root else None
+        if sources is not None:
+            check_list("scatter", "input", sources, tensor, self._size)
 
         def action(timeout_s: float) -> str:
             flat = flatten(tensor)
@@ -182,11 +198,7 @@ class Collectives(Reductions):
 
 def _gather_lists(transport: Transport, targets: Sequence[Tensor], tensor: Tensor, timeout_s: float) -> str:
     flats = [flatten(t) for t in targets]
-    source = flatten(tensor)
-    for r, flat in enumerate(flats):
-        if flat.numel() != source.numel():
-            raise ValueError(f"all_gather: output {r} has {flat.numel()} elements, the input has {source.numel()}")
-    path = transport.all_gather(flats, source, timeout_s)
+    path = transport.all_gather(flats, flatten(tensor), timeout_s)
     for flat, target in zip(flats, targets, strict=True):
         write_back(flat, target)
     return path

@@ -16,7 +16,7 @@ from ..aggregated import leave_aggregator
 from ..engines import engine as _engine
 from ..shm import SharedMemoryTransport
 from ..shm import cuda_ipc as _cuda_ipc
-from ._arguments import only
+from ._arguments import check_root, only
 from ._collectives import Collectives
 from ._device_backend import DeviceBackend, HostStagedWork
 from ._hosts import find_hosts, open_transport
@@ -127,6 +127,7 @@ class HocketGroup(Collectives):
     def send(self, tensors: Any, dst: int, tag: int = 0) -> Work:
         """Send to one rank."""
         tensor = only(tensors)
+        check_root("send", dst, self._size)
         if self._shares_gpu(tensor):
             staged = tensor.cpu()
             return HostStagedWork(self._gloo.send([staged], dst, tag), staged, None)
@@ -137,6 +138,7 @@ class HocketGroup(Collectives):
     def recv(self, tensors: Any, src: int, tag: int = 0) -> Work:
         """Receive from one rank."""
         tensor = only(tensors)
+        check_root("recv", src, self._size)
         if self._shares_gpu(tensor):
             staged = torch.empty_like(tensor, device="cpu")
             return HostStagedWork(self._gloo.recv([staged], src, tag), staged, tensor)

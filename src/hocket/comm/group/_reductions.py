@@ -9,7 +9,7 @@ from torch.distributed import Work
 
 from .. import torch_adapter as c10d
 from ..transport import ReduceOperator, Transport, flatten, reducer, split, write_back
-from ._arguments import only, only_list, options
+from ._arguments import check_alike, check_list, check_root, only, only_list, options
 from ._device_backend import DeviceBackend
 
 
@@ -64,6 +64,7 @@ class Reductions(c10d.ProcessGroupBase):  # type: ignore[misc]
         if (backend := self._device_backend([tensor])) is None:
             return self._elsewhere(tensor, "reduce", [tensor], opts)
         op, root = reducer(opts.reduceOp, tensor.dtype), opts.rootRank
+        check_root("reduce", root, self._size)
 
         def action(timeout_s: float) -> str:
             flat = flatten(tensor)
@@ -81,11 +82,7 @@ class Reductions(c10d.ProcessGroupBase):  # type: ignore[misc]
         if (backend := self._device_backend([output])) is None:
             return self._elsewhere(output, "reduce_scatter", [output], [sources], opts)
         op = reducer(opts.reduceOp, output.dtype)
-        for r, source in enumerate(sources):
-            if source.numel() != output.numel():
-                raise ValueError(
-                    f"reduce_scatter: input {r} has {source.numel()} elements, the output has {output.numel()}"
-                )
+        check_list("reduce_scatter", "input", sources, output, self._size)
 
         def action(timeout_s: float) -> str:
             flat = flatten(output)
@@ -115,6 +112,7 @@ class Reductions(c10d.ProcessGroupBase):  # type: ignore[misc]
                     f"reduce_scatter: an input of {tensor.numel()} elements cannot be cut into {self._size} outputs "
                     f"of {output.numel()}"
                 )
+            check_alike("reduce_scatter", "the input", tensor, output)
 
         def action(timeout_s: float) -> str:
             path = ""

@@ -17,7 +17,7 @@ from ._batch_shard import BatchShard
 from ._cut import Cutter
 from ._loss_form import number
 from ._rng import RandomStream, RngStates, mix
-from ._samples import RankSampler, SeededDataset, each
+from ._samples import RankSampler, SeededDataset, each, is_deterministic
 from ._user_loader import (
     draw_worker_seed,
     expected_size,
@@ -174,15 +174,39 @@ class SharedLoader:
         return self._agree
 
     def _agree(self, first: Any) -> None:
-        """Compare the first batch of the first epoch with other ranks'."""
-        for rank, mark in enumerate(marks := self.world.from_all(_batch_shard.fingerprint(first))):
-            if mark != marks[0]:
+        """Compare the data set, and the first batch of the first epoch, with other ranks'."""
+        everyone = self.world.from_all((_batch_shard.fingerprint(first), *self._data_mark(first)))
+        for rank, marks in enumerate(everyone):
+            batch, length, sample = marks
+            same_batch, same_length, same_sample = everyone[0]
+            if length != same_length:
+                raise ValueError(_own_data(rank, f"{length} samples and {same_length}"))
+            if batch != same_batch:
                 raise ValueError(
                     f"the loader's first batch on rank {rank} is not that of rank 0 (they begin "
-                    f"{_brief(mark)} and {_brief(marks[0])}). hocket shares out one sequence of batches: every rank "
+                    f"{_brief(batch)} and {_brief(same_batch)}). hocket shares out one sequence of batches: every rank "
                     "must see the same. Seed the sampler or data set that draws random numbers of its own, and do not "
                     "divide the data among ranks yourself"
                 )
+            if sample is not None and same_sample is not None and sample != same_sample:
+                raise ValueError(_own_data(rank, f"first samples {_brief(sample)} and {_brief(same_sample)}"))
+
+    def _data_mark(self, first: Any) -> tuple[int | None, list[Any] | None]:
+        """Return the number of samples, and of a data set that is read here its first one; None for what is not known.
+
+        With worker processes it is they who open files, and nothing may be read before they start.
+        """
+        if not self._by_index or self.world.size == 1:
+            return None, None
+        loader: Any = self.loader
+        dataset = loader.dataset
+        length = len(dataset) if hasattr(dataset, "__len__") else None
+        if not first or (loader.num_workers and not is_deterministic(dataset)):
+            return length, None
+        # What two readings do not give alike draws random numbers of its own, and tells nothing.
+        seeded = SeededDataset(dataset, self._seed)
+        twice = [_batch_shard.fingerprint(seeded.__getitems__([(0, first[0], 0)])) for _ in range(2)]
+        return length, twice[0] if twice[0] == twice[1] else None
 
     def _seek(self, stream: RandomStream) -> None:
         if self._upcoming < self._position:
@@ -280,6 +304,14 @@ class ShardedLoader(SharedLoader):
         whole, rest = divmod(len(batches.sampler), batches.batch_size)  # type: ignore[arg-type]
         rank = self._among.rank
         return whole * (batches.batch_size > rank) + (rest > rank and not batches.drop_last)
+
+
+def _own_data(rank: int, what: str) -> str:
+    return (
+        f"rank {rank} and rank 0 hold different data: {what}. hocket shares out each batch of one data set: give every "
+        "rank all of it, the same, in the same order (no shard of it, no file of the rank's own, and any random choice "
+        "with a fixed seed)"
+    )
 
 
 def _brief(mark: list[Any]) -> str:

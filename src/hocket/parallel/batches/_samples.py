@@ -32,7 +32,7 @@ class SeededDataset(Dataset[Any]):
 
     def __init__(self, dataset: Any, seed: int | None) -> None:
         object.__setattr__(self, "_dataset", dataset)
-        object.__setattr__(self, "_seed", None if _is_deterministic(dataset) else seed)
+        object.__setattr__(self, "_seed", None if is_deterministic(dataset) else seed)
 
     def __getitems__(self, keys: Sequence[Key]) -> Sequence[Any]:
         """Return the samples of `keys`."""
@@ -69,12 +69,12 @@ class SeededDataset(Dataset[Any]):
         self.__dict__.update(state)
 
 
-def _is_deterministic(dataset: Any) -> bool:
+def is_deterministic(dataset: Any) -> bool:
     """Return whether `dataset` is of a kind known to draw no random numbers, so that seeding would only cost time."""
     if type(dataset) is Subset:
-        return _is_deterministic(dataset.dataset)
+        return is_deterministic(dataset.dataset)
     if type(dataset) is ConcatDataset:
-        return all(_is_deterministic(part) for part in dataset.datasets)
+        return all(is_deterministic(part) for part in dataset.datasets)
     return type(dataset) in (TensorDataset, list, tuple, range)
 
 

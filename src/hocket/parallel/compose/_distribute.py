@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
@@ -19,6 +20,7 @@ from ..data import DataParallel, synchronise
 from ..mesh import Mesh, World
 from ..mesh import world as _world
 from ..state import Deferred, broadcast_optimizer_state
+from ._refusals import check_optimizer, check_plain
 
 
 def distribute(
@@ -80,7 +82,8 @@ def distribute(
         The model (`DataParallel`), the optimizer, and the loader (`DistributedLoader`); None where None was given.
 
     Raises:
-        ValueError: ranks hold different models, a sampler divides the data already, or an argument makes no sense.
+        ValueError: ranks hold different models, another library distributes the model already, the optimizer is of
+            other parameters, a sampler divides the data already, or an argument makes no sense.
         PlanError: the launcher's plan is not plain data parallelism.
 
     Example::
@@ -93,8 +96,9 @@ def distribute(
     """
     if isinstance(model, DataParallel) or isinstance(loader, SharedLoader):
         raise ValueError("what hocket.distribute has returned must not be distributed again")
-    if not isinstance(model, torch.nn.Module):
-        raise TypeError(f"the model must be a torch.nn.Module, not {type(model).__name__}")
+    check_plain(model)
+    if optimizer is not None:
+        check_optimizer(optimizer)
     world = _world.join(group, timeout_s)
     plan = _plain_plan()
     bucket_bytes = plan.bucket_bytes if bucket_bytes is None else bucket_bytes
@@ -119,6 +123,9 @@ def distribute(
         broadcast_buffers=broadcast_buffers,
         compression=compression,
     )
+    _distributed.add(distributed)
+    if optimizer is not None:
+        _check_trains(optimizer, distributed)
     if optimizer is not None and world.size > 1:
         broadcast_optimizer_state(optimizer, world)
     shared = None if loader is None else DistributedLoader(loader, group=group, seed_samples=seed_samples)
@@ -127,6 +134,30 @@ def distribute(
             raise ValueError("loss_weight weights the means of the loader's batches: pass the loader, and no sum")
         shared.loss_weight = loss_weight
     return distributed, optimizer, shared
+
+
+# The parameters of what is distributed: one optimizer may train several models.
+_distributed: weakref.WeakSet[DataParallel] = weakref.WeakSet()
+
+
+def _check_trains(optimizer: Any, model: DataParallel) -> None:
+    """Refuse an optimizer that trains nothing of the model, or what no `distribute` has made alike on all ranks."""
+    known = {id(p) for one in _distributed for p in one.parameters()}
+    trained = [p for group in optimizer.param_groups for p in group["params"]]
+    mine = {id(p) for p in model.parameters()}
+    if trained and not any(id(p) in mine for p in trained):
+        raise ValueError(
+            "the optimizer has none of the model's parameters, so the model would never be trained: make it of "
+            "model.parameters(), and of those that the model has now (moving or replacing parameters makes new ones)"
+        )
+    strange = [p for p in trained if p.requires_grad and id(p) not in known]
+    if strange:
+        shapes = ", ".join(str(tuple(p.shape)) for p in strange[:3])
+        raise ValueError(
+            f"the optimizer trains {len(strange)} parameters that the model has not (of shapes {shapes}): their "
+            "gradients would differ from rank to rank. Make them parameters of the model; of several models with one "
+            "optimizer, distribute each, and pass the optimizer with the last"
+        )
 
 
 def shard(loader: Iterable[Any], *, group: Any = None) -> ShardedLoader:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import torch
@@ -21,10 +22,8 @@ def check_arguments(model: Any, optimizer: Any, plan: Plan) -> None:
         TypeError: the model or the optimizer is none.
         ValueError: the optimizer is of another model, or cannot work on parts of parameters.
     """
-    if not isinstance(model, torch.nn.Module):
-        raise TypeError(f"the model must be a torch.nn.Module, not {type(model).__name__}")
-    if not hasattr(optimizer, "param_groups") or not hasattr(optimizer, "step"):
-        raise TypeError(f"the optimizer must be a torch.optim.Optimizer, not {type(optimizer).__name__}")
+    check_plain(model)
+    check_optimizer(optimizer)
     if plan.shard != "none" or any(axis.elementwise and axis.degree(plan) > 1 for axis in AXES):
         check_elementwise(optimizer)
     elif plan.embeddings != "replicated":
@@ -37,6 +36,44 @@ def check_arguments(model: Any, optimizer: Any, plan: Plan) -> None:
     mine = {id(p) for p in model.parameters()}
     if any(id(p) not in mine for group in optimizer.param_groups for p in group["params"]):
         raise ValueError("the optimizer has parameters that the model has not: make it of model.parameters()")
+
+
+def check_plain(model: Any) -> None:
+    """Refuse a model that another library has made one of several ranks already.
+
+    Raises:
+        TypeError: it is no module.
+        ValueError: a part of it is wrapped or sharded, by what, and what to do.
+    """
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"the model must be a torch.nn.Module, not {type(model).__name__}")
+    # What is not loaded has wrapped nothing; loading it takes seconds.
+    fsdp: Any = sys.modules.get("torch.distributed.fsdp")
+    tensors: Any = sys.modules.get("torch.distributed.tensor")
+    wrappers: list[Any] = [torch.nn.parallel.DistributedDataParallel, torch.nn.DataParallel]
+    wrappers += [fsdp.FullyShardedDataParallel, fsdp.FSDPModule] if fsdp is not None else []
+    found = next((m for m in model.modules() if isinstance(m, tuple(wrappers))), None)
+    if found is not None:
+        kinds = [wrapper.__name__ for wrapper in wrappers if isinstance(found, wrapper)]
+        what = kinds[0].replace("FSDPModule", "fully_shard")
+    elif tensors is not None and any(isinstance(p, tensors.DTensor) for p in model.parameters()):
+        what = "DTensor"
+    else:
+        return
+    raise ValueError(
+        f"the model is distributed by {what} already, and its gradients would be averaged twice or not at all: give "
+        "hocket the plain model (for shards hocket.Trainer and a plan), or keep the wrapper and use the backend alone, "
+        'by dist.init_process_group("hocket")'
+    )
+
+
+def check_optimizer(optimizer: Any) -> None:
+    """Refuse what is no optimizer. Raises TypeError."""
+    if not hasattr(optimizer, "param_groups") or not hasattr(optimizer, "step"):
+        raise TypeError(
+            f"the optimizer must be a torch.optim.Optimizer, not {type(optimizer).__name__}; "
+            "without one pass None, and the loader third"
+        )
 
 
 def _check_priority(model: torch.nn.Module, optimizer: Any) -> None:

@@ -106,6 +106,14 @@ class DataParallel(torch.nn.Module):
         _batch.listeners.add(self)
         torch_adapter.before_backward(self)
 
+    @property
+    def _ddp_params_and_buffers_to_ignore(self) -> Any:
+        """What torch's DistributedDataParallel asks a model for, first of all."""
+        raise ValueError(
+            "hocket.distribute averages this model's gradients already, and DistributedDataParallel would do it again: "
+            'take one of the two (for the latter on Hocket\'s backend: dist.init_process_group("hocket"))'
+        )
+
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model."""
         reducer = self._reducer
