@@ -1,13 +1,19 @@
 """Ranks on several hosts (told apart by HOCKET_HOST): two levels, schedules between hosts, the same results."""
 
+import os
+import signal
+import time
+
 import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed import ReduceOp
 
 from hocket import comm
+from hocket.comm import CollectiveMismatchError, CommError
 from hocket.profile import Recorder
 from hocket.schedule import ScheduleError
+from hocket.testing import deadline
 
 from ..host_world import run
 from .test_random_operations import _programs
@@ -105,3 +111,100 @@ def test_all_ranks_have_the_same_bits(layout):
     first, *others = run(layout, _same_bits)
     for other in others:
         assert all(torch.equal(a, b) for a, b in zip(first, other, strict=True))
+
+
+def _mismatch(case, numel):
+    """Rank 1 differs; then all do the same again."""
+    me = dist.get_rank()
+    odd = me == 1
+    data = torch.ones(numel)
+    try:
+        if case == "operator":
+            dist.all_reduce(data, ReduceOp.MAX if odd else ReduceOp.SUM)
+        elif case == "kind":
+            dist.broadcast(data, 0) if odd else dist.all_reduce(data)
+        elif case == "dtype":
+            dist.all_reduce(data.double() if odd else data)
+        elif case == "shape":
+            dist.all_reduce(torch.ones(3 * numel + 1) if odd else data)
+        elif case == "root":
+            dist.broadcast(data, int(odd))
+        elif case == "order":
+            calls = [lambda: dist.all_reduce(data), dist.barrier]
+            for call in reversed(calls) if odd else calls:
+                call()
+        elif case == "splits":
+            n = dist.get_world_size()
+            sizes = [2 if odd and r == 0 else 1 for r in range(n)]
+            dist.all_to_all_single(torch.ones(n), torch.ones(sum(sizes)), [1] * n, sizes)
+        text = "no error"
+    except CollectiveMismatchError as error:
+        text = str(error)
+    if case == "order":  # the other operation of each differs, too
+        with pytest.raises(CollectiveMismatchError):
+            dist.barrier() if me != 1 else dist.all_reduce(data)
+    after = torch.ones(numel)
+    dist.all_reduce(after)
+    return text, bool((after == dist.get_world_size()).all())
+
+
+def _mismatches(numels):
+    cases = ("operator", "kind", "dtype", "shape", "root", "order", "splits")
+    return [(case, numel, *_mismatch(case, numel)) for numel in numels for case in cases]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+@pytest.mark.parametrize("numels", [(10, 70_001), pytest.param((1, 500, 513, 8193, 2_000_000), marks=pytest.mark.long)])
+def test_a_mismatch_is_an_error_on_all_ranks_of_all_hosts_and_the_group_stays_usable(layout, numels):
+    if numels[0] == 10 and layout not in ([0, 1, 2], [0, 1, 0, 1]):
+        pytest.skip("a sample in make test")
+    for found in run(layout, _mismatches, numels):
+        for case, numel, text, usable in found:
+            assert usable, (case, numel)
+            if case == "splits":
+                assert "sends 2 elements to rank 0, which expects 1" in text, text
+                continue
+            assert "disagree at operation #" in text, (case, numel, text)
+            assert "rank 1:" in text, text
+
+
+def _one_goes(how, numel):
+    """Rank 1 dies or stops; what the others are told, and when."""
+    data = torch.ones(numel)
+    dist.all_reduce(data)
+    if dist.get_rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL if how == "dies" else signal.SIGSTOP)
+    begin_s = time.monotonic()
+    try:
+        for _ in range(3):
+            dist.all_reduce(data)
+    except CommError as error:
+        return type(error).__name__, str(error), getattr(error, "culprits", ()), time.monotonic() - begin_s
+
+
+@pytest.mark.parametrize("how", ["dies", "stops"])
+@pytest.mark.parametrize(
+    ("layout", "numel"),
+    [
+        ([0, 1, 2], 10),
+        pytest.param([0, 1, 2, 3], 300_001, marks=pytest.mark.long),
+        ([0, 0, 1, 1], 10),
+        pytest.param([0, 0, 1, 1], 300_001, marks=pytest.mark.long),
+        pytest.param([0, 1, 0, 1], 10, marks=pytest.mark.long),
+        pytest.param([0, 0, 1], 300_001, marks=pytest.mark.long),
+    ],
+)
+def test_between_hosts_too_the_rank_at_fault_is_named(how, layout, numel):
+    seconds = {"env": {"HOCKET_TIMEOUT": "4"}} if how == "stops" else {}
+    found = run(layout, _one_goes, how, numel, expect_death={1}, allow_late={1}, **seconds)
+    for rank, result in enumerate(found):
+        if rank == 1:
+            continue
+        name, text, culprits, seconds = result
+        assert name == ("PeerDiedError" if how == "dies" else "CollectiveTimeoutError"), text
+        assert culprits == (1,), text
+        assert "rank 1" in text
+        assert seconds < deadline(4.0 if how == "dies" else 9.0)
+        if layout == [0, 1, 2]:
+            assert "rank 1 (host host1)" in text
+            assert "all_reduce #2 of group '0'" in text

@@ -6,6 +6,7 @@ from typing import Any, Final
 import torch
 
 from ..scheduled import PendingMessage
+from ..transport import CommError
 
 _TAG: Final = 0x40_0000
 """Users' tags are small numbers; messages of schedules are told apart from users' sends by this one."""
@@ -14,10 +15,11 @@ _TAG: Final = 0x40_0000
 class EngineMessage:
     """A send or receive of one of torch's engines."""
 
-    __slots__ = ("_tensor", "_work")
+    __slots__ = ("_peer", "_tensor", "_work")
 
-    def __init__(self, work: Any, tensor: torch.Tensor) -> None:
+    def __init__(self, work: Any, tensor: torch.Tensor, peer: int) -> None:
         self._work = work
+        self._peer = peer
         self._tensor = tensor  # the engine has its address
 
     def done(self) -> bool:
@@ -26,7 +28,12 @@ class EngineMessage:
 
     def wait(self, timeout_s: float) -> None:
         """Block until the engine is done with the tensor."""
-        self._work.wait(timedelta(seconds=timeout_s))
+        try:
+            self._work.wait(timedelta(seconds=timeout_s))
+        except Exception as error:
+            failure = CommError(str(error))
+            failure.peer = self._peer
+            raise failure from error
 
 
 class EnginePointToPoint:
@@ -44,9 +51,9 @@ class EnginePointToPoint:
     def send(self, flat: torch.Tensor, peer: int) -> PendingMessage:
         """See PointToPoint."""
         data = flat.view(torch.uint8)
-        return EngineMessage(self._engine.send([data], peer, _TAG), data)
+        return EngineMessage(self._engine.send([data], peer, _TAG), data, peer)
 
     def receive(self, flat: torch.Tensor, peer: int) -> PendingMessage:
         """See PointToPoint."""
         data = flat.view(torch.uint8)
-        return EngineMessage(self._engine.recv([data], peer, _TAG), data)
+        return EngineMessage(self._engine.recv([data], peer, _TAG), data, peer)

@@ -10,7 +10,15 @@ from .. import torch_adapter as c10d
 from ..aggregated import open_beside_aggregator
 from ..engines import EnginePointToPoint, EngineTransport
 from ..p2p import TagMatcher, publish_streams
-from ..scheduled import ScheduledTransport, Subset, TwoLevelTransport
+from ..scheduled import (
+    CheckedTransport,
+    FlatFrames,
+    ScheduledTransport,
+    Subset,
+    TwoLevelFrames,
+    TwoLevelTransport,
+    frame_capacity,
+)
 from ..shm import Channel, SharedMemoryTransport, host_identity
 from ..shm import bootstrap as _bootstrap
 from ..transport import CollectiveTimeoutError, CommError, Transport
@@ -42,10 +50,20 @@ def open_transport(
         return Opened(flat, None, None)
     points = EnginePointToPoint(gloo, "gloo")
     scheduled: Transport = ScheduledTransport(points, rank, size, flat)
+    checked = CheckedTransport(
+        scheduled,
+        FlatFrames(points, rank, size, frame_capacity(size)),
+        store,
+        name,
+        rank,
+        global_ranks,
+        rank,
+        "gloo one_shot",
+    )
     mine = next(ranks for ranks in hosts if rank in ranks)
     if len({len(ranks) for ranks in hosts}) > 1 or len(mine) == 1:
         log.debug("group %s: hosts with %s ranks; schedules over gloo", name, [len(ranks) for ranks in hosts])
-        beside = open_beside_aggregator(scheduled, store, name, list(range(size)), rank, global_ranks, timeout)
+        beside = open_beside_aggregator(checked, store, name, list(range(size)), rank, global_ranks, timeout)
         return Opened(beside, None, None)
     local = mine.index(rank)
     numbers = [global_ranks[r] for r in mine]
@@ -55,15 +73,21 @@ def open_transport(
     if streams is not None and channel is not None:
         streams.map_all()
     if not _all_agree(store, rank, size, timeout, channel is not None):
-        return Opened(scheduled, None, None)
+        return Opened(checked, None, None)
     assert channel is not None
     inside = SharedMemoryTransport(channel)
     if streams is not None:
         return Opened(inside, channel, TagMatcher(streams, name, tuple(numbers), timeout.total_seconds()))
     rail = [ranks[local] for ranks in hosts]
     between: Transport = ScheduledTransport(Subset(points, rail), rail.index(rank), len(rail), flat)
-    between = open_beside_aggregator(between, store, name, rail, rank, global_ranks, timeout)
-    return Opened(TwoLevelTransport(hosts, rank, inside, between, scheduled), channel, None)
+    beside = open_beside_aggregator(between, store, name, rail, rank, global_ranks, timeout)
+    two_level: Transport = TwoLevelTransport(hosts, rank, inside, beside, scheduled)
+    if beside is between:  # an aggregator compares operations itself
+        leaders = Subset(points, [ranks[0] for ranks in hosts])
+        frames = TwoLevelFrames(hosts, rank, inside, leaders, frame_capacity(size))
+        path = "shm + gloo one_shot"
+        two_level = CheckedTransport(two_level, frames, store, name, rank, global_ranks, mine[0], path)
+    return Opened(two_level, channel, None)
 
 
 def find_hosts(

@@ -224,13 +224,16 @@ def perform(
     for pending, message in part.play(buffer, block_numel, op, transport, scratch):
         try:
             pending.wait(max(0.001, deadline_s - time.monotonic()))
-        except CommError:
-            raise
         except Exception as error:
+            peer = error.peer if isinstance(error, CommError) else message.peer
+            if peer is None:
+                raise
             where = f"{part.schedule.name} {part.schedule.collective}, step {message.step}: rank {part.endpoint} waits"
             about = f"for chunks {message.start}:{message.stop} from or to rank {message.peer}"
             if isinstance(error, TimeoutError) or time.monotonic() >= deadline_s:
-                raise CollectiveTimeoutError(
-                    f"{where} {about} and has waited {timeout_s:g} s", (message.peer,)
-                ) from error
-            raise CommError(f"{where} {about}, and {transport.name} failed: {error}") from error
+                late = CollectiveTimeoutError(f"{where} {about} and has waited {timeout_s:g} s", (message.peer,))
+                late.peer = peer
+                raise late from error
+            failure = CommError(f"{where} {about}, and {transport.name} failed: {error}")
+            failure.peer = peer
+            raise failure from error

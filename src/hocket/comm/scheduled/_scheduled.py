@@ -49,6 +49,11 @@ def table_of(world: int) -> Choices:
     return default if given is None else given | default
 
 
+def table_is_given() -> bool:
+    """Return whether the user has said which algorithms to use, so that small operations follow that too."""
+    return _chosen is not None or bool(os.environ.get("HOCKET_CHOICES"))
+
+
 def _read(choices: Choices | str | os.PathLike[str]) -> Choices:
     if isinstance(choices, Choices):
         return choices

@@ -30,7 +30,7 @@ _KIND_NUMBERS = {kind: i for i, kind in enumerate(KINDS)}
 _DTYPES = tuple(
     dict.fromkeys(value for name in sorted(dir(torch)) if isinstance(value := getattr(torch, name), torch.dtype))
 )
-_DTYPE_NUMBERS = {dtype: i for i, dtype in enumerate(_DTYPES)}
+DTYPE_NUMBERS = {dtype: i for i, dtype in enumerate(_DTYPES)}
 NO_OPERATOR = 99
 NO_ROOT = 0xFFFF
 _OPERATORS = ("SUM", "AVG", "PREMUL_SUM", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
@@ -67,7 +67,7 @@ class AnnouncementBoard:
             seq & _SEQ_MASK,
             _KIND_NUMBERS[kind],
             operator,
-            _DTYPE_NUMBERS[dtype],
+            DTYPE_NUMBERS[dtype],
             root,
             numel,
             extra,
@@ -110,13 +110,18 @@ class AnnouncementBoard:
 
     def differences(self, seq: int, names: Sequence[int]) -> str:
         """Return which ranks, by their numbers in `names`, announced what."""
-        by_contract: dict[str, list[int]] = {}
-        for name, contract in zip(names, self._contracts[seq & 1], strict=True):
-            by_contract.setdefault(_describe(contract), []).append(name)
-        return "; ".join(
-            f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}: {what}"
-            for what, ranks in by_contract.items()
-        )
+        return describe(self._contracts[seq & 1], names)
+
+
+def describe(contracts: Sequence[memoryview], names: Sequence[int]) -> str:
+    """Return which ranks, by their `names`, announced which contract."""
+    by_contract: dict[str, list[int]] = {}
+    for name, contract in zip(names, contracts, strict=True):
+        by_contract.setdefault(_describe(contract), []).append(name)
+    return "; ".join(
+        f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}: {what}"
+        for what, ranks in by_contract.items()
+    )
 
 
 def _describe(contract: memoryview) -> str:

@@ -2,7 +2,13 @@
 
 
 class CommError(RuntimeError):
-    """A collective could not be completed; the group cannot be used any more unless the message says otherwise."""
+    """A collective could not be completed; the group cannot be used any more unless the message says otherwise.
+
+    Attributes:
+        peer: The rank in the group whose message did not pass; None where no single one is known.
+    """
+
+    peer: int | None = None
 
 
 class PeerDiedError(CommError):

@@ -1,0 +1,270 @@
+"""Between hosts as inside one: every operation is announced and compared before it can do harm, and troubles are named.
+
+All ranks exchange frames first (`_frames`): what they are about to do, and for a small operation its data too, which
+the frames of all ranks complete. So a small operation takes as many messages as without the comparison; a larger one
+takes the frames' way once more. Ranks that differ all raise the same error, and the group goes on.
+"""
+
+import json
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from ..shm import NO_OPERATOR, NO_ROOT
+from ..transport import (
+    CollectiveMismatchError,
+    CollectiveTimeoutError,
+    CommError,
+    Flats,
+    PeerDiedError,
+    ReduceOperator,
+    Transport,
+)
+from ._frames import Frame, FrameExchange, contract_of, differences
+from ._scheduled import table_is_given
+
+log = logging.getLogger("hocket.comm")
+
+_GRACE_S: Final = 2.0
+"""How long a rank in trouble waits for others to tell of theirs: all hear of a lost connection at nearly one time."""
+_LOOK_S: Final = 0.05
+
+
+def host_name() -> str:
+    """Return how messages call this host."""
+    return os.environ.get("HOCKET_HOST") or socket.gethostname()
+
+
+class CheckedTransport:
+    """See the head of this module.
+
+    Args:
+        inner: Carries out what does not fit in frames.
+        frames: Exchange of frames among all ranks.
+        store: Store of the group, where ranks tell of their troubles.
+        name: Name of the group.
+        rank: Number of this rank.
+        numbers: Numbers in the world of all ranks.
+        speaker: The rank through which this one hears of other hosts; itself if it speaks with them.
+        path: How reports call what is done with frames alone.
+    """
+
+    def __init__(
+        self,
+        inner: Transport,
+        frames: FrameExchange,
+        store: Any,
+        name: str,
+        rank: int,
+        numbers: Sequence[int],
+        speaker: int,
+        path: str,
+    ) -> None:
+        self._inner = inner
+        self._frames = frames
+        self._store = store
+        self._name = name
+        self._rank = rank
+        self._numbers = tuple(numbers)
+        self._size = len(numbers)
+        self._speaker = speaker
+        self._path = path
+        self._seq = 0
+        store.set(f"hocket/name/{rank}", host_name())
+
+    def all_reduce(self, flat: Tensor, op: ReduceOperator, timeout_s: float) -> str:
+        """See Transport."""
+
+        def small(frames: list[Frame]) -> None:
+            _fold(flat, frames, op)
+
+        large = lambda s: self._inner.all_reduce(flat, op, s)  # noqa: E731
+        return self._do("all_reduce", flat, timeout_s, large, small, op=op, payload=_contribution(flat, op))
+
+    def reduce(self, flat: Tensor, op: ReduceOperator, root: int, timeout_s: float) -> str:
+        """See Transport."""
+
+        def small(frames: list[Frame]) -> None:
+            if self._rank == root:
+                _fold(flat, frames, op)
+
+        large = lambda s: self._inner.reduce(flat, op, root, s)  # noqa: E731
+        payload = _contribution(flat, op)
+        return self._do("reduce", flat, timeout_s, large, small, op=op, root=root, payload=payload)
+
+    def broadcast(self, flat: Tensor, root: int, timeout_s: float) -> str:
+        """See Transport."""
+
+        def small(frames: list[Frame]) -> None:
+            if self._rank != root:
+                _bytes(flat).copy_(frames[root].payload)
+
+        large = lambda s: self._inner.broadcast(flat, root, s)  # noqa: E731
+        payload = (lambda: _bytes(flat)) if self._rank == root else None
+        return self._do("broadcast", flat, timeout_s, large, small, root=root, payload=payload)
+
+    def all_gather(self, outputs: Flats, flat: Tensor, timeout_s: float) -> str:
+        """See Transport."""
+
+        def small(frames: list[Frame]) -> None:
+            for output, frame in zip(outputs, frames, strict=True):
+                _bytes(output).copy_(frame.payload)
+
+        large = lambda s: self._inner.all_gather(outputs, flat, s)  # noqa: E731
+        return self._do("all_gather", flat, timeout_s, large, small, payload=lambda: _bytes(flat))
+
+    def gather(self, outputs: Flats | None, flat: Tensor, root: int, timeout_s: float) -> str:
+        """See Transport."""
+
+        def small(frames: list[Frame]) -> None:
+            for output, frame in zip(outputs or (), frames, strict=outputs is not None):
+                _bytes(output).copy_(frame.payload)
+
+        large = lambda s: self._inner.gather(outputs, flat, root, s)  # noqa: E731
+        return self._do("gather", flat, timeout_s, large, small, root=root, payload=lambda: _bytes(flat))
+
+    def reduce_scatter(self, output: Tensor, inputs: Flats, op: ReduceOperator, timeout_s: float) -> str:
+        """See Transport."""
+        large = lambda s: self._inner.reduce_scatter(output, inputs, op, s)  # noqa: E731
+        return self._do("reduce_scatter", output, timeout_s, large, op=op)
+
+    def scatter(self, flat: Tensor, inputs: Flats | None, root: int, timeout_s: float) -> str:
+        """See Transport."""
+        return self._do("scatter", flat, timeout_s, lambda s: self._inner.scatter(flat, inputs, root, s), root=root)
+
+    def all_to_all(self, outputs: Flats, inputs: Flats, timeout_s: float) -> str:
+        """See Transport. The frames carry how much every rank sends to and expects of each other."""
+        lengths = torch.tensor([t.numel() for t in (*inputs, *outputs)])
+        table: list[list[int]] = []
+
+        def compare(frames: list[Frame]) -> None:
+            table.extend(frame.payload.view(torch.int64).tolist() for frame in frames)
+            for r in range(self._size):
+                for s in range(self._size):
+                    sent, expected = table[r][s], table[s][self._size + r]
+                    if sent != expected:
+                        raise CollectiveMismatchError(
+                            f"all_to_all #{self._seq} of group {self._name!r}: rank {self._numbers[r]} sends {sent} "
+                            f"elements to rank {self._numbers[s]}, which expects {expected}; input splits and output "
+                            "splits must agree"
+                        )
+
+        large = lambda s: self._inner.all_to_all(outputs, inputs, s)  # noqa: E731
+        payload = lengths.view(torch.uint8) if lengths.nbytes <= self._frames.most_nbytes else None
+        return self._do(
+            "all_to_all", inputs[0][:0], timeout_s, large, payload=(lambda: payload) if payload is not None else None,
+            compare=compare if payload is not None else None,
+        )  # fmt: skip
+
+    def barrier(self, timeout_s: float) -> str:
+        """See Transport."""
+        nothing = torch.empty(0, dtype=torch.uint8)
+        return self._do("barrier", nothing, timeout_s, self._inner.barrier, lambda _: None)
+
+    def _do(
+        self,
+        kind: str,
+        flat: Tensor,
+        timeout_s: float,
+        large: Callable[[float], str],
+        small: Callable[[list[Frame]], None] | None = None,
+        *,
+        op: ReduceOperator | None = None,
+        root: int = NO_ROOT,
+        payload: Callable[[], Tensor] | None = None,
+        compare: Callable[[list[Frame]], None] | None = None,
+    ) -> str:
+        """Exchange frames, compare them, and finish with what they brought, or carry out the operation."""
+        self._seq += 1
+        nbytes = flat.numel() * flat.element_size()
+        fused = small is not None and nbytes <= self._frames.most_nbytes and not table_is_given()
+        operator = NO_OPERATOR if op is None else op.number
+        contract = contract_of(self._seq, kind, operator, flat.dtype, root, flat.numel(), fused=fused)
+        deadline_s = time.monotonic() + timeout_s
+        brings = payload() if payload is not None and (fused or compare is not None) else None
+        try:
+            frames = self._frames.exchange(contract, brings, timeout_s)
+            if any(frame.contract != contract for frame in frames):
+                raise CollectiveMismatchError(
+                    f"ranks of group {self._name!r} disagree at operation #{self._seq}: "
+                    f"{differences(frames, self._numbers)}; "
+                    "every rank must call the same operation with equal sizes, types, operator and root"
+                )
+            if compare is not None:
+                compare(frames)
+            if fused and small is not None:
+                small(frames)
+                return self._path
+            return large(max(0.001, deadline_s - time.monotonic()))
+        except CollectiveMismatchError:
+            raise
+        except CommError as error:
+            late = isinstance(error, CollectiveTimeoutError) or time.monotonic() >= deadline_s
+            raise self._named(error, f"{kind} #{self._seq}", late=late) from error
+
+    # --- troubles ---------------------------------------------------------------------------------------------------
+
+    def _named(self, error: CommError, what: str, *, late: bool) -> CommError:
+        """Return the error that names the rank at the end of the chain of those that wait for each other."""
+        culprits = [self._numbers.index(c) for c in getattr(error, "culprits", ()) if c in self._numbers]
+        first = error.peer if error.peer is not None else culprits[0] if culprits else self._speaker
+        note = {"waits": None if first == self._rank else first, "late": late, "text": str(error)}
+        notes: dict[int, Any] = {self._rank: note}
+        try:
+            self._store.set(f"hocket/trouble/{self._rank}", json.dumps(note))
+            end_s = time.monotonic() + _GRACE_S
+            culprit = self._end_of_chain(notes)
+            while culprit not in notes and time.monotonic() < end_s:
+                time.sleep(_LOOK_S)
+                for r in range(self._size):
+                    if r not in notes and self._store.check([f"hocket/trouble/{r}"]):
+                        notes[r] = json.loads(self._store.get(f"hocket/trouble/{r}"))
+                culprit = self._end_of_chain(notes)
+            host = self._store.get(f"hocket/name/{culprit}").decode()
+        except Exception as trouble:  # the store is gone with its host: what this rank has seen itself must do
+            log.debug("group %s: the store does not answer: %s", self._name, trouble)
+            culprit, host = self._end_of_chain(notes), "unknown"
+        number = self._numbers[culprit]
+        mine = f"rank {self._numbers[self._rank]} (host {host_name()})"
+        where = f"{what} of group {self._name!r}"
+        if culprit in notes:
+            own = notes[culprit]["text"]
+            return CommError(f"rank {number} (host {host}) failed in {where}, as {mine} heard: {own}")
+        if any(note["late"] for note in notes.values()):
+            text = f"{where} passed its timeout on {mine}: not arrived: rank {number} (host {host}). {error}"
+            return CollectiveTimeoutError(text, (culprit,), (number,))
+        text = f"rank {number} (host {host}) died or left while {mine} waited in {where}: {error}"
+        return PeerDiedError(text, culprit, (number,))
+
+    def _end_of_chain(self, notes: dict[int, Any]) -> int:
+        """Return the rank that is waited for and tells of no trouble, or of one that is not another's fault."""
+        at, seen = self._rank, set[int]()
+        while at in notes and at not in seen and notes[at]["waits"] is not None:
+            seen.add(at)
+            at = int(notes[at]["waits"])
+        return at
+
+
+def _bytes(flat: Tensor) -> Tensor:
+    return flat.view(torch.uint8)
+
+
+def _contribution(flat: Tensor, op: ReduceOperator) -> Callable[[], Tensor]:
+    """Return what makes the bytes that this rank brings to a reduction."""
+    return lambda: _bytes(flat if op.factor is None else flat * op.factor)
+
+
+def _fold(flat: Tensor, frames: Sequence[Frame], op: ReduceOperator) -> None:
+    """Reduce what all ranks have brought, in their order, so that all have the same bits."""
+    target = flat if op.view is None else flat.view(op.view)
+    first, *others = [frame.payload.view(target.dtype) for frame in frames]
+    target.copy_(first)
+    for one in others:
+        op.kernel(target, one, out=target)
+    op.finish(flat, len(frames))
