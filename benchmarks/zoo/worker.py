@@ -45,6 +45,8 @@ def setting(entry: Entry, double: bool) -> tuple[nn.Module, Any, list[Any]]:
             module.p = 0.0
         if getattr(module, "drop_prob", None):  # of whole paths
             module.drop_prob = 0.0  # type: ignore[assignment]
+        if isinstance(getattr(module, "dropout_prob", None), float):  # of labels
+            module.dropout_prob = 0.0  # type: ignore[assignment]
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     return model, torch.optim.AdamW(trained, RATE), batches
 

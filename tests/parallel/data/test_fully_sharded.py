@@ -28,14 +28,27 @@ class ByForward(nn.Module):
         return self.layers[2](x)
 
 
-def losses(plan: Plan | None) -> list[float]:
+class ByWeight(nn.Module):
+    """Reads the weights of layers that it does not call, as DeBERTa reads its table of relative positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.turn = nn.Embedding(8, 8), nn.Linear(8, 8)
+        self.layers = nn.ModuleList([nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 3)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.layers[0](x)
+        return self.layers[2](self.layers[1](x) @ self.table.weight + F.linear(x, self.turn.weight, self.turn.bias))
+
+
+def losses(plan: Plan | None, kind: type[nn.Module] = ByForward) -> list[float]:
     torch.manual_seed(1)
-    model = ByForward().double()
+    model = kind().double()
     optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
     batches = [(torch.randn(6, 4).double(), torch.randint(0, 3, (6,))) for _ in range(4)]
     if plan is not None:
         trainer = hocket.Trainer(model, F.cross_entropy, optimizer, plan)
-        return [float(trainer.step(batch)) for batch in batches]
+        return [float((trainer.step(b), trainer.evaluate([b]))[0]) for b in batches] + [trainer.evaluate(batches)]
     found = []
     for x, y in batches:
         optimizer.zero_grad()
@@ -43,12 +56,15 @@ def losses(plan: Plan | None) -> list[float]:
         loss.backward()
         optimizer.step()
         found.append(loss.item())
-    return found
+    with torch.no_grad():
+        return [*found, sum(F.cross_entropy(model(x), y).item() for x, y in batches) / len(batches)]
 
 
-def test_layers_whose_forward_is_called_directly_are_gathered_too() -> None:
-    expected = losses(None)
-    for found in run_ranks(losses, 2, Plan(shard="parameters")):
+@pytest.mark.parametrize("kind", [ByForward, ByWeight])
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_layers_that_are_not_called_as_modules_are_gathered_too(kind: type[nn.Module], accumulate: int) -> None:
+    expected = losses(None, kind)
+    for found in run_ranks(losses, 2, Plan(shard="parameters", accumulate=accumulate), kind):
         assert found == pytest.approx(expected, rel=1e-11)
 
 

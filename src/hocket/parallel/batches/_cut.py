@@ -233,14 +233,28 @@ class BatchSplitter:
             )
         values: Any = dict(batch) if isinstance(batch, Mapping) else tuple(batch)
         size = self._cutter.size(values)
-        note = _batch.current(values)
-        share = None if note is None else note.share
-        if self._world.size == 1:
-            share = BatchShard(0, size, size, 1)
-        elif share is None or share.world != self._world.size or max(1, share.samples) != size:
+        share = self._shared(values, size)
+        if share is None:
             share = BatchShard.of(size, self._world.size, self._world.rank)
             values = self._cutter.cut(values, *_range(share.begin, share.end))
         return [self._part(values, share, count, i) for i in range(count)]
+
+    def whole(self, batch: Any) -> BatchPart | None:
+        """Return all of a batch of which `parts` has been asked; None where this rank has a part of it alone."""
+        values: Any = dict(batch) if isinstance(batch, Mapping) else tuple(batch)
+        size = self._cutter.size(values)
+        alone = self._world.size == 1 or self._shared(values, size) is None
+        return self._part(values, BatchShard(0, size, size, 1), 1, 0) if alone else None
+
+    def _shared(self, values: Any, size: int) -> BatchShard | None:
+        """Return which part of the global batch `values` is; None where it is the global batch, yet to be cut."""
+        note = _batch.current(values)
+        share = None if note is None else note.share
+        if self._world.size == 1:
+            return BatchShard(0, size, size, 1)
+        return (
+            share if share is not None and share.world == self._world.size and max(1, share.samples) == size else None
+        )
 
     def _part(self, values: Any, share: BatchShard, count: int, i: int) -> BatchPart:
         mine = BatchShard.of(share.samples, count, i)

@@ -86,14 +86,16 @@ class LossCheck:
             if count > 1
         ]
 
-    def run(self, part: BatchPart) -> bool:
+    def run(self, part: BatchPart, batch: BatchPart | None = None) -> bool:
         """Compare, and return whether there were samples enough for it; a collective operation.
 
         Args:
             part: This rank's part of the first batch.
+            batch: All of the first batch, where every rank has it.
 
         Raises:
-            PlanError: the plan cuts batches, and the loss of a batch does not follow from that of its parts.
+            PlanError: the plan cuts batches, and the loss of a batch does not follow from that of its parts, or the
+                model takes no part of a batch.
         """
         composition = self._composition
         if not self._cuts and composition.mesh["pipeline"].size > 1 and not _alike(part):
@@ -104,6 +106,8 @@ class LossCheck:
         modules = [composition.model, *(module for module, _ in composition.modules)]
         with undisturbed(modules), self._exactly():
             found, steady = self._compared(modules, few)
+            if isinstance(found, str):
+                found = self._whole_alone(modules, few, batch, found)
         verdicts = composition.mesh.whole.from_all(found)
         verdict = next((one for one in verdicts if one is not None), None)
         if verdict is not None:
@@ -149,6 +153,7 @@ class LossCheck:
                 probe.left_by(lambda a=a, b=b: losses.append(judge.measured(a, b)))  # type: ignore[misc]
                 for a, b in ((0, count), (0, cut), (cut, count))
             ]
+            judge.check()
             found = probe.changed(left[0], left[1:], (cut / count, 1 - cut / count))
         except Exception:  # a part of one sample, say, that the model does not take
             found, losses = probe.norms(), []
@@ -161,26 +166,52 @@ class LossCheck:
             composition.notes += lines
         composition.passes.state = ForwardState(composition.modules, mesh["data"], found)
 
-    def _compared(self, modules: Sequence[torch.nn.Module], few: BatchPart) -> tuple[_Verdict | None, bool]:
+    def _compared(self, modules: Sequence[torch.nn.Module], few: BatchPart) -> tuple[_Verdict | str | None, bool]:
+        """Return what explains the loss, or the error that the samples raise, and whether no random numbers matter."""
+        from_all = self._composition.mesh.whole.from_all
         judge = _Judge(self._composition, self._form, few)
+        steady = False
+        error = ""
         for calm in (_as_trained, _as_evaluated):
             calm(modules)
             first: list[MeasuredLoss] = []
+
+            def agrees(seed: int, one: list[MeasuredLoss]) -> bool:
+                torch.manual_seed(seed)
+                other = judge.measured(0, few.samples)
+                return not one or judge.close(one[0].value, other[0].value, 1e-2)
+
             same = True
             try:
-                torch.manual_seed(0)
-                first = judge.measured(0, few.samples)
-                torch.manual_seed(1)
-                again = judge.measured(0, few.samples)
-                same = not first or judge.close(first[0].value, again[0].value, 1e-2)
-            except Exception:  # what is no mere matter of the mode will be met in the step itself
-                same = False
-            if all(self._composition.mesh.whole.from_all(same)):
-                try:
-                    return judge.verdict(first), calm is _as_trained
-                except (ValueError, RuntimeError):  # a part that the model does not take
-                    return None, False
-        return None, False
+                with undisturbed(modules):
+                    torch.manual_seed(0)
+                    first = judge.measured(0, few.samples)
+                    same = agrees(1, first)
+                    judge.check()
+            except Exception as caught:  # what is no mere matter of the mode will be met in the step itself
+                same, error = False, _said(caught)
+            if all(from_all(same)):
+                return judge.verdict(first), steady or calm is _as_trained
+            if calm is _as_trained and not any(from_all(error)):
+                with undisturbed(modules):  # perhaps it was no random number, but what the first pass left in buffers
+                    steady = all(from_all(agrees(1, first)))
+        return next(filter(None, from_all(error)), None), steady
+
+    def _whole_alone(
+        self, modules: Sequence[torch.nn.Module], few: BatchPart, batch: BatchPart | None, error: str
+    ) -> _Verdict | None:
+        """Return that the model takes the whole batch and no part of it, if it is so; a collective operation."""
+        from_all = self._composition.mesh.whole.from_all
+        if not self._cuts or self._composition.passes.pipeline is not None or not all(from_all(batch is not None)):
+            return None
+        assert batch is not None
+        _as_evaluated(modules)
+        try:
+            self._composition.passes.measured(batch, whole=True)
+            takes = True
+        except Exception:  # an error of the model's own, which the step will meet
+            takes = False
+        return _Verdict(problem=_no_part(few.samples, batch.samples, error)) if all(from_all(takes)) else None
 
     def _follow(self, verdict: _Verdict) -> None:
         form, notes = self._form, self._composition.notes
@@ -221,6 +252,7 @@ class _Judge:
             self._tolerance = 2e-2
         # Uneven, so that weights matter; no part of one sample, which some models take for something else.
         self._cut = max(min(2, few.samples // 2), few.samples // 2 - 1)
+        self._failed: Exception | None = None
         self._size = 0.0  # of what is added up to a loss, which may be more than what comes out
 
     def measured(self, begin: int, end: int) -> list[MeasuredLoss]:
@@ -231,7 +263,23 @@ class _Judge:
             part = BatchPart(inputs, target, end - begin, end - begin)
         return self._passes.measured(part, self._loss, whole=True)
 
+    def check(self) -> None:
+        """Raise what the loss has raised, now that no other stage waits for this one."""
+        error, self._failed = self._failed, None
+        if error is not None:
+            raise error
+
     def _loss(self, output: Any, target: Any) -> Any:
+        """Return the loss; in a pipeline an error waits for `check`, since other stages wait for this one."""
+        if self._passes.pipeline is None:
+            return self._sized(output, target)
+        try:
+            return self._sized(output, target)
+        except Exception as error:
+            self._failed = error
+            return torch.zeros(())
+
+    def _sized(self, output: Any, target: Any) -> Any:
         """Return the loss, and note how large the terms are that the outputs add up to in it, to first order."""
         value = self._passes.loss_fn(output, target)
         loss = value[0] if isinstance(value, tuple | list) else value
@@ -258,7 +306,12 @@ class _Judge:
         count = self._few.samples
         cut = self._cut
         cuts = [(0, cut, count)] + ([(0, 2, count)] if cut > 2 else [])
-        split = [[self.measured(a, b) for a, b in zip(one, one[1:], strict=False)] for one in cuts]
+        try:
+            split = [[self.measured(a, b) for a, b in zip(one, one[1:], strict=False)] for one in cuts]
+            self.check()
+        except Exception as error:
+            # Of one sample, say, which some models take for something else; the step will tell.
+            return _Verdict(problem=_no_part(cut, count, _said(error))) if cut > 1 else None
         if not first:
             return None
         whole = first[0]
@@ -390,6 +443,17 @@ def _joined(column: Sequence[torch.Tensor], counts: Sequence[int]) -> torch.Tens
     if all(one.dim() and len(one) == count for one, count in zip(column, counts, strict=True)):
         return torch.cat(list(column))
     return column[0]
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def _no_part(few: int, count: int, error: str) -> str:
+    return (
+        f"the model takes a batch of {count} and not {few} of them ({error}): they are not "
+        "samples that can be computed apart (nodes of one graph; targets that number the batch's own rows)."
+    )
 
 
 def _alike(part: BatchPart) -> bool:

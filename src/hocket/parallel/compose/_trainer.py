@@ -171,7 +171,7 @@ class Trainer:
         self._composition.form.forget()
         # Where synchronisation is relaxed, not all workers may get a batch.
         check = None if self._relaxation is not None else self._loss_check
-        if check is not None and check.run(self._splitter.parts(batch, 1)[0]):
+        if check is not None and check.run(self._splitter.parts(batch, 1)[0], self._splitter.whole(batch)):
             self._loss_check = None
         begun_s = self._log.begin()
         parts = self._splitter.parts(batch, self.plan.accumulate)

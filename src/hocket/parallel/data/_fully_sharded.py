@@ -61,6 +61,8 @@ class FullySharded(ShardingStrategy):
                 fully_shard(group if group != [module] else module, mesh=mesh, ignored_params=excluded)
                 for block in group if group != [module] else ():
                     _call_with_hooks(block)
+                    if not list(block.children()):
+                        _gather_when_read(block, module)
                 for name, original in here.items():
                     self._take(original, module.get_parameter(name), places[names[name]], world)
                     original.data = original.new_empty(0)  # optimizers and programs may hold on to it
@@ -138,6 +140,34 @@ def _call_with_hooks(block: torch.nn.Module) -> None:
 
     block.register_forward_pre_hook(note)
     block.forward = forward
+
+
+class _GatheredWhenRead:
+    """Comes before a block's class: what is read from the block while the model runs is gathered, called or not."""
+
+    def __getattr__(self, name: str) -> Any:
+        value = super().__getattr__(name)  # type: ignore[misc]
+        block: Any = self
+        if name not in block._parameters or not hasattr(value, "to_local"):
+            return value
+        if block._get_fsdp_state()._state_ctx.iter_forward_root is None:
+            return value  # the model does not run: a program looks at what this rank holds
+        block.unshard()
+        return super().__getattr__(name)  # type: ignore[misc]
+
+
+def _gather_when_read(block: Any, model: torch.nn.Module) -> None:
+    """Have a layer's parameters, which some models read without calling the layer, gathered then.
+
+    Back-propagation lets them go again. Without it the end of the forward pass does.
+    """
+
+    def let_go(_: torch.nn.Module, __: Any, ___: Any) -> None:
+        if not torch.is_grad_enabled():
+            block.reshard()
+
+    block.__class__ = type(type(block).__name__, (_GatheredWhenRead, type(block)), {})
+    model.register_forward_hook(let_go)
 
 
 def _without_views(_: torch.nn.Module, __: Any, output: Any) -> Any:
