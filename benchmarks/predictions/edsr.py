@@ -40,7 +40,9 @@ def report() -> str:
         for name, one in found.items():
             rate, said = one.throughput(n), PUBLISHED[name].get(n)
             row.append(f"{said or ''}")
-            row.append(f"{rate:.0f}" + (f" ({rate / said - 1:+.1%})" if said else f" ({one.efficiency(n):.0%})"))
+            low, high = one.interval(n)
+            error = f"{rate / said - 1:+.1%}" if said else f"{one.efficiency(n):.0%}"
+            row.append(f"{rate:.0f} ({error}), {low:.0f} to {high:.0f}")
         rows.append(row)
     head = ["GPUs", *(word for name in found for word in (f"{name}, published", f"{name}, model"))]
     return constants + "\n\n" + table(head, rows)

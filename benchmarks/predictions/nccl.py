@@ -17,7 +17,7 @@ single protocol would do.
 
 import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from plots import table
@@ -105,6 +105,12 @@ def errors(points: Mapping[int, float], fitted: tuple[int, ...]) -> dict[int, fl
     return {size: found.microseconds(size) / time - 1 for size, time in points.items()}
 
 
+def spread(size: int, fitted: Collection[int]) -> float:
+    """Return the factor between a prediction and either end of its 80% interval: less sure far from fitted sizes."""
+    doublings = min(abs(math.log2(size / one)) for one in fitted)
+    return math.exp(1.2816 * (0.03 + 0.04 * doublings))
+
+
 def judged(found: Mapping[int, float], fitted: tuple[int, ...]) -> tuple[float, float]:
     """Median and worst error of the sizes that were not fitted."""
     sizes = [abs(error) for size, error in found.items() if size not in fitted]
@@ -129,17 +135,67 @@ def report() -> str:
                 _size(size),
                 f"{time:.1f}",
                 f"{sweep.microseconds(size):.1f}",
+                " to ".join(
+                    f"{sweep.microseconds(size) * way:.1f}" for way in (1 / spread(size, fitted), spread(size, fitted))
+                ),
                 f"{found[size]:+.1%}",
                 "*" * (size in fitted),
             ]
             for size, time in points.items()
         ]
-        parts.append(table([name, "measured us", "predicted us", "error", "fitted"], rows) + "\n\n" + _said(sweep))
+        parts.append(
+            table([name, "measured us", "predicted us", "80% within", "error", "fitted"], rows) + "\n\n" + _said(sweep)
+        )
         parts.append(f"Of the sizes that were not fitted: median {median:.1%}, worst {worst:.1%}.")
     sweep = fit(H200)
-    rows = [[_size(64 * KIB * 4**k), f"{sweep.microseconds(64 * KIB * 4**k):.1f}"] for k in range(10)]
-    parts.append(table(["8 x H200", "predicted us"], rows) + "\n\n" + _said(sweep))
+    rows = []
+    for size in (64 * KIB * 2**k for k in range(19)):
+        time, times = sweep.microseconds(size), spread(size, H200)
+        rows.append([_size(size), f"{time:.1f}", f"{time / times:.1f} to {time * times:.1f}", "*" * (size in H200)])
+    parts.append(table(["8 x H200", "predicted us", "80% within", "fitted"], rows) + "\n\n" + _said(sweep))
+    parts.append(_four_hosts())
     return "\n\n".join(parts)
+
+
+def four_hosts(nbytes: float, sweep: Sweep) -> float:
+    """Microseconds on 4 hosts of 8 B200 with 8 x 50 GB/s: both levels of a hierarchical all-reduce, overlapped in part.
+
+    Reduce-scatter and all-gather inside take what the host's own all-reduce does; each device's shard is reduced among
+    4 hosts at 90% of its port. Pipelined, the longer of both hides `HIDDEN` of the shorter one (fitted on 1 GiB).
+    """
+    inside = sweep.microseconds(nbytes)
+    between = 2 * (4 - 1) * 20 + 2 * (4 - 1) / 4 * nbytes / 8 / (50e3 * 0.9)
+    return max(inside, between) + (1 - HIDDEN) * min(inside, between)
+
+
+HIDDEN = 0.56
+# busbw GB/s; 4 GiB take 22.05 ms (facts, section 4 and algorithms 2.6: ml-engineering).
+FOUR_HOSTS = {GIB: 361.99, 4 * GIB: 4 * GIB * 2 * 31 / 32 / 22.05e-3 / 1e9}
+
+
+def four_hosts_spread(nbytes: float) -> float:
+    """Return the factor between a prediction and either end of its 80% interval."""
+    return math.exp(1.2816 * (0.08 + 0.04 * abs(math.log2(nbytes / GIB))))
+
+
+def _four_hosts() -> str:
+    sweep = fit({size: B200[size] for size in B200_FITTED})
+    rows = []
+    for size in (16 * MIB * 2**k for k in range(11)):
+        time, times = four_hosts(size, sweep), four_hosts_spread(size)
+        busbw = size * 2 * 31 / 32 / time / 1e3
+        interval = f"{busbw / times:.0f} to {busbw * times:.0f}"
+        rows.append(
+            [
+                _size(size),
+                f"{time:.0f}",
+                f"{busbw:.0f}",
+                interval,
+                f"{FOUR_HOSTS[size]:.0f}" if size in FOUR_HOSTS else "",
+            ]
+        )
+    head = ["4 x 8 B200", "predicted us", "busbw GB/s", "80% within", "measured GB/s"]
+    return table(head, rows)
 
 
 def _said(sweep: Sweep) -> str:

@@ -49,7 +49,7 @@ def test_a_narrow_terminal_gets_narrow_lines(capsys: Captured, monkeypatch: pyte
     assert run(*words) == 0
     explanation, table = capsys.readouterr().out.split("\n\n")[:2]
     assert max(map(len, (explanation + "\n" + table).splitlines())) <= 90
-    assert table.splitlines()[0].split() == ["plan", "step", "exposed", "idle", "memory", "why", "not"]
+    assert table.splitlines()[0].split() == ["plan", "step", "80%", "within", "exposed", "idle", "memory", "why", "not"]
     monkeypatch.delenv("COLUMNS")
     assert run(*words) == 0
     assert len(capsys.readouterr().out.splitlines()[0]) > 300

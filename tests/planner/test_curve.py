@@ -98,7 +98,7 @@ def test_the_picture_is_svg_with_a_line_for_every_curve() -> None:
 def test_a_run_is_checked_against_its_plan() -> None:
     where = cluster.load("star:hosts=4,bandwidth=1Gbit/s,latency=1us")
     fixed = {"pipeline_parallel_degree": 1, "shard": "none", "bucket_bytes": 10_000_000}
-    plan = with_reasons(search(chain(), where, workers=4, batch=4, constants=PLAIN, fixed=fixed))
+    plan = with_reasons(search(chain(), where, workers=4, batch=4, constants=PLAIN, fixed=fixed, memory_limit=0))
     graph = step_graph(plan, chain(), where, workers=4, batch=4, constants=PLAIN)
     # A simulated run stands for a measured one: both are timelines.
     checked = check_run(plan, simulate_step(graph, where).timeline)

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from hocket.cluster import load
-from hocket.planner import Network, Plan, predict
+from hocket.planner import Constants, Network, Plan, predict
 from hocket.workload import named_transformer
 
 PINNED = Path(__file__).with_name("pinned.json")
@@ -42,7 +42,7 @@ def test_predictions_of_many_plans_are_what_they_were(request: pytest.FixtureReq
     found = {}
     for where, fields, workers in cases():
         batch = workers * fields.get("micro_batches", fields.get("accumulate", 1))
-        one = predict(Plan(**fields), workload, networks[where], workers=workers, batch=batch)
+        one = predict(Plan(**fields), workload, networks[where], workers=workers, batch=batch, constants=Constants())
         parts = {name: seconds for name, seconds in one.parts.rows() if seconds}
         found[f"{where} {Plan(**fields).describe()}, {fields.get('accumulate', 1)}"] = parts | {
             "memory": float(one.memory.total)

@@ -164,3 +164,24 @@ def test_a_loss_that_goes_around_the_model_says_nothing_of_dividing_it() -> None
     found = capture(chain(), torch.rand(6, 10), loss=lambda model, batch: model[2](model[0](batch)).sum())
     assert found.degrees() == ()
     assert found.flops == 2 * 6 * (10 * 20 + 20 * 30)
+
+
+class _Attention(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = torch.nn.Linear(32, 96)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = (one.view(*x.shape[:2], 4, 8).transpose(1, 2) for one in self.inner(x).chunk(3, -1))
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True).flatten(1)
+
+
+def test_attention_on_meta_is_one_operator_that_keeps_no_scores() -> None:
+    found = {
+        device: capture(_Attention(), torch.zeros(2, 512, 32), device=device, degrees=()) for device in ("cpu", "meta")
+    }
+    scores = 2 * 4 * 512 * 512
+    assert found["meta"].saved_bytes == found["cpu"].saved_bytes < 4 * scores
+    assert found["meta"].flops == found["cpu"].flops == 2 * 1024 * 32 * 96 + 4 * scores * 8
+    out = torch.nn.functional.scaled_dot_product_attention(*(torch.zeros(1, 1, 4, 4, device="meta"),) * 3)
+    assert out.shape == (1, 1, 4, 4)  # outside of a capture all is as it was

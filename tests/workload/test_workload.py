@@ -17,6 +17,7 @@ from hocket.workload import (
     Share,
     Workload,
     WorkloadError,
+    llama,
     named_transformer,
     parse,
     transformer,
@@ -139,3 +140,14 @@ def test_times_are_dealt_by_flops() -> None:
     assert (timed.forward_s, timed.backward_s) == (pytest.approx(1.0), pytest.approx(2.0))
     assert timed.layers[0].forward_s == 0.0
     assert timed.measured
+
+
+def test_a_llama_has_its_authors_parameters_and_keeps_no_scores() -> None:
+    for name, billions in (("8b", 8.03), ("70b", 70.55), ("405b", 405.85)):
+        assert named_transformer(f"llama-3-{name}").parameters / 1e9 == pytest.approx(billions, abs=0.01)
+    one = named_transformer("llama-3-8b")
+    per_token = one.flops / 8192 / 2
+    assert per_token == pytest.approx(one.parameters - 128256 * 4096 + 32 * 2 * 8192 * 4096, rel=1e-3)
+    assert one.saved_bytes < 60 * 2**30  # scores of 8,192 tokens would be 128 GiB more
+    with pytest.raises(WorkloadError, match="choose divisors"):
+        llama(4096, 2, 32, 5, 1000)

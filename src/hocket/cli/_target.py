@@ -14,12 +14,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hocket.cluster import Cluster
+    from hocket.planner import Constants
     from hocket.workload import Workload
 
 TARGET_HELP = (
     "gpt-175b, transformer:hidden=4096,layers=32,heads=32, a bundled workload (edsr, resnet50), train.py:build, or a "
     "workload's file."
 )
+
+
+CONSTANT_HELP = "What is reached, as jitter=0.02, instead of what the cluster says; may be given several times."
 
 
 class TargetError(ValueError):
@@ -47,7 +51,7 @@ def resolve_target(
     from hocket.workload import SHAPES, named_transformer, parse
 
     name = target.lower()
-    if name.removeprefix("gpt-") in SHAPES or name.startswith("gpt-"):
+    if name.removeprefix("gpt-") in SHAPES or name.startswith(("gpt-", "lm-", "llama-")):
         return named_transformer(target)
     if name.startswith("transformer:"):
         return _shape(target.partition(":")[2])
@@ -66,6 +70,17 @@ def resolve_target(
     raise TargetError(f"there is no workload {target!r}; there are {known}, or write train.py:build, or a file's path")
 
 
+def constants_of(cluster: Cluster, given: Sequence[str]) -> Constants:
+    """Return what a cluster says is reached, with what the user says instead. Raises TargetError: that is no pair."""
+    from hocket.planner import Constants
+
+    pairs = [word.partition("=") for word in given]
+    if wrong := next((word for word, pair in zip(given, pairs, strict=True) if not pair[1]), None):
+        raise TargetError(f"--constant {wrong!r}: write NAME=VALUE, as jitter=0.02")
+    told = {name.strip(): {"true": True, "false": False}.get(text.strip(), text.strip()) for name, _, text in pairs}
+    return Constants.of({**cluster.reached, **told})
+
+
 def ranks_of_a_host(cluster: Cluster, workers: int) -> int:
     """Return how many of so many ranks share a host, at most."""
     hosts = Counter(cluster.host_of_rank(rank) for rank in range(min(workers, len(cluster.ranks))))
@@ -73,19 +88,25 @@ def ranks_of_a_host(cluster: Cluster, workers: int) -> int:
 
 
 def _shape(text: str) -> Workload:
-    from hocket.workload import transformer
+    from hocket.workload import llama, transformer
 
+    modern = ("kv_heads", "feed_forward")  # both or none: a Llama's layers, or GPT's
+    known = ("hidden", "layers", "heads", *modern, "vocabulary", "sequence")
     values: dict[str, int] = {}
     for word in text.split(","):
         key, equals, number = word.partition("=")
-        if not equals or key not in ("hidden", "layers", "heads", "vocabulary", "sequence") or not number.isdecimal():
-            raise TargetError(f"transformer: {word!r}; write hidden=4096,layers=32,heads=32[,vocabulary=][,sequence=]")
+        if not equals or key not in known or not number.isdecimal():
+            written = "hidden=4096,layers=32,heads=32[,kv_heads=8,feed_forward=14336][,vocabulary=][,sequence=]"
+            raise TargetError(f"transformer: {word!r}; write {written}")
         values[key] = int(number)
-    missing = [key for key in ("hidden", "layers", "heads") if key not in values]
+    needed = known[:5] if values.keys() & set(modern) else known[:3]
+    missing = [key for key in needed if key not in values]
     if missing:
         raise TargetError(f"transformer: {missing[0]} is missing; write transformer:hidden=4096,layers=32,heads=32")
-    hidden, layers, heads = values.pop("hidden"), values.pop("layers"), values.pop("heads")
-    return transformer(hidden, layers, heads, **values)  # type: ignore[arg-type]
+    make: Any = llama if len(needed) == 5 else transformer
+    sizes = [values.pop(key) for key in needed]
+    made: Workload = make(*sizes, **values)
+    return made
 
 
 def _function(target: str, device: str | None, optimizer: str, degrees: Sequence[int]) -> Workload:

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ._output import RANKS, Json, bad_input, print_json, print_paragraph, print_table
-from ._target import TARGET_HELP, ranks_of_a_host, resolve_target
+from ._target import CONSTANT_HELP, TARGET_HELP, constants_of, ranks_of_a_host, resolve_target
 
 if TYPE_CHECKING:
+    from hocket.cluster import Cluster
     from hocket.planner import Prediction, Search
     from hocket.workload import DividedShare, Workload
 
@@ -45,6 +46,7 @@ def plan(
     ] = None,
     out: Annotated[Path | None, typer.Option("-o", "--out", help="Write the plan into this file.")] = None,
     workload_out: Annotated[Path | None, typer.Option(help="Write the workload's text into this file.")] = None,
+    constant: Annotated[list[str] | None, typer.Option(help=CONSTANT_HELP)] = None,
     keep: Annotated[int, typer.Option(min=1, help="How many plans to rank.")] = 8,
     as_json: Json = False,
 ) -> None:
@@ -70,11 +72,12 @@ def plan(
         size = batch or workers
         if workload_out is not None:
             workload_out.write_text(str(workload), encoding="utf-8")
+        more: dict[str, Any] = {"workers": workers, "batch": size, "memory_limit": limit}
+        more["constants"] = constants_of(where, constant or [])
         if given is not None:
-            one = predict(Plan.from_toml(given), workload, where, workers=workers, batch=size, memory_limit=limit)
-            _judge(one, workload, as_json)
+            _judge(predict(Plan.from_toml(given), workload, where, **more), workload, where, as_json)
             return
-        found = search(workload, where, workers=workers, batch=size, memory_limit=limit, fixed=fixed, keep=keep)
+        found = search(workload, where, **more, fixed=fixed, keep=keep)
         chosen = with_reasons(found)
         if out is not None:
             out.write_text(chosen.to_toml(), encoding="utf-8")
@@ -83,13 +86,13 @@ def plan(
     except OSError as error:
         bad_input("plan", f"{error.filename!r} cannot be written: {error.strerror}")
     if as_json:
-        print_json(_as_json(found, workload, chosen.to_json()))
+        print_json(_as_json(found, workload, where, chosen.to_json()))
         return
     print_paragraph(explain(found))
     typer.echo("")
     print_table(plan_rows(found))
     typer.echo("")
-    _parts(found.best, workload)
+    _parts(found.best, workload, where)
     if out is not None:
         typer.echo(f"\nwrote {out}; `hocket run --plan {out}` or Trainer(plan={str(out)!r}) carries it out")
     else:
@@ -105,30 +108,51 @@ def _degrees(workers: int, tensor: int | None, given: Path | None) -> list[int]:
     return [degree for degree in range(2, 9) if workers % degree == 0 or degree in (2, 4, 8)] + [tensor or 1]
 
 
-def _judge(one: Prediction, workload: Workload, as_json: bool) -> None:
+def _judge(one: Prediction, workload: Workload, where: Cluster, as_json: bool) -> None:
     from hocket.units import format_bytes
 
     if as_json:
-        print_json(_row(one, workload))
+        print_json(_row(one, workload) | {"assumptions": _assumed(one, workload, where)})
         return
     typer.echo(f"{one.plan.describe()} on {one.workers} workers of {one.cluster}, batch {one.batch}")
-    _parts(one, workload)
+    _parts(one, workload, where)
     if not one.fits:
         typer.echo(f"it does not fit: a worker has {format_bytes(one.memory_limit, 3)}")
         raise SystemExit(1)
 
 
-def _parts(one: Prediction, workload: Workload) -> None:
+def _parts(one: Prediction, workload: Workload, where: Cluster) -> None:
+    from hocket.planner import LEVEL
     from hocket.units import format_bytes
 
     for name, seconds in one.parts.rows():
         if seconds:
             typer.echo(f"  {name:12} {seconds * 1e3:12.3f} ms {seconds / one.step_s:7.1%}")
     typer.echo(f"  {'step':12} {one.step_s * 1e3:12.3f} ms   {one.throughput:.4g} samples/s")
+    low, high = one.interval_s
+    typer.echo(f"  {f'{LEVEL:.0%} within':12} {low * 1e3:12.3f} ms to {high * 1e3:.3f} ms")
+    if one.flops:
+        peak = f", {one.mfu:.1%} of the device's peak" if one.mfu else ""
+        typer.echo(f"  model FLOPs  {one.flops_per_worker / 1e12:12.4g} TFLOP/s a device{peak}")
     kinds = ", ".join(f"{kind} {format_bytes(nbytes, 3)}" for kind, nbytes in one.memory.rows() if nbytes)
     typer.echo(f"  memory of the fullest worker: {kinds}")
     if (share := _divided(one, workload)) is not None:
         typer.echo(f"  tensor parallelism {share}")
+    show_assumptions(_assumed(one, workload, where))
+
+
+def _assumed(one: Prediction, workload: Workload, where: Cluster) -> list[dict[str, str]]:
+    from hocket.planner import Network, assumptions
+
+    found = assumptions(one, Network.of(where), precision=workload.precision)
+    return [dict(zip(("what", "value", "basis"), row, strict=True)) for row in found]
+
+
+def show_assumptions(rows: list[dict[str, str]]) -> None:
+    """Print what a prediction rests on."""
+    typer.echo("  taken:")
+    for row in rows:
+        typer.echo(f"    {row['what']:18} {row['value']} ({row['basis']})")
 
 
 def _divided(one: Prediction, workload: Workload) -> DividedShare | None:
@@ -138,11 +162,16 @@ def _divided(one: Prediction, workload: Workload) -> DividedShare | None:
 
 
 def _row(one: Prediction, workload: Workload) -> dict[str, Any]:
+    from hocket.planner import LEVEL
+
     return {
         "plan": one.plan.to_json(),
         "describe": one.plan.describe(),
         "step_s": one.step_s,
         "samples_per_s": one.throughput,
+        "interval": {"level": LEVEL, "step_s": one.interval_s, "samples_per_s": one.throughput_interval},
+        "flops_per_s_per_worker": one.flops_per_worker,
+        "mfu": one.mfu,
         "parts_s": dict(one.parts.rows()),
         "memory_bytes": dict(one.memory.rows()),
         "fits": one.fits,
@@ -150,7 +179,7 @@ def _row(one: Prediction, workload: Workload) -> dict[str, Any]:
     }
 
 
-def _as_json(found: Search, workload: Workload, chosen: dict[str, Any]) -> dict[str, Any]:
+def _as_json(found: Search, workload: Workload, where: Cluster, chosen: dict[str, Any]) -> dict[str, Any]:
     from hocket.planner import explain
 
     return {
@@ -163,6 +192,7 @@ def _as_json(found: Search, workload: Workload, chosen: dict[str, Any]) -> dict[
         "timed": found.timed,
         "chosen": chosen,
         "explanation": explain(found),
+        "assumptions": _assumed(found.best, workload, where),
         "ranked": [_row(one, workload) for one in found.ranked],
         "too_large": [_row(one, workload) for one in found.too_large],
     }

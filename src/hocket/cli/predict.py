@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ._output import RANKS, Json, bad_input, print_json
-from ._target import TARGET_HELP, ranks_of_a_host, resolve_target
+from ._target import CONSTANT_HELP, TARGET_HELP, constants_of, ranks_of_a_host, resolve_target
+from .plan import show_assumptions
 
 if TYPE_CHECKING:
     from hocket.planner import Curve, ScalingFit
@@ -30,16 +31,19 @@ def predict(
     device: Annotated[
         str | None, typer.Option(help="Where a model is captured: cpu, cuda, or meta for no times.")
     ] = None,
+    constant: Annotated[list[str] | None, typer.Option(help=CONSTANT_HELP)] = None,
     svg: Annotated[Path | None, typer.Option(help="Write a plot into this file.")] = None,
     as_json: Json = False,
 ) -> None:
     """Predict throughput, efficiency and cost by workers, and what another network would do."""
     from hocket.cluster import load
-    from hocket.planner import Network, Plan, curve_of_fit, curves_svg, fit_scaling, scaling_curves
+    from hocket.planner import LEVEL, Network, Plan, assumptions, curve_of_fit, curves_svg, fit_scaling, scaling_curves
+    from hocket.planner import predict as predict_plan
 
     fits: dict[str, ScalingFit] = {}
     columns: dict[str, dict[int, float]] = {}
     unit = "samples"
+    taken: list[dict[str, str]] = []
     try:
         counts = _numbers(workers)
         what_ifs = [word for word in what_if.split(",") if word]
@@ -62,15 +66,25 @@ def predict(
             unit = f"{workload.unit}s"
             given = Plan.from_toml(plan) if plan else None
             each = batch or workload.batch
-            curves = scaling_curves(workload, where, counts, batch_per_worker=each, plan=given, what_ifs=what_ifs)
+            constants = constants_of(where, constant or [])
+            more: dict[str, Any] = {"plan": given, "what_ifs": what_ifs, "constants": constants}
+            curves = scaling_curves(workload, where, counts, batch_per_worker=each, **more)
+            most = max(counts)
+            largest = predict_plan(
+                given or Plan(), workload, where, workers=most, batch=each * most, constants=constants, memory_limit=0
+            )
+            found = assumptions(largest, Network.of(where), precision=workload.precision)
+            taken = [dict(zip(("what", "value", "basis"), row, strict=True)) for row in found]
         if svg is not None:
-            svg.write_text(curves_svg(curves, title=f"{target} on {where.name}", unit=unit), encoding="utf-8")
+            title = f"{target} on {where.name}"
+            svg.write_text(curves_svg(curves, title=title, unit=unit, measured=columns), encoding="utf-8")
     except ValueError as error:
         bad_input("predict", error)
     except OSError as error:
         bad_input("predict", f"{error.filename!r}: {error.strerror}")
     if as_json:
-        print_json({"target": target, "cluster": where.name, "fits": {n: vars(f) for n, f in fits.items()}}
+        print_json({"target": target, "cluster": where.name, "fits": {n: vars(f) for n, f in fits.items()},
+                    "level": LEVEL, "assumptions": taken}
                    | {"curves": [_curve(one, columns) for one in curves]})  # fmt: skip
         return
     for name, fit in fits.items():
@@ -81,6 +95,9 @@ def predict(
     typer.echo("")
     for one in curves:
         typer.echo(one.verdict())
+    if taken:
+        typer.echo("")
+        show_assumptions(taken)
     if svg is not None:
         typer.echo(f"wrote {svg}")
 
@@ -117,15 +134,19 @@ def _read(path: Path) -> dict[str, dict[int, float]]:
 def _show(curve: "Curve", said: dict[int, float], unit: str, price: float | None) -> None:
     typer.echo(curve.name)
     cost = "cost per 1,000" if price is not None else "worker-s per 1,000"
-    head = f"{'workers':>9} {unit + '/s':>14} {'efficiency':>11} {cost:>19}"
+    head = f"{'workers':>9} {unit + '/s':>14} {'80% within':>19} {'efficiency':>11} {cost:>19}"
+    with_mfu = any(point.mfu for point in curve.points)
+    head += f" {'TFLOP/s':>8} {'MFU':>6}" if with_mfu else ""
     typer.echo(head + ("  measured" if said else "") + "  lost to")
     for point in curve.points:
         spent = point.worker_seconds * (price / 3600 if price is not None else 1)
-        row = f"{point.workers:>9} {point.throughput:>14,.4g} {point.efficiency:>11.1%} {spent:>19,.4g}"
+        within = " to ".join(f"{rate:,.4g}" for rate in point.interval)
+        row = f"{point.workers:>9} {point.throughput:>14,.4g} {within:>19} {point.efficiency:>11.1%} {spent:>19,.4g}"
+        row += f" {point.flops_per_worker / 1e12:>8.4g} {point.mfu:>6.1%}" if with_mfu else ""
         if said:
             rate = said.get(point.workers)
             row += f"  {rate:g} ({point.throughput / rate - 1:+.1%})" if rate else "  -"
-        blame = point.blame if point.efficiency < 0.9999 else "-"
+        blame = point.blame if point.blame and point.efficiency < 0.9999 else "-"
         typer.echo(row + f"  {blame}" + ("" if point.fits else "; does not fit in memory"))
 
 
@@ -140,6 +161,9 @@ def _curve(curve: "Curve", columns: dict[str, dict[int, float]]) -> dict[str, An
             {
                 "workers": point.workers,
                 "samples_per_s": point.throughput,
+                "interval_samples_per_s": point.interval,
+                "flops_per_s_per_worker": point.flops_per_worker,
+                "mfu": point.mfu,
                 "efficiency": point.efficiency,
                 "worker_s_per_1000": point.worker_seconds,
                 "parts_s": dict(point.parts),

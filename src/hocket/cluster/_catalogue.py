@@ -9,7 +9,10 @@ from ._document import from_spec, from_toml, read
 from ._errors import ClusterError
 from ._topologies import TOPOLOGIES
 
-CATALOGUE = ("closet", "eflops-like", "laptop", "lassen", "selene-like", "sharp-1500", "summit")
+CATALOGUE = (
+    "b200-like", "closet", "eflops-like", "h100-like", "h200-like", "laptop", "lassen", "mi300x-like", "selene-like",
+    "sharp-1500", "summit",
+)  # fmt: skip
 """The names, in order."""
 
 

@@ -72,6 +72,7 @@ class Cluster:
         flops: Floating-point operations per second of every node, 0 where unknown or none.
         memory_Bps: Memory bandwidth of every node in bytes per second, 0 where unknown or none.
         memory_nbytes: Memory of every node in bytes, 0 where unknown or none.
+        reached: What trainings reach of nominal rates here, by the planner's names of constants; none if unknown.
         recipe: The document that a builder made it from, if one did; `to_toml` writes it.
     """
 
@@ -93,6 +94,7 @@ class Cluster:
     flops: Floats = field(default_factory=lambda: np.zeros(0))
     memory_Bps: Floats = field(default_factory=lambda: np.zeros(0))
     memory_nbytes: Indices = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    reached: Mapping[str, float | str] = field(default_factory=dict)
     recipe: Mapping[str, object] | None = None
 
     def __post_init__(self) -> None:

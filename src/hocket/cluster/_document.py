@@ -51,6 +51,7 @@ class _Explicit(TomlTable):
     nodes: tuple[_Node, ...] = Field(min_length=1)
     links: tuple[_Link, ...] = ()
     routes: tuple[_RouteTable, ...] = ()
+    reached: dict[str, bool | int | float | str] = Field(default_factory=dict)
 
 
 def build(values: Mapping[str, Any]) -> Cluster:
@@ -94,7 +95,7 @@ def _build_explicit(form: _Explicit) -> Cluster:
         if not link.one_way:
             latency = link.latency if link.back_latency is None else link.back_latency
             layout.one_way(b, a, link.back_bandwidth or link.bandwidth, latency, link.cost)
-    return layout.freeze(form.name, form.routing, tables=_tables(form, layout))
+    return layout.freeze(form.name, form.routing, tables=_tables(form, layout), reached=form.reached)
 
 
 def _ranks(form: _Explicit, layout: GraphBuilder) -> list[int]:
@@ -191,6 +192,8 @@ def to_toml(cluster: Cluster, *, explicit: bool = False) -> str:
     lines = [f"name = {_value(cluster.name)}", f"routing = {_value(cluster.routing)}"]
     names = cluster.node_names
     lines.append(f"ranks = {_value([names[node] for node in cluster.ranks.tolist()])}")
+    if cluster.reached:
+        lines.append(f"reached = {_value(cluster.reached)}")
     for index, name in enumerate(names):
         node: dict[str, object] = {"name": name, "kind": cluster.kinds[index]}
         if cluster.hosts[index] >= 0 and cluster.host_names[cluster.hosts[index]] != (

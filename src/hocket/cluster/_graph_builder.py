@@ -84,6 +84,7 @@ class GraphBuilder:
         routing: str,
         *,
         tables: Mapping[tuple[int, int], tuple[int, ...]] | None = None,
+        reached: Mapping[str, float | str] | None = None,
         recipe: Mapping[str, object] | None = None,
     ) -> Cluster:
         """Return the cluster that has been laid out."""
@@ -107,5 +108,6 @@ class GraphBuilder:
             flops=np.array(self.flops, dtype=np.float64),
             memory_Bps=np.array(self.memory, dtype=np.float64),
             memory_nbytes=np.array(self.sizes, dtype=np.int64),
+            reached=dict(reached or {}),
             recipe=recipe,
         )

@@ -34,19 +34,32 @@ class PlainHost(_Server):
     kind: Literal["host"] = "host"
     ranks: int = Field(default=1, ge=1)
     flops: Flops | None = None
+    memory: Bytes | None = None  # of the host; its ranks share it
     memory_bandwidth: Rate = 10e9
     memory_latency: Seconds = 200e-9
 
     def place(self, layout: GraphBuilder, name: str) -> list[int]:
         """Add the host, and its ranks if it has several."""
         if self.ranks == 1:
-            node = layout.node(name, "host", host=name, flops=self.flops or 0.0, memory_Bps=self.memory_bandwidth)
+            node = layout.node(
+                name,
+                "host",
+                host=name,
+                flops=self.flops or 0.0,
+                memory_Bps=self.memory_bandwidth,
+                memory_nbytes=self.memory or 0,
+            )
             layout.ranks.append(node)
             return [node]
         centre = layout.node(name, "memory", host=name)
         for rank in range(self.ranks):
             core = layout.node(
-                f"{name}.rank{rank}", "device", host=name, flops=self.flops or 0.0, memory_Bps=self.memory_bandwidth
+                f"{name}.rank{rank}",
+                "device",
+                host=name,
+                flops=self.flops or 0.0,
+                memory_Bps=self.memory_bandwidth,
+                memory_nbytes=(self.memory or 0) // self.ranks,
             )
             layout.link(core, centre, self.memory_bandwidth, self.memory_latency)
             layout.ranks.append(core)
@@ -158,6 +171,7 @@ class Dgx1(_DeviceServer):
     kind: Literal["dgx1"] = "dgx1"
     devices: int = Field(default=8, ge=8, le=8)
     flops: Flops | None = 15.7e12  # V100 SXM2, fp32, data sheet
+    device_memory: Bytes | None = 16 * 2**30  # the smaller of the two that there are
     device_memory_bandwidth: Rate | None = 900e9
     nvlink: Rate = 25e9
     nvlink_latency: Seconds = 700e-9
@@ -195,6 +209,7 @@ class Ac922(_DeviceServer):
     kind: Literal["ac922"] = "ac922"
     devices: int = Field(default=4, ge=2, le=6, multiple_of=2)
     flops: Flops | None = 15.7e12  # V100 SXM2, fp32, data sheet
+    device_memory: Bytes | None = 16 * 2**30
     device_memory_bandwidth: Rate | None = 900e9
     nvlink: Rate = 75e9
     nvlink_latency: Seconds = 700e-9
@@ -251,6 +266,7 @@ class DgxA100(_NvSwitchServer):
 
     kind: Literal["dgx-a100"] = "dgx-a100"
     flops: Flops | None = 312e12  # bf16 tensor cores, dense, data sheet
+    device_memory: Bytes | None = 80 * 2**30
     device_memory_bandwidth: Rate | None = 2039e9
     nvlink: Rate = 300e9
     pcie: Rate = 24e9  # PCIe 4.0 x16: twice 3.0's 12 GB/s
@@ -261,6 +277,7 @@ class DgxH100(_NvSwitchServer):
 
     kind: Literal["dgx-h100"] = "dgx-h100"
     flops: Flops | None = 989e12  # bf16 tensor cores, dense, data sheet
+    device_memory: Bytes | None = 80 * 2**30
     device_memory_bandwidth: Rate | None = 3350e9
     nvlink: Rate = 450e9
     pcie: Rate = 48e9  # PCIe 5.0 x16
@@ -269,7 +286,57 @@ class DgxH100(_NvSwitchServer):
     )
 
 
-Server: TypeAlias = PlainHost | CommodityServer | EflopsServer | Ac922 | Dgx1 | DgxA100 | DgxH100
+class DgxH200(DgxH100):
+    """Eight H200: the H100's processor, links and switches with more and faster memory (data sheet)."""
+
+    kind: Literal["dgx-h200"] = "dgx-h200"  # type: ignore[assignment]
+    device_memory: Bytes | None = 141 * 10**9
+    device_memory_bandwidth: Rate | None = 4800e9
+
+
+class DgxB200(DgxH100):
+    """Eight B200 at NVSwitches that reduce, 18 NVLink 5 of 50 GB/s each; eight NDR NICs (data sheet)."""
+
+    kind: Literal["dgx-b200"] = "dgx-b200"  # type: ignore[assignment]
+    flops: Flops | None = 2250e12  # bf16 tensor cores, dense: half of the sheet's 36 PFLOP/s with sparsity, by eight
+    device_memory: Bytes | None = 180 * 10**9
+    device_memory_bandwidth: Rate | None = 8000e9
+    nvlink: Rate = 900e9
+
+
+class Mi300x(_DeviceServer):
+    """Eight MI300X, each joined to each other by one Infinity Fabric link of 64 GB/s; eight NICs of 400 Gbit/s.
+
+    Rates, memory and the full mesh: AMD's data sheet of the MI300X platform.
+    """
+
+    kind: Literal["mi300x"] = "mi300x"
+    devices: int = Field(default=8, ge=2, le=8)
+    flops: Flops | None = 1307.4e12  # bf16, dense
+    device_memory: Bytes | None = 192 * 10**9
+    device_memory_bandwidth: Rate | None = 5300e9
+    nvlink: Rate = 64e9  # of one link; Infinity Fabric, not NVLink
+    nvlink_latency: Seconds = 700e-9
+    pcie: Rate = 48e9  # PCIe 5.0 x16
+
+    @property
+    def ports(self) -> int:
+        """One NIC per device."""
+        return self.devices
+
+    def place(self, layout: GraphBuilder, name: str) -> list[int]:
+        """Add the mesh, and a NIC for every device."""
+        cpus = self.sockets(layout, name)
+        devices = [self.device(layout, name, index) for index in range(self.devices)]
+        for index, device in enumerate(devices):
+            for other in devices[index + 1 :]:
+                layout.link(device, other, self.nvlink, self.nvlink_latency)
+        return self.paired(layout, name, devices, cpus)
+
+
+Server: TypeAlias = (
+    PlainHost | CommodityServer | EflopsServer | Ac922 | Dgx1 | DgxA100 | DgxH100 | DgxH200 | DgxB200 | Mi300x
+)
 AnyServer = Annotated[Server, Field(discriminator="kind")]
 
 SERVERS: dict[str, type[Server]] = {
@@ -280,4 +347,7 @@ SERVERS: dict[str, type[Server]] = {
     "dgx1": Dgx1,
     "dgx-a100": DgxA100,
     "dgx-h100": DgxH100,
+    "dgx-h200": DgxH200,
+    "dgx-b200": DgxB200,
+    "mi300x": Mi300x,
 }

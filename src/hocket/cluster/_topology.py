@@ -6,7 +6,7 @@ the order of the servers. Every cable has `bandwidth` in each direction and adds
 
 from typing import Any, Literal
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from ._cluster import Cluster
 from ._fields import Rate, ReductionField, Seconds, TomlTable
@@ -24,6 +24,7 @@ class Topology(TomlTable):
     routing: Literal["shortest", "ecmp"] = "ecmp"
     reduction: ReductionField = None
     server: AnyServer = PlainHost()
+    reached: dict[str, bool | int | float | str] = Field(default_factory=dict)
 
     @model_validator(mode="before")
     @classmethod
@@ -46,7 +47,7 @@ class Topology(TomlTable):
         recipe["topology"] = kind = str(self.topology)  # type: ignore[attr-defined]  # every one has it
         if "server" in recipe:
             recipe["server"] = {"kind": self.server.kind, **recipe["server"]}
-        return layout.freeze(self.name or kind, self.routing, recipe=recipe)
+        return layout.freeze(self.name or kind, self.routing, reached=self.reached, recipe=recipe)
 
     def lay_out(self, layout: GraphBuilder) -> None:
         """Add all nodes and links."""

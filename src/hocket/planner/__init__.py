@@ -10,10 +10,11 @@ from ._check import PlanCheck, check_run
 from ._compression import COMPRESSIONS, CompressionSpec, parse_compression
 from ._constants import Constants, waiting
 from ._curve import WHAT_IFS, Curve, Point, curve_of_fit, scaling_curves
-from ._explain import explain, plan_rows, with_reasons
+from ._explain import assumptions, explain, plan_rows, with_reasons
 from ._findings import PlanError, PlanFinding
 from ._fit import MeasuredPlan, fitted, reference_plans
 from ._graph import step_graph
+from ._interval import LEVEL
 from ._memory import Memory, memory_of
 from ._network import Cost, Network
 from ._pipeline import plan_order
@@ -29,10 +30,12 @@ from ._time import Prediction, StepParts, predict
 from .axes import AXES, Axis, axis, inner
 
 __all__ = [
-    "AXES", "COMPRESSIONS", "CUT_SLACK", "NEAR", "PLAN_VARIABLE", "WHAT_IFS", "Axis", "BucketSizes", "CompressionSpec",
+    "AXES", "COMPRESSIONS", "CUT_SLACK", "LEVEL", "NEAR", "PLAN_VARIABLE", "WHAT_IFS", "Axis", "BucketSizes",
+    "CompressionSpec",
     "Constants", "Cost", "Curve", "Link", "MeasuredPlan", "Memory", "Network", "Plan", "PlanCheck", "PlanError",
     "PlanFinding", "Point", "Prediction", "Profile", "ScalingFit", "Search", "StepParts", "Synchronisation",
-    "admissible_plans", "axis", "balance", "balanced_cuts", "check_run", "curve_of_fit", "curves_svg", "explain",
-    "fit_scaling", "fitted", "in_flight", "inner", "memory_of", "parse_compression", "plan_order", "plan_rows",
-    "predict", "preferred", "reference_plans", "scaling_curves", "search", "step_graph", "waiting", "with_reasons",
+    "admissible_plans", "assumptions", "axis", "balance", "balanced_cuts", "check_run", "curve_of_fit", "curves_svg",
+    "explain", "fit_scaling", "fitted", "in_flight", "inner", "memory_of", "parse_compression", "plan_order",
+    "plan_rows", "predict", "preferred", "reference_plans", "scaling_curves", "search", "step_graph", "waiting",
+    "with_reasons",
 ]  # fmt: skip

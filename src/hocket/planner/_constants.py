@@ -9,9 +9,13 @@ busbw over eight NICs, which is all that the catalogue's buses carry. The others
 import dataclasses
 import math
 import statistics
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, Literal, get_args
 
 from ._findings import PlanError
+
+Basis = Literal["assumed", "fitted", "measured"]
 
 
 @dataclass(frozen=True)
@@ -32,6 +36,11 @@ class Constants:
         collective_s: What starting a collective costs, besides the latencies of its steps.
         jitter: Standard deviation of the time that one rank's computation of a step takes, as a part of it. All wait
             for the slowest, whose expected time grows with their number.
+        host_jitter: The same of all ranks of a host together: a hot host, another job's traffic, its file system.
+        congestion: By which part what crosses between hosts takes longer for every doubling of the hosts: flows whose
+            hashed paths meet, and a network that is tapered towards its top.
+        interference: Of the time that collectives run beside computation, what they take from it: their kernels need
+            multiprocessors and memory bandwidth.
         step_s: What every step costs besides: its loop, the loss of all ranks, the first and the last collective.
         pass_s: What each part of a batch costs besides its computation where there is no pipeline: its gradients'
             hooks, its loss. Known from runs only (`fitted`).
@@ -45,6 +54,8 @@ class Constants:
         exchange_share: Of what collectives reach of the links, what those exchanges do, while all compute.
         overlap: Whether gradients are reduced while back-propagation goes on (else after it).
         in_network: Whether switches that can reduce are made to do so.
+        basis: Where these constants are from: they were "assumed", "fitted" on runs elsewhere, or "measured" here.
+        fitted_workers: The most workers of the runs that they were fitted on; 0 if on none.
     """
 
     matmul_share: float = 0.72
@@ -58,6 +69,9 @@ class Constants:
     message_share: float = 1.0
     collective_s: float = 10e-6
     jitter: float = 0.0
+    host_jitter: float = 0.0
+    congestion: float = 0.0
+    interference: float = 0.0
     step_s: float = 0.0
     pass_s: float = 0.0
     stage_s: float = 0.0
@@ -69,14 +83,41 @@ class Constants:
     exchange_share: float = 1.0
     overlap: bool = True
     in_network: bool = False
+    basis: Basis = "assumed"
+    fitted_workers: int = 0
+
+    @classmethod
+    def of(cls, reached: Mapping[str, Any]) -> "Constants":
+        """Return what trainings reach: what a cluster says of itself, and else what is usual.
+
+        Args:
+            reached: Of `Network.reached`.
+
+        Raises:
+            PlanError: there is no such constant, or no such value of it.
+        """
+        known = {one.name: type(getattr(USUAL, one.name)) for one in dataclasses.fields(cls)}
+        changed: dict[str, Any] = {}
+        for name, value in reached.items():
+            kind = known.get(name)
+            try:  # a spec on the command line has words only
+                changed[name] = kind(value) if kind in (int, float) else value
+            except ValueError:
+                kind = None
+            if kind is None or not isinstance(changed[name], kind):
+                words = ", ".join(f"{one} ({what.__name__})" for one, what in known.items())
+                raise PlanError(f"{name} = {value!r} is no constant; there are {words}")
+        return dataclasses.replace(USUAL, **changed)
 
     def __post_init__(self) -> None:
         for one in dataclasses.fields(self):
             value = getattr(self, one.name)
             if one.name.endswith("_share") and not 0 < value <= 1:
                 raise PlanError(f"constant {one.name}: {value} is no share; give more than 0 and at most 1")
-            if (one.name.endswith("_s") or one.name == "jitter") and value < 0:
+            if (one.name.endswith("_s") or one.name in _AT_LEAST_0) and value < 0:
                 raise PlanError(f"constant {one.name}: {value} must be 0 or more")
+        if self.basis not in get_args(Basis):
+            raise PlanError(f"constant basis: {self.basis!r} is none of {', '.join(get_args(Basis))}")
 
     def table(self) -> list[tuple[str, str]]:
         """Every constant with its value."""
@@ -87,9 +128,28 @@ class Constants:
                 rows.append((one.name, f"{value * 1e6:.3g} us"))
             elif isinstance(value, bool):
                 rows.append((one.name, "yes" if value else "no"))
+            elif isinstance(value, str | int):
+                rows.append((one.name, str(value)))
             else:
                 rows.append((one.name, f"{value:.1%}"))
         return rows
+
+
+_AT_LEAST_0 = ("jitter", "host_jitter", "congestion", "interference", "fitted_workers")
+
+USUAL = Constants(
+    network_share=0.8,
+    fetch_share=0.8,
+    jitter=0.01,
+    host_jitter=0.01,
+    congestion=0.02,
+    interference=0.1,
+)
+"""What is taken of a cluster that says nothing of what is reached: assumed, in the middle of what is published.
+
+Between hosts 0.8 (320 of 400 GB/s, H100, nccl #1221; 0.9 and more are reached with adaptive routing), 1% of jitter
+(EDSR's best curve has 0.8%, its worst 11%), a tenth of a collective's time (16 of 132 multiprocessors).
+"""
 
 
 def slowest_of(count: int) -> float:

@@ -35,6 +35,9 @@ class Point:
         parts: Seconds of a step by what takes them (of a fit: per sample of a worker).
         blame: The largest part that one worker does not have, with the link if it is one.
         fits: Whether the memory is enough.
+        interval: Samples per second between which the throughput is with 80%; equal where nothing says.
+        mfu: Model FLOPs by the device's peak, 0 where unknown.
+        flops_per_worker: FLOP/s of the model that each worker makes, 0 where unknown.
     """
 
     workers: int
@@ -43,6 +46,9 @@ class Point:
     parts: Mapping[str, float]
     blame: str
     fits: bool = True
+    interval: tuple[float, float] = (0.0, 0.0)
+    mfu: float = 0.0
+    flops_per_worker: float = 0.0
 
     @property
     def worker_seconds(self) -> float:
@@ -74,6 +80,10 @@ class Curve:
     def verdict(self) -> str:
         """Where it stops scaling and what is to blame."""
         last = self.points[-1]
+        if not last.fits:
+            enough = [one for one in self.points if one.fits]
+            reach = f"up to {enough[-1].workers} workers it does" if enough else "with none of these numbers it does"
+            return f"{self.name}: does not fit in the memory of {last.workers} workers; {reach}"
         if (end := self.stops) is not None:
             after = next(one for one in self.points if one.workers > end.workers)
             return f"{self.name}: stops scaling at {end.workers} workers, because of {after.blame}"
@@ -107,7 +117,7 @@ def scaling_curves(
     Raises:
         PlanError: a what-if is unknown, or the plan cannot be timed.
     """
-    network, constants = network_of(cluster), constants or Constants()
+    network, constants = network_of(cluster), constants or Constants.of(network_of(cluster).reached)
     found = []
     for name in ("as it is", *what_ifs):
         case = _changed(name, workload, network, constants)
@@ -132,7 +142,8 @@ def _point(one: Prediction, alone: float) -> Point:
     if blame in ("gradients", "gather") and one.gradient_cost.link:
         blame = f"{blame}: {one.gradient_cost.link} ({one.gradient_cost.algorithm})"
     efficiency = one.throughput / (one.workers * alone)
-    return Point(one.workers, one.throughput, efficiency, parts, blame, one.fits)
+    known = one.fits, one.throughput_interval, one.mfu, one.flops_per_worker
+    return Point(one.workers, one.throughput, efficiency, parts, blame, *known)
 
 
 def _changed(
@@ -226,5 +237,6 @@ def curve_of_fit(name: str, fit: ScalingFit, network: Network, workers: Sequence
     for count in sorted(set(workers)):
         parts = changed.parts(count)
         blame = max((part for part in parts if part != "compute"), key=lambda part: parts[part])
-        points.append(Point(count, changed.throughput(count), changed.efficiency(count), parts, blame))
+        rate, share = changed.throughput(count), changed.efficiency(count)
+        points.append(Point(count, rate, share, parts, blame, interval=changed.interval(count)))
     return Curve(f"{name}, {what_if}" if what_if else name, tuple(points))

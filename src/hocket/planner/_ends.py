@@ -21,8 +21,10 @@ _GRADIENT_PASSES = 4
 
 def ends(
     plan: Plan, profile: Profile, times: LayerTimes, own: Sequence[np.ndarray], worst: int, m: int, crowd: float
-) -> tuple[float, float, float, Cost]:
-    """Return what is exposed of gradients and parameters, the update, a whole reduction, on the rank that ends last.
+) -> tuple[float, float, float, Cost, float]:
+    """Return what is exposed of gradients and parameters, the update, a whole reduction, and what is hidden of both.
+
+    On the rank that ends last.
 
     That is the one that computes longest, or the one with the most gradients. What is reduced while the stages before
     it are still at their last micro-batch is hidden. `own` are the layers of each rank of the pipeline, and `worst` is
@@ -36,17 +38,19 @@ def ends(
     found = []
     for rank in dict.fromkeys((worst, heaviest)):
         slack = sum(float(back[layers].sum()) for layers in own[:rank]) / plan.stages_per_rank
-        gradients, gather, cost = _exchange(plan, profile, slowed, own[rank], m)
+        gradients, gather, cost, hidden = _exchange(plan, profile, slowed, own[rank], m)
         update = optimizer_s(plan, profile, own[rank]) * crowd
-        found.append((max(0.0, gradients - slack), gather, update, cost))
+        found.append((max(0.0, gradients - slack), gather, update, cost, hidden))
     return max(found, key=lambda one: sum(one[:3]))
 
 
-def _exchange(plan: Plan, profile: Profile, times: LayerTimes, layers: np.ndarray, m: int) -> tuple[float, float, Cost]:
-    """Exposed seconds of reducing gradients and of gathering parameters, and one whole reduction."""
+def _exchange(
+    plan: Plan, profile: Profile, times: LayerTimes, layers: np.ndarray, m: int
+) -> tuple[float, float, Cost, float]:
+    """Exposed seconds of reducing gradients and of gathering parameters, one whole reduction, and hidden seconds."""
     copies, stride = replicas(plan)
     if copies == 1:
-        return 0.0, 0.0, NOTHING
+        return 0.0, 0.0, NOTHING, 0.0
     network, constants = profile.network, profile.constants
     held = profile.held(plan)
     gradients, parameters = held.gradient_bytes[layers], held.parameter_bytes[layers]
@@ -64,7 +68,7 @@ def _exchange(plan: Plan, profile: Profile, times: LayerTimes, layers: np.ndarra
         exposed = _exposed(gradients, backward, bucket, lambda nbytes: cost(kind, nbytes).seconds)
     else:
         exposed = whole.seconds
-    gather = 0.0
+    gather, hidden = 0.0, whole.seconds - exposed
     # What is sharded cannot be added up at home, but for the gradients of a pipeline's micro-batches.
     exposed *= plan.accumulate if plan.shard == "gradients" else 1
     if plan.shard in ("optimizer", "gradients"):
@@ -80,7 +84,8 @@ def _exchange(plan: Plan, profile: Profile, times: LayerTimes, layers: np.ndarra
             gather, exposed = _meanwhile(each, back, forward, backward, m)
         else:
             gather, exposed = m * 2 * float(each.sum()), m * float(back.sum())
-    return exposed, gather, whole
+        hidden = m * float(2 * each.sum() + back.sum()) - gather - exposed
+    return exposed, gather, whole, max(0.0, hidden)
 
 
 def _meanwhile(

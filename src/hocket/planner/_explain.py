@@ -1,9 +1,11 @@
-"""Why a plan: the winner against the runner-up in a paragraph, and all ranked plans in a table."""
+"""Why a plan: the winner against the runner-up in a paragraph, all ranked plans in a table, and what that rests on."""
 
 import dataclasses
 
-from hocket.units import format_bytes, format_time
+from hocket.units import format_bytes, format_flops, format_rate, format_time
 
+from ._interval import LEVEL
+from ._network import Network
 from ._plan import Plan
 from ._preference import NEAR
 from ._search import Search
@@ -20,6 +22,7 @@ _WORDS = {
     "gradients": "reducing gradients",
     "optimizer": "the optimizer",
     "straggle": "waiting for the slowest",
+    "interference": "collectives beside computation",
 }
 
 
@@ -31,16 +34,22 @@ def explain(found: Search) -> str:
     """One paragraph: what wins, what it costs, what comes second and why it is slower."""
     best = found.best
     limit = f" of {format_bytes(found.memory_limit, 3)}" if found.memory_limit else ""
+    low, high = best.interval_s
+    reached = f", {best.flops_per_worker / 1e12:.3g} TFLOP/s a device" if best.flops else ""
+    reached += f", {best.mfu:.0%} of its peak" if best.mfu else ""
     lines = [
         f"{best.plan.describe()} on {best.workers} workers of {best.cluster} takes {_s(best.step_s)} a step "
-        f"({best.throughput:.4g} samples/s) and {format_bytes(best.memory.total, 3)}{limit} on the fullest worker."
+        f"({_s(low)} to {_s(high)} with {LEVEL:.0%}; {best.throughput:.4g} samples/s{reached}) and "
+        f"{format_bytes(best.memory.total, 3)}{limit} on the fullest worker."
     ]
-    exposed = max(_WORDS.keys() - {"compute", "optimizer"}, key=lambda name: getattr(best.parts, name))
+    exposed = max(sorted(_WORDS.keys() - {"compute", "optimizer"}), key=lambda name: getattr(best.parts, name))
     worst = getattr(best.parts, exposed)
     if worst > 0:
+        what = _WORDS[exposed]
+        if exposed == "gather" and best.plan.shard != "parameters":
+            what = "gathering the parameters that others updated"
         lines.append(
-            f"Its largest overhead over one device is {_WORDS[exposed]}: {_s(worst)}, "
-            f"{worst / best.step_s:.0%} of the step."
+            f"Its largest overhead over one device is {what}: {_s(worst)}, {worst / best.step_s:.0%} of the step."
         )
     if found.others:
         second = found.others[0]
@@ -106,6 +115,7 @@ def plan_rows(found: Search) -> list[dict[str, str]]:
             {
                 "plan": _words(one),
                 "step": _s(one.step_s),
+                f"{LEVEL:.0%} within": " to ".join(map(_s, one.interval_s)),
                 "exposed": _s(parts.exposed),
                 "idle": f"{(parts.bubble + parts.straggle) / one.step_s:.1%}",
                 "memory": format_bytes(one.memory.total, 3),
@@ -120,6 +130,7 @@ def with_reasons(found: Search) -> Plan:
     best, plan = found.best, found.best.plan
     parts = best.parts
     predicted = {"step_s": best.step_s, "samples_per_s": best.throughput, "memory_bytes": best.memory.total}
+    predicted |= dict(zip(("step_low_s", "step_high_s"), best.interval_s, strict=True))
     predicted |= {f"{name}_s": seconds for name, seconds in parts.rows() if seconds}
     within = f" of those that fit in {format_bytes(found.memory_limit, 3)}" if found.memory_limit else ""
     reasons = {one.field: one.reason(plan, parts) for one in AXES if one.name == "data" or one.degree(plan) > 1}
@@ -133,3 +144,41 @@ def with_reasons(found: Search) -> Plan:
         second = found.others[0]
         reasons["plan"] = f"runner-up: {_words(second)}, {_slower(best, second)}"
     return dataclasses.replace(plan, predicted=predicted, reasons=reasons)
+
+
+def assumptions(one: Prediction, network: Network, *, precision: str) -> list[tuple[str, str, str]]:
+    """Return what a prediction rests on: name, value, and whether it was given, measured, fitted or assumed.
+
+    Args:
+        one: The prediction.
+        network: Of the cluster.
+        precision: Of the workload's computation.
+    """
+    constants, plan = one.constants, one.plan
+    basis = constants.basis
+    parts = plan.micro_batches * plan.accumulate
+    micro = -(-one.batch // (plan.data_parallel_degree * parts))
+    rows = [
+        ("batch", f"{one.batch} samples, {one.batch / one.workers:.4g} a worker, {micro} at a time", "given"),
+        ("precision", precision, "given"),
+    ]
+    if one.measured:
+        rows.append(("computation", "each layer's times", "measured"))
+    elif network.flops:
+        rows.append(("products", f"{constants.matmul_share:.0%} of {format_flops(network.flops)}", basis))
+        if network.memory_Bps:
+            rows.append(("memory", f"{constants.memory_share:.0%} of {format_rate(network.memory_Bps)}", basis))
+    if min(network.local, one.workers) > 1:
+        rows.append(("inside hosts", f"{constants.inside_share:.0%} of {format_rate(network.inside_Bps)}", basis))
+    if one.workers > network.local:
+        rate = f"{constants.network_share:.0%} of {format_rate(network.host_Bps)} a host"
+        slower = f", {constants.congestion:.1%} slower for every doubling of hosts" if constants.congestion else ""
+        rows.append(("between hosts", rate + slower, basis))
+    if plan.shard == "parameters":
+        rows.append(("sharded parameters", f"fetched at {constants.fetch_share:.0%} of that", basis))
+    if one.workers > 1:
+        beside = f"; what runs beside computation takes {constants.interference:.0%} of its time from it"
+        rows.append(("overlap", ("gradients during back-propagation" if constants.overlap else "none") + beside, basis))
+        jitter = f"{constants.jitter:.1%} of a rank's computation, {constants.host_jitter:.1%} of a host's"
+        rows.append(("jitter", jitter, basis))
+    return rows

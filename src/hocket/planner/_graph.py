@@ -53,7 +53,8 @@ def step_graph(
     Raises:
         PlanError: the plan breaks a rule, or cannot be simulated.
     """
-    network, constants = network_of(cluster), constants or Constants()
+    network = network_of(cluster).first(workers)
+    constants = constants or Constants.of(network.reached)
     plan = plan.resolve(workers)
     profile = Profile(workload, network, constants).of(plan)
     workload = profile.workload

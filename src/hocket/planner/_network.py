@@ -3,8 +3,11 @@
 The costs are those of the algorithms' own closed forms (`hocket.algorithms`), of which the fastest is taken.
 """
 
+import dataclasses
 import functools
+import math
 import weakref
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -53,6 +56,9 @@ class Network:
         memory_nbytes: Of a device, 0 if unknown.
         reduces: Whether switches reduce: streaming share of the link, 0 if they do not.
         at_once: How many ranks can compute at full speed at once, if they share processors; 0 for all.
+        mesh: Whether the ranks of a host are joined each to each by links of their own: `inside_Bps` is of all that a
+            rank has, and a group of some ranks uses its own only.
+        reached: What trainings reach of the nominal rates, by names of constants (`Constants.of`).
     """
 
     name: str
@@ -68,6 +74,8 @@ class Network:
     memory_nbytes: int
     reduces: float
     at_once: float = 0.0
+    mesh: bool = False
+    reached: Mapping[str, float | str] = dataclasses.field(default_factory=dict, hash=False)
 
     @classmethod
     def of(cls, cluster: Cluster) -> "Network":
@@ -80,11 +88,16 @@ class Network:
         nodes = cluster.ranks[: 2 * local]
         first = int(nodes[0])
         inside_Bps, inside_s, between_s, rank_Bps, host_Bps = float("inf"), 0.0, 0.0, float("inf"), float("inf")
+        mesh = False
         if local > 1:
             ring = nodes[:local]
             routes = cluster.routes(ring, np.roll(ring, -1))
             inside_Bps = min(float(cluster.capacity_Bps[routes[i]].min()) for i in range(local))
             inside_s = max(float(cluster.latency_s[routes[i]].sum()) for i in range(local))
+            peers = cluster.routes(np.repeat(nodes[:1], local - 1), nodes[1:local])
+            mesh = local > 2 and all(len(peers[i]) == 1 for i in range(local - 1))
+            if mesh:
+                inside_Bps = sum(float(cluster.capacity_Bps[peers[i]].min()) for i in range(local - 1))
         if len(nodes) > local:
             route = cluster.routes(nodes[:1], nodes[local : local + 1])[0]
             rank_Bps = float(cluster.capacity_Bps[route].min())
@@ -111,15 +124,25 @@ class Network:
             float(cluster.memory_Bps[first]),
             int(cluster.memory_nbytes[first]),
             max(streaming, default=0.0) if outside else 0.0,
+            mesh=mesh,
+            reached=cluster.reached,
         )
+
+    def first(self, workers: int) -> "Network":
+        """Return the wires of the first ranks: fewer than a host holds are all of it."""
+        return dataclasses.replace(self, local=workers) if workers < self.local else self
 
     def crowding(self, ranks: int) -> float:
         """How many times longer computation takes while so many ranks compute."""
         return max(1.0, ranks / self.at_once) if self.at_once else 1.0
 
     def members(self, size: int, stride: int) -> tuple[int, int, int]:
-        """Of a group of every `stride`-th rank: members on each host, hosts, and such groups that share a host."""
-        local = max(1, min(size, self.local // stride)) if stride < self.local else 1
+        """Of a group of every `stride`-th rank: members on each host, hosts, and such groups that share a host.
+
+        Some groups of a size that does not divide the host lie across two of them, and all wait for those: six of eight
+        ranks a host are pairs on three hosts, since in the worst group no more than two are sure to be together.
+        """
+        local = max(1, math.gcd(size * stride, self.local) // stride) if stride < self.local else 1
         while size % local:
             local -= 1
         return local, size // local, max(1, self.local // local)
@@ -131,8 +154,10 @@ class Network:
         """
         local, hosts, groups = self.members(size, stride)
         inside = self.inside_Bps * constants.inside_share
+        if self.mesh and local > 1:
+            inside *= (local - 1) / (self.local - 1)
         between = min(self.host_Bps / groups, self.rank_Bps * local) * constants.network_share
-        return inside, between, local, hosts
+        return inside, between / (1 + constants.congestion * math.log2(hosts)), local, hosts
 
     def collective(self, kind: str, nbytes: float, size: int, stride: int, constants: Constants) -> Cost:
         """Return the time of a collective over a vector of `nbytes`, by the best closed form.

@@ -2,18 +2,25 @@
 
 A step of n workers with g of them on each of k hosts takes, per sample of each worker,
 
-    c (1 + s E(n))  +  i 2 (g - 1)/g  +  w 2 (k - 1)/k
+    c (1 + s E(n))  +  i 2 (g - 1)/g  +  w 2 (k - 1)/k (1 + t log2 k)
 
 c: the computation. s: the standard deviation of a rank's computation, as a part of it; E(n): by how many of them the
 slowest of n is behind (`slowest_of`). i and w: what passing all gradients once through a host, and once through its
-ports, adds to the step, as an all-reduce does 2 (n - 1)/n times; what computation hides is not in them.
+ports, adds to the step, as an all-reduce does 2 (n - 1)/n times; what computation hides is not in them. t is not
+fitted: it bends curves beyond the range of a fit, where more hosts' paths meet and a network is tapered (`CONGESTION`).
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ._constants import slowest_of
 from ._findings import PlanError
+from ._interval import DEVIATIONS
+
+CONGESTION = 0.05
+"""t, assumed: what hashed paths cost of a large collective on tapered networks with every doubling of the hosts."""
+_SURE, _FARTHER = 0.02, 0.025  # standard deviations: of a fitted point, and for every doubling of workers beyond them
 
 
 @dataclass(frozen=True)
@@ -26,6 +33,7 @@ class ScalingFit:
         jitter: s.
         inside_s: i.
         between_s: w.
+        fitted_workers: The most workers of the points that it was fitted on; 0 for none.
     """
 
     local: int
@@ -33,6 +41,7 @@ class ScalingFit:
     jitter: float
     inside_s: float
     between_s: float
+    fitted_workers: int = 0
 
     def parts(self, workers: int) -> dict[str, float]:
         """Seconds per sample of each worker, by what takes them."""
@@ -42,12 +51,18 @@ class ScalingFit:
             "compute": self.sample_s,
             "straggle": self.sample_s * self.jitter * slowest_of(workers),
             "inside hosts": self.inside_s * 2 * (near - 1) / near,
-            "between hosts": self.between_s * 2 * (hosts - 1) / hosts,
+            "between hosts": self.between_s * 2 * (hosts - 1) / hosts * (1 + CONGESTION * math.log2(hosts)),
         }
 
     def throughput(self, workers: int) -> float:
         """Return samples per second of all."""
         return workers / sum(self.parts(workers).values())
+
+    def interval(self, workers: int) -> tuple[float, float]:
+        """Return samples per second of all, between which they are with 80%: less sure with every doubling."""
+        farther = max(0.0, math.log2(workers / max(1, self.fitted_workers)))
+        times = math.exp(DEVIATIONS * math.hypot(_SURE, _FARTHER * farther))
+        return self.throughput(workers) / times, self.throughput(workers) * times
 
     def efficiency(self, workers: int) -> float:
         """Throughput by that of so many single workers."""
@@ -87,7 +102,8 @@ def fit_scaling(
 
     def made(values: list[float], number: int) -> ScalingFit:
         jitter, inside, between = values[1 + 3 * number : 4 + 3 * number]
-        return ScalingFit(local, values[0] * guess, jitter, inside * guess, between * guess)
+        most = max(n for _, n, _ in points)
+        return ScalingFit(local, values[0] * guess, jitter, inside * guess, between * guess, most)
 
     def residuals(values: list[float]) -> list[float]:
         found = []

@@ -76,7 +76,7 @@ def admissible_plans(
     Raises:
         PlanError: no plan keeps the constraints.
     """
-    grid = grid_of(workload, network_of(cluster), workers, batch, fixed or {})
+    grid = grid_of(workload, network_of(cluster).first(workers), workers, batch, fixed or {})
     found = []
     for layout in layouts(grid, len(workload.layers)):
         shards = grid.shards if layout.replicas > 1 else grid.shards[:1]
@@ -115,9 +115,14 @@ def search(
         PlanError: no plan keeps the constraints, or none fits; the findings name the rule, or what is missing.
     """
     network = network_of(cluster)
-    constants = constants or Constants()
-    grid = grid_of(workload, network, workers, batch, fixed or {})
+    constants = constants or Constants.of(network.reached)
+    grid = grid_of(workload, network.first(workers), workers, batch, fixed or {})
     limit = network.memory_nbytes if memory_limit is None else memory_limit
+    if not limit and memory_limit is None:
+        rule = f"{network.name} does not say how much memory a worker has, so nothing says what fits"
+        remedy = "give it (--memory 80GiB), or to the cluster's servers (server.device_memory=80GiB); 0 is no limit"
+        raise PlanError("no plan was found:", [PlanFinding("memory", rule, remedy)])
+    network = network.first(workers)
     hunt = _Hunt(workload, network, constants, grid, limit, keep)
     # Layouts by their lower bound: the first ones are good, and the bound of one that cannot be ranked ends the hunt.
     bounds = sorted(((hunt.bound(one), index, one) for index, one in enumerate(layouts(grid, len(workload.layers)))))

@@ -18,6 +18,7 @@ from ._balance import Link
 from ._constants import Constants, slowest_of, waiting
 from ._ends import ends
 from ._findings import PlanError, PlanFinding
+from ._interval import spread
 from ._memory import Memory, memory_of
 from ._network import Cost, Network, network_of
 from ._pipeline import plan_order, stage_works, waits
@@ -45,6 +46,7 @@ class StepParts:
         optimizer: The update of the parameters.
         straggle: Waiting for the slowest rank.
         crowding: Waiting for processors on which other ranks compute, as far as pipelines are not to blame anyway.
+        interference: What collectives take of the computation that they run beside.
         overhead: What no formula sees: the loop of a step, of a stage, of a block.
     """
 
@@ -58,6 +60,7 @@ class StepParts:
     optimizer: float = 0.0
     straggle: float = 0.0
     crowding: float = 0.0
+    interference: float = 0.0
     overhead: float = 0.0
 
     @property
@@ -76,9 +79,10 @@ class StepParts:
 
     @property
     def blame(self) -> str:
-        """The largest part that one device alone would not have."""
-        extra = ("tensor", "messages", "bubble", "gather", "gradients", "straggle", "recompute", "crowding", "overhead")
-        return max(extra, key=lambda name: getattr(self, name))
+        """The largest part that one device alone would not have; "" if there is none."""
+        extra = ("tensor", "messages", "bubble", "gather", "gradients", "straggle", "recompute", "crowding")
+        most = max((*extra, "interference", "overhead"), key=lambda name: getattr(self, name))
+        return most if getattr(self, most) > 0 else ""
 
 
 @dataclass(frozen=True)
@@ -97,6 +101,9 @@ class Prediction:
         cuts: Layers with which the later stages of the pipeline begin, of those that `Profile.of` tells.
         gradient_cost: One reduction of all gradients of the busiest worker, hidden or not.
         flops: Of one sample's forward and backward pass.
+        device_flops: FLOP/s of a device by its data sheet, 0 if unknown.
+        constants: What was taken to be reached.
+        measured: Whether the layers' times were measured.
     """
 
     plan: Plan
@@ -110,6 +117,9 @@ class Prediction:
     cuts: tuple[int, ...]
     gradient_cost: Cost
     flops: float
+    device_flops: float = 0.0
+    constants: Constants = Constants()
+    measured: bool = False
 
     @property
     def step_s(self) -> float:
@@ -130,6 +140,26 @@ class Prediction:
     def flops_per_worker(self) -> float:
         """FLOP/s of each worker that forward and backward passes make, without what is computed again."""
         return self.throughput * self.flops / self.workers
+
+    @property
+    def mfu(self) -> float:
+        """Model FLOPs utilisation: these FLOP/s by what the device's data sheet says; 0 if that is unknown."""
+        return self.flops_per_worker / self.device_flops if self.device_flops else 0.0
+
+    @property
+    def interval_s(self) -> tuple[float, float]:
+        """Seconds between which a step is with 80%; see `_interval.py`."""
+        hidden_s = min(max(0.0, self.gradient_cost.seconds - self.parts.gradients), self.parts.compute)
+        times = spread(
+            dict(self.parts.rows()), self.constants, workers=self.workers, hidden_s=hidden_s, measured=self.measured
+        )
+        return self.step_s / times, self.step_s * times
+
+    @property
+    def throughput_interval(self) -> tuple[float, float]:
+        """Samples per second of all workers, between which they are with 80%."""
+        low, high = self.interval_s
+        return self.batch / high, self.batch / low
 
 
 def predict(
@@ -152,7 +182,7 @@ def predict(
         cluster: Where; the first `workers` ranks of it.
         workers: How many.
         batch: Samples of a global batch.
-        constants: What is reached of the nominal rates; a table of assumptions if not given.
+        constants: What is reached of the nominal rates; what the cluster says of itself, or is usual, if not given.
         profile: Of the workload on this cluster, if it was made already.
         memory_limit: Bytes of each worker; the cluster's own if not given.
         memory: Of the plan, if it was worked out already.
@@ -161,10 +191,11 @@ def predict(
         PlanError: the plan breaks a rule, or cannot be timed.
     """
     network = network_of(cluster)
-    constants = constants or Constants()
+    constants = constants or Constants.of(network.reached)
     if workers > network.world:
         rule = f"{network.name} has places for {network.world} workers, and {workers} are wanted"
         raise PlanError("there are not so many:", [PlanFinding("workers", rule, "take a larger cluster, or fewer")])
+    network = network.first(workers)
     plan = plan.resolve(workers)
     found = plan.findings(workers, batch=batch) or undivided(plan, workload)
     if found:
@@ -179,7 +210,10 @@ def predict(
     limit = network.memory_nbytes if memory_limit is None else memory_limit
     memory = memory or memory_of(plan, workload, batch=batch, cuts=cuts)
     flops = 3 * workload.flops / workload.batch
-    return Prediction(plan, workload.name, network.name, workers, batch, parts, memory, limit, tuple(cuts), cost, flops)
+    return Prediction(
+        plan, workload.name, network.name, workers, batch, parts, memory, limit, tuple(cuts), cost, flops,
+        network.flops, constants, workload.measured,
+    )  # fmt: skip
 
 
 def _step(
@@ -199,7 +233,7 @@ def _step(
     layers = own[worst]
     compute = m * float((times.forward + times.backward)[layers].sum())
     recompute = m * float(times.again[layers].sum())
-    gradients, gather, update, cost = ends(plan, profile, times, own, worst, m, crowd)
+    gradients, gather, update, cost, hidden = ends(plan, profile, times, own, worst, m, crowd)
     handling = m * handling + _sharding(plan, profile, layers, m * crowd)
     named = NAMED_ORDERS.get(plan.pipeline_schedule)
     followed = profile.network.at_once and p * p * v * m <= _FOLLOWED and plan.pipeline_schedule != "zero_bubble"
@@ -228,8 +262,13 @@ def _step(
         gather=gather,
         gradients=gradients,
         optimizer=update,
-        straggle=profile.constants.jitter * slowest_of(workers) * (compute + recompute),
+        straggle=(compute + recompute)
+        * (
+            constants.jitter * slowest_of(workers)
+            + constants.host_jitter * slowest_of(math.ceil(workers / profile.network.local))
+        ),
         crowding=crowding,
+        interference=constants.interference * min(hidden, compute + recompute),
         overhead=handling + constants.step_s,
     )
     return parts, cost

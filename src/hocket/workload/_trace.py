@@ -91,9 +91,37 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func.overloadpacket is torch.ops.aten.mkldnn_rnn_layer:  # torch's own table lacks it
             x, inputs, hidden = args[:3]
             spent.flops += 2 * x.shape[0] * x.shape[1] * (inputs.numel() + hidden.numel())
+        if func.overloadpacket is _FUSED:  # which torch's table lacks, too: two products of queries, keys and values
+            query, key, value = (one.shape for one in args[:3])
+            spent.flops += 2 * query[:-1].numel() * key[-2] * (query[-1] + value[-1])
         if func.overloadpacket in flop_registry:
             spent.flops += flop_registry[func.overloadpacket](*args, **(kwargs or {}), out_val=out)
         return out
+
+
+_FUSED = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+
+
+def _fused(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
+    is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False,
+) -> Tensor:  # fmt: skip
+    """Attention as one operator that keeps its inputs and its output, as devices have it since 2023."""
+    if min(query.dim(), key.dim(), value.dim()) != 4:
+        attend = torch.ops.aten._scaled_dot_product_attention_math
+        more = {"scale": scale, "enable_gqa": enable_gqa}
+        plain: Tensor = attend(query, key, value, attn_mask, dropout_p, is_causal, None, **more)[0]
+        return plain
+    out: Tensor = _FUSED(query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)[0]
+    return out
+
+
+@contextmanager
+def _fused_attention() -> Iterator[None]:
+    """Open a block in which attention on the meta device is one operator, and not the products that it stands for."""
+    with torch.library._scoped_library("aten", "IMPL") as library:
+        library.impl("scaled_dot_product_attention", _fused, "AutogradMeta")
+        yield
 
 
 def trace_of(model: nn.Module, units: list[Unit], batch: Any, run: Loss) -> Trace:
@@ -102,6 +130,7 @@ def trace_of(model: nn.Module, units: list[Unit], batch: Any, run: Loss) -> Trac
     given = [one for one in tree_flatten(batch)[0] if isinstance(one, Tensor)]
     ignored = {storage_of(one) for one in (*model.parameters(), *model.buffers(), *given)}
     with ExitStack() as stack:
+        stack.enter_context(_fused_attention())
         recording = stack.enter_context(recorded(model, returned))
         trace = stack.enter_context(watching(recording, ignored, at))
         for index, unit in enumerate(units):

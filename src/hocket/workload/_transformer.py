@@ -26,16 +26,26 @@ SHAPES: dict[str, tuple[int, int, int]] = {
     "1008b": (25600, 128, 160),
 }
 
+# Hidden size, layers, heads, key-value heads, feed-forward width: Llama team 2024 (arXiv:2407.21783), table 3.
+LLAMAS: dict[str, tuple[int, int, int, int, int]] = {
+    "8b": (4096, 32, 32, 8, 14336),
+    "70b": (8192, 80, 64, 8, 28672),
+    "405b": (16384, 126, 128, 8, 53248),
+}
+
 
 def named_transformer(name: str, *, batch: int = 1) -> Workload:
-    """One of `SHAPES`, written "gpt-22b" or "22b".
+    """One of `SHAPES`, written "gpt-22b" or "22b", or of `LLAMAS`, written "llama-3-8b".
 
     Raises:
         WorkloadError: there is none of this name.
     """
+    if (key := name.lower().removeprefix("llama-3-")) in LLAMAS and name.lower().startswith("llama-3-"):
+        return llama(*LLAMAS[key], name=f"llama-3-{key}", batch=batch)
     key = name.lower().removeprefix("gpt-").removeprefix("lm-")
+    key = "1008b" if key == "1t" else key  # its authors call it both
     if key not in SHAPES:
-        known = ", ".join(f"gpt-{one}" for one in SHAPES)
+        known = ", ".join([*(f"gpt-{one}" for one in SHAPES), *(f"llama-3-{one}" for one in LLAMAS)])
         raise WorkloadError(f"there is no transformer {name!r}; there are {known}")
     hidden, layers, heads = SHAPES[key]
     return transformer(hidden, layers, heads, name=f"gpt-{key}", batch=batch)
@@ -146,4 +156,105 @@ def _block(tokens: float, hidden: int, wide: float, square: float, sequence: int
         Operation("gelu", moved_bytes=16 * wide, saved_bytes=8 * wide, part="divided"),
         product("feed-forward out", 4 * hidden, hidden, 8 * wide),
         Operation("feed-forward residual", moved_bytes=7 * wide, saved_bytes=wide),
+    )
+
+
+def llama(
+    hidden: int,
+    layers: int,
+    heads: int,
+    kv_heads: int,
+    feed_forward: int,
+    *,
+    vocabulary: int = 128256,
+    sequence: int = 8192,
+    batch: int = 1,
+    name: str = "",
+    gradient_nbytes: int = 4,
+    optimizer_nbytes: int = 10,
+    parameter_nbytes: int = 2,
+) -> Workload:
+    """Return a decoder-only transformer as they are since 2023: fused attention, grouped keys and values, SwiGLU.
+
+    Rotary positions, RMS norms, no dropout, an output matrix of its own; products in bfloat16. Attention is counted as
+    if it were not causal, as MFU is usually given.
+
+    Args:
+        hidden: h, channels between the layers.
+        layers: How many.
+        heads: a, of queries.
+        kv_heads: Of keys and values; heads share them in groups of equal size.
+        feed_forward: Width of the gated feed-forward network.
+        vocabulary: V.
+        sequence: s, tokens of a sample.
+        batch: b, samples that activations and FLOPs are given for.
+        name: Of the workload.
+        gradient_nbytes: Of a parameter's gradient: 32 bits, as FSDP2 with mixed precision reduces it.
+        optimizer_nbytes: Of a parameter's optimizer state: Adam's two moments, and the half of the parameter in 32 bits
+            that is never sent.
+        parameter_nbytes: Of a parameter as it is gathered and computed with, in 16 bits.
+
+    Raises:
+        WorkloadError: the heads do not divide the hidden size, or the key-value heads the heads.
+    """
+    sizes = (hidden, layers, heads, kv_heads, feed_forward, vocabulary, sequence)
+    if min(sizes) < 1 or hidden % heads or heads % kv_heads:
+        raise WorkloadError(
+            f"{heads} heads, {kv_heads} for keys and values, do not divide a hidden size of {hidden}; choose divisors"
+        )
+    tokens = float(batch * sequence)
+    wide, kv, inner = tokens * hidden, tokens * hidden * kv_heads / heads, tokens * feed_forward
+
+    def product(label: str, inputs: int, outputs: int, saved: float) -> Operation:
+        moved = 2 * (tokens * (inputs + outputs) + inputs * outputs)
+        return Operation(label, 2 * tokens * inputs * outputs, moved, saved, "divided")
+
+    def layer(label: str, kind: str, count: int, operations: tuple[Operation, ...], reductions: int) -> Layer:
+        reduced = 2 * wide if reductions else 0.0
+        return Layer(
+            label, kind, count, count * parameter_nbytes, count * gradient_nbytes, count * optimizer_nbytes, 2 * wide,
+            operations,
+            tensor_limit=kv_heads, reductions=reductions, reduced_bytes=reduced,
+        )  # fmt: skip
+
+    group = hidden * kv_heads // heads
+    block = (
+        Operation("attention norm", moved_bytes=4 * wide, saved_bytes=2 * wide),
+        Operation("projection input", saved_bytes=2 * wide, calls=0),
+        product("query, key, value", hidden, hidden + 2 * group, 0.0),
+        Operation("rotary positions", moved_bytes=4 * (wide + kv), part="divided", calls=2),
+        # Queries, keys and values, the output, and a sum of exponentials for every row are kept; scores never exist.
+        Operation(
+            "attention", 4 * tokens * sequence * hidden, 4 * (wide + kv),
+            4 * wide + 4 * kv + 4 * tokens * heads, "divided",
+        ),
+        product("attention output", hidden, hidden, 0.0),
+        Operation("attention residual", moved_bytes=6 * wide),
+        Operation("feed-forward norm", moved_bytes=4 * wide, saved_bytes=2 * wide),
+        Operation("feed-forward input", saved_bytes=2 * wide, calls=0),
+        product("gate and up", hidden, 2 * feed_forward, 4 * inner),
+        # What selective recomputation does again: it is large, and takes hardly any arithmetic.
+        Operation("swiglu", moved_bytes=10 * inner, saved_bytes=4 * inner, part="core", calls=2),
+        product("down", feed_forward, hidden, 0.0),
+        Operation("feed-forward residual", moved_bytes=6 * wide),
+    )  # fmt: skip
+    logits = tokens * vocabulary
+    head = (
+        Operation("final norm", moved_bytes=4 * wide, saved_bytes=2 * wide),
+        Operation("logits", 2 * logits * hidden, 2 * (wide + logits + hidden * vocabulary), 2 * wide, "divided"),
+        Operation("loss", moved_bytes=12 * logits, saved_bytes=6 * logits, part="divided", calls=4),
+    )
+    count = hidden * (2 * hidden + 2 * group) + 3 * hidden * feed_forward + 2 * hidden
+    embedding = (Operation("embed", moved_bytes=4 * wide, part="shared"),)
+    return Workload(
+        name or f"llama-h{hidden}-l{layers}-a{heads}",
+        batch,
+        (
+            layer("embedding", "embedding", vocabulary * hidden, embedding, 1),
+            *(layer(f"block{index}", "transformer", count, block, 2) for index in range(layers)),
+            layer("head", "head", vocabulary * hidden + hidden, head, 1),
+        ),
+        precision="bfloat16",
+        source="analytic",
+        unit="sequence",
     )

@@ -40,8 +40,8 @@ def _refused(plan: Plan, workload: Workload) -> Iterator[PlanFinding]:
 
 
 def _considered(workload: Workload, network: Network, degree: int) -> bool:
-    """Return whether so many can share samples: within a host, or one on each host, which talk over the network."""
-    return (degree <= network.local or network.local == 1) and degree in workload.degrees("spatial")
+    """Return whether so many can share samples: a part of a host, or one on each host, which talk over the network."""
+    return (network.local % degree == 0 or network.local == 1) and degree in workload.degrees("spatial")
 
 
 def _reason(plan: Plan, parts: StepParts) -> str:

@@ -47,8 +47,8 @@ def _remedy(workload: Workload) -> str:
 
 
 def _considered(workload: Workload, network: Network, degree: int) -> bool:
-    """Return whether so many can share tensors: within a host, or one on each host, which talk over the network."""
-    return (degree <= network.local or network.local == 1) and _divided(workload, degree)
+    """Return whether so many can share tensors: a part of a host, or one on each host, which talk over the network."""
+    return (network.local % degree == 0 or network.local == 1) and _divided(workload, degree)
 
 
 def _reason(plan: Plan, parts: StepParts) -> str:

@@ -1,0 +1,48 @@
+"""How sure a prediction is: an interval that holds 80% of what is measured.
+
+Each part of a step errs with the constants that it is made of: parts that share constants err together, the others
+apart. What is hidden behind computation may stay exposed, what no formula knows is a part of the step, and who goes far
+beyond the runs that the constants were fitted on knows less. The spreads were set so that between 75% and 90% of the
+published runs that were not fitted lie inside (docs/predictions.md has the table).
+"""
+
+import math
+from collections.abc import Mapping
+
+from ._constants import Constants
+
+LEVEL = 0.8
+"""Of what is measured, the part that is to lie inside of an interval."""
+DEVIATIONS = 1.2816  # of a normal distribution, to both sides, for 80%
+
+# Standard deviations of the logarithm of parts, by what makes them err together, where constants are only assumed.
+_TOGETHER = (
+    (0.20, ("compute", "recompute", "bubble", "optimizer")),
+    (0.30, ("tensor", "messages", "gather", "gradients")),
+    (0.60, ("straggle", "interference")),
+    (0.50, ("crowding", "overhead")),
+)
+_KNOWN = {"assumed": 1.0, "fitted": 0.4, "measured": 0.3}  # what is left of that, by where constants are from
+_UNMODELLED = {"assumed": 0.05, "fitted": 0.03, "measured": 0.04}  # of a step
+_HIDDEN = 0.1  # of the communication that computation is said to hide
+_FARTHER = 0.015  # of a step, for every doubling of the workers beyond those of the fitted runs
+
+
+def spread(parts: Mapping[str, float], constants: Constants, *, workers: int, hidden_s: float, measured: bool) -> float:
+    """Return the factor between a prediction and either end of its interval.
+
+    Args:
+        parts: Of the step, seconds by name (`StepParts`).
+        constants: What they are made of.
+        workers: How many there are.
+        hidden_s: Seconds of communication that computation is said to hide.
+        measured: Whether the layers' times were measured, whatever constants are.
+    """
+    known, step_s = _KNOWN[constants.basis], sum(parts.values())
+    errors = []
+    for each, names in _TOGETHER:
+        less = _KNOWN["measured"] if measured and "compute" in names else known
+        errors.append(each * less * sum(parts[name] for name in names))
+    farther = max(0.0, math.log2(workers / max(1, constants.fitted_workers)))
+    errors += [_UNMODELLED[constants.basis] * step_s, _HIDDEN * known * hidden_s, _FARTHER * farther * step_s]
+    return math.exp(DEVIATIONS * math.hypot(*errors) / step_s) if step_s else 1.0

@@ -1,0 +1,103 @@
+"""How sure predictions are, what they rest on, and what is refused for want of a number."""
+
+from __future__ import annotations
+
+import pytest
+
+from hocket import cluster
+from hocket.planner import Constants, Network, Plan, PlanError, assumptions, predict, scaling_curves, search
+from hocket.workload import named_transformer, transformer
+
+
+def test_an_interval_holds_the_prediction_and_grows_with_what_is_not_known() -> None:
+    where = Network.of(cluster.load("h100-like"))
+    workload = named_transformer("gpt-7b")
+
+    def width(workers: int, **constants: object) -> float:
+        given = Constants(**constants)  # type: ignore[arg-type]
+        one = predict(Plan(shard="optimizer"), workload, where, workers=workers, batch=workers, constants=given)
+        low, high = one.interval_s
+        assert low < one.step_s < high
+        assert one.throughput_interval[0] < one.throughput < one.throughput_interval[1]
+        return high / low
+
+    assumed = width(256)
+    assert width(256, basis="fitted", fitted_workers=256) < 0.9 * assumed
+    assert width(256, basis="measured", fitted_workers=256) < 0.9 * assumed
+    assert width(4096, basis="fitted", fitted_workers=256) > width(256, basis="fitted", fitted_workers=256)
+
+
+def test_a_cluster_says_what_is_reached_and_what_it_does_not_say_is_usual() -> None:
+    plain = cluster.load("star:hosts=4,server=dgx-h100")
+    assert Constants.of(plain.reached).jitter > 0
+    told = cluster.load("star:hosts=4,server=dgx-h100,reached.jitter=0.25,reached.basis=fitted")
+    assert Constants.of(told.reached).jitter == 0.25
+    assert cluster.from_toml(cluster.to_toml(told)) == told
+    assert cluster.from_toml(cluster.to_toml(told, explicit=True)).reached == told.reached
+    for wrong in ("reached.jiter=0.1", "reached.jitter=much", "reached.basis=guessed"):
+        with pytest.raises(PlanError, match="constant"):
+            predict(Plan(), named_transformer("gpt-7b"), cluster.load(f"star:hosts=4,server=dgx-h100,{wrong}"),
+                    workers=2, batch=2)  # fmt: skip
+
+
+def test_nothing_scales_perfectly_on_a_cluster_that_says_nothing() -> None:
+    where = cluster.load("star:hosts=64,server=dgx-h100,bandwidth=50GB/s")
+    curve = scaling_curves(named_transformer("gpt-7b"), where, [1, 64, 512], batch_per_worker=4)[0]
+    assert [point.efficiency for point in curve.points] == sorted((p.efficiency for p in curve.points), reverse=True)
+    assert curve.points[-1].efficiency < 0.95
+    assert all(point.interval[0] < point.throughput < point.interval[1] for point in curve.points)
+    assert 0.2 < curve.points[0].mfu < 0.8
+    assert curve.points[0].blame == ""
+    assert "does not fit in the memory of 512 workers" in curve.verdict()  # 7B with Adam's state, whole on each
+
+
+def test_what_a_prediction_rests_on_is_listed() -> None:
+    where = Network.of(cluster.load("selene-like"))
+    one = predict(Plan(shard="parameters"), named_transformer("gpt-7b"), where, workers=64, batch=128)
+    rows = {name: (value, basis) for name, value, basis in assumptions(one, where, precision="bfloat16")}
+    assert rows["batch"] == ("128 samples, 2 a worker, 2 at a time", "given")
+    assert rows["products"] == ("72% of 312 TFLOP/s", "fitted")
+    assert {"memory", "inside hosts", "between hosts", "sharded parameters", "overlap", "jitter"} <= rows.keys()
+
+
+def test_a_server_that_does_not_say_its_memory_is_refused_and_known_ones_have_theirs() -> None:
+    workload = named_transformer("gpt-175b")
+    unknown = cluster.load("star:hosts=2,server=commodity,server.flops=100TFLOP/s")
+    with pytest.raises(PlanError, match="does not say how much memory"):
+        search(workload, unknown, workers=16, batch=16)
+    known = cluster.load("rails:hosts=128,server=dgx-h100,bandwidth=400Gbit/s")
+    found = search(workload, known, workers=1024, batch=1536)
+    assert found.memory_limit == 80 * 2**30
+    assert found.best.memory.total <= 80 * 2**30
+
+
+def test_degrees_that_straddle_hosts_are_priced_by_the_network_and_not_searched() -> None:
+    where = Network.of(cluster.load("selene-like"))
+    inside = where.collective("all_gather", 50e6, 8, 1, Constants()).seconds
+    across = where.collective("all_gather", 50e6, 6, 1, Constants()).seconds
+    assert across > 4 * inside  # ranks 6 to 11 of hosts of 8
+    assert where.first(6).collective("all_gather", 50e6, 6, 1, Constants()).seconds < 2 * inside  # six on one host
+    workload = transformer(12288, 96, 96, name="175b")
+    found = search(workload, where, workers=1536, batch=1536)
+    degrees = {one.plan.tensor_parallel_degree for one in found.ranked}
+    assert all(8 % degree == 0 for degree in degrees)
+
+
+def test_zero_3_of_175b_is_what_was_published_on_384_and_falls_beyond() -> None:
+    """SC'21, table 2: 144 TFLOP/s on 384 A100 with batches of 4 a device; 88 and 44 on 768 and 1,536."""
+    where, workload = cluster.load("selene-like"), transformer(12288, 96, 96, name="175b", gradient_nbytes=2)
+    found = {}
+    for workers, published in ((384, 144), (768, 88), (1536, 44)):
+        plan = Plan(shard="parameters", recompute=True)
+        one = predict(plan, workload, where, workers=workers, batch=1536)
+        found[workers] = one.flops_per_worker * 4 / 3 / 1e12 / published  # what is computed again is counted there
+    assert found[384] == pytest.approx(1, abs=0.05)
+    assert all(0.8 < one < 1.25 for one in found.values()), found
+
+
+def test_a_mesh_of_links_serves_a_group_by_those_among_its_members() -> None:
+    where = Network.of(cluster.load("mi300x-like"))
+    assert where.mesh
+    whole, pair = (where.wires(size, 1, Constants(inside_share=1.0))[0] for size in (8, 2))
+    assert whole == pytest.approx(7 * 64e9)
+    assert pair == pytest.approx(64e9)
