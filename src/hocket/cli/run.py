@@ -63,6 +63,10 @@ def _show(arguments: "LaunchArguments") -> None:
         return
     variables = " ".join(f"{key}={shlex.quote(value)}" for key, value in planned["environment"].items())
     hosts = planned["emulated_hosts"]
+    for host, ranks in arguments.hosts.items():
+        typer.echo(f"{host}: {ranks} x {shlex.join([*variables.split(), *planned['command']])}")
+    if arguments.hosts:
+        return
     for rank in range(arguments.nproc):
         line = f"LOCAL_RANK={rank} {variables} {shlex.join(planned['command'])}".replace("  ", " ")
         typer.echo(f"{hosts[rank]}: {line}" if hosts else line)

@@ -8,8 +8,8 @@ import os
 import re
 import socket
 import uuid
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -41,6 +41,11 @@ class LaunchArguments:
         dry_run: Show what would be launched.
         as_json: Give the summary as JSON on stdout; the ranks then print on stderr.
         aggregate: Start an aggregator beside the ranks, and have them use it.
+        hosts: Ranks of each host that is to be reached by ssh, in the order of ranks; empty for this host alone.
+        ssh: Command that opens a connection to a host.
+        preflight: Refuse hosts whose versions or script differ.
+        host_flags: Flags that each host's own launcher gets, as they were given.
+        label: Name of this host in a job of several hosts, for messages.
     """
 
     flags: argparse.Namespace
@@ -55,6 +60,11 @@ class LaunchArguments:
     dry_run: bool = False
     as_json: bool = False
     aggregate: bool = False
+    hosts: Mapping[str, int] = field(default_factory=dict)
+    ssh: str = "ssh"
+    preflight: bool = True
+    host_flags: tuple[str, ...] = ()
+    label: str = ""
 
     @property
     def one_host(self) -> bool:
@@ -83,7 +93,7 @@ def argument_parser() -> argparse.ArgumentParser:
         parents=[torchruns],
         conflict_handler="resolve",
         description="Start a script as N ranks of this host, merge what they print, and end when they do. "
-        "With several hosts, start one `hocket run` on each, as with torchrun.",
+        "For several hosts give --hosts, or start one `hocket run` on each, as with torchrun.",
     )
     group = ours.add_argument_group("Hocket's own flags")
     group.add_argument(
@@ -119,6 +129,20 @@ def argument_parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="train by the plan in this TOML file: hocket.Trainer and hocket.distribute take it up by themselves; "
         '"auto": hocket.Trainer measures, and takes what the planner finds',
+    )
+    hosts = group.add_mutually_exclusive_group()
+    hosts.add_argument(
+        "--hosts",
+        metavar="A:4,B:4",
+        help="start on these hosts by ssh, so many ranks on each; all ends with this command",
+    )
+    hosts.add_argument("--hostfile", metavar="FILE", help='the same from a file of lines "HOST slots=4" or "HOST:4"')
+    group.add_argument("--ssh", metavar="COMMAND", default="ssh", help='how to reach a host, such as "ssh -p 2222"')
+    group.add_argument(
+        "--no-preflight",
+        dest="preflight",
+        action="store_false",
+        help="do not refuse hosts with another Python, torch, hocket or script than the first",
     )
     group.add_argument("--dry-run", action="store_true", help="show what would be launched, and launch nothing")
     group.add_argument(
@@ -162,7 +186,21 @@ def parse_arguments(argv: Sequence[str]) -> LaunchArguments:
     target = argv[split + 1 :] if argv[split] == "--" else argv[split:]
     if not target:
         raise ArgumentError('say which script to run, after the "--"')
-    return _complete(argument_parser().parse_args([*argv[:split], target[0]]), target[0], tuple(target[1:]))
+    completed = _complete(argument_parser().parse_args([*argv[:split], target[0]]), target[0], tuple(target[1:]))
+    return replace(completed, host_flags=tuple(_host_flags(argv[:split]))) if completed.hosts else completed
+
+
+def _host_flags(flags: list[str]) -> list[str]:
+    """Return the flags that each host's launcher gets too: all but those that say how the hosts are reached."""
+    ours = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for names in (
+        ("-n", "--np", "--workers", "--nproc-per-node", "--nproc_per_node"), ("-x",), ("--timeout",), ("--hosts",),
+        ("--hostfile",), ("--ssh",), ("--plan",),
+    ):  # fmt: skip
+        ours.add_argument(*names, action="append")
+    for name in ("--json", "--no-preflight", "--dry-run"):
+        ours.add_argument(name, action="store_true")
+    return ours.parse_known_args(flags)[1]
 
 
 def _script_index(argv: list[str]) -> int | None:
@@ -203,23 +241,42 @@ def _complete(flags: argparse.Namespace, target: str, arguments: tuple[str, ...]
         )
     nproc = _nproc(str(flags.nproc_per_node))
     flags.nproc_per_node = str(nproc)
+    hosts: Mapping[str, int] = {}
+    if flags.hosts is not None or flags.hostfile is not None:
+        from ._hosts import read_hosts
+
+        if str(flags.nnodes) not in ("1", "1:1") or flags.fabric is not None or flags.aggregate:
+            raise ArgumentError(
+                "--hosts and --hostfile say where all ranks are; leave out --nnodes, --fabric, --aggregate"
+            )
+        try:
+            hosts = read_hosts(flags.hosts, flags.hostfile, nproc)
+        except ValueError as error:
+            raise ArgumentError(str(error)) from None
     arguments_ = LaunchArguments(
         flags=flags,
         nproc=nproc,
         kind=kind,
         target=target,
         arguments=arguments,
-        environment={**_environment(flags.environment), **_plan(flags.plan, nproc, str(flags.nnodes))},
+        environment={
+            **_environment(flags.environment),
+            **_plan(flags.plan, sum(hosts.values()) or nproc, str(flags.nnodes)),
+        },
         timeout_s=flags.timeout,
         fabric=flags.fabric,
         placement=_placement(flags.fabric, nproc),
         dry_run=flags.dry_run,
         as_json=flags.as_json,
         aggregate=flags.aggregate,
+        hosts=hosts,
+        ssh=flags.ssh,
+        preflight=flags.preflight,
     )
     if flags.fabric is not None and not arguments_.one_host:
         raise ArgumentError("--fabric emulates all hosts on this one; leave out --nnodes")
-    _choose_rendezvous(arguments_)
+    if not hosts:
+        _choose_rendezvous(arguments_)
     return arguments_
 
 

@@ -95,6 +95,11 @@ def run(arguments: LaunchArguments, stdout: BinaryIO | None = None, stderr: Bina
     begin_s = time.monotonic()
     sys.stdout.flush()
     sys.stderr.flush()
+    if arguments.hosts:
+        from ._ssh import run_on_hosts
+
+        outcome, code = run_on_hosts(arguments, stdout or sys.stdout.buffer, stderr or sys.stderr.buffer)
+        return LaunchResult(outcome, code, sum(arguments.hosts.values()), time.monotonic() - begin_s, 0)
     out, err = outputs(stdout or sys.stdout.buffer, stderr or sys.stderr.buffer)
     if arguments.as_json:
         out = err
@@ -144,7 +149,7 @@ def dry_run(arguments: LaunchArguments) -> dict[str, Any]:
         "command": rank_command(arguments, "JOB_DIRECTORY"),
         "environment": {**({"OMP_NUM_THREADS": str(threads)} if threads else {}), **arguments.environment},
         "nproc": arguments.nproc,
-        "hosts": flags.nnodes,
+        "hosts": dict(arguments.hosts) or flags.nnodes,
         "emulated_hosts": _emulated_hosts(arguments),
         "rendezvous": f"{flags.rdzv_backend} at {flags.rdzv_endpoint or f'{flags.master_addr}:{flags.master_port}'}",
         "restarts": flags.max_restarts,
@@ -198,7 +203,8 @@ class _RunningJob(JobListener):
 
     def say(self, *lines: str, style: str = "bold") -> None:
         err = self._outputs["stderr"]
-        err.lines(err.styled("hocket: ", style), [line.encode(errors="replace") for line in lines])
+        label = f"hocket ({self._arguments.label}): " if self._arguments.label else "hocket: "
+        err.lines(err.styled(label, style), [line.encode(errors="replace") for line in lines])
 
     def say_threads(self) -> None:
         threads = _rank_threads(self._arguments)

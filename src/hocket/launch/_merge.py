@@ -94,6 +94,10 @@ class Merger:
         self._add(read, write, stream, None)
         return f"/proc/self/fd/{write}"
 
+    def adopt(self, read: int, stream: RankStream) -> None:
+        """Read what comes from this descriptor, which stays its owner's, as lines of the stream."""
+        self._add(os.dup(read), None, stream, None)
+
     def terminal(self, stream: RankStream, terminal: Terminal, prefix_columns: int) -> str:
         """Return a path of a terminal of its own for the rank that draws, as much narrower as its prefix is wide."""
         master, slave = os.openpty()
@@ -103,10 +107,11 @@ class Merger:
         self._add(master, slave, stream, terminal)
         return os.ttyname(slave)
 
-    def _add(self, read: int, write: int, stream: RankStream, terminal: Terminal | None) -> None:
+    def _add(self, read: int, write: int | None, stream: RankStream, terminal: Terminal | None) -> None:
         os.set_blocking(read, False)
         self._resources.callback(os.close, read)
-        self._ends_to_close.append(write)
+        if write is not None:
+            self._ends_to_close.append(write)
         self._pipes[read] = _Pipe(read, stream, terminal, LineAssembler(), time.monotonic())
         self._selector.register(read, selectors.EVENT_READ)
         self._wake()

@@ -1,0 +1,161 @@
+"""One host's part of a job of several hosts: what `hocket run --hosts` starts on each by ssh.
+
+It speaks with its launcher by lines. On stdout, before anything else, it says what this host is; on stdin it hears
+where to work, what to check, when to start, which signals came, and every second that the launcher lives. Should that
+end, or stay silent, this host's ranks are ended: a launcher that was killed and a cable that was cut leave nothing.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import importlib.metadata
+import json
+import os
+import select
+import signal
+import socket
+import struct
+import sys
+import threading
+import time
+from dataclasses import replace
+from typing import Any
+
+from ._hosts import MARK
+
+_SILENCE_S = 5.0  # after which it is taken for dead, or cut off
+_GRACE_S = 2.0  # for the ranks to end by themselves then
+_REACH_S = 5.0
+_SIOCGIFADDR = 0x8915  # <linux/sockios.h>
+
+
+class _Lifeline:
+    """The launcher's end of the connection, read by lines, with a deadline."""
+
+    def __init__(self) -> None:
+        self._fd = os.dup(0)
+        os.set_inheritable(self._fd, False)
+        with open(os.devnull) as null:  # rank 0 must not read from the lifeline
+            os.dup2(null.fileno(), 0)
+        self._kept = b""
+
+    def line(self) -> str | None:
+        """Return the next line; None if the launcher has gone, or is silent for too long."""
+        deadline_s = time.monotonic() + _SILENCE_S
+        while b"\n" not in self._kept:
+            ready, _, _ = select.select([self._fd], [], [], max(0.0, deadline_s - time.monotonic()))
+            chunk = os.read(self._fd, 1 << 16) if ready else b""
+            if not chunk:
+                return None
+            self._kept += chunk
+        line, _, self._kept = self._kept.partition(b"\n")
+        return line.decode()
+
+    def order(self) -> dict[str, Any]:
+        """Return the next order, which is no sign of life; ends the process if there is none."""
+        while (line := self.line()) == "":
+            pass
+        if line is None:
+            raise SystemExit("the launcher has gone")
+        found: dict[str, Any] = json.loads(line)
+        return found
+
+    def follow(self) -> None:
+        """Pass on the launcher's signals, and end this process and its ranks when the launcher has gone."""
+        while (line := self.line()) is not None:
+            if line:
+                os.kill(os.getpid(), json.loads(line)["signal"])
+        for _ in range(2):  # the second one ends the ranks at once
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(_GRACE_S)
+        os._exit(1)  # the job's warden ends what is left
+
+
+def main() -> None:
+    """Be one host of a job."""
+    lifeline = _Lifeline()
+    order = lifeline.order()
+    os.environ.update(order["environment"])
+    facts = _facts(order)
+    address = facts["address"]
+    server = socket.create_server(("", 0)) if order["index"] == 0 else None
+    facts["port"] = server.getsockname()[1] if server else 0
+    if (interface := _interface(address)) and interface != "lo":
+        for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME"):
+            os.environ.setdefault(name, interface)
+    _say(facts)
+    order = lifeline.order()
+    if server is None:
+        _say(_reach(order["master_addr"], order["master_port"]))
+        order = lifeline.order()
+    else:
+        server.close()
+    threading.Thread(target=lifeline.follow, name="hocket-lifeline", daemon=True).start()
+    os.environ.setdefault("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", order["prefix"])
+    from ._arguments import ArgumentError, parse_arguments
+    from ._elastic import LaunchError
+    from ._launch import run
+
+    try:
+        result = run(replace(parse_arguments(order["arguments"]), label=order["label"]))
+    except (ArgumentError, LaunchError) as error:
+        raise SystemExit(f"hocket run: {error}") from None
+    sys.stdout.flush()
+    raise SystemExit(result.exit_code)
+
+
+def _say(message: dict[str, Any]) -> None:
+    print(f"{MARK}{json.dumps(message)}", flush=True)
+
+
+def _facts(order: dict[str, Any]) -> dict[str, Any]:
+    """Return what must be alike on all hosts, and how this one is reached; go to the job's directory."""
+    facts: dict[str, Any] = {"host": socket.gethostname(), "address": _address(), "problem": None}
+    try:
+        os.chdir(order["directory"])
+    except OSError as error:
+        facts["problem"] = (
+            f"the working directory {order['directory']} is not there ({error.strerror}); share it, or copy it"
+        )
+    script = None
+    if order["script"] is not None:
+        with contextlib.suppress(OSError), open(order["script"], "rb") as file:
+            script = hashlib.sha256(file.read()).hexdigest()[:12]
+    versions = {"Python": ".".join(map(str, sys.version_info[:3])), "script": script}
+    for name in ("torch", "hocket", "numpy"):
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:  # run from a source tree
+            versions[name] = None
+    return {**facts, "versions": versions}
+
+
+def _address() -> str:
+    """Return the address at which the launcher reached this host; it is known to be reachable."""
+    words = os.environ.get("SSH_CONNECTION", "").split()
+    return words[2] if len(words) == 4 else "127.0.0.1"
+
+
+def _interface(address: str) -> str | None:
+    """Return the interface that has an IPv4 address."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+        for _, name in socket.if_nameindex():
+            with contextlib.suppress(OSError):
+                reply = fcntl.ioctl(asked.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+                if socket.inet_ntoa(reply[20:24]) == address:
+                    return name
+    return None
+
+
+def _reach(address: str, port: int) -> dict[str, Any]:
+    """Try the place where the ranks are to meet."""
+    begin_s = time.monotonic()
+    try:
+        socket.create_connection((address, port), timeout=_REACH_S).close()
+    except OSError as error:
+        return {"problem": f"cannot connect to the first host at {address}, port {port}: {error}"}
+    return {"problem": None, "latency_s": time.monotonic() - begin_s}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,270 @@
+"""A job of several hosts over the system's OpenSSH: one process of `_node` a host, merged, watched and ended here."""
+
+import contextlib
+import json
+import os
+import select
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, BinaryIO
+
+from ._arguments import LaunchArguments
+from ._child import Child
+from ._console import outputs
+from ._elastic import LaunchError
+from ._hosts import BEAT_S, MARK, passed_on
+from ._merge import Merger, RankStream
+
+_READY_S = 60.0  # for a host to import Python and say what it is; a shared disk may be slow
+_OPTIONS = (
+    "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=8", "-o", "ServerAliveInterval=1", "-o", "ServerAliveCountMax=4",
+)  # fmt: skip
+_LATE_S = 6.0  # beyond the ranks' grace, for a host to end what it has, before its connection is cut
+_LOST = 255  # as ssh says that its connection has failed
+
+
+class _Host:
+    """One host: its connection, and what it said of itself."""
+
+    def __init__(self, name: str, ranks: int, command: Sequence[str], paths: dict[str, str]) -> None:
+        self.name = name
+        self.ranks = ranks
+        self.facts: dict[str, Any] = {}
+        with open(paths["stderr"], "wb") as stderr:
+            # A session of its own: a Ctrl-C is for us, and we pass it on.
+            self.process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, start_new_session=True
+            )
+        self._lock = threading.Lock()
+
+    def tell(self, message: dict[str, Any] | None) -> None:
+        """Send a line, an empty one as a sign of life."""
+        assert self.process.stdin is not None
+        with self._lock, contextlib.suppress(OSError, ValueError):  # it has gone, which its end tells
+            self.process.stdin.write((json.dumps(message) if message else "").encode() + b"\n")
+            self.process.stdin.flush()
+
+    def hear(self, noise: Callable[[bytes], None]) -> dict[str, Any]:
+        """Return what the host says next. Lines that a login shell prints go to `noise`.
+
+        Raises:
+            LaunchError: It has ended, or says nothing in time.
+        """
+        assert self.process.stdout is not None
+        fd, line, deadline_s = self.process.stdout.fileno(), b"", time.monotonic() + _READY_S
+        while True:
+            if not select.select([fd], [], [], max(0.0, deadline_s - time.monotonic()))[0]:
+                raise LaunchError(f"{self.name} said nothing in {_READY_S:.0f} s after ssh had been started")
+            letter = os.read(fd, 1)  # one by one: what follows is the ranks' output, which others read
+            if not letter:
+                status = self.process.wait()
+                raise LaunchError(
+                    f"{self.name} is not reached by ssh; try `ssh {self.name} true`"
+                    if status == _LOST
+                    else f"on {self.name} Hocket did not start (exit status {status}); is it installed there for "
+                    f"{sys.executable}?"
+                )
+            line += letter
+            if letter == b"\n":
+                if line.startswith(MARK.encode()):
+                    found: dict[str, Any] = json.loads(line[len(MARK) :])
+                    return found
+                noise(line.rstrip(b"\n"))
+                line = b""
+
+
+class _Signals:
+    """What the launcher was told by signals, in their order; a context that puts the handlers back."""
+
+    def __init__(self) -> None:
+        self.arrived: list[signal.Signals] = []
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> "_Signals":
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+            if signal.getsignal(number) != signal.SIG_IGN:
+                self._before[number] = signal.signal(number, lambda n, _: self.arrived.append(signal.Signals(n)))
+        # A launcher that is stopped gives no signs of life, and the hosts would end the job.
+        self._before[signal.SIGTSTP] = signal.signal(signal.SIGTSTP, signal.SIG_IGN)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+
+def run_on_hosts(arguments: LaunchArguments, stdout: BinaryIO, stderr: BinaryIO) -> tuple[str, int]:
+    """Start the job on all of `arguments.hosts`, and follow it to its end; return the outcome and the exit code.
+
+    Raises:
+        LaunchError: A host is not reached, or the hosts differ, or do not reach each other.
+    """
+    out, err = outputs(stdout, stderr)
+    if arguments.as_json:
+        out = err
+    lines = {"stdout": out, "stderr": err}
+
+    def say(text: str) -> None:
+        err.lines(err.styled("hocket: ", "bold"), [text.encode(errors="replace")])
+
+    deadline_s = None if arguments.timeout_s is None else time.monotonic() + arguments.timeout_s
+    hosts: list[_Host] = []
+    ended, started = threading.Event(), False
+    with _Signals() as signals, Merger(arguments.grace_s + _LATE_S) as merger:
+        try:
+            width = max(map(len, arguments.hosts))
+            for name, ranks in arguments.hosts.items():
+                paths = {stream: merger.pipe(RankStream(lines[stream], b"")) for stream in ("stderr",)}
+                hosts.append(_Host(name, ranks, _command(arguments, name), paths))
+            threading.Thread(target=_beat, args=(hosts, ended), daemon=True).start()
+            _prepare(arguments, hosts, lambda line: err.lines(b"", [line]), say)
+            first = hosts[0].facts
+            say(
+                f"{sum(arguments.hosts.values())} ranks on {len(hosts)} hosts, which meet at "
+                f"{first['address']}:{first['port']}"
+            )
+            for index, host in enumerate(hosts):
+                host.tell(
+                    {
+                        "arguments": _node_arguments(arguments, hosts, index),
+                        "label": host.name,
+                        "prefix": f"[{host.name:{width}} ${{rank}}] ",
+                    }
+                )
+                assert host.process.stdout is not None
+                merger.adopt(host.process.stdout.fileno(), RankStream(out, b""))
+            merger.close_ends()
+            started = True
+            merger.watch(
+                Child(index, host.process.pid, partial(getattr, host.process, "returncode"))
+                for index, host in enumerate(hosts)
+            )
+            return _follow(arguments, hosts, merger, signals, deadline_s, say)
+        finally:
+            merger.close_ends()
+            _end(hosts, signal.SIGTERM, arguments.grace_s + _LATE_S if started else 0.0)
+            ended.set()
+
+
+def _command(arguments: LaunchArguments, host: str) -> list[str]:
+    # What Python itself needs to start goes on the command line; the rest, which may be secret, through the connection.
+    early = [f"{name}={os.environ[name]}" for name in ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH") if name in os.environ]
+    remote = shlex.join(["exec", "env", *early, sys.executable, "-u", "-m", "hocket.launch._node"])
+    return [*shlex.split(arguments.ssh), *_OPTIONS, host, "--", remote]
+
+
+def _prepare(
+    arguments: LaunchArguments, hosts: list[_Host], noise: Callable[[bytes], None], say: Callable[[str], None]
+) -> None:
+    """Let every host say what it is, compare, and see that each reaches the first."""
+    order = {
+        "environment": {**passed_on(), **arguments.environment},
+        "directory": os.getcwd(),
+        "script": arguments.target if arguments.kind == "script" else None,
+    }
+    for index, host in enumerate(hosts):
+        host.tell({**order, "index": index})
+    for host in hosts:
+        host.facts = host.hear(noise)
+        if host.facts["problem"]:
+            raise LaunchError(f"{host.name}: {host.facts['problem']}")
+    first = hosts[0]
+    for host in hosts[1:]:
+        for name, version in first.facts["versions"].items():
+            other = host.facts["versions"][name]
+            if other != version:
+                text = f"{name} is {version} on {first.name} and {other} on {host.name}"
+                if arguments.preflight:
+                    raise LaunchError(f"{text}; make them alike, or skip this check with --no-preflight")
+                say(text)
+    address, port = first.facts["address"], first.facts["port"]
+    for host in hosts[1:]:
+        host.tell({"master_addr": address, "master_port": port})
+    for host in hosts[1:]:
+        found = host.hear(noise)
+        if found["problem"]:
+            raise LaunchError(
+                f"{host.name} {found['problem']}. A firewall may stand between them, or {address} be an address of "
+                "another network: name the first host by the address that the others reach"
+            )
+
+
+def _node_arguments(arguments: LaunchArguments, hosts: list[_Host], index: int) -> list[str]:
+    """Return the command line of one host's own `hocket run`."""
+    first, host = hosts[0].facts, hosts[index]
+    own = [
+        f"--nnodes={len(hosts)}", f"--node-rank={index}", f"--nproc-per-node={host.ranks}",
+        f"--master-addr={first['address']}", f"--master-port={first['port']}",
+    ]  # fmt: skip
+    for name, value in arguments.environment.items():
+        own += ["-x", f"{name}={value}"]
+    return [*arguments.host_flags, *own, "--", arguments.target, *arguments.arguments]
+
+
+def _beat(hosts: list[_Host], ended: threading.Event) -> None:
+    while not ended.wait(BEAT_S):
+        for host in hosts:
+            host.tell(None)
+
+
+def _follow(
+    arguments: LaunchArguments,
+    hosts: list[_Host],
+    merger: Merger,
+    signals: _Signals,
+    deadline_s: float | None,
+    say: Callable[[str], None],
+) -> tuple[str, int]:
+    """Wait until all hosts have ended, or one has failed, or we are told to end."""
+    while True:
+        if merger.broken is not None:
+            raise merger.broken
+        if merger.output_closed:
+            return "output-closed", 128 + signal.SIGPIPE
+        if signals.arrived:
+            number = signals.arrived[0]
+            say(f"{number.name}: the ranks have {arguments.grace_s} s to end; once more ends them at once")
+            _end(hosts, number, arguments.grace_s + _LATE_S, lambda: len(signals.arrived) > 1)
+            return "interrupted", 128 + number
+        if deadline_s is not None and time.monotonic() > deadline_s:
+            return "timed-out", 124
+        statuses = [host.process.poll() for host in hosts]
+        bad = [(host, status) for host, status in zip(hosts, statuses, strict=True) if status]
+        if bad:
+            host, status = bad[0]
+            what = "the connection to it is lost" if status == _LOST else f"exit status {status}"
+            say(f"{host.name} failed: {what}; the other hosts are ended")
+            return "failed", 1 if status == _LOST else status if status > 0 else 128 - status
+        if all(status == 0 for status in statuses):
+            return "finished", 0
+        time.sleep(0.05)
+
+
+def _end(hosts: list[_Host], number: int, grace_s: float, hurry: Callable[[], bool] = lambda: False) -> None:
+    """Pass on a signal, wait, and cut the connections: without them each host ends what it has by itself."""
+    for host in hosts:
+        host.tell({"signal": number})
+    deadline_s, hurried = time.monotonic() + grace_s, False
+    while any(host.process.poll() is None for host in hosts) and time.monotonic() < deadline_s:
+        if hurry() and not hurried:
+            hurried, deadline_s = True, min(deadline_s, time.monotonic() + _LATE_S)
+            for host in hosts:
+                host.tell({"signal": number})
+        time.sleep(0.02)
+    for host in hosts:
+        assert host.process.stdin is not None
+        with contextlib.suppress(OSError):
+            host.process.stdin.close()
+    deadline_s = time.monotonic() + _LATE_S
+    for host in hosts:
+        try:
+            host.process.wait(max(0.0, deadline_s - time.monotonic()))
+        except subprocess.TimeoutExpired:  # it is not reached, and ends by itself for want of signs of life
+            host.process.kill()
+            host.process.wait()

@@ -1,0 +1,273 @@
+"""Jobs of several hosts over ssh: emulated hosts, each with a real sshd, started and ended by one command."""
+
+import contextlib
+import getpass
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hocket.cluster import load
+from hocket.fabric import Fabric, FabricError
+from hocket.launch import ArgumentError, parse_arguments
+from hocket.launch._hosts import read_hosts
+from hocket.testing import deadline
+
+from ..processes import processes_with, until
+
+SSHD = shutil.which("sshd", path="/usr/sbin:/usr/bin")
+GONE_S = 10.0  # what is promised: after that long nothing is left on any host
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("a slots=4\nb slots=2  # two\n\n# none\n", {"a": 4, "b": 2}),
+        ("a:4\nb:2", {"a": 4, "b": 2}),
+        ("user@a\nb\nuser@a", {"user@a": 6, "b": 3}),
+        ("10.0.0.1 slots=1 max_slots=8\n[fe80::1]:2", {"10.0.0.1": 1, "fe80::1": 2}),
+    ],
+)
+def test_files_of_hosts_are_read_in_the_forms_of_open_mpi_horovod_and_mpich(
+    text: str, found: dict[str, int], tmp_path: Path
+) -> None:
+    path = tmp_path / "hosts"
+    path.write_text(text)
+    assert read_hosts(None, str(path), 3) == found
+
+
+@pytest.mark.parametrize("hosts", ["", "a:0", "a:b", "-oProxyCommand=x", "a slots=2 cores=3", "a:2 slots=2", "a,,b"])
+def test_what_names_no_host_is_refused(hosts: str, script: Any) -> None:
+    with pytest.raises(ArgumentError, match="names no host"):
+        parse_arguments([f"--hosts={hosts}", script("")])
+
+
+def test_flags_of_the_job_reach_the_hosts_and_those_about_hosts_do_not(script: Any) -> None:
+    flags = ["--hosts", "a:2,b", "-n", "3", "--max-restarts=2", "--timeout", "9", "-x", "A=b", "--no-preflight", "-m"]
+    arguments = parse_arguments([*flags, "package", "--hosts", "c"])
+    assert arguments.hosts == {"a": 2, "b": 3}
+    assert arguments.host_flags == ("--max-restarts=2", "-m")
+    assert arguments.arguments == ("--hosts", "c")
+    with pytest.raises(ArgumentError, match="leave out --nnodes"):
+        parse_arguments(["--hosts", "a,b", "--nnodes", "2", script("")])
+
+
+class Site:
+    """Two emulated hosts with an sshd each, and how to start a launcher on the first."""
+
+    def __init__(self, fabric: Fabric, directory: Path) -> None:
+        self.fabric = fabric
+        self.directory = directory
+        self.hosts = {host: fabric.address(host) for host in fabric.wiring.hosts}
+        self.daemons: dict[str, subprocess.Popen[Any]] = {}
+        (directory / "config").write_text(
+            f"Host *\n IdentityFile {directory}/key\n StrictHostKeyChecking no\n UserKnownHostsFile /dev/null\n"
+            f" LogLevel ERROR\n User {getpass.getuser()}\n IdentitiesOnly yes\n"
+        )
+        for name in ("key", "host"):
+            subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(directory / name)], check=True)
+        for host in self.hosts:
+            self.serve(host)
+
+    def serve(self, host: str) -> None:
+        """Start a host's sshd."""
+        assert SSHD is not None
+        os.makedirs("/run/sshd", exist_ok=True)
+        address = self.hosts[host]
+        variables = {**self.fabric.environment(host), "HOCKET_TEST": str(self.directory)}
+        told = " ".join(f"{name}={value}" for name, value in variables.items())
+        config = self.directory / f"sshd-{host}"
+        config.write_text(
+            f"HostKey {self.directory}/host\nAuthorizedKeysFile {self.directory}/key.pub\nStrictModes no\nUsePAM no\n"
+            f"PidFile none\nListenAddress {address}\nPermitRootLogin yes\nSetEnv {told}\n"
+        )
+        command = [SSHD, "-D", "-e", "-f", str(config)]
+        with open(self.directory / "sshd.log", "ab") as log:
+            self.daemons[host] = self.fabric.run_in_host(host, command, stderr=log, stdin=subprocess.DEVNULL)
+
+        def answers() -> bool:
+            probe = "import socket, sys; socket.create_connection((sys.argv[1], 22), timeout=1).close()"
+            command = self.fabric.command_in(host, [sys.executable, "-c", probe, address])
+            return subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+        until(answers)
+
+    def start(self, *arguments: str, slots: int = 1) -> "subprocess.Popen[str]":
+        """Start `hocket run` on the first host, with so many ranks on each."""
+        hosts = ",".join(f"{address}:{slots}" for address in self.hosts.values())
+        command = [sys.executable, "-m", "hocket", "run", "--hosts", hosts, "--ssh", f"ssh -F {self.directory}/config"]
+        first = next(iter(self.hosts))
+        return self.fabric.run_in_host(
+            first, [*command, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+
+    def left(self, tmp_path: Path) -> list[int]:
+        """Return what of a test's job still runs on any host, launcher and connections too; not the daemons."""
+        found = {pid for place in (self.directory, tmp_path) for pid in processes_with("HOCKET_TEST", place)}
+        return [pid for pid in found if pid not in _below({daemon.pid for daemon in self.daemons.values()}, sshd=True)]
+
+
+def _below(daemons: set[int], *, sshd: bool = False) -> set[int]:
+    """Return the processes that these have started, directly; with `sshd` these themselves, too."""
+    found = set(daemons) if sshd else set()
+    for pid in [int(name) for name in os.listdir("/proc") if name.isdigit()]:
+        with contextlib.suppress(OSError, IndexError):
+            if int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]) in daemons:
+                found.add(pid)
+    return found
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    """Two hosts with an sshd each."""
+    if SSHD is None:
+        pytest.skip("needs OpenSSH's server: apt-get install openssh-server")
+    pytest.importorskip("pyroute2", reason="fabrics need the extra `fabric`")
+    if os.getuid() != 0:
+        pytest.skip("an sshd for an emulated host needs root")
+    try:
+        fabric = Fabric(load("star:hosts=2"))
+    except FabricError as error:
+        pytest.skip(f"no fabrics here: {error}")
+    with fabric:
+        site = Site(fabric, tmp_path_factory.mktemp("ssh"))
+        try:
+            yield site
+        finally:
+            for daemon in site.daemons.values():
+                daemon.kill()
+                daemon.wait()
+
+
+TRAIN = """
+import os, torch, hocket
+torch.manual_seed(0)
+data = torch.utils.data.TensorDataset(torch.randn(16, 3).double(), torch.randn(16, 1).double())
+model = torch.nn.Linear(3, 1).double()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+loader = torch.utils.data.DataLoader(data, batch_size=8)
+model, optimizer, loader = hocket.distribute(model, optimizer, loader)
+for x, y in loader:
+    optimizer.zero_grad()
+    torch.nn.functional.mse_loss(model(x), y).backward()
+    optimizer.step()
+rank, size = os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1")
+host = os.environ.get("HOCKET_HOST", "").partition(":")[2]
+print(host, size, os.environ.get("MARKER"), *(f"{value:.12f}" for value in model.state_dict()["weight"][0].tolist()))
+"""
+SLEEP = """
+import os, sys, time
+print("rank", os.environ["RANK"], os.getpid(), flush=True)
+time.sleep(600)
+"""
+
+
+def test_one_command_trains_on_two_hosts_as_one_process_does(site: Site, script: Any, tmp_path: Path) -> None:
+    path = script(textwrap.dedent(TRAIN))
+    alone = subprocess.run(
+        [sys.executable, path],
+        capture_output=True, text=True, check=True, timeout=deadline(120),
+        env={**os.environ, "TMPDIR": str(site.directory)},  # torch leaves a directory there
+    )  # fmt: skip
+    process = site.start("-x", "MARKER=m", path, slots=2)
+    out, err = process.communicate(timeout=deadline(240))
+    print(out, err)
+    assert process.returncode == 0
+    assert "4 ranks on 2 hosts, which meet at" in err
+    lines = sorted(out.splitlines())
+    expected = [
+        f"[{address} {index * 2 + rank}] {host} 4 m {' '.join(alone.stdout.split()[-3:])}"
+        for index, (host, address) in enumerate(site.hosts.items())
+        for rank in range(2)
+    ]
+    assert lines == sorted(expected)
+    assert site.left(tmp_path) == []
+
+
+def _ranks(process: "subprocess.Popen[str]", count: int) -> dict[int, int]:
+    """Wait until the ranks have said that they run; their processes."""
+    found: dict[int, int] = {}
+    assert process.stdout is not None
+    while len(found) < count:
+        words = process.stdout.readline().split()
+        assert words, process.communicate()[1]
+        found[int(words[-2])] = int(words[-1])
+    return found
+
+
+def _end(what: str, site: Site, process: "subprocess.Popen[str]", ranks: dict[int, int]) -> Callable[[], None]:
+    """Do what ends a job; return what undoes it."""
+    second = list(site.hosts)[1]
+    if what == "SIGINT":
+        process.send_signal(signal.SIGINT)
+    elif what == "launcher":
+        process.kill()
+    elif what == "rank":
+        os.kill(ranks[1], signal.SIGKILL)
+    elif what == "connection":  # the process of sshd that serves the second host's connection
+        for pid in _below({site.daemons[second].pid}):
+            os.kill(pid, signal.SIGKILL)
+    else:
+        links = [link for link in site.fabric.counters() if second in link]
+        for link in links:
+            site.fabric.cut(link)
+        return lambda: [site.fabric.mend(link) for link in links] and None
+    return lambda: None
+
+
+@pytest.mark.parametrize(
+    "what",
+    ["launcher", *(pytest.param(one, marks=pytest.mark.long) for one in ("SIGINT", "rank", "connection", "cable"))],
+)
+def test_whatever_ends_a_job_nothing_is_left_on_any_host(what: str, site: Site, script: Any, tmp_path: Path) -> None:
+    process = site.start("--shutdown-timeout", "2", script(textwrap.dedent(SLEEP)))
+    try:
+        ranks = _ranks(process, 2)
+        undo = _end(what, site, process, ranks)
+        began_s = time.monotonic()
+        try:
+            while site.left(tmp_path) and time.monotonic() < began_s + deadline(GONE_S):
+                time.sleep(0.05)
+            took_s = time.monotonic() - began_s
+            assert site.left(tmp_path) == []
+        finally:
+            undo()
+        print(f"{what}: nothing left after {took_s:.1f} s")
+        err = process.communicate(timeout=deadline(30))[1]
+        print(err)
+    finally:
+        process.kill()
+        process.wait()
+    host = list(site.hosts.values())[1]
+    expected = {
+        "SIGINT": (130, "SIGINT: the ranks have 2 s"),
+        "launcher": (-signal.SIGKILL, ""),
+        "rank": (137, "rank 1 failed first: killed by SIGKILL"),
+        "connection": (1, f"{host} failed: the connection to it is lost"),
+        "cable": (1, f"{host} failed: the connection to it is lost"),
+    }[what]
+    assert process.returncode == expected[0]
+    assert expected[1] in err
+
+
+def test_hosts_that_cannot_work_together_are_named_before_anything_starts(site: Site, tmp_path: Path) -> None:
+    process = site.start(str(tmp_path / "train.py"))
+    assert process.communicate(timeout=deadline(60))[1].startswith("hocket run: there is no script")
+    (tmp_path / "train.py").write_text("")
+    hosts = f"{next(iter(site.hosts.values()))},192.0.2.1"
+    command = [sys.executable, "-m", "hocket", "run", "--hosts", hosts, "--ssh", f"ssh -F {site.directory}/config"]
+    ran = subprocess.run(
+        site.fabric.command_in(next(iter(site.hosts)), [*command, str(tmp_path / "train.py")]),
+        capture_output=True, text=True, timeout=deadline(90), check=False,
+    )  # fmt: skip
+    assert ran.returncode == 1
+    assert "hocket run: 192.0.2.1 is not reached by ssh; try `ssh 192.0.2.1 true`" in ran.stderr
+    assert site.left(tmp_path) == []
