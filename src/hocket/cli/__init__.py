@@ -35,6 +35,7 @@ _VERBS: dict[str, tuple[str, dict[str, Any]]] = {
     "bench": ("Measure collectives and training steps beside other systems.", {}),
     "plan": ("Choose how to train a model on many workers: the fastest plan that fits, and why.", {}),
     "predict": ("Predict throughput, efficiency and cost by workers, and what another network would do.", {}),
+    "explain": ("Say why a run is slow, who was late, and why it hangs.", {}),
     "compare": ("Show two timelines or runs side by side, predicted or measured.", {}),
     "schedule": ("Look at collective algorithms: show, verify and time them.", {}),
     "tune": ("Measure the algorithms on real ranks and write which is the fastest where.", {}),

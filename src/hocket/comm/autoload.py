@@ -8,6 +8,8 @@ from typing import Any
 from hocket import _tasks
 from hocket._sweep import JOB_VARIABLE
 
+_RECORDED = {"HOCKET_RECORD", "HOCKET_RUN_DIR"}  # the variables that say where
+
 
 def register() -> None:
     """Make `init_process_group("hocket")` work; do nothing if it does already, and never raise.
@@ -29,7 +31,11 @@ def register() -> None:
 def _create(options: Any, backend_options: Any) -> Any:
     from .group import HocketGroup
 
-    return HocketGroup(options)
+    group = HocketGroup(options)
+    if _RECORDED & os.environ.keys():
+        # By name: `profile` stands above this package, and records every job that has a place for it.
+        importlib.import_module("hocket.profile").watch(group.rank(), group.size())
+    return group
 
 
 def _adopt_tasks_at_rendezvous() -> None:

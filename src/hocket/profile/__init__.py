@@ -1,9 +1,17 @@
-"""Where the communication time of a run went, without slowing the run."""
+"""Where the time of a run went, without slowing the run: a recorder to ask, and each rank's record on disk."""
 
+from ._hang import Hang, StackGroup, find_hang, standing
+from ._layout import GARBAGE, OPERATION, PHASE, SAMPLE, STEP, WAIT
+from ._live import InGroup, LiveRank, live_ranks, short_place, users_frame
+from ._read import RankRun, RecordError, RunRecord, find_folder, read_run
 from ._recorder import HVPROF_BINS, Bin, OperationTotals, Recorder, bus_factor
 from ._table import histogram_table
 from ._timeline import Recent, timeline_of
+from ._watch import loading, mark_step, phase, record_folder, watch
 
 __all__ = [
-    "HVPROF_BINS", "Bin", "OperationTotals", "Recent", "Recorder", "bus_factor", "histogram_table", "timeline_of",
+    "GARBAGE", "HVPROF_BINS", "OPERATION", "PHASE", "SAMPLE", "STEP", "WAIT", "Bin", "Hang", "InGroup", "LiveRank",
+    "OperationTotals", "RankRun", "Recent", "RecordError", "Recorder", "RunRecord", "StackGroup", "bus_factor",
+    "find_folder", "find_hang", "histogram_table", "live_ranks", "loading", "mark_step", "phase", "read_run",
+    "record_folder", "short_place", "standing", "timeline_of", "users_frame", "watch",
 ]  # fmt: skip

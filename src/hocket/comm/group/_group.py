@@ -16,6 +16,7 @@ from ..aggregated import leave_aggregator
 from ..engines import engine as _engine
 from ..shm import SharedMemoryTransport
 from ..shm import cuda_ipc as _cuda_ipc
+from ..transport import observers as _observe
 from ._arguments import check_root, only
 from ._collectives import Collectives
 from ._device_backend import DeviceBackend, HostStagedWork
@@ -56,6 +57,7 @@ class HocketGroup(Collectives):
         self._host = DeviceBackend(transport, self._runner)
         self._gpu: DeviceBackend | None = None  # set at the first CUDA tensor if the ranks share a GPU
         self._gpu_known = False
+        _observe.members[self._name] = tuple(self._global_ranks)
         _open_groups.add(self)
 
     # --- what torch asks about a group ------------------------------------------------------------------------------
@@ -76,7 +78,7 @@ class HocketGroup(Collectives):
         return self._description
 
     def setGroupDesc(self, description: str) -> None:  # noqa: N802, D102
-        self._description = description
+        self._description = _observe.descriptions[self._name] = description
 
     @property
     def group_name(self) -> str:  # noqa: D102

@@ -100,6 +100,8 @@ class Runner:
                 action(timeout_s)
                 return None
             record.started_s = time.perf_counter()
+            if _observe.progress is not None:
+                _observe.progress.operation_started(record)
             record.path = action(timeout_s)
             record.finished_s = time.perf_counter()
             if self._channel is not None:

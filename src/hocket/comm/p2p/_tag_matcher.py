@@ -18,6 +18,7 @@ from torch import Tensor
 from ..shm import LONGER
 from ..shm import kernel as _kernel
 from ..transport import CollectiveMismatchError, CollectiveTimeoutError, CommError, PeerDiedError
+from ..transport import observers as _observe
 from ._requests import ANY, EmptyBody, PeerQueues, TaggedRequest, UnexpectedCopy, UnexpectedMessage
 from ._shm_streams import ShmStreams
 
@@ -206,12 +207,17 @@ class TagMatcher:
     def wait(self, request: TaggedRequest, timeout_s: float | None) -> None:
         """Tend the streams until a request is over; see `TaggedRequest.wait`."""
         if not request.over:
+            if (progress := _observe.progress) is not None:
+                peer = -1 if request.peer == ANY else self.number(request.peer)
+                progress.message_waiting(peer, request.nbytes, request.receives)
             with self._lock:
                 self._waiters += 1
                 try:
                     self._wait(request, self.timeout_s if timeout_s is None else timeout_s)
                 finally:
                     self._waiters -= 1
+                    if progress is not None:
+                        progress.message_waited()
         if request.error is not None:
             raise request.error
 

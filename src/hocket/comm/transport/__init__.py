@@ -4,10 +4,19 @@ from ._errors import CollectiveMismatchError, CollectiveTimeoutError, CommError,
 from ._flat import cut, flatten, split, write_back
 from ._reduce import ReduceOperator, reducer
 from ._transport import Flats, Transport
-from .observers import Observer, OperationRecord, announce_message, label, observe
+from .observers import (
+    Observer,
+    OperationRecord,
+    ProgressObserver,
+    announce_message,
+    follow,
+    known_group,
+    label,
+    observe,
+)
 
 __all__ = [
     "CollectiveMismatchError", "CollectiveTimeoutError", "CommError", "Flats", "Observer", "OperationRecord",
-    "PeerDiedError", "ReduceOperator", "Transport", "announce_message", "cut", "flatten", "label", "observe", "reducer",
-    "split", "write_back",
+    "PeerDiedError", "ProgressObserver", "ReduceOperator", "Transport", "announce_message", "cut", "flatten",
+    "follow", "known_group", "label", "observe", "reducer", "split", "write_back",
 ]  # fmt: skip

@@ -62,10 +62,40 @@ class Observer(Protocol):
         """Learn that the user's thread was blocked on `op` from `begin_s` to `end_s` (perf_counter seconds)."""
 
 
+class ProgressObserver(Protocol):
+    """Who wants to know what this rank is in the middle of: at most one of a process. Calls must be quick."""
+
+    def operation_started(self, op: OperationRecord) -> None:
+        """Learn that this rank has begun `op`."""
+
+    def message_waiting(self, peer: int, nbytes: int, receives: bool) -> None:
+        """Learn that a thread begins to wait for a message; `peer` is a number of the world, -1 if it may be any."""
+
+    def message_waited(self) -> None:
+        """Learn that this wait is over."""
+
+
 _label: contextvars.ContextVar[str | None] = contextvars.ContextVar("hocket_label", default=None)
 
 # Replaced, never changed, so that a progress thread may walk it without a lock.
 observers: tuple[Observer, ...] = ()
+
+progress: ProgressObserver | None = None
+
+members: dict[str, tuple[int, ...]] = {}  # the ranks of every group, as numbers of the world
+descriptions: dict[str, str] = {}  # what torch calls groups that it was given a description of
+
+
+def follow(listener: ProgressObserver | None) -> None:
+    """Tell `listener` from now on what this rank is in the middle of, instead of who was told before."""
+    global progress
+    progress = listener
+
+
+def known_group(name: str) -> tuple[str, tuple[int, ...]]:
+    """Return a group's description, or its name if it has none, and its ranks as numbers of the world."""
+    described = descriptions.get(name, "undefined")
+    return name if described in ("undefined", "") else described, members.get(name, ())
 
 
 def observe(observer: Observer) -> Callable[[], None]:

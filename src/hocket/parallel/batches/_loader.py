@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch.utils.data import BatchSampler, DataLoader
 
+from hocket.profile import loading
+
 from ..mesh import World
 from ..mesh import world as _world
 from . import _batch_shard
@@ -260,7 +262,7 @@ class DistributedLoader(SharedLoader):
 
     def __iter__(self) -> Iterator[Any]:
         try:
-            for share, part in self._parts():
+            for share, part in loading(self._parts()):
                 _batch.enter(self, share, part, self._counted(share, part))
                 yield part
         finally:
@@ -290,7 +292,7 @@ class ShardedLoader(SharedLoader):
         for synchronise in _batch.before_evaluation:
             synchronise(self.world)
         try:
-            for _, part in self._parts():
+            for _, part in loading(self._parts()):
                 _batch.enter(self, None, part)
                 yield part
         finally:

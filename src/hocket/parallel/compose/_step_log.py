@@ -8,7 +8,7 @@ from collections import deque
 from typing import Any, ClassVar
 
 from hocket.planner import Plan, check_run
-from hocket.profile import Recent, timeline_of
+from hocket.profile import Recent, mark_step, timeline_of
 from hocket.timeline import Timeline
 
 from ..mesh import World
@@ -45,6 +45,7 @@ class StepLog:
 
     def add(self, begin_s: float, end_s: float) -> None:
         """A step was made; times are of perf_counter."""
+        mark_step(begin_s, end_s)
         self._seen += 1
         if self._seen > _WARM_UP:  # the first ones set up kernels, buffers and the optimizer's state
             self._steps.append((begin_s, end_s))

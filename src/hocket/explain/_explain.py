@@ -1,0 +1,78 @@
+"""All that is said of one run: what keeps it now, its verdicts, and where its steps' time went."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hocket.profile import Hang, RunRecord, find_hang, live_ranks, read_run, standing
+
+from ._parts import Parts, parts_of
+from ._verdicts import Verdict, verdicts_of
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What is said of one run.
+
+    Attributes:
+        run: The run.
+        hang: What keeps it, if it still runs and somebody waits; where its ranks are, if nobody does; None: it is over.
+        parts: Where the time of its steps went; None without steps.
+        verdicts: The findings.
+    """
+
+    run: RunRecord
+    hang: Hang | None
+    parts: Parts | None
+    verdicts: tuple[Verdict, ...]
+
+    def lines(self) -> list[str]:
+        """Return it for a terminal."""
+        lines = [] if self.hang is None else str(self.hang).splitlines()
+        for verdict in self.verdicts:
+            lines += str(verdict).splitlines()
+        if self.parts is None:
+            lines.append("no steps of training are recorded: no optimizer was stepped in this run")
+            return lines
+        if not self.verdicts:
+            lines.append("nothing stands out: no rank is late, and no part of a step takes more than it should")
+        step_s = self.parts.step_s
+        lines.append(
+            f"a step takes {step_s * 1e3:.3g} ms (mean of {self.parts.steps} steps on {self.run.world} ranks):"
+        )
+        rows = self.parts.waterfall()
+        width = max(len(name) for name, _ in rows)
+        lines += [f"  {name:{width}} {seconds * 1e3:>10.3f} ms {seconds / step_s:>6.1%}" for name, seconds in rows]
+        return lines
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON values."""
+        parts = self.parts
+        return {
+            "folder": str(self.run.folder),
+            "world": self.run.world,
+            "hosts": sorted({one.host for one in self.run.ranks}),
+            "hang": None if self.hang is None else self.hang.to_json(),
+            "verdicts": [verdict.to_json() for verdict in self.verdicts],
+            "steps": 0 if parts is None else parts.steps,
+            "step_s": None if parts is None else parts.step_s,
+            "waterfall": [] if parts is None else [{"part": name, "seconds": s} for name, s in parts.waterfall()],
+        }
+
+
+def explain(path: str | Path) -> Explanation:
+    """Explain a run, whether it is over or still runs.
+
+    Args:
+        path: Its folder, or one that holds runs: the newest is taken.
+
+    Raises:
+        hocket.profile.RecordError: there is no record.
+    """
+    run = read_run(path)
+    parts = parts_of(run)
+    ranks = live_ranks(run.folder)
+    over = all(one.state in ("ended", "dead") for one in ranks)
+    return Explanation(
+        run, None if over else find_hang(ranks, 1.0) or standing(ranks), parts, tuple(verdicts_of(run, parts))
+    )

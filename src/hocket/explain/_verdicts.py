@@ -1,0 +1,317 @@
+"""What a run says for itself: who was late and why, what hung, and what costs most; one sentence each."""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+from hocket.profile import SAMPLE, STEP, RankRun, RunRecord, short_place
+
+from ._parts import BUBBLE, CHECKPOINT, COLLECTOR, COMPUTATION, DATA, Array, Parts
+from ._what_if import replay_s
+
+_LEAST_STEPS = 6
+_LEAST_GAIN = 0.05  # below this share of the time a finding is not worth a sentence
+_LATE_SHARE = 0.6  # of the steps in which a straggler does more than the others
+_MIB = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """One finding.
+
+    Attributes:
+        kind: "straggler", "slow loader", "loading data", "communication", "bubbles", "small batches", "busy machine",
+            "memory growth", "checkpoints", "garbage collection", or "died".
+        sentence: The finding in one sentence.
+        evidence: The figures behind it.
+        next_step: What to do.
+        confidence: "high", "medium" or "low".
+        ranks: The ranks that it is about; none if about all.
+        gain: Share of the steps' time that would be saved without it, 0 to 1.
+        since_step: Step with which it began, where it has not always been so.
+    """
+
+    kind: str
+    sentence: str
+    evidence: str
+    next_step: str
+    confidence: str
+    ranks: tuple[int, ...] = ()
+    gain: float = 0.0
+    since_step: int | None = field(default=None)
+
+    def __str__(self) -> str:
+        return f"{self.sentence}\n  evidence ({self.confidence} confidence): {self.evidence}\n  next: {self.next_step}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields as JSON values."""
+        return asdict(self)
+
+
+def verdicts_of(run: RunRecord, parts: Parts | None) -> list[Verdict]:
+    """Return the findings about a run, what would save most time first; what ended it stands before.
+
+    Args:
+        run: The run.
+        parts: Where the time of its steps went; None where it made none.
+    """
+    found = _died(run)
+    timed: list[Verdict] = []
+    if parts is not None and parts.steps >= _LEAST_STEPS:
+        for finder in (_straggler, _communication, _loading, _bubbles, _checkpoints, _garbage, _busy):
+            timed += finder(parts)
+        if any(one.kind == "slow loader" for one in timed):
+            timed = [one for one in timed if one.kind != "loading data"]
+        if any(one.kind == "garbage collection" and one.ranks for one in timed):
+            timed = [one for one in timed if one.kind != "garbage collection" or one.ranks]
+    timed.sort(key=lambda one: -one.gain)
+    return [*found, *timed, *_memory(run)]
+
+
+def _died(run: RunRecord) -> list[Verdict]:
+    """Find ranks that were gone long before the others were."""
+    last_s = max(one.last_s for one in run.ranks)
+    gone = [one for one in run.ranks if one.ended_s is None]
+    if not gone or len(gone) == len(run.ranks):
+        # All were ended: the first that was not heard of any more, if the others were for much longer.
+        gone = [one for one in gone if last_s - one.last_s > 3.0]
+    return [
+        Verdict(
+            "died",
+            f"rank {one.rank} of {run.world} (host {one.host}) ended without a word after {one.last_s:.1f} s, "
+            f"{len(one.of(STEP))} steps",
+            f"its record stops; that of others goes on to {last_s:.1f} s",
+            "read that rank's last lines of output; out of memory shows in `dmesg`",
+            "high",
+            (one.rank,),
+        )
+        for one in gone[:3]
+    ]
+
+
+def _straggler(parts: Parts) -> list[Verdict]:
+    if len(parts.run.ranks) < 2:
+        return []
+    work = parts.work
+    others = np.stack([np.median(np.delete(work, rank, axis=0), axis=0) for rank in range(len(work))])
+    excess = work - others
+    rank = int(np.argmax(excess.sum(axis=1)))
+    since = _began(excess[rank])
+    late = excess[rank, since:]
+    typical_s = float(np.median(parts.lengths_s[:, since:]))
+    # Compared with what the others differ among each other from step to step, and sign by sign.
+    if (late > 0.03 * typical_s).mean() < _LATE_SHARE and late.sum() < 0.2 * parts.lengths_s[rank, since:].sum():
+        return []
+    factor = np.ones(parts.steps)
+    factor[since:] = np.clip(others[rank, since:] / np.maximum(work[rank, since:], 1e-9), 0.0, 1.0)
+    before_s, after_s = replay_s(parts), replay_s(parts, {rank: factor})
+    share = float(parts.lengths_s[:, since:].sum() / parts.lengths_s.sum())
+    gain = (1.0 - after_s / before_s) / max(share, 1e-9)
+    if gain < _LEAST_GAIN:
+        return []
+    cause, cause_s = _cause(parts, rank, since)
+    one = parts.run.ranks[rank]
+    extra_s = float(late.mean())
+    begun = f" since step {parts.first + since}" if since else ""
+    word, step, kind = _explained(parts, rank, cause, since)
+    return [
+        Verdict(
+            kind,
+            f"rank {rank} of {parts.run.world} (host {one.host}) is late{begun}: {word}, "
+            f"{extra_s * 1e3:.3g} ms more in each step than the others; without it steps would be {gain:.0%} shorter",
+            f"late in {(late > 0).mean():.0%} of {len(late)} steps; {cause_s / extra_s:.0%} of it is {cause}; "
+            f"the same steps replayed take {before_s:.3g} s with and {after_s:.3g} s without",
+            step,
+            "high" if gain > 2 * _LEAST_GAIN and (late > 0).mean() > 0.8 else "medium",
+            (rank,),
+            gain * share,
+            parts.first + since if since else None,
+        )
+    ]
+
+
+def _began(excess: Array) -> int:
+    """Return from which step on a series is larger, if it clearly was not before; else 0."""
+    if len(excess) < 2 * _LEAST_STEPS:
+        return 0
+    turn = int(np.argmin(np.cumsum(excess - excess.mean()))) + 1
+    if turn < _LEAST_STEPS // 2 or len(excess) - turn < _LEAST_STEPS // 2:
+        return 0
+    return turn if np.median(excess[:turn]) < 0.3 * np.median(excess[turn:]) else 0
+
+
+def _cause(parts: Parts, rank: int, since: int) -> tuple[str, float]:
+    """Return the part of which a rank has most more than the others, and the seconds of it in a step."""
+    waits = parts.seconds.shape[1]
+    found: dict[str, float] = {}
+    for number in range(waits):
+        name = parts.names[number]
+        if name.startswith(("waiting", "communication")):
+            continue
+        mine = parts.seconds[:, number, since:].mean(axis=1)
+        found[name] = float(mine[rank] - np.median(np.delete(mine, rank)))
+    cause = max(found, key=found.__getitem__)
+    return cause, found[cause]
+
+
+def _explained(parts: Parts, rank: int, cause: str, since: int) -> tuple[str, str, str]:
+    """Return what a straggler's cause is called, what to do, and the kind of the verdict."""
+    one = parts.run.ranks[rank]
+    if cause == DATA:
+        return "its data comes late", "more worker processes for the loader, or look at that host's disk", "slow loader"
+    if cause == COLLECTOR:
+        return (
+            "Python's garbage collector runs in it", "call gc.freeze() before training, and gc.collect() between steps",
+            "garbage collection",
+        )  # fmt: skip
+    if cause == CHECKPOINT:
+        return "it writes checkpoints", "write them less often, or in the background", "checkpoints"
+    if cause != COMPUTATION:
+        return f"it spends longer in {cause!r}", f"look what {cause!r} does on that rank", "straggler"
+    place = _usual_place(one, parts.bounds_s[rank][since])
+    ready = _ready_shares(parts)
+    if ready[rank] > 0.1 and ready[rank] > 2 * np.median(np.delete(ready, rank)):
+        return (
+            f"other processes take its core {ready[rank]:.0%} of the time",
+            "look who else runs there (`top`), and give every rank cores of its own",
+            "straggler",
+        )
+    where = f", mostly in {place}" if place else ""
+    return f"it computes longer{where}", f"compare {one.host}'s clock rate and load with the others'", "straggler"
+
+
+def _usual_place(one: RankRun, after_s: float) -> str:
+    rows = one.of(SAMPLE)
+    texts, counts = np.unique(rows["text"][rows["posted_s"] > after_s], return_counts=True)
+    return short_place(one.texts[int(texts[np.argmax(counts)])]) if len(texts) else ""
+
+
+def _ready_shares(parts: Parts) -> Array:
+    """Return by rank the share of the time in which its main thread was ready and had no core."""
+    shares = []
+    for one, bounds in zip(parts.run.ranks, parts.bounds_s, strict=True):
+        rows = one.of(SAMPLE)
+        rows = rows[(rows["posted_s"] >= bounds[0] - 1.0) & (rows["posted_s"] <= bounds[-1] + 1.0)]
+        if len(rows) < 2:
+            shares.append(0.0)
+            continue
+        span_s = rows["posted_s"][-1] - rows["posted_s"][0]
+        shares.append(float((rows["arrived_s"][-1] - rows["arrived_s"][0]) / max(span_s, 1e-9)))
+    return np.array(shares)
+
+
+def _share(parts: Parts, seconds: Array) -> float:
+    return float(seconds.sum() / parts.lengths_s.sum())
+
+
+def _communication(parts: Parts) -> list[Verdict]:
+    if len(parts.run.ranks) < 2:
+        return []
+    share = _share(parts, parts.communication)
+    if share < 0.2:
+        return []
+    rows = [(name, _share(parts, parts.of(name))) for name in parts.names if name.startswith("communication")]
+    name, most = max(rows, key=lambda row: row[1])
+    gain = 1.0 - replay_s(parts, faster=2.0) / replay_s(parts)
+    own_s = float(parts.work.mean())
+    kind, step = "communication", "let it overlap with back-propagation, send less (`compression`), or use a faster way"
+    if own_s < 0.005:
+        kind, step = "small batches", "larger batches: a step that computes this little cannot hide communication"
+    return [
+        Verdict(
+            kind,
+            f"steps wait {share:.0%} of their time for communication that nothing hides, most in {name[17:]} "
+            f"({most:.0%})",
+            f"{parts.communication.mean() * 1e3:.3g} ms of a step of {parts.step_s * 1e3:.3g} ms, after all ranks had "
+            f"come; a network twice as fast would make steps {gain:.0%} shorter",
+            step, "high" if share > 0.3 else "medium", (), share,
+        )
+    ]  # fmt: skip
+
+
+def _part(name: str, kind: str, least: float, text: str, step: str) -> Callable[[Parts], list[Verdict]]:
+    def find(parts: Parts) -> list[Verdict]:
+        seconds = parts.of(name)
+        share = _share(parts, seconds)
+        if share < least:
+            return []
+        evidence = f"{seconds.mean() * 1e3:.3g} ms of a step of {parts.step_s * 1e3:.3g} ms, the mean over ranks"
+        return [Verdict(kind, text.format(share), evidence, step, "high" if share > 2 * least else "medium", (), share)]
+
+    return find
+
+
+_loading = _part(
+    DATA, "loading data", 0.1, "steps wait {:.0%} of their time for data",
+    "more worker processes (num_workers), prefetching, or data prepared beforehand",
+)  # fmt: skip
+_bubbles = _part(
+    BUBBLE, "bubbles", 0.2, "stages wait {:.0%} of their time for messages of others: bubbles of the pipeline",
+    "more micro-batches, or stages of more equal time (`hocket plan`)",
+)  # fmt: skip
+_checkpoints = _part(
+    CHECKPOINT, "checkpoints", 0.05, "checkpoints take {:.0%} of the time",
+    "write them less often, or in the background",
+)  # fmt: skip
+_garbage = _part(
+    COLLECTOR, "garbage collection", 0.03, "Python's garbage collector takes {:.0%} of the time",
+    "call gc.freeze() before training, and gc.collect() between steps",
+)  # fmt: skip
+
+
+def _busy(parts: Parts) -> list[Verdict]:
+    ready = _ready_shares(parts)
+    share = float(np.median(ready))
+    if share < 0.15:
+        return []
+    cores = parts.run.ranks[0].about.get("cores", [])
+    return [
+        Verdict(
+            "busy machine",
+            f"ranks are ready and have no core {share:.0%} of the time: more runs here than the machine has cores for",
+            f"{len(parts.run.ranks)} ranks, {len(cores)} cores; up to {ready.max():.0%} on rank {int(ready.argmax())}",
+            "fewer ranks or threads on a host (OMP_NUM_THREADS), or end what else runs there",
+            "high", (), share * _share(parts, parts.of(COMPUTATION)) / 3,
+        )
+    ]  # fmt: skip
+
+
+def _memory(run: RunRecord) -> list[Verdict]:
+    """Find ranks whose memory grew all the time, also when half of the run was over."""
+    found = []
+    for one in run.ranks:
+        rows = one.of(SAMPLE)
+        if len(rows) < 6:
+            continue
+        half = rows[len(rows) // 3 :]
+        used, at_s = half["nbytes"].astype(float), half["posted_s"]
+        slope = float(np.polyfit(at_s, used, 1)[0])
+        grown = slope * float(at_s[-1] - at_s[0])
+        rising = float((np.diff(used) > 0).mean())
+        # A leak grows in a straight line, also in the last third; what caches take comes to an end.
+        late = half[-max(3, len(half) // 3) :]["nbytes"].astype(float)
+        if grown > max(24 * _MIB, 0.05 * used[0]) and rising > 0.6 and late[-1] - late[0] > 0.15 * grown:
+            found.append((grown, slope, one))
+    if not found:
+        return []
+    grown, slope, one = max(found, key=lambda row: row[0])
+    who = (
+        f"rank {one.rank} of {run.world} (host {one.host})"
+        if len(found) < run.world or run.world == 1
+        else "every rank"
+    )
+    steps = max(1, len(one.of(STEP)))
+    return [
+        Verdict(
+            "memory growth",
+            f"the memory of {who} grows all the time: {slope / _MIB:.3g} MiB a second, {grown / _MIB:.0f} MiB in the "
+            "last two thirds of the run",
+            f"{one.of(SAMPLE)['nbytes'][-1] / _MIB:.0f} MiB at the end; "
+            f"{slope * run.seconds / steps / _MIB:.2g} MiB a step",
+            "look for what is kept from step to step: losses with their graphs (use loss.item()), lists of outputs",
+            "high" if grown > 100 * _MIB else "medium",
+            (one.rank,) if len(found) < run.world else (),
+        )
+    ]  # fmt: skip

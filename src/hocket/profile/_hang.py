@@ -1,0 +1,244 @@
+"""Why nothing moves: who waits for whom, and what keeps those that all others wait for."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ._live import LiveRank
+
+_NAMED = 8
+
+
+@dataclass(frozen=True, slots=True)
+class StackGroup:
+    """Ranks whose programs are at the same place.
+
+    Attributes:
+        where: The place, "train.py:40 (step)".
+        ranks: Which ranks.
+        stack: Frames of the first of them, the innermost first.
+    """
+
+    where: str
+    ranks: tuple[int, ...]
+    stack: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Hang:
+    """What keeps a job.
+
+    Attributes:
+        kind: "stopped", "dead", "ended", "native", "silent", "blocked", "busy", "order" (ranks wait for each other in a
+            circle), "stalled" (all have come, and nothing moves), or "standing" (nobody waits for long).
+        sentence: All of it in one sentence.
+        next_step: What to do.
+        ranks: The ranks that the others wait for.
+        waiting: The ranks that wait.
+        waited_s: How long the first of them has waited.
+        speaker: The lowest of those that wait and can speak.
+        stacks: The places where the ranks are, the rarest first.
+    """
+
+    kind: str
+    sentence: str
+    next_step: str
+    ranks: tuple[int, ...]
+    waiting: tuple[int, ...]
+    waited_s: float
+    speaker: int
+    stacks: tuple[StackGroup, ...]
+
+    @property
+    def key(self) -> str:
+        """What makes it another one than that which was told before."""
+        return f"{self.kind} {self.ranks}"
+
+    def __str__(self) -> str:
+        places = [f"  {_ranks(group.ranks)} in {group.where or 'an unknown place'}" for group in self.stacks]
+        return "\n".join([self.sentence, *([f"  next: {self.next_step}"] if self.next_step else []), *places])
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields as JSON values."""
+        return asdict(self)
+
+
+def find_hang(ranks: Sequence[LiveRank], after_s: float) -> Hang | None:
+    """Return why ranks wait, if one has waited longer than `after_s` seconds; None if nobody has.
+
+    Args:
+        ranks: All ranks of the job, as far as they have records.
+        after_s: Seconds.
+    """
+    waiting = [one for one in ranks if one.waits_s > after_s and not one.gone]
+    if not waiting:
+        return None
+    at = {one.rank: one for one in ranks}
+    awaited = {one.rank: _awaited(one, at) for one in ranks if one.waits_s > 0.0 and not one.gone}
+    first = max(waiting, key=lambda one: one.waits_s)
+    # Follow whom the first waits for to those that wait for nobody.
+    reached, ahead = set[int](), [first.rank]
+    while ahead:
+        rank = ahead.pop()
+        if rank not in reached:
+            reached.add(rank)
+            ahead += awaited.get(rank, ())
+    roots = sorted(rank for rank in reached if not awaited.get(rank) and rank != first.rank)
+    stacks = _stacks(ranks)
+    who = tuple(one.rank for one in waiting)
+    speaker = min((one.rank for one in waiting if one.state in ("running", "blocked")), default=min(who))
+    if roots:
+        return _for_roots(roots, first, at, stacks, who, speaker)
+    circle = _circle(first.rank, awaited)
+    if circle:
+        each = "; ".join(f"rank {rank} is in {_operation(at[rank])}, {at[rank].where()}" for rank in circle[:_NAMED])
+        return Hang(
+            "order", f"ranks {_list(circle)} of {first.world} wait for each other: {each}",
+            "make all ranks call the same operations in the same order", tuple(circle), who, first.waits_s, speaker,
+            stacks,
+        )  # fmt: skip
+    return Hang(
+        "stalled",
+        f"all ranks have entered {_operation(first)}, and it has not finished for {first.waits_s:.0f} s: "
+        f"the way between them stalls; {len(who)} wait in {first.where()}",
+        "look at the network between the hosts (`hocket doctor`)", (), who, first.waits_s, speaker, stacks,
+    )  # fmt: skip
+
+
+def standing(ranks: Sequence[LiveRank]) -> Hang:
+    """Return where all ranks are, though nobody waits: for who asks."""
+    steps = sorted({one.steps for one in ranks})
+    made = f"{steps[0]}" if len(steps) == 1 else f"{steps[0]} to {steps[-1]}" if steps else "no"
+    return Hang(
+        "standing", f"no rank waits for another; {len(ranks)} ranks have made {made} steps", "", (), (), 0.0,
+        min((one.rank for one in ranks), default=0), _stacks(ranks),
+    )  # fmt: skip
+
+
+def _awaited(one: LiveRank, at: dict[int, LiveRank]) -> list[int]:
+    """Return the ranks that have not come to what a rank waits in."""
+    group = one.waiting
+    if one.peer is not None and (group is None or not group.ranks):
+        return [one.peer] if one.peer in at else []
+    if group is None:
+        return []
+    late = []
+    for rank in group.ranks:
+        other = at.get(rank)
+        if rank == one.rank or other is None:
+            continue
+        same = [theirs for theirs in other.groups if theirs.name == group.name and theirs.ranks == group.ranks]
+        if not same or same[-1].started < group.started or (other.gone and same[-1].finished < group.started):
+            late.append(rank)
+    return late
+
+
+def _for_roots(
+    roots: list[int],
+    first: LiveRank,
+    at: dict[int, LiveRank],
+    stacks: tuple[StackGroup, ...],
+    who: tuple[int, ...],
+    speaker: int,
+) -> Hang:
+    order = ("dead", "ended", "stopped", "silent", "native", "blocked", "running")
+    roots.sort(key=lambda rank: (order.index(at[rank].state), rank))
+    state = at[roots[0]].state
+    alike = [rank for rank in roots if at[rank].state == state]
+    one = at[alike[0]]
+    subject = (
+        f"rank {one.rank} of {one.world} (host {one.host})"
+        if len(alike) == 1
+        else f"ranks {_list(alike)} of {one.world}"
+    )
+    entered = _entered(first, one)
+    is_, its = ("is", "its") if len(alike) == 1 else ("are", "their")
+    place = one.where()
+    where = f"in {place}" if place else "at an unknown place"
+    phase = f" ({one.phase})" if one.phase else ""
+    what, step = {
+        "dead": (
+            f"has died (process {one.pid} is gone); {its} last place was {place or 'unknown'}",
+            "read that rank's last lines of output; out of memory shows in `dmesg`",
+        ),
+        "ended": ("has ended its program", "make every rank run as many steps: ranks must not leave a loop early"),
+        "stopped": (
+            f"{is_} stopped by a signal or a debugger, {where}",
+            f"`kill -CONT {one.pid}` on {one.host} lets it go on",
+        ),
+        "silent": (f"{is_} not heard of any more, {where}", f"look whether {one.host} runs and can be reached"),
+        "native": (
+            f"{is_} in compiled code that does not let Python run, called {where}",
+            f"look with `gdb -p {one.pid}` on {one.host}",
+        ),
+        "blocked": (f"{is_} blocked{phase} {where}", f"look why {place} waits: a lock, a file, a queue"),
+        "running": (f"{is_} computing{phase} {where}", f"look why {place} takes so long"),
+    }[state]
+    users = _common([at[rank] for rank in who])
+    sentence = f"{subject} {entered}: it {what}" if len(alike) == 1 else f"{subject} {entered}: they {what}"
+    if len(alike) > 1:
+        sentence = sentence.replace("they has", "they have")
+    return Hang(
+        {"running": "busy"}.get(state, state),
+        f"{sentence}, while {_count(len(who))} {first.waits_s:.0f} s in {users}",
+        step, tuple(alike), who, first.waits_s, speaker, stacks,
+    )  # fmt: skip
+
+
+def _entered(first: LiveRank, one: LiveRank) -> str:
+    group = first.waiting
+    if group is None:
+        verb, end = ("sent", "for") if first.receives else ("taken", "to send")
+        return f"has not {verb} what rank {first.rank} waits {end}"
+    if one.rank in group.ranks:
+        return f"never entered {_operation(first)}"
+    return f"keeps the others from {_operation(first)}"
+
+
+def _operation(one: LiveRank) -> str:
+    group = one.waiting
+    if group is None:
+        return f"a message {'from' if one.receives else 'to'} {'any rank' if one.peer == -1 else f'rank {one.peer}'}"
+    return f"{group.kind} #{group.started} of group {group.name}"
+
+
+def _circle(start: int, awaited: dict[int, list[int]]) -> list[int]:
+    path: list[int] = []
+    rank = start
+    while rank not in path:
+        path.append(rank)
+        further = awaited.get(rank)
+        if not further:
+            return []
+        rank = further[0]
+    return sorted(path[path.index(rank) :])
+
+
+def _stacks(ranks: Sequence[LiveRank]) -> tuple[StackGroup, ...]:
+    """Return the ranks by their place: those few that are elsewhere than all others stand first."""
+    by_place: dict[str, list[LiveRank]] = {}
+    for one in ranks:
+        by_place.setdefault(
+            f"{one.where()}{'' if one.state in ('running', 'blocked') else f', {one.state}'}", []
+        ).append(one)
+    groups = [StackGroup(where, tuple(one.rank for one in some), some[0].stack) for where, some in by_place.items()]
+    return tuple(sorted(groups, key=lambda group: (len(group.ranks), group.ranks)))
+
+
+def _common(ranks: list[LiveRank]) -> str:
+    places = [one.where() or "an unknown place" for one in ranks]
+    most = max(set(places), key=lambda place: (places.count(place), place))
+    return most if places.count(most) == len(places) else f"{most} and elsewhere"
+
+
+def _count(number: int) -> str:
+    return "1 has waited" if number == 1 else f"{number} have waited"
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {_list(ranks)}"
+
+
+def _list(ranks: Sequence[int]) -> str:
+    shown = ", ".join(map(str, ranks[:_NAMED]))
+    return f"{shown} and {len(ranks) - _NAMED} more" if len(ranks) > _NAMED else shown

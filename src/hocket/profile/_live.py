@@ -1,0 +1,240 @@
+"""What every rank does now, or did last: the heads of their records, and what the system says of their processes."""
+
+import contextlib
+import json
+import mmap
+import os
+import signal
+import socket
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from . import _layout as lay
+from ._record import process_start
+
+_STALE_S = 1.8  # the watcher of a rank runs twice a second, unless compiled code keeps the interpreter's lock
+_DUMP_S = 1.0
+_PACKAGE = str(Path(__file__).parents[1]) + os.sep
+_LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python3", "<", _PACKAGE)
+
+
+@dataclass(frozen=True, slots=True)
+class InGroup:
+    """Where a rank stands in a group.
+
+    Attributes:
+        name: What torch calls the group, or its number.
+        ranks: Its ranks, as numbers of the world.
+        kind: Kind of the latest operation.
+        nbytes: Its bytes.
+        started: Its number.
+        finished: Number of the last one that has finished.
+        started_s: When it began, perf_counter of the rank's host.
+    """
+
+    name: str
+    ranks: tuple[int, ...]
+    kind: str
+    nbytes: int
+    started: int
+    finished: int
+    started_s: float
+
+    @property
+    def waits(self) -> bool:
+        """Whether the rank is in the middle of it."""
+        return self.started > self.finished
+
+
+@dataclass(frozen=True, slots=True)
+class LiveRank:
+    """One rank, now.
+
+    Attributes:
+        rank: Its number.
+        world: How many there are.
+        host: Its host.
+        pid: Its process.
+        state: "running"; "blocked" (no use of the core); "stopped" (by a signal or a debugger); "native" (compiled code
+            that does not let Python run); "dead"; "ended" (its program was over); "silent" (of another host, nothing
+            heard).
+        groups: The groups, by name and then in the order of their making.
+        stack: Its main thread, as "FILE:LINE FUNCTION", the innermost first; `stack_age_s` old.
+        stack_age_s: Seconds.
+        phase: Phase that it says it is in, or "".
+        steps: Steps that it has made.
+        peer: Rank whose message it waits for; -1 for any; None for no message.
+        receives: Whether it waits to receive.
+        waits_s: How long it has waited in an operation or for a message; 0.0 if it does not.
+        busy: Share of a core that its main thread had in the last half second.
+    """
+
+    rank: int
+    world: int
+    host: str
+    pid: int
+    state: str
+    groups: tuple[InGroup, ...]
+    stack: tuple[str, ...]
+    stack_age_s: float
+    phase: str
+    steps: int
+    peer: int | None
+    receives: bool
+    waits_s: float
+    busy: float
+
+    @property
+    def waiting(self) -> InGroup | None:
+        """The operation that it is in the middle of, the one that began first; None if it is in none."""
+        return min((group for group in self.groups if group.waits), key=lambda one: one.started_s, default=None)
+
+    @property
+    def gone(self) -> bool:
+        """Whether it cannot go on by itself."""
+        return self.state in ("dead", "ended", "stopped", "silent")
+
+    def where(self) -> str:
+        """Return where its program is, "loader.py:88 (next_batch)"; "" where nobody knows."""
+        return short_place(users_frame(self.stack))
+
+
+def live_ranks(folder: Path, *, only: int | None = None, dump: bool = True) -> list[LiveRank]:
+    """Return the ranks whose records are in a folder, in their order.
+
+    Args:
+        folder: Where the records are.
+        only: The one rank that is asked for.
+        dump: Whether ranks whose interpreter does not answer are asked for their stacks by SIGQUIT.
+    """
+    pattern = "rank-*.record" if only is None else lay.FILE.format(only)
+    found = []
+    for path in sorted(folder.glob(pattern)):
+        with contextlib.suppress(OSError, ValueError, IndexError, KeyError):
+            found.append(_read(path, dump and only is None))
+    return found
+
+
+def texts_of(raw: Any) -> list[Any]:
+    """Return the texts of a record, by number; 0 is none."""
+    end = int.from_bytes(raw[lay.TEXTS_AT : lay.TEXTS_AT + 8], "little")
+    found: list[Any] = [""]
+    at = lay.TEXTS_FROM
+    while at < lay.TEXTS_FROM + end:
+        length = int.from_bytes(raw[at : at + 2], "little")
+        found.append(json.loads(bytes(raw[at + 2 : at + 2 + length])))
+        at += 2 + length
+    return found
+
+
+def users_frame(stack: tuple[str, ...] | list[str]) -> str:
+    """Return the innermost frame that is of the program itself, not of a library; else the innermost; "" for none."""
+    return next((line for line in stack if not any(part in line for part in _LIBRARIES)), stack[0] if stack else "")
+
+
+def short_place(frame: str) -> str:
+    """Return "loader.py:88 (next_batch)" for a frame with its whole path."""
+    path, _, function = frame.partition(" ")
+    return f"{os.path.basename(path)} ({function})" if function else os.path.basename(path)
+
+
+def _read(path: Path, dump: bool) -> LiveRank:
+    with path.open("rb") as file, mmap.mmap(file.fileno(), lay.RINGS_FROM, access=mmap.ACCESS_READ) as view:
+        raw = bytes(view)
+    magic, rank, world, pid, _, began, epoch_s, _, *_ = lay.HEAD.unpack_from(raw)
+    if magic != lay.MAGIC:
+        raise ValueError(f"{path} is no record of this version")
+    words, seconds = np.frombuffer(raw, "<u8", 512), np.frombuffer(raw, "<f8", 512)
+    texts = texts_of(raw)
+    about = texts[1]
+    here = about["boot"] == _boot_of_this_host()
+    # Of a host that has another clock the epoch is the common one.
+    now_s = time.perf_counter() if here else time.time() - epoch_s
+    stack_s, length = lay.STACK.unpack_from(raw, lay.STACK_AT)
+    at = lay.STACK_AT + lay.STACK.size
+    stack = tuple(raw[at : at + length].decode(errors="replace").splitlines())
+    silent_s = now_s - float(seconds[lay.ALIVE_AT // 8])
+    busy = float(seconds[lay.BUSY_AT // 8])
+    state = "ended" if seconds[lay.ENDED_AT // 8] else _state(pid, began, silent_s, busy, here)
+    if state == "native" and dump and (dumped := _dumped(path, pid)):
+        stack, stack_s = dumped, now_s
+    since_s, peer, _, receives = lay.MESSAGE.unpack_from(raw, lay.MESSAGE_AT)
+    groups = _groups(raw, int(words[lay.GROUPS_AT // 8]), texts)
+    begun = [group.started_s for group in groups if group.waits] + ([since_s] if since_s else [])
+    return LiveRank(
+        rank, world, about["host"], pid, state, groups, stack, now_s - stack_s, texts[int(words[lay.PHASE_AT // 8])],
+        int(words[lay.STEP_AT // 8]), peer if since_s else None, bool(receives),
+        max(0.0, now_s - min(begun)) if begun else 0.0, busy,
+    )  # fmt: skip
+
+
+def _groups(raw: bytes, count: int, texts: list[Any]) -> tuple[InGroup, ...]:
+    table = np.frombuffer(raw, lay.GROUP, min(count, lay.GROUPS), lay.GROUPS_FROM)
+    found = []
+    for row in table:
+        name, *ranks = texts[row["members"]] or [str(row["name"])]
+        what = texts[row["kind"]]
+        found.append(
+            InGroup(
+                name, tuple(ranks), what, int(row["nbytes"]), int(row["started"]), int(row["finished"]),
+                float(row["started_s"]),
+            )
+        )  # fmt: skip
+    return tuple(found)
+
+
+def _state(pid: int, began: int, silent_s: float, busy: float, here: bool) -> str:
+    if not here:
+        return "silent" if silent_s > 4 * _STALE_S else _use(busy)
+    if process_start(pid) != began:
+        return "dead"
+    letter = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    if letter in "ZX":
+        return "dead"
+    if letter in "tT":
+        return "stopped"
+    return "native" if silent_s > _STALE_S else _use(busy)
+
+
+def _use(busy: float) -> str:
+    return "running" if busy > 0.05 else "blocked"
+
+
+def _dumped(path: Path, pid: int) -> tuple[str, ...]:
+    """Return the stack of a rank's main thread as its signal handler writes it, which needs no interpreter."""
+    file = path.with_suffix(".stacks")
+    if not file.exists():
+        return ()
+    before = file.stat().st_size
+    with path.open("rb+") as record:
+        record.seek(lay.QUIET_AT)
+        record.write((1).to_bytes(8, "little"))
+    try:
+        os.kill(pid, signal.SIGQUIT)
+    except OSError:
+        return ()
+    give_up_s = time.monotonic() + _DUMP_S
+    while time.monotonic() < give_up_s and file.stat().st_size == before:
+        time.sleep(0.02)
+    time.sleep(0.05)
+    with file.open("rb") as dump:
+        dump.seek(before)
+        blocks = dump.read().decode(errors="replace").split("Thread 0x")
+    lines = []
+    for line in blocks[-1].splitlines():  # the main thread stands last
+        if line.startswith('  File "'):
+            name, rest = line[8:].split('", line ')
+            number, _, function = rest.partition(" in ")
+            lines.append(f"{name}:{number} {function}")
+    return tuple(lines)
+
+
+def _boot_of_this_host() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return socket.gethostname()

@@ -1,0 +1,199 @@
+"""Reads what the ranks of a run have left: rows of all records, on one clock."""
+
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from . import _layout as lay
+from ._live import texts_of
+
+Rows = np.ndarray[Any, Any]
+
+
+class RecordError(ValueError):
+    """There is no record where one was asked for; the message says what is expected."""
+
+
+@dataclass(frozen=True)
+class RankRun:
+    """What one rank did; times are seconds of the run's clock, which begins when the first rank did.
+
+    Attributes:
+        rank: Its number.
+        world: How many ranks there were.
+        host: Its host.
+        pid: Its process.
+        about: What the rank said of itself at the beginning: command, cores, ...
+        texts: Texts that rows have numbers of.
+        groups: Name and ranks of every group.
+        operations: Rows of OPERATION and WAIT, by their ends, as `_layout.ROW_TYPE` has them.
+        events: Rows of everything else.
+        lost: How many rows were overwritten by later ones.
+        ended_s: When the program ended; None if it did not say so.
+        last_s: When it was last heard of.
+    """
+
+    rank: int
+    world: int
+    host: str
+    pid: int
+    about: dict[str, Any]
+    texts: list[Any] = field(repr=False)
+    groups: list[tuple[str, tuple[int, ...]]]
+    operations: Rows = field(repr=False)
+    events: Rows = field(repr=False)
+    lost: int
+    ended_s: float | None
+    last_s: float
+
+    def of(self, kind: int, name: str | None = None) -> Rows:
+        """Return the rows of one type, and of one name if given, by their ends."""
+        rows = self.operations if kind in (lay.OPERATION, lay.WAIT) else self.events
+        chosen = rows["type"] == kind
+        if name is not None:
+            chosen &= np.isin(rows["text"], [n for n, text in enumerate(self.texts) if text == name])
+        return np.asarray(rows[chosen])
+
+    @cached_property
+    def steps(self) -> Rows:
+        """The ends of the steps, the beginning of the first before them: step i lasted from i to i + 1."""
+        rows = self.of(lay.STEP)
+        rows = rows[rows["finished_s"] > rows["started_s"]]
+        return np.concatenate([rows["started_s"][:1], rows["finished_s"]]) if len(rows) else np.empty(0)
+
+    def phases(self) -> dict[str, Rows]:
+        """Return begin and end of every phase by its name, an array of two columns each."""
+        rows = self.of(lay.PHASE)
+        return {
+            self.texts[text]: np.stack([found["started_s"], found["finished_s"]], 1)
+            for text in np.unique(rows["text"])
+            for found in [rows[rows["text"] == text]]
+        }
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """The records of all ranks of a run.
+
+    Attributes:
+        folder: Where they are.
+        ranks: The ranks, in their order.
+        epoch_s: Seconds since the epoch at the run's zero.
+    """
+
+    folder: Path
+    ranks: tuple[RankRun, ...]
+    epoch_s: float
+
+    @property
+    def world(self) -> int:
+        """How many ranks the run had, whether they left records or not."""
+        return self.ranks[0].world
+
+    @property
+    def seconds(self) -> float:
+        """How long the run was recorded."""
+        return max(one.last_s for one in self.ranks)
+
+
+def find_folder(path: Path) -> Path:
+    """Return where the records are: a folder of them, or a run's folder; else the newest run below it.
+
+    Raises:
+        RecordError: there are none.
+    """
+    for place in (path, path / lay.FOLDER):
+        if any(place.glob("rank-*.record")):
+            return place
+    below = [*path.glob(f"*/{lay.FOLDER}/rank-*.record"), *path.glob("*/rank-*.record")]
+    if below:
+        return max(below, key=lambda file: file.stat().st_mtime).parent
+    raise RecordError(
+        f"{str(path)!r} holds no record of a run (rank-00000.record); `hocket run` makes one, and so does any job on "
+        "backend hocket where HOCKET_RECORD names a folder"
+    )
+
+
+def read_run(path: str | Path) -> RunRecord:
+    """Read the records in a folder, of a run that is over or that still runs.
+
+    Ranks whose clocks differ (hosts) are aligned by what they did together: no rank ends an operation before the last
+    has come to it, so the same operations end at nearly the same time.
+
+    Raises:
+        RecordError: there are none, or all are damaged.
+    """
+    folder = find_folder(Path(path))
+    found = []
+    for file in sorted(folder.glob("rank-*.record")):
+        raw = file.read_bytes()
+        if len(raw) == lay.file_nbytes() and raw[:8] == lay.MAGIC:
+            found.append(_rank(raw))
+    if not found:
+        raise RecordError(f"the records in {str(folder)!r} are damaged, or of another version of hocket")
+    ranks = _aligned([one for one, _ in found], [epoch_s for _, epoch_s in found])
+    zero_s = min(_begin(one) for one in ranks)
+    return RunRecord(folder, tuple(_shifted(one, -zero_s) for one in ranks), found[0][1] + zero_s)
+
+
+def _shifted(one: RankRun, by_s: float) -> RankRun:
+    """Return the same on a clock that shows `by_s` seconds more; of samples only the first number is a time."""
+    rings = [one.operations.copy(), one.events.copy()]
+    for rows in rings:
+        rows["posted_s"] += by_s
+        for name in ("started_s", "published_s", "arrived_s", "finished_s"):
+            rows[name][rows["type"] != lay.SAMPLE] += by_s
+    ended_s = None if one.ended_s is None else one.ended_s + by_s
+    return replace(one, operations=rings[0], events=rings[1], ended_s=ended_s, last_s=one.last_s + by_s)
+
+
+def _rank(raw: bytes) -> tuple[RankRun, float]:
+    _, rank, world, pid, _, _, epoch_s, begun_s, *_ = lay.HEAD.unpack_from(raw)
+    texts = texts_of(raw)
+    words, seconds = np.frombuffer(raw, "<u8", 512), np.frombuffer(raw, "<f8", 512)
+    rings, lost = [], 0
+    for ring in (0, 1):
+        rows = np.frombuffer(raw, lay.ROW_TYPE, lay.RING_ROWS[ring], lay.ring_at(ring)).copy()
+        written = int(words[lay.ROWS_AT[ring] // 8])
+        # A row that is just being written has the number of its predecessor, or none.
+        rows = rows[(rows["number"] > max(0, written - lay.RING_ROWS[ring])) & (rows["number"] <= written)]
+        rings.append(rows[np.argsort(rows["number"], kind="stable")])
+        lost += max(0, written - lay.RING_ROWS[ring])
+    table = np.frombuffer(raw, lay.GROUP, min(int(words[lay.GROUPS_AT // 8]), lay.GROUPS), lay.GROUPS_FROM)
+    groups = []
+    for row in table:
+        name, *members = texts[row["members"]] or [""]
+        groups.append((str(name), tuple(int(member) for member in members)))
+    ended_s = float(seconds[lay.ENDED_AT // 8])
+    last_s = max(begun_s, float(seconds[lay.ALIVE_AT // 8]), ended_s, *rings[0]["finished_s"].tolist()[-1:])
+    about = texts[1] if len(texts) > 1 else {}
+    run = RankRun(
+        rank, world, about.get("host", ""), pid, about, texts, groups, rings[0], rings[1], lost, ended_s or None, last_s
+    )
+    return run, epoch_s
+
+
+def _begin(one: RankRun) -> float:
+    return float(min([one.last_s, *(rows["posted_s"].min() for rows in (one.operations, one.events) if len(rows))]))
+
+
+def _aligned(ranks: list[RankRun], epochs_s: list[float]) -> list[RankRun]:
+    """Return the ranks on the clock of the first."""
+    first, aligned = ranks[0], []
+    for one, epoch_s in zip(ranks, epochs_s, strict=True):
+        shift_s = 0.0
+        if one.about.get("boot") != first.about.get("boot"):
+            mine, theirs = _ends(one), _ends(first)
+            common = sorted(mine.keys() & theirs.keys())[-2000:]
+            known = [theirs[key] - mine[key] for key in common]
+            shift_s = float(np.median(known)) if known else epoch_s - epochs_s[0]
+        aligned.append(_shifted(one, shift_s) if shift_s else one)
+    return aligned
+
+
+def _ends(one: RankRun) -> dict[tuple[str, tuple[int, ...], int], float]:
+    rows = one.of(lay.OPERATION)
+    return {(*one.groups[row["group"]], int(row["seq"])): float(row["finished_s"]) for row in rows}

@@ -1,0 +1,219 @@
+"""What a rank does, written to its record as it happens: two microseconds a row, and nothing is ever waited for."""
+
+import contextlib
+import itertools
+import json
+import mmap
+import os
+import socket
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from hocket.comm import OperationRecord, known_group
+
+from . import _layout as lay
+
+
+class RankRecord:
+    """Writes one rank's record; an Observer and the ProgressObserver of `hocket.comm`.
+
+    Args:
+        folder: Where the records of all ranks are.
+        rank: Number of this rank in the world.
+        world: Number of ranks.
+
+    Raises:
+        OSError: the file cannot be made, or the disk has no space for it.
+    """
+
+    def __init__(self, folder: Path, rank: int, world: int) -> None:
+        self.rank = rank
+        self.pid = os.getpid()
+        self.path = folder / lay.FILE.format(rank)
+        folder.mkdir(parents=True, exist_ok=True)
+        part = folder / f".{self.path.name}.{self.pid}"
+        with part.open("wb+") as file:
+            # A hole in the file would be a bus error when the disk is full.
+            os.posix_fallocate(file.fileno(), 0, lay.file_nbytes())
+            self._map = mmap.mmap(file.fileno(), lay.file_nbytes())
+        self._words = memoryview(self._map)[: lay.STACK_AT].cast("Q")
+        self._seconds = memoryview(self._map)[: lay.STACK_AT].cast("d")
+        self._counts = (itertools.count(1), itertools.count(1))
+        self._texts: dict[Any, int] = {}
+        self._text_end = 0
+        self._groups: dict[str, int] = {}
+        self._begun: dict[int, int] = {}
+        self._lock = threading.Lock()
+        now_s = time.perf_counter()
+        lay.HEAD.pack_into(
+            self._map, 0, lay.MAGIC, rank, world, self.pid, 0, process_start(self.pid), time.time() - now_s, now_s,
+            *lay.RING_ROWS,
+        )  # fmt: skip
+        self._seconds[lay.ALIVE_AT // 8] = now_s
+        self.text(
+            {
+                "host": os.environ.get("HOCKET_HOST") or socket.gethostname(),
+                "boot": _boot(),
+                "argv": sys.argv,
+                "cores": sorted(os.sched_getaffinity(0)),
+                "main_thread": threading.main_thread().native_id,
+            }
+        )
+        os.replace(part, self.path)
+
+    # --- texts and rows ---------------------------------------------------------------------------------------------
+
+    def text(self, value: Any) -> int:
+        """Return the number of a text (any JSON value) from 1, written the first time; 0 when there is no space."""
+        key = value if isinstance(value, str | tuple) else json.dumps(value)
+        found = self._texts.get(key)
+        if found is not None:
+            return found
+        raw = json.dumps(value).encode()[:65_000]
+        with self._lock:
+            if key in self._texts:
+                return self._texts[key]
+            end = self._text_end + 2 + len(raw)
+            if end > lay.TEXTS_NBYTES:
+                return 0
+            at = lay.TEXTS_FROM + self._text_end
+            self._map[at : at + 2 + len(raw)] = len(raw).to_bytes(2, "little") + raw
+            self._text_end = self._words[lay.TEXTS_AT // 8] = end
+            self._texts[key] = len(self._texts) + 1
+            return self._texts[key]
+
+    def row(
+        self, ring: int, kind: int, *, text: int = 0, seq: int = 0, nbytes: int = 0, flags: int = 0, group: int = 0,
+        times: tuple[float, float, float, float, float],
+    ) -> None:  # fmt: skip
+        """Append a row to a ring."""
+        number = next(self._counts[ring])  # one step of the interpreter: threads need no lock
+        at = lay.ring_at(ring) + (number - 1) % lay.RING_ROWS[ring] * lay.ROW.size
+        lay.ROW.pack_into(
+            self._map, at, number & 0xFFFFFFFF, kind, flags, group, text, seq & 0xFFFFFFFF, nbytes, *times
+        )
+        self._words[lay.ROWS_AT[ring] // 8] = number
+
+    def span(self, kind: int, begin_s: float, end_s: float, name: str = "", *, seq: int = 0, nbytes: int = 0) -> None:
+        """Append something rare that took from `begin_s` to `end_s`."""
+        text = self.text(name) if name else 0
+        self.row(1, kind, text=text, seq=seq, nbytes=nbytes, times=(begin_s, begin_s, begin_s, begin_s, end_s))
+
+    # --- operations -------------------------------------------------------------------------------------------------
+
+    def _group(self, op: OperationRecord, *, begins: bool = False) -> int:
+        slot = self._groups.get(op.group)
+        # A second life of torch.distributed counts its operations anew.
+        if slot is None or (begins and op.seq <= self._begun[slot]):
+            with self._lock:
+                slot = self._groups[op.group] = min(len(self._begun), lay.GROUPS - 1)
+                self._begun[slot] = 0
+            name, ranks = known_group(op.group)
+            at = lay.GROUPS_FROM + slot * lay.GROUP.itemsize
+            lay.GROUP_NAMES.pack_into(self._map, at, self.text(name), self.text([name, *ranks]))
+            self._words[lay.GROUPS_AT // 8] = len(self._begun)
+        return slot
+
+    def operation_started(self, op: OperationRecord) -> None:
+        """See hocket.comm.ProgressObserver."""
+        slot = self._group(op, begins=True)
+        finished, self._begun[slot] = self._begun[slot], op.seq
+        at = lay.GROUPS_FROM + slot * lay.GROUP.itemsize + lay.GROUP_NOW_AT
+        kind = self._texts.get(op.kind) or self.text(op.kind)
+        lay.GROUP_NOW.pack_into(
+            self._map, at, kind, op.world, op.seq, min(finished, op.seq - 1), op.nbytes, op.started_s
+        )
+
+    def operation_finished(self, op: OperationRecord) -> None:
+        """See hocket.comm.Observer."""
+        if op.path == "message":
+            return  # its wait says all
+        slot = self._group(op)
+        at = lay.GROUPS_FROM + slot * lay.GROUP.itemsize + lay.GROUP_FINISHED_AT
+        self._map[at : at + 8] = op.seq.to_bytes(8, "little")
+        what = (op.kind, op.path, op.dtype, op.label or "")
+        self.row(
+            0, lay.OPERATION, text=self._texts.get(what) or self.text(what), seq=op.seq, nbytes=op.nbytes,
+            flags=op.asynchronous, group=slot,
+            times=(op.posted_s, op.started_s, op.published_s, op.arrived_s, op.finished_s),
+        )  # fmt: skip
+
+    def operation_waited(self, op: OperationRecord, begin_s: float, end_s: float) -> None:
+        """See hocket.comm.Observer."""
+        message = op.path == "message"
+        what = (op.kind, op.path, op.dtype, op.label or "")
+        self.row(
+            0, lay.WAIT, text=self._texts.get(what) or self.text(what), seq=op.seq, nbytes=op.nbytes, flags=message,
+            group=0 if message else self._group(op), times=(begin_s, begin_s, begin_s, begin_s, end_s),
+        )  # fmt: skip
+        # Before the first step ranks wait for imports and compilation, which tells nothing of what comes after.
+        if self._words[lay.STEP_AT // 8] and end_s - begin_s > self._seconds[lay.PATIENCE_AT // 8]:
+            self._seconds[lay.PATIENCE_AT // 8] = end_s - begin_s
+
+    def message_waiting(self, peer: int, nbytes: int, receives: bool) -> None:
+        """See hocket.comm.ProgressObserver."""
+        lay.MESSAGE.pack_into(self._map, lay.MESSAGE_AT, time.perf_counter(), peer, nbytes, receives)
+
+    def message_waited(self) -> None:
+        """See hocket.comm.ProgressObserver."""
+        self._seconds[lay.MESSAGE_AT // 8] = 0.0
+
+    # --- the present ------------------------------------------------------------------------------------------------
+
+    def enter(self, name: str) -> int:
+        """Say that the main thread is in a phase; return what to give to `enter_again` at its end."""
+        before = self._words[lay.PHASE_AT // 8]
+        self._words[lay.PHASE_AT // 8] = self.text(name)
+        return before
+
+    def enter_again(self, before: int) -> None:
+        """Say that the phase is over, and which one goes on."""
+        self._words[lay.PHASE_AT // 8] = before
+
+    def stepped(self, steps: int) -> None:
+        """Say how many steps were made."""
+        self._words[lay.STEP_AT // 8] = steps
+
+    def alive(self, stack: str, busy: float) -> None:
+        """Say that the interpreter runs, where its main thread is, and which share of a core that has."""
+        now_s = time.perf_counter()
+        raw = stack.encode()[: lay.STACK_NBYTES - lay.STACK.size]
+        at = lay.STACK_AT + lay.STACK.size
+        self._map[at : at + len(raw)] = raw
+        lay.STACK.pack_into(self._map, lay.STACK_AT, now_s, len(raw))
+        self._seconds[lay.BUSY_AT // 8] = busy
+        self._seconds[lay.ALIVE_AT // 8] = now_s
+
+    @property
+    def patience_s(self) -> float:
+        """The longest wait since the first step that has ended well, in seconds."""
+        return self._seconds[lay.PATIENCE_AT // 8]
+
+    def ended(self) -> None:
+        """Say that the program has ended by itself."""
+        with contextlib.suppress(ValueError):
+            self._seconds[lay.ENDED_AT // 8] = time.perf_counter()
+
+    def quiet(self) -> bool:
+        """Return once whether the last dump of stacks was asked for by a program."""
+        found = bool(self._words[lay.QUIET_AT // 8])
+        self._words[lay.QUIET_AT // 8] = 0
+        return found
+
+
+def process_start(pid: int) -> int:
+    """Return when a process began, in clock ticks since boot, which tells it from others of its number; 0: gone."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+    except (OSError, IndexError, ValueError):
+        return 0
+
+
+def _boot() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return socket.gethostname()

@@ -1,0 +1,273 @@
+"""Records this rank for as long as it lives: operations, steps, optimizer, data loading, garbage collection, samples.
+
+One thread wakes twice a second. It notes where the main thread is and what it costs, and looks whether the rank waits
+for longer than it should; then the records of all ranks tell why.
+"""
+
+import contextlib
+import faulthandler
+import functools
+import gc
+import json
+import multiprocessing.util
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any, TypeVar
+
+from hocket import comm
+
+from . import _layout as lay
+from . import torch_adapter
+from ._hang import Hang, find_hang, standing
+from ._live import live_ranks, users_frame
+from ._record import RankRecord
+
+_T = TypeVar("_T")
+_EVERY_S = 0.5
+_FRAMES = 40
+_LONG_GARBAGE_S = 0.0005
+
+_watch: "Watch | None" = None
+
+
+def watch(rank: int | None = None, world: int | None = None, folder: str | os.PathLike[str] | None = None) -> None:
+    """Record this rank until it ends; a second call does nothing.
+
+    Jobs on backend "hocket" need no call where HOCKET_RUN_DIR or HOCKET_RECORD says where. Others, on NCCL or Gloo,
+    call it after `init_process_group`: all but their operations is recorded.
+
+    Args:
+        rank: Number of this rank; by default torch's, or RANK.
+        world: Number of ranks; by default torch's, or WORLD_SIZE.
+        folder: Where to; all ranks must see it. By default HOCKET_RECORD, or "record" in HOCKET_RUN_DIR.
+            HOCKET_RECORD=off records nothing.
+    """
+    global _watch
+    if _watch is not None:
+        return
+    place = record_folder() if folder is None else Path(folder)
+    if place is None:
+        return
+    if rank is None or world is None:
+        rank, world = torch_adapter.rank_and_world()
+    try:
+        record = RankRecord(place, rank, world)
+    except OSError as error:
+        print(f"hocket: this run is not recorded in {str(place)!r}: {error.strerror or error}", file=sys.stderr)
+        return
+    _watch = Watch(record, place)
+
+
+def record_folder() -> Path | None:
+    """Return where HOCKET_RECORD or HOCKET_RUN_DIR has records go; None for nowhere."""
+    named, run = os.environ.get("HOCKET_RECORD"), os.environ.get("HOCKET_RUN_DIR")
+    if named:
+        return None if named == "off" else Path(named)
+    return Path(run) / lay.FOLDER if run else None
+
+
+@contextlib.contextmanager
+def phase(name: str) -> Iterator[None]:
+    """Record what this rank does in the block: "data", "checkpoint", "evaluation" or any name of yours."""
+    active = _watch
+    if active is None:
+        yield
+        return
+    before, begin_s = active.record.enter(name), time.perf_counter()
+    try:
+        yield
+    finally:
+        active.record.enter_again(before)
+        active.record.span(lay.PHASE, begin_s, time.perf_counter(), name)
+
+
+def loading(batches: Iterable[_T]) -> Iterator[_T]:
+    """Yield what an iterable gives, and record the time that it takes as loading of data."""
+    iterator = iter(batches)
+    while True:
+        try:
+            with phase("data"):
+                batch = next(iterator)
+        except StopIteration:
+            return
+        yield batch
+
+
+def mark_step(begin_s: float, end_s: float) -> None:
+    """Record a step of training that this program tells of; from the first on, updates of optimizers count none."""
+    if _watch is not None:
+        _watch.told = True
+        _watch.step(begin_s, end_s)
+
+
+class Watch:
+    """The listeners and the thread of one process."""
+
+    def __init__(self, record: RankRecord, folder: Path) -> None:
+        self.record = record
+        self.told = False
+        self._folder = folder
+        self._steps = 0
+        self._last_s = 0.0
+        self._update_s = 0.0
+        self._garbage_s = 0.0
+        self._reported: set[str] = set()
+        self._main = threading.main_thread()
+        self._over = threading.Event()
+        self._undo: list[Callable[[], object]] = [comm.observe(record)]
+        comm.follow(record)
+        self._undo += torch_adapter.follow_updates(self._before_update, self._after_update)
+        self._undo.append(torch_adapter.wrap_loaders(loading_of))
+        self._undo.append(torch_adapter.wrap_save(functools.partial(phase, "checkpoint")))
+        gc.callbacks.append(self._collected)
+        self._stacks = (folder / lay.STACKS.format(record.rank)).open("w")
+        self._dumped = 0
+        if signal.getsignal(signal.SIGQUIT) is signal.SIG_DFL:
+            faulthandler.register(signal.SIGQUIT, file=self._stacks, all_threads=True)
+        self._cpu = _Cpu(self._main.native_id or record.pid)
+        self.record.alive("\n".join(main_stack(self._main.ident)), 1.0)
+        os.register_at_fork(after_in_child=self._forget)
+        # Unlike atexit's, this runs in children of multiprocessing, too.
+        self._at_exit = multiprocessing.util.Finalize(None, self._end, exitpriority=0)
+        threading.Thread(target=self._loop, name="hocket-watch", daemon=True).start()
+
+    # --- listening --------------------------------------------------------------------------------------------------
+
+    def _before_update(self) -> None:
+        self._update_s = time.perf_counter()
+
+    def _after_update(self) -> None:
+        end_s = time.perf_counter()
+        self.record.span(lay.PHASE, self._update_s, end_s, "optimizer")
+        if not self.told:
+            self.step(self._last_s or end_s, end_s)
+
+    def step(self, begin_s: float, end_s: float) -> None:
+        """Write a step."""
+        self._steps += 1
+        self._last_s = end_s
+        self.record.span(lay.STEP, begin_s, end_s, seq=self._steps)
+        self.record.stepped(self._steps)
+
+    def _collected(self, moment: str, info: dict[str, int]) -> None:
+        if moment == "start":
+            self._garbage_s = time.perf_counter()
+        elif (end_s := time.perf_counter()) - self._garbage_s > _LONG_GARBAGE_S:
+            self.record.span(lay.GARBAGE, self._garbage_s, end_s, nbytes=info["generation"])
+
+    def _forget(self) -> None:
+        """In a forked child, which is no rank: it must not write into its parent's record."""
+        global _watch
+        _watch = None
+        for undo in self._undo:
+            undo()
+        comm.follow(None)
+        with contextlib.suppress(ValueError):
+            gc.callbacks.remove(self._collected)
+        self._at_exit.cancel()
+
+    def _end(self) -> None:
+        self._over.set()
+        self.record.ended()
+
+    # --- the thread -------------------------------------------------------------------------------------------------
+
+    def _loop(self) -> None:
+        while not self._over.wait(_EVERY_S):
+            with contextlib.suppress(Exception):  # what watches must never end what it watches
+                stack = main_stack(self._main.ident)
+                numbers, busy = self._cpu.sample()
+                self.record.alive("\n".join(stack), busy)
+                text = self.record.text(users_frame(stack))
+                self.record.row(1, lay.SAMPLE, text=text, nbytes=resident_nbytes(), times=numbers)
+                self._look()
+
+    def _look(self) -> None:
+        asked = os.fstat(self._stacks.fileno()).st_size
+        if asked > self._dumped:
+            self._dumped = asked
+            if not self.record.quiet():
+                ranks = live_ranks(self._folder)
+                self._say(find_hang(ranks, 0.0) or standing(ranks))
+        ranks = live_ranks(self._folder, only=self.record.rank)
+        if ranks and (waits_s := ranks[0].waits_s) > hang_s() and waits_s > 2 * self.record.patience_s:
+            found = find_hang(live_ranks(self._folder, dump=False), hang_s())
+            if found is not None and found.speaker == self.record.rank and found.key not in self._reported:
+                self._reported.add(found.key)
+                if found.kind == "native":  # only who speaks asks for stacks by a signal, which can end a sleep
+                    found = find_hang(live_ranks(self._folder), hang_s()) or found
+                self._say(found)
+
+    def _say(self, found: Hang) -> None:
+        with contextlib.suppress(OSError), (self._folder / "hangs.jsonl").open("a") as file:
+            file.write(json.dumps(found.to_json()) + "\n")
+        print("\n".join(f"hocket: {line}" for line in str(found).splitlines()), file=sys.stderr, flush=True)
+
+
+def loading_of(load: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that does the same and is recorded as loading of data."""
+
+    @functools.wraps(load)
+    def recorded(*args: Any) -> Any:
+        with phase("data"):
+            return load(*args)
+
+    return recorded
+
+
+def hang_s() -> float:
+    """Return after how many seconds of waiting a rank asks why: HOCKET_HANG_S, or 6."""
+    try:
+        return float(os.environ.get("HOCKET_HANG_S", "6"))
+    except ValueError:
+        return 6.0
+
+
+def main_stack(ident: int | None) -> list[str]:
+    """Return the frames of a thread as "FILE:LINE FUNCTION", the innermost first."""
+    frame: FrameType | None = sys._current_frames().get(ident or 0)
+    lines: list[str] = []
+    while frame is not None and len(lines) < _FRAMES:
+        lines.append(f"{frame.f_code.co_filename}:{frame.f_lineno} {frame.f_code.co_qualname}")
+        frame = frame.f_back
+    return lines
+
+
+def resident_nbytes() -> int:
+    """Return the memory of this process that is resident."""
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+class _Cpu:
+    """What the main thread costs, as Linux tells it."""
+
+    def __init__(self, thread: int) -> None:
+        self._path = f"/proc/self/task/{thread}/schedstat"
+        self._before = (time.perf_counter(), 0.0)
+
+    def sample(self) -> tuple[tuple[float, float, float, float, float], float]:
+        """Return the numbers of a SAMPLE, and the share of the time since the last call that the thread had a core."""
+        ran_s = waited_s = 0.0
+        with contextlib.suppress(OSError, ValueError), open(self._path) as file:
+            ran_s, waited_s = (int(word) * 1e-9 for word in file.read().split()[:2])
+        now_s = time.perf_counter()
+        before_s, before_ran_s = self._before
+        self._before = (now_s, ran_s)
+        times = os.times()
+        busy = (ran_s - before_ran_s) / max(now_s - before_s, 1e-9)
+        return (now_s, times.user + times.system, ran_s, waited_s, core_mhz()), min(max(busy, 0.0), 1.0)
+
+
+def core_mhz() -> float:
+    """Return the frequency of the first core that this process may use, in MHz; 0 where Linux does not tell."""
+    core = min(os.sched_getaffinity(0))
+    with contextlib.suppress(OSError, ValueError):
+        return int(Path(f"/sys/devices/system/cpu/cpu{core}/cpufreq/scaling_cur_freq").read_text()) / 1e3
+    return 0.0

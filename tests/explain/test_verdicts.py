@@ -1,0 +1,69 @@
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hocket.cli import main
+from hocket.explain import explain, parts_of, replay_s
+from hocket.profile import RecordError, read_run
+from hocket.testing import deadline, run_ranks
+
+from . import fault_programs
+
+RANKS, FAULTY, STEPS = 3, 2, 60
+
+
+def trained(folder: Path, fault: str, size: float, steps: int = STEPS) -> None:
+    run_ranks(
+        fault_programs.train, RANKS, fault, FAULTY, steps, size,
+        env={"HOCKET_RECORD": str(folder)}, timeout_s=deadline(90),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind", "word"),
+    [
+        ("loader", "slow loader", "its data comes late"),
+        ("compute", "straggler", "fault_programs.py"),
+        ("late compute", "straggler", "since step"),
+        ("checkpoint", "checkpoints", "checkpoints take"),
+    ],
+)
+def test_the_fault_is_the_first_verdict(tmp_path: Path, fault: str, kind: str, word: str) -> None:
+    trained(tmp_path, fault, 4.0 if fault != "checkpoint" else 8.0)
+    found = explain(tmp_path)
+    first = found.verdicts[0]
+    assert (first.kind, first.ranks) == (kind, () if fault == "checkpoint" else (FAULTY,))
+    assert word in first.sentence
+    if fault == "late compute":
+        assert first.since_step is not None
+        assert abs(first.since_step - STEPS // 2) <= 3
+    assert found.parts is not None
+    total_s = sum(seconds for _, seconds in found.parts.waterfall())
+    assert total_s == pytest.approx(found.parts.step_s, rel=1e-6), "the parts add up to the step"
+
+
+def test_a_run_is_replayed_as_it_was_and_without_a_delay(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trained(tmp_path, "compute", 4.0)
+    parts = parts_of(read_run(tmp_path))
+    assert parts is not None
+    # The replay drops only what is between an operation's end and its notice, and the ends of ranks' last steps.
+    assert replay_s(parts) == pytest.approx(float(parts.bounds_s[:, -1].max() - parts.bounds_s[:, 0].min()), rel=0.1)
+    # Without 40 of 50 ms and more a step takes at least the 10 ms that every rank sleeps.
+    work = parts.work
+    less = np.clip(np.median(work[:FAULTY], axis=0) / work[FAULTY], 0.0, 1.0)
+    assert 0.01 * parts.steps * 0.95 < replay_s(parts, {FAULTY: less}) < 0.7 * replay_s(parts)
+    with pytest.raises(SystemExit):
+        main(["explain", str(tmp_path), "--json"])
+    told = json.loads(capsys.readouterr().out)
+    assert told["verdicts"][0]["ranks"] == [FAULTY]
+    assert told["hang"] is None
+    with pytest.raises(SystemExit):
+        main(["explain", str(tmp_path)])
+    assert "evidence (high confidence)" in capsys.readouterr().out
+
+
+def test_a_folder_without_records_is_one_error(tmp_path: Path) -> None:
+    with pytest.raises(RecordError, match="HOCKET_RECORD"):
+        explain(tmp_path)
