@@ -11,8 +11,9 @@ import pytest
 from hocket.testing import deadline
 
 ROOT = Path(__file__).parents[1]
-SAMPLE = ["nanoGPT", "nn.TransformerEncoder", "siamese, dicts", "branch on self.training", "parameters used directly",
-          "DLRM", "llama", "gpt2", "mixtral", "bert", "llama, padded, labels", "LoRA on llama"]  # fmt: skip
+SAMPLE = ["nanoGPT", "nn.TransformerEncoder", "siamese, dicts", "contrastive, in-batch negatives",
+          "GRU over PackedSequence", "branch on self.training", "parameters used directly", "DLRM", "deberta-v2",
+          "llama", "gpt2", "mixtral", "bert", "llama, padded, labels", "LoRA on llama"]  # fmt: skip
 
 
 @pytest.mark.long

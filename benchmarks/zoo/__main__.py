@@ -6,8 +6,8 @@
 It needs `pip install transformers timm diffusers peft einops`, and no network: every model has random weights. A cell
 holds 5 steps of AdamW and an evaluation against a plain loop, in float64 where the model can: "=" if no loss differs by
 more than 1e-6, or by four times what the plain loop's own losses differ by when its weights are changed in their last
-place; a letter for a
-refusal, whose text is below the table; "WRONG" and "RAW" for what must not be.
+place; "r" and a number for a refusal, whose text is below the table; "named" if losses differ and the build said so, of
+which module and why; "WRONG" and "RAW" for what must not be.
 """
 
 from __future__ import annotations

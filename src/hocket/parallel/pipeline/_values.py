@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import pickle
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -25,6 +26,26 @@ def described(values: Any) -> Any:
 
 def _meta(tensor: Tensor) -> Tensor:
     return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta", requires_grad=tensor.requires_grad)
+
+
+def pickled(description: Any) -> bytes:
+    """The bytes of a description."""
+    stream = io.BytesIO()
+    _Pickler(stream).dump(description)
+    return stream.getvalue()
+
+
+class _Pickler(pickle.Pickler):
+    """Has named tuples made again without their constructors: a PackedSequence's refuses tensors of the meta device."""
+
+    def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, tuple) and hasattr(type(value), "_make"):
+            return _remade, (type(value), tuple(value))
+        return NotImplemented
+
+
+def _remade(kind: Any, items: tuple[Any, ...]) -> Any:
+    return kind._make(items)
 
 
 def filled(description: Any, tensors: Iterable[Tensor]) -> Any:

@@ -111,7 +111,7 @@ class StageWire:
         self._under_way = []
 
     def _send_object(self, peer: int, value: Any) -> None:
-        raw = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8).to(self._world.device)
+        raw = torch.frombuffer(bytearray(_values.pickled(value)), dtype=torch.uint8).to(self._world.device)
         self.send(peer, [torch.tensor([raw.numel()], dtype=torch.int64, device=self._world.device), raw])
 
     def _receive_object(self, peer: int) -> Any:
