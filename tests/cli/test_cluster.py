@@ -27,7 +27,14 @@ def test_list_names_the_catalogue_the_topologies_and_the_servers(capsys: pytest.
     for word in ("lassen", "sharp-1500", "bigraph", "dragonfly+", "dgx-h100", "taper"):
         assert word in out
     document = json.loads(run(capsys, "cluster", "list", "--json")[1])
-    assert document["topologies"]["star"]["parameters"] == ["bandwidth", "latency", "routing", "reduction", "hosts"]
+    assert document["topologies"]["star"]["parameters"] == [
+        "bandwidth",
+        "latency",
+        "routing",
+        "reduction",
+        "reached",
+        "hosts",
+    ]
 
 
 def test_show_draws_as_text_as_svg_as_toml_and_as_json(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -129,3 +129,22 @@ def test_ranks_are_devices_and_hosts_without_any() -> None:
     assert [described.node_names[node] for node in described.ranks] == ["gpu", "h1"]
     chosen = cluster.from_toml('ranks = ["h1", "h0"]\n' + text)
     assert [chosen.node_names[node] for node in chosen.ranks] == ["h1", "h0"]
+
+
+_PAIR = '[[nodes]]\nname = "a"\n[[nodes]]\nname = "b"\n[[links]]\nends = ["a", "b"]\nbandwidth = "1 GB/s"\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('ranks = ["a", "a"]\n' + _PAIR, "'a' stands twice"),
+        ('name = ""\n' + _PAIR, "name"),
+        (_PAIR + '[[nodes]]\nname = "c"\n', "'c' has no link"),
+        (_PAIR + '[[routes]]\npath = ["a", "b", "a"]\n', "meets a node twice"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(text: str, message: str) -> None:
+    with pytest.raises(cluster.ClusterError, match=message):
+        cluster.from_toml(text)
+    with pytest.raises(cluster.ClusterError, match="'hosts' is given twice"):
+        cluster.load("star:hosts=8,hosts=9")

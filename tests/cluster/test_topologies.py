@@ -200,3 +200,9 @@ def test_presets_have_the_published_sizes() -> None:
     assert lassen.ranks_per_host() == 4
     assert cluster.preset("eflops-like").world == 64
     assert len(cluster.preset("summit").host_names) == 4608
+
+
+@pytest.mark.parametrize("spec", ["star:hosts=1000000000", "rails:hosts=99999999999", "torus:dims=100000x100000"])
+def test_a_network_that_no_memory_holds_is_refused(spec: str) -> None:
+    with pytest.raises(cluster.ClusterError, match="more than the 1048576 that fit in memory"):
+        cluster.load(spec)

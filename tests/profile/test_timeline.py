@@ -64,3 +64,12 @@ def test_a_trainer_tells_where_its_steps_went_and_what_was_predicted() -> None:
         assert rows["step"]["predicted_s"] == 1.0
         assert prediction["error"] == pytest.approx(1 / rows["step"]["measured_s"] - 1)
         assert prediction["communication_s"]
+
+
+def test_what_happens_between_steps_is_not_part_of_a_step() -> None:
+    """A loop that evaluates for longer than it trains is not called slower than predicted."""
+    heard = Recorder()
+    for gap in (0.0, 5.0):
+        steps = [(10.0 + index * (1 + gap), 11.0 + index * (1 + gap)) for index in range(5)]
+        checked = check_run(Plan(predicted={"step_s": 1.0}), timeline_of(heard, steps), steps=5)
+        assert checked.error == pytest.approx(0)

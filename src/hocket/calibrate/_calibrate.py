@@ -32,7 +32,13 @@ _ENOUGH_S = 0.3  # of steps of the model in a row
 _LONG_S = 0.5  # of a collective: larger ones are not measured then
 # What is measured needs no shares of nominal rates; starting a collective is in the measured latency.
 _MEASURED = Constants(
-    matmul_share=1.0, memory_share=1.0, kernel_s=0.0, inside_share=1.0, network_share=1.0, collective_s=0.0
+    matmul_share=1.0,
+    memory_share=1.0,
+    kernel_s=0.0,
+    inside_share=1.0,
+    network_share=1.0,
+    collective_s=0.0,
+    basis="measured",
 )
 
 
@@ -53,7 +59,7 @@ def calibrate(model: torch.nn.Module, optimizer: Any, inputs: Any, world: World 
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     network, share = _network(device, world)
     network = dataclasses.replace(network, at_once=at_once)
-    constants = dataclasses.replace(_MEASURED, gather_share=share)
+    constants = dataclasses.replace(_MEASURED, gather_share=share, fitted_workers=world.size)
     if world.size == 1:
         return Calibration(workload, network, constants)
     found = Calibration(workload, network, with_overheads(constants, network, device, world))

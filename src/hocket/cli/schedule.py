@@ -57,7 +57,8 @@ def list_(
         print_json(document | {"pipeline_orders": orders})
         return
     typer.echo(
-        f"{collective}: no algorithm needs fewer than {bound.steps} steps or {float(bound.moved):.4g} S per port"
+        f"{collective}: with one port a rank, no algorithm needs fewer than {bound.steps} steps or "
+        f"{float(bound.moved):.4g} S per port; direct ones send on all at once, in fewer"
     )
     print_columns(
         ("name", "steps", "sent", ""),
@@ -194,7 +195,9 @@ def time(
     at_once: Annotated[
         float | None, typer.Option(min=0.01, help="Of a pipeline: how many ranks compute at full speed at once.")
     ] = None,
-    trace: Annotated[Path | None, typer.Option(help="Write a trace for Perfetto into this file.")] = None,
+    trace: Annotated[
+        Path | None, typer.Option(help="Write a trace for Perfetto into this file; one for each of several sizes.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Predict how long a schedule takes, by simulation; no clock is involved.
@@ -220,13 +223,16 @@ def time(
     asked = _resolve("time", what, kind, world, root, cluster)
     assert asked.cluster is not None
     rows = []
+    words = size.split(",")
     with one_error("schedule time"):
-        for word in size.split(","):
+        for word in words:
             nbytes = parse_bytes(word)
             timing = simulate_schedule(asked.schedule, asked.cluster, nbytes, trace=trace is not None)
             rows.append(_timing_row(timing, nbytes))
             if trace is not None:
-                _write("time", trace, _perfetto(timing))
+                # A file for each size, as trace.1MiB.json, where there are several.
+                where = trace if len(words) == 1 else trace.with_name(f"{trace.stem}.{word.strip()}{trace.suffix}")
+                _write("time", where, _perfetto(timing))
     if as_json:
         print_json({"schedule": asked.schedule.name, "cluster": asked.cluster.name, "rows": rows})
         return

@@ -44,7 +44,7 @@ class _RouteTable(TomlTable):
 
 
 class _Explicit(TomlTable):
-    name: str = "cluster"
+    name: str = Field(default="cluster", min_length=1)
     about: str = ""
     routing: Literal["shortest", "ecmp"] = "shortest"
     ranks: tuple[str, ...] | None = None
@@ -95,12 +95,21 @@ def _build_explicit(form: _Explicit) -> Cluster:
         if not link.one_way:
             latency = link.latency if link.back_latency is None else link.back_latency
             layout.one_way(b, a, link.back_bandwidth or link.bandwidth, latency, link.cost)
-    return layout.freeze(form.name, form.routing, tables=_tables(form, layout), reached=form.reached)
+    tables = _tables(form, layout)
+    # Ranks must be reached; a host whose devices are may stand for them alone.
+    linked = {end for link in layout.links for end in link[:2]}
+    for rank in layout.ranks if linked else ():
+        if rank not in linked:
+            rule = f"{layout.names[rank]!r} has no link; add one to `links`, or leave it out"
+            raise ClusterError(rule, path=f"nodes[{rank}]")
+    return layout.freeze(form.name, form.routing, tables=tables, reached=form.reached)
 
 
 def _ranks(form: _Explicit, layout: GraphBuilder) -> list[int]:
     if form.ranks is not None:
         found = [layout.find(name, f"ranks[{index}]") for index, name in enumerate(form.ranks)]
+        if twice := next((name for index, name in enumerate(form.ranks) if name in form.ranks[:index]), None):
+            raise ClusterError(f"{twice!r} stands twice; a node with several ranks is several nodes", path="ranks")
     elif any(node.rank is not None for node in form.nodes):
         found = [index for index, node in enumerate(form.nodes) if node.rank]
     else:
@@ -128,6 +137,9 @@ def _tables(form: _Explicit, layout: GraphBuilder) -> dict[tuple[int, int], tupl
                         f"no link leads from {a} to {b}; add it to `links`", path=f"routes[{index}].path[{hop}]"
                     )
             tables[way[0], way[-1]] = tuple(joined[pair] for pair in zip(way, way[1:], strict=False))
+    for index, route in enumerate(form.routes):
+        if len(set(route.path)) < len(route.path):
+            raise ClusterError("the path meets a node twice; leave the loop out", path=f"routes[{index}].path")
     return tables
 
 
@@ -169,6 +181,8 @@ def from_spec(spec: str) -> Cluster:
             raise ClusterError(f"{item!r} is no parameter; write NAME=VALUE, as in star:hosts=8", path=spec)
         *tables, last = key.strip().split(".")
         table = values
+        if last in table and not isinstance(table[last], dict) and not tables:
+            raise ClusterError(f"{key.strip()!r} is given twice; give it once", path=spec)
         for name in tables:
             inner = table.setdefault(name, {})
             table[name] = inner if isinstance(inner, dict) else {"kind": inner}

@@ -4,14 +4,18 @@ A topology has ports in an order; servers fill them from the first on, and take 
 the order of the servers. Every cable has `bandwidth` in each direction and adds `latency`.
 """
 
+from math import prod
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
 from ._cluster import Cluster
+from ._errors import ClusterError
 from ._fields import Rate, ReductionField, Seconds, TomlTable
 from ._graph_builder import GraphBuilder
 from ._servers import AnyServer, PlainHost
+
+_MOST = 1 << 20  # hosts, leaves, ports, ..
 
 
 class Topology(TomlTable):
@@ -42,6 +46,10 @@ class Topology(TomlTable):
     def build(self) -> Cluster:
         """Return the cluster that this describes."""
         layout = GraphBuilder()
+        for name, count in self:
+            sizes = count if isinstance(count, tuple) else (count,)
+            if all(isinstance(one, int) for one in sizes) and prod(sizes) > _MOST:
+                raise ClusterError(f"{prod(sizes)} are more than the {_MOST} that fit in memory", path=name)
         self.lay_out(layout)
         recipe = self.model_dump(exclude_defaults=True, exclude_none=True)
         recipe["topology"] = kind = str(self.topology)  # type: ignore[attr-defined]  # every one has it

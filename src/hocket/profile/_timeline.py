@@ -53,27 +53,30 @@ def timeline_of(
 
     Returns:
         Spans of kind "compute" on the stream "compute", and of kind "collective" on one stream for each group; zero is
-        when the first step began. Where a rank waits for another's message, as in a pipeline, there is neither.
+        when the first step began, and each step begins where the one before it ended: what happens between steps
+        (evaluation, checkpoints, the next batch) is left out. Where a rank waits for another's message, as in a
+        pipeline, there is neither.
     """
-    if not steps:
-        return Timeline(name)
-    zero, end = steps[0][0], steps[-1][1]
-    spans = [
-        Span(
-            rank,
-            f"group {op.group}",
-            f"{op.label or op.kind} ({op.path})",
-            op.started_s - zero,
-            op.finished_s - zero,
-            "collective",
-            float(op.nbytes),
-        )
-        for op in recorder.operations()
-        if op.started_s >= zero and op.finished_s <= end and op.path != "message"
-    ]
-    waits = [(begin, until) for begin, until in recorder.waits() if begin >= zero and until <= end]
+    spans: list[Span] = []
+    operations, waits, gone = recorder.operations(), recorder.waits(), 0.0
     for begin, until in steps:
+        zero = begin - gone
         spans += [
-            Span(rank, "compute", "step", a - zero, b - zero, "compute") for a, b in difference((begin, until), waits)
+            Span(
+                rank,
+                f"group {op.group}",
+                f"{op.label or op.kind} ({op.path})",
+                op.started_s - zero,
+                min(op.finished_s, until) - zero,
+                "collective",
+                float(op.nbytes),
+            )
+            for op in operations
+            if begin <= op.started_s < until and op.path != "message"
         ]
+        mine = [(a, min(b, until)) for a, b in waits if begin <= a < until]
+        spans += [
+            Span(rank, "compute", "step", a - zero, b - zero, "compute") for a, b in difference((begin, until), mine)
+        ]
+        gone += until - begin
     return Timeline(name, tuple(spans))
