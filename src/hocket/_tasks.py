@@ -132,14 +132,7 @@ def adopt() -> None:
     tasks = None if "RANK" in os.environ else described()
     if tasks is None:
         return
-    address, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
-    if tasks.size == 1:
-        address, port = address or _LOCAL, port or str(_free_port())
-    elif address is None and tasks.host is None:
-        address, port = _agree_by_mpi(tasks)
-    address = address or reachable(tasks.host or "")
-    if port is None:
-        port = str(_agree(replace(tasks, host=address)))
+    address, port = meeting_place(tasks)
     os.environ.update(
         RANK=str(tasks.rank),
         WORLD_SIZE=str(tasks.size),
@@ -148,6 +141,23 @@ def adopt() -> None:
         MASTER_ADDR=address,
         MASTER_PORT=port,
     )
+
+
+def meeting_place(tasks: LaunchedTask) -> tuple[str, str]:
+    """Return the address and port where the tasks meet; all of them must call it.
+
+    Raises:
+        TasksError: They cannot find each other.
+    """
+    address, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
+    if tasks.size == 1:
+        address, port = address or _LOCAL, port or str(_free_port())
+    elif address is None and tasks.host is None:
+        address, port = _agree_by_mpi(tasks)
+    address = address or reachable(tasks.host or "")
+    if port is None:
+        port = str(_agree(replace(tasks, host=address)))
+    return address, port
 
 
 def expand_hosts(text: str) -> Iterator[str]:

@@ -23,11 +23,23 @@ def run(context: typer.Context) -> None:
         from hocket.launch import ArgumentError, LaunchError, argument_parser, parse_arguments
         from hocket.launch import run as carry_out
 
+    from hocket.launch import batch_script, step_command
+
     try:
         if context.args[:1] in (["-h"], ["--help"]):
             argument_parser().print_help()
             return
         arguments = parse_arguments(context.args)
+        step = (
+            None
+            if arguments.hosts or not arguments.one_host
+            else step_command(context.args, arguments.nproc, os.environ)
+        )
+        if step is not None and arguments.dry_run:
+            typer.echo(batch_script([word for word in step if word != "--dry-run"], os.environ))
+            return
+        if step is not None:
+            os.execvp(step[0], step)
         if arguments.dry_run:
             _show(arguments)
             return

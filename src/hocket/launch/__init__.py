@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from ._fabric import PlacementError, enter_fabric
     from ._failure import RankFailure
     from ._launch import LaunchResult, dry_run, launch, run, threads_of_rank
+    from ._slurm import batch_script, step_command
 
 _HOMES = {
     "ArgumentError": "_arguments",
@@ -22,6 +23,7 @@ _HOMES = {
     "PlacementError": "_fabric",
     "RankFailure": "_failure",
     "argument_parser": "_arguments",
+    "batch_script": "_slurm",
     "dry_run": "_launch",
     "enter_fabric": "_fabric",
     "examine": "_doctor",
@@ -30,13 +32,14 @@ _HOMES = {
     "parse_arguments": "_arguments",
     "remove_leftover": "_clean",
     "run": "_launch",
+    "step_command": "_slurm",
     "threads_of_rank": "_launch",
 }
 
 __all__ = [
     "ArgumentError", "Diagnosis", "LaunchArguments", "LaunchError", "LaunchResult", "Leftover", "PlacementError",
-    "RankFailure", "argument_parser", "dry_run", "enter_fabric", "examine", "launch", "leftovers", "parse_arguments",
-    "remove_leftover", "run", "threads_of_rank",
+    "RankFailure", "argument_parser", "batch_script", "dry_run", "enter_fabric", "examine", "launch", "leftovers",
+    "parse_arguments", "remove_leftover", "run", "step_command", "threads_of_rank",
 ]  # fmt: skip
 
 

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from ._slurm import become_node, ranks_of_node
+
 if TYPE_CHECKING:
     from ._fabric import HostPlacement
 
@@ -186,12 +188,14 @@ def parse_arguments(argv: Sequence[str]) -> LaunchArguments:
     target = argv[split + 1 :] if argv[split] == "--" else argv[split:]
     if not target:
         raise ArgumentError('say which script to run, after the "--"')
-    completed = _complete(argument_parser().parse_args([*argv[:split], target[0]]), target[0], tuple(target[1:]))
-    return replace(completed, host_flags=tuple(_host_flags(argv[:split]))) if completed.hosts else completed
+    given, rest = _own_flags(argv[:split])
+    flags = argument_parser().parse_args([*argv[:split], target[0]])
+    counted = given.np is not None or "PET_NPROC_PER_NODE" in os.environ
+    return replace(_complete(flags, target[0], tuple(target[1:]), counted=counted), host_flags=tuple(rest))
 
 
-def _host_flags(flags: list[str]) -> list[str]:
-    """Return the flags that each host's launcher gets too: all but those that say how the hosts are reached."""
+def _own_flags(flags: list[str]) -> tuple[argparse.Namespace, list[str]]:
+    """Return the flags that say what starts where, and the rest: what each host's launcher gets too."""
     ours = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     for names in (
         ("-n", "--np", "--workers", "--nproc-per-node", "--nproc_per_node"), ("-x",), ("--timeout",), ("--hosts",),
@@ -200,7 +204,7 @@ def _host_flags(flags: list[str]) -> list[str]:
         ours.add_argument(*names, action="append")
     for name in ("--json", "--no-preflight", "--dry-run"):
         ours.add_argument(name, action="store_true")
-    return ours.parse_known_args(flags)[1]
+    return ours.parse_known_args(flags)
 
 
 def _script_index(argv: list[str]) -> int | None:
@@ -224,7 +228,7 @@ def _script_index(argv: list[str]) -> int | None:
     return None
 
 
-def _complete(flags: argparse.Namespace, target: str, arguments: tuple[str, ...]) -> LaunchArguments:
+def _complete(flags: argparse.Namespace, target: str, arguments: tuple[str, ...], *, counted: bool) -> LaunchArguments:
     kind = "module" if flags.module else "command" if flags.no_python else "script"
     if flags.module and flags.no_python:
         raise ArgumentError("--module and --no-python exclude each other; leave one out")
@@ -239,6 +243,8 @@ def _complete(flags: argparse.Namespace, target: str, arguments: tuple[str, ...]
             "--aggregate is for one host; for several start `hocket aggregator` on one of them, and give its address "
             "to all with -x HOCKET_AGGREGATOR=HOST:PORT -x HOCKET_AGGREGATOR_TOKEN_FILE=FILE"
         )
+    if not counted and (asked := ranks_of_node(os.environ)) is not None:
+        flags.nproc_per_node = str(asked)
     nproc = _nproc(str(flags.nproc_per_node))
     flags.nproc_per_node = str(nproc)
     hosts: Mapping[str, int] = {}
@@ -276,6 +282,11 @@ def _complete(flags: argparse.Namespace, target: str, arguments: tuple[str, ...]
     if flags.fabric is not None and not arguments_.one_host:
         raise ArgumentError("--fabric emulates all hosts on this one; leave out --nnodes")
     if not hosts:
+        if arguments_.one_host and flags.fabric is None and not flags.dry_run:
+            try:
+                become_node(flags)
+            except ValueError as error:
+                raise ArgumentError(str(error)) from None
         _choose_rendezvous(arguments_)
     return arguments_
 

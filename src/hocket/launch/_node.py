@@ -19,7 +19,10 @@ import sys
 import threading
 import time
 from dataclasses import replace
+from functools import partial
 from typing import Any
+
+from hocket import _sweep
 
 from ._hosts import MARK
 
@@ -65,9 +68,14 @@ class _Lifeline:
         while (line := self.line()) is not None:
             if line:
                 os.kill(os.getpid(), json.loads(line)["signal"])
-        for _ in range(2):  # the second one ends the ranks at once
-            os.kill(os.getpid(), signal.SIGTERM)
-            time.sleep(_GRACE_S)
+        os.kill(os.getpid(), signal.SIGTERM)
+        # The main thread may wait for a host that is cut off, and then hears no signal: the ranks are ended here, too.
+        own = f"{os.getpid()}-{_sweep.start_ticks(os.getpid())}-"  # as names of jobs of this process begin
+        pids = (int(name) for name in os.listdir("/proc") if name.isdigit())
+        jobs = {job for pid in pids if (job := _sweep.job_of(pid) or "").startswith(own)}
+        for job in jobs:
+            _sweep.end_processes(partial(_sweep.job_processes, job), _GRACE_S)
+        time.sleep(1.0)
         os._exit(1)  # the job's warden ends what is left
 
 

@@ -25,7 +25,7 @@ _READY_S = 60.0  # for a host to import Python and say what it is; a shared disk
 _OPTIONS = (
     "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=8", "-o", "ServerAliveInterval=1", "-o", "ServerAliveCountMax=4",
 )  # fmt: skip
-_LATE_S = 6.0  # beyond the ranks' grace, for a host to end what it has, before its connection is cut
+_LATE_S = 3.0  # beyond the ranks' grace, for a host to end what it has, before its connection is cut
 _LOST = 255  # as ssh says that its connection has failed
 
 

@@ -1,0 +1,60 @@
+"""`hocket run` inside jobs that other launchers have made: one start on every node of a Slurm allocation."""
+
+import os
+import shlex
+import sys
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
+
+from hocket._tasks import described, meeting_place, tasks_per_node
+
+
+def become_node(flags: Namespace) -> None:
+    """Where srun or mpirun has started a `hocket run` on each host, make them one job: as with --nnodes and the rest.
+
+    Raises:
+        ValueError: There are several on this host, or they do not find each other.
+    """
+    task = None if "RANK" in os.environ else described()
+    if task is None or task.size == 1:
+        return
+    if task.local_size != 1:
+        raise ValueError(
+            f"{task.launcher} has started {task.local_size} `hocket run` on this host, and each would start ranks. "
+            f"Start one on each host (srun --ntasks-per-node=1, mpirun --map-by ppr:1:node), or the script itself: "
+            f"{task.launcher} python train.py"
+        )
+    address, port = meeting_place(task)
+    flags.nnodes, flags.node_rank, flags.master_addr, flags.master_port = str(task.size), task.rank, address, int(port)
+
+
+def ranks_of_node(environment: Mapping[str, str]) -> int | None:
+    """Return the tasks of each node that a Slurm job asked for; None outside of Slurm, or where nodes differ."""
+    counts = set(tasks_per_node(environment.get("SLURM_TASKS_PER_NODE", "")))
+    return counts.pop() if "SLURM_NTASKS" in environment and len(counts) == 1 else None
+
+
+def step_command(words: Sequence[str], nproc: int, environment: Mapping[str, str]) -> list[str] | None:
+    """Return the srun that starts `hocket run` with these words on every node of the allocation, `nproc` ranks on each.
+
+    None where there is no allocation of several nodes, or where this is one of its steps already.
+    """
+    nodes = int(environment.get("SLURM_JOB_NUM_NODES", "1"))
+    in_step = "SLURM_STEP_ID" in environment and int(environment.get("SLURM_STEP_NUM_TASKS", "1")) > 1
+    if "SLURM_JOB_ID" not in environment or nodes == 1 or in_step or "RANK" in environment:
+        return None
+    # srun would give its one task on a node one core.
+    cores = min(tasks_per_node(environment.get("SLURM_JOB_CPUS_PER_NODE", "1")))
+    srun = [
+        "srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", f"--cpus-per-task={cores}",
+        "--kill-on-bad-exit=1",
+    ]  # fmt: skip
+    return [*srun, sys.executable, "-m", "hocket", "run", f"-n={nproc}", *words]
+
+
+def batch_script(command: Sequence[str], environment: Mapping[str, str]) -> str:
+    """Return a script for sbatch that does the same in an allocation like this one."""
+    wanted = {"nodes": "SLURM_JOB_NUM_NODES", "ntasks-per-node": None, "partition": "SLURM_JOB_PARTITION"}
+    values = {key: environment.get(name) if name else ranks_of_node(environment) for key, name in wanted.items()}
+    head = [f"#SBATCH --{key}={value}" for key, value in values.items() if value]
+    return "\n".join(["#!/bin/sh", *head, f"exec {shlex.join(command)}"])
