@@ -15,7 +15,7 @@ import operator
 import re
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -55,7 +55,7 @@ _RANDOM: Final = frozenset(("bernoulli", "multinomial", "normal", "poisson", "em
 _NUMBER: Final = re.compile(r"\d+")
 _AS_IT_IS: Final[Any] = contextlib.nullcontext()
 _LOOSE: Final = frozenset((
-    "nonzero", "argwhere", "masked_select", "unique", "unique_consecutive", "repeat_interleave", "bincount",
+    "nonzero", "argwhere", "masked_select", "unique", "unique_consecutive", "bincount",
     "_pack_padded_sequence",
 ))  # fmt: skip
 _HERE: Final = (str(Path(__file__).parent), str(Path(torch.__file__).parent))
@@ -318,7 +318,7 @@ class _Follower(TorchFunctionMode, Numbers):
                 return value
             node = self.graph.create_node(operation, how, *noted)
             node.meta["idle"] = name in _SIZES
-            node.meta["loose"] = name in _LOOSE or (name == "__getitem__" and _masks(args[1]))
+            node.meta["loose"] = _loose(name, args, kwargs)
             node.meta["constant"] = name in _SIZES or self._constant(node, name)
             found = self._result(node, value, changed, in_place=name.endswith("_") and not name.endswith("__"))
             if name in _SEVERAL:
@@ -341,6 +341,8 @@ class _Follower(TorchFunctionMode, Numbers):
         ours = home.startswith("hocket.parallel") or (
             home.startswith("torch.nn") and not isinstance(module, _CONTAINERS)
         )
+        # One that normalises over the batch stays one step, which can be told its mode, and is named in warnings.
+        ours = ours or isinstance(module, torch.nn.modules.batchnorm._BatchNorm)
         self._path.append(path)
         try:
             if ours or is_leaf(module) or path in self._whole:
@@ -604,6 +606,16 @@ def _run(function: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, lis
     before = [(tensor, tensor._version) for tensor in _trees.tensors_in((args, kwargs))]
     value = function(*plain(tuple(args)), **plain(kwargs))
     return value, [tensor for tensor, version in before if tensor._version != version]
+
+
+def _loose(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Return whether the shape of what a call gives depends on numbers in tensors."""
+    if name == "__getitem__":
+        return _masks(args[1])
+    if name == "repeat_interleave":  # as many times each, or as a tensor says
+        repeats = kwargs.get("repeats", args[min(1, len(args) - 1)])
+        return isinstance(repeats, Tensor) and kwargs.get("output_size") is None
+    return name in _LOOSE
 
 
 def _masks(index: Any) -> bool:

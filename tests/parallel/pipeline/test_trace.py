@@ -1,0 +1,36 @@
+"""What a trace notes of the calls of a forward."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from hocket.parallel.pipeline._trace import trace
+
+
+class Repeats(nn.Module):
+    """Repeats each number as many times as it is told, or as a tensor says."""
+
+    def forward(self, x: Tensor, counts: Tensor) -> tuple[Tensor, ...]:
+        even = torch.repeat_interleave(x, 2, dim=-1)
+        alike = x.repeat_interleave(repeats=3, dim=0)
+        known = torch.repeat_interleave(x, counts, dim=0, output_size=4)
+        return even, alike, known, torch.repeat_interleave(x, counts, dim=0), x[counts > 1]
+
+
+def test_only_what_depends_on_numbers_has_a_shape_of_its_own() -> None:
+    graph = trace(Repeats(), (torch.randn(2, 3), torch.tensor([1, 3]))).graph
+    assert [node.meta["loose"] for node in graph.nodes if "interleave" in node.name] == [False, False, False, True]
+    assert [node.meta["loose"] for node in graph.nodes if "getitem" in node.name] == [True]
+
+
+class LikeTimms(nn.BatchNorm2d):
+    """A batch norm with a forward of its own that reads `self.training`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(nn.functional.batch_norm(x, self.running_mean, self.running_var, training=self.training))
+
+
+def test_a_batch_norm_of_one_s_own_is_one_step() -> None:
+    graph = trace(nn.Sequential(nn.Conv2d(1, 2, 3), LikeTimms(2)), (torch.randn(2, 1, 4, 4),)).graph
+    assert [node.target for node in graph.nodes if node.op == "call_module"] == ["0", "1"]
