@@ -95,6 +95,47 @@ def probe(
         _tell(name, result, out, as_json)
 
 
+@cluster.command()
+def fit(
+    what: Annotated[str, typer.Argument(metavar="CLUSTER", help="Where it was measured; as for `show`.")],
+    sweep: Annotated[Path, typer.Argument(help="nccl-tests' output, or lines of bytes,microseconds.")],
+    ranks: Annotated[int, typer.Option(*RANKS, min=2, help="How many ranks took part.")],
+    collective: Annotated[str, typer.Option(help="What was measured.")] = "all_reduce",
+    out: Annotated[Path | None, typer.Option("-o", "--out", help="Write the cluster with its constants here.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Fit what a cluster's links reach to a measured sweep; predictions take it from then on."""
+    import dataclasses
+
+    from hocket.cluster import build, load, to_toml
+    from hocket.planner import Network, fit_sweep, read_sweep
+
+    with one_error("cluster fit"):
+        found = load(what)
+        try:
+            text = sweep.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ValueError(f"{str(sweep)!r} cannot be read: {error}") from None
+        points = read_sweep(text)
+        constants, error_share = fit_sweep(points, Network.of(found), kind=collective, ranks=ranks)
+        names = ("inside_share" if ranks <= found.ranks_per_host() else "network_share", "collective_s")
+        fitted: dict[str, Any] = {name: float(f"{getattr(constants, name):.4g}") for name in names}
+        reached = {**found.reached, **fitted, "basis": "fitted", "fitted_workers": ranks}
+        made = dataclasses.replace(found, reached=reached, recipe=None)
+        if found.recipe is not None:
+            made = build({**found.recipe, "reached": reached})
+    if out is not None:
+        write_file("cluster fit", out, to_toml(made))
+    if as_json:
+        print_json({"cluster": found.name, "sizes": len(points), "fitted": fitted, "median_error": error_share})
+        return
+    typer.echo(f"{len(points)} sizes of {collective} on {ranks} ranks of {found.name}; median error {error_share:.1%}")
+    for name, value in fitted.items():
+        typer.echo(f"  {name} = {value:g}")
+    if out is not None:
+        typer.echo(f"wrote {out}")
+
+
 def _measured(n: int, sizes: list[int], rounds: int, timeout_s: float, in_job: bool) -> dict[str, Any] | None:
     if not in_job:
         from ._bench.world import BenchError, run_world

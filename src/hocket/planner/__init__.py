@@ -25,17 +25,17 @@ from ._profile import Profile
 from ._scaling import ScalingFit, fit_scaling
 from ._search import Search, admissible_plans, search
 from ._stages import balanced_cuts, in_flight
+from ._sweep import fit_sweep, read_sweep
 from ._synchronisation import Synchronisation
 from ._time import Prediction, StepParts, predict
 from .axes import AXES, Axis, axis, inner
 
 __all__ = [
     "AXES", "COMPRESSIONS", "CUT_SLACK", "LEVEL", "NEAR", "PLAN_VARIABLE", "WHAT_IFS", "Axis", "BucketSizes",
-    "CompressionSpec",
-    "Constants", "Cost", "Curve", "Link", "MeasuredPlan", "Memory", "Network", "Plan", "PlanCheck", "PlanError",
-    "PlanFinding", "Point", "Prediction", "Profile", "ScalingFit", "Search", "StepParts", "Synchronisation",
-    "admissible_plans", "assumptions", "axis", "balance", "balanced_cuts", "check_run", "curve_of_fit", "curves_svg",
-    "explain", "fit_scaling", "fitted", "in_flight", "inner", "memory_of", "parse_compression", "plan_order",
-    "plan_rows", "predict", "preferred", "reference_plans", "scaling_curves", "search", "step_graph", "waiting",
-    "with_reasons",
+    "CompressionSpec", "Constants", "Cost", "Curve", "Link", "MeasuredPlan", "Memory", "Network", "Plan", "PlanCheck",
+    "PlanError", "PlanFinding", "Point", "Prediction", "Profile", "ScalingFit", "Search", "StepParts",
+    "Synchronisation", "admissible_plans", "assumptions", "axis", "balance", "balanced_cuts", "check_run",
+    "curve_of_fit", "curves_svg", "explain", "fit_scaling", "fit_sweep", "fitted", "in_flight", "inner", "memory_of",
+    "parse_compression", "plan_order", "plan_rows", "predict", "preferred", "read_sweep", "reference_plans",
+    "scaling_curves", "search", "step_graph", "waiting", "with_reasons",
 ]  # fmt: skip
