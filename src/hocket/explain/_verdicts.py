@@ -1,12 +1,12 @@
 """What a run says for itself: who was late and why, what hung, and what costs most; one sentence each."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
 
-from hocket.profile import SAMPLE, STEP, RankRun, RunRecord, short_place
+from hocket.profile import SAMPLE, STEP, InGroup, LiveRank, RankRun, RunRecord, live_ranks, short_place
 
 from ._parts import BUBBLE, CHECKPOINT, COLLECTOR, COMPUTATION, DATA, Array, Parts
 from ._what_if import replay_s
@@ -71,12 +71,21 @@ def verdicts_of(run: RunRecord, parts: Parts | None) -> list[Verdict]:
 
 
 def _died(run: RunRecord) -> list[Verdict]:
-    """Find ranks that were gone long before the others were."""
+    """Find ranks that were gone while others waited for them, or long before the others were."""
     last_s = max(one.last_s for one in run.ranks)
-    gone = [one for one in run.ranks if one.ended_s is None]
-    if not gone or len(gone) == len(run.ranks):
-        # All were ended: the first that was not heard of any more, if the others were for much longer.
-        gone = [one for one in gone if last_s - one.last_s > 3.0]
+    live = {one.rank: one for one in live_ranks(run.folder, dump=False)}
+    begun = {(g.name, g.ranks): _most(live.values(), g) for one in live.values() for g in one.groups}
+    gone = [
+        one
+        for one in run.ranks
+        if one.ended_s is None and one.rank in live and live[one.rank].state in ("dead", "silent")
+        and (
+            last_s - one.last_s > 3.0
+            or any(g.waits or g.started < begun[g.name, g.ranks] for g in live[one.rank].groups)
+        )
+    ]  # fmt: skip
+    first_s = min((one.last_s for one in gone), default=0.0)
+    gone = [one for one in gone if one.last_s < first_s + 1.0 and len(gone) < max(2, run.world)]
     return [
         Verdict(
             "died",
@@ -89,6 +98,11 @@ def _died(run: RunRecord) -> list[Verdict]:
         )
         for one in gone[:3]
     ]
+
+
+def _most(ranks: Iterable[LiveRank], group: InGroup) -> int:
+    """Return the latest operation of a group that any rank has begun."""
+    return max(g.started for one in ranks for g in one.groups if (g.name, g.ranks) == (group.name, group.ranks))
 
 
 def _straggler(parts: Parts) -> list[Verdict]:

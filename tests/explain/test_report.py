@@ -1,0 +1,115 @@
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hocket.cli import main
+from hocket.comm import OperationRecord
+from hocket.explain import explain, report
+from hocket.profile._layout import PHASE, SAMPLE, STEP
+from hocket.profile._record import RankRecord
+from hocket.timeline import read_perfetto
+
+STEPS = 40
+
+
+def recorded(folder: Path, ranks: int, late: int, more_s: float = 0.03, steps: int = STEPS) -> None:
+    """Write the records of a run that never was: steps of 10 ms and an all-reduce, one rank later than the others."""
+    random = np.random.default_rng(0)
+    for rank in range(ranks):
+        record = RankRecord(folder, rank, ranks)
+        begin_s = 1000.0
+        for step in range(steps):
+            own_s = 0.01 + (more_s if rank == late else 0.0) + float(random.uniform(0, 0.001))
+            arrived_s = begin_s + 0.011 + more_s
+            at_s = begin_s + own_s
+            op = OperationRecord(
+                "0", step + 1, "all_reduce", 1 << 20, "float32", ranks, "shm-direct", False, at_s, at_s, arrived_s,
+                arrived_s + 0.002, None, at_s,
+            )  # fmt: skip
+            record.operation_started(op)
+            record.operation_finished(op)
+            record.operation_waited(op, at_s, arrived_s + 0.002)
+            record.span(PHASE, begin_s, begin_s + 0.001, "data")
+            record.span(STEP, begin_s, arrived_s + 0.003, seq=step + 1)
+            record.row(1, SAMPLE, nbytes=(200 + rank) << 20, times=(begin_s, 0.0, 0.0, 0.0, 0.0))
+            begin_s = arrived_s + 0.003
+        record.ended()
+
+
+class Page(HTMLParser):
+    """What a page refers to, and whether its elements are closed in order."""
+
+    VOID = ("meta", "link", "br", "img")
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.addresses: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.addresses += [value or "" for key, value in attrs if key in ("src", "href")]
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+@pytest.mark.parametrize("ranks", [2, 300])
+def test_a_page_tells_of_few_ranks_and_of_many_without_the_network(tmp_path: Path, ranks: int) -> None:
+    recorded(tmp_path, ranks, late=ranks - 1, steps=STEPS if ranks == 2 else 12)
+    found = explain(tmp_path)
+    assert (found.verdicts[0].kind, found.verdicts[0].ranks) == ("straggler", (ranks - 1,))
+    text = report(found, found)
+    page = Page(text)
+    assert page.open == []
+    assert page.addresses == ["data:,"], "nothing is fetched"
+    assert "http" not in text
+    assert len(text) < 5_000_000
+    assert f"rank {ranks - 1} of {ranks}" in text
+    for title in (
+        "Verdicts",
+        "Where a step",
+        "Every rank",
+        "Collectives by size",
+        "Memory",
+        "Environment",
+        "Beside the",
+    ):
+        assert f"<h2>{title}" in text
+    data = json.loads(re.search(r'id="data">(.*?)</script>', text, re.DOTALL).group(1))  # type: ignore[union-attr]
+    assert data["heat"]["ranks"] == ranks
+    assert len(data["timeline"]["rows"]) == min(ranks, 24)
+    assert f"rank {ranks - 1}" in [row["name"] for row in data["timeline"]["rows"]]
+
+
+def test_the_command_writes_the_page_and_one_trace_of_all_ranks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recorded(tmp_path / "run", 3, late=1)
+    page, trace = tmp_path / "page.html", tmp_path / "trace.json"
+    with pytest.raises(SystemExit) as ended:
+        main(["report", str(tmp_path / "run"), "-o", str(page), "--trace", str(trace)])
+    assert ended.value.code == 0
+    assert "rank 1 of 3" in capsys.readouterr().out
+    assert "<h2>Verdicts</h2>" in page.read_text()
+    timeline = read_perfetto(trace)
+    assert timeline.ranks == (0, 1, 2)
+    for rank in range(3):
+        operations = timeline.of(rank, "collective")
+        assert len(operations) == STEPS
+        assert sum(one.nbytes or 0.0 for one in operations) == STEPS * 2**20
+    # No operation ends on any rank before the last one has begun it.
+    late = timeline.of(1, "collective")
+    assert all(one.end_s >= last.start_s for one, last in zip(timeline.of(0, "collective"), late, strict=True))
+
+
+def test_a_text_of_the_run_cannot_become_part_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOCKET_HOST", "</script><script>alert(1)</script>")
+    recorded(tmp_path, 2, late=1)
+    assert "<script>alert" not in report(explain(tmp_path))
