@@ -41,7 +41,10 @@ HYDRA = {"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRA
 def bare(monkeypatch: pytest.MonkeyPatch) -> None:
     """An environment that no launcher has made."""
     for name in os.environ:
-        if name.startswith(("SLURM_", "OMPI_", "PMI", "MPI_", "MASTER_")) or name in ("RANK", "WORLD_SIZE"):
+        if name.startswith(("SLURM_", "SKYPILOT_", "OMPI_", "PMI", "MPI_", "MASTER_")) or name in (
+            "RANK",
+            "WORLD_SIZE",
+        ):
             monkeypatch.delenv(name)
 
 
@@ -56,6 +59,8 @@ def test_each_launcher_s_variables_say_which_task_this_is() -> None:
     hydra = described({**SLURM, **HYDRA})
     assert hydra is not None
     assert (hydra.rank, hydra.size, hydra.local_rank, hydra.local_size, hydra.host) == (3, 4, 1, 2, None)
+    sky = {"SKYPILOT_NODE_RANK": "1", "SKYPILOT_NUM_NODES": "2", "SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2"}
+    assert described(sky) == LaunchedTask("SkyPilot", 1, 2, 0, 1, "skypilot", "10.0.0.1")
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ class TasksError(ValueError):
 class LaunchedTask:
     """One of a job's processes, as its launcher's variables describe it."""
 
-    launcher: str  # command that started them: "srun", "mpirun"
+    launcher: str  # what started them: "srun", "mpirun", "SkyPilot"
     rank: int  # number of this process
     size: int  # how many there are
     local_rank: int  # number among those of this host
@@ -76,6 +76,10 @@ def described(environment: Mapping[str, str] | None = None) -> LaunchedTask | No
         first = next(expand_hosts(env.get("SLURM_STEP_NODELIST") or env["SLURM_JOB_NODELIST"]))
         job = f"slurm-{env.get('SLURM_JOB_ID')}.{env['SLURM_STEP_ID']}"
         return LaunchedTask("srun", rank, size, local_rank, local_size, job, _LOCAL if local_size == size else first)
+    if "SKYPILOT_NODE_RANK" in env:  # one task a node
+        rank, size = _numbers(env, "SKYPILOT_NODE_RANK", "SKYPILOT_NUM_NODES")
+        first, *_ = env.get("SKYPILOT_NODE_IPS", _LOCAL).split()
+        return LaunchedTask("SkyPilot", rank, size, 0, 1, env.get("SKYPILOT_TASK_ID", "skypilot"), first)
     if "PMI_RANK" in env and int(env.get("PMI_SIZE", "1")) > 1 or "PMIX_RANK" in env and "SLURM_STEP_ID" not in env:
         raise TasksError(
             f"PMI_RANK={env.get('PMI_RANK')}, PMIX_RANK={env.get('PMIX_RANK')}: a launcher that Hocket does not know "

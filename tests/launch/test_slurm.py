@@ -1,6 +1,7 @@
 """`hocket run` in a Slurm allocation starts on all nodes; one a host becomes one job, several are refused."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -54,6 +55,20 @@ def test_a_launcher_on_each_host_is_one_job_and_two_on_one_host_are_refused(
     monkeypatch.setenv("MPI_LOCALNRANKS", "2")
     with pytest.raises(ArgumentError, match="each would start ranks"):
         parse_arguments(["-n", "3", path])
+
+
+def test_on_every_node_of_skypilot_the_same_command_makes_one_job(hocket: Any, script: Any) -> None:
+    path = script("import os; print(os.environ['RANK'], os.environ['WORLD_SIZE'], os.environ['LOCAL_RANK'])")
+    nodes = {
+        "SKYPILOT_NUM_NODES": "2",
+        "SKYPILOT_NODE_IPS": "127.0.0.1\n127.0.0.1",
+        "SKYPILOT_TASK_ID": f"sky-{os.getpid()}",
+    }
+    started = [
+        hocket("run", "-n", "1", path, env={**os.environ, **nodes, "SKYPILOT_NODE_RANK": str(rank)}) for rank in (1, 0)
+    ]
+    said = [process.communicate(timeout=deadline(90))[0] for process in started]
+    assert said == ["[1] 1 2 0\n", "[0] 0 2 0\n"]
 
 
 @pytest.fixture
