@@ -55,7 +55,11 @@ class Fabric:
         name = secrets.token_hex(4) if name is None else name
         file = _state.path_of(name)
         clear_stale()
-        if file.exists():
+        if os.path.lexists(file):
+            if _state.read(file) is None:
+                raise FabricError(
+                    f"{file} is not this user's; choose another name, or set TMPDIR to a directory of yours"
+                )
             raise FabricError(f"a fabric {name!r} is up; take it down first, or choose another name")
         order = {
             "name": name,

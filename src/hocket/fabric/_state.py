@@ -4,9 +4,11 @@ The file says which process keeps the fabric (with its start, so that a later pr
 for it), who owns it, and what is wired.
 """
 
+import contextlib
 import json
 import os
 import re
+import stat
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,10 +78,16 @@ def socket_of(file: str) -> str:
 
 
 def read(file: str | Path) -> FabricState | None:
-    """Return what a file says; None if it has gone, or is another user's."""
+    """Return what a file says; None if it has gone, or is another user's, or no file: anybody may write beside it.
+
+    Raises:
+        FabricError: The file is this user's own, and broken.
+    """
     try:
-        with open(file) as opened:
-            if os.fstat(opened.fileno()).st_uid != os.getuid():
+        # What others can put there neither leads us elsewhere nor lets us wait.
+        with open(os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)) as opened:
+            found = os.fstat(opened.fileno())
+            if found.st_uid != os.getuid() or not stat.S_ISREG(found.st_mode):
                 return None
             value = json.load(opened)
         wiring = Wiring.from_json(value.pop("wiring"))
@@ -88,16 +96,17 @@ def read(file: str | Path) -> FabricState | None:
             file=str(file),
             wiring=wiring,
         )
-    except (FileNotFoundError, PermissionError):
+    except OSError:
         return None
     except (ValueError, KeyError, TypeError) as error:
         raise FabricError(f"{file} is not a fabric's file ({error}); remove it") from None
 
 
 def read_all() -> list[FabricState]:
-    """Return the fabrics of this user, also those whose keeper has gone, by name."""
+    """Return the fabrics of this user, also those whose keeper has gone, by name; broken files are left out."""
     found = []
     for path in sorted(directory().glob(f"{_PREFIX}*.json")):
-        if (state := read(path)) is not None:
-            found.append(state)
+        with contextlib.suppress(FabricError):
+            if (state := read(path)) is not None:
+                found.append(state)
     return found
