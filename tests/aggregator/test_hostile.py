@@ -281,6 +281,15 @@ def test_strangers_are_few_and_have_little_time():
         assert server.stats().refused == 12
 
 
+def test_strangers_keep_no_client_out():
+    with aggregators(limits=Limits(connections=16, hello_s=deadline(60))) as server:
+        strangers = [socket.create_connection(server.address) for _ in range(12)]
+        still_serves(server)  # a new client, while four of them sit there; it had been kept out for a minute
+        assert server.stats().refused >= 8
+        for sock in strangers:
+            sock.close()
+
+
 def test_quotas_for_groups_members_operations_and_bytes():
     limits = Limits(groups=3, members=4, operations=2, nbytes=1 << 23, window_nbytes=1 << 20)
     with aggregators(limits=limits) as server:

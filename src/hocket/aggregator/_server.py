@@ -127,9 +127,13 @@ class Aggregator:
                 return
             address = f"{peer[0]}:{peer[1]}"
             clients = [link for link in self._links if isinstance(link, Connection)]
-            strangers = sum(not link.known for link in clients)
-            if len(clients) >= self.limits.connections or strangers >= max(4, self.limits.connections // 4):
-                self._refused(address, f"{len(clients)} connections, {strangers} of strangers: no more are taken")
+            strangers = [link for link in clients if not link.known]
+            full = len(clients) >= self.limits.connections
+            if strangers and (full or len(strangers) >= max(4, self.limits.connections // 4)):
+                # A client proves itself at once, so room is made by who has taken the longest: strangers keep none out.
+                self._drop(min(strangers, key=lambda link: link.began_s), "others wait, and it is silent", refused=True)
+            elif full:
+                self._refused(address, f"{len(clients)} connections: no more are taken")
                 sock.close()
                 continue
             prepare(sock, self.limits.stall_s)

@@ -17,7 +17,8 @@ class Limits:
     """Quotas and deadlines of an aggregator.
 
     Attributes:
-        connections: Clients at once; of them a quarter may be strangers that have not proved themselves yet.
+        connections: Clients at once; of them a quarter may be strangers that have not proved themselves yet. The next
+            takes the place of the stranger that has been silent the longest.
         groups: Groups of one token at once.
         members: Members of one group at this aggregator.
         operations: Operations under way at once in one group.
