@@ -135,6 +135,46 @@ def test_run_starts_one_beside_the_ranks_and_leaves_nothing(tmp_path):
             continue
 
 
+RETURNS = """
+import os, pathlib, signal, time, torch, torch.distributed as dist
+from hocket import comm
+os.environ["HOCKET_HOST"] = "host" + os.environ["RANK"]
+dist.init_process_group("hocket")
+def check():
+    data = torch.ones(1000)
+    dist.all_reduce(data)
+    assert (data == 2).all()
+check()
+if dist.get_rank() == 0:
+    for path in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_bytes().split(b"\\0")
+        except OSError:
+            continue
+        if os.environ["HOCKET_AGGREGATOR_TOKEN_FILE"].encode() in words:
+            os.kill(int(path.parent.name), signal.SIGKILL)
+here = 0.0
+while here < 2:  # both ranks are back
+    check()
+    back = torch.tensor([float(any(one.returns for one in comm.aggregation_stats().values()))])
+    dist.all_reduce(back)
+    here = back.item()
+check()
+print("back")
+dist.destroy_process_group()
+"""
+
+
+def test_run_starts_a_killed_one_again_and_the_ranks_come_back(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(RETURNS)
+    command = [sys.executable, "-m", "hocket", "run", "-n", "2", "--aggregate", str(script)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=deadline(100))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("back") == 2
+    assert "the aggregator is started again: aggregator at 127.0.0.1, which ended (SIGKILL)" in done.stderr
+
+
 def test_run_refuses_aggregate_for_several_hosts(tmp_path):
     script = tmp_path / "train.py"
     script.write_text("")

@@ -21,6 +21,9 @@ def register() -> None:
 
         if is_available() and not hasattr(Backend, "HOCKET"):
             Backend.register_backend("hocket", _create, extended_api=True, devices=["cpu", "cuda"])
+            from . import rendezvous
+
+            rendezvous.take_over()
             _adopt_tasks_at_rendezvous()
             if JOB_VARIABLE in os.environ and os.environ.get("RANK") == "0" and os.environ.get("WORLD_SIZE") != "1":
                 _say_if_alone()

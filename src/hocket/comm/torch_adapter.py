@@ -4,6 +4,7 @@ torch's own stubs leave out or mistype most of them, hence `Any`.
 """
 
 import functools
+import importlib
 import sys
 import weakref
 from collections.abc import Callable, Sequence
@@ -23,6 +24,9 @@ Store: Any = _any.Store
 PrefixStore: Any = _any.PrefixStore
 TCPStore: Any = _public.TCPStore
 FileStore: Any = _public.FileStore
+HashStore: Any = _public.HashStore
+DistNetworkError: Any = _public.DistNetworkError
+DistStoreError: Any = _public.DistStoreError
 
 AllgatherOptions: Any = _any.AllgatherOptions
 AllreduceCoalescedOptions: Any = _any.AllreduceCoalescedOptions
@@ -46,9 +50,15 @@ all_gather_single: Any = _public.all_gather_single
 reduce_scatter_single: Any = _public.reduce_scatter_single
 
 
-def process_group_gloo(store: Any, rank: int, size: int, timeout: Any) -> Any:
-    """Return a bare Gloo backend."""
-    engine = _any.ProcessGroupGloo(store, rank, size, timeout=timeout)
+def process_group_gloo(store: Any, rank: int, size: int, timeout: Any, loopback: bool = False) -> Any:
+    """Return a bare Gloo backend, on this host's loopback addresses only if asked for."""
+    if loopback:
+        options = _any.ProcessGroupGloo._Options()
+        options._devices, options._timeout = [_any.ProcessGroupGloo.create_device(hostname="127.0.0.1")], timeout
+        options._threads = 2  # as torch has it
+        engine = _any.ProcessGroupGloo(store, rank, size, options)
+    else:  # which looks at GLOO_SOCKET_IFNAME
+        engine = _any.ProcessGroupGloo(store, rank, size, timeout=timeout)
     engine._set_sequence_number_for_group()
     return engine
 
@@ -60,6 +70,13 @@ def process_group_nccl(store: Any, rank: int, size: int, timeout: Any) -> Any:
     engine = _any.ProcessGroupNCCL(store, rank, size, options)
     engine._set_sequence_number_for_group()
     return engine
+
+
+def replace_rendezvous(scheme: str, handler: Callable[..., Any]) -> None:
+    """Have `handler` find the ranks for URLs of this scheme; it gets torch's own handler before the URL."""
+    handlers: Any = importlib.import_module("torch.distributed.rendezvous")._rendezvous_handlers
+    if not isinstance(handlers[scheme], functools.partial):  # else it has been done
+        handlers[scheme] = functools.partial(handler, handlers[scheme])
 
 
 def default_store() -> Any:

@@ -7,17 +7,17 @@ if TYPE_CHECKING:
     from ._arguments import ArgumentError, LaunchArguments, argument_parser, parse_arguments
     from ._clean import Leftover, leftovers, remove_leftover
     from ._doctor import Diagnosis, examine
-    from ._elastic import LaunchError
     from ._fabric import PlacementError, enter_fabric
     from ._failure import RankFailure
     from ._launch import LaunchResult, dry_run, launch, run, threads_of_rank
+    from ._meeting import LaunchError
     from ._slurm import batch_script, step_command
 
 _HOMES = {
     "ArgumentError": "_arguments",
     "Diagnosis": "_doctor",
     "LaunchArguments": "_arguments",
-    "LaunchError": "_elastic",
+    "LaunchError": "_meeting",
     "LaunchResult": "_launch",
     "Leftover": "_clean",
     "PlacementError": "_fabric",

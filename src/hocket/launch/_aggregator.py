@@ -3,16 +3,17 @@
 import contextlib
 import os
 import secrets
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from hocket._sweep import JOB_VARIABLE
 
-from ._elastic import LaunchError
 from ._job import Job
+from ._meeting import LaunchError
 
 if TYPE_CHECKING:
     from ._fabric import HostPlacement
@@ -37,16 +38,16 @@ class Aggregators:
         with open(os.open(self._token_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             file.write(secrets.token_hex(32))
         self._by_host: Mapping[str, str] = {}
+        # what runs, and by what role, place, options and address it can be started again
+        self._running: list[tuple[subprocess.Popen[bytes], str, str, list[str], str]] = []
         if placement is None:
-            self._address = self._listening({"aggregator": self._start("aggregator", "127.0.0.1", [])})["aggregator"]
+            self._address = self._listen("aggregator", ["127.0.0.1"], [])["127.0.0.1"]
             return
         sites = placement.sites()
-        roots = self._listening({place: self._start("root", place, []) for place in sites.roots})
+        roots = self._listen("root", sites.roots, [])
         self._address = ",".join(roots.values())
         if sites.leaves:
-            above = ["--parent", self._address]
-            leaves = {place: self._start("leaf", place, above) for place in dict.fromkeys(sites.leaves.values())}
-            addresses = self._listening(leaves)
+            addresses = self._listen("leaf", list(dict.fromkeys(sites.leaves.values())), ["--parent", self._address])
             self._by_host = {host: addresses[place] for host, place in sites.leaves.items()}
 
     def environment(self, host: str | None) -> dict[str, str]:
@@ -57,12 +58,23 @@ class Aggregators:
         address = self._address if host is None else self._by_host.get(host, self._address)
         return {ADDRESS_VARIABLE: address, "HOCKET_AGGREGATOR_TOKEN_FILE": self._token_file}
 
-    def _start(self, role: str, place: str, more: list[str]) -> tuple[subprocess.Popen[bytes], str]:
+    def revive(self) -> list[str]:
+        """Start again, at its old address, what has ended; ranks go on without it, and come back. Return the names."""
+        again = []
+        for index, (process, role, place, more, address) in enumerate(self._running):
+            if process.poll() is not None:
+                new, _ = self._start(role, place, more, address)
+                self._running[index] = (new, role, place, more, address)
+                again.append(f"{role} at {place}, which ended ({_ending(process.returncode)})")
+        return again
+
+    def _start(self, role: str, place: str, more: list[str], address: str = "") -> tuple[subprocess.Popen[bytes], str]:
         """Start one; `place` is a node of the emulated cluster, or an address of this host."""
         fabric = None if self._placement is None else self._placement.fabric
         host = place if fabric is None else fabric.address(place)
         address_file = os.path.join(self._job.directory, f"aggregator-address-{role}-{host}")
-        options = ["--listen", f"{host}:0", "--token-file", self._token_file, "--address-file", address_file]
+        listen = address or f"{host}:0"
+        options = ["--listen", listen, "--token-file", self._token_file, "--address-file", address_file]
         command = [sys.executable, "-m", "hocket", "aggregator", *options, "--name", f"{role} at {place}", *more]
         process = subprocess.Popen(
             fabric.command_in(place, command) if fabric else command,
@@ -73,10 +85,13 @@ class Aggregators:
             start_new_session=True,  # Ctrl-C is for the ranks; it is ended after them
         )
         self._job.add_rank(process.pid)
+        if self._placement is not None:
+            _before_others(process.pid)
         return process, address_file
 
-    def _listening(self, started: Mapping[str, tuple[subprocess.Popen[bytes], str]]) -> dict[str, str]:
-        """Return the address of each, once it listens."""
+    def _listen(self, role: str, places: Sequence[str], more: list[str]) -> dict[str, str]:
+        """Start one at each place; return the address of each, once it listens."""
+        started = {place: self._start(role, place, more) for place in places}
         addresses = {}
         for place, (process, address_file) in started.items():
             while not os.path.exists(address_file):
@@ -88,9 +103,12 @@ class Aggregators:
                 time.sleep(0.01)
             with open(address_file) as file:
                 addresses[place] = file.read().strip()
-            if self._placement is not None:
-                _before_others(process.pid)
+            self._running.append((process, role, place, more, addresses[place]))
         return addresses
+
+
+def _ending(status: int) -> str:
+    return signal.Signals(-status).name if status < 0 else f"exit status {status}"
 
 
 def _before_others(pid: int) -> None:

@@ -74,6 +74,11 @@ class LaunchArguments:
         return str(self.flags.nnodes) in ("1", "1:1")
 
     @property
+    def private(self) -> bool:
+        """Whether the ranks meet in the job's own directory: one launcher has them all."""
+        return self.one_host and self.flags.rdzv_backend in ("static", "c10d")
+
+    @property
     def grace_s(self) -> int:
         """Seconds between the signal that asks a rank to end and SIGKILL."""
         return int(self.flags.shutdown_timeout)

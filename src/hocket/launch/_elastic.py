@@ -17,16 +17,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch.distributed.elastic.rendezvous.registry as rendezvous_registry
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs, SignalException
-from torch.distributed.elastic.rendezvous import RendezvousError, RendezvousParameters
+from torch.distributed.elastic.rendezvous import RendezvousError
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from torch.distributed.launcher.api import LaunchConfig
 from torch.distributed.run import config_from_args
 
 from ._arguments import ArgumentError, LaunchArguments
+from ._meeting import Meeting, meet, not_met
 
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
@@ -85,10 +85,6 @@ class Interrupted(Exception):
         self.number = number
 
 
-class LaunchError(RuntimeError):
-    """The launch failed before there were ranks that could fail."""
-
-
 def run_ranks(arguments: LaunchArguments, command: list[str], log_directory: str, listener: JobListener) -> None:
     """Run a command as all ranks of this host, until they have ended or failed for good.
 
@@ -106,22 +102,10 @@ def run_ranks(arguments: LaunchArguments, command: list[str], log_directory: str
     """
     _quieten()
     config = launch_config(arguments, log_directory)
-    parameters = RendezvousParameters(
-        backend=config.rdzv_backend,
-        endpoint=config.rdzv_endpoint,
-        run_id=config.run_id,
-        min_nodes=config.min_nodes,
-        max_nodes=config.max_nodes,
-        local_addr=config.local_addr,
-        **config.rdzv_configs,
-    )
-    try:
-        handler = rendezvous_registry.get_rendezvous_handler(parameters)
-    except RendezvousError as error:
-        raise _not_met(config, error) from error
     address, port = None, None
     if config.rdzv_backend == "static":
         address, port = parse_rendezvous_endpoint(config.rdzv_endpoint, default_port=-1)
+    meeting = meet(config, log_directory, one_host=arguments.one_host)
     assert config.logs_specs is not None
     spec = WorkerSpec(
         role=config.role,
@@ -129,7 +113,7 @@ def run_ranks(arguments: LaunchArguments, command: list[str], log_directory: str
         entrypoint=command[0],
         # elastic substitutes ${local_rank} in arguments; the program's are to arrive as they were given.
         args=tuple(argument.replace("$", "$$") for argument in command[1:]),
-        rdzv_handler=handler,
+        rdzv_handler=meeting.handler,
         max_restarts=config.max_restarts,
         monitor_interval=config.monitor_interval,
         master_addr=address,
@@ -139,24 +123,26 @@ def run_ranks(arguments: LaunchArguments, command: list[str], log_directory: str
         numa_options=config.numa_options,
         virtual_local_rank=config.virtual_local_rank,
     )
-    agent = _Agent(spec, _RoutedLogs(config.logs_specs, listener), config.start_method, listener, arguments.grace_s)
+    agent = _Agent(
+        spec, _RoutedLogs(config.logs_specs, listener, meeting), config.start_method, listener, arguments.grace_s
+    )
     close_rendezvous = True
     try:
-        with _environment_restored(TORCHELASTIC_SIGNALS_TO_HANDLE=_not_ignored(config.signals_to_handle)):
+        with _environment_restored(
+            TORCHELASTIC_SIGNALS_TO_HANDLE=_not_ignored(config.signals_to_handle),
+            TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1",  # elastic's store for the ranks, which asks nobody who he is
+        ):
             agent.run()
     except RendezvousError as error:
-        raise _not_met(config, error) from error
+        raise not_met(config, error) from error
     except SignalException as error:
         # A rendezvous that other hosts share stays open for them, as with torchrun.
         close_rendezvous = arguments.one_host
         raise Interrupted(error.sigval) from None
     finally:
         if close_rendezvous:
-            handler.shutdown()
-
-
-def _not_met(config: LaunchConfig, error: RendezvousError) -> LaunchError:
-    return LaunchError(f"the hosts did not meet at {config.rdzv_endpoint!r}: {error}")
+            meeting.handler.shutdown()
+        meeting.close()
 
 
 def _not_ignored(names: str) -> str:
@@ -183,10 +169,11 @@ def launch_config(arguments: LaunchArguments, log_directory: str) -> LaunchConfi
 class _RoutedLogs(LogsSpecs):
     """The log files that torchrun's flags ask for; the listener then says what else becomes of the streams."""
 
-    def __init__(self, inner: LogsSpecs, listener: JobListener) -> None:
+    def __init__(self, inner: LogsSpecs, listener: JobListener, meeting: Meeting) -> None:
         super().__init__()
         self._inner = inner
         self._listener = listener
+        self._meeting = meeting
 
     @property
     def root_log_dir(self) -> str:
@@ -194,6 +181,8 @@ class _RoutedLogs(LogsSpecs):
 
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
         destinations = self._inner.reify(envs)
+        for environment in envs.values():
+            environment.update(self._meeting.environment(environment))
         self._listener.route(destinations, envs)
         return destinations
 

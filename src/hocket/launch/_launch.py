@@ -145,13 +145,14 @@ def dry_run(arguments: LaunchArguments) -> dict[str, Any]:
     """Return what `run` would do, as plain values, for `--dry-run`."""
     threads = _rank_threads(arguments)
     flags = arguments.flags
+    endpoint = flags.rdzv_endpoint or f"{flags.master_addr}:{flags.master_port}"
     return {
         "command": rank_command(arguments, "JOB_DIRECTORY"),
         "environment": {**({"OMP_NUM_THREADS": str(threads)} if threads else {}), **arguments.environment},
         "nproc": arguments.nproc,
         "hosts": dict(arguments.hosts) or flags.nnodes,
         "emulated_hosts": _emulated_hosts(arguments),
-        "rendezvous": f"{flags.rdzv_backend} at {flags.rdzv_endpoint or f'{flags.master_addr}:{flags.master_port}'}",
+        "rendezvous": "the job's own directory" if arguments.private else f"{flags.rdzv_backend} at {endpoint}",
         "restarts": flags.max_restarts,
         "timeout_s": arguments.timeout_s,
     }
@@ -294,6 +295,8 @@ class _RunningJob(JobListener):
             self._merger.log_error = None
         if self._merger.output_closed:
             raise _Ended("output-closed", OUTPUT_CLOSED)
+        for name in self.aggregators.revive() if self.aggregators else ():
+            self.say(f"the aggregator is started again: {name}")
         if self._deadline_s is not None and time.monotonic() > self._deadline_s:
             raise _Ended("timed-out", TIMED_OUT)
 

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import secrets
 import select
 import shlex
 import signal
@@ -14,11 +15,13 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, BinaryIO
 
+from hocket.comm import rendezvous
+
 from ._arguments import LaunchArguments
 from ._child import Child
 from ._console import outputs
-from ._elastic import LaunchError
 from ._hosts import BEAT_S, MARK, passed_on
+from ._meeting import LaunchError
 from ._merge import Merger, RankStream
 
 _READY_S = 60.0  # for a host to import Python and say what it is; a shared disk may be slow
@@ -163,8 +166,9 @@ def _prepare(
     arguments: LaunchArguments, hosts: list[_Host], noise: Callable[[bytes], None], say: Callable[[str], None]
 ) -> None:
     """Let every host say what it is, compare, and see that each reaches the first."""
+    secret = rendezvous.job_secret() or secrets.token_hex(32).encode()  # by which they know each other
     order = {
-        "environment": {**passed_on(), **arguments.environment},
+        "environment": {**passed_on(), **arguments.environment, rendezvous.SECRET_VARIABLE: secret.decode()},
         "directory": os.getcwd(),
         "script": arguments.target if arguments.kind == "script" else None,
     }

@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import pickle
 import signal
+import socket
 import tempfile
 import time
 import traceback
@@ -76,23 +77,18 @@ def run_ranks(
     Raises:
         RankError: a rank failed; with the traceback of the first.
     """
-    from hocket.comm.torch_adapter import TCPStore
+    from hocket.comm import rendezvous
 
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_preloaded)
-    # The store lives in this process, so that ranks may come and go and no port is chosen before it is bound.
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     common = {
         "WORLD_SIZE": str(n),
         "LOCAL_WORLD_SIZE": str(n),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(store.port),
-        "TORCHELASTIC_USE_AGENT_STORE": "True",
         "TORCHELASTIC_RESTART_COUNT": "0",
         _patience.VARIABLE: str(patience()),
-        **(env or {}),
     }
     with tempfile.TemporaryDirectory(prefix="hocket-test-") as directory:
+        common |= {**rendezvous.environment("127.0.0.1", _free_port(), f"{directory}/rendezvous"), **(env or {})}
         readers: list[Connection] = []
         processes = []
         for rank in range(n):
@@ -117,7 +113,13 @@ def run_ranks(
                 process.join(deadline(_GRACE_S))
             for reader in readers:
                 reader.close()
-            del store
+
+
+def _free_port() -> int:
+    """Return a port for a store that a rank may want to open; Hocket opens none."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
 
 
 def _collect(

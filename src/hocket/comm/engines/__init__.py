@@ -1,7 +1,8 @@
 """The engines, which move bytes between hosts: torch's own process groups, and MPI."""
 
+from ._gloo import Gloo
 from ._mpi import MpiPointToPoint
 from ._point_to_point import EnginePointToPoint
 from .engine import EngineTransport
 
-__all__ = ["EnginePointToPoint", "EngineTransport", "MpiPointToPoint"]
+__all__ = ["EnginePointToPoint", "EngineTransport", "Gloo", "MpiPointToPoint"]

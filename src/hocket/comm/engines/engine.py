@@ -11,17 +11,6 @@ from ..transport import Flats, ReduceOperator, cut
 _BYTES = torch.uint8
 
 
-def gloo(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
-    """Gloo over the same store: point-to-point, other hosts, and what shared memory cannot serve.
-
-    Raises:
-        RuntimeError: this build of torch has no Gloo.
-    """
-    if not torch.distributed.is_gloo_available():
-        raise RuntimeError("the hocket backend needs Gloo inside torch; this build of torch has none")
-    return c10d.process_group_gloo(c10d.PrefixStore("gloo/", store), rank, size, timeout)
-
-
 def nccl(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
     """NCCL over the same store, for CUDA tensors of ranks that have a GPU each.
 

@@ -13,6 +13,7 @@ from torch.distributed import Work
 
 from .. import torch_adapter as c10d
 from ..aggregated import leave_aggregator
+from ..engines import Gloo
 from ..engines import engine as _engine
 from ..shm import SharedMemoryTransport
 from ..shm import cuda_ipc as _cuda_ipc
@@ -48,7 +49,7 @@ class HocketGroup(Collectives):
         self._store = c10d.PrefixStore(f"hocket/{_count_lives()}/", given.store)
         timeout = _timeout(given.timeout)
         hosts = find_hosts(self._store, self._name, rank, size, timeout, self._global_ranks)
-        self._gloo: Any = _engine.gloo(self._store, rank, size, timeout)
+        self._gloo = Gloo(self._store, rank, size, timeout)
         transport, channel, self._tag_matcher = open_transport(
             self._store, self._name, rank, size, timeout, self._global_ranks, self._gloo, hosts
         )
@@ -132,7 +133,7 @@ class HocketGroup(Collectives):
         check_root("send", dst, self._size)
         if self._shares_gpu(tensor):
             staged = tensor.cpu()
-            return HostStagedWork(self._gloo.send([staged], dst, tag), staged, None)
+            return HostStagedWork(self.send([staged], dst, tag), staged, None)
         if self._tag_matcher is not None and _is_plain(tensor):
             return self._tag_matcher.send(tensor, dst, tag)
         return self._elsewhere(tensor, "send", [tensor], dst, tag)
@@ -143,7 +144,7 @@ class HocketGroup(Collectives):
         check_root("recv", src, self._size)
         if self._shares_gpu(tensor):
             staged = torch.empty_like(tensor, device="cpu")
-            return HostStagedWork(self._gloo.recv([staged], src, tag), staged, tensor)
+            return HostStagedWork(self.recv([staged], src, tag), staged, tensor)
         if self._tag_matcher is not None and _is_plain(tensor):
             return self._tag_matcher.receive(tensor, src, tag)
         return self._elsewhere(tensor, "recv", [tensor], src, tag)
@@ -153,7 +154,7 @@ class HocketGroup(Collectives):
         tensor = only(tensors)
         if self._shares_gpu(tensor):
             staged = torch.empty_like(tensor, device="cpu")
-            return HostStagedWork(self._gloo.recv_anysource([staged], tag), staged, tensor)
+            return HostStagedWork(self.recv_anysource([staged], tag), staged, tensor)
         if self._tag_matcher is not None and _is_plain(tensor):
             return self._tag_matcher.receive(tensor, None, tag)
         return self._elsewhere(tensor, "recv_anysource", [tensor], tag)

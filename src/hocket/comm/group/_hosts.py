@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from .. import torch_adapter as c10d
 from ..aggregated import open_beside_aggregator
-from ..engines import EnginePointToPoint, EngineTransport
+from ..engines import EnginePointToPoint, EngineTransport, Gloo
 from ..p2p import TagMatcher, publish_streams
 from ..scheduled import (
     CheckedTransport,
@@ -41,7 +41,7 @@ def open_transport(
     size: int,
     timeout: timedelta,
     global_ranks: Sequence[int],
-    gloo: Any,
+    gloo: Gloo,
     hosts: Sequence[Sequence[int]],
 ) -> Opened:
     """Open what serves the ranks of a group best on the `hosts` where they run; all come to the same answer."""
@@ -61,6 +61,9 @@ def open_transport(
         "gloo one_shot",
     )
     mine = next(ranks for ranks in hosts if rank in ranks)
+    gloo.loopback = len(hosts) == 1
+    if len(hosts) > 1:
+        gloo.connect()
     if len({len(ranks) for ranks in hosts}) > 1 or len(mine) == 1:
         log.debug("group %s: hosts with %s ranks; schedules over gloo", name, [len(ranks) for ranks in hosts])
         beside = open_beside_aggregator(checked, store, name, list(range(size)), rank, global_ranks, timeout)
@@ -73,6 +76,7 @@ def open_transport(
     if streams is not None and channel is not None:
         streams.map_all()
     if not _all_agree(store, rank, size, timeout, channel is not None):
+        gloo.connect()
         return Opened(checked, None, None)
     assert channel is not None
     inside = SharedMemoryTransport(channel)

@@ -1,0 +1,127 @@
+"""Gloo for one group: made when it is first needed, its connections proved, its listening sockets closed to others."""
+
+import ctypes
+import hmac
+import os
+import secrets
+import socket
+import struct
+import threading
+from datetime import timedelta
+from typing import Any, Final
+
+import torch
+
+from .. import torch_adapter as c10d
+from ..transport import CommError
+
+_PROOF_TAG: Final = 0x686F636B  # the first messages on each connection; nothing else is under way yet
+_PROOF_NBYTES: Final = 32
+_SO_ATTACH_FILTER: Final = 26  # <asm-generic/socket.h>
+
+
+class Gloo:
+    """Gloo over a group's store, made by `connect` or by the first operation, in which all ranks then take part.
+
+    On one host, where shared memory serves, that is hardly ever, and until then nothing listens. Gloo takes whoever
+    connects first for a rank. So each rank proves on each connection that it has read, in the group's store, what the
+    other wrote there; then the listening socket takes no more connections.
+    """
+
+    def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
+        self.loopback = False  # whether all ranks are on this host, so that no other needs to reach them
+        self._store = c10d.PrefixStore("gloo/", store)
+        self._rank = rank
+        self._size = size
+        self._timeout = timeout
+        self._lock = threading.Lock()
+        self._engine: Any = None
+
+    def rank(self) -> int:
+        """Return this process's number in the group."""
+        return self._rank
+
+    def size(self) -> int:
+        """Return how many ranks the group has."""
+        return self._size
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Set the time-out of operations posted from now on."""
+        self._timeout = timeout
+        if self._engine is not None:
+            self._engine.set_timeout(timeout)
+
+    def connect(self) -> Any:
+        """Connect with all ranks, unless that has been done; return torch's engine.
+
+        Raises:
+            RuntimeError: This build of torch has no Gloo.
+            CommError: Somebody else sits on a connection.
+        """
+        with self._lock:
+            if self._engine is None:
+                if not torch.distributed.is_gloo_available():
+                    raise RuntimeError("the hocket backend needs Gloo inside torch; this build of torch has none")
+                loopback = self.loopback and "GLOO_SOCKET_IFNAME" not in os.environ
+                before = _listening()
+                engine = c10d.process_group_gloo(self._store, self._rank, self._size, self._timeout, loopback)
+                if self._size > 1:
+                    self._prove(engine)
+                for descriptor in _listening() - before:
+                    _take_no_more(descriptor)
+                self._engine = engine
+            return self._engine
+
+    def __getattr__(self, name: str) -> Any:
+        # What torch asks of every backend is answered without connecting: one rank may be alone in asking.
+        value = False if name.startswith("supports_") else getattr(self.connect(), name)
+        setattr(self, name, value)  # the next time it is found at once
+        return value
+
+    def _prove(self, engine: Any) -> None:
+        mine = secrets.token_bytes(_PROOF_NBYTES)
+        self._store.set(f"proof/{self._rank}", mine.hex())
+        others = [rank for rank in range(self._size) if rank != self._rank]
+        self._store.wait([f"proof/{rank}" for rank in others], self._timeout)
+        works, came = [], {}
+        for rank in others:
+            theirs = bytes.fromhex(self._store.get(f"proof/{rank}").decode())
+            sent = torch.frombuffer(bytearray(theirs), dtype=torch.uint8)
+            came[rank] = torch.empty(_PROOF_NBYTES, dtype=torch.uint8)
+            works += [engine.send([sent], rank, _PROOF_TAG), engine.recv([came[rank]], rank, _PROOF_TAG)]
+        for work in works:
+            work.wait(self._timeout)
+        for rank, proof in came.items():
+            if not hmac.compare_digest(proof.numpy().tobytes(), mine):
+                raise CommError(
+                    f"whoever connected as rank {rank} is not that rank: it has not read the group's store. Somebody "
+                    "who does not belong to the job reaches its ports"
+                )
+
+
+def _listening() -> set[int]:
+    """Return this process's descriptors of TCP sockets that listen on one address (as Gloo's do)."""
+    found = set()
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
+                continue
+            with socket.socket(fileno=os.dup(int(name))) as one:
+                if one.family in (socket.AF_INET, socket.AF_INET6) and one.getsockopt(
+                    socket.SOL_SOCKET, socket.SO_ACCEPTCONN
+                ):
+                    found.add(int(name))
+        except OSError:  # another thread has closed it
+            continue
+    return found
+
+
+def _take_no_more(descriptor: int) -> None:
+    """Let a listening socket drop all that comes, as if nothing listened; its connections go on.
+
+    Gloo keeps it open, and would keep each stranger's connection. The filter is one instruction of the classic packet
+    filter, "return 0": https://docs.kernel.org/networking/filter.html.
+    """
+    program = ctypes.create_string_buffer(struct.pack("HBBI", 0x06, 0, 0, 0))
+    with socket.socket(fileno=os.dup(descriptor)) as one:
+        one.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, struct.pack("HxxxxxxP", 1, ctypes.addressof(program)))

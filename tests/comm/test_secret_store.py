@@ -1,0 +1,155 @@
+"""The store of several hosts: what it does, and that it does nothing for strangers."""
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hocket.comm import CommError, rendezvous, torch_adapter
+from hocket.comm.engines import Gloo
+from hocket.comm.secret_store import SecretError, SecretStore, StoreServer
+from hocket.testing import deadline
+
+from ..strangers import garbage, listening, reached
+
+SECRET = b"sixteen letters and more"
+KEYS = st.sampled_from("abc")
+VALUES = st.text("01", min_size=1, max_size=3)
+STEPS = st.one_of(
+    st.tuples(st.just("set"), KEYS, VALUES),
+    st.tuples(st.just("add"), KEYS, st.integers(-9, 9)),
+    st.tuples(st.just("append"), KEYS, VALUES),
+    st.tuples(st.just("delete_key"), KEYS),
+    st.tuples(st.just("compare_set"), KEYS, st.one_of(st.just(""), VALUES), VALUES),
+    st.tuples(st.just("num_keys")),
+    st.tuples(st.just("check"), st.lists(KEYS, min_size=1)),
+    st.tuples(st.just("multi_set"), st.just(["a", "b"]), st.tuples(VALUES, VALUES).map(list)),
+)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[StoreServer]:
+    one = StoreServer(("127.0.0.1", 0), SECRET)
+    yield one
+    one.close()
+
+
+def joined(server: StoreServer, secret: bytes = SECRET) -> SecretStore:
+    return SecretStore("127.0.0.1", server.port, secret, deadline(10))
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(STEPS, max_size=12))
+def test_it_answers_as_torch_s_hash_store_does(steps: list[tuple[object, ...]]) -> None:
+    ours, torchs = joined(_shared()), dist.HashStore()
+    prefix = dist.PrefixStore(f"{time.monotonic_ns()}/", ours)
+    known: dict[str, None] = {}
+    for name, *arguments in steps:
+        if name == "num_keys":
+            continue  # those of other examples are there, too
+        if name == "append" and arguments[0] not in known:
+            continue  # where the two of torch differ
+        known.update(dict.fromkeys("abc" if name == "multi_set" else [str(arguments[0])]))
+        found = [_answer(store, str(name), arguments) for store in (prefix, torchs)]
+        assert found[0] == found[1], (name, arguments)
+    for key in "abc":
+        assert prefix.check([key]) == torchs.check([key])
+        if torchs.check([key]):
+            assert prefix.get(key) == torchs.get(key)
+
+
+def _answer(store: dist.Store, name: str, arguments: list[object]) -> object:
+    try:
+        return getattr(store, name)(*arguments)
+    except (ValueError, RuntimeError):  # a number is added to what is none
+        return "refused"
+
+
+_servers: list[StoreServer] = []
+
+
+def _shared() -> StoreServer:
+    if not _servers:
+        _servers.append(StoreServer(("127.0.0.1", 0), SECRET))
+    return _servers[0]
+
+
+def test_waiting_ends_when_the_key_comes_or_the_time_is_over(server: StoreServer) -> None:
+    store, other = joined(server), joined(server)
+    threading.Timer(0.1, other.set, ("late", "1")).start()
+    store.wait(["late"], timedelta(seconds=deadline(10)))
+    with pytest.raises(dist.DistStoreError, match="never"):
+        store.wait(["never"], timedelta(seconds=0.1))
+    assert store.get("late") == b"1"
+
+
+def test_who_has_another_secret_is_told_so(server: StoreServer) -> None:
+    with pytest.raises(
+        SecretError, match="does not hold this job's secret; give all hosts the same HOCKET_SECRET_FILE"
+    ):
+        joined(server, b"another secret of the same kind")
+
+
+def test_garbage_and_silent_strangers_change_nothing(server: StoreServer) -> None:
+    store = joined(server)
+    store.set("before", "1")
+    count = store.num_keys()
+    thread = threading.Thread(target=garbage, args=([server.port], 20_000, 7))
+    thread.start()
+    while thread.is_alive():
+        assert store.get("before") == b"1"
+        store.add("rounds", 1)
+    assert joined(server).num_keys() == count + 1
+
+
+def test_a_secret_that_others_may_read_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    path = rendezvous.own_secret_file()
+    assert rendezvous.own_secret_file() == path
+    assert (os.stat(path).st_mode & 0o777, len(rendezvous.read_secret(path))) == (0o600, 64)
+    os.chmod(path, 0o644)
+    with pytest.raises(rendezvous.NoSecretError, match=r"is open to others \(mode 644\)"):
+        rendezvous.read_secret(path)
+    monkeypatch.setenv("HOCKET_SECRET", "short")
+    with pytest.raises(rendezvous.NoSecretError, match="has 5 characters; 16 is the least"):
+        rendezvous.job_secret()
+
+
+def test_gloo_takes_nobody_who_has_not_read_the_store_and_then_nobody_at_all() -> None:
+    store, waits = dist.HashStore(), timedelta(seconds=deadline(20))
+    before = listening([os.getpid()])
+    gloos = [Gloo(store, rank, 2, waits) for rank in range(2)]
+    for gloo in gloos:
+        gloo.loopback = True
+    assert listening([os.getpid()]) == before  # nothing listens until it is needed
+    threads = [threading.Thread(target=gloo.connect) for gloo in gloos]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    ports = [port for _, port in set(listening([os.getpid()])) - set(before)]
+    assert len(ports) == 2
+    assert reached(ports) == []
+
+    honest = Gloo(dist.PrefixStore("second/", store), 0, 2, waits)
+
+    def intrude() -> None:
+        place = dist.PrefixStore("gloo/", dist.PrefixStore("second/", store))
+        engine = torch_adapter.process_group_gloo(place, 1, 2, waits)
+        place.set("proof/1", bytes(32).hex())
+        engine.send([torch.zeros(32, dtype=torch.uint8)], 0, 0x686F636B).wait()
+        engine.recv([torch.zeros(32, dtype=torch.uint8)], 0, 0x686F636B).wait()
+
+    intruder = threading.Thread(target=intrude)
+    intruder.start()
+    with pytest.raises(CommError, match="whoever connected as rank 1 is not that rank"):
+        honest.connect()
+    intruder.join()

@@ -1,0 +1,109 @@
+"""What others can reach of a job on one host: nothing."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hocket.comm import rendezvous
+from hocket.testing import deadline
+
+from ..processes import free_port, until
+from ..strangers import NOBODY, as_another_user, as_root, garbage, listening, opened, reached
+
+TRAINS = """
+import json, os, pathlib, torch, torch.distributed as dist
+
+here = pathlib.Path(os.environ["HOCKET_TEST"])
+dist.init_process_group("hocket")
+rank = dist.get_rank()
+ones = torch.ones(1000)
+files = [f"/proc/{os.getpid()}/fd/{name}" for name in os.listdir("/proc/self/fd")]
+said = {"pid": os.getpid(), "launcher": os.getppid(), "files": files, "port": int(os.environ["MASTER_PORT"]),
+        "place": os.environ["HOCKET_RENDEZVOUS"].split(" ")[1]}
+(here / f"part-{rank}").write_text(json.dumps(said))
+end = [False]
+while not end[0]:
+    dist.all_reduce(ones)
+    assert ones.eq(2).all()
+    ones.fill_(1)
+    if not (here / f"said-{rank}").exists():
+        (here / f"part-{rank}").rename(here / f"said-{rank}")
+    end = [(here / "end").exists()]
+    dist.broadcast_object_list(end)
+dist.destroy_process_group()
+dist.init_process_group("hocket")  # a second world of the same ranks
+dist.barrier()
+dist.destroy_process_group()
+print("ok")
+"""
+
+
+@pytest.fixture
+def job(hocket: Any, script: Any, tmp_path: Path) -> Any:
+    """A job of two ranks that trains until it is told to end; what its ranks said."""
+    process = hocket("run", "-n", "2", script(TRAINS))
+    until(lambda: process.poll() is not None or all((tmp_path / f"said-{rank}").exists() for rank in range(2)), 60)
+    yield [json.loads((tmp_path / f"said-{rank}").read_text()) for rank in range(2)]
+    (tmp_path / "end").touch()
+    out, err = process.communicate(timeout=deadline(60))
+    assert process.returncode == 0, err
+    assert out.count("ok") == 2
+
+
+def test_nothing_of_a_job_on_one_host_listens(job: Any) -> None:
+    assert listening([job[0]["launcher"], *(rank["pid"] for rank in job)]) == []
+
+
+@as_root
+def test_another_user_reaches_nothing_of_a_job(job: Any, tmp_path: Path) -> None:
+    for above in [tmp_path, *tmp_path.parents]:  # else pytest's own directories would stand in the way
+        if above.stat().st_mode & 0o005 != 0o005 and above.owner() == "root":
+            above.chmod(0o755)
+    place = job[0]["place"]
+    directory = os.path.dirname(place)
+    memory = [file for rank in job for file in rank["files"]]
+    environments = [f"/proc/{rank['pid']}/environ" for rank in job]
+    others = [str(path) for path in Path(directory).rglob("*")]
+    assert place in others
+    assert as_another_user(opened, [directory, *others, *memory, *environments]) == []
+    assert as_another_user(reached, [job[0]["port"]]) == []
+
+
+def test_two_launchers_meet_by_a_secret_and_garbage_on_their_ports_changes_nothing(
+    hocket: Any, script: Any, tmp_path: Path
+) -> None:
+    port, path = str(free_port()), script(TRAINS)
+    processes = []
+    for number in range(2):
+        place = ["--nnodes=2", f"--node-rank={number}", "--master-addr=127.0.0.1", f"--master-port={port}"]
+        processes.append(hocket("run", "-n", "1", *place, path, env={**os.environ, "HOCKET_HOST": f"host{number}"}))
+    ended = [lambda one=one: one.poll() is not None for one in processes]
+    until(lambda: any(end() for end in ended) or all((tmp_path / f"said-{rank}").exists() for rank in range(2)), 60)
+    pids = [json.loads((tmp_path / f"said-{rank}").read_text())["pid"] for rank in range(2)]
+    found = listening([*pids, *(process.pid for process in processes)])
+    assert {address for address, _ in found} == {"0100007F"}  # 127.0.0.1, as was named
+    garbage([one for _, one in found], 2000, seed=3)
+    (tmp_path / "end").touch()
+    for process in processes:
+        out, err = process.communicate(timeout=deadline(60))
+        assert (process.returncode, out.count("ok")) == (0, 1), err
+
+
+@as_root
+def test_ranks_do_not_meet_where_another_user_could_write(tmp_path: Path) -> None:
+    loose, foreign = tmp_path / "loose", tmp_path / "foreign"
+    for directory, mode, owner in ((loose, 0o755, 0), (foreign, 0o700, NOBODY)):
+        directory.mkdir(mode=mode)
+        os.chown(directory, owner, owner)
+        program = "import torch.distributed as dist; dist.init_process_group('hocket')"
+        place = rendezvous.environment("127.0.0.1", 1, str(directory / "meet"))
+        environment = {**os.environ, **place, "RANK": "0", "WORLD_SIZE": "1"}
+        ran = subprocess.run(
+            [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False
+        )
+        assert "is not a directory of this user alone (mode 0700)" in ran.stderr
