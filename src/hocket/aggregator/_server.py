@@ -130,7 +130,7 @@ class Aggregator:
             strangers = [link for link in clients if not link.known]
             full = len(clients) >= self.limits.connections
             if strangers and (full or len(strangers) >= max(4, self.limits.connections // 4)):
-                # A client proves itself at once, so room is made by who has taken the longest: strangers keep none out.
+                # A client proves itself at once, so who has taken the longest goes: strangers keep none out.
                 self._drop(min(strangers, key=lambda link: link.began_s), "others wait, and it is silent", refused=True)
             elif full:
                 self._refused(address, f"{len(clients)} connections: no more are taken")
