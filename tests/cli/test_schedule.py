@@ -61,7 +61,8 @@ def test_time_predicts_and_writes_a_trace(tmp_path):
     assert 0 < small["seconds"] < large["seconds"]
     assert large["busbw_Bps"] == pytest.approx(1.5 * large["algbw_Bps"])
     assert large["busbw_Bps"] < 12.5e9
-    assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    for name in ("trace.json", "trace.1KiB.json"):
+        assert json.loads((tmp_path / name).read_text())["traceEvents"]
 
 
 @pytest.mark.parametrize(

@@ -196,7 +196,10 @@ def time(
         float | None, typer.Option(min=0.01, help="Of a pipeline: how many ranks compute at full speed at once.")
     ] = None,
     trace: Annotated[
-        Path | None, typer.Option(help="Write a trace for Perfetto into this file; one for each of several sizes.")
+        Path | None,
+        typer.Option(
+            help="Write a trace for Perfetto into this file; of several sizes the last, and others beside it."
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -230,8 +233,8 @@ def time(
             timing = simulate_schedule(asked.schedule, asked.cluster, nbytes, trace=trace is not None)
             rows.append(_timing_row(timing, nbytes))
             if trace is not None:
-                # A file for each size, as trace.1MiB.json, where there are several.
-                where = trace if len(words) == 1 else trace.with_name(f"{trace.stem}.{word.strip()}{trace.suffix}")
+                # The last size has the file itself, the others stand beside it, as trace.1MiB.json.
+                where = trace if word == words[-1] else trace.with_name(f"{trace.stem}.{word.strip()}{trace.suffix}")
                 _write("time", where, _perfetto(timing))
     if as_json:
         print_json({"schedule": asked.schedule.name, "cluster": asked.cluster.name, "rows": rows})
