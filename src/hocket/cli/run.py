@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import secrets
 import shlex
 import signal
 import threading
@@ -39,6 +40,8 @@ def run(context: typer.Context) -> None:
             typer.echo(batch_script([word for word in step if word != "--dry-run"], os.environ))
             return
         if step is not None:
+            if not {"HOCKET_SECRET", "HOCKET_SECRET_FILE"} & os.environ.keys():
+                os.environ["HOCKET_SECRET"] = secrets.token_hex(32)  # srun hands it to the launchers of all nodes
             os.execvp(step[0], step)
         if arguments.dry_run:
             _show(arguments)
