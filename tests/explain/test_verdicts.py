@@ -67,3 +67,33 @@ def test_a_run_is_replayed_as_it_was_and_without_a_delay(tmp_path: Path, capsys:
 def test_a_folder_without_records_is_one_error(tmp_path: Path) -> None:
     with pytest.raises(RecordError, match="HOCKET_RECORD"):
         explain(tmp_path)
+
+
+SCRIPT = """
+import time, torch, torch.distributed as dist
+dist.init_process_group("hocket")
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(20):
+    time.sleep(0.01 if dist.get_rank() else 0.06)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+        dist.all_reduce(parameter.grad)
+    optimizer.step()
+"""
+
+
+def test_hocket_run_says_at_the_end_who_was_late_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hocket.launch import launch
+
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    with (tmp_path / "out").open("wb+") as out, (tmp_path / "err").open("wb+") as err:
+        assert launch([str(script)], 2, stdout=out, stderr=err, timeout_s=deadline(60)).exit_code == 0
+    told = (tmp_path / "err").read_text()
+    assert "hocket: rank 0 of 2" in told
+    assert "train.py:7" in told
+    assert not list(tmp_path.glob("**/*.record"))

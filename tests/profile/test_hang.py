@@ -79,6 +79,10 @@ def test_other_orders_of_operations_are_a_circle_and_all_in_one_operation_is_a_s
     assert (found.kind, found.ranks) == ("stalled", ())
 
 
+def test_nothing_is_said_where_the_records_of_other_hosts_cannot_be_seen():
+    assert find_hang([_waiting(0), _waiting(1)], 6.0) is None
+
+
 def test_nobody_who_waits_for_a_short_time_hangs():
     ranks = [_rank(0, 5, 4, waits_s=1.0, world=2), _rank(1, 4, 4, world=2)]
     assert find_hang(ranks, 6.0) is None

@@ -20,6 +20,7 @@ from ._parts import BUBBLE, CHECKPOINT, COLLECTOR, COMMUNICATION, COMPUTATION, D
 
 _SHOWN = 24  # ranks in the timeline, and in the table
 _STEPS_SHOWN = 6  # in the timeline
+_ROWS = 250  # of the heat map
 _POINTS = 120  # of a line of memory
 _COLORS = {
     COMPUTATION: "a", OPTIMIZER: "b", DATA: "c", CHECKPOINT: "d", COLLECTOR: "e", COMMUNICATION: "f", LATE: "g",
@@ -59,7 +60,7 @@ def report(found: Explanation, other: Explanation | None = None) -> str:
 
 
 _CANVASES = """<section><h2>Every rank, every step</h2>
-<p>A row is a rank, a column a step; the darker, the more the rank did by itself (waiting left out).</p>
+<p>A row is a rank (of many ranks, the busiest of some), a column a step; the stronger, the more the rank did by itself (waiting left out).</p>
 <canvas id="heat" role="img" tabindex="0" aria-label="Heat map of own work by rank and step; the table of ranks has its means"></canvas>
 <p id="heat-at" class="note" aria-live="polite">Point at a cell to read it.</p></section>
 <section><h2>The last steps</h2>
@@ -173,12 +174,15 @@ def _ranks(parts: Parts) -> str:
 
 
 def _heat(parts: Parts) -> dict[str, Any]:
+    """Return own work as a byte for each cell; of many ranks a row has the most of several, so that none is lost."""
     work = parts.work
-    low, high = (float(value) for value in np.quantile(work, [0.02, 0.99]))
-    scaled = np.clip((work - low) / max(high - low, 1e-9) * 255, 0, 255).astype(np.uint8)
+    fold = -(-work.shape[0] // _ROWS)
+    rows = np.stack([work[first : first + fold].max(axis=0) for first in range(0, work.shape[0], fold)])
+    low, high = float(np.quantile(work, 0.02)), float(max(np.quantile(work, 0.99), np.median(work, axis=1).max()))
+    scaled = np.clip((rows - low) / max(high - low, 1e-9) * 255, 0, 255).astype(np.uint8)
     return {
-        "ranks": work.shape[0], "steps": work.shape[1], "first": parts.first, "low": low, "high": high,
-        "cells": base64.b64encode(scaled.tobytes()).decode(),
+        "ranks": work.shape[0], "rows": rows.shape[0], "fold": fold, "steps": work.shape[1], "first": parts.first,
+        "low": low, "high": high, "cells": base64.b64encode(scaled.tobytes()).decode(),
     }  # fmt: skip
 
 

@@ -51,7 +51,7 @@ class Verdict:
 
 
 def verdicts_of(run: RunRecord, parts: Parts | None) -> list[Verdict]:
-    """Return the findings about a run, what would save most time first; what ended it stands before.
+    """Return the findings about a run, what would save most time first; what ended it, or will, stands before.
 
     Args:
         run: The run.
@@ -67,7 +67,7 @@ def verdicts_of(run: RunRecord, parts: Parts | None) -> list[Verdict]:
         if any(one.kind == "garbage collection" and one.ranks for one in timed):
             timed = [one for one in timed if one.kind != "garbage collection" or one.ranks]
     timed.sort(key=lambda one: -one.gain)
-    return [*found, *timed, *_memory(run)]
+    return [*found, *_memory(run), *timed]
 
 
 def _died(run: RunRecord) -> list[Verdict]:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 TIMED_OUT = 124  # as timeout(1) says it
 OUTPUT_CLOSED = 128 + signal.SIGPIPE
+_WORTH_SAYING = 0.25  # share of the steps' time that a verdict's cause costs
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +120,7 @@ def run(arguments: LaunchArguments, stdout: BinaryIO | None = None, stderr: Bina
             outcome, code = ended.outcome, ended.exit_code
         finally:
             signals.ignore()
+            ours.explain()
             job.end()
     if outcome == "finished" and ours.failures:
         outcome, code = "failed", ours.failures[0].exit_code
@@ -195,6 +197,7 @@ class _RunningJob(JobListener):
         self.failures: tuple[RankFailure, ...] = ()
         self.restarts = 0
         self.aggregators: Aggregators | None = None
+        self.record: str | None = None
         self._arguments = arguments
         self._job = job
         self._merger = merger
@@ -206,6 +209,19 @@ class _RunningJob(JobListener):
         err = self._outputs["stderr"]
         label = f"hocket ({self._arguments.label}): " if self._arguments.label else "hocket: "
         err.lines(err.styled(label, style), [line.encode(errors="replace") for line in lines])
+
+    def explain(self) -> None:
+        """Say what stands out in the ranks' records, which go with the job's directory."""
+        if self.record is None or not os.path.isdir(self.record):
+            return
+        with contextlib.suppress(Exception):  # a record that cannot be read is no failure of the job
+            from hocket.explain import explain
+
+            for verdict in explain(self.record).verdicts:
+                if verdict.kind == "memory growth" or (
+                    verdict.gain >= _WORTH_SAYING and verdict.kind != "busy machine"
+                ):
+                    self.say(verdict.sentence)
 
     def say_threads(self) -> None:
         threads = _rank_threads(self._arguments)
@@ -238,6 +254,10 @@ class _RunningJob(JobListener):
                 environment.update(placement.environment(rank))
             if self.aggregators is not None:
                 environment.update(self.aggregators.environment(None if placement is None else placement.hosts[rank]))
+            if not {"HOCKET_RECORD", "HOCKET_RUN_DIR"} & os.environ.keys():  # for what hangs, and for `explain`
+                self.record = environment["HOCKET_RECORD"] = os.path.join(
+                    self._job.directory, f"record-{self.restarts}"
+                )
             environment.update(self._arguments.environment)
             self._route_streams(local_rank, environment, destinations)
 

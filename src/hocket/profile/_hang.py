@@ -89,6 +89,8 @@ def find_hang(ranks: Sequence[LiveRank], after_s: float) -> Hang | None:
     speaker = min((one.rank for one in waiting if one.state in ("running", "blocked")), default=min(who))
     if roots:
         return _for_roots(roots, first, at, stacks, who, speaker)
+    if first.waiting is not None and not at.keys() >= set(first.waiting.ranks):
+        return None  # some ranks' records are elsewhere, on their hosts: who is late cannot be told from here
     circle = _circle(first.rank, awaited)
     if circle:
         each = "; ".join(f"rank {rank} is in {_operation(at[rank])}, {at[rank].where()}" for rank in circle[:_NAMED])
