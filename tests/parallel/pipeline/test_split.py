@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 from typing import Any
 
@@ -285,3 +286,21 @@ def test_state_that_each_forward_changes_outside_of_buffers_is_refused(kind: str
 def test_impossible_splits_are_refused_with_the_remedy(n: int, points: tuple[str, ...], message: str) -> None:
     with pytest.raises(SplitError, match=message):
         split(MODELS["mlp"].make(), n, sample_of("mlp"), points=points)
+
+
+def test_stages_keep_nothing_of_the_sample() -> None:
+    class Layered(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(7, 7) for _ in range(4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for layer in self.layers:
+                x = torch.relu(layer(x)) * len(x)
+            return x[1:]
+
+    stages = split(Layered(), 2, (torch.ones(13, 7),))
+    gc.collect()
+    kept = [o for o in gc.get_objects() if type(o) is torch.Tensor and tuple(o.shape) == (13, 7)]
+    assert len(stages) == 2
+    assert not kept

@@ -9,7 +9,7 @@ from unittest import mock
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
@@ -61,6 +61,7 @@ class Program(nn.Module):
     st.lists(st.tuples(st.sampled_from([name for name in STEPS if name != "replaced"]), st.booleans()), max_size=7),
     st.sampled_from([0, 2**25]),
 )
+@example([("copied", True), ("scaled", False)], 0)  # what another was made of is changed after that
 def test_any_constructor_makes_the_same_numbers_and_leaves_the_same_random_numbers(
     steps: list[tuple[str, bool]], kept_nbytes: int
 ) -> None:

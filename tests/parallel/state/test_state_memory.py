@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import resource
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from torch import nn
 
 import hocket
 from hocket.parallel import StateBytes
+from hocket.parallel.state import give_back
 from hocket.planner import Plan
 from hocket.testing import run_ranks
 
@@ -87,3 +89,69 @@ def test_a_model_whose_state_is_beyond_the_limit_of_a_process_trains_on_four() -
     (free,) = run_ranks(limited, 1, Plan(), 0)
     for losses in run_ranks(limited, 4, Plan(shard="parameters"), spare):
         assert losses == pytest.approx(free, rel=1e-4)
+
+
+class ReversedLayers(nn.Sequential):
+    """Gradients arrive in another order than one expects, so that buckets are laid out anew in the second step."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in reversed(list(self)):
+            x = layer(x)
+        return x
+
+
+def large(layers: int) -> nn.Module:
+    torch.manual_seed(0)
+    return ReversedLayers(*(nn.Linear(1024, 1024) for _ in range(layers)))
+
+
+def resident_nbytes(name: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name))
+
+
+def peak_of_building(plans: list[Plan]) -> list[int]:
+    """By how much the peak of resident memory rises while a model of 128 MiB is built and divided."""
+    found = []
+    x = torch.ones(2, 1024)
+    for plan in [plans[0], *plans]:  # the first one imports
+        gc.collect()
+        give_back()
+        before = resident_nbytes("VmRSS")
+        Path("/proc/self/clear_refs").write_text("5")  # the peak is what is resident now
+        model = hocket.deferred(large, 32)
+        trainer = hocket.Trainer(model, nn.functional.mse_loss, torch.optim.SGD, plan, sample=x)
+        assert trainer.steps == 0
+        found.append(resident_nbytes("VmHWM") - before)
+        del model, trainer
+    return found[1:]
+
+
+@pytest.mark.long
+def test_a_model_is_built_within_this_ranks_part_and_a_block() -> None:
+    plans = [
+        Plan(shard="parameters"),
+        Plan(tensor_parallel_degree=2),
+        Plan(pipeline_parallel_degree=2, micro_batches=2),
+    ]
+    for rank in run_ranks(peak_of_building, 2, plans):
+        for plan, peak in zip(plans, rank, strict=True):
+            # Its part is 64 MiB; of tensors that are made, 32 MiB are kept; a block and its gradients are 8 MiB.
+            assert peak < 64 * MIB + 32 * MIB + 24 * MIB, (plan, peak / MIB)
+
+
+def peak_of_training() -> int:
+    before = resident_nbytes("VmRSS")
+    model = large(32)
+    trainer = hocket.Trainer(model, nn.functional.mse_loss, torch.optim.AdamW(model.parameters()), Plan())
+    x = torch.ones(2, 1024)
+    for _ in range(3):
+        trainer.step((x, x))
+    return resident_nbytes("VmHWM") - before
+
+
+@pytest.mark.long
+def test_data_parallelism_takes_at_most_a_quarter_more_than_one_process() -> None:
+    (alone,) = run_ranks(peak_of_training, 1)
+    for peak in run_ranks(peak_of_training, 2):
+        assert peak < 1.25 * alone, (peak / MIB, alone / MIB)

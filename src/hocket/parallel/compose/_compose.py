@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections import Counter
 from contextlib import nullcontext
 from typing import Any
@@ -23,6 +24,7 @@ from ..state import (
     broadcast_optimizer_state,
     broadcast_tensors,
     check_model,
+    give_back,
     shard_optimizer,
 )
 from ._composition import Composition
@@ -68,6 +70,7 @@ def compose(
                 carry_out(draft)
         _normalised(draft)
         tables = divide_embeddings(draft)
+    gc.collect()  # activations of the sample
     if deferred is not None and plan.shard == "parameters" and mesh.replicas.size > 1 and not plan.priority:
         draft.fill = deferred.fill  # a block at a time
     elif deferred is not None:
@@ -103,6 +106,7 @@ def compose(
         known=deferred is None or deferred.known,
     )
     copies = composition.copies()
+    give_back()
     composition.local = all(world.from_all(all(count == world.size for _, count in copies)))
     if hasattr(optimizer, "bind_norms"):
         optimizer.bind_norms(WholeNorms(groups, copies, world, local=composition.local))

@@ -214,6 +214,8 @@ def _part(traced: Traced, begin: int, end: int, takes: Sequence[str], gives: Seq
             twins[node] = graph.node_copy(node)
     for node in steps:
         twins[node] = graph.node_copy(node, lambda source: twins[source])
+    for twin in twins.values():
+        twin.meta.pop("value", None)  # see Traced.forget
     if ends_model:
         graph.output(fx.node.map_arg(output.args[0], lambda source: twins[source]))
     else:

@@ -74,6 +74,7 @@ def split(
         )
         stages = build(traced, begins, seconds)
         fewest, written = _verify.compare(model, stages, sample, cut=cut) if verify else (1, ())
+        traced.forget()
     settled = SettledAttributes(model, [*traced.whole, *(traced.other.whole if traced.other else ())])
     told = {"outline": _micro.outline(sample), "fewest": fewest, "written": written, "settled": settled}
     return [replace(stage, **told) for stage in stages]

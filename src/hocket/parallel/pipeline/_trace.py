@@ -100,6 +100,12 @@ class Traced:
         """What is computed, in order: neither inputs, nor parameters and buffers, nor the output."""
         return [node for node in self.graph.nodes if node.op.startswith("call_")]
 
+    def forget(self) -> None:
+        """Let go of the values on the sample, which stages would keep as long as they live."""
+        for form in (self, *([] if self.other is None else [self.other])):
+            for node in form.graph.nodes:
+                node.meta.pop("value", None)
+
     @functools.cached_property
     def inputs(self) -> list[fx.Node]:
         """The model's inputs, in order."""
@@ -129,6 +135,7 @@ def traced_in_both_modes(model: torch.nn.Module, sample: Any) -> Traced:
         model.train(not model.training)
         return replace(found, other=_followed(model, sample, model.training, earlier))
     finally:
+        earlier.clear()
         for module, mode in modes:
             module.training = mode
 
@@ -264,8 +271,10 @@ class _Follower(TorchFunctionMode, Numbers):
         self._thread = threading.get_ident()
 
     def tensors(self) -> dict[int, Tensor]:
-        """The tensors that were met, by id."""
-        return {key: tensor for key, (tensor, _) in self._nodes.items()}
+        """The tensors that were met, by id; they are no longer kept here, where checks in the graph would keep them."""
+        found = {key: tensor for key, (tensor, _) in self._nodes.items()}
+        self._nodes.clear()
+        return found
 
     def follow(self, sample: Any) -> None:
         """Run the model on a sample."""

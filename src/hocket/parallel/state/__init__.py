@@ -14,7 +14,7 @@ from ._manifest import CheckpointError, alike
 from ._norms import WholeNorms, clip
 from ._owned import Owned, check_elementwise, shard_optimizer
 from ._shards import DimSegment, FlatRange, ParameterPlacement, ShardBox, TensorShard, memory_order
-from .memory import StateBytes
+from .memory import StateBytes, give_back
 from .sources import IncompatibleKeys, export_checkpoint, read_state_dict, verify_checkpoint
 from .whole import ModelOutline
 
@@ -41,6 +41,7 @@ __all__ = [
     "deferred",
     "exclude_from_reduction",
     "export_checkpoint",
+    "give_back",
     "is_deferred",
     "is_excluded",
     "keepers",

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import pickle
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -22,9 +23,11 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 from hocket.sharding import as_local
 
 from ..mesh import World
+from .memory import give_back
 
 _SMALL_NBYTES: Final = 2**16  # tensors below are made at once
 _KEPT_NBYTES: Final = 2**25  # of tensors that keep their memory between operators, since the next may want them again
+_RETURNED_NBYTES: Final = 2**20  # tensors whose making leaves freed memory that is worth returning at once
 _OVERWRITING: Final = frozenset(
     {
         "zero_",
@@ -78,6 +81,7 @@ class _Hollow:
     nbytes: int
     lines: list[_Line] = field(default_factory=list)
     filled: int = -1  # lines that its memory has seen; -1 while it has none
+    needed: int = sys.maxsize  # after how few lines it was when another was made of it
 
 
 class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -125,7 +129,11 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
         ]
         before = [(generator, generator.get_state()) for generator in generators]
         needs = [(one, len(one.lines)) for key, one in touched.items() if key not in written]
-        frozen = self._frozen(args, kwargs) if written or self.adopts else (args, kwargs)
+        frozen = args, kwargs
+        if written or self.adopts:
+            frozen = self._frozen(args, kwargs)
+            for one, lines in needs:
+                one.needed = min(one.needed, lines)
         result = func(*args, **kwargs)
         states = [(g, state) for g, state in before if not torch.equal(state, g.get_state())]
         for one in written.values():
@@ -176,8 +184,13 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
         one = self.of(tensor)
         if one is not None:
             self.fill(one)
-            self._forget(one)
+            if one.needed < len(one.lines):  # its storage will be what it was earlier once more, to make another
+                tensor.data = tensor.data.clone()
+            else:
+                self._forget(one)
             self._evict()
+            if one.nbytes >= _RETURNED_NBYTES:
+                give_back()
 
     def operators(self) -> list[str]:
         """Return the operators of all lines, with the shapes that they work on."""
@@ -225,13 +238,16 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _evict(self) -> None:
         total = sum(one.nbytes for one in self._recent.values())
+        if total <= _KEPT_NBYTES:
+            return
         for key, one in list(self._recent.items()):
             if total <= _KEPT_NBYTES:
-                return
+                break
             one.storage.resize_(0)
             one.filled = -1
             total -= one.nbytes
             del self._recent[key]
+        give_back()
 
     def _covered(self, tensor: torch.Tensor) -> bool:
         one = self.of(tensor)
@@ -377,6 +393,7 @@ class Deferred:
 
     def fill(self, parameters: Iterable[torch.Tensor]) -> None:
         """Give parameters their memory for good; those of others are left as they are."""
+        give_back()
         for parameter in parameters:
             for ledger in self._ledgers:
                 ledger.keep(parameter)

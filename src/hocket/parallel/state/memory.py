@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import ctypes
+import functools
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -73,6 +75,16 @@ def nbytes(tensors: Iterable[Any]) -> int:
         covered += max(0, begin + size - max(begin, end))
         end = max(end, begin + size)
     return covered
+
+
+@functools.cache
+def _trim() -> Callable[[int], int]:
+    return getattr(ctypes.CDLL(None), "malloc_trim", lambda _: 0)  # of glibc
+
+
+def give_back() -> None:
+    """Return to the system the pages of freed memory that the allocator keeps, which may be most of a model."""
+    _trim()(0)
 
 
 def counted(weights: Iterable[Any], gradients: Iterable[Any], optimizer: Any) -> StateBytes:
