@@ -98,6 +98,12 @@ class HocketGroup(Collectives):
     def get_group_store(self) -> Any:  # noqa: D102
         return self._given_store
 
+    @property
+    def _device_types(self) -> list[torch.device]:
+        """Devices whose tensors the group moves; torch's checkpoints ask, the first is where they meet."""
+        kinds = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
+        return [torch.device(kind) for kind in kinds]
+
     def _get_backend(self, device: torch.device) -> Any:
         return self._nccl_engine() if torch.device(device).type == "cuda" else self._gloo
 
@@ -260,6 +266,12 @@ def _count_lives() -> int:
     if not torch.distributed.is_initialized():
         _lives += 1
     return _lives
+
+
+# torch.compile traces into these where DDP's forward pass or a compiled function calls them. It replaces all_reduce by
+# a functional collective before it comes to that, and every microsecond of that one is felt.
+for _name in ("broadcast", "allgather", "gather", "scatter", "reduce", "reduce_scatter", "alltoall", "barrier"):
+    setattr(HocketGroup, _name, c10d.outside_compiler(getattr(HocketGroup, _name)))
 
 
 @atexit.register

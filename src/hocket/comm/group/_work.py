@@ -1,20 +1,49 @@
 """The handle of an operation, and the thread that advances what was posted asynchronously."""
 
 import _thread
+import contextlib
 import logging
 import queue
 import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from typing import TypeVar
 
 import torch
 from torch.distributed import Work
 
-from ..transport import CollectiveTimeoutError
+from ..transport import CollectiveTimeoutError, CommError
 from ..transport import observers as _observe
 
 log = logging.getLogger("hocket.comm")
+
+S = TypeVar("S")
+
+
+_DEFAULT_HOOKS = "torch.distributed.algorithms.ddp_comm_hooks.default_hooks"
+_this_thread = threading.local()
+
+
+class OperationFuture(torch.futures.Future[list[torch.Tensor]]):
+    """The outputs of an operation, once it is over.
+
+    A callback may post operations and wait for them (PowerSGD's do). Ranks must post these in one order, which threads
+    that run beside the program would not keep to, and the progress thread could not wait for what it has to carry out.
+    So `then` waits for the operation, and the callback runs at once where `then` was called, as with NCCL. DDP itself
+    and torch's default hooks, whose callbacks post nothing, go on beside the operation.
+    """
+
+    def then(self, callback: Callable[[torch.futures.Future[list[torch.Tensor]]], S]) -> torch.futures.Future[S]:
+        """Call `callback` with this future when it is complete; return a future of what it returns."""
+        if getattr(callback, "__module__", None) != _DEFAULT_HOOKS:
+            with contextlib.suppress(Exception):  # the callback sees it
+                self.wait()
+        return super().then(callback)
+
+    def add_done_callback(self, callback: Callable[[torch.futures.Future[list[torch.Tensor]]], None]) -> None:
+        """Call `callback` when this future is complete, in a thread of its own."""
+        super().add_done_callback(lambda done: threading.Thread(target=callback, args=(done,), daemon=True).start())
 
 
 class HocketWork(Work):
@@ -24,7 +53,7 @@ class HocketWork(Work):
     _error: BaseException | None = None
     _done = False
     _gate: _thread.LockType | None = None
-    _future: torch.futures.Future[list[torch.Tensor]] | None = None
+    _future: OperationFuture | None = None
 
     def __init__(self, results: list[torch.Tensor], record: _observe.OperationRecord | None) -> None:
         super().__init__()
@@ -67,6 +96,11 @@ class HocketWork(Work):
         return True
 
     def _block(self, timeout: timedelta | None) -> None:
+        if getattr(_this_thread, "progresses", False):
+            raise CommError(
+                "a callback of an operation's future waits for another operation, which the thread that runs the "
+                "callback has to carry out: call get_future().then(callback) instead, or do not wait in it"
+            )
         begin_s = time.perf_counter()
         with self._guard:
             if self._done:
@@ -111,7 +145,7 @@ class HocketWork(Work):
         """Return a future of the output tensors."""
         with self._guard:
             if self._future is None:
-                self._future = torch.futures.Future()
+                self._future = OperationFuture()
                 settle = self._done
             else:
                 settle = False
@@ -172,6 +206,7 @@ class ProgressQueue:
 
     def _serve(self) -> None:
         torch.set_grad_enabled(False)  # of this thread only
+        _this_thread.progresses = True
         while True:
             item = self._items.get()
             if item is None:
