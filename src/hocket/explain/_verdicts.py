@@ -62,6 +62,8 @@ def verdicts_of(run: RunRecord, parts: Parts | None) -> list[Verdict]:
     if parts is not None and parts.steps >= _LEAST_STEPS:
         for finder in (_straggler, _communication, _loading, _bubbles, _checkpoints, _garbage, _busy):
             timed += finder(parts)
+        if any(one.kind == "busy machine" for one in timed):  # who has no core is late at everything
+            timed = [one for one in timed if one.kind not in ("communication", "small batches", "loading data")]
         if any(one.kind == "slow loader" for one in timed):
             timed = [one for one in timed if one.kind != "loading data"]
         if any(one.kind == "garbage collection" and one.ranks for one in timed):
