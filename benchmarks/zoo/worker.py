@@ -144,14 +144,14 @@ def differ(losses: list[float], reference: list[float]) -> float:
     return max(float("inf") if a != a else abs(a - b) / max(abs(b), 1e-12) for a, b in pairs)
 
 
-def alike(directory: Path, plan: str) -> bool:
+def alike(directory: Path, plan: str, name: str) -> bool:
     """Whether every rank has ended this entry, and in the same way."""
     deadline_s = time.monotonic() + 60
     while time.monotonic() < deadline_s:
         logs = [lines_of(file) for file in directory.glob(f"{plan}.*.jsonl")]
-        ended = [[line for line in log if "begun" not in line] for log in logs]
-        if len(ended) == PLANS[plan].ranks and len({len(one) for one in ended}) == 1:
-            return len({one[-1].get("error") for one in ended}) == 1
+        ended = [line for log in logs for line in log if line["entry"] == name and "begun" not in line]
+        if len(ended) == PLANS[plan].ranks:
+            return len({line.get("error") for line in ended}) == 1
         time.sleep(0.02)
     return False
 
@@ -169,7 +169,7 @@ def main(directory: str, plan: str, *names: str) -> None:
             seen = outcome(ENTRIES[name], PLANS[plan].fields)
             seen["wall_s"] = round(time.perf_counter() - begun_s, 2)
             out.write(json.dumps({"entry": name, **seen}, default=str) + "\n")
-            if not alike(Path(directory), plan):
+            if not alike(Path(directory), plan, name):
                 sys.exit(f"the ranks' outcomes of {name} differ: what comes next needs new ranks")
 
 

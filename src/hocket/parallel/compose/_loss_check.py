@@ -153,7 +153,6 @@ class LossCheck:
                 probe.left_by(lambda a=a, b=b: losses.append(judge.measured(a, b)))  # type: ignore[misc]
                 for a, b in ((0, count), (0, cut), (cut, count))
             ]
-            judge.check()
             found = probe.changed(left[0], left[1:], (cut / count, 1 - cut / count))
         except Exception:  # a part of one sample, say, that the model does not take
             found, losses = probe.norms(), []
@@ -187,7 +186,6 @@ class LossCheck:
                     torch.manual_seed(0)
                     first = judge.measured(0, few.samples)
                     same = agrees(1, first)
-                    judge.check()
             except Exception as caught:  # what is no mere matter of the mode will be met in the step itself
                 same, error = False, _said(caught)
             if all(from_all(same)):
@@ -252,7 +250,6 @@ class _Judge:
             self._tolerance = 2e-2
         # Uneven, so that weights matter; no part of one sample, which some models take for something else.
         self._cut = max(min(2, few.samples // 2), few.samples // 2 - 1)
-        self._failed: Exception | None = None
         self._size = 0.0  # of what is added up to a loss, which may be more than what comes out
 
     def measured(self, begin: int, end: int) -> list[MeasuredLoss]:
@@ -263,23 +260,7 @@ class _Judge:
             part = BatchPart(inputs, target, end - begin, end - begin)
         return self._passes.measured(part, self._loss, whole=True)
 
-    def check(self) -> None:
-        """Raise what the loss has raised, now that no other stage waits for this one."""
-        error, self._failed = self._failed, None
-        if error is not None:
-            raise error
-
     def _loss(self, output: Any, target: Any) -> Any:
-        """Return the loss; in a pipeline an error waits for `check`, since other stages wait for this one."""
-        if self._passes.pipeline is None:
-            return self._sized(output, target)
-        try:
-            return self._sized(output, target)
-        except Exception as error:
-            self._failed = error
-            return torch.zeros(())
-
-    def _sized(self, output: Any, target: Any) -> Any:
         """Return the loss, and note how large the terms are that the outputs add up to in it, to first order."""
         value = self._passes.loss_fn(output, target)
         loss = value[0] if isinstance(value, tuple | list) else value
@@ -308,7 +289,6 @@ class _Judge:
         cuts = [(0, cut, count)] + ([(0, 2, count)] if cut > 2 else [])
         try:
             split = [[self.measured(a, b) for a, b in zip(one, one[1:], strict=False)] for one in cuts]
-            self.check()
         except Exception as error:
             # Of one sample, say, which some models take for something else; the step will tell.
             return _Verdict(problem=_no_part(cut, count, _said(error))) if cut > 1 else None

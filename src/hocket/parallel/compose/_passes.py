@@ -46,7 +46,7 @@ class Passes(Protocol):
         Args:
             part: of the batch.
             loss_fn: of output and target; None for that of training.
-            whole: whether the part must not be cut.
+            whole: whether the part must not be cut, and errors must come on every rank alike.
         """
 
 
@@ -218,7 +218,7 @@ class StagedPasses:
         self._keep_step(part)
         if whole:
             self._pipeline.micro_batches = 1
-        self._pipeline.evaluate(part.inputs, part.target, loss_of)
+        self._pipeline.evaluate(part.inputs, part.target, loss_of, alike=whole)
         return found
 
     def _keep_step(self, part: BatchPart) -> None:

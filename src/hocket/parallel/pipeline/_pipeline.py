@@ -162,11 +162,18 @@ class Pipeline:
         return self._total(run.losses)
 
     @torch.no_grad()
-    def evaluate(self, inputs: Any, target: Any, loss_of: LossOf | None = None) -> Tensor:
-        """The loss of a batch on every rank, without a backward; see `accumulate`."""
+    def evaluate(self, inputs: Any, target: Any, loss_of: LossOf | None = None, *, alike: bool = False) -> Tensor:
+        """The loss of a batch on every rank, without a backward; see `accumulate`.
+
+        Raises:
+            StageError: a stage or the loss has failed; if `alike`, and then on every rank.
+        """
         micros = self._cut(inputs, target, self.micro_batches)
-        run = self._run(micros, loss_of or (lambda output, micro: self._loss(output, micro, 1.0)), _nothing)
+        loss_of = loss_of or (lambda output, micro: self._loss(output, micro, 1.0))
+        run = self._run(micros, loss_of, _nothing, hands_on=alike)
         run.perform(self._forwards(len(micros)))
+        if alike:
+            self._check_alike(run)
         return self.from_last(self._total(run.losses))
 
     @torch.no_grad()
@@ -202,6 +209,15 @@ class Pipeline:
         if isinstance(output, StageFailure):
             raise StageError(f"stage {output.stage} of {self._count} of the pipeline has failed: {output.said}")
         return output
+
+    def _check_alike(self, run: Run) -> None:
+        """Raise StageError on every rank if something has failed; a collective operation."""
+        box = [next((one for one in run.outputs.values() if isinstance(one, StageFailure)), None)]
+        if self._world.size > 1:
+            last = (self._count - 1) % self._world.size
+            dist.broadcast_object_list(box, group=self._world.group, group_src=last)
+        if box[0] is not None:
+            raise StageError(f"stage {box[0].stage} of {self._count} of the pipeline has failed: {box[0].said}")
 
     def _cut(self, inputs: Any, target: Any, count: int) -> list[Micro]:
         """The micro-batches of a batch that is like the sample, or an error on every rank alike."""

@@ -138,13 +138,13 @@ class Run:
         stage.module.training = stage.model.training
         try:
             output = flight.forward(run, micro.inputs, split_backward=place in self._halved)
+            if stage.last and self._loss_of is not None:
+                flight.loss = self._loss_of(output, micro)
+                self.losses.append(flight.loss.detach())
         except Exception as error:
             if not self._hands_on:
                 raise
             output = StageFailure(stage.index, f"{type(error).__name__}: {error}")
-        if stage.last and self._loss_of is not None:
-            flight.loss = self._loss_of(output, micro)
-            self.losses.append(flight.loss.detach())
         if torch.is_grad_enabled():
             self._flights[place] = flight
         self.spans.append(StageSpan(action, begin_s, time.perf_counter()))
@@ -152,7 +152,7 @@ class Run:
 
     def _pass_on(self, stage: Stage, action: PipelineAction, output: Any) -> None:
         if stage.last:
-            if self._loss_of is None:
+            if self._loss_of is None or isinstance(output, StageFailure):
                 self.outputs[action.micro_batch] = output
         elif stage.index + 1 in self._stages:
             self._taken[action.stage + 1, action.micro_batch] = (_values.leaves(output), [])
