@@ -85,15 +85,18 @@ def reached(ports: list[int]) -> list[int]:
 def garbage(ports: list[int], frames: int, seed: int) -> None:
     """Send so many frames of random bytes to these ports of this host, on a few hundred connections; some wait."""
     draw = random.Random(seed)
-    open_: list[socket.socket] = []
+    taken: list[socket.socket] = []
     for number in range(frames):
         if number % 40 == 0:
-            with contextlib.suppress(OSError):
-                one = socket.socket()
-                open_.append(one)
-                one.settimeout(0.2)
+            one = socket.socket()
+            one.settimeout(0.2)
+            try:
                 one.connect(("127.0.0.1", draw.choice(ports)))
-        with contextlib.suppress(OSError):
-            draw.choice(open_[-20:]).sendall(draw.randbytes(draw.choice((1, 4, 8, 64, 96, 500))))
-    for one in open_:
+                taken.append(one)
+            except OSError:  # nobody takes it
+                one.close()
+        if taken:
+            with contextlib.suppress(OSError):
+                draw.choice(taken[-20:]).sendall(draw.randbytes(draw.choice((1, 4, 8, 64, 96, 500))))
+    for one in taken:
         one.close()
