@@ -39,6 +39,8 @@ WORKING = {
     "fabric": "fabric status",
     "aggregator": "aggregator --help",
     "checkpoint": "checkpoint --help",
+    "explain": "explain --help",
+    "report": "report --help",
     "doctor": "doctor --json",
     "clean": "clean --dry-run",
 }
