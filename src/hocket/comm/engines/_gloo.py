@@ -72,6 +72,21 @@ class Gloo:
                 self._engine = engine
             return self._engine
 
+    def missing(self, timeout: timedelta) -> list[int]:
+        """Return the ranks that have not come here within a time, if the first operation is still to come; else none.
+
+        Args:
+            timeout: How long to wait.
+        """
+        if self._engine is not None:
+            return []
+        self._store.set(f"here/{self._rank}", "")
+        try:
+            self._store.wait([f"here/{rank}" for rank in range(self._size)], max(timeout, timedelta(milliseconds=1)))
+        except RuntimeError:
+            return [rank for rank in range(self._size) if not self._store.check([f"here/{rank}"])]
+        return []
+
     def __getattr__(self, name: str) -> Any:
         # What torch asks of every backend is answered without connecting: one rank may be alone in asking.
         value = False if name.startswith("supports_") else getattr(self.connect(), name)

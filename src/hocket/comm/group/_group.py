@@ -126,9 +126,26 @@ class HocketGroup(Collectives):
         self._gloo.set_timeout(timeout)
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
-        """Run a barrier whose error on rank 0 names the ranks that did not come (torch's own, through Gloo)."""
+        """Run a barrier whose error on rank 0 names the ranks that did not come (torch's own, through Gloo).
+
+        Raises:
+            RuntimeError: Not all have come in time; in torch's words, also before Gloo has connected.
+        """
         if timeout is None:
             timeout = timedelta(seconds=self._runner.timeout_s)
+        missing = self._gloo.missing(timeout)
+        if missing:
+            took = f"{timeout // timedelta(milliseconds=1)} ms"
+            if self._rank:
+                raise RuntimeError(
+                    f"Rank {self._rank} successfully reached monitoredBarrier, but received errors while waiting for "
+                    "send/recv from rank 0. Please check rank 0 logs for faulty rank."
+                )
+            if not timeout:
+                raise RuntimeError(f"Rank 0 timed out in monitoredBarrier after {took}.")
+            named = ", ".join(map(str, missing if wait_all_ranks else missing[:1]))
+            ranks = "Ranks" if wait_all_ranks else "Rank"
+            raise RuntimeError(f"[Rank 0]: {ranks} {named} failed to pass monitoredBarrier in {took}")
         self._gloo.monitored_barrier(timeout, wait_all_ranks)
 
     # --- point to point ---------------------------------------------------------------------------------------------
