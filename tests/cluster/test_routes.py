@@ -113,7 +113,9 @@ def test_a_given_route_comes_before_the_routing() -> None:
 
 
 def test_what_no_path_joins_is_named() -> None:
-    island = "".join(f'[[nodes]]\nname = "{name}"\n' for name in "cd") + '[[links]]\nends = ["c", "d"]\nbandwidth = 1e9\n'
+    island = (
+        "".join(f'[[nodes]]\nname = "{name}"\n' for name in "cd") + '[[links]]\nends = ["c", "d"]\nbandwidth = 1e9\n'
+    )
     described = cluster.from_toml(PAIR + island)
     with pytest.raises(ClusterError, match="no path leads from a to c"):
         described.routes(np.array([0]), np.array([described.node("c")]))
