@@ -41,6 +41,20 @@ class ByWeight(nn.Module):
         return self.layers[2](self.layers[1](x) @ self.table.weight + F.linear(x, self.turn.weight, self.turn.bias))
 
 
+class ByPart(nn.Module):
+    """Calls a part of a block past the block, as DiT does with its first block's embedding of time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(2))
+        self.first, self.last = nn.Linear(4, 8), nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        y = self.blocks[1](self.blocks[0](x))
+        return self.last(y * self.blocks[0][0](x))
+
+
 def losses(plan: Plan | None, kind: type[nn.Module] = ByForward) -> list[float]:
     torch.manual_seed(1)
     model = kind().double()
@@ -60,7 +74,7 @@ def losses(plan: Plan | None, kind: type[nn.Module] = ByForward) -> list[float]:
         return [*found, sum(F.cross_entropy(model(x), y).item() for x, y in batches) / len(batches)]
 
 
-@pytest.mark.parametrize("kind", [ByForward, ByWeight])
+@pytest.mark.parametrize("kind", [ByForward, ByWeight, ByPart])
 @pytest.mark.parametrize("accumulate", [1, 3])
 def test_layers_that_are_not_called_as_modules_are_gathered_too(kind: type[nn.Module], accumulate: int) -> None:
     expected = losses(None, kind)

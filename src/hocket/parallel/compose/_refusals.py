@@ -87,6 +87,18 @@ def _check_priority(model: torch.nn.Module, optimizer: Any) -> None:
         raise _refusal("priority", rule, "say priority = false")
 
 
+def check_scalars(model: torch.nn.Module, plan: Plan, mesh: Mesh) -> None:
+    """Refuse to shard parameters that have no dimension to shard.
+
+    Raises:
+        PlanError: the model has such a parameter, and the plan shards parameters.
+    """
+    scalars = [name for name, p in model.named_parameters() if not p.dim()]
+    if scalars and plan.shard == "parameters" and mesh.replicas.size > 1:
+        rule = f"FSDP2 divides no parameter without dimensions, as {scalars[0]} is"
+        raise _refusal("shard", rule, 'say shard = "gradients", or give the parameter one dimension of one element')
+
+
 def check_tied(pipeline: Pipeline, plan: Plan, mesh: Mesh) -> None:
     """Refuses plans that weights which stages share do not allow; a collective operation.
 

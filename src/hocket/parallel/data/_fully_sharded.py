@@ -61,8 +61,7 @@ class FullySharded(ShardingStrategy):
                 fully_shard(group if group != [module] else module, mesh=mesh, ignored_params=excluded)
                 for block in group if group != [module] else ():
                     _call_with_hooks(block)
-                    if not list(block.children()):
-                        _gather_when_read(block, module)
+                    _gather_when_used(block, module)
                 for name, original in here.items():
                     self._take(original, module.get_parameter(name), places[names[name]], world)
                     original.data = original.new_empty(0)  # optimizers and programs may hold on to it
@@ -156,17 +155,30 @@ class _GatheredWhenRead:
         return super().__getattr__(name)  # type: ignore[misc]
 
 
-def _gather_when_read(block: Any, model: torch.nn.Module) -> None:
-    """Have a layer's parameters, which some models read without calling the layer, gathered then.
+def _gather_when_used(block: Any, model: torch.nn.Module) -> None:
+    """Have parameters gathered that models use past their block: a layer's that they read, or a part that they call.
 
     Back-propagation lets them go again. Without it the end of the forward pass does.
     """
+    inside = [one for one in block.modules() if one is not block and one._parameters]
+    used = not inside
+
+    def gather(inner: torch.nn.Module, _: Any) -> None:
+        nonlocal used
+        if any(hasattr(one, "to_local") for one in inner._parameters.values()):
+            block.unshard()
+            used = True
 
     def let_go(_: torch.nn.Module, __: Any, ___: Any) -> None:
-        if not torch.is_grad_enabled():
+        nonlocal used
+        if used and not torch.is_grad_enabled():
             block.reshard()
+        used = not inside
 
-    block.__class__ = type(type(block).__name__, (_GatheredWhenRead, type(block)), {})
+    if not inside:
+        block.__class__ = type(type(block).__name__, (_GatheredWhenRead, type(block)), {})
+    for one in inside:
+        one.register_forward_pre_hook(gather)
     model.register_forward_hook(let_go)
 
 
