@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from hocket.parallel.pipeline._trace import trace
+from hocket.parallel.pipeline._trace import plain_numbers, trace
 
 
 class Repeats(nn.Module):
@@ -34,3 +34,7 @@ class LikeTimms(nn.BatchNorm2d):
 def test_a_batch_norm_of_one_s_own_is_one_step() -> None:
     graph = trace(nn.Sequential(nn.Conv2d(1, 2, 3), LikeTimms(2)), (torch.randn(2, 1, 4, 4),)).graph
     assert [node.target for node in graph.nodes if node.op == "call_module"] == ["0", "1"]
+
+
+def test_numbers_that_a_whole_module_gives_are_watched() -> None:
+    assert plain_numbers((torch.ones(2), [1, 2.5, None, True, "a"], {"b": 4})) == (1.0, 2.5, 4.0)

@@ -355,7 +355,10 @@ class _Follower(TorchFunctionMode, Numbers):
         self._path.append(path)
         try:
             if ours or is_leaf(module) or path in self._whole:
-                return self._step("call_module", path, functools.partial(original, module), args, kwargs)
+                found = self._step("call_module", path, functools.partial(original, module), args, kwargs)
+                if numbers := plain_numbers(found):  # steps that come use them as they are here
+                    self._check(plain_numbers, (next(reversed(self.graph.nodes)),), numbers)
+                return found
             with patch.object(torch.compiler, "is_compiling", _yes) if path in self._compiled else _AS_IT_IS:
                 return original(module, *args, **kwargs)
         except Exception:
@@ -615,6 +618,12 @@ def _run(function: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, lis
     before = [(tensor, tensor._version) for tensor in _trees.tensors_in((args, kwargs))]
     value = function(*plain(tuple(args)), **plain(kwargs))
     return value, [tensor for tensor, version in before if tensor._version != version]
+
+
+def plain_numbers(value: Any) -> tuple[float, ...]:
+    """Return the numbers in a structure that are no tensors: sizes that a module reads from tensors, say."""
+    leaves = torch.utils._pytree.tree_leaves(value)
+    return tuple(float(one) for one in leaves if type(one) in (int, float))
 
 
 def _loose(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
