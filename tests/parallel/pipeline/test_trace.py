@@ -38,3 +38,25 @@ def test_a_batch_norm_of_one_s_own_is_one_step() -> None:
 
 def test_numbers_that_a_whole_module_gives_are_watched() -> None:
     assert plain_numbers((torch.ones(2), [1, 2.5, None, True, "a"], {"b": 4})) == (1.0, 2.5, 4.0)
+
+
+class Sized(nn.Module):
+    """Reads a size from a tensor, as a router of experts does."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, list[int]]:
+        return x, [int((x > 0).sum()), 3]
+
+
+def test_they_are_asked_of_the_module_s_own_result() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.sized = Sized()
+
+        def forward(self, x: Tensor) -> Tensor:
+            y, sizes = self.sized(x)
+            return y * sizes[0]
+
+    graph = trace(Model(), (torch.ones(2, 3),)).graph
+    checks = [node for node in graph.nodes if "SameAnswer" in type(node.target).__name__]
+    assert [node.args[0].op for node in checks if node.target.how is plain_numbers] == ["call_module"]

@@ -357,7 +357,8 @@ class _Follower(TorchFunctionMode, Numbers):
             if ours or is_leaf(module) or path in self._whole:
                 found = self._step("call_module", path, functools.partial(original, module), args, kwargs)
                 if numbers := plain_numbers(found):  # steps that come use them as they are here
-                    self._check(plain_numbers, (next(reversed(self.graph.nodes)),), numbers)
+                    node = next(one for one in reversed(self.graph.nodes) if one.op == "call_module")
+                    self._check(plain_numbers, (node,), numbers)
                 return found
             with patch.object(torch.compiler, "is_compiling", _yes) if path in self._compiled else _AS_IT_IS:
                 return original(module, *args, **kwargs)
