@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import resource
+import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -21,9 +24,11 @@ from torch import nn
 
 import hocket
 from hocket.parallel import CheckpointError
-from hocket.parallel.state import _manifest, _replace
+from hocket.parallel.state import _manifest, _replace, checkpoint
 from hocket.planner import Plan
 from hocket.testing import deadline, run_ranks
+
+CHECKOUT = Path(__file__).parents[3]
 
 
 class Moments:
@@ -226,14 +231,23 @@ def test_code_runs_only_of_objects_that_the_user_kept_and_only_if_they_are_wante
     moments: Moments, tmp_path: Path
 ) -> None:
     moments.trainer.save(tmp_path / "ck", {"rate": 0.1, "seen": torch.ones(3), "set": {1, 2}})
-    assert moments.trainer.load(tmp_path / "ck", weights_only=True)["set"] == {1, 2}
+    assert moments.trainer.load(tmp_path / "ck")["set"] == {1, 2}
     moments.trainer.save(tmp_path / "ck", Exploit(tmp_path / "run"))
-    same_error = r"'extra' has objects whose unpickling can run code, and weights_only=True refuses them"
-    with pytest.raises(CheckpointError, match=same_error):
-        moments.trainer.load(tmp_path / "ck", weights_only=True)
+    with pytest.raises(
+        CheckpointError, match=r"'extra' has objects whose unpickling can run code .* weights_only=False"
+    ):
+        moments.trainer.load(tmp_path / "ck")
+    (group,) = moments.optimizer.param_groups
+    group["note"] = Exploit(tmp_path / "run")
+    moments.trainer.save(tmp_path / "ck")
+    del group["note"]
+    for read in (moments.trainer.load, moments.trainer.load_state_dict, hocket.read_state_dict):
+        with pytest.raises(CheckpointError, match=r"'about' has objects whose unpickling can run code"):
+            read(tmp_path / "ck")
     assert not (tmp_path / "run").exists()
-    moments.trainer.load(tmp_path / "ck")
+    moments.trainer.load(tmp_path / "ck", weights_only=False)
     assert (tmp_path / "run").exists()
+    del group["note"]
     with pytest.raises(CheckpointError, match="`extra` cannot be pickled"):
         moments.trainer.save(tmp_path / "ck", lambda: None)
     assert [p.name for p in tmp_path.iterdir() if p.name.startswith("ck")] == ["ck"]
@@ -326,3 +340,61 @@ def test_what_fails_on_one_rank_is_one_error_on_all_and_the_old_checkpoint_stays
     assert "all hosts must share one" in elsewhere
     assert "rank 1: there is no checkpoint at" in missing
     assert loaded == 1
+
+
+def test_what_is_called_much_like_a_checkpoint_is_not_removed(moments: Moments, tmp_path: Path) -> None:
+    names = ["ck.old", "ck.new", "ck.new-best", "ck.old-2026", "ck"]
+    for number, name in enumerate(names, 1):
+        moments.fill(number)
+        moments.trainer.save(tmp_path / name)
+    moments.trainer.save(tmp_path / "ck")
+    assert [loaded(moments, tmp_path / name) for name in names] == [1, 2, 3, 4, 5]
+    shutil.rmtree(tmp_path / "ck")
+    assert loaded(moments, tmp_path / "ck") == 0
+
+
+def test_a_rank_that_outlives_its_job_does_not_write_into_the_next_save(
+    moments: Moments, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left: list[Path] = []
+
+    class Dies(BaseException):
+        pass
+
+    def dies(new: Path, path: Path) -> None:
+        left.append(new)
+        raise Dies
+
+    with monkeypatch.context() as patched:
+        patched.setattr(checkpoint, "replace", dies)
+        with pytest.raises(Dies):
+            moments.trainer.save(tmp_path / "ck")
+
+    def written_meanwhile(new: Path, path: Path) -> None:
+        left[0].mkdir(exist_ok=True)
+        (left[0] / "__0_0.distcp").write_bytes(b"late")
+        _replace.replace(new, path)
+
+    monkeypatch.setattr(checkpoint, "replace", written_meanwhile)
+    moments.fill(7)
+    moments.trainer.save(tmp_path / "ck")
+    assert loaded(moments, tmp_path / "ck") == 7
+    moments.trainer.save(tmp_path / "ck")
+    assert len(left) == 1
+
+
+@pytest.mark.parametrize(
+    ("kills", "damages", "plans"),
+    [
+        (2, 8, ["2 data, optimizer"]),
+        pytest.param(8, 8, ["2 data, parameters", "2 data, optimizer x 2 tensor"], marks=pytest.mark.long),
+    ],
+)
+def test_ranks_that_are_killed_while_they_save_leave_a_checkpoint(kills: int, damages: int, plans: list[str]) -> None:
+    words = [sys.executable, "-m", "benchmarks.checkpoint_kills", "--seed", "3", "--plans", ";".join(plans)]
+    words += ["--kills", str(kills), "--damages", str(damages)]
+    ran = subprocess.run(words, cwd=CHECKOUT, capture_output=True, text=True, timeout=deadline(240), check=False)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert f"{kills} rounds, seed 3: 0 lost or wrong" in ran.stdout
+    (refused,) = re.findall(rf"{damages * len(plans)} damages: (\d+) refused", ran.stdout)
+    assert int(refused) >= damages * len(plans) - 2  # a byte between words of the manifest says the same as another

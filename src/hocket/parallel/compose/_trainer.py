@@ -295,13 +295,14 @@ class Trainer:
         about = {"steps": self.steps, "plan": self.plan.to_json(), "loaders": positions}
         _in_and_out.save(self._composition, Path(path), about, extra)
 
-    def load(self, path: str | Path, *, weights_only: bool = False) -> Any:
+    def load(self, path: str | Path, *, weights_only: bool = True) -> Any:
         """Goes on where `save` was called, whatever the plan and the number of ranks were; a collective operation.
 
         Args:
             path: what `save` was given.
             weights_only: whether what is more than plain values and tensors is refused (objects in `extra`, or in the
-                settings of an optimizer), since unpickling it can run code; nothing else in a checkpoint can.
+                settings of an optimizer), since unpickling it can run code, as `torch.load` has it. Say False for a
+                checkpoint of your own that has such objects.
 
         Returns:
             The `extra` that was saved.

@@ -111,8 +111,9 @@ class CheckpointReader(FileSystemReader):
         except pickle.UnpicklingError as error:
             if weights_only:
                 raise CheckpointError(
-                    f"{self._said}: {name!r} has objects whose unpickling can run code, and weights_only=True "
-                    f"refuses them: {str(error).splitlines()[0]}"
+                    f"{self._said}: {name!r} has objects whose unpickling can run code ("
+                    f"{str(error).splitlines()[0].rstrip('.')}); if you trust who wrote it, say weights_only=False to "
+                    "Trainer.load or hocket.read_state_dict"
                 ) from None
         stream.seek(0)
         try:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import re
 import shutil
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,9 +16,22 @@ _RENAME_EXCHANGE = 2  # linux/fs.h
 _UNSUPPORTED = (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP)  # an old kernel; a file system that cannot, as NFS
 
 
-def beside(path: Path) -> tuple[Path, Path]:
-    """Return where the next directory is written before it takes the place of `path`, and where the last one may be."""
-    return path.with_name(f"{path.name}.new"), path.with_name(f"{path.name}.old")
+def fresh_token() -> str:
+    """Return what no other save has: ranks of a job that is dying cannot write into what the next one writes."""
+    return uuid.uuid4().hex[:12]
+
+
+def fresh(path: Path, token: str) -> Path:
+    """Return where the next directory is written before it takes the place of `path`."""
+    return path.with_name(f"{path.name}.new-{token}")
+
+
+def beside(path: Path) -> list[Path]:
+    """Return what saves that were killed have left, the next directories before those that they were to replace."""
+    ours = re.compile(re.escape(path.name) + r"\.(new|old)-[0-9a-f]{12}")  # and nothing that a user may call his own
+    if not path.parent.is_dir():
+        return []
+    return sorted(other for other in path.parent.iterdir() if ours.fullmatch(other.name))
 
 
 def standing(path: Path, is_whole: Callable[[Path], bool]) -> Path:
@@ -33,7 +48,7 @@ def standing(path: Path, is_whole: Callable[[Path], bool]) -> Path:
 
 def replace(new: Path, path: Path) -> None:
     """Put the directory `new` in the place of `path`, which is removed, if it exists; on the disk when this returns."""
-    old = beside(path)[1]
+    old = path.with_name(f"{path.name}.old-{fresh_token()}")
     if not path.exists():
         new.rename(path)
         sync(path.parent)
@@ -42,7 +57,6 @@ def replace(new: Path, path: Path) -> None:
         sync(path.parent)
         shutil.rmtree(new)
         return
-    shutil.rmtree(old, ignore_errors=True)
     path.rename(old)
     new.rename(path)
     sync(path.parent)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import shutil
-import uuid
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from ..batches import RngStates
 from ..mesh import World
 from ._manifest import ABOUT, EXTRA, MANIFEST, MODEL, OPTIMIZER, CheckpointError, Manifest, alike, is_whole
 from ._owned import Owned
-from ._replace import beside, replace, standing
+from ._replace import beside, fresh, fresh_token, replace, standing
 from ._shards import TensorShard
 from .whole import ModelOutline
 
@@ -65,22 +64,17 @@ def write(
     about = {**about, "optimizer_scalars": everywhere, "random": states, "groups": _settings(optimizer)}
     about |= {"optimizer": type(optimizer).__name__, "members": outline.groups, "keys": outline.keys}
     others: dict[str, io.BytesIO] = {}
-    new = beside(path)[0]
+    new = fresh(path, world.from_root(fresh_token()))
     try:
         with alike(world):
             if world.rank == 0:
                 others = {ABOUT: _pickled(about, "what it keeps"), EXTRA: _pickled(extra, "`extra`")}
                 _make_space(path, new)
-        mark = new / world.from_root(uuid.uuid4().hex)
         with alike(world):
-            if world.rank == 0:
-                mark.touch()
-        with alike(world):
-            if not mark.exists():
-                raise CheckpointError(f"{str(new)!r} is not the folder that rank 0 has: all hosts must share one")
-        with alike(world):
-            if world.rank == 0:
-                mark.unlink()
+            if not new.is_dir():
+                raise CheckpointError(
+                    f"{str(path.parent)!r} is not the folder that rank 0 has: all hosts must share one"
+                )
         files = _dcp.save(new, shards, others, world)
         written = {name: entry for mine in world.from_all(files) for name, entry in mine.items()}
         with alike(world):
@@ -103,8 +97,7 @@ def _make_space(path: Path, new: Path) -> None:
     if path.is_file() or (strange and any(path.iterdir())):
         raise CheckpointError("there is something else; give a folder that is new, empty or a checkpoint")
     for leftover in beside(path):
-        if leftover.exists():
-            shutil.rmtree(leftover)
+        shutil.rmtree(leftover, ignore_errors=True)  # a rank that has not died yet may write to it
     new.mkdir(parents=True)
 
 
@@ -116,7 +109,7 @@ def read(
     outline: ModelOutline,
     world: World,
     *,
-    weights_only: bool = False,
+    weights_only: bool = True,
 ) -> tuple[dict[str, Any], Any]:
     """Read a checkpoint that was written under any plan into what this rank holds; a collective operation.
 

@@ -49,12 +49,12 @@ class _StateDict:
 class _Checkpoint:
     """The weights of a checkpoint; all its files are compared with their checksums first."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, weights_only: bool) -> None:
         from ._reader import CheckpointReader  # lazy: it takes a second
 
         self._reader = CheckpointReader(path)
         self._reader.verify()
-        about = self._reader.load_object(ABOUT, weights_only=False)
+        about = self._reader.load_object(ABOUT, weights_only=weights_only)
         self.others, self._names, found = about["computed"], about["keys"], self._reader.tensors(MODEL)
         first = {name: key for key, name in reversed(self._names.items())}
         self.tensors = {key: found[name] for name, key in first.items() if name in found}
@@ -64,7 +64,7 @@ class _Checkpoint:
         return self._reader.tensor(MODEL + self._names[name])
 
 
-def open_weights(source: Mapping[str, Any] | str | Path) -> WeightSource:
+def open_weights(source: Mapping[str, Any] | str | Path, *, weights_only: bool = True) -> WeightSource:
     """Open a state dict, or the path of a checkpoint, of safetensors (a file or a folder) or of a file of `torch.save`.
 
     Raises:
@@ -73,14 +73,14 @@ def open_weights(source: Mapping[str, Any] | str | Path) -> WeightSource:
     if isinstance(source, Mapping):
         return _StateDict(source)
     path = Path(source)
-    if not path.exists() and not any(other.exists() for other in beside(path)):
+    if not path.exists() and not beside(path):
         raise CheckpointError(f"there is nothing at {str(path)!r}")
     if not path.exists() or (path / MANIFEST).exists() or (path / ".metadata").exists():
-        return _Checkpoint(path)
+        return _Checkpoint(path, weights_only=weights_only)
     if path.is_dir() or path.suffix == ".safetensors":
         return SafetensorsReader(path)
     try:
-        found = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+        found = torch.load(path, map_location="cpu", mmap=True, weights_only=weights_only)
     except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
         raise CheckpointError(f"{str(path)!r} is no file of tensors: {str(error).splitlines()[0]}") from None
     if not isinstance(found, Mapping):
@@ -88,18 +88,19 @@ def open_weights(source: Mapping[str, Any] | str | Path) -> WeightSource:
     return _StateDict(found)
 
 
-def read_state_dict(path: str | Path) -> dict[str, Any]:
+def read_state_dict(path: str | Path, *, weights_only: bool = True) -> dict[str, Any]:
     """Return the weights of a checkpoint, or of files of safetensors, for `load_state_dict` of the plain model.
 
     It takes one process and no Trainer. Keys that are tied share one tensor.
 
     Args:
         path: What `Trainer.save` or `Trainer.save_model` was given, or a file of safetensors or of `torch.save`.
+        weights_only: Whether what is more than plain values and tensors is refused, since unpickling it can run code.
 
     Raises:
-        CheckpointError: There is none, or it is damaged.
+        CheckpointError: There is none, it is damaged, or refused.
     """
-    source = open_weights(path)
+    source = open_weights(path, weights_only=weights_only)
     found: dict[str, Any] = {key: source.tensor(key) for key in source.tensors}
     found |= {key: found[other] for key, other in source.tied.items() if other in found}
     return found | getattr(source, "others", {})
