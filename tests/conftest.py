@@ -1,3 +1,4 @@
+import os
 import signal
 import threading
 import time
@@ -10,6 +11,7 @@ import torch
 from hocket.testing import deadline, preload
 
 preload("tests.preload")
+os.environ.setdefault("HOCKET_RUN_DIR", "off")  # no `hocket run` of a test leaves a directory in the checkout
 torch.set_num_threads(1)  # small tensors: several threads only wait for each other, for long where cores are busy
 _STARTING = {"run_ranks", "subprocess", "run", "fabric", "launch"}  # names in a file, or its folder
 hypothesis.settings.register_profile("calm", deadline=None)

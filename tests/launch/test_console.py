@@ -61,15 +61,25 @@ def test_an_unfinished_line_is_shown_again_only_if_it_has_changed() -> None:
     assert assembler.snapshot() == [b"3%"]
 
 
-def test_a_line_that_was_shown_before_its_end_is_not_shown_again_at_its_end() -> None:
+def test_a_line_is_shown_once_and_whole_whenever_it_ends() -> None:
+    """`print("epoch 0", end="")`, a long step, `print()`: its beginning is not shown, or would stand twice."""
     assembler = LineAssembler()
     assembler.feed(b"epoch 0")
-    assert assembler.snapshot() == [b"epoch 0"]
-    assert assembler.feed(b"\nepoch 1") == []
-    assert assembler.snapshot() == [b"epoch 1"]
-    assert assembler.feed(b": done\nepoch 1\n") == [b"epoch 1: done", b"epoch 1"]
-    assembler.feed(b"last")
-    assert assembler.snapshot() == [b"last"]
+    assert not assembler.unfinished
+    assert assembler.snapshot() == []
+    assert assembler.feed(b": done\nepoch 1") == [b"epoch 0: done"]
+    assert assembler.snapshot() == []
+    assert assembler.rest() == [b"epoch 1"]
+
+
+def test_a_bar_that_was_shown_before_its_end_is_not_shown_again_at_its_end() -> None:
+    assembler = LineAssembler()
+    assembler.feed(b"\r 99%\r100%")
+    assert assembler.snapshot() == [b"100%"]
+    assert assembler.feed(b"\nepoch 1: ") == []
+    assert assembler.snapshot() == []
+    assert assembler.feed(b"done\n\r1%") == [b"epoch 1: done"]
+    assert assembler.snapshot() == [b"1%"]
     assert assembler.rest() == []
 
 
@@ -86,10 +96,13 @@ time.sleep({1.3 * old_s})
 sys.stdout.write("second"); sys.stdout.flush()
 time.sleep(0.2)
 print(" half", flush=True)
+sys.stdout.write("third"); sys.stdout.flush()
+time.sleep({1.3 * old_s})
+print(", late", flush=True)
 """
     output = io.BytesIO()
     launch([script(source)], 1, stdout=output, stderr=output)
-    assert output.getvalue().splitlines() == [b"first", b"second half"]
+    assert output.getvalue().splitlines() == [b"first", b"second half", b"third, late"]
 
 
 def test_endless_lines_do_not_fill_the_memory() -> None:

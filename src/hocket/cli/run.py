@@ -30,7 +30,10 @@ def run(context: typer.Context) -> None:
         if context.args[:1] in (["-h"], ["--help"]):
             argument_parser().print_help()
             return
-        arguments = parse_arguments(context.args)
+        arguments = parse_arguments(context.args, kept=True)
+        if arguments.kubernetes is not None:
+            _write_manifests(arguments)
+            return
         step = (
             None
             if arguments.hosts or not arguments.one_host
@@ -57,6 +60,17 @@ def run(context: typer.Context) -> None:
     if arguments.as_json:
         print_json(result.as_json())
     raise typer.Exit(result.exit_code)
+
+
+def _write_manifests(arguments: "LaunchArguments") -> None:
+    from hocket.launch import ArgumentError, write_manifests
+
+    try:
+        trainer, job_set = write_manifests(arguments)
+    except OSError as error:
+        raise ArgumentError(f"--kubernetes {arguments.kubernetes}: {error.strerror}") from None
+    typer.echo(f"with Kubeflow Trainer: kubectl apply -f {trainer}")
+    typer.echo(f"with JobSet alone:     kubectl apply -f {job_set}")
 
 
 def _enter_fabric(arguments: "LaunchArguments", words: list[str]) -> NoReturn:

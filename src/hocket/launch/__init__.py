@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from ._doctor import Diagnosis, examine
     from ._fabric import PlacementError, enter_fabric
     from ._failure import RankFailure
+    from ._kubernetes import write_manifests
     from ._launch import LaunchResult, dry_run, launch, run, threads_of_rank
     from ._meeting import LaunchError
     from ._slurm import batch_script, step_command
@@ -34,12 +35,14 @@ _HOMES = {
     "run": "_launch",
     "step_command": "_slurm",
     "threads_of_rank": "_launch",
+    "write_manifests": "_kubernetes",
 }
 
 __all__ = [
     "ArgumentError", "Diagnosis", "LaunchArguments", "LaunchError", "LaunchResult", "Leftover", "PlacementError",
     "RankFailure", "argument_parser", "batch_script", "dry_run", "enter_fabric", "examine", "launch", "leftovers",
     "parse_arguments", "remove_leftover", "run", "step_command", "threads_of_rank",
+    "write_manifests",
 ]  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from ._run_directory import RUN_VARIABLE, default_run_directory
 from ._slurm import become_node, ranks_of_node
 
 if TYPE_CHECKING:
@@ -48,6 +49,11 @@ class LaunchArguments:
         preflight: Refuse hosts whose versions or script differ.
         host_flags: Flags that each host's own launcher gets, as they were given.
         label: Name of this host in a job of several hosts, for messages.
+        run_dir: Directory of this run; None for none.
+        run_dir_given: Whether the user has named it.
+        kubernetes: File to write manifests to, instead of starting anything.
+        image: Container image that they name.
+        ranks_of_pod: Ranks of each pod, as given: a number, "auto", "cpu" or "gpu".
     """
 
     flags: argparse.Namespace
@@ -67,6 +73,11 @@ class LaunchArguments:
     preflight: bool = True
     host_flags: tuple[str, ...] = ()
     label: str = ""
+    run_dir: str | None = None
+    run_dir_given: bool = False
+    kubernetes: str | None = None
+    image: str = "hocket"
+    ranks_of_pod: str = "1"
 
     @property
     def one_host(self) -> bool:
@@ -151,6 +162,17 @@ def argument_parser() -> argparse.ArgumentParser:
         action="store_false",
         help="do not refuse hosts with another Python, torch, hocket or script than the first",
     )
+    directory = group.add_mutually_exclusive_group()
+    directory.add_argument(
+        "--run-dir", metavar="DIR", help="directory of this run: settings, logs, record [default: runs/NAME-TIME]"
+    )
+    directory.add_argument("--no-run-dir", action="store_true", help="make no such directory")
+    group.add_argument(
+        "--kubernetes",
+        metavar="FILE",
+        help="write manifests that start this command in --nnodes pods of -n ranks, and start nothing here",
+    )
+    group.add_argument("--image", metavar="IMAGE", default="hocket", help="container image for --kubernetes")
     group.add_argument("--dry-run", action="store_true", help="show what would be launched, and launch nothing")
     group.add_argument(
         "--json",
@@ -173,8 +195,12 @@ def argument_parser() -> argparse.ArgumentParser:
     return ours
 
 
-def parse_arguments(argv: Sequence[str]) -> LaunchArguments:
+def parse_arguments(argv: Sequence[str], *, kept: bool = False) -> LaunchArguments:
     """Read a command line.
+
+    Args:
+        argv: The words after `hocket run`.
+        kept: Whether the run has a directory if the words do not say so.
 
     Raises:
         ArgumentError: It cannot be carried out.
@@ -196,7 +222,14 @@ def parse_arguments(argv: Sequence[str]) -> LaunchArguments:
     given, rest = _own_flags(argv[:split])
     flags = argument_parser().parse_args([*argv[:split], target[0]])
     counted = given.np is not None or "PET_NPROC_PER_NODE" in os.environ
-    return replace(_complete(flags, target[0], tuple(target[1:]), counted=counted), host_flags=tuple(rest))
+    arguments = _complete(flags, target[0], tuple(target[1:]), counted=counted)
+    run_dir = flags.run_dir or (default_run_directory(target[0], os.environ) if kept and not flags.no_run_dir else None)
+    return replace(
+        arguments,
+        host_flags=tuple(rest),
+        run_dir=run_dir,
+        run_dir_given=bool(flags.run_dir or RUN_VARIABLE in os.environ),
+    )
 
 
 def _own_flags(flags: list[str]) -> tuple[argparse.Namespace, list[str]]:
@@ -204,10 +237,11 @@ def _own_flags(flags: list[str]) -> tuple[argparse.Namespace, list[str]]:
     ours = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     for names in (
         ("-n", "--np", "--workers", "--nproc-per-node", "--nproc_per_node"), ("-x",), ("--timeout",), ("--hosts",),
-        ("--hostfile",), ("--ssh",), ("--plan",),
+        ("--hostfile",), ("--ssh",), ("--plan",), ("--run-dir",),
+        ("--kubernetes",), ("--image",), ("--nnodes",),
     ):  # fmt: skip
         ours.add_argument(*names, action="append")
-    for name in ("--json", "--no-preflight", "--dry-run"):
+    for name in ("--json", "--no-preflight", "--no-run-dir", "--dry-run"):
         ours.add_argument(name, action="store_true")
     return ours.parse_known_args(flags)
 
@@ -250,7 +284,10 @@ def _complete(flags: argparse.Namespace, target: str, arguments: tuple[str, ...]
         )
     if not counted and (asked := ranks_of_node(os.environ)) is not None:
         flags.nproc_per_node = str(asked)
-    nproc = _nproc(str(flags.nproc_per_node))
+    ranks_of_pod = str(flags.nproc_per_node)
+    nproc = _nproc(ranks_of_pod)
+    if flags.kubernetes is not None and str(flags.nnodes) != "1:1" and not str(flags.nnodes).isdigit():
+        raise ArgumentError(f"--nnodes {flags.nnodes}: with --kubernetes give the number of pods")
     flags.nproc_per_node = str(nproc)
     hosts: Mapping[str, int] = {}
     if flags.hosts is not None or flags.hostfile is not None:
@@ -283,7 +320,12 @@ def _complete(flags: argparse.Namespace, target: str, arguments: tuple[str, ...]
         hosts=hosts,
         ssh=flags.ssh,
         preflight=flags.preflight,
+        kubernetes=flags.kubernetes,
+        image=flags.image,
+        ranks_of_pod=ranks_of_pod,
     )
+    if flags.kubernetes is not None:
+        return arguments_
     if flags.fabric is not None and not arguments_.one_host:
         raise ArgumentError("--fabric emulates all hosts on this one; leave out --nnodes")
     if not hosts:

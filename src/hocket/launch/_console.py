@@ -144,12 +144,13 @@ class LineAssembler:
 
     def __init__(self) -> None:
         self._pending = b""
+        self._overwritten = False
         self._snapshot = b""
 
     @property
     def unfinished(self) -> bool:
-        """Whether there is a line that no new line has ended yet."""
-        return bool(self._pending)
+        """Whether there is a line that is overwritten again and again, and that no new line has ended yet."""
+        return self._overwritten and bool(self._pending)
 
     def feed(self, chunk: bytes) -> list[bytes]:
         """Take what was read; return the lines that it completed, without their ends."""
@@ -157,13 +158,17 @@ class LineAssembler:
         if len(rest) > _LONGEST_LINE:
             lines.append(rest)
             rest = b""
+        self._overwritten = b"\r" in rest or (self._overwritten and not lines)
         # Of what was overwritten nothing is kept; a return at the very end has not overwritten anything yet.
         self._pending = rest[rest.rstrip(b"\r").rfind(b"\r") + 1 :]
         return self._new([_last_state(line) for line in lines])
 
     def snapshot(self) -> list[bytes]:
-        """Return the unfinished line, if it has changed since the last snapshot."""
-        state = _last_state(self._pending)
+        """Return the line that is being overwritten, if it has changed since the last snapshot.
+
+        Another unfinished line is not shown before it ends: its beginning would stand there twice.
+        """
+        state = _last_state(self._pending) if self._overwritten else b""
         if not state or state == self._snapshot:
             return []
         self._snapshot = state

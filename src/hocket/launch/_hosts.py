@@ -60,6 +60,6 @@ _NAMES = ("PATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "LOGLEVEL", "NO_COLOR")
 def passed_on() -> dict[str, str]:
     """Return the variables of this process that the other hosts' launchers get."""
     kept = {name: value for name, value in os.environ.items() if name.startswith(_PREFIXES) or name in _NAMES}
-    for name in ("HOCKET_JOB", "HOCKET_HOST", "HOCKET_FABRIC"):  # these say where this process itself is
+    for name in ("HOCKET_JOB", "HOCKET_HOST", "HOCKET_FABRIC", "HOCKET_RUN_DIR"):  # these say where this process is
         kept.pop(name, None)
     return kept

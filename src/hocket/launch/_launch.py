@@ -1,12 +1,13 @@
 """Start a program as several ranks on this host, follow it to its end, and say how it ended."""
 
 import contextlib
+import io
 import os
 import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from string import Template
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -20,14 +21,15 @@ from ._console import Output, Terminal, outputs
 from ._elastic import EndingSignals, FailedRank, Interrupted, JobListener, StartedRank, run_ranks
 from ._failure import RankFailure, describe, in_order, read_failure
 from ._job import Job
+from ._meeting import LaunchError
 from ._merge import Merger, RankStream
+from ._run_directory import RUN_VARIABLE, LaunchDirectory, worth_saying
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing import LogsDest
 
 TIMED_OUT = 124  # as timeout(1) says it
 OUTPUT_CLOSED = 128 + signal.SIGPIPE
-_WORTH_SAYING = 0.25  # share of the steps' time that a verdict's cause costs
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,7 @@ class LaunchResult:
         wall_s: Seconds from the call to the end.
         restarts: How often the ranks were started again.
         failures: The ranks that failed in the last attempt, the first one first.
+        run_dir: Directory of the run; None if it has none.
     """
 
     outcome: str
@@ -50,6 +53,7 @@ class LaunchResult:
     wall_s: float
     restarts: int
     failures: tuple[RankFailure, ...] = ()
+    run_dir: str | None = None
 
     def as_json(self) -> dict[str, Any]:
         """Return the result as plain values."""
@@ -96,17 +100,22 @@ def run(arguments: LaunchArguments, stdout: BinaryIO | None = None, stderr: Bina
     begin_s = time.monotonic()
     sys.stdout.flush()
     sys.stderr.flush()
+    directory = _open_directory(arguments)
     if arguments.hosts:
         from ._ssh import run_on_hosts
 
-        outcome, code = run_on_hosts(arguments, stdout or sys.stdout.buffer, stderr or sys.stderr.buffer)
-        return LaunchResult(outcome, code, sum(arguments.hosts.values()), time.monotonic() - begin_s, 0)
+        outcome, code = run_on_hosts(arguments, stdout or sys.stdout.buffer, stderr or sys.stderr.buffer, directory)
+        result = LaunchResult(outcome, code, sum(arguments.hosts.values()), time.monotonic() - begin_s, 0)
+        return _concluded(result, directory)
     out, err = outputs(stdout or sys.stdout.buffer, stderr or sys.stderr.buffer)
     if arguments.as_json:
         out = err
     outcome, code = "finished", 0
+    flags = arguments.flags
+    if directory is not None and not (str(flags.redirects) == str(flags.tee) == "0"):
+        flags.log_dir = flags.log_dir or os.path.join(directory.path, "logs")
     with EndingSignals() as signals, Job() as job, Merger(arguments.grace_s) as merger:
-        ours = _RunningJob(arguments, job, merger, out, err)
+        ours = _RunningJob(arguments, job, merger, out, err, directory)
         try:
             ours.say_threads()
             if arguments.aggregate:
@@ -131,6 +140,36 @@ def run(arguments: LaunchArguments, stdout: BinaryIO | None = None, stderr: Bina
         ours.report(result)
     if arguments.placement is not None:
         arguments.placement.close()
+    return _concluded(result, directory)
+
+
+def _open_directory(arguments: LaunchArguments) -> LaunchDirectory | None:
+    """Make the run's directory, or say why there is none; one that the user has named must be made."""
+    if arguments.run_dir is None:
+        return None
+    node = 0 if arguments.one_host else int(arguments.flags.node_rank)
+    suffix = f"-node{node}" if node or arguments.label else ""
+    try:
+        directory = LaunchDirectory(arguments.run_dir, suffix, new=arguments.one_host and not arguments.run_dir_given)
+        directory.began(
+            target=arguments.target, arguments=arguments.arguments, environment=arguments.environment,
+            nproc=arguments.nproc, hosts=dict(arguments.hosts) or str(arguments.flags.nnodes).removeprefix("1:"),
+        )  # fmt: skip
+    except OSError as error:
+        text = f"no directory for this run can be made at {arguments.run_dir}: {error.strerror}"
+        if arguments.run_dir_given:
+            raise LaunchError(f"{text}; name another with --run-dir, or give --no-run-dir") from None
+        print(f"hocket: {text}; it leaves no logs and no record", file=sys.stderr, flush=True)
+        return None
+    return directory
+
+
+def _concluded(result: LaunchResult, directory: LaunchDirectory | None) -> LaunchResult:
+    """Write down how the run ended."""
+    if directory is None:
+        return result
+    result = replace(result, run_dir=directory.path)
+    directory.ended(**result.as_json())
     return result
 
 
@@ -193,7 +232,10 @@ class _Ended(Exception):
 class _RunningJob(JobListener):
     """One launch as elastic's agent sees it."""
 
-    def __init__(self, arguments: LaunchArguments, job: Job, merger: Merger, out: Output, err: Output) -> None:
+    def __init__(
+        self, arguments: LaunchArguments, job: Job, merger: Merger, out: Output, err: Output,
+        directory: LaunchDirectory | None,
+    ) -> None:  # fmt: skip
         self.failures: tuple[RankFailure, ...] = ()
         self.restarts = 0
         self.aggregators: Aggregators | None = None
@@ -201,6 +243,8 @@ class _RunningJob(JobListener):
         self._arguments = arguments
         self._job = job
         self._merger = merger
+        self._directory = directory
+        self._attempts = 0
         self._outputs = {"stdout": out, "stderr": err}
         self._began_s = time.time()
         self._deadline_s = None if arguments.timeout_s is None else time.monotonic() + arguments.timeout_s
@@ -208,20 +252,19 @@ class _RunningJob(JobListener):
     def say(self, *lines: str, style: str = "bold") -> None:
         err = self._outputs["stderr"]
         label = f"hocket ({self._arguments.label}): " if self._arguments.label else "hocket: "
+        if self._directory is not None:
+            self._directory.note(lines)
         err.lines(err.styled(label, style), [line.encode(errors="replace") for line in lines])
 
     def explain(self) -> None:
-        """Say what stands out in the ranks' records, which go with the job's directory."""
-        if self.record is None or not os.path.isdir(self.record):
-            return
-        with contextlib.suppress(Exception):  # a record that cannot be read is no failure of the job
-            from hocket.explain import explain
+        """Say what stands out in the ranks' records; those of several hosts lie together only where one started all."""
+        if self.record is not None and not (self._directory and (self._arguments.label or not self._first)):
+            for sentence in worth_saying(self.record):
+                self.say(sentence)
 
-            for verdict in explain(self.record).verdicts:
-                if verdict.kind == "memory growth" or (
-                    verdict.gain >= _WORTH_SAYING and verdict.kind != "busy machine"
-                ):
-                    self.say(verdict.sentence)
+    @property
+    def _first(self) -> bool:
+        return self._arguments.one_host or int(self._arguments.flags.node_rank) == 0
 
     def say_threads(self) -> None:
         threads = _rank_threads(self._arguments)
@@ -237,14 +280,21 @@ class _RunningJob(JobListener):
             self.say(f"failed, exit status {result.exit_code}", style="bold red")
         elif result.outcome != "finished":
             self.say(f"{result.outcome} after {result.wall_s:.1f} s, exit status {result.exit_code}", style="bold red")
+        if self._directory is not None and not self._arguments.run_dir_given:
+            self.say(f"this run is kept in {os.path.relpath(self._directory.path)}")
 
     def _describe(self, failures: Sequence[RankFailure]) -> None:
         title, *lines = describe(failures, self._began_s)
         self.say(title, style="bold red")
         self._outputs["stderr"].lines(b"", [line.encode(errors="replace") for line in lines])
+        if self._directory is not None:
+            self._directory.note(lines)
 
     def route(self, destinations: "LogsDest", environments: dict[int, dict[str, str]]) -> None:
         threads = _rank_threads(self._arguments)
+        if self._directory is not None and self._attempts and self._first:
+            self._directory.keep_record()
+        self._attempts += 1
         for local_rank, environment in environments.items():
             environment[JOB_VARIABLE] = self._job.name
             if threads is not None:
@@ -254,9 +304,13 @@ class _RunningJob(JobListener):
                 environment.update(placement.environment(rank))
             if self.aggregators is not None:
                 environment.update(self.aggregators.environment(None if placement is None else placement.hosts[rank]))
-            if not {"HOCKET_RECORD", "HOCKET_RUN_DIR"} & os.environ.keys():  # for what hangs, and for `explain`
-                self.record = environment["HOCKET_RECORD"] = os.path.join(
-                    self._job.directory, f"record-{self.restarts}"
+            if self._directory is not None:
+                environment[RUN_VARIABLE] = self._directory.path
+            if "HOCKET_RECORD" not in os.environ:  # for what hangs, and for `explain`
+                self.record = environment["HOCKET_RECORD"] = (
+                    self._directory.record
+                    if self._directory is not None
+                    else os.path.join(self._job.directory, f"record-{self._attempts}")
                 )
             environment.update(self._arguments.environment)
             self._route_streams(local_rank, environment, destinations)
@@ -275,9 +329,12 @@ class _RunningJob(JobListener):
             output = self._outputs[name]
             stream = RankStream(output, output.rank_prefix(text, rank))
             if tee is not None:
-                stream.log = self._merger.log_file(tee)
+                stream.logs.append(self._merger.log_file(io.FileIO(tee, "a")))
                 stream.needles = self._needles(name)
-                stream.matches = self._merger.log_file(matches) if stream.needles else None
+                stream.matches = self._merger.log_file(io.FileIO(matches, "a")) if stream.needles else None
+            if self._directory is not None:
+                file = self._directory.open(f"rank-{rank}.{name.removeprefix('std')}")
+                stream.logs.append(self._merger.log_file(file))
             if not isinstance(output, Terminal) or local_rank != 0 or tee is not None:
                 paths[local_rank] = self._merger.pipe(stream)
             elif drawn is not None and self._outputs["stdout"] is output:

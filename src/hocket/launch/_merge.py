@@ -10,7 +10,7 @@ import threading
 import time
 import tty
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from io import RawIOBase
 from typing import ParamSpec, Self
 
@@ -30,7 +30,7 @@ class RankStream:
 
     output: Output  # where its lines appear
     prefix: bytes  # what stands before each line
-    log: RawIOBase | None = None  # a file that gets all bytes as they are
+    logs: list[RawIOBase] = field(default_factory=list)  # files that get all bytes as they are
     matches: RawIOBase | None = None  # a file that gets the prefixed lines that contain one of `needles`
     needles: tuple[bytes, ...] = ()  # what a line must contain to go to `matches`
 
@@ -84,9 +84,9 @@ class Merger:
         self.close_ends()
         self._resources.close()
 
-    def log_file(self, path: str) -> RawIOBase:
+    def log_file(self, file: RawIOBase) -> RawIOBase:
         """Return a file for what a stream prints, closed with the merger."""
-        return self._resources.enter_context(open(path, "ab", buffering=0))
+        return self._resources.enter_context(file)
 
     def pipe(self, stream: RankStream) -> str:
         """Return a path that a rank may open for writing; what it writes becomes lines of the stream."""
@@ -202,8 +202,7 @@ class Merger:
         if not chunk:
             self._close(pipe)
             return False
-        if pipe.stream.log is not None and not self._log(pipe.stream.log, chunk):
-            pipe.stream.log = None
+        pipe.stream.logs = [file for file in pipe.stream.logs if self._log(file, chunk)]
         if pipe.terminal is not None:
             self._show(pipe.terminal.draw, pipe.stream.prefix, chunk)
         else:

@@ -7,8 +7,6 @@ end, or stay silent, this host's ranks are ended: a launcher that was killed and
 
 import contextlib
 import fcntl
-import hashlib
-import importlib.metadata
 import json
 import os
 import select
@@ -24,6 +22,7 @@ from typing import Any
 
 from hocket import _sweep
 
+from ._facts import versions
 from ._hosts import MARK
 
 _SILENCE_S = 5.0  # after which it is taken for dead, or cut off
@@ -125,17 +124,8 @@ def _facts(order: dict[str, Any]) -> dict[str, Any]:
         facts["problem"] = (
             f"the working directory {order['directory']} is not there ({error.strerror}); share it, or copy it"
         )
-    script = None
-    if order["script"] is not None:
-        with contextlib.suppress(OSError), open(order["script"], "rb") as file:
-            script = hashlib.sha256(file.read()).hexdigest()[:12]
-    versions = {"Python": ".".join(map(str, sys.version_info[:3])), "script": script}
-    for name in ("torch", "hocket", "numpy"):
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:  # run from a source tree
-            versions[name] = None
-    return {**facts, "versions": versions}
+    facts["shared"] = order["shared"] is not None and os.path.exists(order["shared"])
+    return {**facts, "versions": versions(order["script"])}
 
 
 def _address() -> str:

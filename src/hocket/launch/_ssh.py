@@ -1,6 +1,7 @@
 """A job of several hosts over the system's OpenSSH: one process of `_node` a host, merged, watched and ended here."""
 
 import contextlib
+import io
 import json
 import os
 import secrets
@@ -9,6 +10,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import tarfile
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -23,12 +25,14 @@ from ._console import outputs
 from ._hosts import BEAT_S, MARK, passed_on
 from ._meeting import LaunchError
 from ._merge import Merger, RankStream
+from ._run_directory import LaunchDirectory, worth_saying
 
 _READY_S = 60.0  # for a host to import Python and say what it is; a shared disk may be slow
 _OPTIONS = (
     "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=8", "-o", "ServerAliveInterval=1", "-o", "ServerAliveCountMax=4",
 )  # fmt: skip
 _LATE_S = 3.0  # beyond the ranks' grace, for a host to end what it has, before its connection is cut
+_KEEP_S = 60.0  # for a host to send its logs and records
 _LOST = 255  # as ssh says that its connection has failed
 
 
@@ -102,7 +106,9 @@ class _Signals:
             signal.signal(number, handler)
 
 
-def run_on_hosts(arguments: LaunchArguments, stdout: BinaryIO, stderr: BinaryIO) -> tuple[str, int]:
+def run_on_hosts(
+    arguments: LaunchArguments, stdout: BinaryIO, stderr: BinaryIO, directory: LaunchDirectory | None
+) -> tuple[str, int]:
     """Start the job on all of `arguments.hosts`, and follow it to its end; return the outcome and the exit code.
 
     Raises:
@@ -114,6 +120,8 @@ def run_on_hosts(arguments: LaunchArguments, stdout: BinaryIO, stderr: BinaryIO)
     lines = {"stdout": out, "stderr": err}
 
     def say(text: str) -> None:
+        if directory is not None:
+            directory.note([text])
         err.lines(err.styled("hocket: ", "bold"), [text.encode(errors="replace")])
 
     deadline_s = None if arguments.timeout_s is None else time.monotonic() + arguments.timeout_s
@@ -126,7 +134,7 @@ def run_on_hosts(arguments: LaunchArguments, stdout: BinaryIO, stderr: BinaryIO)
                 paths = {stream: merger.pipe(RankStream(lines[stream], b"")) for stream in ("stderr",)}
                 hosts.append(_Host(name, ranks, _command(arguments, name), paths))
             threading.Thread(target=_beat, args=(hosts, ended), daemon=True).start()
-            _prepare(arguments, hosts, lambda line: err.lines(b"", [line]), say)
+            _prepare(arguments, hosts, lambda line: err.lines(b"", [line]), say, directory)
             first = hosts[0].facts
             say(
                 f"{sum(arguments.hosts.values())} ranks on {len(hosts)} hosts, which meet at "
@@ -135,7 +143,7 @@ def run_on_hosts(arguments: LaunchArguments, stdout: BinaryIO, stderr: BinaryIO)
             for index, host in enumerate(hosts):
                 host.tell(
                     {
-                        "arguments": _node_arguments(arguments, hosts, index),
+                        "arguments": _node_arguments(arguments, hosts, index, directory),
                         "label": host.name,
                         "prefix": f"[{host.name:{width}} ${{rank}}] ",
                     }
@@ -153,17 +161,26 @@ def run_on_hosts(arguments: LaunchArguments, stdout: BinaryIO, stderr: BinaryIO)
             merger.close_ends()
             _end(hosts, signal.SIGTERM, arguments.grace_s + _LATE_S if started else 0.0)
             ended.set()
+            if directory is not None and started:
+                _keep(arguments, hosts, directory, say)
 
 
 def _command(arguments: LaunchArguments, host: str) -> list[str]:
     # What Python itself needs to start goes on the command line; the rest, which may be secret, through the connection.
     early = [f"{name}={os.environ[name]}" for name in ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH") if name in os.environ]
-    remote = shlex.join(["exec", "env", *early, sys.executable, "-u", "-m", "hocket.launch._node"])
-    return [*shlex.split(arguments.ssh), *_OPTIONS, host, "--", remote]
+    return _remote(arguments, host, ["env", *early, sys.executable, "-u", "-m", "hocket.launch._node"])
+
+
+def _remote(arguments: LaunchArguments, host: str, command: list[str]) -> list[str]:
+    return [*shlex.split(arguments.ssh), *_OPTIONS, host, "--", shlex.join(["exec", *command])]
 
 
 def _prepare(
-    arguments: LaunchArguments, hosts: list[_Host], noise: Callable[[bytes], None], say: Callable[[str], None]
+    arguments: LaunchArguments,
+    hosts: list[_Host],
+    noise: Callable[[bytes], None],
+    say: Callable[[str], None],
+    directory: LaunchDirectory | None,
 ) -> None:
     """Let every host say what it is, compare, and see that each reaches the first."""
     secret = rendezvous.job_secret() or secrets.token_hex(32).encode()  # by which they know each other
@@ -171,6 +188,7 @@ def _prepare(
         "environment": {**passed_on(), **arguments.environment, rendezvous.SECRET_VARIABLE: secret.decode()},
         "directory": os.getcwd(),
         "script": arguments.target if arguments.kind == "script" else None,
+        "shared": None if directory is None else os.path.join(directory.path, "run.json"),
     }
     for index, host in enumerate(hosts):
         host.tell({**order, "index": index})
@@ -199,16 +217,38 @@ def _prepare(
             )
 
 
-def _node_arguments(arguments: LaunchArguments, hosts: list[_Host], index: int) -> list[str]:
+def _node_arguments(
+    arguments: LaunchArguments, hosts: list[_Host], index: int, directory: LaunchDirectory | None
+) -> list[str]:
     """Return the command line of one host's own `hocket run`."""
     first, host = hosts[0].facts, hosts[index]
     own = [
         f"--nnodes={len(hosts)}", f"--node-rank={index}", f"--nproc-per-node={host.ranks}",
         f"--master-addr={first['address']}", f"--master-port={first['port']}",
+        "--no-run-dir" if directory is None else f"--run-dir={directory.path}",
     ]  # fmt: skip
     for name, value in arguments.environment.items():
         own += ["-x", f"{name}={value}"]
     return [*arguments.host_flags, *own, "--", arguments.target, *arguments.arguments]
+
+
+def _keep(
+    arguments: LaunchArguments, hosts: list[_Host], directory: LaunchDirectory, say: Callable[[str], None]
+) -> None:
+    """Bring what hosts have in directories of their own into ours, and say what the records of all ranks tell."""
+    for host in hosts:
+        if host.facts["shared"] or host.process.returncode not in range(_LOST):
+            continue
+        try:
+            # Only what our launcher there has written, without links and paths that lead elsewhere.
+            command = _remote(arguments, host.name, ["tar", "-C", directory.path, "-cf", "-", "."])
+            ran = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, timeout=_KEEP_S, check=True)
+            with tarfile.open(fileobj=io.BytesIO(ran.stdout)) as archive:
+                archive.extractall(directory.path, filter="data")
+        except (OSError, subprocess.SubprocessError, tarfile.TarError) as error:
+            say(f"logs and records of {host.name} stay there, in {directory.path}: {error}")
+    for sentence in worth_saying(directory.record):
+        say(sentence)
 
 
 def _beat(hosts: list[_Host], ended: threading.Event) -> None:

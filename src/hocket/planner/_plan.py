@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -222,6 +223,13 @@ class Plan:
         except tomllib.TOMLDecodeError as error:
             raise PlanError(f"{name} is not TOML: {error}") from None
         return cls._from_values(values, name)
+
+    def keep(self) -> None:
+        """Write the plan into the directory of this run, where `hocket run` has made one."""
+        place = os.environ.get("HOCKET_RUN_DIR", "off")
+        if place != "off":
+            with contextlib.suppress(OSError):  # a host that does not share it, a full disk: training goes on
+                Path(place, "plan.toml").write_text(f"# {self.describe()}\n{self.to_toml()}")
 
     def to_json(self) -> dict[str, Any]:
         """All fields as JSON values."""

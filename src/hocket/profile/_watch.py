@@ -69,7 +69,7 @@ def record_folder() -> Path | None:
     named, run = os.environ.get("HOCKET_RECORD"), os.environ.get("HOCKET_RUN_DIR")
     if named:
         return None if named == "off" else Path(named)
-    return Path(run) / lay.FOLDER if run else None
+    return Path(run) / lay.FOLDER if run and run != "off" else None
 
 
 @contextlib.contextmanager

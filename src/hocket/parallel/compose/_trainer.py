@@ -130,6 +130,8 @@ class Trainer:
             self._relaxation = Relaxation(
                 synchronisation, model, optimizer, world, self._composition.passes.train, loss_reduction
             )
+        if world.rank == 0:
+            self.plan.keep()
         self._predictor = Predictor(self._composition, sample_inputs(sample, self.plan), taken)
         self._loaders: list[SharedLoader] = []
         self._positions: list[dict[str, Any]] = []

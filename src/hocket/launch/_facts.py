@@ -1,0 +1,58 @@
+"""What a host is and has: what must be alike on all hosts of a job, and what a reader of a run wants to know later."""
+
+import contextlib
+import hashlib
+import importlib.metadata
+import os
+import resource
+import shutil
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+
+def versions(script: str | None) -> dict[str, str | None]:
+    """Return the versions of what computes, and a checksum of the script; None for what is not there."""
+    found: dict[str, str | None] = {"Python": ".".join(map(str, sys.version_info[:3]))}
+    found["script"] = None
+    if script is not None:
+        with contextlib.suppress(OSError), open(script, "rb") as file:
+            found["script"] = hashlib.file_digest(file, "sha256").hexdigest()[:12]
+    for name in ("torch", "hocket", "numpy"):
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:  # run from a source tree
+            found[name] = None
+    return found
+
+
+def resources() -> dict[str, Any]:
+    """Return what this host has, sizes in bytes, and what its clock shows, without importing torch."""
+    lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+    memory, free = (int(lines[key].split()[0]) * 1024 for key in ("MemTotal", "MemAvailable"))
+    with contextlib.suppress(OSError, ValueError):  # a container's limit
+        memory = min(memory, int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    shared = shutil.disk_usage("/dev/shm") if os.path.isdir("/dev/shm") else None
+    return {
+        "kernel": os.uname().release,
+        "cores": len(os.sched_getaffinity(0)),
+        "memory": memory,
+        "memory_free": min(free, memory),
+        "dev_shm": shared.total if shared else 0,
+        "dev_shm_free": shared.free if shared else 0,
+        "open_files": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+        "gpus": _gpus(),
+        "clock_s": time.time(),
+        "host": socket.gethostname(),
+    }
+
+
+def _gpus() -> list[str]:
+    """Return the models of the NVIDIA GPUs, as their driver tells them."""
+    found = []
+    for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
+        lines = dict(line.partition(":")[::2] for line in path.read_text().splitlines())
+        found.append(lines.get("Model", "unknown").strip())
+    return found

@@ -1,0 +1,171 @@
+"""The directory of one `hocket run`: what was started, where and with what, what each rank printed, how it ended.
+
+    runs/train-20261123-024512/
+        run.json          command, directory, environment, versions, host, outcome, exit status, failures
+        hocket.log        what the launcher said
+        plan.toml         the plan that was carried out, written by rank 0
+        rank-0.out, .err  what each rank printed, byte by byte
+        record/           the records of all ranks, for `hocket explain` and `hocket report`
+
+Each other host's launcher writes `run-node1.json` and `hocket-node1.log`, into the same directory where hosts share it.
+Under `--hosts` what hosts have in a directory of their own is brought together at the end.
+"""
+
+import contextlib
+import io
+import json
+import os
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from hocket._tasks import described
+
+from ._facts import resources, versions
+from ._hosts import passed_on
+
+RUN_VARIABLE = "HOCKET_RUN_DIR"  # for the ranks; also where the user says where to, and "off" for nowhere
+_SECRET = re.compile(r"SECRET|TOKEN|PASSWORD|PASSWD|CREDENTIAL|_KEY$|^KEY$", re.IGNORECASE)
+_WORTH_SAYING = 0.25  # share of the steps' time that a verdict's cause costs
+_OTHERS = (
+    "SLURM_",
+    "OMPI_",
+    "PMI",
+    "SKYPILOT_",
+    "RAY_",
+    "PET_",
+    "LANG",
+    "TZ",
+    "USER",
+    "JOB_",
+    "TORCHELASTIC_",
+    "MALLOC_",
+)
+
+
+def default_run_directory(target: str, environment: Mapping[str, str]) -> str | None:
+    """Return where the directory of a run of this program is to be made; None if the environment forbids one."""
+    named = environment.get(RUN_VARIABLE)
+    if "HOCKET_JOB" in environment:  # a `hocket run` inside another's rank is a part of that run
+        return None
+    if named:
+        return None if named == "off" else os.path.abspath(named)
+    stamp = f"{datetime.now().astimezone():%Y%m%d-%H%M%S}"
+    with contextlib.suppress(ValueError):  # the launchers of a job's hosts share one; a job that is queued again, too
+        task = described(environment)
+        if task is not None and task.size > 1:
+            stamp = task.job
+    return os.path.join("runs", re.sub(r"[^\w.-]+", "-", f"{Path(target).name.removesuffix('.py')}-{stamp}"))
+
+
+def is_secret(name: str) -> bool:
+    """Return whether a variable's name says that its value is nobody else's business."""
+    return _SECRET.search(name) is not None
+
+
+def shown_command(words: Sequence[str]) -> list[str]:
+    """Return a command line without the values of `-x NAME=VALUE` whose name says that they are secret."""
+    shown = list(words)
+    for index, word in enumerate(shown[1:], 1):
+        name, equals, _ = word.partition("=")
+        if shown[index - 1] == "-x" and equals and is_secret(name):
+            shown[index] = f"{name}=..."
+    return shown
+
+
+def worth_saying(record: str) -> Iterator[str]:
+    """Yield what stands out in the ranks' records, a sentence each."""
+    if os.path.isdir(record):
+        with contextlib.suppress(Exception):  # a record that cannot be read is no failure of the job
+            from hocket.explain import explain
+
+            for found in explain(record).verdicts:
+                if found.kind == "memory growth" or (found.gain >= _WORTH_SAYING and found.kind != "busy machine"):
+                    yield found.sentence
+
+
+class LaunchDirectory:
+    """The files of one launcher in the directory of its run.
+
+    Args:
+        path: Where; it is made, and may be there already (a job that was queued again goes on in its directory).
+        suffix: What the names of this launcher's own files end with, where several share the directory.
+        new: Choose another name beside this one should it be taken.
+
+    Raises:
+        OSError: It cannot be made.
+    """
+
+    def __init__(self, path: str, suffix: str = "", *, new: bool = False) -> None:
+        runs = Path(path).parent
+        if new and runs.name == "runs" and not runs.exists():
+            runs.mkdir(parents=True, exist_ok=True)
+            (runs / ".gitignore").write_text("*\n")
+        taken, names = True, (f"{path}-{number}" if number > 1 else path for number in range(1, 1000))
+        while taken:
+            self.path = os.path.abspath(next(names))
+            taken = new and os.path.exists(self.path)
+        os.makedirs(self.path, exist_ok=True)
+        self._suffix = suffix
+        self._facts: dict[str, Any] = {}
+        if not suffix:
+            self.keep_record()
+        self._log = self.open(f"hocket{self._suffix}.log")
+
+    @property
+    def record(self) -> str:
+        """Where the ranks' records are."""
+        return os.path.join(self.path, "record")
+
+    def open(self, name: str) -> io.FileIO:
+        """Open a file of this directory, to write at its end."""
+        return io.FileIO(os.path.join(self.path, name), "a")
+
+    def began(self, *, target: str, arguments: Sequence[str], environment: Mapping[str, str], **facts: Any) -> None:
+        """Write what is started, with what and where."""
+        kept = {**passed_on(), **{name: value for name, value in os.environ.items() if name.startswith(_OTHERS)}}
+        kept.update(environment)
+        self._write(
+            command=shown_command(sys.argv),
+            target=target,
+            arguments=list(arguments),
+            directory=os.getcwd(),
+            started=_now(),
+            **facts,
+            versions=versions(target),
+            host=resources(),
+            environment={name: kept[name] for name in sorted(kept) if not is_secret(name)},
+        )
+
+    def note(self, lines: Sequence[str]) -> None:
+        """Keep what the launcher says."""
+        with contextlib.suppress(OSError):
+            self._log.write("".join(f"{_now()} {line}\n" for line in lines).encode(errors="replace"))
+
+    def keep_record(self) -> None:
+        """Give the records of an attempt that is over a name of their own, before the next begins."""
+        if os.path.isdir(self.record):
+            free = next(name for n in range(1, 10_000) if not os.path.exists(name := f"{self.record}-{n}"))
+            with contextlib.suppress(OSError):
+                os.rename(self.record, free)
+
+    def ended(self, **facts: Any) -> None:
+        """Write how it ended."""
+        with contextlib.suppress(OSError):  # a full disk; the exit code says how it ended, too
+            self._write(ended=_now(), **facts)
+        self._log.close()
+
+    def _write(self, **facts: Any) -> None:
+        self._facts |= facts
+        name = f"run{self._suffix}.json"
+        part = os.path.join(self.path, f".{name}.{os.getpid()}")
+        with open(part, "w") as file:
+            file.write(json.dumps(self._facts, indent=2, default=str) + "\n")
+        os.replace(part, os.path.join(self.path, name))
+
+
+def _now() -> str:
+    return datetime.now().astimezone().isoformat(timespec="seconds")
