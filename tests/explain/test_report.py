@@ -16,11 +16,20 @@ from hocket.timeline import read_perfetto
 STEPS = 40
 
 
-def recorded(folder: Path, ranks: int, late: int, more_s: float = 0.03, steps: int = STEPS) -> None:
+def recorded(
+    folder: Path,
+    ranks: int,
+    late: int,
+    more_s: float = 0.03,
+    steps: int = STEPS,
+    notes: dict[str, object] | None = None,
+) -> None:
     """Write the records of a run that never was: steps of 10 ms and an all-reduce, one rank later than the others."""
     random = np.random.default_rng(0)
     for rank in range(ranks):
         record = RankRecord(folder, rank, ranks)
+        for name, value in (notes or {}).items():
+            record.text({"note": name, "value": value})
         begin_s = 1000.0
         for step in range(steps):
             own_s = 0.01 + (more_s if rank == late else 0.0) + float(random.uniform(0, 0.001))
@@ -113,3 +122,48 @@ def test_a_text_of_the_run_cannot_become_part_of_the_page(tmp_path: Path, monkey
     monkeypatch.setenv("HOCKET_HOST", "</script><script>alert(1)</script>")
     recorded(tmp_path, 2, late=1)
     assert "<script>alert" not in report(explain(tmp_path))
+
+
+def test_predicted_stands_beside_measured_and_both_add_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hocket.profile._record.known_group", lambda name: (name, (0, 1, 2, 3)))
+    planned = {"step_s": 0.012, "compute_s": 0.01, "gradients_s": 0.002}
+    notes = {"plan": {"name": "4 data", "axes": [["pipeline", 1], ["data", 4], ["tensor", 1]], "predicted": planned}}
+    recorded(tmp_path, 4, late=1, notes=notes)
+    found = explain(tmp_path)
+    assert found.parts is not None
+    assert found.predicted is not None
+    # 10.1 ms of work, 2 ms of communication and 1 ms behind it; the late rank's 30 ms are a disturbance.
+    rows = {name: (a, b) for name, a, b in found.predicted.rows}
+    assert found.predicted.step_s == pytest.approx(0.0133, rel=0.05)
+    assert found.predicted.measured_s == pytest.approx(found.parts.step_s, rel=1e-9)
+    assert rows["waiting for late ranks"][0] < 0.001 < 0.02 < rows["waiting for late ranks"][1]
+    assert rows["communication in the whole group"] == (pytest.approx(0.002, rel=0.4), pytest.approx(0.0023, rel=0.2))
+    assert found.predicted.planned[0] == ("a step", 0.012, pytest.approx(found.parts.step_s))
+    low_s, high_s = found.predicted.interval_s
+    assert low_s < found.predicted.step_s < high_s
+    more, faster, inside = found.predicted.what_ifs
+    assert (more.what, inside.step_s != inside.step_s) == ("8 more workers", True)
+    # From the last rank's coming on an all-reduce takes 2 to 3 ms, 2.5 in the mean: half is saved; with 12 ranks it
+    # takes (11/12)/(3/4) times as long, and the slowest of 12 is later than that of 4.
+    assert found.parts.step_s - faster.step_s == pytest.approx(0.00125, rel=0.1)
+    assert 0.0025 * (11 / 12 / 0.75 - 1) * 0.9 < more.step_s - found.parts.step_s < 0.0015
+    assert more.throughput == pytest.approx(3 * found.parts.step_s / more.step_s)
+    assert all(one.interval_s[0] < one.step_s < one.interval_s[1] for one in (more, faster))
+    waterfall = found.parts.waterfall()
+    assert sum(seconds for _, seconds in waterfall) == pytest.approx(found.parts.step_s, rel=1e-9)
+    assert dict(waterfall)["one rank alone"] == pytest.approx(0.0102, rel=0.05)
+    text = "\n".join(found.lines())
+    assert "plan: 4 data" in text
+    assert "the plan predicted before the run" in text
+    page = report(found)
+    assert "<h2>Predicted beside measured" in page
+    assert "8 more workers" in page
+
+
+def test_the_waterfall_begins_with_what_the_program_measured_of_one_rank_alone(tmp_path: Path) -> None:
+    recorded(tmp_path, 2, late=1, notes={"alone_step_s": 0.005})
+    parts = explain(tmp_path).parts
+    assert parts is not None
+    rows = parts.waterfall()
+    assert rows[0] == ("one rank alone", pytest.approx(0.004))  # less 1 ms of loading, which has its own row
+    assert sum(seconds for _, seconds in rows) == pytest.approx(parts.step_s, rel=1e-9)

@@ -5,7 +5,7 @@ import io
 import sys
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, cast
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, cast
 
 import typer
 from rich.console import Console
@@ -26,6 +26,9 @@ from hocket.workloads import (
 )
 
 from ._output import RANKS, bad_input, print_json
+
+if TYPE_CHECKING:
+    from hocket.explain import Explanation
 
 _FAILED = 1
 
@@ -56,8 +59,8 @@ def train(
 ) -> None:
     """Train a bundled workload on several workers, and say how well and how fast.
 
-    The run directory holds config.json, metrics.jsonl, events.jsonl, trace.json, result.json and picture.png, readable
-    at any time.
+    The run directory holds config.json, metrics.jsonl, events.jsonl, trace.json, result.json, picture.png and record,
+    which `hocket report` reads; readable at any time.
 
     Exit codes: 0 finished, 1 a worker failed, 2 bad input, 130 interrupted (143 by SIGTERM).
     """
@@ -91,10 +94,13 @@ def train(
     result = run.result()
     if result is None or result["status"] != status or failure is not None:
         result = conclude(run, status, failure)
+    explained = _explained(run)
     if as_json:
-        print_json(result)
+        print_json(result | {"explained": None if explained is None else explained.to_json()})
     else:
         report(result, console)
+        for line in () if explained is None else explained.lines():
+            console.print(line, highlight=False, markup=False, soft_wrap=True)
     raise typer.Exit(exit_code)
 
 
@@ -124,6 +130,7 @@ def _run_workers(run: RunDirectory, console: Console) -> tuple[str, str | None, 
         workers,
         # A worker takes its cores itself; this keeps the launcher from choosing, and from saying so.
         flags=["-m", "-x", "OMP_NUM_THREADS=1"],
+        env={"HOCKET_RECORD": str((run.path / "record").absolute())},
         stdout=above,
         stderr=above,
     )
@@ -131,6 +138,17 @@ def _run_workers(run: RunDirectory, console: Console) -> tuple[str, str | None, 
         first = ended.failures[0]
         return "failed", f"rank {first.rank}: {first.error or first.how()}", _FAILED
     return ("finished" if ended.outcome == "finished" else "interrupted"), None, ended.exit_code
+
+
+def _explained(run: RunDirectory) -> "Explanation | None":
+    """Return what the ranks' records say; None if they left none, as one rank that trains alone may."""
+    from hocket.explain import explain
+    from hocket.profile import RecordError
+
+    try:
+        return explain(run.path / "record")
+    except RecordError:
+        return None
 
 
 class _Above(io.RawIOBase):

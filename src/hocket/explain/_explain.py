@@ -4,10 +4,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hocket.profile import Hang, RunRecord, find_hang, live_ranks, read_run, standing
+from hocket.profile import STEP, Hang, RunRecord, find_hang, live_ranks, read_run, standing
 
 from ._parts import Parts, parts_of
-from ._verdicts import Verdict, verdicts_of
+from ._predicted import PredictedStep, predicted_of
+from ._verdicts import LEAST_STEPS, Verdict, verdicts_of
 
 
 @dataclass(frozen=True)
@@ -19,12 +20,14 @@ class Explanation:
         hang: What keeps it, if it still runs and somebody waits; where its ranks are, if nobody does; None: it is over.
         parts: Where the time of its steps went; None without steps.
         verdicts: The findings.
+        predicted: A step as it should be, beside it; None without steps.
     """
 
     run: RunRecord
     hang: Hang | None
     parts: Parts | None
     verdicts: tuple[Verdict, ...]
+    predicted: PredictedStep | None
 
     def lines(self) -> list[str]:
         """Return it for a terminal."""
@@ -32,18 +35,28 @@ class Explanation:
         for verdict in self.verdicts:
             lines += str(verdict).splitlines()
         if self.parts is None:
-            lines.append("no steps of training are recorded: no optimizer was stepped in this run")
+            lines.append(
+                "no steps of training are recorded, so none is predicted: no optimizer was stepped in this run"
+            )
             return lines
         if not self.verdicts:
             lines.append("nothing stands out: no rank is late, and no part of a step takes more than it should")
         step_s = self.parts.step_s
         lines.append(
-            f"a step takes {step_s * 1e3:.3g} ms (mean of {self.parts.steps} steps on {self.run.world} ranks):"
+            f"a step takes {step_s * 1e3:.3g} ms (mean of {self.parts.steps} steps on {self.run.world} ranks); from "
+            "one rank alone to it:"
         )
         rows = self.parts.waterfall()
         width = max(len(name) for name, _ in rows)
-        lines += [f"  {name:{width}} {seconds * 1e3:>10.3f} ms {seconds / step_s:>6.1%}" for name, seconds in rows]
-        return lines
+        lines += [f"  {name:{width}} {seconds * 1e3:>+10.3f} ms {seconds / step_s:>6.1%}" for name, seconds in rows]
+        return lines if self.predicted is None else [*lines, *self.predicted.lines()]
+
+    def brief(self) -> list[str]:
+        """Return what a step took beside what it should have, part by part, in a few lines; none without an update."""
+        if self.predicted is None or self.predicted.steps < LEAST_STEPS:
+            made = max((len(one.of(STEP)) for one in self.run.ranks), default=0)
+            return [f"no step is predicted of {made} that were made: the first two do not count"] if made else []
+        return self.predicted.brief()
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON values."""
@@ -56,7 +69,9 @@ class Explanation:
             "verdicts": [verdict.to_json() for verdict in self.verdicts],
             "steps": 0 if parts is None else parts.steps,
             "step_s": None if parts is None else parts.step_s,
+            "parts": [] if parts is None else [{"part": name, "seconds": s} for name, s in parts.means()],
             "waterfall": [] if parts is None else [{"part": name, "seconds": s} for name, s in parts.waterfall()],
+            "prediction": None if self.predicted is None else self.predicted.to_json(),
         }
 
 
@@ -74,5 +89,6 @@ def explain(path: str | Path) -> Explanation:
     ranks = live_ranks(run.folder)
     over = all(one.state in ("ended", "dead") for one in ranks)
     return Explanation(
-        run, None if over else find_hang(ranks, 1.0) or standing(ranks), parts, tuple(verdicts_of(run, parts))
-    )
+        run, None if over else find_hang(ranks, 1.0) or standing(ranks), parts, tuple(verdicts_of(run, parts, ranks)),
+        None if parts is None else predicted_of(parts),
+    )  # fmt: skip

@@ -5,17 +5,20 @@ from typing import Any
 
 import numpy as np
 
-from hocket.profile import GARBAGE, OPERATION, STEP, WAIT, RankRun, RunRecord
+from hocket.profile import GARBAGE, OPERATION, SAMPLE, STEP, WAIT, RankRun, RunRecord
 
 Array = np.ndarray[Any, Any]
 _WARM_UP = 2  # steps that set up kernels, buffers and the optimizer's state
-_LATEST = 400  # steps that are looked at
+_LATEST = 400  # steps that are looked at, at most
+QUICK = 0.2  # of the steps, those that nothing disturbed
+_CELLS = 100_000  # of ranks by steps
 
 LATE, BUBBLE, COLLECTOR, CHECKPOINT, DATA, OPTIMIZER, COMPUTATION = (
     "waiting for late ranks", "waiting for messages", "garbage collection", "checkpoints", "loading data", "optimizer",
     "computation",
 )  # fmt: skip
 COMMUNICATION = "communication in "
+IDEAL, CORES, SLOWER = "one rank alone", "waiting for a core", "computing slower than alone"
 _PHASES = {"checkpoint": CHECKPOINT, "data": DATA, "optimizer": OPTIMIZER}
 
 
@@ -30,6 +33,7 @@ class Parts:
         seconds: By rank, part and step; the parts of a rank's step add up to its length.
         lengths_s: By rank and step.
         bounds_s: By rank: the ends of the steps, the beginning of the first before them.
+        arrivals: When the last rank had come to each operation since.
     """
 
     run: RunRecord
@@ -38,6 +42,7 @@ class Parts:
     seconds: Array
     lengths_s: Array
     bounds_s: Array
+    arrivals: "Arrivals"
 
     @property
     def steps(self) -> int:
@@ -66,12 +71,48 @@ class Parts:
         """The length of a step: the mean over ranks and steps."""
         return float(self.lengths_s.mean())
 
-    def waterfall(self) -> list[tuple[str, float]]:
+    def means(self) -> list[tuple[str, float]]:
         """Return the seconds of a mean step by part, those that a rank alone has too at first; they add up to it."""
         means = dict(zip(self.names, self.seconds.mean(axis=(0, 2)).tolist(), strict=True))
         own = [COMPUTATION, OPTIMIZER, DATA, CHECKPOINT, COLLECTOR]
         order = [*own, *sorted(means.keys() - set(own))]
         return [(name, means[name]) for name in order if name in means and (means[name] > 0.0 or name == COMPUTATION)]
+
+    def undisturbed(self, seconds: Array) -> Array:
+        """Return by rank what a step takes that nothing disturbs, of seconds by rank and step.
+
+        That is as long as in the quickest fifth of the steps; where there are no stages of a pipeline all ranks do the
+        same, and the middle one counts for all.
+        """
+        quick = np.quantile(seconds, QUICK, axis=1)
+        return quick if self.of(BUBBLE).any() else np.full_like(quick, np.median(quick))
+
+    def ready_shares(self) -> Array:
+        """Return by rank the share of the time in which its main thread was ready and had no core."""
+        shares = []
+        for one, bounds in zip(self.run.ranks, self.bounds_s, strict=True):
+            rows = one.of(SAMPLE)
+            rows = rows[(rows["posted_s"] >= bounds[0] - 1.0) & (rows["posted_s"] <= bounds[-1] + 1.0)]
+            waited_s = rows["arrived_s"][-1] - rows["arrived_s"][0] if len(rows) > 1 else 0.0
+            shares.append(float(waited_s / max(rows["posted_s"][-1] - rows["posted_s"][0], 1e-9)) if waited_s else 0.0)
+        return np.array(shares)
+
+    def waterfall(self) -> list[tuple[str, float]]:
+        """Return what makes a step longer than that of one rank alone, from the ideal on; the rows add up to the step.
+
+        The ideal is what a rank alone takes to compute and to update, as the program measured it (the note
+        "alone_step_s") or else in the quickest steps. What it takes longer is as much the lack of cores as the main
+        thread was ready without one; the rest are caches, memory and clock rates that ranks share, and its own unrest.
+        """
+        own = self.of(COMPUTATION) + self.of(OPTIMIZER)
+        data_s, own_s = float(self.of(DATA).mean()), float(own.mean())
+        alone_s = self.run.ranks[0].notes.get("alone_step_s")
+        ideal_s = max(0.0, alone_s - data_s) if alone_s else min(own_s, float(self.undisturbed(own).mean()))
+        more_s = own_s - ideal_s
+        cores_s = min(max(0.0, more_s), float(self.ready_shares().mean()) * self.step_s)
+        rest = [(name, seconds) for name, seconds in self.means() if name not in (COMPUTATION, OPTIMIZER)]
+        rows = [(IDEAL, ideal_s), (CORES, cores_s), (SLOWER, more_s - cores_s), *rest]
+        return [row for row in rows if row[0] == IDEAL or row[1]]
 
 
 def parts_of(run: RunRecord) -> Parts | None:
@@ -83,7 +124,7 @@ def parts_of(run: RunRecord) -> Parts | None:
     last = min(int(some[-1]) for some in numbers)
     if last - first + 1 > 2 * _WARM_UP:
         first += _WARM_UP
-    first = max(first, last - _LATEST + 1)
+    first = max(first, last - max(10, min(_LATEST, _CELLS // len(run.ranks))) + 1)
     if last < first:
         return None
     bounds = np.stack(
@@ -92,51 +133,74 @@ def parts_of(run: RunRecord) -> Parts | None:
             for one, some in zip(run.ranks, numbers, strict=True)
         ]
     )
-    came = arrivals(run)
-    found = [_of_rank(one, came, edges) for one, edges in zip(run.ranks, bounds, strict=True)]
+    came = Arrivals.of(run, bounds[:, 0])
+    found = [_of_rank(one, came, edges, run) for one, edges in zip(run.ranks, bounds, strict=True)]
     names = tuple(dict.fromkeys(name for parts in found for name in parts))
     lengths = np.diff(bounds, axis=1)
     seconds = np.stack([np.stack([parts.get(name, np.zeros(lengths.shape[1])) for name in names]) for parts in found])
-    return Parts(run, first, names, seconds, lengths, bounds)
+    return Parts(run, first, names, seconds, lengths, bounds, came)
 
 
-Key = tuple[str, tuple[int, ...], int]
+@dataclass(frozen=True)
+class Arrivals:
+    """When the last rank had come to each operation.
+
+    Attributes:
+        groups: The groups of all ranks, by name and ranks; their numbers stand in the upper half of a key.
+        keys: Of the operations, ascending: the group's number, and in the lower 32 bits the operation's own.
+        came_s: Of each.
+    """
+
+    groups: dict[tuple[str, tuple[int, ...]], int]
+    keys: Array
+    came_s: Array
+
+    @classmethod
+    def of(cls, run: RunRecord, since_s: Array) -> "Arrivals":
+        """Look at the operations that ended after some moment of each rank."""
+        groups: dict[tuple[str, tuple[int, ...]], int] = {}
+        for one in run.ranks:
+            for group in one.groups:
+                groups.setdefault(group, len(groups))
+        found = cls(groups, np.empty(0, np.int64), np.empty(0))
+        keys, times = [found.keys], [found.came_s]
+        for one, from_s in zip(run.ranks, since_s.tolist(), strict=True):
+            rows = one.of(OPERATION)
+            rows = rows[rows["finished_s"] > from_s]
+            keys.append(found.keys_of(one, rows))
+            times.append(np.maximum(rows["started_s"], rows["published_s"]))
+        every, at = np.unique(np.concatenate(keys), return_inverse=True)
+        came_s = np.full(len(every), -np.inf)
+        np.maximum.at(came_s, at, np.concatenate(times))
+        return cls(groups, every, came_s)
+
+    def keys_of(self, one: RankRun, rows: Array) -> Array:
+        """Return the keys of a rank's operations or waits."""
+        numbers = np.array([self.groups[group] for group in one.groups], np.int64)
+        return np.asarray(numbers[rows["group"]] << 32 | rows["seq"]) if len(rows) else np.empty(0, np.int64)
+
+    def of_keys(self, keys: Array) -> Array:
+        """Return when the last rank had come; minus infinity where it is not known."""
+        if not len(self.keys):
+            return np.full(len(keys), -np.inf)
+        at = np.minimum(np.searchsorted(self.keys, keys), len(self.keys) - 1)
+        return np.where(self.keys[at] == keys, self.came_s[at], -np.inf)
 
 
-def arrivals(run: RunRecord) -> dict[Key, float]:
-    """Return when the last rank had come to each operation, by group, its ranks, and number."""
-    came: dict[Key, float] = {}
-    for one in run.ranks:
-        rows = one.of(OPERATION)
-        times = np.maximum(rows["started_s"], rows["published_s"])
-        for group, seq, at_s in zip(rows["group"].tolist(), rows["seq"].tolist(), times.tolist(), strict=True):
-            key = (*one.groups[group], seq)
-            came[key] = max(came.get(key, at_s), at_s)
-    return came
-
-
-def _of_rank(one: RankRun, came: dict[Key, float], edges: Array) -> dict[str, Array]:
+def _of_rank(one: RankRun, came: Arrivals, edges: Array, run: RunRecord) -> dict[str, Array]:
     """Return the seconds of each step by part; where two hold at once, the one that stands first has it."""
     waits = one.of(WAIT)
     waits = waits[waits["finished_s"] > edges[0]]
     layers: dict[str, list[Array]] = {LATE: [], BUBBLE: []}
     messages = waits["flags"] == 1
     begin, end = waits["started_s"], waits["finished_s"]
-    arrived = np.array(
-        [
-            came.get((*one.groups[group], seq), 0.0) if not message else 0.0
-            for group, seq, message in zip(
-                waits["group"].tolist(), waits["seq"].tolist(), messages.tolist(), strict=True
-            )
-        ]
-    )
-    split = np.clip(arrived, begin, end) if len(waits) else begin
+    split = np.clip(came.of_keys(came.keys_of(one, waits)), begin, end)
     layers[BUBBLE].append(np.stack([begin, end], 1)[messages])
     layers[LATE].append(np.stack([begin, split], 1)[~messages])
-    for number, (name, _) in enumerate(one.groups):
+    for number, group in enumerate(one.groups):
         chosen = ~messages & (waits["group"] == number)
         if chosen.any():
-            layers.setdefault(COMMUNICATION + _called(name), []).append(np.stack([split, end], 1)[chosen])
+            layers.setdefault(COMMUNICATION + called(group, run), []).append(np.stack([split, end], 1)[chosen])
     garbage = one.of(GARBAGE)
     layers[COLLECTOR] = [np.stack([garbage["started_s"], garbage["finished_s"]], 1)]
     phases = one.phases()
@@ -154,8 +218,22 @@ def _of_rank(one: RankRun, came: dict[Key, float], edges: Array) -> dict[str, Ar
     return seconds
 
 
-def _called(group: str) -> str:
-    return "the whole group" if group in ("default_pg", "0") else f"group {group}"
+def axis_of(ranks: tuple[int, ...], run: RunRecord) -> str:
+    """Return the axis of the run's plan along which the ranks of a group stand; "" if none, or if no plan is known."""
+    stride = 1
+    for name, degree in reversed(run.ranks[0].notes.get("plan", {}).get("axes", [])):
+        if len(ranks) == degree > 1 and ranks[1] - ranks[0] == stride:
+            return str(name)
+        stride *= degree
+    return ""
+
+
+def called(group: tuple[str, tuple[int, ...]], run: RunRecord) -> str:
+    """Return what a group is called: by its axis, if the run's plan is known; groups of one axis alike."""
+    name, ranks = group
+    if name in ("default_pg", "0"):
+        return "the whole group"
+    return f"the {axis} groups" if (axis := axis_of(ranks, run)) else f"group {name}"
 
 
 def _union(intervals: Array) -> Array:

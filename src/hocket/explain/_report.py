@@ -13,10 +13,26 @@ from typing import Any
 
 import numpy as np
 
+from hocket.planner import LEVEL
 from hocket.profile import HVPROF_BINS, OPERATION, SAMPLE, RankRun, RunRecord
 
 from ._explain import Explanation
-from ._parts import BUBBLE, CHECKPOINT, COLLECTOR, COMMUNICATION, COMPUTATION, DATA, LATE, OPTIMIZER, Array, Parts
+from ._parts import (
+    BUBBLE,
+    CHECKPOINT,
+    COLLECTOR,
+    COMMUNICATION,
+    COMPUTATION,
+    CORES,
+    DATA,
+    IDEAL,
+    LATE,
+    OPTIMIZER,
+    SLOWER,
+    Array,
+    Parts,
+)  # fmt: skip
+from ._predicted import PredictedStep
 
 _SHOWN = 24  # ranks in the timeline, and in the table
 _STEPS_SHOWN = 6  # in the timeline
@@ -24,7 +40,7 @@ _ROWS = 250  # of the heat map
 _POINTS = 120  # of a line of memory
 _COLORS = {
     COMPUTATION: "a", OPTIMIZER: "b", DATA: "c", CHECKPOINT: "d", COLLECTOR: "e", COMMUNICATION: "f", LATE: "g",
-    BUBBLE: "h",
+    BUBBLE: "h", IDEAL: "a", CORES: "e", SLOWER: "d",
 }  # fmt: skip
 
 
@@ -41,7 +57,10 @@ def report(found: Explanation, other: Explanation | None = None) -> str:
         sections.append(_compared(found, other))
     data: dict[str, Any] = {}
     if parts is not None:
-        sections += [_waterfall(parts), _ranks(parts), _CANVASES]
+        sections.append(_waterfall(parts))
+        if found.predicted is not None:
+            sections.append(_predicted(found.predicted))
+        sections += [_ranks(parts), _CANVASES]
         data = {"heat": _heat(parts), "timeline": _timeline(parts)}
     sections += [_collectives(run), _memory(run), _environment(run)]
     page = resources.files(__package__).joinpath("_report.html").read_text(encoding="utf-8")
@@ -118,22 +137,50 @@ def _waterfall(parts: Parts) -> str:
     bars, at = [], 0.0
     for name, seconds in rows:
         share = seconds / parts.step_s
+        begin = max(0.0, min(at, at + share))
         bars.append(
             f"<tr><td>{html.escape(name)}</td><td class=n>{_time(seconds)}</td><td class=n>{share:.1%}</td>"
-            f'<td class="bar"><span class="{_color(name)}" style="margin-left:{at:.3%};width:{share:.3%}"></span>'
-            "</td></tr>"
+            f'<td class="bar"><span class="{_color(name)}" style="margin-left:{begin:.3%};width:{abs(share):.3%}">'
+            "</span></td></tr>"
         )
         at += share
     head = (
-        "<tr><th scope=col>part</th><th scope=col class=n>time</th><th scope=col class=n>share</th>"
+        "<tr><th scope=col>from one rank alone on</th><th scope=col class=n>time</th><th scope=col class=n>share</th>"
         "<th scope=col>of the step</th></tr>"
     )
-    total = f"<tr><td>step</td><td class=n>{_time(parts.step_s)}</td><td class=n>100%</td><td></td></tr>"
+    total = f"<tr><td>the step</td><td class=n>{_time(parts.step_s)}</td><td class=n>100%</td><td></td></tr>"
     return _section(
         "Where a step's time goes",
-        "<p>The mean over ranks and steps; the parts add up to the step.</p>"
+        "<p>The mean over ranks and steps; the rows add up to it. One rank alone: as measured in the same run, or "
+        "what its quickest steps take to compute and to update.</p>"
         f'<div class="wide"><table class="fall"><thead>{head}</thead><tbody>{"".join(bars)}{total}</tbody></table>'
         "</div>",
+    )
+
+
+def _predicted(found: PredictedStep) -> str:
+    head = ["part", "predicted", "measured", "error"]
+    within = " to ".join(_time(seconds) for seconds in found.interval_s)
+    least_s = 0.01 * found.measured_s
+
+    def row(name: str, predicted: float, measured: float) -> list[str]:
+        error = f"{predicted / measured - 1:+.1%}" if measured > least_s else ""
+        return [name, _time(predicted), _time(measured), error]
+
+    body = f"<p>The plan: {html.escape(found.plan)}.</p>" if found.plan else ""
+    body += f"<p>Predicted is what the steps take when nothing disturbs them: {within} with {LEVEL:.0%}.</p>"
+    body += _table(head, [*(row(*one) for one in found.rows), row("the step", found.step_s, found.measured_s)])
+    if found.planned:
+        body += "<p>What the plan said before the run.</p>" + _table(head, [row(*one) for one in found.planned])
+    body += "<p>What would be otherwise.</p>"
+    others = [
+        [one.what, "-", "-", "-", one.note] if one.step_s != one.step_s else
+        [one.what, _time(one.step_s), " to ".join(_time(s) for s in one.interval_s), f"{one.throughput:.2f}", one.note]
+        for one in found.what_ifs
+    ]  # fmt: skip
+    return _section(
+        "Predicted beside measured",
+        body + _table(["with", "a step", f"with {LEVEL:.0%} within", "times the samples a second", ""], others),
     )
 
 
@@ -149,7 +196,7 @@ def chosen_ranks(parts: Parts, count: int = _SHOWN) -> list[int]:
 
 
 def _ranks(parts: Parts) -> str:
-    names = [name for name, _ in parts.waterfall()]
+    names = [name for name, _ in parts.means()]
     means = {name: parts.of(name).mean(axis=1) for name in names}
     shown = chosen_ranks(parts)
     rows = [
@@ -191,7 +238,7 @@ def _timeline(parts: Parts) -> dict[str, Any]:
     count = min(_STEPS_SHOWN, parts.steps)
     shown = chosen_ranks(parts)
     begin_s = float(parts.bounds_s[:, -1 - count].min())
-    names = [name for name, _ in parts.waterfall()]
+    names = [name for name, _ in parts.means()]
     rows = []
     for number in shown:
         steps = []
@@ -282,7 +329,7 @@ def _compared(found: Explanation, other: Explanation) -> str:
     one, two = found.parts, other.parts
     if one is None or two is None:
         return _section("Beside the other run", "<p>One of the runs has no steps to compare.</p>")
-    first, second = dict(one.waterfall()), dict(two.waterfall())
+    first, second = dict(one.means()), dict(two.means())
     rows = [
         [name, _time(first.get(name, 0.0)), _time(second.get(name, 0.0)),
          f"{(second.get(name, 0.0) - first.get(name, 0.0)) * 1e3:+.3f} ms"]

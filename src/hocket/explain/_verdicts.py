@@ -1,17 +1,17 @@
 """What a run says for itself: who was late and why, what hung, and what costs most; one sentence each."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
 
-from hocket.profile import SAMPLE, STEP, InGroup, LiveRank, RankRun, RunRecord, live_ranks, short_place
+from hocket.profile import SAMPLE, STEP, InGroup, LiveRank, RankRun, RunRecord, short_place
 
 from ._parts import BUBBLE, CHECKPOINT, COLLECTOR, COMPUTATION, DATA, Array, Parts
-from ._what_if import replay_s
+from ._replay import Replay
 
-_LEAST_STEPS = 6
+LEAST_STEPS = 6
 _LEAST_GAIN = 0.05  # below this share of the time a finding is not worth a sentence
 _LATE_SHARE = 0.6  # of the steps in which a straggler does more than the others
 _MIB = 2**20
@@ -50,16 +50,17 @@ class Verdict:
         return asdict(self)
 
 
-def verdicts_of(run: RunRecord, parts: Parts | None) -> list[Verdict]:
+def verdicts_of(run: RunRecord, parts: Parts | None, live: Sequence[LiveRank]) -> list[Verdict]:
     """Return the findings about a run, what would save most time first; what ended it, or will, stands before.
 
     Args:
         run: The run.
         parts: Where the time of its steps went; None where it made none.
+        live: Its ranks, now.
     """
-    found = _died(run)
+    found = _died(run, live)
     timed: list[Verdict] = []
-    if parts is not None and parts.steps >= _LEAST_STEPS:
+    if parts is not None and parts.steps >= LEAST_STEPS:
         for finder in (_straggler, _communication, _loading, _bubbles, _checkpoints, _garbage, _busy):
             timed += finder(parts)
         if any(one.kind == "busy machine" for one in timed):  # who has no core is late at everything
@@ -72,10 +73,10 @@ def verdicts_of(run: RunRecord, parts: Parts | None) -> list[Verdict]:
     return [*found, *_memory(run), *timed]
 
 
-def _died(run: RunRecord) -> list[Verdict]:
+def _died(run: RunRecord, now: Sequence[LiveRank]) -> list[Verdict]:
     """Find ranks that were gone while others waited for them, or long before the others were."""
     last_s = max(one.last_s for one in run.ranks)
-    live = {one.rank: one for one in live_ranks(run.folder, dump=False)}
+    live = {one.rank: one for one in now}
     begun = {(g.name, g.ranks): _most(live.values(), g) for one in live.values() for g in one.groups}
     gone = [
         one
@@ -111,7 +112,7 @@ def _straggler(parts: Parts) -> list[Verdict]:
     if len(parts.run.ranks) < 2:
         return []
     work = parts.work
-    others = np.stack([np.median(np.delete(work, rank, axis=0), axis=0) for rank in range(len(work))])
+    others = _of_the_others(work)
     excess = work - others
     rank = int(np.argmax(excess.sum(axis=1)))
     since = _began(excess[rank])
@@ -122,7 +123,8 @@ def _straggler(parts: Parts) -> list[Verdict]:
         return []
     factor = np.ones(parts.steps)
     factor[since:] = np.clip(others[rank, since:] / np.maximum(work[rank, since:], 1e-9), 0.0, 1.0)
-    before_s, after_s = replay_s(parts), replay_s(parts, {rank: factor})
+    replay = Replay(parts)
+    before_s, after_s = replay.run().seconds, replay.run({rank: factor}).seconds
     share = float(parts.lengths_s[:, since:].sum() / parts.lengths_s.sum())
     gain = (1.0 - after_s / before_s) / max(share, 1e-9)
     if gain < _LEAST_GAIN:
@@ -148,12 +150,20 @@ def _straggler(parts: Parts) -> list[Verdict]:
     ]
 
 
+def _of_the_others(values: Array) -> Array:
+    """Return for each row the median of the other rows, column by column."""
+    ordered, places = np.sort(values, axis=0), np.argsort(np.argsort(values, axis=0, kind="stable"), axis=0)
+    count = len(values)
+    middle = [np.where(m < places, ordered[m], ordered[m + 1]) for m in ((count - 2) // 2, (count - 1) // 2)]
+    return np.asarray((middle[0] + middle[1]) / 2)
+
+
 def _began(excess: Array) -> int:
     """Return from which step on a series is larger, if it clearly was not before; else 0."""
-    if len(excess) < 2 * _LEAST_STEPS:
+    if len(excess) < 2 * LEAST_STEPS:
         return 0
     turn = int(np.argmin(np.cumsum(excess - excess.mean()))) + 1
-    if turn < _LEAST_STEPS // 2 or len(excess) - turn < _LEAST_STEPS // 2:
+    if turn < LEAST_STEPS // 2 or len(excess) - turn < LEAST_STEPS // 2:
         return 0
     return turn if np.median(excess[:turn]) < 0.3 * np.median(excess[turn:]) else 0
 
@@ -187,7 +197,7 @@ def _explained(parts: Parts, rank: int, cause: str, since: int) -> tuple[str, st
     if cause != COMPUTATION:
         return f"it spends longer in {cause!r}", f"look what {cause!r} does on that rank", "straggler"
     place = _usual_place(one, parts.bounds_s[rank][since])
-    ready = _ready_shares(parts)
+    ready = parts.ready_shares()
     if ready[rank] > 0.1 and ready[rank] > 2 * np.median(np.delete(ready, rank)):
         return (
             f"other processes take its core {ready[rank]:.0%} of the time",
@@ -204,20 +214,6 @@ def _usual_place(one: RankRun, after_s: float) -> str:
     return short_place(one.texts[int(texts[np.argmax(counts)])]) if len(texts) else ""
 
 
-def _ready_shares(parts: Parts) -> Array:
-    """Return by rank the share of the time in which its main thread was ready and had no core."""
-    shares = []
-    for one, bounds in zip(parts.run.ranks, parts.bounds_s, strict=True):
-        rows = one.of(SAMPLE)
-        rows = rows[(rows["posted_s"] >= bounds[0] - 1.0) & (rows["posted_s"] <= bounds[-1] + 1.0)]
-        if len(rows) < 2:
-            shares.append(0.0)
-            continue
-        span_s = rows["posted_s"][-1] - rows["posted_s"][0]
-        shares.append(float((rows["arrived_s"][-1] - rows["arrived_s"][0]) / max(span_s, 1e-9)))
-    return np.array(shares)
-
-
 def _share(parts: Parts, seconds: Array) -> float:
     return float(seconds.sum() / parts.lengths_s.sum())
 
@@ -230,7 +226,8 @@ def _communication(parts: Parts) -> list[Verdict]:
         return []
     rows = [(name, _share(parts, parts.of(name))) for name in parts.names if name.startswith("communication")]
     name, most = max(rows, key=lambda row: row[1])
-    gain = 1.0 - replay_s(parts, faster=2.0) / replay_s(parts)
+    replay = Replay(parts)
+    gain = 1.0 - replay.run(own_s=lambda one: one.own_s / 2).seconds / replay.run().seconds
     own_s = float(parts.work.mean())
     kind, step = "communication", "let it overlap with back-propagation, send less (`compression`), or use a faster way"
     if own_s < 0.005:
@@ -278,7 +275,7 @@ _garbage = _part(
 
 
 def _busy(parts: Parts) -> list[Verdict]:
-    ready = _ready_shares(parts)
+    ready = parts.ready_shares()
     share = float(np.median(ready))
     if share < 0.15:
         return []

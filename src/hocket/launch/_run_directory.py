@@ -77,14 +77,16 @@ def shown_command(words: Sequence[str]) -> list[str]:
 
 
 def worth_saying(record: str) -> Iterator[str]:
-    """Yield what stands out in the ranks' records, a sentence each."""
+    """Yield what stands out in the ranks' records, a sentence each, and what a step should have taken."""
     if os.path.isdir(record):
         with contextlib.suppress(Exception):  # a record that cannot be read is no failure of the job
             from hocket.explain import explain
 
-            for found in explain(record).verdicts:
+            explained = explain(record)
+            for found in explained.verdicts:
                 if found.kind == "memory growth" or (found.gain >= _WORTH_SAYING and found.kind != "busy machine"):
                     yield found.sentence
+            yield from explained.brief()
 
 
 class LaunchDirectory:

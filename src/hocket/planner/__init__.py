@@ -8,13 +8,13 @@ from ._balance import CUT_SLACK, Link, balance
 from ._bucket_sizes import BucketSizes
 from ._check import PlanCheck, check_run
 from ._compression import COMPRESSIONS, CompressionSpec, parse_compression
-from ._constants import Constants, waiting
+from ._constants import Constants, slowest_of, waiting
 from ._curve import WHAT_IFS, Curve, Point, curve_of_fit, scaling_curves
 from ._explain import assumptions, explain, plan_rows, with_reasons
 from ._findings import PlanError, PlanFinding
 from ._fit import MeasuredPlan, fitted, reference_plans
 from ._graph import step_graph
-from ._interval import LEVEL
+from ._interval import LEVEL, spread
 from ._memory import Memory, memory_of
 from ._network import Cost, Network
 from ._pipeline import plan_order
@@ -37,5 +37,5 @@ __all__ = [
     "Synchronisation", "admissible_plans", "assumptions", "axis", "balance", "balanced_cuts", "check_run",
     "curve_of_fit", "curves_svg", "explain", "fit_scaling", "fit_sweep", "fitted", "in_flight", "inner", "memory_of",
     "parse_compression", "plan_order", "plan_rows", "predict", "preferred", "read_sweep", "reference_plans",
-    "scaling_curves", "search", "step_graph", "waiting", "with_reasons",
+    "scaling_curves", "search", "slowest_of", "spread", "step_graph", "waiting", "with_reasons",
 ]  # fmt: skip

@@ -122,11 +122,12 @@ def live_ranks(folder: Path, *, only: int | None = None, dump: bool = True) -> l
 def texts_of(raw: Any) -> list[Any]:
     """Return the texts of a record, by number; 0 is none."""
     end = int.from_bytes(raw[lay.TEXTS_AT : lay.TEXTS_AT + 8], "little")
+    texts = bytes(raw[lay.TEXTS_FROM : lay.TEXTS_FROM + end])
     found: list[Any] = [""]
-    at = lay.TEXTS_FROM
-    while at < lay.TEXTS_FROM + end:
-        length = int.from_bytes(raw[at : at + 2], "little")
-        found.append(json.loads(bytes(raw[at + 2 : at + 2 + length])))
+    at = 0
+    while at < len(texts):
+        length = int.from_bytes(texts[at : at + 2], "little")
+        found.append(json.loads(texts[at + 2 : at + 2 + length]))
         at += 2 + length
     return found
 

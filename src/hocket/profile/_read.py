@@ -1,5 +1,6 @@
 """Reads what the ranks of a run have left: rows of all records, on one clock."""
 
+import mmap
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -11,6 +12,7 @@ from . import _layout as lay
 from ._live import texts_of
 
 Rows = np.ndarray[Any, Any]
+_MOST_ROWS = 8_000_000  # of each kind are read, of all ranks: half a gigabyte
 
 
 class RecordError(ValueError):
@@ -31,7 +33,7 @@ class RankRun:
         groups: Name and ranks of every group.
         operations: Rows of OPERATION and WAIT, by their ends, as `_layout.ROW_TYPE` has them.
         events: Rows of everything else.
-        lost: How many rows were overwritten by later ones.
+        lost: How many rows were overwritten by later ones, or are left out because the run has so many ranks.
         ended_s: When the program ended; None if it did not say so.
         last_s: When it was last heard of.
     """
@@ -63,6 +65,11 @@ class RankRun:
         rows = self.of(lay.STEP)
         rows = rows[rows["finished_s"] > rows["started_s"]]
         return np.concatenate([rows["started_s"][:1], rows["finished_s"]]) if len(rows) else np.empty(0)
+
+    @cached_property
+    def notes(self) -> dict[str, Any]:
+        """What the program said of itself (`hocket.profile.note`), by name; the last of each name."""
+        return {text["note"]: text["value"] for text in self.texts if isinstance(text, dict) and "note" in text}
 
     def phases(self) -> dict[str, Rows]:
         """Return begin and end of every phase by its name, an array of two columns each."""
@@ -128,10 +135,14 @@ def read_run(path: str | Path) -> RunRecord:
     """
     folder = find_folder(Path(path))
     found = []
-    for file in sorted(folder.glob("rank-*.record")):
-        raw = file.read_bytes()
-        if len(raw) == lay.file_nbytes() and raw[:8] == lay.MAGIC:
-            found.append(_rank(raw))
+    files = sorted(folder.glob("rank-*.record"))
+    most = max(1_000, _MOST_ROWS // max(1, len(files)))
+    for file in files:
+        if file.stat().st_size != lay.file_nbytes():
+            continue
+        with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as raw:
+            if raw[:8] == lay.MAGIC:
+                found.append(_rank(raw, most))
     if not found:
         raise RecordError(f"the records in {str(folder)!r} are damaged, or of another version of hocket")
     ranks = _aligned([one for one, _ in found], [epoch_s for _, epoch_s in found])
@@ -140,31 +151,32 @@ def read_run(path: str | Path) -> RunRecord:
 
 
 def _shifted(one: RankRun, by_s: float) -> RankRun:
-    """Return the same on a clock that shows `by_s` seconds more; of samples only the first number is a time."""
-    rings = [one.operations.copy(), one.events.copy()]
-    for rows in rings:
-        rows["posted_s"] += by_s
-        for name in ("started_s", "published_s", "arrived_s", "finished_s"):
-            rows[name][rows["type"] != lay.SAMPLE] += by_s
+    """Return the same, whose rows are changed, on a clock that shows `by_s` seconds more."""
+    one.operations["posted_s"] += by_s
+    one.events["posted_s"] += by_s
+    times = one.events["type"] != lay.SAMPLE  # of samples only the first number is a time
+    for name in ("started_s", "published_s", "arrived_s", "finished_s"):
+        one.operations[name] += by_s
+        one.events[name][times] += by_s
     ended_s = None if one.ended_s is None else one.ended_s + by_s
-    return replace(one, operations=rings[0], events=rings[1], ended_s=ended_s, last_s=one.last_s + by_s)
+    return replace(one, ended_s=ended_s, last_s=one.last_s + by_s)
 
 
-def _rank(raw: bytes) -> tuple[RankRun, float]:
+def _rank(raw: mmap.mmap, most: int) -> tuple[RankRun, float]:
     _, rank, world, pid, _, _, epoch_s, begun_s, *_ = lay.HEAD.unpack_from(raw)
     texts = texts_of(raw)
-    words, seconds = np.frombuffer(raw, "<u8", 512), np.frombuffer(raw, "<f8", 512)
+    words, seconds = np.frombuffer(raw[:4096], "<u8"), np.frombuffer(raw[:4096], "<f8")
     rings, lost = [], 0
     for ring in (0, 1):
-        rows = np.frombuffer(raw, lay.ROW_TYPE, lay.RING_ROWS[ring], lay.ring_at(ring)).copy()
-        written = int(words[lay.ROWS_AT[ring] // 8])
+        written, size = int(words[lay.ROWS_AT[ring] // 8]), lay.RING_ROWS[ring]
+        kept = min(written, size, most)
+        rows = _last_rows(raw, ring, written, kept)
         # A row that is just being written has the number of its predecessor, or none.
-        rows = rows[(rows["number"] > max(0, written - lay.RING_ROWS[ring])) & (rows["number"] <= written)]
-        rings.append(rows[np.argsort(rows["number"], kind="stable")])
-        lost += max(0, written - lay.RING_ROWS[ring])
-    table = np.frombuffer(raw, lay.GROUP, min(int(words[lay.GROUPS_AT // 8]), lay.GROUPS), lay.GROUPS_FROM)
+        rings.append(rows[rows["number"] == np.arange(written - kept + 1, written + 1) & 0xFFFFFFFF])
+        lost += written - kept
+    count = min(int(words[lay.GROUPS_AT // 8]), lay.GROUPS)
     groups = []
-    for row in table:
+    for row in np.frombuffer(raw[lay.GROUPS_FROM : lay.TEXTS_FROM], lay.GROUP, count):
         name, *members = texts[row["members"]] or [""]
         groups.append((str(name), tuple(int(member) for member in members)))
     ended_s = float(seconds[lay.ENDED_AT // 8])
@@ -174,6 +186,16 @@ def _rank(raw: bytes) -> tuple[RankRun, float]:
         rank, world, about.get("host", ""), pid, about, texts, groups, rings[0], rings[1], lost, ended_s or None, last_s
     )
     return run, epoch_s
+
+
+def _last_rows(raw: mmap.mmap, ring: int, written: int, kept: int) -> Rows:
+    """Return a copy of the last rows of a ring, in their order."""
+    first, parts = (written - kept) % lay.RING_ROWS[ring], []
+    for begin, end in ((first, first + kept), (0, first + kept - lay.RING_ROWS[ring])):
+        end, at = min(end, lay.RING_ROWS[ring]), lay.ring_at(ring)
+        if end > begin:
+            parts.append(raw[at + begin * lay.ROW.size : at + end * lay.ROW.size])
+    return np.frombuffer(bytearray(b"".join(parts)), lay.ROW_TYPE)
 
 
 def _begin(one: RankRun) -> float:

@@ -57,7 +57,7 @@ class RankRecord:
             {
                 "host": os.environ.get("HOCKET_HOST") or socket.gethostname(),
                 "boot": _boot(),
-                "argv": sys.argv,
+                "argv": [word[:500] for word in sys.argv[:60]],
                 "cores": sorted(os.sched_getaffinity(0)),
                 "main_thread": threading.main_thread().native_id,
             }
@@ -67,12 +67,14 @@ class RankRecord:
     # --- texts and rows ---------------------------------------------------------------------------------------------
 
     def text(self, value: Any) -> int:
-        """Return the number of a text (any JSON value) from 1, written the first time; 0 when there is no space."""
+        """Return the number of a text (any JSON value) from 1, written the first time; 0: it has no space."""
         key = value if isinstance(value, str | tuple) else json.dumps(value)
         found = self._texts.get(key)
         if found is not None:
             return found
-        raw = json.dumps(value).encode()[:65_000]
+        raw = json.dumps(value).encode()
+        if len(raw) > 65_000:
+            return 0
         with self._lock:
             if key in self._texts:
                 return self._texts[key]

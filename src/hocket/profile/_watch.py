@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import FrameType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from hocket import comm
 
@@ -27,6 +27,9 @@ from . import torch_adapter
 from ._hang import Hang, find_hang, standing
 from ._live import live_ranks, users_frame
 from ._record import RankRecord
+
+if TYPE_CHECKING:
+    from hocket.planner import Plan
 
 _T = TypeVar("_T")
 _EVERY_S = 0.5
@@ -106,15 +109,44 @@ def mark_step(begin_s: float, end_s: float) -> None:
         _watch.step(begin_s, end_s)
 
 
+def note(name: str, value: Any) -> None:
+    """Record a fact about the run: a JSON value of at most 60 KB; what is said last of a name counts."""
+    if _watch is not None:
+        _watch.record.text({"note": name, "value": value, "at_s": time.time()})
+
+
+def note_plan(plan: "Plan") -> None:
+    """Record the plan, whose degrees are filled in, so that it is known what would grow with more workers."""
+    if _watch is not None:
+        from hocket.planner import AXES
+
+        axes = [(one.name, one.degree(plan)) for one in AXES]  # in whose order ranks are numbered, the last fastest
+        note("plan", {"name": plan.describe(), "axes": axes, "predicted": dict(plan.predicted)})
+
+
+@contextlib.contextmanager
+def no_steps() -> Iterator[None]:
+    """Count no updates of optimizers as steps in the block, where a program measures or tries something."""
+    active = _watch
+    if active is None:
+        yield
+        return
+    active.resting = True
+    try:
+        yield
+    finally:
+        active.resting, active.last_s = False, 0.0
+
+
 class Watch:
     """The listeners and the thread of one process."""
 
     def __init__(self, record: RankRecord, folder: Path) -> None:
         self.record = record
-        self.told = False
+        self.told = self.resting = False
+        self.last_s = 0.0  # when the last step ended
         self._folder = folder
         self._steps = 0
-        self._last_s = 0.0
         self._update_s = 0.0
         self._garbage_s = 0.0
         self._reported: set[str] = set()
@@ -145,13 +177,13 @@ class Watch:
     def _after_update(self) -> None:
         end_s = time.perf_counter()
         self.record.span(lay.PHASE, self._update_s, end_s, "optimizer")
-        if not self.told:
-            self.step(self._last_s or end_s, end_s)
+        if not self.told and not self.resting:
+            self.step(self.last_s or end_s, end_s)
 
     def step(self, begin_s: float, end_s: float) -> None:
         """Write a step."""
         self._steps += 1
-        self._last_s = end_s
+        self.last_s = end_s
         self.record.span(lay.STEP, begin_s, end_s, seq=self._steps)
         self.record.stepped(self._steps)
 

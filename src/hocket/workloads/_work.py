@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import hocket
-from hocket.profile import Recorder, timeline_of
+from hocket.profile import Recorder, no_steps, note, timeline_of
 from hocket.timeline import write_perfetto
 from hocket.workloads import _scaling
 from hocket.workloads._cores import Cores
@@ -98,13 +98,14 @@ def _stages(config: dict[str, Any], cores: Cores, recorder: Recorder, writer: Ru
     if world > 1:
         if writer is not None:
             writer.event("scaling")
-        alone = None
+        alone, share = None, math.ceil(settings.batch_size / world)
         if dist.get_rank() == 0:
-            share = math.ceil(settings.batch_size / world)
             alone = _alone(workload, module, share, device=device, autocast=settings.autocast)
-        scaling = _scaling.measure(trainee, alone, step_s=training["step_s"], budget_s=training["training_s"])
+        with no_steps():
+            scaling = _scaling.measure(trainee, alone, step_s=training["step_s"], budget_s=training["training_s"])
+        note("alone_step_s", share / scaling["one_samples_per_s"])
         if writer is not None:
-            writer.event("scaled", samples_per_worker=math.ceil(settings.batch_size / world), **scaling)
+            writer.event("scaled", samples_per_worker=share, **scaling)
 
 
 def _alone(

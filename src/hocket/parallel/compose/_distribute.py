@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 
 from hocket.planner import Plan, PlanError, PlanFinding, inner, parse_compression
+from hocket.profile import note_plan
 
 from ..batches import (
     DistributedLoader,
@@ -123,6 +124,7 @@ def distribute(
         broadcast_buffers=broadcast_buffers,
         compression=compression,
     )
+    note_plan(plan.resolve(world.size))
     _distributed.add(distributed)
     if optimizer is not None:
         _check_trains(optimizer, distributed)

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from hocket.planner import PLAN_VARIABLE, Plan, Synchronisation
+from hocket.profile import note_plan
 from hocket.timeline import Timeline
 from hocket.units import parse_bytes
 
@@ -121,6 +122,7 @@ class Trainer:
         self._loss_check: LossCheck | None = LossCheck(self._composition, self._loss_form)
         self._splitter = BatchSplitter(self._mesh["data"], taken, targeted=targeted)
         self._log = StepLog()
+        note_plan(self.plan)
         self._trial = BucketTrial.of(self._composition) if automatic else None
         self._relaxation: Relaxation | None = None
         synchronisation = Synchronisation.parse(self.plan.synchronisation)
