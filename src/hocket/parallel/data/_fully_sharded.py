@@ -149,9 +149,13 @@ class _GatheredWhenRead:
         block: Any = self
         if name not in block._parameters or not hasattr(value, "to_local"):
             return value
-        if block._get_fsdp_state()._state_ctx.iter_forward_root is None:
+        if block._get_fsdp_state()._state_ctx.iter_forward_root is None or "_gathering" in block.__dict__:
             return value  # the model does not run: a program looks at what this rank holds
-        block.unshard()
+        block.__dict__["_gathering"] = True  # setting a parameter reads it first
+        try:
+            block.unshard()
+        finally:
+            del block.__dict__["_gathering"]
         return super().__getattr__(name)  # type: ignore[misc]
 
 
