@@ -10,6 +10,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx
 
+from hocket.sharding import gathered
+
+from ..batches import trees as _trees
+from ..partition.tensor import CutParameters, reading_cut_parameters
 from . import _values
 from ._stage import Segment, Stage
 from ._trace import Traced, attribute, computed, given
@@ -239,6 +243,7 @@ class _Holder(torch.nn.Module):
     def __init__(self, model: torch.nn.Module, graphs: dict[bool, fx.Graph]) -> None:
         super().__init__()
         self._graphs = graphs
+        self._cut = False  # whether functions use parameters that ranks have parts of
         nodes = [node for graph in graphs.values() for node in graph.nodes]
         targets = {str(node.target) for node in nodes if node.op in ("call_module", "get_attr")}
         for target in sorted(targets, key=lambda one: one.count(".")):  # a module before what is inside it
@@ -248,6 +253,10 @@ class _Holder(torch.nn.Module):
                 if name not in home._modules:
                     home.add_module(name, torch.nn.Module())
                 home = home.get_submodule(name)
+            owner = model.get_submodule(".".join(parents))._parameters
+            if isinstance(owner, CutParameters) and leaf in owner.named:  # by functions, not by a layer
+                self._cut = True
+                home._parameters = owner.like(home._parameters)
             value = attribute(model, target)
             if isinstance(value, torch.nn.Module):
                 home.add_module(leaf, value)
@@ -264,6 +273,12 @@ class _Holder(torch.nn.Module):
 
     def forward(self, *taken: Any) -> Any:
         """Take the steps."""
+        if not self._cut:
+            return self._taken(taken)
+        with reading_cut_parameters():
+            return _trees.mapped(self._taken(taken), gathered)
+
+    def _taken(self, taken: Sequence[Any]) -> Any:
         values: dict[fx.Node, Any] = {}
         source = iter(taken)
         for node in self._graphs[self.training].nodes:

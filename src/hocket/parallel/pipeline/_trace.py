@@ -364,6 +364,10 @@ class _Follower(TorchFunctionMode, Numbers):
                 return original(module, *args, **kwargs)
         except Exception:
             self.failed = self.failed or path
+            if path in self._compiled:  # then torch does not call the hooks that it promises to call always
+                for key in module._forward_hooks_always_called:
+                    named = (kwargs,) if key in module._forward_hooks_with_kwargs else ()
+                    module._forward_hooks[key](module, args, *named, None)
             raise
         finally:
             self._path.pop()

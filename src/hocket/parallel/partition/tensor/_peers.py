@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 import functools
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -71,6 +71,16 @@ def end_forward(_: nn.Module, __: Any, output: Any) -> Any:
     return mapped(output, gathered)
 
 
+@contextmanager
+def reading_cut_parameters() -> Iterator[None]:
+    """Open a block in which code of the user's runs, a stage of a pipeline say: it is given divided tensors."""
+    begin_forward()
+    try:
+        yield
+    finally:
+        _local.depth -= 1
+
+
 class CutParameters(dict[str, Any]):
     """The parameters of a layer; code of the user's that reads one in a forward is given a divided tensor.
 
@@ -101,6 +111,12 @@ class CutParameters(dict[str, Any]):
     def values(self) -> Any:
         """Return the parameters."""
         return [self._seen(name, value) for name, value in super().items()] if _reading() else super().values()
+
+    def like(self, plain: dict[str, Any]) -> CutParameters:
+        """Return parameters that are divided as those of the same names are here."""
+        found = CutParameters(plain, self.world)
+        found.shards, found.named = self.shards, self.named
+        return found
 
     def _seen(self, name: str, value: Any) -> Any:
         shard, weight = self.named.get(name) or (self.shards.get(id(value)), "")
