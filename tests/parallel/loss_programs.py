@@ -67,9 +67,9 @@ def contrastive(output: Tensor, _: Tensor) -> Tensor:
 
 
 def numbered(output: Tensor, _: Tensor) -> Tensor:
-    """Targets that number the rows of a batch of eight, as a data set would hold them: no part of a batch has them."""
+    """Targets that number at least five rows, as a data set would hold them: no part of a batch has so many."""
     rows = output.mean(1)
-    return F.cross_entropy(rows @ rows.T, torch.arange(8)[: max(len(rows), 5)])
+    return F.cross_entropy(rows @ rows.T, torch.arange(SAMPLES)[: max(len(rows), 5)])
 
 
 LOSSES: dict[str, Callable[[Any, Any], Any]] = {
