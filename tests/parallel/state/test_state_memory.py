@@ -136,8 +136,9 @@ def test_a_model_is_built_within_this_ranks_part_and_a_block() -> None:
     ]
     for rank in run_ranks(peak_of_building, 2, plans):
         for plan, peak in zip(plans, rank, strict=True):
-            # Its part is 64 MiB; of tensors that are made, 32 MiB are kept; a block and its gradients are 8 MiB.
-            assert peak < 64 * MIB + 32 * MIB + 24 * MIB, (plan, peak / MIB)
+            # Its part is 64 MiB; of tensors that are made, 32 MiB are kept; a block and its gradients are 8 MiB. Pages
+            # of libraries that are read for the first time, and what an allocator keeps of small tensors, are 12 to 20.
+            assert peak < 64 * MIB + 32 * MIB + 8 * MIB + 24 * MIB, (plan, peak / MIB)
 
 
 def peak_of_training() -> int:
