@@ -72,6 +72,12 @@ class Gloo:
                 self._engine = engine
             return self._engine
 
+    def close(self) -> None:
+        """Close the connections, if there are any: peers that wait for this rank hear of it."""
+        with self._lock:
+            if self._engine is not None:
+                self._engine.abort()
+
     def missing(self, timeout: timedelta) -> list[int]:
         """Return the ranks that have not come here within a time, if the first operation is still to come; else none.
 

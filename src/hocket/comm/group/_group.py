@@ -196,6 +196,14 @@ class HocketGroup(Collectives):
         if self._nccl is not None:
             self._nccl.shutdown()
 
+    def fail(self, error: BaseException) -> None:
+        """Leave the group in the middle of operations, and tell the peers why: they wait for this rank no longer."""
+        if self._channel is not None:
+            self._channel.fail(error)
+        if self._tag_matcher is not None:
+            self._tag_matcher.leave()
+        self._gloo.close()
+
     def abort(self) -> None:
         """Leave the group at once."""
         _open_groups.discard(self)

@@ -27,7 +27,7 @@ STREAM_NBYTES: Final = (
     1 << 19
 )  # a message of this size is on its way before its receiver has come; fits in the L2 cache
 _LINE: Final = 16  # words of 4 bytes
-_BELL, _ASLEEP = 0, _LINE  # in the inbox's first page
+_BELL, _ASLEEP, _LEFT = 0, _LINE, 2 * _LINE  # in the inbox's first page
 _PRODUCED, _CONSUMED = 0, _LINE  # in a stream's head
 _HEAD_NBYTES: Final = 2 * 4 * _LINE
 _WORD: Final = 0xFFFFFFFF
@@ -172,8 +172,14 @@ class ShmStreams:
         _kernel.futex_wake(self._inbox.base + 4 * _BELL)
 
     def dead(self) -> set[int]:
-        """Return the peers that messages have gone to or come from and whose processes have ended."""
-        return self._liveness.ranks()
+        """Return the peers that messages have gone to or come from and that have ended or left."""
+        return self._liveness.ranks() | {rank for rank, peer in self._peers.items() if peer.words[_LEFT]}
+
+    def leave(self) -> None:
+        """Tell the peers that this rank sends and receives no more."""
+        self._mine[_LEFT] = 1
+        for rank in self._peers:
+            self.ring(rank)
 
     def state(self, rank: int) -> str:
         """Return, for a message, that a peer is stopped; "" if it is not."""

@@ -304,6 +304,10 @@ class TagMatcher:
                 elif not self._tended and not self._waiters:
                     self._tend(1.0, lambda: bool(self._waiters) or not self._open)
 
+    def leave(self) -> None:
+        """Tell the peers that this rank sends and receives no more."""
+        self._shm_streams.leave()
+
     def close(self) -> None:
         """Give up; what is under way is lost."""
         with self._lock:

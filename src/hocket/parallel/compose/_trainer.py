@@ -7,6 +7,7 @@ import os
 import pkgutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,6 +32,7 @@ from ._divide import sample_inputs
 from ._loss_check import LossCheck
 from ._passes import loss_of_model
 from ._predict import Predictor, is_loader, joined
+from ._step_errors import StepErrors
 from ._step_log import StepLog
 
 AUTO_PLANNER = "hocket.calibrate:auto_plan"
@@ -121,6 +123,7 @@ class Trainer:
         self._mesh = self._composition.mesh
         self._loss_check: LossCheck | None = LossCheck(self._composition, self._loss_form)
         self._splitter = BatchSplitter(self._mesh["data"], taken, targeted=targeted)
+        self._errors = StepErrors(self._mesh)
         self._log = StepLog()
         note_plan(self.plan)
         self._trial = BucketTrial.of(self._composition) if automatic else None
@@ -170,16 +173,19 @@ class Trainer:
         Raises:
             TypeError: the batch is no tuple or list, or the loss no scalar.
             PlanError: in the first step: the loss of a batch does not follow from that of the parts that it is cut in.
+            StageError: a stage of the pipeline has failed, on every rank; without a pipeline ranks get a CommError
+                that has the error of the one that has failed.
         """
         self._check_known()
-        self._composition.form.forget()
         # Where synchronisation is relaxed, not all workers may get a batch.
-        check = None if self._relaxation is not None else self._loss_check
-        if check is not None and check.run(self._splitter.parts(batch, 1)[0], self._splitter.whole(batch)):
-            self._loss_check = None
-        begun_s = self._log.begin()
-        parts = self._splitter.parts(batch, self.plan.accumulate)
-        loss = self._relaxation.step(parts, self._clip) if self._relaxation is not None else self._step(parts)
+        with self._errors.told() if self._relaxation is None else nullcontext():
+            self._composition.form.forget()
+            check = None if self._relaxation is not None else self._loss_check
+            if check is not None and check.run(self._splitter.parts(batch, 1)[0], self._splitter.whole(batch)):
+                self._loss_check = None
+            begun_s = self._log.begin()
+            parts = self._splitter.parts(batch, self.plan.accumulate)
+            loss = self._relaxation.step(parts, self._clip) if self._relaxation is not None else self._step(parts)
         self.steps += 1
         ended_s = time.perf_counter()
         self._log.add(begun_s, ended_s)

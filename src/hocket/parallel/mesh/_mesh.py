@@ -26,6 +26,11 @@ class Mesh:
     def __getitem__(self, name: str) -> World:
         return self.axes[name]
 
+    @property
+    def worlds(self) -> list[World]:
+        """All groups of this rank, some of them more than once."""
+        return [self.whole, *self.axes.values(), self.batch_norm, self.replicas, self.statistics]
+
     @classmethod
     def make(cls, whole: World, degrees: Mapping[str, int] | None = None, *, batch_norm: int = 1) -> "Mesh":
         """Make the groups; a collective operation over `whole`.

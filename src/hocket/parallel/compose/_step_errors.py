@@ -1,0 +1,80 @@
+"""Has what fails in one rank's step end the step of every rank: soon, and with its text."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+
+from hocket.comm import CollectiveMismatchError, CommError, torch_adapter
+
+from ..mesh import Mesh
+from ..pipeline import StageError
+
+_ALL_S = 2.0
+"""Seconds in which all ranks must have failed for groups to be left as they are: as on a batch that no rank takes."""
+
+_made = itertools.count()
+
+
+class StepErrors:
+    """Tells the others of an error that this rank's step ends in, and raises theirs.
+
+    A rank that fails alone leaves the others in operations that it will not come to: it leaves its groups, and the
+    others wait no longer. If every rank has failed by itself, nobody waits, and the groups can be used on.
+
+    Args:
+        mesh: The groups of the step.
+    """
+
+    def __init__(self, mesh: Mesh) -> None:
+        self._mesh, self._steps = mesh, 0
+        self._number = next(_made)  # ranks make their trainers in the same order
+
+    @contextmanager
+    def told(self) -> Iterator[None]:
+        """Open a block for one step.
+
+        Raises:
+            StageError: One rank of a pipeline has failed; on every rank.
+            CommError: Another rank has failed, where there is no pipeline.
+        """
+        self._steps += 1
+        try:
+            yield
+        except CollectiveMismatchError:
+            raise
+        except Exception as error:
+            whole = self._mesh.whole
+            if whole.group is None or not hasattr(whole.group, "fail"):
+                raise
+            try:
+                said = self._said(error)
+            except RuntimeError:  # the store has gone with its host
+                raise error from None
+            if not said:
+                raise
+            for group in {id(one.group): one.group for one in self._mesh.worlds if one.group is not None}.values():
+                group.fail(error)
+            staged = self._mesh["pipeline"].size > 1
+            if not staged and not isinstance(error, CommError):
+                raise
+            raise (StageError if staged else CommError)(said) from error
+
+    def _said(self, error: Exception) -> str:
+        """Return which rank has failed, and how; "" if all have by themselves, or if none is known to have."""
+        whole = self._mesh.whole
+        store = torch_adapter.PrefixStore(
+            f"hocket/step/{whole.group.group_name}/{self._number}/{self._steps}/", torch_adapter.default_store()
+        )
+        keys = [str(rank) for rank in range(whole.size)]
+        if not isinstance(error, CommError):
+            store.set(keys[whole.rank], f"{type(error).__name__}: {error}")
+            try:
+                store.wait(keys, timedelta(seconds=_ALL_S))
+                return ""
+            except RuntimeError:
+                pass
+        first = next((key for key in keys if store.check([key])), None)
+        return "" if first is None else f"rank {first} has failed in its step: {store.get(first).decode()}"

@@ -1,0 +1,69 @@
+"""What fails in one rank's step ends the step of every rank, with its text; what all refuse leaves them as they are."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import hocket
+from hocket.planner import Plan
+from hocket.testing import run_ranks
+
+
+def made(failing: int, plan: Plan) -> tuple[hocket.Trainer, torch.Tensor]:
+    """A trainer whose loss fails on one rank once `failing` calls have been made of it."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(4)))
+    calls = [0]
+
+    def loss_fn(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        calls[0] += 1
+        if dist.get_rank() == dist.get_world_size() - 1 and calls[0] > failing:
+            raise ValueError("this sample is damaged")
+        return ((output - target) ** 2).mean()
+
+    x = torch.randn(8, 8)
+    return hocket.Trainer(model, loss_fn, torch.optim.SGD(model.parameters(), 0.1), plan, sample=x), x
+
+
+def one_fails(plan: Plan) -> tuple[str, str, float]:
+    trainer, x = made(24, plan)
+    for _ in range(30):
+        begin_s = time.monotonic()
+        try:
+            trainer.step((x, x))
+        except RuntimeError as error:
+            return type(error).__name__, str(error), time.monotonic() - begin_s
+        except ValueError as error:
+            return "ValueError", str(error), time.monotonic() - begin_s
+    raise AssertionError("no error")
+
+
+STAGED = Plan(pipeline_parallel_degree=2, micro_batches=2)
+
+
+@pytest.mark.parametrize(("ranks", "plan"), [(2, Plan()), (2, Plan(shard="parameters")), (2, STAGED), (4, STAGED)])
+def test_an_error_of_one_rank_is_an_error_of_all(ranks: int, plan: Plan) -> None:
+    *others, failed = run_ranks(one_fails, ranks, plan, timeout_s=60)
+    said = f"rank {ranks - 1} has failed in its step: ValueError: this sample is damaged"
+    kind = "StageError" if plan is STAGED else "CommError"
+    assert [one[:2] for one in others] == [(kind, said)] * (ranks - 1)
+    assert failed[:2] == ((kind, said) if plan is STAGED else ("ValueError", "this sample is damaged"))
+    assert all(one[2] < 20 for one in (*others, failed))  # and not the time-out of 300 s
+
+
+def all_fail() -> float:
+    trainer, x = made(10**9, Plan())
+    trainer.step((x, x))
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        trainer.step((x[:, :7], x))
+    return float(trainer.step((x, x)))
+
+
+def test_after_an_error_of_all_ranks_training_goes_on() -> None:
+    one, other = run_ranks(all_fail, 2, timeout_s=60)
+    assert one == other
