@@ -11,6 +11,7 @@ _EXTRAS = {
     "pyroute2": ("pyroute2", "fabric"),
     "mpi4py": ("mpi4py", "bench"),
     "keras": ("Keras 3", "keras"),
+    "tensorboard": ("TensorBoard", "tensorboard"),
 }
 
 

@@ -28,10 +28,11 @@ def trained(folder: Path, fault: str, size: float, steps: int = STEPS) -> None:
         ("compute", "straggler", "fault_programs.py"),
         ("late compute", "straggler", "since step"),
         ("checkpoint", "checkpoints", "checkpoints take"),
+        ("leak", "memory growth", "grows all the time"),
     ],
 )
 def test_the_fault_is_the_first_verdict(tmp_path: Path, fault: str, kind: str, word: str) -> None:
-    trained(tmp_path, fault, 4.0 if fault != "checkpoint" else 8.0)
+    trained(tmp_path, fault, 8.0 if fault == "checkpoint" else 4.0, 3 * STEPS if fault == "leak" else STEPS)
     found = explain(tmp_path)
     first = found.verdicts[0]
     assert (first.kind, first.ranks) == (kind, () if fault == "checkpoint" else (FAULTY,))

@@ -36,6 +36,7 @@ _VERBS: dict[str, tuple[str, dict[str, Any]]] = {
     "plan": ("Choose how to train a model on many workers: the fastest plan that fits, and why.", {}),
     "predict": ("Predict throughput, efficiency and cost by workers, and what another network would do.", {}),
     "explain": ("Say why a run is slow, who was late, and why it hangs.", {}),
+    "top": ("Watch a running job: steps, memory, and who waits for whom.", {}),
     "report": ("Write one HTML page about a run, and all its ranks in one trace.", {}),
     "compare": ("Show two timelines or runs side by side, predicted or measured.", {}),
     "schedule": ("Look at collective algorithms: show, verify and time them.", {}),

@@ -15,11 +15,18 @@ def report(
     trace: Annotated[
         Path | None, typer.Option(help="Write all ranks as a trace here, too; https://ui.perfetto.dev opens it.")
     ] = None,
+    prometheus: Annotated[
+        Path | None, typer.Option(help="Write the ranks' state here, as text that Prometheus reads.")
+    ] = None,
+    tensorboard: Annotated[
+        Path | None, typer.Option(help="Write each step's parts into this folder, as TensorBoard reads them.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Write one HTML page: verdicts, where a step's time goes, ranks, collectives, memory, environment."""
-    from hocket.explain import explain, timeline_of_run
+    from hocket.explain import explain, prometheus_text, timeline_of_run, write_scalars
     from hocket.explain import report as page_of
+    from hocket.profile import live_ranks
     from hocket.timeline import write_perfetto
 
     with one_error("report"):
@@ -29,6 +36,11 @@ def report(
     if trace is not None:
         with one_error("report", OSError):
             write_perfetto(timeline_of_run(found.run), trace)
+    if prometheus is not None:
+        write_file("report", prometheus, prometheus_text(live_ranks(found.run.folder)), "--prometheus ")
+    if tensorboard is not None:
+        with one_error("report", OSError):
+            write_scalars(found, tensorboard)
     if as_json:
         print_json(found.to_json() if beside is None else {"run": found.to_json(), "other": beside.to_json()})
         return

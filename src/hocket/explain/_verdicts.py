@@ -64,7 +64,8 @@ def verdicts_of(run: RunRecord, parts: Parts | None, live: Sequence[LiveRank]) -
         for finder in (_straggler, _communication, _loading, _bubbles, _checkpoints, _garbage, _busy):
             timed += finder(parts)
         if any(one.kind == "busy machine" for one in timed):  # who has no core is late at everything
-            timed = [one for one in timed if one.kind not in ("communication", "small batches", "loading data")]
+            kinds = ("communication", "small batches", "loading data")
+            timed = [one for one in timed if one.kind not in kinds and not (one.ranks and one.confidence != "high")]
         if any(one.kind == "slow loader" for one in timed):
             timed = [one for one in timed if one.kind != "loading data"]
         if any(one.kind == "garbage collection" and one.ranks for one in timed):
@@ -295,7 +296,9 @@ def _memory(run: RunRecord) -> list[Verdict]:
     """Find ranks whose memory grew all the time, also when half of the run was over."""
     found = []
     for one in run.ranks:
-        rows = one.of(SAMPLE)
+        rows, edges = one.of(SAMPLE), one.steps
+        if len(edges):  # what is freed after training was there all the same
+            rows = rows[(rows["posted_s"] > edges[0]) & (rows["posted_s"] < edges[-1])]
         if len(rows) < 6:
             continue
         half = rows[len(rows) // 3 :]

@@ -29,6 +29,8 @@ MESSAGE_AT: Final = 200  # f64 since (0: no wait), i64 peer or -1, u64 bytes, u6
 MESSAGE: Final = struct.Struct("<dqQQ")
 BUSY_AT: Final = 240  # f64: share of the last second in which the main thread had a core
 PATIENCE_AT: Final = 248  # f64: the longest wait that ended well so far, seconds
+MEMORY_AT: Final = 256  # u64: resident bytes when the watcher last ran
+STEP_S_AT: Final = 264  # f64: how long the last step took
 
 STACK_AT: Final = 4096
 STACK_NBYTES: Final = 8192

@@ -16,7 +16,7 @@ import numpy as np
 from . import _layout as lay
 from ._record import process_start
 
-_STALE_S = 1.8  # the watcher of a rank runs twice a second, unless compiled code keeps the interpreter's lock
+_STALE_S = 1.8  # the watcher of a rank runs four times a second, unless compiled code keeps the interpreter's lock
 _DUMP_S = 1.0
 _PACKAGE = str(Path(__file__).parents[1]) + os.sep
 _LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python3", "<", _PACKAGE)
@@ -70,7 +70,9 @@ class LiveRank:
         peer: Rank whose message it waits for; -1 for any; None for no message.
         receives: Whether it waits to receive.
         waits_s: How long it has waited in an operation or for a message; 0.0 if it does not.
-        busy: Share of a core that its main thread had in the last half second.
+        busy: Share of a core that its main thread had in the last quarter of a second.
+        nbytes: Its resident memory.
+        step_s: How long its last step took, in seconds; 0.0 before one has ended.
     """
 
     rank: int
@@ -87,6 +89,8 @@ class LiveRank:
     receives: bool
     waits_s: float
     busy: float
+    nbytes: int = 0
+    step_s: float = 0.0
 
     @property
     def waiting(self) -> InGroup | None:
@@ -169,7 +173,8 @@ def _read(path: Path, dump: bool) -> LiveRank:
     return LiveRank(
         rank, world, about["host"], pid, state, groups, stack, now_s - stack_s, texts[int(words[lay.PHASE_AT // 8])],
         int(words[lay.STEP_AT // 8]), peer if since_s else None, bool(receives),
-        max(0.0, now_s - min(begun)) if begun else 0.0, busy,
+        max(0.0, now_s - min(begun)) if begun else 0.0, busy, int(words[lay.MEMORY_AT // 8]),
+        float(seconds[lay.STEP_S_AT // 8]),
     )  # fmt: skip
 
 

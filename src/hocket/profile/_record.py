@@ -175,18 +175,20 @@ class RankRecord:
         """Say that the phase is over, and which one goes on."""
         self._words[lay.PHASE_AT // 8] = before
 
-    def stepped(self, steps: int) -> None:
-        """Say how many steps were made."""
+    def stepped(self, steps: int, seconds: float) -> None:
+        """Say how many steps were made, and how long the last one took."""
+        self._seconds[lay.STEP_S_AT // 8] = seconds
         self._words[lay.STEP_AT // 8] = steps
 
-    def alive(self, stack: str, busy: float) -> None:
-        """Say that the interpreter runs, where its main thread is, and which share of a core that has."""
+    def alive(self, stack: str, busy: float, nbytes: int = 0) -> None:
+        """Say that the interpreter runs, where its main thread is, which share of a core it has, and the memory."""
         now_s = time.perf_counter()
         raw = stack.encode()[: lay.STACK_NBYTES - lay.STACK.size]
         at = lay.STACK_AT + lay.STACK.size
         self._map[at : at + len(raw)] = raw
         lay.STACK.pack_into(self._map, lay.STACK_AT, now_s, len(raw))
         self._seconds[lay.BUSY_AT // 8] = busy
+        self._words[lay.MEMORY_AT // 8] = nbytes
         self._seconds[lay.ALIVE_AT // 8] = now_s
 
     @property

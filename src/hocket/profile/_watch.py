@@ -1,7 +1,7 @@
 """Records this rank for as long as it lives: operations, steps, optimizer, data loading, garbage collection, samples.
 
-One thread wakes twice a second. It notes where the main thread is and what it costs, and looks whether the rank waits
-for longer than it should; then the records of all ranks tell why.
+One thread wakes four times a second. It notes where the main thread is and what it costs, and looks whether the rank
+waits for longer than it should; then the records of all ranks tell why.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from hocket.planner import Plan
 
 _T = TypeVar("_T")
-_EVERY_S = 0.5
+_EVERY_S = 0.25
 _FRAMES = 40
 _LONG_GARBAGE_S = 0.0005
 
@@ -185,7 +185,7 @@ class Watch:
         self._steps += 1
         self.last_s = end_s
         self.record.span(lay.STEP, begin_s, end_s, seq=self._steps)
-        self.record.stepped(self._steps)
+        self.record.stepped(self._steps, end_s - begin_s)
 
     def _collected(self, moment: str, info: dict[str, int]) -> None:
         if moment == "start":
@@ -215,9 +215,10 @@ class Watch:
             with contextlib.suppress(Exception):  # what watches must never end what it watches
                 stack = main_stack(self._main.ident)
                 numbers, busy = self._cpu.sample()
-                self.record.alive("\n".join(stack), busy)
+                nbytes = resident_nbytes()
+                self.record.alive("\n".join(stack), busy, nbytes)
                 text = self.record.text(users_frame(stack))
-                self.record.row(1, lay.SAMPLE, text=text, nbytes=resident_nbytes(), times=numbers)
+                self.record.row(1, lay.SAMPLE, text=text, nbytes=nbytes, times=numbers)
                 self._look()
 
     def _look(self) -> None:
