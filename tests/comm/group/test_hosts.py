@@ -127,6 +127,13 @@ def _mismatch(case, numel):
             dist.all_reduce(data.double() if odd else data)
         elif case == "shape":
             dist.all_reduce(torch.ones(3 * numel + 1) if odd else data)
+        elif case == "gathered":
+            n = dist.get_world_size()
+            tail = odd * 3
+            dist.all_gather([torch.ones(numel + tail) for _ in range(n)], torch.ones(numel + tail))
+        elif case == "scattered":
+            op = ReduceOp.MAX if odd else ReduceOp.SUM
+            dist.reduce_scatter(data, [torch.full((numel,), 2.0)] * dist.get_world_size(), op)
         elif case == "root":
             dist.broadcast(data, int(odd))
         elif case == "order":
@@ -140,16 +147,21 @@ def _mismatch(case, numel):
         text = "no error"
     except CollectiveMismatchError as error:
         text = str(error)
+    if case != "order":  # what others have begun to send has not come into it, and does not come later
+        assert (data == 1).all(), case
     if case == "order":  # the other operation of each differs, too
         with pytest.raises(CollectiveMismatchError):
             dist.barrier() if me != 1 else dist.all_reduce(data)
     after = torch.ones(numel)
     dist.all_reduce(after)
-    return text, bool((after == dist.get_world_size()).all())
+    parts = [torch.empty(numel) for _ in range(dist.get_world_size())]
+    dist.all_gather(parts, torch.full((numel,), float(me)))
+    usable = (after == dist.get_world_size()).all() and all((part == r).all() for r, part in enumerate(parts))
+    return text, bool(usable and (case == "order" or (data == 1).all()))
 
 
 def _mismatches(numels):
-    cases = ("operator", "kind", "dtype", "shape", "root", "order", "splits")
+    cases = ("operator", "kind", "dtype", "shape", "gathered", "scattered", "root", "order", "splits")
     return [(case, numel, *_mismatch(case, numel)) for numel in numels for case in cases]
 
 

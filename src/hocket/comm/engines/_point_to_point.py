@@ -9,7 +9,8 @@ from ..scheduled import PendingMessage
 from ..transport import CommError
 
 _TAG: Final = 0x40_0000
-"""Users' tags are small numbers; messages of schedules are told apart from users' sends by this one."""
+"""Users' tags are small numbers; messages of schedules are told apart from users' sends by this one, or by others above
+it."""
 
 
 class EngineMessage:
@@ -42,18 +43,20 @@ class EnginePointToPoint:
     Args:
         engine: The process group.
         name: Name of the engine.
+        tag: Tag of the messages from now on; it may be changed, on both ends alike.
     """
 
-    def __init__(self, engine: Any, name: str) -> None:
+    def __init__(self, engine: Any, name: str, tag: int = _TAG) -> None:
         self._engine = engine
         self.name = name
+        self.tag = tag
 
     def send(self, flat: torch.Tensor, peer: int) -> PendingMessage:
         """See PointToPoint."""
         data = flat.view(torch.uint8)
-        return EngineMessage(self._engine.send([data], peer, _TAG), data, peer)
+        return EngineMessage(self._engine.send([data], peer, self.tag), data, peer)
 
     def receive(self, flat: torch.Tensor, peer: int) -> PendingMessage:
         """See PointToPoint."""
         data = flat.view(torch.uint8)
-        return EngineMessage(self._engine.recv([data], peer, _TAG), data, peer)
+        return EngineMessage(self._engine.recv([data], peer, self.tag), data, peer)

@@ -4,14 +4,16 @@ import logging
 import time
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from .. import torch_adapter as c10d
 from ..aggregated import open_beside_aggregator
 from ..engines import EnginePointToPoint, EngineTransport, Gloo
 from ..p2p import TagMatcher, publish_streams
 from ..scheduled import (
+    RAILS_NBYTES,
     CheckedTransport,
+    EarlyPoints,
     FlatFrames,
     ScheduledTransport,
     Subset,
@@ -24,6 +26,8 @@ from ..shm import bootstrap as _bootstrap
 from ..transport import CollectiveTimeoutError, CommError, Transport
 
 log = logging.getLogger("hocket.comm")
+
+_FRAMES_TAG: Final = 0x40_0001
 
 
 class Opened(NamedTuple):
@@ -48,11 +52,13 @@ def open_transport(
     flat = EngineTransport(gloo, "gloo")
     if size == 1:
         return Opened(flat, None, None)
-    points = EnginePointToPoint(gloo, "gloo")
+    points = EarlyPoints(EnginePointToPoint(gloo, "gloo"))
+    announcing = EnginePointToPoint(gloo, "gloo", _FRAMES_TAG)
     scheduled: Transport = ScheduledTransport(points, rank, size, flat)
     checked = CheckedTransport(
         scheduled,
-        FlatFrames(points, rank, size, frame_capacity(size)),
+        points,
+        FlatFrames(announcing, rank, size, frame_capacity(size)),
         store,
         name,
         rank,
@@ -87,10 +93,12 @@ def open_transport(
     beside = open_beside_aggregator(between, store, name, rail, rank, global_ranks, timeout)
     two_level: Transport = TwoLevelTransport(hosts, rank, inside, beside, scheduled)
     if beside is between:  # an aggregator compares operations itself
-        leaders = Subset(points, [ranks[0] for ranks in hosts])
-        frames = TwoLevelFrames(hosts, rank, inside, leaders, frame_capacity(size))
+        leaders = Subset(announcing, [ranks[0] for ranks in hosts])
+        frames = TwoLevelFrames(hosts, rank, inside, leaders, frame_capacity(size, two_level=True))
         path = "shm + gloo one_shot"
-        two_level = CheckedTransport(two_level, frames, store, name, rank, global_ranks, mine[0], path)
+        two_level = CheckedTransport(
+            two_level, points, frames, store, name, rank, global_ranks, mine[0], path, RAILS_NBYTES
+        )
     return Opened(two_level, channel, None)
 
 

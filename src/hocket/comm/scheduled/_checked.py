@@ -1,8 +1,8 @@
 """Between hosts as inside one: every operation is announced and compared before it can do harm, and troubles are named.
 
 All ranks exchange frames first (`_frames`): what they are about to do, and for a small operation its data too, which
-the frames of all ranks complete. So a small operation takes as many messages as without the comparison; a larger one
-takes the frames' way once more. Ranks that differ all raise the same error, and the group goes on.
+the frames of all ranks complete. So a small operation takes as many messages as without the comparison. A larger one
+begins while the frames are on their way (`_early`). Ranks that differ all raise the same error, and the group goes on.
 """
 
 import json
@@ -26,6 +26,8 @@ from ..transport import (
     ReduceOperator,
     Transport,
 )
+from ._early import EarlyPoints
+from ._execute import NotAgreedError
 from ._frames import Frame, FrameExchange, contract_of, differences
 from ._scheduled import table_is_given
 
@@ -46,6 +48,7 @@ class CheckedTransport:
 
     Args:
         inner: Carries out what does not fit in frames.
+        points: What `inner` sends its messages by.
         frames: Exchange of frames among all ranks.
         store: Store of the group, where ranks tell of their troubles.
         name: Name of the group.
@@ -53,11 +56,14 @@ class CheckedTransport:
         numbers: Numbers in the world of all ranks.
         speaker: The rank through which this one hears of other hosts; itself if it speaks with them.
         path: How reports call what is done with frames alone.
+        early_nbytes: From which size on `inner` may begin before the ranks have agreed: it changes nothing of a user's
+            before it waits for a message, and each of its ranks waits for one.
     """
 
     def __init__(
         self,
         inner: Transport,
+        points: EarlyPoints,
         frames: FrameExchange,
         store: Any,
         name: str,
@@ -65,8 +71,11 @@ class CheckedTransport:
         numbers: Sequence[int],
         speaker: int,
         path: str,
+        early_nbytes: int = 1,
     ) -> None:
         self._inner = inner
+        self._early = points
+        self._early_nbytes = early_nbytes
         self._frames = frames
         self._store = store
         self._name = name
@@ -85,7 +94,8 @@ class CheckedTransport:
             _fold(flat, frames, op)
 
         large = lambda s: self._inner.all_reduce(flat, op, s)  # noqa: E731
-        return self._do("all_reduce", flat, timeout_s, large, small, op=op, payload=_contribution(flat, op))
+        payload = _contribution(flat, op)
+        return self._do("all_reduce", flat, timeout_s, large, small, op=op, payload=payload, early=op.factor is None)
 
     def reduce(self, flat: Tensor, op: ReduceOperator, root: int, timeout_s: float) -> str:
         """See Transport."""
@@ -117,7 +127,8 @@ class CheckedTransport:
                 _bytes(output).copy_(frame.payload)
 
         large = lambda s: self._inner.all_gather(outputs, flat, s)  # noqa: E731
-        return self._do("all_gather", flat, timeout_s, large, small, payload=lambda: _bytes(flat))
+        early = all(output.numel() == flat.numel() for output in outputs)
+        return self._do("all_gather", flat, timeout_s, large, small, payload=lambda: _bytes(flat), early=early)
 
     def gather(self, outputs: Flats | None, flat: Tensor, root: int, timeout_s: float) -> str:
         """See Transport."""
@@ -132,7 +143,8 @@ class CheckedTransport:
     def reduce_scatter(self, output: Tensor, inputs: Flats, op: ReduceOperator, timeout_s: float) -> str:
         """See Transport."""
         large = lambda s: self._inner.reduce_scatter(output, inputs, op, s)  # noqa: E731
-        return self._do("reduce_scatter", output, timeout_s, large, op=op)
+        early = all(one.numel() == output.numel() for one in inputs)
+        return self._do("reduce_scatter", output, timeout_s, large, op=op, early=early)
 
     def scatter(self, flat: Tensor, inputs: Flats | None, root: int, timeout_s: float) -> str:
         """See Transport."""
@@ -179,6 +191,7 @@ class CheckedTransport:
         root: int = NO_ROOT,
         payload: Callable[[], Tensor] | None = None,
         compare: Callable[[list[Frame]], None] | None = None,
+        early: bool = False,
     ) -> str:
         """Exchange frames, compare them, and finish with what they brought, or carry out the operation."""
         self._seq += 1
@@ -189,24 +202,37 @@ class CheckedTransport:
         deadline_s = time.monotonic() + timeout_s
         brings = payload() if payload is not None and (fused or compare is not None) else None
         try:
-            frames = self._frames.exchange(contract, brings, timeout_s)
-            if any(frame.contract != contract for frame in frames):
-                raise CollectiveMismatchError(
-                    f"ranks of group {self._name!r} disagree at operation #{self._seq}: "
-                    f"{differences(frames, self._numbers)}; "
-                    "every rank must call the same operation with equal sizes, types, operator and root"
-                )
+            alike = self._frames.begin(contract, brings, timeout_s)
+            if early and alike and not fused and nbytes >= self._early_nbytes:
+                self._early.begin(contract, lambda left_s: self._agree(contract, left_s))
+                path = large(max(0.001, deadline_s - time.monotonic()))
+                self._early.agree(max(0.001, deadline_s - time.monotonic()))
+                return path
+            frames = self._agree(contract, timeout_s)
             if compare is not None:
                 compare(frames)
             if fused and small is not None:
                 small(frames)
                 return self._path
+            self._early.begin(contract)
             return large(max(0.001, deadline_s - time.monotonic()))
-        except CollectiveMismatchError:
-            raise
-        except CommError as error:
+        except (CommError, NotAgreedError) as raised:
+            error = raised.error if isinstance(raised, NotAgreedError) else raised
+            if isinstance(error, CollectiveMismatchError):
+                raise error from None
             late = isinstance(error, CollectiveTimeoutError) or time.monotonic() >= deadline_s
             raise self._named(error, f"{kind} #{self._seq}", late=late) from error
+
+    def _agree(self, contract: bytes, timeout_s: float) -> list[Frame]:
+        """Return all ranks' frames; raises CollectiveMismatchError: they do not all announce this operation."""
+        frames = self._frames.finish(timeout_s)
+        if any(frame.contract != contract for frame in frames):
+            raise CollectiveMismatchError(
+                f"ranks of group {self._name!r} disagree at operation #{self._seq}: "
+                f"{differences(frames, self._numbers)}; "
+                "every rank must call the same operation with equal sizes, types, operator and root"
+            )
+        return frames
 
     # --- troubles ---------------------------------------------------------------------------------------------------
 

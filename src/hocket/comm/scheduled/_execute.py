@@ -21,6 +21,14 @@ _MOST_KEPT: Final = 1 << 28
 """Bytes of scratch memory kept from one operation to the next."""
 
 
+class NotAgreedError(Exception):
+    """What `pending.wait` raises when ranks turn out to differ in what they do; `error` says how."""
+
+    def __init__(self, error: CommError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
 class PendingMessage(Protocol):
     """A message under way."""
 
@@ -224,6 +232,8 @@ def perform(
     for pending, message in part.play(buffer, block_numel, op, transport, scratch):
         try:
             pending.wait(max(0.001, deadline_s - time.monotonic()))
+        except NotAgreedError:
+            raise
         except Exception as error:
             peer = error.peer if isinstance(error, CommError) else message.peer
             if peer is None:

@@ -15,14 +15,15 @@ from hocket.schedule import KINDS
 
 from ..shm import DTYPE_NUMBERS, describe
 from ..transport import Transport
-from ._execute import PointToPoint
+from ._execute import PendingMessage, PointToPoint
 
 _CONTRACT: Final = struct.Struct("<IHHHHIQ")  # seq, kind, operator, dtype, root, form, numel: as shm's announcements
 _HEAD_NBYTES: Final = 32
 _LENGTH: Final = struct.Struct("<Q")
 _LENGTH_AT: Final = _CONTRACT.size
-_MOST_NBYTES: Final = 2048
-_MOST_TOGETHER: Final = 2**15
+_MOST_NBYTES: Final = 2**15
+_MOST_INSIDE_NBYTES: Final = 2**11  # where frames also go through a host's shared memory, at their full length
+_MOST_TOGETHER: Final = 2**16
 _ALIGNMENT: Final = 16  # of what travels in frames, so that it can be seen as any element type
 _KIND_NUMBERS: Final = {kind: i for i, kind in enumerate(KINDS)}
 
@@ -40,8 +41,11 @@ class FrameExchange(Protocol):
     most_nbytes: int
     """Bytes of payload that fit in a frame."""
 
-    def exchange(self, contract: bytes, payload: Tensor | None, timeout_s: float) -> list[Frame]:
-        """Return everyone's frames, by rank; `payload` is bytes. Blocks until all have come."""
+    def begin(self, contract: bytes, payload: Tensor | None, timeout_s: float) -> bool:
+        """Send this rank's frame; `payload` is bytes. Return whether all that is known so far agrees with it."""
+
+    def finish(self, timeout_s: float) -> list[Frame]:
+        """Return everyone's frames, by rank, good until the next begin. Blocks until all have come."""
 
 
 def contract_of(seq: int, kind: str, operator: int, dtype: torch.dtype, root: int, numel: int, *, fused: bool) -> bytes:
@@ -56,16 +60,20 @@ def differences(frames: Sequence[Frame], names: Sequence[int]) -> str:
     return describe([memoryview(frame.contract) for frame in frames], names)
 
 
-def frame_capacity(world: int) -> int:
+def frame_capacity(world: int, *, two_level: bool = False) -> int:
     """Return the bytes of payload in a frame where so many ranks exchange them."""
-    return max(0, min(_MOST_NBYTES, _MOST_TOGETHER // world)) // _ALIGNMENT * _ALIGNMENT
+    most = _MOST_INSIDE_NBYTES if two_level else _MOST_NBYTES
+    return min(most, _MOST_TOGETHER // world) // _ALIGNMENT * _ALIGNMENT
 
 
 class FlatFrames:
     """By dissemination (Bruck): in round k a rank sends 2**k frames to the rank 2**k before it.
 
+    An engine moves nothing before its receiver has said where to. So the receives of the next exchange are posted while
+    this one is under way, and its frames then take one way through the network instead of a way there and back.
+
     Args:
-        points: Messages to the other ranks.
+        points: Messages to the other ranks; nothing else may use their tag.
         rank: Number of this rank.
         size: Number of ranks.
         most_nbytes: Bytes of payload that fit in a frame.
@@ -77,37 +85,70 @@ class FlatFrames:
         self._point_to_point = points
         self._rank = rank
         self._size = size
+        self._each = each
         longest = _HEAD_NBYTES + most_nbytes
         self._frame = torch.zeros(longest, dtype=torch.uint8)
-        # Frames lie one after the other, those of this rank first; what arrives goes behind, by its real length.
+        # Frames lie one after the other by their real lengths, those of this rank first.
         self._memory = torch.zeros(size * each * longest, dtype=torch.uint8)
-        self._longest = longest * each
+        self._view = _view(self._memory)
+        self._rounds = [2**k for k in range((size - 1).bit_length())]
+        counts = [min(distance, size - distance) for distance in self._rounds]
+        # What arrives in each round, in this exchange and in the next one.
+        self._arrivals = [
+            [torch.zeros(count * each * longest, dtype=torch.uint8) for count in counts] for _ in range(2)
+        ]
+        self._posted: list[list[PendingMessage]] = []  # receives of this exchange and of the next one
+        self._mine = 0
+        self._leaving: PendingMessage | None = None
 
-    def exchange(self, contract: bytes, payload: Tensor | None, timeout_s: float) -> list[Frame]:
+    def begin(self, contract: bytes, payload: Tensor | None, timeout_s: float) -> bool:
         """See FrameExchange."""
-        found = unpack(self.gather(pack(self._frame, contract, payload), timeout_s), self._size)
+        self.begin_gather(pack(self._frame, contract, payload))
+        return True
+
+    def finish(self, timeout_s: float) -> list[Frame]:
+        """See FrameExchange."""
+        found = unpack(self.finish_gather(timeout_s), self._size)
         return [found[(r - self._rank) % self._size] for r in range(self._size)]
 
-    def gather(self, mine: Tensor, timeout_s: float) -> Tensor:
+    def begin_gather(self, mine: Tensor) -> None:
+        """Send this rank's frames, one after the other, to the first that needs them."""
+        if not self._posted:
+            self._post()
+        self._mine = mine.numel()
+        self._memory[: self._mine] = mine
+        self._leaving = self._point_to_point.send(self._memory[: self._mine], (self._rank - 1) % self._size)
+        self._post()
+
+    def finish_gather(self, timeout_s: float) -> Tensor:
         """Return the bytes of all ranks' frames one after the other, this rank's first, then the next rank's."""
-        memory, size, rank = self._memory, self._size, self._rank
-        ends = [mine.numel()]  # where the frames of the rank after so many others end
-        memory[: ends[0]] = mine
-        distance = 1
-        while distance < size:
-            count = min(distance, size - distance)
-            place = memory[ends[-1] : ends[-1] + count * self._longest]
-            arriving = self._point_to_point.receive(place, (rank + distance) % size)
-            leaving = self._point_to_point.send(memory[: ends[count - 1]], (rank - distance) % size)
+        ends = [self._mine]  # where the frames of the rank after so many others end
+        arrivals = self._arrivals[0]
+        self._arrivals.reverse()
+        for distance, arriving, place in zip(self._rounds, self._posted.pop(0), arrivals, strict=True):
+            count = min(distance, self._size - distance)
+            if self._leaving is None:
+                leaving = self._memory[: ends[count - 1]]
+                self._leaving = self._point_to_point.send(leaving, (self._rank - distance) % self._size)
             arriving.wait(timeout_s)
-            leaving.wait(timeout_s)
-            begin, each = ends[-1], self._longest // (_HEAD_NBYTES + self.most_nbytes)
+            self._leaving.wait(timeout_s)
+            self._leaving = None
+            begin, view = 0, _view(place)
             for _ in range(count):
-                for _ in range(each):
-                    begin += _frame_nbytes(memory, begin)
-                ends.append(begin)
-            distance *= 2
-        return memory[: ends[-1]]
+                start = begin
+                for _ in range(self._each):
+                    begin += _frame_nbytes(view, begin)
+                ends.append(ends[-1] + begin - start)
+            self._view[ends[-1] - begin : ends[-1]] = view[:begin]
+        return self._memory[: ends[-1]]
+
+    def _post(self) -> None:
+        """Post the receives of an exchange; what has been posted last is finished before."""
+        places = self._arrivals[len(self._posted)]
+        peers = [(self._rank + distance) % self._size for distance in self._rounds]
+        self._posted.append(
+            [self._point_to_point.receive(place, peer) for place, peer in zip(places, peers, strict=True)]
+        )
 
 
 class TwoLevelFrames:
@@ -137,13 +178,18 @@ class TwoLevelFrames:
         if rank == hosts[self._host][0]:
             self._between = FlatFrames(points, self._host, len(hosts), most_nbytes, local_size)
 
-    def exchange(self, contract: bytes, payload: Tensor | None, timeout_s: float) -> list[Frame]:
+    def begin(self, contract: bytes, payload: Tensor | None, timeout_s: float) -> bool:
         """See FrameExchange."""
         pack(self._own, contract, payload)
         self._inside.all_gather(list(self._local), self._own, timeout_s)
         if self._between is not None:
-            mine = torch.cat([frame[: _frame_nbytes(frame, 0)] for frame in self._local])
-            found = self._between.gather(mine, timeout_s)
+            self._between.begin_gather(torch.cat([frame[: _frame_nbytes(_view(frame), 0)] for frame in self._local]))
+        return all(bytes(_view(frame)[: len(contract)]) == contract for frame in self._local)
+
+    def finish(self, timeout_s: float) -> list[Frame]:
+        """See FrameExchange."""
+        if self._between is not None:
+            found = self._between.finish_gather(timeout_s)
             self._all[: found.numel()] = found
         self._inside.broadcast(self._all, 0, timeout_s)
         size = len(self._hosts) * len(self._local)
@@ -164,7 +210,7 @@ def pack(memory: Tensor, contract: bytes, payload: Tensor | None) -> Tensor:
     _LENGTH.pack_into(view, _LENGTH_AT, nbytes)
     if payload is not None:
         memory[_HEAD_NBYTES : _HEAD_NBYTES + nbytes] = payload
-    return memory[: _frame_nbytes(memory, 0)]
+    return memory[: _frame_nbytes(view, 0)]
 
 
 def unpack(memory: Tensor, count: int) -> list[Frame]:
@@ -174,7 +220,7 @@ def unpack(memory: Tensor, count: int) -> list[Frame]:
         (nbytes,) = _LENGTH.unpack_from(view, begin + _LENGTH_AT)
         payload = memory[begin + _HEAD_NBYTES : begin + _HEAD_NBYTES + nbytes]
         found.append(Frame(bytes(view[begin : begin + _CONTRACT.size]), payload))
-        begin += _frame_nbytes(memory, begin)
+        begin += _frame_nbytes(view, begin)
     return found
 
 
@@ -183,6 +229,6 @@ def _view(memory: Tensor) -> memoryview:
     return memoryview(array)
 
 
-def _frame_nbytes(memory: Tensor, begin: int) -> int:
-    (nbytes,) = _LENGTH.unpack_from(_view(memory), begin + _LENGTH_AT)
+def _frame_nbytes(view: memoryview, begin: int) -> int:
+    (nbytes,) = _LENGTH.unpack_from(view, begin + _LENGTH_AT)
     return _HEAD_NBYTES + -(-int(nbytes) // _ALIGNMENT) * _ALIGNMENT

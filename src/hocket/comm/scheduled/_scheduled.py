@@ -14,7 +14,7 @@ from hocket.algorithms import Choice, Choices, from_toml, get
 from hocket.schedule import Collective, Schedule, ScheduleError, Wire
 
 from ..transport import Flats, ReduceOperator, Transport, reducer
-from ._execute import EndpointExecutor, PointToPoint, Scratch, perform
+from ._execute import EndpointExecutor, NotAgreedError, PointToPoint, Scratch, perform
 
 # Gloo over a 10 Gbit/s Ethernet: TCP's latency as Gloo's pairs see it, what each further message of a step costs this
 # executor, TCP's rate, and torch.add from memory on one core. What differs from it is for `hocket tune` to find out.
@@ -207,7 +207,11 @@ class ScheduledTransport:
     def _perform(
         self, part: EndpointExecutor, buffer: Tensor, numel: int, op: ReduceOperator, timeout_s: float
     ) -> None:
-        perform(part, buffer, numel, op, self._point_to_point, timeout_s, self._staging)
+        try:
+            perform(part, buffer, numel, op, self._point_to_point, timeout_s, self._staging)
+        except NotAgreedError:  # what others have begun to send may still arrive there
+            self._staging, self._buffer = Scratch(), Scratch()
+            raise
 
     def _path(self, choice: Choice) -> str:
         return f"{self._point_to_point.name} {choice.algorithm}"
