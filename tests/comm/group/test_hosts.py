@@ -180,6 +180,84 @@ def test_a_mismatch_is_an_error_on_all_ranks_of_all_hosts_and_the_group_stays_us
             assert "rank 1:" in text, text
 
 
+def _messages():
+    """Rank 1 sends what rank 0 may or may not expect; what rank 0 is told."""
+    me, found = dist.get_rank(), {}
+    cases = {
+        "length": (torch.ones(5), torch.zeros(6)),
+        "long length": (torch.ones(70_001), torch.zeros(60_000)),
+        "short for long": (torch.ones(5), torch.zeros(60_000)),
+        "long for short": (torch.ones(60_000), torch.zeros(5)),
+        "type": (torch.ones(5, dtype=torch.int32), torch.zeros(5)),
+        "long type": (torch.ones(30_000, dtype=torch.float64), torch.zeros(60_000)),
+    }
+    for name, (sent, place) in cases.items():
+        if me == 1:
+            dist.send(sent, 0)
+        elif me == 0:
+            with pytest.raises(CollectiveMismatchError) as caught:
+                dist.recv(place, 1)
+            assert not place.any(), name
+            found[name] = str(caught.value)
+        for numel in (3, 60_000):  # the next ones with that tag arrive, and nothing comes into what was refused
+            data = torch.full((numel,), 2.0)
+            if me == 1:
+                dist.send(data, 0)
+            elif me == 0:
+                dist.recv(data.zero_(), 1)
+                assert (data == 2).all(), name
+                assert not place.any(), name
+    # Many under way, tags out of order, from anyone, into strides.
+    works = []
+    parts = [torch.full((numel, 2), float(numel)) for numel in (4, 5000, 3, 9000)]
+    if me == 1:
+        works = [dist.isend(part, 0, tag=tag) for tag, part in enumerate(parts)]
+    elif me == 0:
+        places = [torch.zeros(2, *part.shape[:1]).t() for part in parts]
+        works = [dist.irecv(places[tag], 1, tag=tag) for tag in (3, 1, 0, 2)]
+    for work in works:
+        work.wait()
+    if me == 0:
+        assert all(torch.equal(place, part) for place, part in zip(places, parts, strict=True))
+        for numel in (7, 20_000):
+            data = [torch.zeros(numel) for _ in range(2)]
+            sources = [dist.recv(data[0], tag=9), dist.recv(data[1], 1 if numel == 7 else None, tag=9)]
+            assert sources == [1, 1]
+            assert [int(part[0]) for part in data] == [numel, numel + 1]
+    elif me == 1:
+        for numel in (7, 20_000):
+            dist.send(torch.full((numel,), float(numel)), 0, tag=9)
+            dist.send(torch.full((numel,), numel + 1.0), 0, tag=9)
+    dist.barrier()
+    return found
+
+
+@pytest.mark.parametrize("layout", [[0, 1], [0, 0, 1, 1], [0, 0]], ids=["two hosts", "two hosts of two", "one host"])
+def test_messages_between_two_ranks_are_compared(layout):
+    first, *others = run(layout, _messages)
+    assert not any(others)
+    for name, text in first.items():
+        assert "recv from rank 1 of" in text, (name, text)
+        assert "rank 1 sent" in text, (name, text)
+        assert "type" not in name or ("int32" in text or "float64" in text), text
+
+
+def _message_from_nobody():
+    if dist.get_rank():
+        return time.sleep(3)
+    begin_s = time.monotonic()
+    with pytest.raises(CommError) as caught:
+        dist.recv(torch.zeros(5), 1, tag=3)
+    return type(caught.value).__name__, str(caught.value), time.monotonic() - begin_s
+
+
+def test_a_message_that_does_not_come_names_its_sender():
+    name, text, seconds = run([0, 1], _message_from_nobody, env={"HOCKET_TIMEOUT": "1"})[0]
+    assert name == "CollectiveTimeoutError"
+    assert "recv from rank 1 of 5 x float32 with tag 3 in group '0' passed its timeout of 1 s on rank 0" in text
+    assert seconds < deadline(2.5)
+
+
 def _one_goes(how, numel):
     """Rank 1 dies or stops; what the others are told, and when."""
     data = torch.ones(numel)

@@ -158,7 +158,7 @@ def _wrong_length():
 
 def test_a_message_of_another_length_is_an_error_and_the_next_is_right():
     text, after = run_ranks(_wrong_length, 2)[1]
-    assert "recv from rank 0 of 20 bytes with tag 0: rank 0 sent 16 bytes" in text
+    assert "recv from rank 0 of 20 bytes of float32 with tag 0: rank 0 sent 16 bytes of float32" in text
     assert after == [1.0, 1.0]
 
 
@@ -189,7 +189,8 @@ def _late():
     work = dist.irecv(torch.zeros(1), 1)
     patience_s = deadline(0.3)
     with pytest.raises(
-        CollectiveTimeoutError, match=rf"recv from rank 1 of 4 bytes with tag 0 .* timeout of {patience_s:g} s"
+        CollectiveTimeoutError,
+        match=rf"recv from rank 1 of 4 bytes of float32 with tag 0 .* timeout of {patience_s:g} s",
     ):
         work.wait(timedelta(seconds=patience_s))
     store.set("over", "yes")

@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 from .. import torch_adapter as c10d
 from ..aggregated import open_beside_aggregator
 from ..engines import EnginePointToPoint, EngineTransport, Gloo
-from ..p2p import TagMatcher, publish_streams
+from ..p2p import HostMessages, TagMatcher, publish_streams
 from ..scheduled import (
     RAILS_NBYTES,
     CheckedTransport,
@@ -35,7 +35,7 @@ class Opened(NamedTuple):
 
     transport: Transport  # transport of the group's collectives
     channel: Channel | None  # the meeting place of this host's ranks, if it has one
-    matcher: TagMatcher | None  # matcher of the group's sends and receives; None where the engine does them
+    matcher: TagMatcher | HostMessages | None  # what sends and receives; None in a group of one
 
 
 def open_transport(
@@ -66,6 +66,7 @@ def open_transport(
         rank,
         "gloo one_shot",
     )
+    messages = HostMessages(gloo, name, rank, tuple(global_ranks), timeout.total_seconds())
     mine = next(ranks for ranks in hosts if rank in ranks)
     gloo.loopback = len(hosts) == 1
     if len(hosts) > 1:
@@ -73,7 +74,7 @@ def open_transport(
     if len({len(ranks) for ranks in hosts}) > 1 or len(mine) == 1:
         log.debug("group %s: hosts with %s ranks; schedules over gloo", name, [len(ranks) for ranks in hosts])
         beside = open_beside_aggregator(checked, store, name, list(range(size)), rank, global_ranks, timeout)
-        return Opened(beside, None, None)
+        return Opened(beside, None, messages)
     local = mine.index(rank)
     numbers = [global_ranks[r] for r in mine]
     inner = store if len(hosts) == 1 else c10d.PrefixStore(f"host-{mine[0]}/", store)
@@ -83,7 +84,7 @@ def open_transport(
         streams.map_all()
     if not _all_agree(store, rank, size, timeout, channel is not None):
         gloo.connect()
-        return Opened(checked, None, None)
+        return Opened(checked, None, messages)
     assert channel is not None
     inside = SharedMemoryTransport(channel)
     if streams is not None:
@@ -99,7 +100,7 @@ def open_transport(
         two_level = CheckedTransport(
             two_level, points, frames, store, name, rank, global_ranks, mine[0], path, RAILS_NBYTES
         )
-    return Opened(two_level, channel, None)
+    return Opened(two_level, channel, messages)
 
 
 def find_hosts(

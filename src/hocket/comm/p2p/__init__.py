@@ -1,6 +1,7 @@
-"""Point-to-point inside a host: streams of bytes in shared memory, and messages with tags."""
+"""Point-to-point: streams of bytes in shared memory, messages with tags over them, and messages between hosts."""
 
+from ._host_messages import HostMessages
 from ._shm_streams import ShmStreams, open_streams, publish_streams
 from ._tag_matcher import TagMatcher
 
-__all__ = ["ShmStreams", "TagMatcher", "open_streams", "publish_streams"]
+__all__ = ["HostMessages", "ShmStreams", "TagMatcher", "open_streams", "publish_streams"]

@@ -8,12 +8,18 @@ import torch
 from torch import Tensor
 from torch.distributed import Work
 
+from ..shm import DTYPE_NUMBERS, DTYPES
 from ..transport import flatten, write_back
 from ._shm_streams import ShmStreams, StreamTransfer
 
 ANY: Final = -1
 """The peer of a receive that takes from whoever sends first, until one has."""
-_HEAD_WORDS: Final = 2
+_HEAD_WORDS: Final = 3  # tag, bytes, element type
+
+
+def described(nbytes: int, form: int) -> str:
+    """Return what messages call so many bytes of an element type, by its number."""
+    return f"{nbytes} bytes of {str(DTYPES[form]).removeprefix('torch.')}"
 
 
 class RequestOwner(Protocol):
@@ -49,6 +55,11 @@ class TaggedRequest(Work):
         self._matcher = matcher
 
     @property
+    def form(self) -> int:
+        """Number of the element type."""
+        return DTYPE_NUMBERS[self.flat.dtype]
+
+    @property
     def nbytes(self) -> int:
         """Length in bytes."""
         return self.flat.numel() * self.flat.element_size()
@@ -56,7 +67,7 @@ class TaggedRequest(Work):
     def __str__(self) -> str:
         who = "any rank" if self.peer == ANY else f"rank {self._matcher.number(self.peer)}"
         verb = "recv from" if self.receives else "send to"
-        return f"{verb} {who} of {self.nbytes} bytes with tag {self.tag}"
+        return f"{verb} {who} of {described(self.nbytes, self.form)} with tag {self.tag}"
 
     def finish(self, error: BaseException | None = None) -> None:
         """Mark it as over; with the lock held."""
@@ -71,7 +82,7 @@ class TaggedRequest(Work):
         Raises:
             CollectiveTimeoutError: it has not in time.
             PeerDiedError: the peer has ended.
-            CollectiveMismatchError: sender and receiver mean messages of different lengths.
+            CollectiveMismatchError: sender and receiver mean messages of different lengths or types.
         """
         self._matcher.wait(
             self, timeout.total_seconds() if timeout is not None and timeout.total_seconds() > 0 else None
@@ -120,6 +131,7 @@ class UnexpectedMessage(NamedTuple):
     """What has come, or is coming, with a tag that nobody waits for."""
 
     tag: int
+    form: int
     data: Tensor
     message: StreamTransfer | EmptyBody
 

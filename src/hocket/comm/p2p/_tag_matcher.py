@@ -1,8 +1,8 @@
 """send, recv and recv-any of c10d inside a host: messages with tags over the streams of a `ShmStreams`.
 
-Before its bytes a message has a head: tag and length. A rank reads the heads of a peer from its first receive on; what
-comes with a tag that nobody waits for yet is kept. Messages move while some thread *tends* the streams: one that waits
-for a message of its own if there is one, else a thread of the group's, so that what was posted goes on beside
+Before its bytes a message has a head: tag, length and type. A rank reads the heads of a peer from its first receive on;
+what comes with a tag that nobody waits for yet is kept. Messages move while some thread *tends* the streams: one that
+waits for a message of its own if there is one, else a thread of the group's, so that what was posted goes on beside
 computation and a peer is never blocked because this rank does something else.
 """
 
@@ -19,7 +19,7 @@ from ..shm import LONGER
 from ..shm import kernel as _kernel
 from ..transport import CollectiveMismatchError, CollectiveTimeoutError, CommError, PeerDiedError
 from ..transport import observers as _observe
-from ._requests import ANY, EmptyBody, PeerQueues, TaggedRequest, UnexpectedCopy, UnexpectedMessage
+from ._requests import ANY, EmptyBody, PeerQueues, TaggedRequest, UnexpectedCopy, UnexpectedMessage, described
 from ._shm_streams import ShmStreams
 
 _SPINS: Final = 30
@@ -60,7 +60,7 @@ class TagMatcher:
         """Begin to send; up to half a MiB is gone when this returns, if the peer has not left as much lying."""
         with self._lock:
             request = self._request(peer, tag, tensor, receives=False)
-            head = torch.tensor([tag, request.nbytes], dtype=torch.int64)
+            head = torch.tensor([tag, request.nbytes, request.form], dtype=torch.int64)
             last = self._shm_streams.send(head, peer)
             if request.nbytes:
                 last = self._shm_streams.send(request.flat, peer)
@@ -136,10 +136,10 @@ class TagMatcher:
             return True
         if source.head_message.left:
             return False
-        tag, nbytes = source.head.tolist()
+        tag, nbytes, form = source.head.tolist()
         request = self._match(source, tag)
-        if request is not None and request.nbytes != nbytes:
-            source.wrong = f"{request}: rank {self.number(source.rank)} sent {nbytes} bytes"
+        if request is not None and (request.nbytes, request.form) != (nbytes, form):
+            source.wrong = f"{request}: rank {self.number(source.rank)} sent {described(nbytes, form)}"
         if request is None or source.wrong:
             data = torch.empty(nbytes, dtype=torch.uint8)
         else:
@@ -148,7 +148,7 @@ class TagMatcher:
         source.request = request
         source.body = self._shm_streams.receive(data, source.rank) if nbytes else EmptyBody()
         if request is None:
-            source.unexpected.append(UnexpectedMessage(tag, data, source.body))
+            source.unexpected.append(UnexpectedMessage(tag, form, data, source.body))
         return True
 
     def _end_body(self, source: PeerQueues) -> None:
@@ -179,10 +179,9 @@ class TagMatcher:
         source.unexpected.remove(early)
         request.peer = source.rank
         error: BaseException | None = None
-        if early.data.numel() != request.nbytes:
-            error = CollectiveMismatchError(
-                f"{request}: rank {self.number(source.rank)} sent {early.data.numel()} bytes"
-            )
+        if (early.data.numel(), early.form) != (request.nbytes, request.form):
+            sent = described(early.data.numel(), early.form)
+            error = CollectiveMismatchError(f"{request}: rank {self.number(source.rank)} sent {sent}")
         elif early.message.left:
             source.request = UnexpectedCopy(self, request, early.data)
             return True

@@ -15,7 +15,7 @@ from ..transport import CommError
 from ._execute import NotAgreedError, PendingMessage, PointToPoint
 
 _TAGS: Final = 1 << 30
-"""The first tag of operations; users' are below."""
+"""The first tag of operations; users' are below. As many follow, less those of messages between two ranks."""
 
 
 class TaggedPoints(PointToPoint, Protocol):
@@ -40,7 +40,7 @@ class EarlyPoints:
 
     def begin(self, contract: bytes, agree: Callable[[float], object] | None = None) -> None:
         """Begin an operation; `agree`, unless it is None, is to be called before anything is waited for."""
-        self._point_to_point.tag = _TAGS | zlib.crc32(contract) & (_TAGS - 1)
+        self._point_to_point.tag = _TAGS | zlib.crc32(contract) & (_TAGS // 2 - 1)
         self._agree = agree
 
     def agree(self, timeout_s: float) -> None:

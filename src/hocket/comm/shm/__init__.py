@@ -1,6 +1,6 @@
 """Collectives inside a host: one channel of shared memory, and CUDA IPC for ranks that share a GPU."""
 
-from ._announcement import DTYPE_NUMBERS, NO_OPERATOR, NO_ROOT, describe
+from ._announcement import DTYPE_NUMBERS, DTYPES, NO_OPERATOR, NO_ROOT, describe
 from ._channel import Channel
 from ._liveness import LONGER, Liveness, state_of
 from ._memory import empty, empty_like, is_registered, zeros
@@ -10,7 +10,7 @@ from ._shm import SharedMemoryTransport
 from ._window import MemoryWindow, open_window
 
 __all__ = [
-    "DTYPE_NUMBERS", "LONGER", "NO_OPERATOR", "NO_ROOT", "PAGE", "Address", "Channel", "Liveness", "MemoryWindow",
-    "RegistrationStats", "SharedMemoryTransport", "SharedSegment", "describe", "empty", "empty_like", "host_identity",
-    "is_registered", "open_window", "registration_stats", "state_of", "zeros",
+    "DTYPES", "DTYPE_NUMBERS", "LONGER", "NO_OPERATOR", "NO_ROOT", "PAGE", "Address", "Channel", "Liveness",
+    "MemoryWindow", "RegistrationStats", "SharedMemoryTransport", "SharedSegment", "describe", "empty", "empty_like",
+    "host_identity", "is_registered", "open_window", "registration_stats", "state_of", "zeros",
 ]  # fmt: skip

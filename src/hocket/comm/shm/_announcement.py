@@ -27,10 +27,10 @@ _SEQ_MASK = 0xFFFFFFFF
 
 _KIND_NUMBERS = {kind: i for i, kind in enumerate(KINDS)}
 
-_DTYPES = tuple(
+DTYPES = tuple(
     dict.fromkeys(value for name in sorted(dir(torch)) if isinstance(value := getattr(torch, name), torch.dtype))
 )
-DTYPE_NUMBERS = {dtype: i for i, dtype in enumerate(_DTYPES)}
+DTYPE_NUMBERS = {dtype: i for i, dtype in enumerate(DTYPES)}
 NO_OPERATOR = 99
 NO_ROOT = 0xFFFF
 _OPERATORS = ("SUM", "AVG", "PREMUL_SUM", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
@@ -128,7 +128,7 @@ def _describe(contract: memoryview) -> str:
     seq, kind, operator, dtype, root, numel = _CONTRACT.unpack_from(contract, 0)
     text = f"{KINDS[kind]} #{seq}"
     if KINDS[kind] != "barrier":
-        text += f" of {numel} x {str(_DTYPES[dtype]).removeprefix('torch.')}"
+        text += f" of {numel} x {str(DTYPES[dtype]).removeprefix('torch.')}"
     if operator < len(_OPERATORS):
         text += f" with {_OPERATORS[operator]}"
     if root != NO_ROOT:
