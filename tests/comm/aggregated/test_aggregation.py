@@ -23,6 +23,7 @@ from hocket.comm.aggregated._tree_position import TreePosition, tree_position
 from hocket.profile import Recorder
 from hocket.testing import deadline, run_ranks
 
+from ..group.test_hosts import _mismatches
 from ..group.test_random_operations import _programs
 from ..host_world import on_hosts, run
 
@@ -443,6 +444,16 @@ def _mismatch():
 
 def test_ranks_that_disagree_all_hear_it_and_the_group_goes_on(aggregator):
     assert run([0, 1, 2], _mismatch, env=aggregator.environment()) == [3.0] * 3
+
+
+@pytest.mark.parametrize("layout", [[0, 1, 2], [0, 0, 1, 1]], ids=["three hosts", "two hosts of two"])
+def test_every_mismatch_is_an_error_on_all_ranks_and_the_group_stays_usable(aggregator, layout):
+    for found in run(layout, _mismatches, (10, 70_001), env=aggregator.environment()):
+        for case, numel, text, usable in found:
+            assert usable, (case, numel)
+            assert "rank 1 " in text or "rank 1:" in text, (case, numel, text)
+            if layout == [0, 1, 2] and (case, numel) == ("operator", 10):  # later ones go through the hosts
+                assert "rank 1 (host host1) " in text
 
 
 def _late():

@@ -2,12 +2,11 @@
 
 import logging
 import secrets
-import socket
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, Final
 
-from ..scheduled import TwoLevelTransport
+from ..scheduled import CheckedTransport, TwoLevelTransport, host_name
 from ..transport import Transport
 from ._aggregated import AggregatedTransport
 from ._aggregation_settings import AggregationSettings
@@ -55,7 +54,8 @@ def open_beside_aggregator(
 
 def leave_aggregator(transport: Transport) -> None:
     """End a group's use of its aggregator, if it has one."""
-    inner = transport.between if isinstance(transport, TwoLevelTransport) else transport
+    inner = transport.inner if isinstance(transport, CheckedTransport) else transport
+    inner = inner.between if isinstance(inner, TwoLevelTransport) else inner
     if isinstance(inner, AggregatedTransport):
         try:
             inner.close(_FAREWELL_S)
@@ -65,4 +65,4 @@ def leave_aggregator(transport: Transport) -> None:
 
 def _label_of(global_rank: int) -> str:
     """Return how the aggregator's errors call a rank."""
-    return f"rank {global_rank} ({socket.gethostname()})"
+    return f"rank {global_rank} (host {host_name()})"

@@ -93,13 +93,15 @@ def open_transport(
     between: Transport = ScheduledTransport(Subset(points, rail), rail.index(rank), len(rail), flat)
     beside = open_beside_aggregator(between, store, name, rail, rank, global_ranks, timeout)
     two_level: Transport = TwoLevelTransport(hosts, rank, inside, beside, scheduled)
-    if beside is between:  # an aggregator compares operations itself
-        leaders = Subset(announcing, [ranks[0] for ranks in hosts])
-        frames = TwoLevelFrames(hosts, rank, inside, leaders, frame_capacity(size, two_level=True))
-        path = "shm + gloo one_shot"
-        two_level = CheckedTransport(
-            two_level, points, frames, store, name, rank, global_ranks, mine[0], path, RAILS_NBYTES
-        )
+    leaders = Subset(announcing, [ranks[0] for ranks in hosts])
+    frames = TwoLevelFrames(hosts, rank, inside, leaders, frame_capacity(size, two_level=True))
+    # An aggregator compares what reaches it. Ranks of one host that differ see it before they come there, and go on to
+    # the next operation, which those of another host would take for this one.
+    plain = beside is between
+    two_level = CheckedTransport(
+        two_level, points, frames, store, name, rank, global_ranks, mine[0], "shm + gloo one_shot",
+        RAILS_NBYTES if plain else None, fuses=plain,
+    )  # fmt: skip
     return Opened(two_level, channel, messages)
 
 

@@ -57,7 +57,8 @@ class CheckedTransport:
         speaker: The rank through which this one hears of other hosts; itself if it speaks with them.
         path: How reports call what is done with frames alone.
         early_nbytes: From which size on `inner` may begin before the ranks have agreed: it changes nothing of a user's
-            before it waits for a message, and each of its ranks waits for one.
+            before it waits for a message, and each of its ranks waits for one. None: it may not.
+        fuses: Whether small operations are done with frames alone.
     """
 
     def __init__(
@@ -71,9 +72,12 @@ class CheckedTransport:
         numbers: Sequence[int],
         speaker: int,
         path: str,
-        early_nbytes: int = 1,
+        early_nbytes: int | None = 1,
+        *,
+        fuses: bool = True,
     ) -> None:
-        self._inner = inner
+        self.inner = inner
+        self._fuses = fuses
         self._early = points
         self._early_nbytes = early_nbytes
         self._frames = frames
@@ -93,7 +97,7 @@ class CheckedTransport:
         def small(frames: list[Frame]) -> None:
             _fold(flat, frames, op)
 
-        large = lambda s: self._inner.all_reduce(flat, op, s)  # noqa: E731
+        large = lambda s: self.inner.all_reduce(flat, op, s)  # noqa: E731
         payload = _contribution(flat, op)
         return self._do("all_reduce", flat, timeout_s, large, small, op=op, payload=payload, early=op.factor is None)
 
@@ -104,7 +108,7 @@ class CheckedTransport:
             if self._rank == root:
                 _fold(flat, frames, op)
 
-        large = lambda s: self._inner.reduce(flat, op, root, s)  # noqa: E731
+        large = lambda s: self.inner.reduce(flat, op, root, s)  # noqa: E731
         payload = _contribution(flat, op)
         return self._do("reduce", flat, timeout_s, large, small, op=op, root=root, payload=payload)
 
@@ -115,7 +119,7 @@ class CheckedTransport:
             if self._rank != root:
                 _bytes(flat).copy_(frames[root].payload)
 
-        large = lambda s: self._inner.broadcast(flat, root, s)  # noqa: E731
+        large = lambda s: self.inner.broadcast(flat, root, s)  # noqa: E731
         payload = (lambda: _bytes(flat)) if self._rank == root else None
         return self._do("broadcast", flat, timeout_s, large, small, root=root, payload=payload)
 
@@ -126,7 +130,7 @@ class CheckedTransport:
             for output, frame in zip(outputs, frames, strict=True):
                 _bytes(output).copy_(frame.payload)
 
-        large = lambda s: self._inner.all_gather(outputs, flat, s)  # noqa: E731
+        large = lambda s: self.inner.all_gather(outputs, flat, s)  # noqa: E731
         early = all(output.numel() == flat.numel() for output in outputs)
         return self._do("all_gather", flat, timeout_s, large, small, payload=lambda: _bytes(flat), early=early)
 
@@ -137,18 +141,18 @@ class CheckedTransport:
             for output, frame in zip(outputs or (), frames, strict=outputs is not None):
                 _bytes(output).copy_(frame.payload)
 
-        large = lambda s: self._inner.gather(outputs, flat, root, s)  # noqa: E731
+        large = lambda s: self.inner.gather(outputs, flat, root, s)  # noqa: E731
         return self._do("gather", flat, timeout_s, large, small, root=root, payload=lambda: _bytes(flat))
 
     def reduce_scatter(self, output: Tensor, inputs: Flats, op: ReduceOperator, timeout_s: float) -> str:
         """See Transport."""
-        large = lambda s: self._inner.reduce_scatter(output, inputs, op, s)  # noqa: E731
+        large = lambda s: self.inner.reduce_scatter(output, inputs, op, s)  # noqa: E731
         early = all(one.numel() == output.numel() for one in inputs)
         return self._do("reduce_scatter", output, timeout_s, large, op=op, early=early)
 
     def scatter(self, flat: Tensor, inputs: Flats | None, root: int, timeout_s: float) -> str:
         """See Transport."""
-        return self._do("scatter", flat, timeout_s, lambda s: self._inner.scatter(flat, inputs, root, s), root=root)
+        return self._do("scatter", flat, timeout_s, lambda s: self.inner.scatter(flat, inputs, root, s), root=root)
 
     def all_to_all(self, outputs: Flats, inputs: Flats, timeout_s: float) -> str:
         """See Transport. The frames carry how much every rank sends to and expects of each other."""
@@ -167,7 +171,7 @@ class CheckedTransport:
                             "splits must agree"
                         )
 
-        large = lambda s: self._inner.all_to_all(outputs, inputs, s)  # noqa: E731
+        large = lambda s: self.inner.all_to_all(outputs, inputs, s)  # noqa: E731
         payload = lengths.view(torch.uint8) if lengths.nbytes <= self._frames.most_nbytes else None
         return self._do(
             "all_to_all", inputs[0][:0], timeout_s, large, payload=(lambda: payload) if payload is not None else None,
@@ -177,7 +181,7 @@ class CheckedTransport:
     def barrier(self, timeout_s: float) -> str:
         """See Transport."""
         nothing = torch.empty(0, dtype=torch.uint8)
-        return self._do("barrier", nothing, timeout_s, self._inner.barrier, lambda _: None)
+        return self._do("barrier", nothing, timeout_s, self.inner.barrier, lambda _: None)
 
     def _do(
         self,
@@ -196,14 +200,16 @@ class CheckedTransport:
         """Exchange frames, compare them, and finish with what they brought, or carry out the operation."""
         self._seq += 1
         nbytes = flat.numel() * flat.element_size()
-        fused = small is not None and nbytes <= self._frames.most_nbytes and not table_is_given()
+        fits = small is not None and nbytes <= self._frames.most_nbytes
+        fused = fits and self._fuses and not table_is_given()
+        early = early and not fused and self._early_nbytes is not None and nbytes >= self._early_nbytes
         operator = NO_OPERATOR if op is None else op.number
         contract = contract_of(self._seq, kind, operator, flat.dtype, root, flat.numel(), fused=fused)
         deadline_s = time.monotonic() + timeout_s
         brings = payload() if payload is not None and (fused or compare is not None) else None
         try:
             alike = self._frames.begin(contract, brings, timeout_s)
-            if early and alike and not fused and nbytes >= self._early_nbytes:
+            if early and alike:
                 self._early.begin(contract, lambda left_s: self._agree(contract, left_s))
                 path = large(max(0.001, deadline_s - time.monotonic()))
                 self._early.agree(max(0.001, deadline_s - time.monotonic()))
