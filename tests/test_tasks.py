@@ -2,9 +2,11 @@
 
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import textwrap
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -130,6 +132,42 @@ def test_jobs_beside_each_other_agree_on_ports_of_their_own() -> None:
         found = [{one.result(timeout=deadline(60)) for one in job} for job in waiting]
     assert all(len(ports) == 1 for ports in found)
     assert len(set.union(*found)) == len(jobs)
+
+
+def test_with_a_secret_a_stranger_at_the_ports_of_a_job_is_passed_over() -> None:
+    told: list[bytes] = []
+
+    def stranger(server: socket.socket) -> None:
+        while True:
+            try:
+                peer, _ = server.accept()
+            except OSError:
+                return
+            with peer:
+                told.append(peer.recv(96, socket.MSG_WAITALL))
+                peer.sendall(b"hocket 1 " + b"0" * 64 + b"\n")
+
+    with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(8) as pool:
+        patch.setattr(_tasks, "_PORTS", 8)
+        patch.setattr(_tasks, "_FIRST_PORT", 15_600)
+        patch.setattr(_tasks, "_PATIENCE_S", deadline(30))
+        patch.setenv("HOCKET_SECRET", "a secret of this test's job")
+        begin = int(_tasks._proof(b"a secret of this test's job", "job-7")[:12], 16)
+        tried = [15_600 + (begin + index * 997) % 8 for index in range(8)]
+        seats = [socket.create_server(("127.0.0.1", port)) for port in tried[:-1]]  # he has guessed all but one
+        threads = [threading.Thread(target=stranger, args=(seat,), daemon=True) for seat in seats]
+        for thread in threads:
+            thread.start()
+        tasks = [LaunchedTask("srun", rank, 3, rank, 3, "job-7", "127.0.0.1") for rank in (2, 1, 0)]
+        found = [pool.submit(_tasks._agree, one) for one in tasks]
+        (port,) = {one.result(timeout=deadline(60)) for one in found}
+        assert port != 1
+        assert told
+        without = _tasks._proof(b"", "job-7")  # what somebody would say who knows the job's name alone
+        assert not any(without in said for said in told)
+        for seat in seats:
+            seat.shutdown(socket.SHUT_RDWR)
+            seat.close()
 
 
 SCRIPT = """

@@ -9,8 +9,10 @@ Only the standard library is imported here.
 
 import contextlib
 import hashlib
+import hmac
 import os
 import re
+import secrets
 import socket
 import subprocess
 import sys
@@ -25,6 +27,7 @@ _CANDIDATES = 8  # ports at which rank 0 may answer, should other jobs have the 
 _FIRST_PORT, _PORTS = 15_000, 15_000  # below those that the kernel hands out
 _PATIENCE_S = 300.0  # as long as torch's own stores wait; the tasks of a large job start over minutes
 _REPLY_S = 2.0
+_MOST_ANSWER = 256  # bytes of rank 0's answer
 _LOCAL = "127.0.0.1"
 
 
@@ -230,9 +233,11 @@ def _free_port() -> int:
 def _agree(tasks: LaunchedTask) -> int:
     """Return a port that is free on rank 0's host, and which all tasks of the job return.
 
-    Rank 0 answers at one of a few ports that follow from the job's name, and answers who says that name.
+    Rank 0 answers at one of a few ports that follow from the job's name, and answers who says that name. Where tasks
+    hold a secret, name and answer are proved by it.
     """
-    name = hashlib.sha256(tasks.job.encode()).hexdigest().encode()
+    secret = _secret()
+    name = _proof(secret, tasks.job)
     begin = int(name[:12], 16)
     ports = [_FIRST_PORT + (begin + index * 997) % _PORTS for index in range(_CANDIDATES)]
     deadline_s = time.monotonic() + _PATIENCE_S
@@ -241,15 +246,17 @@ def _agree(tasks: LaunchedTask) -> int:
         while time.monotonic() < deadline_s:
             for port in ports:
                 with contextlib.suppress(OSError, ValueError):
+                    nonce = secrets.token_hex(16)
                     with socket.create_connection((tasks.host, port), timeout=_REPLY_S) as asked:
-                        asked.sendall(name)
-                        word, _, answer = asked.makefile().readline().partition(" ")
-                    if word == "hocket":
+                        asked.sendall(name + nonce.encode())
+                        word, answer, proof = asked.makefile("rb").readline(_MOST_ANSWER).split()
+                    if word == b"hocket" and hmac.compare_digest(proof, _proof(secret, nonce + answer.decode())):
                         return int(answer)
             time.sleep(0.1)
         raise TasksError(
             f"rank {tasks.rank} of {tasks.size} did not find rank 0 at {tasks.host} in {_PATIENCE_S:.0f} s; if that is "
-            "not its address, set MASTER_ADDR for all ranks; if a firewall is between them, MASTER_PORT, too"
+            "not its address, set MASTER_ADDR for all ranks; if a firewall is between them, MASTER_PORT, too; if "
+            "HOCKET_SECRET_FILE is set, all need the same secret"
         )
     bound = _LOCAL if tasks.host == _LOCAL else ""
     for port in ports:
@@ -271,12 +278,35 @@ def _agree(tasks: LaunchedTask) -> int:
                     return
                 with asked, contextlib.suppress(OSError):
                     asked.settimeout(_REPLY_S)
-                    if asked.recv(len(name), socket.MSG_WAITALL) == name:
-                        asked.sendall(b"hocket %d\n" % free)
+                    said = asked.recv(len(name) + 32, socket.MSG_WAITALL)
+                    if hmac.compare_digest(said[: len(name)], name):
+                        nonce = said[len(name) :].decode("ascii", "replace")
+                        asked.sendall(b"hocket %d %s\n" % (free, _proof(secret, f"{nonce}{free}")))
                         heard += 1
 
     threading.Thread(target=serve, name="hocket-agree", daemon=True).start()
     return free
+
+
+def _secret() -> bytes:
+    """Return the job's secret as HOCKET_SECRET or HOCKET_SECRET_FILE say; without either, nothing.
+
+    Whether the file is private is looked at where ranks meet (`hocket.comm.rendezvous`).
+    """
+    if text := os.environ.get("HOCKET_SECRET"):
+        return text.encode()
+    path = os.environ.get("HOCKET_SECRET_FILE")
+    if not path:
+        return b""
+    try:
+        with open(path, "rb") as file:
+            return file.read(1 << 16).strip()
+    except OSError as error:
+        raise TasksError(f"HOCKET_SECRET_FILE={path} cannot be read: {error.strerror}") from None
+
+
+def _proof(secret: bytes, text: str) -> bytes:
+    return hmac.new(secret, b"hocket tasks " + text.encode(), hashlib.sha256).hexdigest().encode()
 
 
 def _agree_by_mpi(tasks: LaunchedTask) -> tuple[str, str]:

@@ -1,0 +1,347 @@
+"""Random faults in real trainings, one a job: each must end in time, with right losses and a culprit that is named.
+
+    python -m benchmarks.faults --count 100 --seed 1
+
+A job trains the Transformer of examples/trainer.py by a random plan, on 2 to 4 ranks of this host, or (as root) on an
+emulated cluster of two hosts, with or without an aggregator. Something happens to it at a random moment, from the start
+of its processes on: a rank is killed, stopped, crashes or is told to end; a link is cut for ever or mended after two
+seconds; the aggregator is killed; the disk is full when a checkpoint is written.
+
+A job ends well when it ends within the time-out and a grace, every loss that it printed is that of one process to nine
+digits, the launcher's headline or a rank's error names who is at fault, and nothing is left: no process, no file in
+its temporary directory, no shared memory. A link that is mended and an aggregator that dies must disturb no job. Seed
+and number say everything about a fault but the moment to the microsecond; `--only 7` repeats the seventh.
+"""
+
+import argparse
+import contextlib
+import os
+import random
+import re
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hocket.testing import deadline, leftovers, patience
+
+ROOT = Path(__file__).parents[1]
+TIMEOUT_S = 10.0
+GRACE_S = 15.0
+"""What ending takes at most after a fault, or after the time-out where only that shows it; on an idle machine."""
+STEPS = 40
+START_S = 60.0
+VARIABLE = "HOCKET_FAULTS_JOB"
+CLUSTER = "star:hosts=2,bandwidth=1Gbit/s"
+DIGITS = re.compile(r"step (\d+): ([\d.e+-]+)")
+
+PLANS = {
+    "data": {},
+    "optimizer": {"shard": "optimizer"},
+    "gradients": {"shard": "gradients"},
+    "parameters": {"shard": "parameters"},
+    "tensor": {"tensor_parallel_degree": 2},
+    "pipeline": {"pipeline_parallel_degree": 2, "micro_batches": 2},
+}
+SIGNALS = {"KILL": signal.SIGKILL, "SEGV": signal.SIGSEGV, "TERM": signal.SIGTERM, "STOP": signal.SIGSTOP}
+FAULTS = (*SIGNALS, "link cut", "link mended", "aggregator killed", "disk full")
+
+
+# --- a rank -----------------------------------------------------------------------------------------------------------
+
+
+def work(directory: Path, plan_name: str, steps: int, full: str) -> None:
+    """Train, and print every loss; `full` is a directory without space for a checkpoint, or empty."""
+    rank = int(os.environ.get("RANK", "0"))
+    (directory / f"pid-{rank}").write_text(str(os.getpid()))
+    sys.path.insert(0, str(ROOT / "examples"))
+    import torch
+    from torch.utils.data import DataLoader
+    from trainer import Sorter, loss_fn, rows
+
+    import hocket
+    from hocket.planner import Plan
+
+    torch.manual_seed(0)
+    torch.set_default_dtype(torch.float64)
+    model = Sorter()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = rows(64 * 8, seed=1)
+    loader = DataLoader(data, batch_size=64, shuffle=True, num_workers=1)
+    plan = Plan(**PLANS[plan_name]) if "RANK" in os.environ else None  # type: ignore[arg-type]
+    trainer = hocket.Trainer(model, loss_fn, optimizer, plan, sample=data[:64][0])
+    step = 0
+    while step < steps:
+        for batch in trainer.batches(loader):
+            loss = float(trainer.step(batch))
+            with (directory / f"losses-{rank}").open("a") as file:
+                file.write(f"step {step}: {loss!r}\n")
+            step += 1
+            if full and step == 5:
+                trainer.save(Path(full) / "checkpoint")
+            if step == steps:
+                break
+
+
+# --- a job ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Trial:
+    """What is to happen in one job."""
+
+    fault: str
+    plan: str
+    where: str
+    """"one host", "two hosts" or "aggregator"."""
+    ranks: int
+    victim: int
+    step: int
+    """The step after which it happens; -1: while the ranks start."""
+    wait_s: float
+
+    def __str__(self) -> str:
+        moment = f"{self.wait_s:.2f} s after the start" if self.step < 0 else f"after step {self.step}"
+        return f"{self.fault} of rank {self.victim} {moment}, {self.ranks} ranks on {self.where}, {self.plan}"
+
+
+class Bad(Exception):
+    """A job that did not end as it must; its text says what is wrong."""
+
+
+def drawn(seed: int, number: int, fabric: bool) -> Trial:
+    """Return the fault of a number."""
+    draw = random.Random(f"{seed} {number}")
+    fault = draw.choice([f for f in FAULTS if fabric or ("link" not in f and "aggregator" not in f)])
+    where = draw.choice(["one host", "two hosts", "aggregator"]) if fabric else "one host"
+    if "link" in fault and where == "one host":
+        where = "two hosts"
+    if fault == "aggregator killed":
+        where = "aggregator"
+    ranks = draw.choice([2, 3, 4]) if where == "one host" else draw.choice([2, 4])
+    plan = draw.choice([p for p in PLANS if ranks % 2 == 0 or p not in ("tensor", "pipeline")])
+    early = fault in SIGNALS and draw.random() < 0.25
+    step = -1 if early else draw.randrange(1, STEPS // 2)
+    return Trial(fault, plan, where, ranks, draw.randrange(ranks), step, draw.uniform(0.0, 4.0 if early else 0.05))
+
+
+def reference(directory: Path) -> list[float]:
+    """Return the losses of one process."""
+    directory.mkdir()
+    command = [sys.executable, __file__, "--rank", str(directory), "data", str(STEPS), ""]
+    subprocess.run(command, check=True, env=environment("reference"), timeout=deadline(120))
+    return losses(directory)[0]
+
+
+def environment(job: str) -> dict[str, str]:
+    """Return the variables of a job."""
+    return {
+        **os.environ,
+        "PYTHONPATH": str(ROOT / "src"),
+        "HOCKET_TIMEOUT": str(TIMEOUT_S),
+        VARIABLE: job,
+    }
+
+
+def losses(directory: Path) -> dict[int, list[float]]:
+    """Return what each rank has written so far."""
+    found = {}
+    for path in directory.glob("losses-*"):
+        found[int(path.name.partition("-")[2])] = [float(x) for _, x in DIGITS.findall(path.read_text())]
+    return found
+
+
+def until(limit_s: float, what: str) -> Iterator[None]:
+    """Let a loop go on until it has waited for too long. Raises Bad then."""
+    end_s = time.monotonic() + limit_s
+    while time.monotonic() < end_s:
+        yield
+        time.sleep(0.02)
+    raise Bad(f"{what} took more than {limit_s:.0f} s")
+
+
+def members(job: str) -> dict[int, str]:
+    """Return the processes of a job that are not dead, by their environment, and their commands."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if entry.name.isdigit() and f"{VARIABLE}={job}".encode() in (entry / "environ").read_bytes().split(b"\0"):
+                found[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+    return found
+
+
+def strike(trial: Trial, directory: Path, job: str, run: "subprocess.Popen[Any]", fabric: Any) -> None:
+    """Wait for the moment and let it happen."""
+    pid_file = directory / f"pid-{trial.victim}"
+    for _ in until(deadline(START_S), "starting"):
+        started = pid_file.exists() and pid_file.read_text()
+        if started and (trial.step < 0 or len(losses(directory).get(trial.victim, ())) > trial.step):
+            break
+        if run.poll() is not None:
+            raise Bad(f"ended with status {run.returncode} before anything had happened")
+    time.sleep(trial.wait_s)
+    if trial.fault in SIGNALS:
+        os.kill(int(pid_file.read_text()), SIGNALS[trial.fault])
+    elif trial.fault == "aggregator killed":
+        serving = [pid for pid, command in members(job).items() if " aggregator " in command]
+        if not serving:
+            raise Bad("there is no aggregator")
+        os.kill(serving[0], signal.SIGKILL)
+    elif "link" in trial.fault:
+        hosts = fabric.hosts
+        host = hosts[trial.victim * len(hosts) // trial.ranks]
+        link = next(port.link for node in fabric.wiring.nodes if node.name == host for port in node.ports)
+        fabric.cut(link)
+        if trial.fault == "link mended":
+            time.sleep(2.0)
+            fabric.mend(link)
+
+
+def judged(trial: Trial, status: int, log: str, directory: Path, right: list[float]) -> bool:
+    """Return whether the culprit is named. Raises Bad: a loss is wrong, or the job ended otherwise than it must."""
+    for rank, found in losses(directory).items():
+        for step, (loss, expected) in enumerate(zip(found, right, strict=False)):
+            if abs(loss - expected) > 1e-9 * abs(expected):
+                raise Bad(f"rank {rank}, step {step}: loss {loss!r}, not {expected!r}")
+    if trial.fault in ("link mended", "aggregator killed"):
+        if status:
+            raise Bad(f"ended with status {status}")
+        if any(len(found) != STEPS for found in losses(directory).values()):
+            raise Bad("steps are missing")
+        return True
+    if not status:
+        raise Bad("ended with status 0")
+    if trial.fault == "disk full":
+        return "No space left on device" in log
+    headlines = [line for line in log.splitlines() if line.startswith("hocket: ")]
+    if trial.fault == "link cut":  # whoever is beyond it
+        return (
+            "rank" in " ".join(headlines)
+            and re.search(r"not arrived: rank|waits for rank|rank \d+ \(host", log) is not None
+        )
+    return any(re.search(rf"rank {trial.victim}\b", line) for line in headlines[-3:])
+
+
+def play(trial: Trial, job: str, directory: Path, right: list[float], fabric: Any) -> tuple[bool, float]:
+    """Run a job with its fault; return whether the culprit was named, and how long it took to end. Raises Bad."""
+    env, full = environment(job), ""
+    command = [sys.executable, "-m", "hocket", "run", "-n", str(trial.ranks)]
+    if trial.where != "one host":
+        command += ["--fabric", fabric.name] + (["--aggregate"] if trial.where == "aggregator" else [])
+    if trial.fault == "disk full":
+        full = str(directory / "full")
+        os.mkdir(full)
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", full], check=True)
+    temporary = Path(os.environ["TMPDIR"])
+    before = leftovers() | {f"file {path}" for path in temporary.iterdir()}
+    limit_s = deadline(GRACE_S) + (TIMEOUT_S if trial.fault in ("STOP", "link cut") else 0)
+    log_path = directory / "log"
+    try:
+        with log_path.open("w") as log:
+            run = subprocess.Popen(
+                [*command, str(Path(__file__)), "--rank", str(directory), trial.plan, str(STEPS), full],
+                env=env, stdout=log, stderr=log, start_new_session=True,
+            )  # fmt: skip
+        try:
+            strike(trial, directory, job, run, fabric)
+            begin_s = time.monotonic()
+            lasts = trial.fault in ("link mended", "aggregator killed", "disk full")
+            try:
+                status = run.wait(deadline(START_S) if lasts else limit_s)
+            except subprocess.TimeoutExpired:
+                raise Bad(f"has not ended {time.monotonic() - begin_s:.0f} s after the fault") from None
+            took_s = time.monotonic() - begin_s
+        finally:
+            if trial.fault == "link cut":
+                for node in fabric.wiring.nodes:
+                    for port in node.ports:
+                        fabric.mend(port.link)
+            if run.poll() is None:
+                run.kill()
+                run.wait()
+        named = judged(trial, status, log_path.read_text(), directory, right)
+        left: set[str] = set()
+        with contextlib.suppress(Bad):
+            for _ in until(deadline(5), "tidying"):
+                left = {f"process {pid}: {command}" for pid, command in members(job).items()}
+                files = leftovers() | {f"file {path}" for path in temporary.iterdir()}
+                left |= {one for one in files - before if one.startswith("file")}
+                if not left:
+                    break
+        if left:
+            raise Bad(f"left behind: {', '.join(sorted(left))[:500]}")
+        return named, took_s
+    finally:
+        for pid in members(job):  # of a job that has not ended well
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        if full:
+            subprocess.run(["umount", full], check=True)
+
+
+def main() -> int:
+    """Play the faults and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--only", type=int, help="the one of this number")
+    parser.add_argument("--first", type=int, default=1, help="the number to begin with")
+    parser.add_argument("--one-host", action="store_true", help="no emulated cluster, which needs root")
+    parser.add_argument("--keep", action="store_true", help="leave the logs of all jobs, and not only of bad ones")
+    asked = parser.parse_args()
+    numbers = [asked.only] if asked.only else range(asked.first, asked.first + asked.count)
+    directory = Path(tempfile.mkdtemp(prefix="hocket-faults-"))
+    os.environ["TMPDIR"] = tempfile.tempdir = str(directory / "tmp")  # of all jobs, and of the fabric
+    os.mkdir(tempfile.tempdir)
+    rows: dict[str, list[tuple[bool, bool, float]]] = defaultdict(list)
+    keep = asked.keep
+    with contextlib.ExitStack() as stack:
+        fabric = None
+        if not asked.one_host:
+            from hocket.cluster import load
+            from hocket.fabric import Fabric
+
+            fabric = stack.enter_context(Fabric(load(CLUSTER)))
+        right = reference(directory / "reference")
+        for number in numbers:
+            trial = drawn(asked.seed, number, fabric is not None)
+            here = directory / str(number)
+            here.mkdir()
+            try:
+                named, took_s = play(trial, f"{os.getpid()}-{number}", here, right, fabric)
+                rows[trial.fault].append((True, named, took_s))
+                print(f"{number:4d} {trial}: {took_s:.1f} s{'' if named else ', NOT NAMED'}", flush=True)
+            except Bad as error:
+                named = False
+                rows[trial.fault].append((False, False, 0.0))
+                print(f"{number:4d} {trial}: BAD: {error}", flush=True)
+            if named and not keep:
+                shutil.rmtree(here)
+            else:
+                print(f"     log: {here}/log", flush=True)
+    print("\n| fault | jobs | ended well | named | ended after, median s | worst s |\n|---|---:|---:|---:|---:|---:|")
+    for fault, ends in sorted(rows.items()):
+        times = [took_s for well, _, took_s in ends if well] or [0.0]
+        well, named_ones = sum(one[0] for one in ends), sum(one[1] for one in ends)
+        print(f"| {fault} | {len(ends)} | {well} | {named_ones} | {statistics.median(times):.1f} | {max(times):.1f} |")
+    everything = [end for ends in rows.values() for end in ends]
+    well, named_ones = (sum(end[i] for end in everything) for i in (0, 1))
+    print(f"\n{well} of {len(everything)} ended well, {named_ones} named the culprit; patience {patience():.1f}")
+    if well == named_ones == len(everything) and not keep:
+        shutil.rmtree(directory)
+    return int(well < len(everything))
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--rank"]:
+        work(Path(sys.argv[2]), sys.argv[3], int(sys.argv[4]), sys.argv[5])
+    else:
+        sys.exit(main())
