@@ -121,12 +121,13 @@ def test_the_first_exception_counts_and_not_the_first_end(launched: Any, script:
 def test_a_killed_rank_comes_before_those_that_complain_of_it(launched: Any, script: Any) -> None:
     # The survivor notices the death at once, faster than the launcher may.
     source = """
-    import os, pathlib, select, signal, time
+    import multiprocessing.connection, os, pathlib, select, signal, time
     told, watched = (pathlib.Path(os.environ["HOCKET_TEST"], name) for name in ("pid", "watched"))
     def until(path):
         while not path.exists():
             time.sleep(0.01)
     if os.environ["RANK"] == "1":
+        listener = multiprocessing.connection.Listener(family="AF_UNIX")  # what data loaders open, too
         told.with_suffix(".part").write_text(str(os.getpid()))
         told.with_suffix(".part").rename(told)
         until(watched)

@@ -23,10 +23,12 @@ import signal
 import sys
 import time
 import traceback
+from multiprocessing.process import current_process
 from types import CodeType, ModuleType, TracebackType
 from typing import Any, NoReturn
 
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
+_MOST_SOCKET_DIRECTORY = 85  # the path of a Unix socket has at most 107 characters
 
 
 def main() -> None:
@@ -45,6 +47,7 @@ def main() -> None:
         del sys.path[0]
     # Where a crash in compiled code writes the Python stack. The user may call faulthandler.enable() anew.
     faulthandler.enable(open(f"{job_directory}/fault-{os.getpid()}", "w"))  # noqa: SIM115 - open as long as we live
+    _keep_temporary(job_directory)
     sys.argv = [target, *arguments]
     try:
         if kind == "module":
@@ -90,6 +93,17 @@ def _enter_host() -> None:
     if ctypes.CDLL(None, use_errno=True).setns(fd, 0):
         raise SystemExit(f"cannot enter the emulated host {path}: {os.strerror(ctypes.get_errno())}")
     os.close(fd)
+
+
+def _keep_temporary(job_directory: str) -> None:
+    """Let multiprocessing, hence data loaders, put their sockets into the job's directory, which goes with the job.
+
+    They remove a directory of their own only if the rank ends by itself.
+    """
+    place = f"{job_directory}/mp-{os.getpid()}"
+    if len(place) < _MOST_SOCKET_DIRECTORY:
+        os.mkdir(place)
+        vars(current_process())["_config"]["tempdir"] = place
 
 
 def _become(command: list[str]) -> NoReturn:
