@@ -11,17 +11,22 @@ WORKERS ?= $(shell $(PYTHON) -c 'import os; print(max(3, (os.cpu_count() or 1) *
 # At most ten tests that fail run once more, alone; CONTRIBUTING.md says why.
 PYTEST = $(BIN)/python tests/twice.py '--numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder'
 
-.PHONY: demo test test-long lint lint-rules lint-form lint-types lint-arrows format clean
+.PHONY: demo test test-long test-third-party lint lint-rules lint-form lint-types lint-arrows format clean
 
 demo: $(VENV)/.installed-demo
 	$(BIN)/hocket train edsr -n 2
 
 test: $(VENV)/.installed-dev
-	$(PYTEST) -m 'not long' $(PYTEST_ARGS)
+	$(PYTEST) -m 'not long and not third_party' $(PYTEST_ARGS)
 
 # What takes minutes and seldom breaks by itself: torch's own suite of tests, whole matrices of plans. CI runs it too.
 test-long: $(VENV)/.installed-dev
 	$(PYTEST) -m long $(PYTEST_ARGS)
+
+# Accelerate, Transformers, ignite, Lightning and torchmetrics on the backend, against Gloo; they are installed for it.
+test-third-party: $(VENV)/.installed-dev
+	$(PIP) --group third-party
+	$(PYTEST) -m third_party $(PYTEST_ARGS)
 
 lint: lint-rules lint-form lint-types lint-arrows
 
