@@ -1,4 +1,4 @@
-"""Programs of other libraries give the numbers of Gloo, bit for bit, on two ranks; `make test-third-party` runs them."""
+"""Programs of other libraries give the numbers of Gloo, bit for bit; `make test-third-party` runs them."""
 
 import importlib.util
 import json
