@@ -70,6 +70,9 @@ class HostMessages:
         self._counts[key] = self._counts.get(key, -1) + 1
         return self._counts[key]
 
+    def leave(self) -> None:
+        """Do nothing: peers hear of it when the engine is closed."""
+
     def close(self) -> None:
         """Do nothing: what is under way ends with the engine."""
 
