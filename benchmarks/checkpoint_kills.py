@@ -4,9 +4,10 @@
 
 In each round a world of ranks loads a checkpoint in which every number of weights and optimizer state is the
 round's, and saves it over that of the round before. A timer of the kernel ends one rank, or all, at an instant drawn
-evenly from the duration of a save: as with SIGKILL no code of the process runs any more. Another process loads what is
-there. It must be the checkpoint of the round before or of this one, whole; this one, if `save` returned on any rank.
-Every tenth round begins in an empty folder. The worlds, with their plans, take turns.
+evenly from a span that is fitted so that a quarter of the saves end before: as with SIGKILL no code of the process runs
+any more. Another process loads what is there. It must be the checkpoint of the round before or of this one, whole; this
+one, if `save` returned on any rank. Every tenth round begins in an empty folder. The worlds, with their plans, take
+turns. Rounds go on until in so many of them ranks were killed.
 
 Then one byte, or 64 in a row, or the end of a file of each plan's checkpoint is damaged, and all its ranks load it:
 they must raise the same CheckpointError and overwrite nothing, or have the numbers that were saved.
@@ -163,21 +164,29 @@ class Kills:
 
     def __init__(self, folder: Path, seed: int, plans: list[str]) -> None:
         self.plans, self.folder, self.reader, self.draw = plans, folder, Numbered(), random.Random(seed)
-        self.longest_s = dict.fromkeys(plans, 0.0)
+        self.span_s, self.killed, self.rounds = dict.fromkeys(plans, 0.0), 0, 0
         self.found = {name: Counter[str]() for name in plans}
         self.wrong: list[str] = []
         self.late_s = 0.0  # from the instant of a death to the error of a rank that lives, at most
 
-    def run(self, rounds: int) -> None:
-        """Kill so many times."""
+    def run(self, kills: int) -> None:
+        """Go on until so many saves have ended by a kill."""
         last, names, source = 0, self.plans, self.folder / "source"
         for name in names:
             for ended in self._world(name, source, 1, self.folder / "timed", False)[1]:
-                self.longest_s[name] = max(self.longest_s[name], ended.after_s if ended else 0.0)
-        for number in range(1, rounds + 1):
+                self.span_s[name] = max(self.span_s[name], ended.after_s if ended else 0.0)
+        while self.killed < kills:
+            self.rounds = number = self.rounds + 1
             path, name = self.folder / f"ck{number // 10}", names[number % len(names)]
-            last = 0 if number % 10 == 0 else last
+            if number % 10 == 0:
+                last = 0
+            elif last == 0:
+                last = number + 1_000_000
+                self.reader.fill(last)
+                self.reader.trainer.save(path)
             kind, results, died_s = self._world(name, source, number, path, True)
+            self.killed += None in results
+            self.span_s[name] *= 1.05 if None in results else 1 / 1.15
             saved = any(ended and not ended.error for ended in results)
             self.late_s = max([self.late_s, *(ended.after_s - died_s for ended in results if ended and ended.error)])
             try:
@@ -197,7 +206,7 @@ class Kills:
         """Return who was to die, what each rank says, and after how many seconds of `save` it died."""
         self.reader.fill(number)
         self.reader.trainer.save(source)
-        ranks, died_s = PLANS[name][0], self.draw.uniform(0, 1.1 * self.longest_s[name])
+        ranks, died_s = PLANS[name][0], self.draw.uniform(0, self.span_s[name])
         victims = list(range(ranks)) if self.draw.random() < 0.5 else [self.draw.randrange(ranks)]
         victims = victims if kills else []
         delays: list[float | None] = [died_s if rank in victims else None for rank in range(ranks)]
@@ -236,12 +245,12 @@ def main() -> int:
         kills = Kills(Path(folder), a.seed, a.plans.split(";"))
         kills.run(a.kills)
         damaged = damage(Path(folder), a.damages, a.seed, a.plans.split(";")) if a.damages else Counter[str]()
-    print("| plan | save, ms | one killed | all killed | ended first | found: before | this | none yet |")
+    print("| plan | span, ms | one killed | all killed | ended first | found: before | this | none yet |")
     print("|---|---|---|---|---|---|---|---|")
     for name, counts in kills.found.items():
         cells = [counts[key] for key in ("one", "all", "ended first", "before", "this", "none yet")]
-        print(f"| {name} | {kills.longest_s[name] * 1e3:.0f} | {' | '.join(map(str, cells))} |")
-    print(f"\n{a.kills} rounds, seed {a.seed}: {len(kills.wrong)} lost or wrong.", end=" ")
+        print(f"| {name} | {kills.span_s[name] * 1e3:.0f} | {' | '.join(map(str, cells))} |")
+    print(f"\n{kills.killed} kills in {kills.rounds} rounds, seed {a.seed}: {len(kills.wrong)} lost or wrong.", end=" ")
     print(f"Ranks that live raise an error {kills.late_s:.2f} s after a death at most.")
     refused, right = damaged["refused"], damaged["right"]
     print(f"{damaged.total()} damages: {refused} refused, {right} with the right numbers, none wrong.")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from hocket.planner import Plan, PlanError, balanced_cuts, in_flight, memory_of
+from hocket.cluster import load
+from hocket.planner import Network, Plan, PlanError, balanced_cuts, in_flight, memory_of
 from hocket.workload import Layer, Operation, Workload, named_transformer
 
 
@@ -95,3 +96,22 @@ def test_stages_are_balanced(costs: list[float], parts: int, cuts: list[int]) ->
     heaviest = [max(sum(costs[a:b]) for a, b in zip(e, e[1:], strict=False)) for e in (edges, best)]
     assert heaviest[0] == pytest.approx(heaviest[1])
     assert all(a < b for a, b in zip(edges, edges[1:], strict=False))
+
+
+def test_a_process_in_a_host_s_memory_takes_more_than_its_tensors() -> None:
+    mib = 2**20
+    workload = Workload("w", 4, tuple(Layer(f"l{i}", "x", mib, 4 * mib, 4 * mib, 8 * mib) for i in range(16)))
+    alone = memory_of(Plan().resolve(1), workload, batch=4, sharers=1)
+    assert alone.process == 260 * mib + 2 * 4 * mib  # the interpreter, and two values of the largest layer
+    assert alone.resident == alone.total == alone.state + alone.process
+    for shard, mapped in (("none", 2 * 64 * mib * 3 / 4), ("optimizer", 2 * 64 * mib * 3 / 4)):
+        four = memory_of(Plan(shard=shard).resolve(4), workload, batch=4, sharers=4)
+        assert four.mapped == mapped  # of each reduction in place it reads what the three others have
+        assert four.resident == four.total + mapped
+    on_devices = memory_of(Plan().resolve(4), workload, batch=4)
+    assert on_devices.process == on_devices.mapped == 0
+
+
+def test_what_computes_in_a_host_s_memory_is_told_from_devices_with_memory_of_their_own() -> None:
+    for name, sharers in (("laptop", 4), ("star:hosts=8", 1), ("sharp-1500", 40), ("selene-like", 0), ("lassen", 0)):
+        assert Network.of(load(name)).sharers == sharers, name

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from hocket import cluster
-from hocket.planner import NEAR, Plan, Prediction, explain, plan_rows, preferred, search, with_reasons
+from hocket.planner import NEAR, Network, Plan, Prediction, explain, plan_rows, preferred, search, with_reasons
 from hocket.planner import predict as predict_plan
 from hocket.workload import Layer, Operation, Workload
 
@@ -87,9 +89,12 @@ def test_the_explanation_names_the_faster_plan_and_the_margin() -> None:
 
 def test_a_simple_plan_that_fills_the_memory_is_not_preferred_to_one_that_leaves_room() -> None:
     plain, sharded = Plan(bucket_bytes=2**20), Plan(bucket_bytes=2**20, shard="optimizer")
-    needed = {plan.shard: step_of(plan).memory.total for plan in (plain, sharded)}
+    where = dataclasses.replace(  # a process is larger than this model
+        Network.of(cluster.load("star:hosts=4,bandwidth=10Gbit/s")), sharers=0
+    )
+    steps = [predict_plan(plan, net(), where, workers=4, batch=4, memory_limit=0) for plan in (plain, sharded)]
+    needed = {step.plan.shard: step.memory.total for step in steps}
     assert needed["optimizer"] < 0.85 * needed["none"]
-    where = cluster.load("star:hosts=4,bandwidth=10Gbit/s")
     tight = search(net(), where, workers=4, batch=4, memory_limit=round(needed["none"] * 1.02))
     assert tight.best.plan.shard != "none"
     roomy = search(net(), where, workers=4, batch=4, memory_limit=round(needed["none"] * 1.5))

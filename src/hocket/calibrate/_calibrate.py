@@ -125,7 +125,9 @@ def _network(device: torch.device, world: World) -> tuple[Network, float]:
     """
     n = world.size
     if n == 1:
-        return Network("one rank", 1, 1, 1e18, 0.0, 1e18, 1e18, 0.0, 0.0, 0.0, _memory(device, 1), 0.0), 1.0
+        sharers = int(device.type == "cpu")
+        alone = ("one rank", 1, 1, 1e18, 0.0, 1e18, 1e18, 0.0, 0.0, 0.0, _memory(device, 1), 0.0)
+        return Network(*alone, sharers=sharers), 1.0
     found = {_SIZES[0]: _timed(lambda data: dist.all_reduce(data, group=world.group), _SIZES[0], device, world)}
     for nbytes in _SIZES[1:]:
         found[nbytes] = _timed(lambda data: dist.all_reduce(data, group=world.group), nbytes, device, world)
@@ -141,8 +143,9 @@ def _network(device: torch.device, world: World) -> tuple[Network, float]:
         dist.all_gather_into_tensor(data[: len(part) * n], part, group=world.group)
 
     share = ((n - 1) * latency + (n - 1) / n * large / rate) / _timed(gather, large, device, world)
-    made = Network("these ranks", n, 1, rate, latency, rate, rate, latency, 0.0, 0.0, _memory(device, n), 0.0)
-    return made, max(0.01, min(1.0, share))
+    sharers = int(os.environ.get("LOCAL_WORLD_SIZE", n)) if device.type == "cpu" else 0
+    made = ("these ranks", n, 1, rate, latency, rate, rate, latency, 0.0, 0.0, _memory(device, n), 0.0)
+    return Network(*made, sharers=sharers), max(0.01, min(1.0, share))
 
 
 def _memory(device: torch.device, ranks: int) -> int:

@@ -67,7 +67,9 @@ def step_graph(
     edges = [0, *cuts, len(workload.layers)]
     choose = pick or _default_pick(Wire(network.between_s or network.inside_s, 1 / min(network.host_Bps, 1e18)))
     # memory_of reads the plan on one worker of each stage
-    nbytes = [memory_of(plan, workload, batch=batch, cuts=cuts, rank=rank).total for rank in range(p)]
+    nbytes = [
+        memory_of(plan, workload, batch=batch, cuts=cuts, rank=rank, sharers=network.sharers).total for rank in range(p)
+    ]
     graph = StepGraph(workers, memory_nbytes=np.repeat(nbytes, d * t) if any(cluster.memory_nbytes) else None)
     places = np.arange(workers).reshape(p, d, t)
     order = plan_order(plan)

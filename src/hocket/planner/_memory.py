@@ -1,6 +1,7 @@
 """What a plan holds in each worker's memory at its peak, split by kind.
 
 Model state: Rajbhandari et al. 2020 (ZeRO). Activations: Korthikanti et al. 2022. Micro-batches under way: `in_flight`.
+Where ranks are processes in a host's memory, what a process takes besides counts as well.
 """
 
 from collections.abc import Sequence
@@ -17,6 +18,9 @@ from ._plan import Plan
 from ._stages import in_flight, stage_cuts
 from .axes import axis, replicas, sharing
 
+PROCESS_NBYTES = 260 * 2**20
+"""Of the interpreter with torch and a Trainer, before there is a model: Python 3.11, torch 2.13."""
+
 
 @dataclass(frozen=True, slots=True)
 class Memory:
@@ -29,6 +33,10 @@ class Memory:
         activations: Saved for the backward passes of all micro-batches that are under way.
         working: What recomputation brings back of one layer, and a layer's output with its gradient.
         buffers: Gathered parameters, buckets of gradients, messages of the pipeline.
+        process: Where a rank is a process in a host's memory: interpreter and libraries, and what the optimizer makes
+            for a moment. 0 for devices with memory of their own.
+        mapped: Buffers of other ranks of the host that it reads in place. They are in its resident set, and not in the
+            total: the host has them once.
     """
 
     parameters: float
@@ -37,6 +45,8 @@ class Memory:
     activations: float
     working: float = 0.0
     buffers: float = 0.0
+    process: float = 0.0
+    mapped: float = 0.0
 
     @property
     def state(self) -> float:
@@ -45,12 +55,18 @@ class Memory:
 
     @property
     def total(self) -> float:
-        """Everything."""
-        return self.state + self.activations + self.working + self.buffers
+        """Everything that this worker has."""
+        return self.state + self.activations + self.working + self.buffers + self.process
+
+    @property
+    def resident(self) -> float:
+        """What the system counts as the process's (VmHWM): everything, and what it reads of others in place."""
+        return self.total + self.mapped
 
     def rows(self) -> list[tuple[str, float]]:
-        """Kinds with their bytes, the total last."""
-        names = ("parameters", "gradients", "optimizer", "activations", "working", "buffers", "total")
+        """Kinds with their bytes, the total last, and what is resident after it where that is more."""
+        names = ["parameters", "gradients", "optimizer", "activations", "working", "buffers"]
+        names += [*(["process"] if self.process else []), "total", *(["resident"] if self.mapped else [])]
         return [(name, getattr(self, name)) for name in names]
 
     def __str__(self) -> str:
@@ -97,7 +113,13 @@ def _columns(workload: Workload, plan: Plan, scale: float) -> NDArray[np.float64
 
 
 def memory_of(
-    plan: Plan, workload: Workload, *, batch: int, cuts: Sequence[int] | None = None, rank: int | None = None
+    plan: Plan,
+    workload: Workload,
+    *,
+    batch: int,
+    cuts: Sequence[int] | None = None,
+    rank: int | None = None,
+    sharers: int = 0,
 ) -> Memory:
     """Return the peak of one worker, or of the worker that needs most.
 
@@ -107,6 +129,7 @@ def memory_of(
         batch: Samples of a global batch.
         cuts: Layers with which the later stages begin; balanced by FLOPs if not given.
         rank: Of the pipeline; the worst one if not given.
+        sharers: How many ranks are processes in the memory of one host; 0 for devices with memory of their own.
 
     Raises:
         PlanError: the plan has more stages than there are layers.
@@ -125,7 +148,7 @@ def memory_of(
         own = columns[:, mine]
         parameters, gradients, optimizer, saved = own[:4].sum(axis=1).tolist()
         largest, output, back = np.bincount(blocks[mine], own[0]).max(), own[4].max(), own[5].max()
-        whole = gradients
+        whole, weights = gradients, parameters
         if plan.shard != "none":
             optimizer /= copies
         if plan.shard in ("gradients", "parameters"):
@@ -138,8 +161,17 @@ def memory_of(
             buffers += 2 * min(BucketSizes.choose(whole, plan.bucket_bytes).most, whole)
         if pipeline > 1:
             buffers += 4 * output  # a message each way that is sent, and one that is received
-        held = saved * in_flight(plan, rank)
-        return Memory(parameters, gradients, optimizer, held, float(back + 2 * output), float(buffers))
+        held, process, mapped = saved * in_flight(plan, rank), 0.0, 0.0
+        if sharers:
+            # An update in C++ makes two values of a tensor's size; the largest tensor is at most a layer's.
+            largest_update = own[0].max() / (1 if plan.shard == "none" else copies)
+            process = PROCESS_NBYTES + 2 * float(largest_update)
+            # Of each reduction and each gathering in place a rank reads the part of every other rank.
+            gone = {"none": 2 * whole, "optimizer": whole + weights, "gradients": buffers + weights}
+            mapped = gone.get(plan.shard, buffers) * (min(copies, sharers) - 1) / copies
+        return Memory(
+            parameters, gradients, optimizer, held, float(back + 2 * output), float(buffers), process, float(mapped)
+        )
 
     if rank is not None:
         return of(rank)

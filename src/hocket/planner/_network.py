@@ -59,6 +59,7 @@ class Network:
         mesh: Whether the ranks of a host are joined each to each by links of their own: `inside_Bps` is of all that a
             rank has, and a group of some ranks uses its own only.
         reached: What trainings reach of the nominal rates, by names of constants (`Constants.of`).
+        sharers: How many ranks are processes in the memory of one host; 0 for devices with memory of their own.
     """
 
     name: str
@@ -76,6 +77,7 @@ class Network:
     at_once: float = 0.0
     mesh: bool = False
     reached: Mapping[str, float | str] = dataclasses.field(default_factory=dict, hash=False)
+    sharers: int = 0
 
     @classmethod
     def of(cls, cluster: Cluster) -> "Network":
@@ -126,6 +128,7 @@ class Network:
             max(streaming, default=0.0) if outside else 0.0,
             mesh=mesh,
             reached=cluster.reached,
+            sharers=local if _computes_in_host_memory(cluster, first) else 0,
         )
 
     def first(self, workers: int) -> "Network":
@@ -232,3 +235,8 @@ def network_of(cluster: Cluster | Network) -> Network:
         _networks[id(cluster)] = Network.of(cluster)
         weakref.finalize(cluster, _networks.pop, id(cluster))
     return _networks[id(cluster)]
+
+
+def _computes_in_host_memory(cluster: Cluster, node: int) -> bool:
+    near = {cluster.kinds[head] for head in cluster.link_head[cluster.link_tail == node].tolist()}
+    return cluster.kinds[node] == "host" or "memory" in near

@@ -208,7 +208,7 @@ class _Hunt:
                 micro = self.micro(layout)
                 costs = profile.times(plan, micro).total.tolist()
                 cuts = stage_cuts(plan, profile.workload, costs, micro / self.workload.batch, profile.link(plan))
-            memory = memory_of(plan, profile.workload, batch=self.grid.batch, cuts=cuts)
+            memory = memory_of(plan, profile.workload, batch=self.grid.batch, cuts=cuts, sharers=self.network.sharers)
             fits = not self.limit or memory.total <= self.limit
             if self.least is None or memory.total < self.least[0]:
                 self.least = (memory.total, plan)

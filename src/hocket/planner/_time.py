@@ -208,7 +208,7 @@ def predict(
     cuts = stage_cuts(plan, workload, times.total.tolist(), micro / workload.batch, profile.link(plan))
     parts, cost = _step(plan, profile, times, cuts, micro, workers)
     limit = network.memory_nbytes if memory_limit is None else memory_limit
-    memory = memory or memory_of(plan, workload, batch=batch, cuts=cuts)
+    memory = memory or memory_of(plan, workload, batch=batch, cuts=cuts, sharers=network.sharers)
     flops = 3 * workload.flops / workload.batch
     return Prediction(
         plan, workload.name, network.name, workers, batch, parts, memory, limit, tuple(cuts), cost, flops,

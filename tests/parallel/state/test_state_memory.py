@@ -56,6 +56,7 @@ def test_bytes_of_state_are_those_of_the_formulas() -> None:
             counted = (found.weights, found.gradients, found.optimizer)
             # Biases that stay whole, padding of buckets, and a step counter for each parameter are a few per cent.
             assert counted == pytest.approx([size * f for f in factors], rel=0.03), plan
+            assert found.total < report["process"]["resident"] <= report["process"]["peak"]
             predicted = report["memory_predicted"]
             assert found.total == pytest.approx(predicted["total"], rel=0.03), plan
 

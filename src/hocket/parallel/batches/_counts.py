@@ -1,6 +1,8 @@
 """Counts that tensors of a batch give: labels that are not ignored, and sums of masks."""
 
-from collections.abc import Iterator, Mapping
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,6 +48,16 @@ class AgreedCount:
     """
 
     counts: tuple[TensorCount, ...]
+
+    @classmethod
+    def of(cls, counts: Sequence[TensorCount]) -> AgreedCount:
+        """Return the count that these agree on.
+
+        A program marks what it leaves out in one way. Where that is torch's -100, zeros of another tensor (tokens that
+        padding has) agree by chance: a real token of that number is no reason to stop.
+        """
+        marked = any(one.ignored == _IGNORED[0] for one in counts)
+        return cls(tuple(one for one in counts if not marked or one.ignored in (_IGNORED[0], None)))
 
     def __call__(self, batch: Any) -> float:
         """Return the count of a batch, or of a part of one."""

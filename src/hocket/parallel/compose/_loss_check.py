@@ -368,7 +368,7 @@ class _Judge:
                 counts.append([one(batch_of(*self._cutter.cut(self._values, a, b))) for a, b in ends])
             if self._explains(whole, parts, counts, one(batch)):
                 matching.append(one)
-        return AgreedCount(tuple(matching)) if matching and self._few.samples > 2 else None
+        return AgreedCount.of(matching) if matching and self._few.samples > 2 else None
 
     def _problem(self, whole: Any, parts: Any, counts: Any, total: float, what: str) -> str:
         ours, theirs = self._combined(whole, parts[0], counts[0], total)

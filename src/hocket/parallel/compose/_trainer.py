@@ -22,7 +22,7 @@ from hocket.units import parse_bytes
 from ..batches import BatchPart, BatchSplitter, DistributedLoader, Keywords, LossForm, LossTally, SharedLoader
 from ..data import Relaxation
 from ..mesh import world as _world
-from ..state import IncompatibleKeys, StateBytes, clip, deferred
+from ..state import IncompatibleKeys, StateBytes, clip, deferred, process_memory
 from ..state.optim import TrustRatios
 from . import _in_and_out
 from ._bucket_trial import BucketTrial
@@ -412,6 +412,8 @@ class Trainer:
 
         After some steps of a plan that predicts its time (an automatic one, or one of `hocket plan -o`), "prediction"
         has the seconds of a step's parts as predicted and as this rank measured them, and the error of the whole.
+        "process" has the resident memory of this process in bytes, now and at its peak, and what such a plan predicts
+        for the peak.
         "divided" has how much of parameter bytes, FLOPs and activation bytes tensor parallelism divides (0 to 1).
         With compression also what it has saved and cost so far, and whether it pays: see docs/compression.md.
         """
@@ -424,6 +426,7 @@ class Trainer:
             "place": {name: ranks.rank for name, ranks in mesh.axes.items()},
             "memory": self.memory().to_json(),
             "memory_predicted": expected.to_json(),
+            "process": {**process_memory(), "predicted": self.plan.predicted.get("resident_bytes")},
             "notes": [*self._composition.notes, *grown.splitlines()],
             "divided": None if self._composition.divided is None else dataclasses.asdict(self._composition.divided),
             "compression": self._composition.compression_report(),

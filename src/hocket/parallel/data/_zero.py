@@ -11,7 +11,7 @@ import torch.distributed as dist
 from hocket.comm import torch_adapter
 
 from ..mesh import World
-from ..state import FlatRange, Owned, ParameterPlacement, memory_order
+from ..state import FlatRange, Owned, ParameterPlacement, give_back, memory_order
 from ._bucket import Bucket
 from ._reducer import GradientReducer
 from ._reduction import BucketReduction, average_of
@@ -170,6 +170,7 @@ class ShardedOptimizer(ShardingStrategy):
         placed = [places[name] for name in parameters]
         for bucket, gradients in zip(self._reducer.buckets, self._scatter.shards, strict=True):
             self._lay_out(bucket, gradients, [placed[i] for i in bucket.members])
+            give_back()  # what the parameters lay in; else a model of small tensors is there twice
 
     @property
     def compression(self) -> Compression | None:

@@ -14,7 +14,7 @@ from ._manifest import CheckpointError, alike
 from ._norms import WholeNorms, clip
 from ._owned import Owned, check_elementwise, shard_optimizer
 from ._shards import DimSegment, FlatRange, ParameterPlacement, ShardBox, TensorShard, memory_order
-from .memory import StateBytes, give_back
+from .memory import StateBytes, give_back, process_memory
 from .sources import IncompatibleKeys, export_checkpoint, read_state_dict, verify_checkpoint
 from .whole import ModelOutline
 
@@ -46,6 +46,7 @@ __all__ = [
     "is_excluded",
     "keepers",
     "memory_order",
+    "process_memory",
     "read_state_dict",
     "shard_optimizer",
     "verify_checkpoint",

@@ -6,6 +6,7 @@ import ctypes
 import functools
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -102,3 +103,9 @@ def state_nbytes(optimizer: Any) -> int:
     if kind in ("SGD", "LARS"):
         return 4 if any(group.get("momentum") for group in optimizer.param_groups) else 0
     return 4
+
+
+def process_memory() -> dict[str, int]:
+    """Return bytes of memory of this process, as Linux counts them: "resident" now (VmRSS), and its "peak" (VmHWM)."""
+    lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return {name: int(lines[key].split()[0]) * 1024 for name, key in (("resident", "VmRSS"), ("peak", "VmHWM"))}

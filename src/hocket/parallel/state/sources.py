@@ -204,6 +204,7 @@ def _write(files: SafetensorsFolder, values: Iterable[tuple[str, torch.Tensor]],
                 files.add(name, tensor)
         except Exception as error:  # others wait
             failure = error
+        del tensor  # a view of all that came with it
     with alike(world):
         if failure is not None:
             files.discard()

@@ -202,8 +202,10 @@ def gathered(
                 dist.reduce(bundle.bytes, world.root, dist.ReduceOp.MAX, group=world.group)
             else:
                 dist.all_reduce(bundle.bytes, dist.ReduceOp.MAX, group=world.group)
-        for name, tensor in bundle.tensors.items():
-            yield name, tensor.cpu()
+        while bundle.tensors:  # let go of it before the next one is made: two would be twice the memory
+            name = next(iter(bundle.tensors))
+            yield name, bundle.tensors.pop(name).cpu()
+        del bundle
 
 
 def hand_out(
