@@ -120,7 +120,7 @@ class Bad(Exception):
 def drawn(seed: int, number: int, fabric: bool) -> Trial:
     """Return the fault of a number."""
     draw = random.Random(f"{seed} {number}")
-    fault = draw.choice([f for f in FAULTS if fabric or ("link" not in f and "aggregator" not in f)])
+    fault = draw.choice(FAULTS if fabric else list(SIGNALS))
     where = draw.choice(["one host", "two hosts", "aggregator"]) if fabric else "one host"
     if "link" in fault and where == "one host":
         where = "two hosts"
@@ -247,8 +247,8 @@ def play(trial: Trial, job: str, directory: Path, right: list[float], fabric: An
     try:
         with log_path.open("w") as log:
             run = subprocess.Popen(
-                [*command, str(Path(__file__)), "--rank", str(directory), trial.plan, str(STEPS), full],
-                env=env, stdout=log, stderr=log, start_new_session=True,
+                [*command, __file__, "--rank", str(directory), trial.plan, str(STEPS), full],
+                cwd=directory, env=env, stdout=log, stderr=log, start_new_session=True,
             )  # fmt: skip
         try:
             strike(trial, directory, job, run, fabric)
@@ -294,7 +294,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", type=int, help="the one of this number")
     parser.add_argument("--first", type=int, default=1, help="the number to begin with")
-    parser.add_argument("--one-host", action="store_true", help="no emulated cluster, which needs root")
+    parser.add_argument("--one-host", action="store_true", help="signals alone: the other faults need root")
     parser.add_argument("--keep", action="store_true", help="leave the logs of all jobs, and not only of bad ones")
     asked = parser.parse_args()
     numbers = [asked.only] if asked.only else range(asked.first, asked.first + asked.count)

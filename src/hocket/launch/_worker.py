@@ -28,7 +28,7 @@ from types import CodeType, ModuleType, TracebackType
 from typing import Any, NoReturn
 
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
-_MOST_SOCKET_DIRECTORY = 85  # the path of a Unix socket has at most 107 characters
+_MOST_SOCKET_DIRECTORY = 89  # the path of a Unix socket has at most 107 characters; multiprocessing's names have 18
 
 
 def main() -> None:
@@ -100,8 +100,8 @@ def _keep_temporary(job_directory: str) -> None:
 
     They remove a directory of their own only if the rank ends by itself.
     """
-    place = f"{job_directory}/mp-{os.getpid()}"
-    if len(place) < _MOST_SOCKET_DIRECTORY:
+    place = f"{job_directory}/m{os.getpid()}"
+    if len(place) <= _MOST_SOCKET_DIRECTORY:
         os.mkdir(place)
         vars(current_process())["_config"]["tempdir"] = place
 
