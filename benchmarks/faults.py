@@ -297,6 +297,7 @@ def main() -> int:
     parser.add_argument("--one-host", action="store_true", help="signals alone: the other faults need root")
     parser.add_argument("--keep", action="store_true", help="leave the logs of all jobs, and not only of bad ones")
     asked = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that nothing of ours is left either
     numbers = [asked.only] if asked.only else range(asked.first, asked.first + asked.count)
     directory = Path(tempfile.mkdtemp(prefix="hocket-faults-"))
     os.environ["TMPDIR"] = tempfile.tempdir = str(directory / "tmp")  # of all jobs, and of the fabric
