@@ -95,7 +95,12 @@ def sweep(job: str, directory: str, ranks: Iterable[int], grace_s: float) -> Non
 
 def main() -> None:
     """Run as the warden: wait for the launcher's end, and sweep if it came without a "done"."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # what ends the launcher must not end us first
+    for number in (
+        signal.SIGINT,
+        signal.SIGTERM,
+        signal.SIGHUP,
+        signal.SIGUSR1,
+    ):  # what ends the launcher must not end us first
         signal.signal(number, signal.SIG_IGN)
     job, directory, grace_s = sys.argv[1:4]
     ranks = set()

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -31,7 +32,10 @@ def test_an_allocation_of_several_nodes_is_used_whole(monkeypatch: pytest.Monkey
     head, *lines = batch_script(command, ALLOCATION).splitlines()
     assert head == "#!/bin/sh"
     assert lines[:3] == ["#SBATCH --nodes=2", "#SBATCH --ntasks-per-node=4", "#SBATCH --partition=all"]
-    assert lines[3].startswith("exec srun --nodes=2 ")
+    assert lines[3:6] == ["#SBATCH --requeue", "#SBATCH --signal=USR1@90", "#SBATCH --open-mode=append"]
+    assert lines[6].startswith("export HOCKET_SAVED_MARK=")
+    assert lines[7].startswith("srun --nodes=2 ")
+    assert lines[9].startswith('if rm "$HOCKET_SAVED_MARK" 2>/dev/null; then scontrol requeue "$SLURM_JOB_ID"; fi')
     step = {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2"}
     for other in ({}, {**ALLOCATION, "SLURM_JOB_NUM_NODES": "1"}, {**ALLOCATION, **step}):
         assert step_command(words, 4, other) is None
@@ -80,6 +84,79 @@ def slurm() -> None:
         pytest.skip("no Slurm runs here: docs/launchers.md says how to start one")
     if len(nodes) < 2:
         pytest.skip("needs a Slurm of two nodes")
+
+
+RESUMES = """
+import os, sys, time, torch, hocket
+torch.manual_seed(0)
+data = torch.utils.data.TensorDataset(torch.randn(64, 3).double(), torch.randn(64, 1).double())
+model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1)).double()
+trainer = hocket.Trainer(model, torch.nn.functional.mse_loss, torch.optim.Adam(model.parameters(), lr=0.01))
+loader = torch.utils.data.DataLoader(data, batch_size=8, shuffle=True)
+state = trainer.resume("checkpoint", extra=lambda: {"epoch": epoch})
+for epoch in range(state["epoch"] if state else 0, 3):
+    for batch in trainer.batches(loader):
+        loss = float(trainer.step(batch))
+        if os.environ.get("RANK", "0") == "0":
+            print(f"step {trainer.steps} {loss:.12f}", flush=True)
+        time.sleep(float(os.environ.get("STEP_S", "0")))
+"""
+
+
+def losses(text: str) -> list[str]:
+    """Return what was printed of each step."""
+    return [line[line.index("step ") :] for line in text.splitlines() if "step " in line]
+
+
+def test_a_job_that_is_told_to_end_saves_and_goes_on_with_the_same_losses(
+    hocket: Any, script: Any, tmp_path: Path
+) -> None:
+    """SIGUSR1 to the launcher in the first epoch, SIGTERM to it later; exit status 75, no step lost, none twice."""
+    path = script(RESUMES)
+    alone = subprocess.run(
+        [sys.executable, path], capture_output=True, text=True, check=True, cwd=tmp_path, timeout=deadline(120),
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    )  # fmt: skip
+    together: list[str] = []
+    for number, after in ((signal.SIGUSR1, "step 3"), (signal.SIGTERM, "step 11"), (None, None)):
+        pause = {} if number is None else {"STEP_S": "0.3"}
+        process = hocket("run", "-n", "2", path, cwd=tmp_path, env={**os.environ, **pause, "TMPDIR": str(tmp_path)})
+        out = ""
+        if number is not None:
+            for line in process.stdout:
+                out += line
+                if f"{after} " in line:
+                    process.send_signal(number)
+                    break
+        rest, err = process.communicate(timeout=deadline(120))
+        assert process.returncode == (75 if number else 0), err
+        if number is not None:
+            assert f"hocket: {number.name}: a checkpoint is in checkpoint" in err
+        together += losses(out + rest)
+    assert together == losses(alone.stdout)
+    assert len(together) == 24
+
+
+@pytest.mark.usefixtures("slurm")
+def test_a_job_near_its_time_limit_is_queued_again_and_goes_on(script: Any, tmp_path: Path) -> None:
+    path = script(RESUMES)
+    alone = subprocess.run(
+        [sys.executable, path], capture_output=True, text=True, check=True, cwd=tmp_path, timeout=deadline(120),
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    )  # fmt: skip
+    command = step_command([path], 1, {**ALLOCATION, "SLURM_JOB_CPUS_PER_NODE": "1(x2)"})
+    assert command is not None
+    text = batch_script(command, {"SLURM_JOB_NUM_NODES": "2"})
+    # Slurm sends the signal up to a minute early: of a limit of two minutes, with 65 s or more left.
+    text = text.replace("--signal=USR1@90", "--signal=USR1@65\n#SBATCH --time=2")
+    text = text.replace("srun ", "export STEP_S=$((SLURM_RESTART_COUNT > 0 ? 0 : 6))\nsrun ")
+    (tmp_path / "job.sh").write_text(text)
+    asked = ["sbatch", "--wait", f"--output={tmp_path}/out", str(tmp_path / "job.sh")]
+    subprocess.run(asked, check=True, timeout=deadline(400), cwd=tmp_path, env={**os.environ, "TMPDIR": str(tmp_path)})
+    out = (tmp_path / "out").read_text()
+    print(out)
+    assert "hocket: SIGUSR1: a checkpoint is in checkpoint" in out
+    assert losses(out) == losses(alone.stdout)
 
 
 @pytest.mark.usefixtures("slurm")

@@ -9,10 +9,12 @@ if TYPE_CHECKING:
     from ._doctor import Diagnosis, examine
     from ._fabric import PlacementError, enter_fabric
     from ._failure import RankFailure
+    from ._hosts import read_hosts
     from ._kubernetes import write_manifests
     from ._launch import LaunchResult, dry_run, launch, run, threads_of_rank
     from ._meeting import LaunchError
     from ._slurm import batch_script, step_command
+    from ._ssh import examine_hosts
 
 _HOMES = {
     "ArgumentError": "_arguments",
@@ -28,9 +30,11 @@ _HOMES = {
     "dry_run": "_launch",
     "enter_fabric": "_fabric",
     "examine": "_doctor",
+    "examine_hosts": "_ssh",
     "launch": "_launch",
     "leftovers": "_clean",
     "parse_arguments": "_arguments",
+    "read_hosts": "_hosts",
     "remove_leftover": "_clean",
     "run": "_launch",
     "step_command": "_slurm",
@@ -40,8 +44,9 @@ _HOMES = {
 
 __all__ = [
     "ArgumentError", "Diagnosis", "LaunchArguments", "LaunchError", "LaunchResult", "Leftover", "PlacementError",
-    "RankFailure", "argument_parser", "batch_script", "dry_run", "enter_fabric", "examine", "launch", "leftovers",
-    "parse_arguments", "remove_leftover", "run", "step_command", "threads_of_rank",
+    "RankFailure", "argument_parser", "batch_script", "dry_run", "enter_fabric", "examine", "examine_hosts", "launch",
+    "leftovers",
+    "parse_arguments", "read_hosts", "remove_leftover", "run", "step_command", "threads_of_rank",
     "write_manifests",
 ]  # fmt: skip
 

@@ -160,7 +160,7 @@ def argument_parser() -> argparse.ArgumentParser:
         "--no-preflight",
         dest="preflight",
         action="store_false",
-        help="do not refuse hosts with another Python, torch, hocket or script than the first",
+        help="do not measure the links between hosts, and start also on hosts that differ from the first",
     )
     directory = group.add_mutually_exclusive_group()
     directory.add_argument(

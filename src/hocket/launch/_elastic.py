@@ -296,6 +296,11 @@ class EndingSignals(AbstractContextManager["EndingSignals"]):
             self._before = {number: signal.getsignal(number) for number in _ENDING}
         return self
 
+    def pass_on(self, number: signal.Signals, send: Callable[[int], None]) -> None:
+        """Call `send` when this signal comes, which ends nothing here."""
+        if self._before:
+            self._before[number] = signal.signal(number, lambda number, _: send(number))
+
     def ignore(self) -> None:
         """From here on nothing interrupts."""
         for number in self._before:

@@ -8,7 +8,6 @@ import resource
 import shutil
 import socket
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,7 @@ def versions(script: str | None) -> dict[str, str | None]:
 
 
 def resources() -> dict[str, Any]:
-    """Return what this host has, sizes in bytes, and what its clock shows, without importing torch."""
+    """Return what this host has, sizes in bytes, without importing torch."""
     lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
     memory, free = (int(lines[key].split()[0]) * 1024 for key in ("MemTotal", "MemAvailable"))
     with contextlib.suppress(OSError, ValueError):  # a container's limit
@@ -44,7 +43,6 @@ def resources() -> dict[str, Any]:
         "dev_shm_free": shared.free if shared else 0,
         "open_files": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         "gpus": _gpus(),
-        "clock_s": time.time(),
         "host": socket.gethostname(),
     }
 

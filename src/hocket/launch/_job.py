@@ -4,6 +4,7 @@ import contextlib
 import os
 import secrets
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -12,6 +13,9 @@ from typing import Self
 from hocket import _sweep
 
 WARDEN_GRACE_S = 3.0  # between SIGTERM and SIGKILL for ranks whose launcher was killed
+SAVED = 75  # exit status, EX_TEMPFAIL of <sysexits.h>: the ranks have saved; start it again, and it goes on
+SAVED_MARK = "HOCKET_SAVED_MARK"  # a file that says so instead, for launchers whose statuses must all be 0
+PASSED_ON = signal.SIGUSR1  # ends nothing here; by it Slurm's --signal tells that the time limit is near
 _PREFIX = "hocket-job-"
 
 

@@ -20,7 +20,7 @@ from ._child import Child
 from ._console import Output, Terminal, outputs
 from ._elastic import EndingSignals, FailedRank, Interrupted, JobListener, StartedRank, run_ranks
 from ._failure import RankFailure, describe, in_order, read_failure
-from ._job import Job
+from ._job import PASSED_ON, SAVED, SAVED_MARK, Job
 from ._meeting import LaunchError
 from ._merge import Merger, RankStream
 from ._run_directory import RUN_VARIABLE, LaunchDirectory, worth_saying
@@ -37,9 +37,11 @@ class LaunchResult:
     """How a launch ended.
 
     Attributes:
-        outcome: "finished", "failed", "interrupted", "timed-out", or "output-closed" (nobody read what we print).
-        exit_code: 0; the first failing rank's status, or 128 plus the number of the signal that killed it; 128 plus
-            the number of the signal that interrupted the launcher; 124 after the time-out; 141 if nobody reads.
+        outcome: "finished", "failed", "interrupted", "timed-out", "saved" (the ranks were told to end, and have written
+            a checkpoint from which the same command goes on), or "output-closed" (nobody read what we print).
+        exit_code: 0; 75 if "saved" (0 where HOCKET_SAVED_MARK names a file to be made instead); the first failing
+            rank's status, or 128 plus the number of the signal that killed it; 128 plus the number of the signal that
+            interrupted the launcher; 124 after the time-out; 141 if nobody reads.
         nproc: Ranks on this host.
         wall_s: Seconds from the call to the end.
         restarts: How often the ranks were started again.
@@ -116,6 +118,7 @@ def run(arguments: LaunchArguments, stdout: BinaryIO | None = None, stderr: Bina
         flags.log_dir = flags.log_dir or os.path.join(directory.path, "logs")
     with EndingSignals() as signals, Job() as job, Merger(arguments.grace_s) as merger:
         ours = _RunningJob(arguments, job, merger, out, err, directory)
+        signals.pass_on(PASSED_ON, ours.pass_on)
         try:
             ours.say_threads()
             if arguments.aggregate:
@@ -129,6 +132,11 @@ def run(arguments: LaunchArguments, stdout: BinaryIO | None = None, stderr: Bina
             outcome, code = ended.outcome, ended.exit_code
         finally:
             signals.ignore()
+            if outcome in ("finished", "interrupted") and os.path.exists(ours.saved_file):
+                outcome, code = "saved", SAVED
+                if SAVED_MARK in os.environ:  # srun would kill the launchers that end later than the first that fails
+                    open(os.environ[SAVED_MARK], "w").close()
+                    code = 0
             ours.explain()
             job.end()
     if outcome == "finished" and ours.failures:
@@ -245,6 +253,8 @@ class _RunningJob(JobListener):
         self._merger = merger
         self._directory = directory
         self._attempts = 0
+        self._pids: list[int] = []
+        self.saved_file = os.path.join(job.directory, "saved")
         self._outputs = {"stdout": out, "stderr": err}
         self._began_s = time.time()
         self._deadline_s = None if arguments.timeout_s is None else time.monotonic() + arguments.timeout_s
@@ -297,6 +307,7 @@ class _RunningJob(JobListener):
         self._attempts += 1
         for local_rank, environment in environments.items():
             environment[JOB_VARIABLE] = self._job.name
+            environment["HOCKET_SAVED_FILE"] = self.saved_file
             if threads is not None:
                 environment["OMP_NUM_THREADS"] = str(threads)
             placement, rank = self._arguments.placement, int(environment["RANK"])
@@ -359,10 +370,16 @@ class _RunningJob(JobListener):
         self.restarts = attempt
         self.failures = ()
         self._began_s = time.time()
-        for rank in ranks:
-            self._job.add_rank(rank.pid)
+        self._pids = [rank.pid for rank in ranks]
+        for pid in self._pids:
+            self._job.add_rank(pid)
         self._merger.close_ends()
         self._merger.watch([Child(rank.rank, rank.pid, rank.reaped_status) for rank in ranks])
+
+    def pass_on(self, number: int) -> None:
+        for pid in self._pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
 
     def check(self) -> None:
         if self._merger.broken is not None:

@@ -22,12 +22,14 @@ from typing import Any
 
 from hocket import _sweep
 
-from ._facts import versions
+from ._facts import resources, versions
 from ._hosts import MARK
+from ._probe import ProbeServer, probe
 
 _SILENCE_S = 5.0  # after which it is taken for dead, or cut off
 _GRACE_S = 2.0  # for the ranks to end by themselves then
 _REACH_S = 5.0
+_INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
 _SIOCGIFADDR = 0x8915  # <linux/sockios.h>
 
 
@@ -80,22 +82,30 @@ class _Lifeline:
 
 def main() -> None:
     """Be one host of a job."""
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # until there are ranks to pass it on to
     lifeline = _Lifeline()
     order = lifeline.order()
     os.environ.update(order["environment"])
-    facts = _facts(order)
+    facts, secret = _facts(order), order["secret"]
     address = facts["address"]
     server = socket.create_server(("", 0)) if order["index"] == 0 else None
     facts["port"] = server.getsockname()[1] if server else 0
     if (interface := _interface(address)) and interface != "lo":
-        for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME"):
+        for name in _INTERFACES:
             os.environ.setdefault(name, interface)
+    prober = ProbeServer(secret)
+    facts["probe_port"] = prober.port
     _say(facts)
-    order = lifeline.order()
-    if server is None:
-        _say(_reach(order["master_addr"], order["master_port"]))
-        order = lifeline.order()
-    else:
+    while "arguments" not in (order := lifeline.order()):
+        if "probe" in order:
+            address, port = order["probe"]
+            _say(probe(address, port, secret))
+        elif "clock" in order:
+            _say({"clock_s": time.time()})
+        else:
+            _say(_reach(order["master_addr"], order["master_port"]))
+    prober.close()
+    if server is not None:
         server.close()
     threading.Thread(target=lifeline.follow, name="hocket-lifeline", daemon=True).start()
     os.environ.setdefault("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", order["prefix"])
@@ -125,7 +135,11 @@ def _facts(order: dict[str, Any]) -> dict[str, Any]:
             f"the working directory {order['directory']} is not there ({error.strerror}); share it, or copy it"
         )
     facts["shared"] = order["shared"] is not None and os.path.exists(order["shared"])
-    return {**facts, "versions": versions(order["script"])}
+    has = [name for _, name in socket.if_nameindex()]
+    named = {name: os.environ[name] for name in _INTERFACES if name in os.environ}
+    facts["interfaces"] = {name: word for name, word in named.items() if word.isalnum() and word not in has}
+    facts["has_interfaces"] = has
+    return {**facts, "versions": versions(order["script"]), "resources": resources()}
 
 
 def _address() -> str:

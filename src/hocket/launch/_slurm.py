@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 
 from hocket._tasks import described, meeting_place, tasks_per_node
 
+from ._job import SAVED_MARK
+
 
 def become_node(flags: Namespace) -> None:
     """Where srun or mpirun has started a `hocket run` on each host, make them one job: as with --nnodes and the rest.
@@ -53,8 +55,23 @@ def step_command(words: Sequence[str], nproc: int, environment: Mapping[str, str
 
 
 def batch_script(command: Sequence[str], environment: Mapping[str, str]) -> str:
-    """Return a script for sbatch that does the same in an allocation like this one."""
+    """Return a script for sbatch that does the same in an allocation like this one.
+
+    90 s before the time limit its ranks get SIGUSR1; a job whose ranks have saved then (`Trainer.resume`) is queued
+    again, and so is one that is preempted.
+    """
     wanted = {"nodes": "SLURM_JOB_NUM_NODES", "ntasks-per-node": None, "partition": "SLURM_JOB_PARTITION"}
     values = {key: environment.get(name) if name else ranks_of_node(environment) for key, name in wanted.items()}
-    head = [f"#SBATCH --{key}={value}" for key, value in values.items() if value]
-    return "\n".join(["#!/bin/sh", *head, f"exec {shlex.join(command)}"])
+    head = [f"--{key}={value}" for key, value in values.items() if value]
+    head += ["--requeue", "--signal=USR1@90", "--open-mode=append"]
+    return "\n".join(
+        [
+            "#!/bin/sh",
+            *(f"#SBATCH {flag}" for flag in head),
+            f'export {SAVED_MARK}="${{TMPDIR:-/tmp}}/hocket-saved-$SLURM_JOB_ID"',
+            shlex.join(command),
+            "status=$?",
+            f'if rm "${SAVED_MARK}" 2>/dev/null; then scontrol requeue "$SLURM_JOB_ID"; fi  # the ranks have saved',
+            "exit $status",
+        ]
+    )

@@ -13,7 +13,8 @@ import sys
 import tarfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, BinaryIO
 
@@ -22,9 +23,12 @@ from hocket.comm import rendezvous
 from ._arguments import LaunchArguments
 from ._child import Child
 from ._console import outputs
+from ._doctor import Diagnosis
 from ._hosts import BEAT_S, MARK, passed_on
+from ._job import PASSED_ON, SAVED
 from ._meeting import LaunchError
 from ._merge import Merger, RankStream
+from ._preflight import compare, judge, rounds
 from ._run_directory import LaunchDirectory, worth_saying
 
 _READY_S = 60.0  # for a host to import Python and say what it is; a shared disk may be slow
@@ -91,12 +95,14 @@ class _Signals:
 
     def __init__(self) -> None:
         self.arrived: list[signal.Signals] = []
+        self.to_pass_on: list[int] = []  # those that end nothing here
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> "_Signals":
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
             if signal.getsignal(number) != signal.SIG_IGN:
                 self._before[number] = signal.signal(number, lambda n, _: self.arrived.append(signal.Signals(n)))
+        self._before[PASSED_ON] = signal.signal(PASSED_ON, lambda number, _: self.to_pass_on.append(number))
         # A launcher that is stopped gives no signs of life, and the hosts would end the job.
         self._before[signal.SIGTSTP] = signal.signal(signal.SIGTSTP, signal.SIG_IGN)
         return self
@@ -134,7 +140,7 @@ def run_on_hosts(
                 paths = {stream: merger.pipe(RankStream(lines[stream], b"")) for stream in ("stderr",)}
                 hosts.append(_Host(name, ranks, _command(arguments, name), paths))
             threading.Thread(target=_beat, args=(hosts, ended), daemon=True).start()
-            _prepare(arguments, hosts, lambda line: err.lines(b"", [line]), say, directory)
+            _refuse(_prepare(arguments, hosts, lambda line: err.lines(b"", [line]), directory), arguments, say)
             first = hosts[0].facts
             say(
                 f"{sum(arguments.hosts.values())} ranks on {len(hosts)} hosts, which meet at "
@@ -175,17 +181,29 @@ def _remote(arguments: LaunchArguments, host: str, command: list[str]) -> list[s
     return [*shlex.split(arguments.ssh), *_OPTIONS, host, "--", shlex.join(["exec", *command])]
 
 
+def _refuse(found: Iterator[Diagnosis], arguments: LaunchArguments, say: Callable[[str], None]) -> None:
+    """Say what was found; raise LaunchError for what training would fail of."""
+    for one in found:
+        if one.status == "error" and arguments.preflight:
+            raise LaunchError(f"{one.found}; {one.remedy}, or skip this check with --no-preflight")
+        say(one.found if one.remedy is None else f"{one.found} ({one.remedy})")
+
+
 def _prepare(
     arguments: LaunchArguments,
     hosts: list[_Host],
     noise: Callable[[bytes], None],
-    say: Callable[[str], None],
     directory: LaunchDirectory | None,
-) -> None:
-    """Let every host say what it is, compare, and see that each reaches the first."""
+) -> Iterator[Diagnosis]:
+    """Let every host say what it is, compare, see that each reaches the first, and measure how fast they reach others.
+
+    Raises:
+        LaunchError: A host is not reached.
+    """
     secret = rendezvous.job_secret() or secrets.token_hex(32).encode()  # by which they know each other
     order = {
         "environment": {**passed_on(), **arguments.environment, rendezvous.SECRET_VARIABLE: secret.decode()},
+        "secret": secret.decode(),
         "directory": os.getcwd(),
         "script": arguments.target if arguments.kind == "script" else None,
         "shared": None if directory is None else os.path.join(directory.path, "run.json"),
@@ -196,16 +214,10 @@ def _prepare(
         host.facts = host.hear(noise)
         if host.facts["problem"]:
             raise LaunchError(f"{host.name}: {host.facts['problem']}")
-    first = hosts[0]
-    for host in hosts[1:]:
-        for name, version in first.facts["versions"].items():
-            other = host.facts["versions"][name]
-            if other != version:
-                text = f"{name} is {version} on {first.name} and {other} on {host.name}"
-                if arguments.preflight:
-                    raise LaunchError(f"{text}; make them alike, or skip this check with --no-preflight")
-                say(text)
-    address, port = first.facts["address"], first.facts["port"]
+    for host in hosts:
+        host.tell({"clock": True})
+        host.facts["ahead_s"] = host.hear(noise)["clock_s"] - time.time()
+    address, port = hosts[0].facts["address"], hosts[0].facts["port"]
     for host in hosts[1:]:
         host.tell({"master_addr": address, "master_port": port})
     for host in hosts[1:]:
@@ -215,6 +227,42 @@ def _prepare(
                 f"{host.name} {found['problem']}. A firewall may stand between them, or {address} be an address of "
                 "another network: name the first host by the address that the others reach"
             )
+    yield from compare({host.name: host.facts for host in hosts})
+    if arguments.preflight:
+        links = {}
+        for pairs in rounds(len(hosts)):
+            for sender, receiver in pairs:
+                facts = hosts[receiver].facts
+                hosts[sender].tell({"probe": [facts["address"], facts["probe_port"]]})
+            for sender, receiver in pairs:
+                facts = hosts[receiver].facts
+                to = f"{facts['address']}, port {facts['probe_port']}"
+                links[hosts[sender].name, hosts[receiver].name] = {**hosts[sender].hear(noise), "to": to}
+        yield from judge([host.name for host in hosts], links)
+
+
+def examine_hosts(hosts: Mapping[str, int], ssh: str) -> Iterator[Diagnosis]:
+    """Look at these hosts as `hocket run --hosts` does before it starts anything; yield what is found.
+
+    Raises:
+        LaunchError: One is not reached by ssh, or does not reach the first.
+    """
+    arguments = LaunchArguments(Namespace(), 1, "command", "true", (), hosts=hosts, ssh=ssh)
+    ended, reached = threading.Event(), []
+    try:
+        for name, ranks in hosts.items():
+            reached.append(_Host(name, ranks, _command(arguments, name), {"stderr": os.devnull}))
+        threading.Thread(target=_beat, args=(reached, ended), daemon=True).start()
+        yield from _prepare(arguments, reached, lambda _: None, None)
+        for host in reached:
+            has = host.facts["resources"]
+            yield Diagnosis(
+                host.name, "ok", f"{has['host']} at {host.facts['address']}: {has['cores']} cores, "
+                f"{has['memory'] / 2**30:.1f} GiB, {len(has['gpus'])} GPUs, torch {host.facts['versions']['torch']}",
+            )  # fmt: skip
+    finally:
+        ended.set()
+        _end(reached, signal.SIGTERM, 0.0)
 
 
 def _node_arguments(
@@ -278,15 +326,20 @@ def _follow(
             return "interrupted", 128 + number
         if deadline_s is not None and time.monotonic() > deadline_s:
             return "timed-out", 124
+        while signals.to_pass_on:
+            passed = signals.to_pass_on.pop()
+            for host in hosts:
+                host.tell({"signal": passed})
         statuses = [host.process.poll() for host in hosts]
-        bad = [(host, status) for host, status in zip(hosts, statuses, strict=True) if status]
+        bad = [(host, status) for host, status in zip(hosts, statuses, strict=True) if status not in (None, 0, SAVED)]
         if bad:
             host, status = bad[0]
+            assert status is not None
             what = "the connection to it is lost" if status == _LOST else f"exit status {status}"
             say(f"{host.name} failed: {what}; the other hosts are ended")
             return "failed", 1 if status == _LOST else status if status > 0 else 128 - status
-        if all(status == 0 for status in statuses):
-            return "finished", 0
+        if None not in statuses:
+            return ("saved", SAVED) if SAVED in statuses else ("finished", 0)
         time.sleep(0.05)
 
 

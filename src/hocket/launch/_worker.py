@@ -42,6 +42,7 @@ def main() -> None:
             os.dup2(null.fileno(), 0)
     if kind == "command":
         _become([target, *arguments])
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # Slurm sends it to all processes; who saves then sets a handler
     # Python put this file's directory first; what belongs there is the user's.
     if not sys.flags.safe_path:
         del sys.path[0]

@@ -22,7 +22,7 @@ from hocket.units import parse_bytes
 from ..batches import BatchPart, BatchSplitter, DistributedLoader, Keywords, LossForm, LossTally, SharedLoader
 from ..data import Relaxation
 from ..mesh import world as _world
-from ..state import IncompatibleKeys, StateBytes, clip, deferred, process_memory
+from ..state import IncompatibleKeys, StateBytes, checkpoint, clip, deferred, process_memory
 from ..state.optim import TrustRatios
 from . import _in_and_out
 from ._bucket_trial import BucketTrial
@@ -32,6 +32,7 @@ from ._divide import sample_inputs
 from ._loss_check import LossCheck
 from ._passes import loss_of_model
 from ._predict import Predictor, is_loader, joined
+from ._preemption import Preemption
 from ._step_errors import StepErrors
 from ._step_log import StepLog
 
@@ -138,6 +139,7 @@ class Trainer:
         if world.rank == 0:
             self.plan.keep()
         self._predictor = Predictor(self._composition, sample_inputs(sample, self.plan), taken)
+        self._preemption: Preemption | None = None
         self._loaders: list[SharedLoader] = []
         self._positions: list[dict[str, Any]] = []
 
@@ -158,7 +160,7 @@ class Trainer:
         shared = self._shared(loader)
         if self._relaxation is not None:
             return self._relaxation.batches(shared)
-        return iter(shared)
+        return iter(shared) if self._preemption is None else self._preemption.batches(shared)
 
     def step(self, batch: Any) -> torch.Tensor:
         """One step of training: forward, backward, and the update of the weights.
@@ -176,6 +178,8 @@ class Trainer:
             StageError: a stage of the pipeline has failed, on every rank; without a pipeline ranks get a CommError
                 that has the error of the one that has failed.
         """
+        if self._preemption is not None and not self._preemption.inside:
+            self._preemption.check()
         self._check_known()
         # Where synchronisation is relaxed, not all workers may get a batch.
         with self._errors.told() if self._relaxation is None else nullcontext():
@@ -332,6 +336,35 @@ class Trainer:
         for shared, position in zip(self._loaders, self._positions, strict=False):
             shared.resume(position)
         return extra
+
+    def resume(self, path: str | Path, extra: Callable[[], Any] | None = None) -> Any:
+        """Goes on where a run was told to end, if one was, and saves there should this one be; a collective operation.
+
+        From here on SIGTERM and SIGUSR1 (a preemption, Slurm's `--signal=USR1@90`, an eviction, `kill`) write a
+        checkpoint after the step that all ranks have made, and end the program: with exit status 75, or, under `hocket
+        run`, so that this gives 75. What the program does with a batch of `batches` is done before that.
+
+        Args:
+            path: a directory for the checkpoint.
+            extra: gives what is to be kept with it, when that is saved: the number of the epoch, a schedule's state.
+
+        Returns:
+            What `extra` gave in the run before; None where there is no checkpoint yet.
+
+        Raises:
+            ValueError: the plan relaxes synchronisation, so that ranks make different steps; or this is no main thread.
+            CheckpointError: as `load`.
+        """
+        if self._relaxation is not None:
+            raise ValueError(
+                f"resume: under synchronisation {self.plan.synchronisation!r} ranks make different steps, and have "
+                "none after which all could save; synchronise every step, or call save and load at the end of an epoch"
+            )
+        there = any(self._mesh.whole.from_all(checkpoint.exists(Path(path))))
+        found = self.load(path) if there else None
+        given = extra or (lambda: None)
+        self._preemption = Preemption(self._mesh.whole, Path(path), lambda: self.save(path, given()))
+        return found
 
     # --- weights ----------------------------------------------------------------------------------------------------
 

@@ -88,6 +88,12 @@ def write(
         raise CheckpointError(f"the checkpoint {said!r} cannot be written: {error}") from None
 
 
+def exists(path: Path) -> bool:
+    """Return whether there is something to read: a checkpoint, or what is left of one."""
+    there = standing(path, is_whole)
+    return there.is_file() or (there.is_dir() and any(there.iterdir()))
+
+
 def _make_space(path: Path, new: Path) -> None:
     """Remove what a save that was killed has left, but not the only checkpoint that there is."""
     there = standing(path, is_whole)

@@ -1,0 +1,96 @@
+"""How fast one host of a job reaches another, measured over plain TCP before anything starts. Standard library only."""
+
+import contextlib
+import hmac
+import socket
+import statistics
+import threading
+import time
+from typing import Any
+
+_CONNECT_S = 5.0
+_SEND_S = 0.25
+_MOST_S = 15.0  # for what is under way on a slow link to arrive
+_BLOCK = bytes(1 << 16)
+_PINGS = 15
+_HELLO = b"hocket probe"
+
+
+class ProbeServer:
+    """Answers the job's other hosts at a free port until it is closed; who does not know the secret is cut off."""
+
+    def __init__(self, secret: str) -> None:
+        self._token = _token(secret)
+        self._server = socket.create_server(("", 0))
+        self.port: int = self._server.getsockname()[1]
+        threading.Thread(target=self._serve, name="hocket-probe", daemon=True).start()
+
+    def close(self) -> None:
+        """Answer no more."""
+        with contextlib.suppress(OSError):
+            self._server.shutdown(socket.SHUT_RDWR)
+        self._server.close()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                connection, _ = self._server.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._answer, args=(connection,), daemon=True).start()
+
+    def _answer(self, connection: socket.socket) -> None:
+        with connection, contextlib.suppress(OSError):
+            connection.settimeout(_MOST_S)
+            if not hmac.compare_digest(_exactly(connection, 32), self._token):
+                return
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            for _ in range(_PINGS):
+                connection.sendall(_exactly(connection, 8))
+            while connection.recv(1 << 20):
+                pass
+            connection.sendall(b"received")
+
+
+def probe(address: str, port: int, secret: str) -> dict[str, Any]:
+    """Return the latency in seconds and the rate in bytes/s to another host, or under "problem" why there is none."""
+    try:
+        connection = socket.create_connection((address, port), timeout=_CONNECT_S)
+    except OSError as error:
+        return {"problem": str(error)}
+    with connection:
+        try:
+            connection.settimeout(_MOST_S)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 18)
+            connection.sendall(_token(secret))
+            trips_s = []
+            for _ in range(_PINGS):
+                begin_s = time.perf_counter()
+                connection.sendall(_BLOCK[:8])
+                _exactly(connection, 8)
+                trips_s.append(time.perf_counter() - begin_s)
+            sent, begin_s = 0, time.perf_counter()
+            while time.perf_counter() < begin_s + _SEND_S:
+                connection.sendall(_BLOCK)
+                sent += len(_BLOCK)
+            connection.shutdown(socket.SHUT_WR)
+            _exactly(connection, 8)
+            rate_Bps = sent / (time.perf_counter() - begin_s)
+        except OSError as error:
+            return {"problem": f"the connection breaks: {error}"}
+    return {"problem": None, "latency_s": statistics.median(trips_s) / 2, "rate_Bps": rate_Bps}
+
+
+def _token(secret: str) -> bytes:
+    return hmac.digest(secret.encode(), _HELLO, "sha256")
+
+
+def _exactly(connection: socket.socket, nbytes: int) -> bytes:
+    found = b""
+    while len(found) < nbytes:
+        chunk = connection.recv(nbytes - len(found))
+        if not chunk:
+            raise ConnectionResetError("closed by the other side")
+        found += chunk
+    return found

@@ -1,0 +1,95 @@
+"""A job that is told to end (time limit, preemption) saves a checkpoint first, after the same step on all ranks."""
+
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any, Final
+
+from ..batches import SharedLoader
+from ..mesh import World
+
+SIGNALS: Final = (signal.SIGTERM, signal.SIGUSR1)  # of launchers and of Slurm; the latter as --signal=USR1@90 says
+SAVED: Final = 75  # exit status: EX_TEMPFAIL of <sysexits.h>, "try again later"
+_SAVED_FILE = "HOCKET_SAVED_FILE"  # where the launcher looks whether its ranks have ended so
+_EVERY_S = 0.25  # between two questions to all ranks
+_MOST_STEPS = 32  # as many steps at most: they may become longer
+
+
+class Preemption:
+    """Notes signals, and between two batches saves and ends the program if any rank has got one.
+
+    Args:
+        world: All ranks; they must all make one, and then take the same batches.
+        path: Where the checkpoint goes.
+        save: Writes it; a collective operation.
+
+    Raises:
+        ValueError: This is not the main thread, the only one that hears of signals.
+    """
+
+    def __init__(self, world: World, path: Path, save: Callable[[], None]) -> None:
+        self.inside = False  # whether batches of a loader are being taken
+        self._world = world
+        self._path = path
+        self._save = save
+        self._told = 0
+        self._calls = self._due = 0
+        self._apart = 1  # calls between the last two questions
+        self._asked_s = time.monotonic()
+        for number in SIGNALS:
+            signal.signal(number, self._note)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        del frame
+        self._told = number
+
+    def batches(self, shared: SharedLoader) -> Iterator[Any]:
+        """Yield a loader's batches of an epoch; what the program does with one is done before anything is saved.
+
+        After the last batch nothing is saved, since the epoch's number is the program's: the next epoch begins with it.
+        """
+        self.inside = True
+        try:
+            self.check()
+            for part in shared:
+                yield part
+                if shared.position()["batch"]:
+                    self.check()
+        finally:
+            self.inside = False
+
+    def check(self) -> None:
+        """Ask all ranks now and then; a collective operation.
+
+        Raises:
+            SystemExit: One was told to end, and the checkpoint is written.
+        """
+        self._calls += 1
+        if self._calls <= self._due:
+            return
+        now_s = time.monotonic()
+        told = self._world.from_all((self._told, (now_s - self._asked_s) / self._apart))
+        self._asked_s = now_s
+        slowest_s = max(seconds for _, seconds in told)
+        # The first step may be short or long as no other is: from one call to many in doublings.
+        self._apart = max(1, min(_MOST_STEPS, 2 * self._apart, int(_EVERY_S / max(slowest_s, 1e-6))))
+        self._due = self._calls + self._apart - 1
+        number = max(number for number, _ in told)
+        if number:
+            self._end(signal.Signals(number).name)
+
+    def _end(self, name: str) -> None:
+        self._save()
+        if self._world.rank == 0:
+            text = f"hocket: {name}: a checkpoint is in {self._path}; the same command goes on from there"
+            print(text, file=sys.stderr, flush=True)
+        if (file := os.environ.get(_SAVED_FILE)) is None:
+            raise SystemExit(SAVED)
+        with contextlib.suppress(OSError):
+            Path(file).write_text(name)
+        raise SystemExit(0)
