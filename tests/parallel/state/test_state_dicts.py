@@ -221,3 +221,30 @@ def test_transformers_loads_what_was_written_and_its_own_folders_come_in(tmp_pat
     other = transformers.GPT2LMHeadModel(config)
     trainer_of(other).load_state_dict(tmp_path / "theirs")
     assert same(dict(model.state_dict()), dict(other.state_dict()))
+
+
+def test_what_transformers_renames_and_joins_comes_in_as_it_loads_it(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    more = {"num_key_value_heads": 2, "num_local_experts": 2, "vocab_size": 20}
+    config = transformers.MixtralConfig(**sizes, **more)
+    model, other = transformers.MixtralForCausalLM(config), transformers.MixtralForCausalLM(config)
+    model.save_pretrained(tmp_path / "theirs")
+    assert any("experts.0" in key for key in hocket.read_state_dict(tmp_path / "theirs"))  # and one tensor in the model
+    assert trainer_of(other).load_state_dict(tmp_path / "theirs") == ([], [])
+    assert same(dict(model.state_dict()), dict(other.state_dict()))
+    (tmp_path / "theirs" / "config.json").unlink()
+    with pytest.raises(CheckpointError, match="has no"):
+        trainer_of(other).load_state_dict(tmp_path / "theirs")
+
+
+def test_what_transformers_would_draw_anew_is_missing(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(n_layer=1, n_embd=8, n_head=2, vocab_size=19, bos_token_id=0, eos_token_id=0)
+    transformers.GPT2Model(config).save_pretrained(tmp_path / "theirs")
+    model = transformers.GPT2ForSequenceClassification(config)
+    before = model.score.weight.detach().clone()
+    with pytest.raises(CheckpointError, match="has no 'score.weight'"):
+        trainer_of(model).load_state_dict(tmp_path / "theirs")
+    assert trainer_of(model).load_state_dict(tmp_path / "theirs", strict=False).missing_keys == ["score.weight"]
+    assert torch.equal(model.score.weight, before)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -73,9 +74,21 @@ def load_state_dict(
 ) -> sources.IncompatibleKeys:
     """See `Trainer.load_state_dict`."""
     outline, world = composition.outline, composition.mesh.whole
-    found, computed = sources.load_weights(given, composition.shards(), outline, world, strict=strict)
+    convert = partial(_converted, composition.model)
+    found, computed = sources.load_weights(given, composition.shards(), outline, world, strict=strict, convert=convert)
     _set(composition, computed)
     return found
+
+
+def _converted(model: Any, folder: Path) -> dict[str, Any] | None:
+    """Return the weights of a folder as transformers loads them: it renames and joins tensors of some architectures."""
+    kinds = (kind for kind in type(model).__mro__ if kind.__module__.startswith("transformers.models."))
+    kind: Any = next(kinds, None)
+    if kind is None or not (folder / "config.json").exists():
+        return None
+    made, about = kind.from_pretrained(folder, config=model.config, output_loading_info=True, local_files_only=True)
+    lacking = {*about["missing_keys"], *(key for key, *_ in about["mismatched_keys"])}  # it has drawn these
+    return {key: value for key, value in made.state_dict().items() if key not in lacking}
 
 
 def save_model(composition: Composition, folder: Path, max_shard_nbytes: int) -> None:

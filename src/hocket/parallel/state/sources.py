@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -113,6 +113,7 @@ def load_weights(
     world: World,
     *,
     strict: bool,
+    convert: Callable[[Path], Mapping[str, Any] | None] = lambda _: None,
 ) -> tuple[IncompatibleKeys, dict[str, Any]]:
     """Overwrite what every rank holds of a model's weights; a collective operation. Rank 0's source counts.
 
@@ -122,6 +123,7 @@ def load_weights(
         outline: Of the model.
         world: All ranks.
         strict: Whether keys must be those of the model.
+        convert: Gives rank 0 the state dict of a folder whose keys are not those of the model, or None.
 
     Returns:
         What was not loaded, and what else than tensors was given.
@@ -136,6 +138,8 @@ def load_weights(
     with alike(world):
         if world.rank == 0:
             source = open_weights(given)
+            if isinstance(source, SafetensorsReader) and not outline.is_told_by({*source.tensors, *source.tied}):
+                source = _StateDict(found) if (found := convert(Path(str(given)))) else source
             table = source.tensors, source.tied, getattr(source, "others", None), said
     tensors, tied, others, said = world.from_root(table)
     left_out = [] if others is None else [key for key in outline.computed if key not in others]

@@ -63,6 +63,10 @@ class ModelOutline:
         computed = tuple(key for key in state if key not in keys)
         return cls(tensors, keys, computed, tuple(state), groups, getattr(state, "_metadata", None))
 
+    def is_told_by(self, keys: Collection[str]) -> bool:
+        """Return whether these keys of a state dict are this model's, and say all of its tensors."""
+        return all(key in self.keys for key in keys) and {self.keys[key] for key in keys} == self.tensors.keys()
+
     def computed_state(self, model: torch.nn.Module, world: World) -> dict[str, Any]:
         """Return what modules keep besides tensors; a collective operation.
 
