@@ -1,12 +1,12 @@
 """What a run says for itself: who was late and why, what hung, and what costs most; one sentence each."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
 
-from hocket.profile import SAMPLE, STEP, InGroup, LiveRank, RankRun, RunRecord, short_place
+from hocket.profile import SAMPLE, STEP, LiveRank, RankRun, RunRecord, short_place
 
 from ._parts import BUBBLE, CHECKPOINT, COLLECTOR, COMPUTATION, DATA, Array, Parts
 from ._replay import Replay
@@ -78,7 +78,10 @@ def _died(run: RunRecord, now: Sequence[LiveRank]) -> list[Verdict]:
     """Find ranks that were gone while others waited for them, or long before the others were."""
     last_s = max(one.last_s for one in run.ranks)
     live = {one.rank: one for one in now}
-    begun = {(g.name, g.ranks): _most(live.values(), g) for one in live.values() for g in one.groups}
+    begun: dict[tuple[str, tuple[int, ...]], int] = {}  # the latest operation of a group that any rank has begun
+    for one in now:
+        for g in one.groups:
+            begun[g.name, g.ranks] = max(begun.get((g.name, g.ranks), 0), g.started)
     gone = [
         one
         for one in run.ranks
@@ -102,11 +105,6 @@ def _died(run: RunRecord, now: Sequence[LiveRank]) -> list[Verdict]:
         )
         for one in gone[:3]
     ]
-
-
-def _most(ranks: Iterable[LiveRank], group: InGroup) -> int:
-    """Return the latest operation of a group that any rank has begun."""
-    return max(g.started for one in ranks for g in one.groups if (g.name, g.ranks) == (group.name, group.ranks))
 
 
 def _straggler(parts: Parts) -> list[Verdict]:
