@@ -118,7 +118,8 @@ def main() -> None:
     except (ArgumentError, LaunchError) as error:
         raise SystemExit(f"hocket run: {error}") from None
     sys.stdout.flush()
-    raise SystemExit(result.exit_code)
+    sys.stderr.flush()
+    os._exit(result.exit_code)  # all is cleaned up, and the end of a store waits for a host that is cut off
 
 
 def _say(message: dict[str, Any]) -> None:

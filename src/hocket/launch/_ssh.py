@@ -36,6 +36,7 @@ _OPTIONS = (
     "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=8", "-o", "ServerAliveInterval=1", "-o", "ServerAliveCountMax=4",
 )  # fmt: skip
 _LATE_S = 3.0  # beyond the ranks' grace, for a host to end what it has, before its connection is cut
+_LOST_S = 1.0  # for the others to end after a host is lost, before their ranks get 2 s more, and SIGKILL
 _KEEP_S = 60.0  # for a host to send its logs and records
 _LOST = 255  # as ssh says that its connection has failed
 
@@ -165,7 +166,9 @@ def run_on_hosts(
             return _follow(arguments, hosts, merger, signals, deadline_s, say)
         finally:
             merger.close_ends()
-            _end(hosts, signal.SIGTERM, arguments.grace_s + _LATE_S if started else 0.0)
+            # Where a host is cut off, the launchers of others may wait for it, and end when their connection does.
+            lost = any(host.process.poll() == _LOST for host in hosts)
+            _end(hosts, signal.SIGTERM, _LOST_S if lost else arguments.grace_s + _LATE_S if started else 0.0)
             ended.set()
             if directory is not None and started:
                 _keep(arguments, hosts, directory, say)
