@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -105,7 +106,7 @@ for epoch in range(state["epoch"] if state else 0, 3):
 
 def losses(text: str) -> list[str]:
     """Return what was printed of each step."""
-    return [line[line.index("step ") :] for line in text.splitlines() if "step " in line]
+    return re.findall(r"^(?:\[0\] )?(step \d+ .*)$", text, flags=re.MULTILINE)
 
 
 def test_a_job_that_is_told_to_end_saves_and_goes_on_with_the_same_losses(
@@ -137,6 +138,7 @@ def test_a_job_that_is_told_to_end_saves_and_goes_on_with_the_same_losses(
     assert len(together) == 24
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("slurm")
 def test_a_job_near_its_time_limit_is_queued_again_and_goes_on(script: Any, tmp_path: Path) -> None:
     path = script(RESUMES)
