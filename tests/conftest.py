@@ -10,6 +10,7 @@ import torch
 
 from hocket.testing import deadline, preload
 
+os.environ.setdefault("HOCKET_CALIBRATION", "off")  # nothing is kept in the home of who runs the tests
 preload("tests.preload")
 os.environ.setdefault("HOCKET_RUN_DIR", "off")  # no `hocket run` of a test leaves a directory in the checkout
 torch.set_num_threads(1)  # small tensors: several threads only wait for each other, for long where cores are busy

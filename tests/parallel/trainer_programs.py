@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import io
 from typing import Any
 
 import torch
@@ -36,7 +38,10 @@ def train_all(cases: list[tuple[str, str, Plan]]) -> list[Any]:
 
 
 def train_by_measurement() -> Any:
-    """The losses of a run by a plan that was measured, the plan, and what is said where there is too little."""
+    """The losses of a run by a plan that was measured, the plan, what is said where there is too little, and lines.
+
+    The lines are those of a second Trainer, which takes what is kept in the cache.
+    """
     model, data, loss_fn = programs.setting("mlp", torch.float64)
     optimizer = programs.OPTIMIZERS["adam"](model.parameters())
     inputs = data.tensors[0]
@@ -49,7 +54,12 @@ def train_by_measurement() -> Any:
     trainer = hocket.Trainer(model, loss_fn, optimizer, "auto", sample=inputs[: programs.BATCH])
     loader = DataLoader(data, batch_size=programs.BATCH, shuffle=True)
     losses = [float(trainer.step(batch)) for _ in range(programs.EPOCHS) for batch in trainer.batches(loader)]
-    return losses, trainer.plan.to_json(), refused
+    model, _, _ = programs.setting("mlp", torch.float64)
+    optimizer = programs.OPTIMIZERS["adam"](model.parameters())
+    with contextlib.redirect_stderr(io.StringIO()) as lines:
+        again = hocket.Trainer(model, loss_fn, optimizer, "auto", sample=inputs[: programs.BATCH])
+    same = again.plan.to_json() == trainer.plan.to_json()
+    return losses, trainer.plan.to_json(), refused, (same, lines.getvalue())
 
 
 def divide_what_was_measured() -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import sys
 import time
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from hocket.planner import AXES, Plan, PlanError, PlanFinding, search, with_reas
 from hocket.workload import trial
 
 from ._calibrate import calibrate
+from ._kept import VARIABLE, busy, keep, key_of, taken
 from ._references import Calibration
 
 
@@ -46,8 +48,7 @@ def auto_plan(model: torch.nn.Module, optimizer: Any, sample: Any, world: World)
         rule = f"the sample has {batch} of the global batch's samples, and there are {world.size} workers"
         raise PlanError("no plan was found:", [PlanFinding("sample", rule, "pass the inputs of a whole batch")])
     begin = time.perf_counter()
-    _say(world, f"an automatic plan: measuring the model and {world.size} ranks, for one to two minutes")
-    measured = calibrate(model, optimizer, inputs, world)
+    measured = _measured(model, optimizer, inputs, world)
     found: tuple[dict[str, Any] | None, str] = (None, "")
     if world.rank == 0:
         fixed: dict[str, Any] = {} if _can_split(model, inputs) else {"pipeline_parallel_degree": 1}
@@ -60,6 +61,23 @@ def auto_plan(model: torch.nn.Module, optimizer: Any, sample: Any, world: World)
     plan = Plan.from_json(document)
     _say(world, f"the plan is {plan.resolve(world.size).describe()}, found in {time.perf_counter() - begin:.0f} s")
     return plan
+
+
+def _measured(model: torch.nn.Module, optimizer: Any, inputs: Any, world: World) -> Calibration:
+    """Return the calibration that is kept of this model on these ranks, or measure and keep one."""
+    key = key_of(model, optimizer, inputs, world)
+    known = world.from_root(taken(key) if world.rank == 0 else None)
+    if known is not None:
+        _say(world, f"an automatic plan: what was measured before is taken ({VARIABLE}=again measures anew)")
+        return known
+    others = next(filter(None, world.from_all(busy())), "")
+    _say(world, f"an automatic plan: measuring the model and {world.size} ranks, for one to two minutes")
+    if others:
+        _say(world, f"others use this machine ({others}): times may come out too long, and are not kept")
+    measured = calibrate(model, optimizer, inputs, world, partial(_say, world))
+    if world.rank == 0 and not others:
+        keep(key, measured)
+    return measured
 
 
 def _say(world: World, line: str) -> None:

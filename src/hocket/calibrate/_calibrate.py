@@ -42,7 +42,13 @@ _MEASURED = Constants(
 )
 
 
-def calibrate(model: torch.nn.Module, optimizer: Any, inputs: Any, world: World | None = None) -> Calibration:
+def calibrate(
+    model: torch.nn.Module,
+    optimizer: Any,
+    inputs: Any,
+    world: World | None = None,
+    say: Callable[[str], None] = lambda line: None,
+) -> Calibration:
     """Measure a model and the ranks that are to train it; a collective operation.
 
     The model is run on each rank's part of a batch, and copies of it are trained by a few plans (`run_references`); its
@@ -53,16 +59,21 @@ def calibrate(model: torch.nn.Module, optimizer: Any, inputs: Any, world: World 
         optimizer: The user's optimizer.
         inputs: Positional inputs of a global batch (a dict: keywords), one sample a rank at the least.
         world: The ranks; all if not given.
+        say: Called with a line about each of four parts of the work when it begins, on every rank.
     """
     world = world or join()
+    say("1 of 4: the model, on one rank and on all at once")
     workload, at_once = _workload(model, optimizer, inputs, world)
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    say("2 of 4: the network")
     network, share = _network(device, world)
     network = dataclasses.replace(network, at_once=at_once)
     constants = dataclasses.replace(_MEASURED, gather_share=share, fitted_workers=world.size)
     if world.size == 1:
         return Calibration(workload, network, constants)
+    say("3 of 4: what steps, stages and shards cost besides")
     found = Calibration(workload, network, with_overheads(constants, network, device, world))
+    say("4 of 4: some plans of the model itself, a few steps each")
     runs = run_references(model, optimizer, inputs, found, world)
     if world.rank == 0:
         network, constants = fitted(runs, workload, network, found.constants, batch=samples_in(inputs))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -83,10 +84,13 @@ def test_a_plan_that_does_not_fit_is_refused_with_the_remedy() -> None:
     assert hocket.Trainer(model, loss_fn, optimizer, "auto").plan == Plan(data_parallel_degree=1)
 
 
-def test_a_plan_found_by_measurement_trains_as_one_process_and_says_why() -> None:
-    found = run_ranks(trainer_programs.train_by_measurement, 2, timeout_s=110)
+def test_a_plan_found_by_measurement_trains_as_one_process_and_says_why(tmp_path: Path) -> None:
+    kept = {"XDG_CACHE_HOME": str(tmp_path), "HOCKET_CALIBRATION": "keep"}  # although the machine may be busy
+    found = run_ranks(trainer_programs.train_by_measurement, 2, timeout_s=110, env=kept)
     losses, _, _ = one_process("mlp", "adam", Plan())
-    for each, plan, refused in found:
+    assert "what was measured before is taken" in found[0][3][1]
+    for each, plan, refused, (same, _) in found:
+        assert same
         assert each == pytest.approx(losses, rel=1e-12)
         assert plan == found[0][1]
         assert plan["data_parallel_degree"] == 2

@@ -1,0 +1,106 @@
+"""Calibrations that are kept: what they depend on, and that files of others run nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from hocket.calibrate import Calibration
+from hocket.calibrate import _kept as kept
+from hocket.parallel.mesh import World, join
+from hocket.planner import Constants, MeasuredPlan, Network, Plan
+from hocket.workload import Layer, Operation, Workload
+
+LAYER = Layer("0", "Linear", 16, 64, 64, 128, 32.0, (Operation("forward", 1e6, 64.0, 32.0),), 1e-4, 2.0000000001e-4)
+CALIBRATION = Calibration(
+    Workload("net", 8, (LAYER,), "float32", "measured", optimizer_s=1e-5),
+    Network("these ranks", 2, 1, 1e9, 1.1e-5, 1e9, 1e9, 1e-5, 0.0, 0.0, 2**33, 0.0, at_once=1.7),
+    Constants(step_s=1e-4, prefetch=False, basis="measured", fitted_workers=2),
+    (MeasuredPlan(Plan(shard="optimizer", data_parallel_degree=2), 0.012345678901234567),),
+)
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> World:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("HOCKET_CALIBRATION", raising=False)
+    return join()
+
+
+class Net(torch.nn.Module):
+    def __init__(self, width: int = 4) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(4, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x)
+
+
+def key(world: World, *, width: int = 4, rows: int = 8, kind: type[torch.optim.Optimizer] = torch.optim.Adam) -> str:
+    model = Net(width)
+    return kept.key_of(model, kind(model.parameters(), lr=0.1), (torch.rand(rows, 4),), world)
+
+
+def test_a_calibration_comes_back_as_it_was_and_for_this_user_alone(world: World, tmp_path: Path) -> None:
+    kept.keep("a" * 64, CALIBRATION)
+    assert kept.taken("a" * 64) == CALIBRATION
+    assert kept.taken("a" * 32 + "b" * 32) is None  # a file of the same name
+    (file,) = tmp_path.rglob("*.json")
+    assert file.stat().st_mode & 0o077 == 0
+
+
+def test_values_do_not_count_and_forms_do(world: World) -> None:
+    same = key(world)
+    assert key(world) == same
+    others = {key(world, width=5), key(world, rows=9), key(world, kind=torch.optim.SGD)}
+    assert len(others | {same}) == 4
+
+
+def test_threads_count(world: World) -> None:
+    before, threads = key(world), torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads + 1)
+        assert key(world) != before
+    finally:
+        torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"form": 1}', "\x80\x04\x95", '{"form": 0, "key": "%s"}' % ("c" * 64)]
+)
+def test_what_is_no_calibration_counts_as_none(world: World, tmp_path: Path, text: str) -> None:
+    kept.keep("c" * 64, CALIBRATION)
+    (file,) = tmp_path.rglob("*.json")
+    file.write_text(text)
+    assert kept.taken("c" * 64) is None
+
+
+def test_the_user_may_measure_again_or_keep_none(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept.keep("d" * 64, CALIBRATION)
+    monkeypatch.setenv("HOCKET_CALIBRATION", "again")
+    assert kept.taken("d" * 64) is None
+    kept.keep("d" * 64, dataclasses.replace(CALIBRATION, runs=()))
+    monkeypatch.setenv("HOCKET_CALIBRATION", "off")
+    assert kept.taken("d" * 64) is None
+    kept.keep("e" * 64, CALIBRATION)
+    monkeypatch.delenv("HOCKET_CALIBRATION")
+    assert kept.taken("d" * 64) == dataclasses.replace(CALIBRATION, runs=())
+    assert kept.taken("e" * 64) is None
+
+
+def test_a_busy_machine_is_noticed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "getloadavg", lambda: (9.5, 1.0, 1.0))
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    assert kept.busy() == "a load of 9.5 on 4 cores"
+    monkeypatch.setattr(os, "getloadavg", lambda: (0.4, 9.0, 9.0))
+    assert kept.busy() == ""
+
+
+def test_a_folder_that_cannot_be_written_to_keeps_none(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "/proc/none")
+    kept.keep("f" * 64, CALIBRATION)
+    assert kept.taken("f" * 64) is None
