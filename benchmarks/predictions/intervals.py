@@ -1,6 +1,6 @@
 """How many of the published figures that were not fitted lie inside their prediction's 80% interval, by kind.
 
-python benchmarks/predictions/coverage.py
+python benchmarks/predictions/intervals.py
 """
 
 import math
@@ -9,6 +9,7 @@ import edsr
 import language_models
 import llama
 import nccl
+import trainings
 from plots import table
 
 Case = tuple[float, float]  # predicted by published, and the factor between a prediction and an end of its interval
@@ -38,6 +39,9 @@ def cases() -> dict[str, list[Case]]:
     for run, ratio, times in llama.ratios():
         if not run.fitted and run.note != "Float8":
             add("Llama 3, H100", ratio, (1 / times, times))
+    for one in trainings.TRAININGS:
+        if not one.name.startswith("Llama 3"):  # it is above
+            add("known trainings", *trainings.case(one))
     for name, fit in edsr.fits().items():
         for n, rate in edsr.PUBLISHED[name].items():
             if n > edsr.FITTED_UP_TO:
