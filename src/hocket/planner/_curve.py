@@ -117,7 +117,9 @@ def scaling_curves(
     Raises:
         PlanError: a what-if is unknown, or the plan cannot be timed.
     """
-    network, constants = network_of(cluster), constants or Constants.of(network_of(cluster).reached)
+    # What-ifs change rates; routes are left out of all curves, so that curves differ by what is changed alone.
+    network = dataclasses.replace(network_of(cluster), routed=None)
+    constants = constants or Constants.of(network.reached)
     found = []
     for name in ("as it is", *what_ifs):
         case = _changed(name, workload, network, constants)

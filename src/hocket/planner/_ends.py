@@ -1,16 +1,19 @@
 """How a step ends: what stays exposed of gradients behind back-propagation and of parameters before use; the update."""
 
 import dataclasses
+import functools
 import itertools
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from hocket.simulate import Stream
+from hocket.simulate import StageWork, Stream
 
 from ._bucket_sizes import BucketSizes
-from ._constants import Constants
+from ._constants import USUAL, Constants
 from ._network import NOTHING, Cost
+from ._pipeline import Followed, plan_order
 from ._plan import Plan
 from ._profile import LayerTimes, Profile
 from .axes import replicas
@@ -20,28 +23,227 @@ _GRADIENT_PASSES = 4
 
 
 def ends(
-    plan: Plan, profile: Profile, times: LayerTimes, own: Sequence[np.ndarray], worst: int, m: int, crowd: float
+    plan: Plan,
+    profile: Profile,
+    times: LayerTimes,
+    edges: Sequence[int],
+    worst: int,
+    m: int,
+    crowd: float,
+    followed: Followed | None,
 ) -> tuple[float, float, float, Cost, float]:
     """Return what is exposed of gradients and parameters, the update, a whole reduction, and what is hidden of both.
 
-    On the rank that ends last.
-
-    That is the one that computes longest, or the one with the most gradients. What is reduced while the stages before
-    it are still at their last micro-batch is hidden. `own` are the layers of each rank of the pipeline, and `worst` is
-    the rank that computes longest; there are `m` micro-batches, and while all compute, computation takes `crowd` times
-    as long as in `times`.
+    On the rank of the pipeline that ends last: `worst` computes longest, but another may have more gradients, or end
+    its passes later. What is reduced before the pipeline ends is hidden. `edges` are the first layers of the stages,
+    there are `m` micro-batches, and while all compute, computation takes `crowd` times as long as in `times`.
     """
-    held = profile.held(plan).gradient_bytes
-    heaviest = int(np.argmax([held[layers].sum() for layers in own]))
+    p, v = plan.pipeline_parallel_degree, plan.stages_per_rank
     slowed = times.slowed(crowd)
+    if p == 1:
+        return _of_rank(plan, profile, slowed, np.arange(edges[-1]), m, crowd)
+    held = profile.held(plan)
     back = slowed.backward + slowed.again + slowed.tensor_backward
+    own_of = [np.concatenate([np.arange(edges[c], edges[c + 1]) for c in range(rank, p * v, p)]) for rank in range(p)]
+    heaviest = int(np.argmax([held.gradient_bytes[layers].sum() for layers in own_of]))
     found = []
-    for rank in dict.fromkeys((worst, heaviest)):
-        slack = sum(float(back[layers].sum()) for layers in own[:rank]) / plan.stages_per_rank
-        gradients, gather, cost, hidden = _exchange(plan, profile, slowed, own[rank], m)
-        update = optimizer_s(plan, profile, own[rank]) * crowd
-        found.append((max(0.0, gradients - slack), gather, update, cost, hidden))
-    return max(found, key=lambda one: sum(one[:3]))
+    for rank in range(p) if p <= _ALL_RANKS else dict.fromkeys((worst, heaviest, 0, p - 1)):
+        own = own_of[rank]
+        if plan.shard == "parameters" and replicas(plan)[0] > 1:
+            if not followed:
+                found.append(_of_rank(plan, profile, slowed, own, m, crowd))
+                continue
+            over = (max(followed.links[rank], followed.ends[rank]) - followed.seconds) * crowd
+            found.append((over, 0.0, optimizer_s(plan, profile, own) * crowd, *_whole(plan, profile, own, m)))
+            continue
+        if followed:
+            end = (followed.ends[rank] - followed.seconds) * crowd
+            last = {c: tuple((at - followed.seconds) * crowd for at in followed.last[c]) for c in range(rank, p * v, p)}
+        else:
+            # The ranks before still have a micro-batch to do; a rank's own stages end one after the other.
+            end = at = -sum(float(back[layers].sum()) for layers in own_of[:rank]) / v
+            last = {}
+            for c in range(rank, p * v, p):
+                last[c] = (at - float(back[edges[c] : edges[c + 1]].sum()), at)
+                at = last[c][0]
+        begun = min(begin for begin, _ in last.values())
+        spans = [(begin - begun, end - begun, np.arange(edges[c], edges[c + 1])) for c, (begin, end) in last.items()]
+        over, gather, cost, hidden = _reduced(plan, profile, back, own_of, rank, sorted(spans, key=lambda one: one[0]))
+        over = max(over, end - begun) + begun
+        found.append((over, gather, optimizer_s(plan, profile, own) * crowd, cost, hidden))
+    over, gather, update, cost, hidden = max(found, key=lambda one: sum(one[:3]))
+    # A rank that is done before the others updates its parameters meanwhile.
+    return max(0.0, over), gather, max(0.0, update + min(0.0, over)), cost, hidden
+
+
+_ALL_RANKS = 8  # of a pipeline; of more the few are looked at that may end last
+
+
+def _reduced(
+    plan: Plan,
+    profile: Profile,
+    back: np.ndarray,
+    own_of: Sequence[np.ndarray],
+    rank: int,
+    spans: Sequence[tuple[float, float, np.ndarray]],
+) -> tuple[float, float, Cost, float]:
+    """Return when a rank of a pipeline has reduced its gradients, what gathering parameters takes, and as `ends` does.
+
+    `spans` are begin, end and layers of the last backward pass of each of its stages, in the order of time.
+    """
+    copies, stride = replicas(plan)
+    if copies == 1:
+        return 0.0, 0.0, NOTHING, 0.0
+    constants, held, own = profile.constants, profile.held(plan), own_of[rank]
+    kind = "all_reduce" if plan.shard == "none" else "reduce_scatter"
+
+    def seconds(kind: str, nbytes: float, of: np.ndarray, constants: Constants = constants) -> float:
+        beside = _beside([float(of[layers].sum()) for layers in own_of], rank)
+        return profile.network.collective(kind, nbytes, copies, stride, constants, beside=beside).seconds
+
+    nbytes = float(held.gradient_bytes[own].sum())
+    whole = profile.network.collective(kind, nbytes, copies, stride, constants)
+    link = Stream()
+    if constants.overlap:
+        bucket = BucketSizes.choose(nbytes, plan.bucket_bytes).most
+        for begin, end, layers in spans:
+            spent = float(back[layers].sum())
+            passes = back[layers] * ((end - begin) / spent if spent else 0.0)
+            reducing = functools.partial(seconds, kind, of=held.gradient_bytes)
+            _reduce_buckets(link, held.gradient_bytes[layers], passes, begin, bucket, reducing)
+    else:
+        link.add(seconds(kind, nbytes, held.gradient_bytes), spans[-1][1])
+    gather = 0.0
+    if plan.shard in ("optimizer", "gradients"):
+        gather = seconds("all_gather", float(held.parameter_bytes[own].sum()), held.parameter_bytes)
+    return link.free_s, gather, whole, max(0.0, whole.seconds - max(0.0, link.free_s - spans[-1][1]))
+
+
+def _beside(nbytes: Sequence[float], rank: int) -> tuple[int, tuple[float, ...]]:
+    """Return of every rank of a pipeline how much of the time it talks in which one of them does.
+
+    A link serves all who use it evenly, until the one with less is done.
+    """
+    return rank, tuple(round(min(1.0, one / nbytes[rank]), 2) if nbytes[rank] else 0.0 for one in nbytes)
+
+
+def fetched(plan: Plan, profile: Profile) -> Constants:
+    """Return what gathers and reduce-scatters of sharded parameters reach.
+
+    A share far below the usual one is that of a single ring through some of a host's ports; groups beside each other
+    have a ring each.
+    """
+    constants = profile.constants
+    _, hosts, beside = profile.network.members(*replicas(plan))
+    share = constants.fetch_share
+    share = max(share, min(USUAL.fetch_share, share * beside)) if hosts > 1 else share
+    return dataclasses.replace(constants, gather_share=constants.gather_share * share)
+
+
+def follow_gathers(
+    plan: Plan,
+    profile: Profile,
+    times: LayerTimes,
+    edges: Sequence[int],
+    works: Sequence[StageWork],
+    plain: Followed,
+) -> Followed:
+    """Follow a pipeline whose parameters are sharded: each block is gathered while the one before is computed.
+
+    A message shares its port with the gathers that are under way. `works` say what messages take, and `plain` is the
+    same pipeline without gathers.
+    """
+    p, constants, held = plan.pipeline_parallel_degree, profile.constants, profile.held(plan).parameter_bytes
+    ahead = constants.overlap and constants.prefetch
+    sizes = [float(held[a:b].sum()) for a, b in itertools.pairwise(edges)]
+    port = int(profile.network.members(*replicas(plan))[1] == 1)
+    blocks = []
+    for stage, (first, end) in enumerate(itertools.pairwise(edges)):
+        beside = _beside([sum(sizes[rank::p]) for rank in range(p)], stage % p)
+        columns = _blocks(plan, profile, times, np.arange(first, end), beside)
+        blocks.append(list(zip(*(one.tolist() for one in columns), strict=True)))
+    weights = [float(times.backward[a:b].sum()) / 2 for a, b in itertools.pairwise(edges)]
+    whole = [sum(one[3] for one in stage) for stage in blocks]
+    ranks, links = [Stream() for _ in range(p)], [Stream() for _ in range(p)]
+    begun, left = [0.0] * p, [0.0] * p  # when a rank's last block began, and the reduction that its end asks for
+    came: dict[tuple[bool, int, int], float] = {}
+    last: dict[int, tuple[float, float]] = {}
+    few = dataclasses.replace(plan, micro_batches=plain.followed)
+    for number, (stage, kind, micro) in plan_order(few).played.sequence:
+        rank, link, first_s = ranks[number], links[number], math.inf
+        forward, onward = kind == "F", stage + (1 if kind == "F" else -1)
+        part = weights[stage] / whole[stage] if whole[stage] else 0.0
+        part = {"F": 1.0, "B": 1.0, "I": 1 - part, "W": part}[kind]
+        after = came.get((forward, stage, micro), 0.0) if kind != "W" else 0.0
+        for gather, reduce, ahead_s, back_s in blocks[stage] if forward else reversed(blocks[stage]):
+            there = link.add(gather, begun[number] if ahead else rank.free_s)
+            if left[number]:
+                link.add(left[number], rank.free_s)
+            begun[number] = max(rank.free_s, there, after)
+            first_s = min(first_s, begun[number])
+            rank.add(ahead_s if forward else part * back_s, begun[number])
+            left[number] = reduce if kind in ("B", "W") else 0.0
+            if left[number] and not ahead:
+                rank.free_s, left[number] = link.add(reduce, rank.free_s), 0.0
+        if kind in ("B", "W"):
+            last[stage] = (first_s, rank.free_s)
+        if kind != "W" and 0 <= onward < len(blocks):
+            message = works[min(stage, onward)]
+            shared = message.port == port and link.free_s > rank.free_s
+            link.free_s += message.hop if shared else 0.0
+            came[forward, onward, micro] = rank.free_s + message.hop * (2 if shared else 1)
+    ends = tuple(rank.free_s for rank in ranks)
+    for link, rank, more in zip(links, ranks, left, strict=True):
+        link.add(more, rank.free_s)
+    found = Followed(max(ends), tuple(last[stage] for stage in range(len(blocks))), ends, plain.followed)
+    found = dataclasses.replace(found, links=tuple(link.free_s for link in links))
+    return found.later((plan.micro_batches / plain.followed - 1) * found.seconds)
+
+
+def _blocks(
+    plan: Plan,
+    profile: Profile,
+    times: LayerTimes,
+    layers: np.ndarray,
+    beside: tuple[int, tuple[float, ...]] | None = None,
+) -> tuple[np.ndarray, ...]:
+    """Return seconds of every block: to gather its parameters, to reduce its gradients, and of both passes."""
+    copies, stride = replicas(plan)
+    held, constants = profile.held(plan), fetched(plan, profile)
+    parameters, gradients, forward, backward = (
+        profile.by_block(values[layers], layers)
+        for values in (
+            held.parameter_bytes,
+            held.gradient_bytes,
+            times.forward + times.tensor_forward,
+            times.backward + times.again + times.tensor_backward,
+        )
+    )
+
+    def seconds(kind: str, sizes: np.ndarray) -> np.ndarray:
+        known = {
+            nbytes: profile.network.collective(kind, nbytes, copies, stride, constants, beside=beside).seconds
+            for nbytes in set(sizes.tolist())
+        }
+        return np.array([known[nbytes] for nbytes in sizes.tolist()])
+
+    return seconds("all_gather", parameters), seconds("reduce_scatter", gradients), forward, backward
+
+
+def _of_rank(
+    plan: Plan, profile: Profile, times: LayerTimes, own: np.ndarray, m: int, crowd: float
+) -> tuple[float, float, float, Cost, float]:
+    """Return what `ends` does of a rank that computes without waiting for others."""
+    gradients, gather, cost, hidden = _exchange(plan, profile, times, own, m)
+    return gradients, gather, optimizer_s(plan, profile, own) * crowd, cost, hidden
+
+
+def _whole(plan: Plan, profile: Profile, own: np.ndarray, m: int) -> tuple[Cost, float]:
+    """Return one reduction of all gradients of a rank, and what of its gathers and reductions is under way a step."""
+    held, (copies, stride) = profile.held(plan), replicas(plan)
+    cost = functools.partial(profile.network.collective, size=copies, stride=stride, constants=profile.constants)
+    whole = cost("reduce_scatter", float(held.gradient_bytes[own].sum()))
+    return whole, m * (whole.seconds + 2 * cost("all_gather", float(held.parameter_bytes[own].sum())).seconds)
 
 
 def _exchange(
@@ -51,41 +253,32 @@ def _exchange(
     copies, stride = replicas(plan)
     if copies == 1:
         return 0.0, 0.0, NOTHING, 0.0
-    network, constants = profile.network, profile.constants
-    held = profile.held(plan)
+    constants, held = profile.constants, profile.held(plan)
     gradients, parameters = held.gradient_bytes[layers], held.parameter_bytes[layers]
     kind = "all_reduce" if plan.shard == "none" else "reduce_scatter"
 
-    fetching = dataclasses.replace(constants, gather_share=constants.gather_share * constants.fetch_share)
-
-    def cost(kind: str, nbytes: float, constants: Constants = constants) -> Cost:
-        return network.collective(kind, nbytes, copies, stride, constants)
+    def cost(kind: str, nbytes: float) -> Cost:
+        return profile.network.collective(kind, nbytes, copies, stride, constants)
 
     whole = cost(kind, float(gradients.sum()))
-    bucket = BucketSizes.choose(float(gradients.sum()), plan.bucket_bytes).most
-    backward = (times.backward + times.again + times.tensor_backward)[layers]
-    if constants.overlap:
-        exposed = _exposed(gradients, backward, bucket, lambda nbytes: cost(kind, nbytes).seconds)
-    else:
-        exposed = whole.seconds
-    gather, hidden = 0.0, whole.seconds - exposed
-    # What is sharded cannot be added up at home, but for the gradients of a pipeline's micro-batches.
-    exposed *= plan.accumulate if plan.shard == "gradients" else 1
-    if plan.shard in ("optimizer", "gradients"):
-        gather = cost("all_gather", float(parameters.sum())).seconds
     if plan.shard == "parameters":
-        forward = (times.forward + times.tensor_forward)[layers]
-        parameters, gradients, forward, backward = (
-            profile.by_block(values, layers) for values in (parameters, gradients, forward, backward)
-        )
-        each = np.array([cost("all_gather", float(nbytes), fetching).seconds for nbytes in parameters])
-        back = np.array([cost(kind, float(nbytes), fetching).seconds for nbytes in gradients])
+        each, back, forward, backward = _blocks(plan, profile, times, layers)
         if constants.overlap and constants.prefetch:
             gather, exposed = _meanwhile(each, back, forward, backward, m)
         else:
             gather, exposed = m * 2 * float(each.sum()), m * float(back.sum())
-        hidden = m * float(2 * each.sum() + back.sum()) - gather - exposed
-    return exposed, gather, whole, max(0.0, hidden)
+        return exposed, gather, whole, max(0.0, m * float(2 * each.sum() + back.sum()) - gather - exposed)
+    exposed = whole.seconds
+    if constants.overlap:
+        bucket, link = BucketSizes.choose(float(gradients.sum()), plan.bucket_bytes).most, Stream()
+        backward = (times.backward + times.again + times.tensor_backward)[layers]
+        _reduce_buckets(link, gradients, backward, 0.0, bucket, lambda nbytes: cost(kind, nbytes).seconds)
+        exposed = max(0.0, link.free_s - float(backward.sum()))
+    hidden = max(0.0, whole.seconds - exposed)
+    # What is sharded cannot be added up at home, but for the gradients of a pipeline's micro-batches.
+    exposed *= plan.accumulate if plan.shard == "gradients" else 1
+    gather = cost("all_gather", float(parameters.sum())).seconds if plan.shard != "none" else 0.0
+    return exposed, gather, whole, hidden
 
 
 def _meanwhile(
@@ -118,10 +311,17 @@ def _meanwhile(
     return fetched, max(0.0, link.free_s - rank.free_s)
 
 
-def _exposed(gradients: np.ndarray, backward: np.ndarray, bucket: float, seconds: Callable[[float], float]) -> float:
-    """How long after back-propagation the last bucket is reduced; buckets fill from the last layer on."""
-    rank, link = Stream(), Stream()
-    held = 0.0
+def _reduce_buckets(
+    link: Stream,
+    gradients: np.ndarray,
+    backward: np.ndarray,
+    begin: float,
+    bucket: float,
+    seconds: Callable[[float], float],
+) -> None:
+    """Let a link reduce gradients while back-propagation goes on; buckets fill from the last layer on."""
+    rank, held = Stream(), 0.0
+    rank.free_s = begin
     for nbytes, compute in zip(gradients[::-1].tolist(), backward[::-1].tolist(), strict=True):
         rank.add(compute)
         held += nbytes
@@ -131,7 +331,6 @@ def _exposed(gradients: np.ndarray, backward: np.ndarray, bucket: float, seconds
             held = 0.0
     if held:
         link.add(seconds(held), rank.free_s)
-    return max(0.0, link.free_s - rank.free_s)
 
 
 def optimizer_s(plan: Plan, profile: Profile, layers: np.ndarray) -> float:

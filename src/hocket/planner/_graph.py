@@ -1,29 +1,34 @@
 """A plan's step as tasks for the simulator: what `_time.py` has in closed form, on every rank and link."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
+from numpy.typing import NDArray
 
-from hocket.algorithms import planned
+from hocket.algorithms import get
 from hocket.cluster import Cluster
-from hocket.schedule import Collective, Schedule, Wire
+from hocket.schedule import Collective, Schedule
 from hocket.schedule.pipeline import PipelineAction
-from hocket.simulate import StepGraph, Work
+from hocket.simulate import StepGraph, Work, simulate_step
 from hocket.workload import Workload
 
 from ._bucket_sizes import BucketSizes
 from ._constants import Constants
-from ._ends import optimizer_s
+from ._ends import fetched, optimizer_s
 from ._memory import memory_of
 from ._network import network_of
 from ._pipeline import plan_order
 from ._plan import Plan
-from ._profile import Profile
+from ._profile import LayerTimes, Profile
 from ._stages import stage_cuts
+from ._time import predict
+from .axes import replicas, sharing
 
 Pick = Callable[[Collective, float], Schedule]
 
 _NAMES = {"F": "forward", "B": "backward", "I": "backward of inputs", "W": "backward of weights"}
+# All of the links is reached.
+_PLAIN = Constants(inside_share=1.0, network_share=1.0, collective_s=0.0)
 
 
 def step_graph(
@@ -38,8 +43,11 @@ def step_graph(
 ) -> StepGraph:
     """One training step of a plan, for `hocket.simulate.simulate_step`.
 
-    Exchanges between workers that share tensors are one collective for all layers of a pass; gradients are reduced in
-    buckets while the last backward pass goes on.
+    Gradients are reduced in buckets while the last backward pass goes on; sharded parameters are gathered block by
+    block, the next while one is computed. An exchange between workers that share tensors is simulated by itself, all
+    groups at once, and stands as a span for all layers of a pass, since no rank computes meanwhile. The links have the
+    cluster's own rates: what the constants say is not reached of them passes them as more bytes. What no link shows,
+    jitter and the loop of a step, is the closed form's, behind the passes.
 
     Args:
         plan: Any that `workers` can carry out.
@@ -47,110 +55,226 @@ def step_graph(
         cluster: Where.
         workers: How many.
         batch: Samples of a global batch.
-        constants: What devices reach; links have the cluster's own rates here.
-        pick: The schedule of a collective of so many bytes; the default closed forms' choice if not given.
+        constants: What is reached, as for `predict`.
+        pick: The schedule of a collective of so many bytes; the closed forms' choice if not given.
 
     Raises:
         PlanError: the plan breaks a rule, or cannot be simulated.
     """
     network = network_of(cluster).first(workers)
     constants = constants or Constants.of(network.reached)
+    known = predict(plan, workload, cluster, workers=workers, batch=batch, constants=constants)
     plan = plan.resolve(workers)
-    profile = Profile(workload, network, constants).of(plan)
-    workload = profile.workload
-    p, d, t = plan.pipeline_parallel_degree, plan.data_parallel_degree, plan.tensor_parallel_degree
+    d, t = plan.data_parallel_degree, sharing(plan)[1]
     m = plan.micro_batches * plan.accumulate
+    made = _Simulated(workload, network, constants).on(cluster, pick).of(plan)
     micro = -(-batch // (d * m))
-    scale = micro / workload.batch
-    times = profile.times(plan, micro)
-    cuts = stage_cuts(plan, workload, times.total.tolist(), scale, profile.link(plan))
-    edges = [0, *cuts, len(workload.layers)]
-    choose = pick or _default_pick(Wire(network.between_s or network.inside_s, 1 / min(network.host_Bps, 1e18)))
+    # The plan is cut as the closed form cuts it.
+    profile = Profile(workload, network, constants).of(plan)
+    cuts = stage_cuts(
+        plan, profile.workload, profile.times(plan, micro).total.tolist(), micro / workload.batch, profile.link(plan)
+    )
     # memory_of reads the plan on one worker of each stage
     nbytes = [
-        memory_of(plan, workload, batch=batch, cuts=cuts, rank=rank, sharers=network.sharers).total for rank in range(p)
+        memory_of(plan, profile.workload, batch=batch, cuts=cuts, rank=rank, sharers=network.sharers).total
+        for rank in range(plan.pipeline_parallel_degree)
     ]
     graph = StepGraph(workers, memory_nbytes=np.repeat(nbytes, d * t) if any(cluster.memory_nbytes) else None)
-    places = np.arange(workers).reshape(p, d, t)
-    order = plan_order(plan)
-    arrived: dict[tuple[bool, int, int], Work] = {}
-    reductions: list[Work] = []
-    buckets = [_buckets(plan, profile, slice(first, end)) for first, end in zip(edges[:-1], edges[1:], strict=True)]
-    # What completes a stage's gradients: its last whole backward, or the last half for its weights.
-    completes = {action.stage: action for rank in order.ranks for action in rank if action.kind in ("B", "W")}
-    back = times.backward + times.again
-    seconds_of = {"F": times.forward, "B": back, "I": back - times.backward / 2, "W": times.backward / 2}
-
-    def run(rank: int, action: PipelineAction) -> None:
-        stage, kind, number = action
-        layers, where = slice(edges[stage], edges[stage + 1]), places[rank].ravel()
-        forward = kind == "F"
-        after = [arrived[forward, stage, number]] if kind != "W" and (forward, stage, number) in arrived else []
-        if d > 1 and action == completes[stage]:
-            last = reduced(rank, stage, seconds_of[kind], after)
-        else:
-            last = graph.compute(
-                where, float(seconds_of[kind][layers].sum()), name=f"{_NAMES[kind]} {number}", after=after
-            )
-        if kind == "W":
-            return
-        exchange = float((times.tensor_forward if forward else times.tensor_backward)[layers].sum())
-        if exchange:
-            last = graph.compute(where, exchange, stream="compute", name=f"tensor exchange {number}", after=[last])
-        onward = stage + (1 if forward else -1)
-        if 0 <= onward < order.stages and p > 1:
-            each = float(profile.output_bytes[edges[max(stage, onward)] - 1]) * scale / t
-            there = places[onward % p].ravel()
-            sent = graph.send(where, there, each, name=f"{_NAMES[kind]} {number}", after=[last])
-            arrived[forward, onward, number] = sent
-
-    def reduced(rank: int, stage: int, seconds: np.ndarray, after: list[Work]) -> Work:
-        """Return the last backward pass of a stage, whose gradients are reduced bucket by bucket."""
-        where, base = places[rank].ravel(), edges[stage]
-        last: Work | None = None
-        for first, end, size in buckets[stage]:
-            last = graph.compute(where, float(seconds[base + first : base + end].sum()), name="backward", after=after)
-            for column in range(t):
-                kind = "all_reduce" if plan.shard == "none" else "reduce_scatter"
-                group = places[rank, :, column]
-                schedule = choose(Collective(kind, d), size)
-                name = f"gradients ({schedule.name})"
-                reductions.append(graph.collective(schedule, size, ranks=group, name=name, after=[last]))
-        assert last is not None
-        return last
-
-    for rank, action in order.played.sequence:
-        run(rank, action)
-    for rank in range(p):
-        own = np.concatenate([np.arange(edges[stage], edges[stage + 1]) for stage in range(rank, order.stages, p)])
-        seconds = optimizer_s(plan, profile, own)
-        graph.compute(places[rank].ravel(), seconds, name="optimizer", after=reductions)
+    parts = known.parts
+    _Step(graph, plan, made, made.times(plan, micro), [0, *cuts, len(profile.workload.layers)], micro).add(
+        parts.straggle + parts.interference + parts.crowding + parts.overhead
+    )
     return graph
 
 
-def _buckets(plan: Plan, profile: Profile, layers: slice) -> list[tuple[int, int, float]]:
-    """Layers of each bucket, from the last one on: first, end, bytes; every layer is in one."""
-    sizes = profile.held(plan).gradient_bytes[layers]
-    limit = BucketSizes.choose(float(sizes.sum()), plan.bucket_bytes).most
+class _Simulated(Profile):
+    """Layers whose exchanges are simulated on the cluster's links instead of taken from closed forms."""
+
+    def on(self, cluster: Cluster, pick: Pick | None) -> "_Simulated":
+        """Say where, and with which schedules."""
+        self._where, self._pick = cluster, pick
+        self._taken: dict[tuple[str, float, int], float] = {}
+        return self
+
+    def of(self, plan: Plan) -> "_Simulated":
+        """See `Profile.of`."""
+        found = super().of(plan)
+        assert isinstance(found, _Simulated)
+        return found.on(self._where, self._pick)
+
+    def schedule(
+        self, kind: str, nbytes: float, size: int, stride: int, constants: Constants
+    ) -> tuple[Schedule, float]:
+        """Return what a group plays, and of how many bytes."""
+        if self._pick:
+            return self._pick(Collective(kind, size), nbytes), nbytes
+        cost = self.network.collective(kind, nbytes, size, stride, constants)
+        made = get(cost.algorithm)(Collective(kind, size), **dict(cost.given))
+        best = self.network.collective(kind, nbytes, size, stride, _PLAIN, only=(cost.algorithm, cost.given))
+        moved = best.seconds - best.latency_s
+        return made, nbytes * ((cost.seconds - cost.latency_s) / moved if moved else 1.0)
+
+    def _wire(self, kind: str, nbytes: float, tensor: int) -> float:
+        if tensor == 1 or nbytes <= 0:
+            return 0.0
+        key = kind, nbytes, tensor
+        if key not in self._taken:
+            schedule, moved = self.schedule(kind, nbytes, tensor, 1, self.constants)
+            graph = StepGraph(self.network.world)
+            for first in range(0, self.network.world, tensor):
+                graph.collective(schedule, moved, ranks=np.arange(first, first + tensor))
+            self._taken[key] = simulate_step(graph, self._where).seconds + self.constants.collective_s
+        return self._taken[key]
+
+
+class _Step:
+    """One step under way: what each rank of the pipeline has been given to do so far."""
+
+    def __init__(
+        self, graph: StepGraph, plan: Plan, profile: _Simulated, times: LayerTimes, edges: list[int], micro: int
+    ) -> None:
+        self.graph, self.plan, self.profile, self.times, self.edges = graph, plan, profile, times, edges
+        p, d = plan.pipeline_parallel_degree, plan.data_parallel_degree
+        self.places = np.arange(graph.world).reshape(p, d, -1)
+        self.copies, self.stride = replicas(plan)
+        self.order = plan_order(plan)
+        self.scale = micro / profile.workload.batch
+        self.arrived: dict[tuple[bool, int, int], Work] = {}
+        self.reductions: list[list[Work]] = [[] for _ in range(p)]
+        self.limits = [self._limit(rank) for rank in range(p)]
+        # Of each rank, for blocks that are gathered: what was computed before the last block, and that block's gather.
+        self.before: list[list[Work]] = [[] for _ in range(p)]
+        self.computed: list[list[Work]] = [[] for _ in range(p)]
+        self.left: list[tuple[float, str, list[Work]] | None] = [None] * p
+        back = times.backward + times.again
+        self.seconds = {
+            "F": times.forward + times.tensor_forward,
+            "B": back + times.tensor_backward,
+            "I": back - times.backward / 2 + times.tensor_backward,
+            "W": times.backward / 2,
+        }
+        # What completes a stage's gradients: its last whole backward, or the last half for its weights.
+        self.completes = {one.stage: one for rank in self.order.ranks for one in rank if one.kind in ("B", "W")}
+
+    def add(self, behind_s: float) -> None:
+        """Add all of it; `behind_s` come behind the passes of every rank."""
+        for rank, action in self.order.played.sequence:
+            self._action(rank, action)
+        for rank, left in enumerate(self.left):
+            if left:
+                self.reductions[rank] += self._collective(rank, "reduce_scatter", *left)
+        held = self.profile.held(self.plan).parameter_bytes
+        for rank in range(len(self.places)):
+            own = self._own(rank)
+            where, after = self.places[rank].ravel(), self.reductions[rank]
+            if behind_s:
+                after = [self.graph.compute(where, behind_s, name="what no link shows", after=after)]
+            seconds = optimizer_s(self.plan, self.profile, own)
+            updated = self.graph.compute(where, seconds, name="optimizer", after=after)
+            if self.copies > 1 and self.plan.shard in ("optimizer", "gradients"):
+                self._collective(rank, "all_gather", float(held[own].sum()), "parameters", [updated])
+
+    def _own(self, rank: int) -> NDArray[np.int64]:
+        stages = range(rank, self.order.stages, len(self.places))
+        return np.concatenate([np.arange(self.edges[stage], self.edges[stage + 1]) for stage in stages])
+
+    def _limit(self, rank: int) -> float:
+        sizes = self.profile.held(self.plan).gradient_bytes[self._own(rank)]
+        return BucketSizes.choose(float(sizes.sum()), self.plan.bucket_bytes).most
+
+    def _collective(self, rank: int, kind: str, nbytes: float, name: str, after: Iterable[Work]) -> list[Work]:
+        """Add a collective of every group of a stage's ranks that hold the same parameters."""
+        constants = self.profile.constants
+        if self.plan.shard == "parameters":
+            constants = fetched(self.plan, self.profile)
+        found = []
+        if nbytes:
+            schedule, moved = self.profile.schedule(kind, nbytes, self.copies, self.stride, constants)
+            for group in self.places[rank].reshape(self.copies, self.stride).T:
+                if constants.collective_s:
+                    after = [*after, self.graph.compute(group, constants.collective_s, stream="network", after=after)]
+                label = f"{name} ({schedule.name})"
+                found.append(self.graph.collective(schedule, moved, ranks=group, name=label, after=after))
+        return found
+
+    def _action(self, rank: int, action: PipelineAction) -> None:
+        stage, kind, number = action
+        where, forward = self.places[rank].ravel(), kind == "F"
+        came = (
+            [self.arrived[forward, stage, number]] if kind != "W" and (forward, stage, number) in self.arrived else []
+        )
+        name = f"{_NAMES[kind]} {number}"
+        again = self.plan.shard == "gradients" and self.plan.accumulate > 1
+        if self.copies > 1 and self.plan.shard == "parameters":
+            last = self._by_block(rank, action, came, name)
+        elif self.copies > 1 and (action == self.completes[stage] or (again and not forward)):
+            last = self._reduced(rank, stage, self.seconds[kind], came)
+        else:
+            layers = slice(self.edges[stage], self.edges[stage + 1])
+            after = [*came, *self.reductions[rank]] if again else came  # parts do not overlap
+            last = self.graph.compute(where, float(self.seconds[kind][layers].sum()), name=name, after=after)
+        onward = stage + (1 if forward else -1)
+        if kind != "W" and 0 <= onward < self.order.stages and len(self.places) > 1:
+            self.arrived[forward, onward, number] = self._sent(rank, stage, onward, name, last)
+
+    def _sent(self, rank: int, stage: int, onward: int, name: str, last: Work) -> Work:
+        plan, profile = self.plan, self.profile
+        t, target = plan.tensor_parallel_degree, onward % len(self.places)
+        whole = float(profile.output_bytes[self.edges[max(stage, onward)] - 1]) * self.scale
+        there = self.places[target].ravel()
+        first, stride = min(stage, onward) % len(self.places) * self.places[0].size, self.places[0].size
+        rates = [
+            profile.network.link(stride, profile.network.local, one, first).rate_Bps
+            for one in (_PLAIN, profile.constants)
+        ]
+        more = rates[0] / rates[1] / profile.constants.message_share
+        sent = self.graph.send(self.places[rank].ravel(), there, whole / t * more, name=name, after=[last])
+        if t > 1 and not plan.sequence_parallel:  # those who get its parts collect the whole
+            seconds = profile._wire("all_gather", whole, t)
+            sent = self.graph.compute(
+                there, seconds, stream=f"from stage {stage}", name="parts of a message", after=[sent]
+            )
+        return sent
+
+    def _reduced(self, rank: int, stage: int, seconds: NDArray[np.float64], after: Iterable[Work]) -> Work:
+        """Return the last backward pass of a stage, whose gradients are reduced bucket by bucket."""
+        where, base, last = self.places[rank].ravel(), self.edges[stage], None
+        sizes = self.profile.held(self.plan).gradient_bytes[base : self.edges[stage + 1]]
+        kind = "all_reduce" if self.plan.shard == "none" else "reduce_scatter"
+        for first, end, count, nbytes in _buckets(sizes, self.limits[rank]):
+            spent = float(seconds[base + first : base + end].sum())
+            last = self.graph.compute(where, spent, name="backward", after=after)
+            for _ in range(count):
+                self.reductions[rank] += self._collective(rank, kind, nbytes / count, "gradients", [last])
+        assert last is not None
+        return last
+
+    def _by_block(self, rank: int, action: PipelineAction, came: list[Work], name: str) -> Work:
+        """Return a pass through a stage whose blocks are gathered, each while the one before is computed."""
+        stage, kind, _ = action
+        layers = np.arange(self.edges[stage], self.edges[stage + 1])
+        held, where = self.profile.held(self.plan), self.places[rank].ravel()
+        columns = (held.parameter_bytes, held.gradient_bytes, self.seconds[kind])
+        blocks = list(zip(*(self.profile.by_block(one[layers], layers).tolist() for one in columns), strict=True))
+        work: Work | None = None
+        for parameters, gradients, seconds in blocks if kind == "F" else reversed(blocks):
+            gathered = self._collective(rank, "all_gather", parameters, "parameters", self.before[rank])
+            if left := self.left[rank]:
+                self.reductions[rank] += self._collective(rank, "reduce_scatter", *left)
+            work = self.graph.compute(where, seconds, name=name, after=[*came, *gathered])
+            self.before[rank] = [*self.computed[rank], *gathered]
+            self.computed[rank] = [work]
+            self.left[rank] = (gradients, "gradients", [work]) if kind in ("B", "W") else None
+        assert work is not None
+        return work
+
+
+def _buckets(sizes: NDArray[np.float64], limit: float) -> list[tuple[int, int, int, float]]:
+    """Layers of each bucket, from the last one on: first, end, collectives, bytes; every layer is in one."""
     found, held, end = [], 0.0, len(sizes)
     for index in range(len(sizes) - 1, -1, -1):
         held += float(sizes[index])
         if held >= limit or index == 0:
-            found.append((index, end, held))
+            found.append((index, end, max(1, round(held / limit)), held))
             held, end = 0.0, index
     return found
-
-
-def _default_pick(wire: Wire) -> Pick:
-    made: dict[tuple[Collective, int], Schedule] = {}
-
-    def pick(collective: Collective, nbytes: float) -> Schedule:
-        power = int(nbytes).bit_length()
-        key = (collective, power)
-        if key not in made:
-            costs = [one.cost(collective, int(nbytes), wire, **given) for one, given in planned(collective)]
-            best, given = planned(collective)[costs.index(min(costs))]
-            made[key] = best(collective, **given)
-        return made[key]
-
-    return pick

@@ -1,23 +1,26 @@
 """A cluster as closed forms see it: ranks in hosts, a wire inside and a wire between, and what collectives take.
 
-The costs are those of the algorithms' own closed forms (`hocket.algorithms`), of which the fastest is taken.
+The costs are those of the algorithms' own closed forms (`hocket.algorithms`), of which the fastest is taken. In small
+worlds the links that a group really uses say what is reached of the rates (`_contention.py`).
 """
 
 import dataclasses
 import functools
 import math
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from hocket.algorithms import algorithms, planned
+from hocket.algorithms import Algorithm, ClosedForm, algorithms, planned
 from hocket.cluster import Cluster
 from hocket.schedule import Collective
 
 from ._balance import Link
 from ._constants import Constants
+from ._contention import MOST_RANKS, Contention
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,14 +31,50 @@ class Cost:
         seconds: All of it.
         algorithm: Which.
         link: Where it spends most of its time: "inside hosts", "between hosts", "latency inside hosts" or "latency".
+        given: The algorithm's parameters.
+        latency_s: Of the seconds, those that do not grow with the bytes.
     """
 
     seconds: float
     algorithm: str = ""
     link: str = ""
+    given: tuple[tuple[str, Any], ...] = ()
+    latency_s: float = 0.0
 
 
 NOTHING = Cost(0.0)
+_RATES = ("inside_Bps", "inside_s", "host_Bps", "rank_Bps", "between_s")
+
+
+class _Line(NamedTuple):
+    """What an algorithm takes of a group, on the wires of two hosts."""
+
+    place: int  # among those that serve the group
+    algorithm: Algorithm
+    given: tuple[tuple[str, Any], ...]
+    form: ClosedForm
+    hosts: int
+    late_inside: float  # seconds
+    late_between: float
+    inside: float  # seconds for each byte
+    between: float
+
+    @property
+    def late_s(self) -> float:
+        return self.late_inside + self.late_between
+
+    def seconds(self, nbytes: float) -> float:
+        return self.late_s + (self.inside + self.between) * nbytes
+
+    def slowest(self, nbytes: float) -> str:
+        """Where most of the time goes, in the words of `Cost.link`."""
+        parts = {
+            "inside hosts": self.inside * nbytes,
+            "between hosts" if self.hosts > 1 else "inside hosts ": self.between * nbytes,
+            "latency inside hosts": self.late_inside,
+            "latency": self.late_between,
+        }
+        return max(parts, key=lambda part: parts[part]).strip()
 
 
 @dataclass(frozen=True)
@@ -60,6 +99,7 @@ class Network:
             rank has, and a group of some ranks uses its own only.
         reached: What trainings reach of the nominal rates, by names of constants (`Constants.of`).
         sharers: How many ranks are processes in the memory of one host; 0 for devices with memory of their own.
+        routed: The cluster, whose routes say what groups reach, unless rates were changed by hand.
     """
 
     name: str
@@ -78,6 +118,7 @@ class Network:
     mesh: bool = False
     reached: Mapping[str, float | str] = dataclasses.field(default_factory=dict, hash=False)
     sharers: int = 0
+    routed: Cluster | None = dataclasses.field(default=None, compare=False, repr=False)
 
     @classmethod
     def of(cls, cluster: Cluster) -> "Network":
@@ -129,11 +170,32 @@ class Network:
             mesh=mesh,
             reached=cluster.reached,
             sharers=local if _computes_in_host_memory(cluster, first) else 0,
+            routed=cluster,
         )
 
     def first(self, workers: int) -> "Network":
         """Return the wires of the first ranks: fewer than a host holds are all of it."""
-        return dataclasses.replace(self, local=workers) if workers < self.local else self
+        if workers >= self.world:
+            return self
+        if workers not in self._firsts:
+            self._firsts[workers] = dataclasses.replace(self, world=workers, local=min(workers, self.local))
+        return self._firsts[workers]
+
+    @functools.cached_property
+    def _firsts(self) -> "dict[int, Network]":
+        return {}
+
+    @functools.cached_property
+    def contention(self) -> Contention | None:
+        """What groups do to the links; None for larger worlds, and where nothing says how they are joined.
+
+        A cluster that says what is reached of its links was measured, and what meets on them is in that.
+        """
+        if self.routed is None or self.reached or self.world > MOST_RANKS:
+            return None
+        own = network_of(self.routed)
+        changed = any(getattr(self, name) != getattr(own, name) for name in _RATES)
+        return None if changed else Contention(self.routed, self.world)
 
     def crowding(self, ranks: int) -> float:
         """How many times longer computation takes while so many ranks compute."""
@@ -156,13 +218,27 @@ class Network:
         All groups of the same shape talk at once, and share what leaves a host.
         """
         local, hosts, groups = self.members(size, stride)
-        inside = self.inside_Bps * constants.inside_share
+        shares = self._shares(hosts, constants)
+        inside = self.inside_Bps * shares[0]
         if self.mesh and local > 1:
             inside *= (local - 1) / (self.local - 1)
-        between = min(self.host_Bps / groups, self.rank_Bps * local) * constants.network_share
-        return inside, between / (1 + constants.congestion * math.log2(hosts)), local, hosts
+        return inside, min(self.host_Bps / groups, self.rank_Bps * local) * shares[1], local, hosts
 
-    def collective(self, kind: str, nbytes: float, size: int, stride: int, constants: Constants) -> Cost:
+    @staticmethod
+    def _shares(hosts: int, constants: Constants) -> tuple[float, float]:
+        """Return what a collective reaches of the links inside hosts, and between so many."""
+        return constants.inside_share, constants.network_share / (1 + constants.congestion * math.log2(hosts))
+
+    def collective(
+        self,
+        kind: str,
+        nbytes: float,
+        size: int,
+        stride: int,
+        constants: Constants,
+        only: tuple[str, tuple[tuple[str, Any], ...]] | None = None,
+        beside: tuple[int, tuple[float, ...]] | None = None,
+    ) -> Cost:
         """Return the time of a collective over a vector of `nbytes`, by the best closed form.
 
         Args:
@@ -171,42 +247,81 @@ class Network:
             size: Members of the group.
             stride: How many ranks are from each member to the next.
             constants: Shares of the links that are reached.
+            only: The algorithm and its parameters, if they are chosen already.
+            beside: Of groups of one stage of a pipeline which, and how much of the time the groups of every stage talk,
+                where routes are known. All groups talk at once, if it is not given.
         """
         if size <= 1 or nbytes <= 0:
             return NOTHING
-        inside, between, local, hosts = self.wires(size, stride, constants)
-        if kind in ("all_gather", "reduce_scatter"):
-            inside, between = inside * constants.gather_share, between * constants.gather_share
-        best = Cost(float("inf"))
-        for name, along_hosts, steps, steps_in, wire, wire_in in _forms(kind, size, local):
-            if hosts == 1:
-                rate_in = rate_out = inside
-                late_in = late_out = self.inside_s
-            elif wire_in or steps_in:  # two levels: each member has its share of what leaves the host
-                rate_in, rate_out, late_in, late_out = inside, between / local, self.inside_s, self.between_s
-            else:  # one level: the ring enters and leaves each host by all of its ports; all others cross at once
-                rate_out = min(inside if local > 1 else between, between if along_hosts else between / local)
-                rate_in, late_in, late_out = rate_out, self.between_s, self.between_s
-            parts = {
-                "inside hosts": wire_in * nbytes / rate_in,
-                "between hosts" if hosts > 1 else "inside hosts ": (wire - wire_in) * nbytes / rate_out,
-                "latency inside hosts": steps_in * late_in,
-                "latency": (steps - steps_in) * late_out,
-            }
-            seconds = sum(parts.values()) + constants.collective_s
-            if seconds < best.seconds:
-                best = Cost(seconds, name, max(parts, key=lambda part: parts[part]).strip())
+        lines = self._lines(kind, size, stride, constants)
+        share = constants.gather_share if kind in ("all_gather", "reduce_scatter") else 1.0
+        best, least = lines[0], (0.0, float("inf"))
+        for bound, place in sorted((one.seconds(nbytes), one.place) for one in lines):
+            if only not in (None, (lines[place].algorithm.name, lines[place].given)):
+                continue
+            if bound >= least[0] + least[1] * nbytes:
+                break
+            line = lines[place]
+            late, each = line.late_s, line.inside + line.between
+            if self.contention and self.world % (size * stride) == 0:
+                group, shares = (Collective(kind, size), stride), self._shares(line.hosts, constants)
+                late, each = self.contention.seconds(line.algorithm, line.given, line.form, *group, shares, beside)
+                each /= share
+            late += constants.collective_s
+            if late + each * nbytes < least[0] + least[1] * nbytes:
+                best, least = line, (late, each)
+        seconds = least[0] + least[1] * nbytes
+        best_cost = Cost(seconds, best.algorithm.name, best.slowest(nbytes), best.given, least[0])
+        local, hosts = self.members(size, stride)[:2]
+        inside, between = (rate * share for rate in self.wires(size, stride, constants)[:2])
         if constants.in_network and self.reduces and kind == "all_reduce" and hosts > 1:
             near = 2 * (local - 1) / local * nbytes / inside + 2 * (local - 1) * self.inside_s if local > 1 else 0.0
             far = nbytes / (between * self.reduces) + 2 * self.between_s
             link = "between hosts" if far > near else "inside hosts"
             # Reduce-scatter in each host, one tree per member with its share, all-gather in each host.
             name = next(one.name for one in algorithms() if one.in_network and kind in one.kinds)
-            best = min(best, Cost(near + far + constants.collective_s, name, link), key=lambda one: one.seconds)
-        return best
+            best_cost = min(
+                best_cost, Cost(near + far + constants.collective_s, name, link), key=lambda one: one.seconds
+            )
+        return best_cost
 
-    def link(self, stride: int, sharers: int, constants: Constants) -> Link:
-        """Return what joins a rank with the rank `stride` further on, while `sharers` ranks of the host send."""
+    @functools.cached_property
+    def _lines(self) -> "Callable[[str, int, int, Constants], tuple[_Line, ...]]":
+        return functools.lru_cache(maxsize=4096)(self._lines_of)
+
+    def _lines_of(self, kind: str, size: int, stride: int, constants: Constants) -> "tuple[_Line, ...]":
+        """Return what serves a group, on the wires of two hosts."""
+        inside, between, local, hosts = self.wires(size, stride, constants)
+        share = constants.gather_share if kind in ("all_gather", "reduce_scatter") else 1.0
+        inside, between = inside * share, between * share
+        found = []
+        for place, (one, given, form) in enumerate(_forms(kind, size, local)):
+            wire, wire_in = float(form.wire), float(form.wire_inside)
+            if hosts == 1:
+                rate_in = rate_out = inside
+                late_in = late_out = self.inside_s
+            elif wire_in or form.steps_inside:  # two levels: each member has its share of what leaves the host
+                rate_in, rate_out, late_in, late_out = inside, between / local, self.inside_s, self.between_s
+            else:  # one level: the ring enters and leaves each host by all of its ports; all others cross at once
+                rate_out = min(inside if local > 1 else between, between if one.along_hosts else between / local)
+                rate_in, late_in, late_out = rate_out, self.between_s, self.between_s
+            late = form.steps_inside * late_in, (form.steps - form.steps_inside) * late_out
+            found.append(_Line(place, one, given, form, hosts, *late, wire_in / rate_in, (wire - wire_in) / rate_out))
+        return tuple(found)
+
+    def crosses(self, stride: int, first: int) -> bool:
+        """Return whether `stride` ranks, from the first on, have a rank on another host `stride` further on."""
+        ends = ((rank, (rank + stride) % self.world) for rank in (first, first + stride - 1))
+        return any(rank // self.local != there // self.local for rank, there in ends)
+
+    def link(self, stride: int, sharers: int, constants: Constants, first: int = 0) -> Link:
+        """Return what joins a rank with the rank `stride` further on, while `sharers` ranks of the host send.
+
+        Where routes are known, it is what the slowest of `stride` ranks, from the first on, reaches while all do.
+        """
+        if self.contention and first + stride <= self.world:
+            load = self.contention.hop(first, stride, (constants.inside_share, constants.network_share))
+            return Link(1 / load.seconds if load.seconds else float("inf"), load.latency_s)
         if stride < self.local:
             return Link(self.inside_Bps * constants.inside_share, self.inside_s)
         rate = min(self.host_Bps / max(1, min(sharers, self.local)), self.rank_Bps) * constants.network_share
@@ -214,26 +329,23 @@ class Network:
 
 
 @functools.lru_cache(maxsize=4096)
-def _forms(kind: str, size: int, local: int) -> tuple[tuple[str, bool, float, float, float, float], ...]:
-    """Return name, `along_hosts`, steps, steps inside hosts, wire, wire inside hosts of what serves a group."""
+def _forms(kind: str, size: int, local: int) -> tuple[tuple[Algorithm, tuple[tuple[str, Any], ...], ClosedForm], ...]:
+    """Return what serves a group, with its parameters and its closed form."""
     collective = Collective(kind, size)
-    forms = [(one, one.form(collective, **given)) for one, given in planned(collective, local)]
     return tuple(
-        (one.name, one.along_hosts, form.steps, form.steps_inside, float(form.wire), float(form.wire_inside))
-        for one, form in forms
+        (one, tuple(given.items()), one.form(collective, **given)) for one, given in planned(collective, local)
     )
 
 
-_networks: dict[int, Network] = {}  # by the identity of the cluster, as long as it lives: clusters have no hash
+_networks: "weakref.WeakValueDictionary[int, Network]" = weakref.WeakValueDictionary()  # by the identity of the cluster
 
 
 def network_of(cluster: Cluster | Network) -> Network:
-    """Return the wires of a cluster, made once for each."""
+    """Return the wires of a cluster, made once for each; the cluster keeps them, as it has no hash to find them by."""
     if isinstance(cluster, Network):
         return cluster
     if id(cluster) not in _networks:
-        _networks[id(cluster)] = Network.of(cluster)
-        weakref.finalize(cluster, _networks.pop, id(cluster))
+        _networks[id(cluster)] = vars(cluster)["_network"] = Network.of(cluster)
     return _networks[id(cluster)]
 
 

@@ -1,7 +1,8 @@
 """A plan's pipeline: its order, and what a rank of it spends besides its own work."""
 
-import dataclasses
+import functools
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hocket.schedule import ScheduleError
@@ -15,6 +16,11 @@ if TYPE_CHECKING:
     from ._profile import LayerTimes
 
 
+@functools.lru_cache(maxsize=64)
+def _order(schedule: str, p: int, v: int, m: int) -> PipelineOrder:
+    return pipeline_order(schedule, p, v, m)
+
+
 def plan_order(plan: "Plan") -> PipelineOrder:
     """Return what each rank of a plan's pipeline does when; without a pipeline, the parts that one rank accumulates.
 
@@ -23,7 +29,7 @@ def plan_order(plan: "Plan") -> PipelineOrder:
     """
     p, v, m = plan.pipeline_parallel_degree, plan.stages_per_rank, plan.micro_batches * plan.accumulate
     try:
-        return pipeline_order(plan.pipeline_schedule if p > 1 else "1f1b", p, v, m)
+        return _order(plan.pipeline_schedule if p > 1 else "1f1b", p, v, m)
     except ScheduleError as error:
         finding = PlanFinding("pipeline_schedule", str(error), f"choose one of {', '.join(NAMED_ORDERS)}")
         raise PlanError("the plan cannot be carried out:", [finding]) from None
@@ -44,10 +50,13 @@ def order_findings(plan: "Plan") -> Iterator[PlanFinding]:
         yield PlanFinding("micro_batches", rule, remedy)
 
 
-def stage_works(times: "LayerTimes", edges: Sequence[int], hops: Sequence[float], handling: float) -> list[StageWork]:
+def stage_works(
+    times: "LayerTimes", edges: Sequence[int], hops: Sequence[float], handling: float, ports: Sequence[int]
+) -> tuple[StageWork, ...]:
     """Return what a micro-batch asks of every stage; each is handled once a pass.
 
-    What is not the wires' of exchanges waits for processors, as computation does.
+    What is not the wires' of exchanges waits for processors, as computation does. `ports` say through which port each
+    rank of the pipeline sends to the next.
     """
     found = []
     ways = (
@@ -60,18 +69,65 @@ def stage_works(times: "LayerTimes", edges: Sequence[int], hops: Sequence[float]
     for stage, (begin, end) in enumerate(zip(edges[:-1], edges[1:], strict=True)):
         forward, backward, wire, wire_back, weights = (float(one[begin:end].sum()) for one in ways)
         hop = hops[stage] if stage < len(hops) else 0.0
-        found.append(StageWork(forward + handling / 2, backward + handling / 2, wire, wire_back, hop, weights))
-    return found
+        port = ports[stage % len(ports)]
+        found.append(StageWork(forward + handling / 2, backward + handling / 2, wire, wire_back, hop, weights, port))
+    return tuple(found)
 
 
-def waits(
-    order: PipelineOrder, stages: Sequence[StageWork], own_s: float, at_once: float
-) -> tuple[float, float, float]:
-    """Return what a rank spends besides its own work: idle as the order has it, for messages, and for processors.
+@dataclass(frozen=True, slots=True)
+class Followed:
+    """A pipeline that was followed from action to action.
 
-    `own_s` is the work of the rank that computes longest; `at_once` ranks of one pipeline compute at full speed at
-    once.
+    Attributes:
+        seconds: From its begin to its end.
+        last: Of every stage when the action that completes its gradients begins and ends.
+        ends: Of every rank the end of its last action.
+        followed: How many micro-batches; what more of them take was added.
+        links: Of every rank when what it sends besides is there, where its parameters are sharded.
     """
-    plain = simulate_order(order, [dataclasses.replace(one, hop=0.0) for one in stages]).seconds
-    wired = simulate_order(order, stages).seconds
-    return plain - own_s, wired - plain, max(0.0, simulate_order(order, stages, at_once).seconds - wired)
+
+    seconds: float
+    last: tuple[tuple[float, float], ...]
+    ends: tuple[float, ...]
+    followed: int
+    links: tuple[float, ...] = ()
+
+    def later(self, seconds: float) -> "Followed":
+        """Return the same with a longer way to the end."""
+        last = tuple((begin + seconds, end + seconds) for begin, end in self.last)
+        ends, links = (tuple(end + seconds for end in each) for each in (self.ends, self.links))
+        return Followed(self.seconds + seconds, last, ends, self.followed, links)
+
+
+def follow(plan: "Plan", stages: tuple[StageWork, ...]) -> Followed | None:
+    """Follow a plan's pipeline where each rank has a processor; None where that takes too long to try many plans.
+
+    Of a named order with many micro-batches the first are followed: from the third round on each takes as long as the
+    one before.
+    """
+    p, v, m = plan.pipeline_parallel_degree, plan.stages_per_rank, plan.micro_batches
+    named = NAMED_ORDERS.get(plan.pipeline_schedule)
+    few = m if named is None or p * v * m <= _ACTIONS or m % p else min(m, 3 * p)
+    if named is not None and p * v * few > 16 * _ACTIONS:
+        return None
+    found = _followed(plan.pipeline_schedule, p, v, few, stages)
+    if few == m:
+        return found
+    return found.later((m - few) / p * (found.seconds - _followed(plan.pipeline_schedule, p, v, 2 * p, stages).seconds))
+
+
+_ACTIONS = 256  # forwards of all stages, that are followed in some 2 ms
+
+
+@functools.lru_cache(maxsize=1024)  # plans that differ in what they shard have the same pipeline
+def _followed(schedule: str, p: int, v: int, m: int, stages: tuple[StageWork, ...]) -> Followed:
+    timing = simulate_order(_order(schedule, p, v, m), stages)
+    last = {action.stage: (begin, end) for rank in timing.spans for action, begin, end in rank if action.kind in "BW"}
+    ends = tuple(rank[-1][2] for rank in timing.spans)
+    return Followed(timing.seconds, tuple(last[stage] for stage in range(len(stages))), ends, m)
+
+
+def crowding(plan: "Plan", stages: Sequence[StageWork], at_once: float) -> float:
+    """Return what a pipeline takes longer if so many of its ranks compute at full speed at once."""
+    order = plan_order(plan)
+    return max(0.0, simulate_order(order, stages, at_once).seconds - simulate_order(order, stages).seconds)

@@ -25,6 +25,7 @@ _STATE = ("parameter_bytes", "gradient_bytes", "optimizer_bytes")
 # Of a measured layer, what is divided is weighed against what is not: so many FLOPs take about as long as a byte from
 # memory. It is so for a CPU's core (some 80 GFLOP/s, 10 GB/s) and an A100 in single precision (19.5 TFLOP/s, 2 TB/s).
 _FLOPS_PER_BYTE = 10.0
+_MESSAGE = 1e6  # bytes, of which the link between two stages that takes longest is the slowest
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,7 +112,7 @@ class Profile:
 
     @functools.cached_property
     def _finer(self) -> Profile:
-        return Profile(self.workload.in_steps, self.network, self.constants)
+        return type(self)(self.workload.in_steps, self.network, self.constants)
 
     def by_block(self, values: Floats, layers: NDArray[np.int64]) -> Floats:
         """Return sums over what of each block stands together.
@@ -136,10 +137,20 @@ class Profile:
         rows = np.array([self._per_kind(number, *key) for number in range(len(self.kinds))])[self.index]
         return LayerTimes(*(np.ascontiguousarray(column) for column in rows.T))
 
-    def link(self, plan: Plan) -> Link:
-        """Return what joins the stages of a pipeline, all of whose replicas talk at once."""
+    def link(self, plan: Plan, rank: int | None = None) -> Link:
+        """Return what joins a rank of a pipeline with the next, all of whose replicas talk at once.
+
+        If no rank is given, it is the slowest of these links.
+        """
         stride = product(plan, *AXES[1:])  # the pipeline is the slowest axis
-        return self.network.link(stride, self.network.local, self.constants)
+        ranks = range(plan.pipeline_parallel_degree) if rank is None else [rank]
+        links = [self.network.link(stride, self.network.local, self.constants, one * stride) for one in ranks]
+        return max(links, key=lambda link: float(link.seconds(_MESSAGE)))
+
+    def ports(self, plan: Plan) -> list[int]:
+        """Return through which port each rank of a pipeline sends to the next: 1 inside a host, 0 to another."""
+        stride = product(plan, *AXES[1:])
+        return [int(not self.network.crosses(stride, one * stride)) for one in range(plan.pipeline_parallel_degree)]
 
     def held(self, plan: Plan) -> Held:
         """Return what a rank holds of every layer, as its tensor degree divides them."""

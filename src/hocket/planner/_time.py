@@ -3,6 +3,7 @@
 For small worlds `step_graph` makes the same step as tasks for the simulator; a test holds both together.
 """
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,18 +17,18 @@ from hocket.workload import Workload
 from ._admissible import undivided
 from ._balance import Link
 from ._constants import Constants, slowest_of, waiting
-from ._ends import ends
+from ._ends import ends, follow_gathers
 from ._findings import PlanError, PlanFinding
 from ._interval import spread
 from ._memory import Memory, memory_of
 from ._network import Cost, Network, network_of
-from ._pipeline import plan_order, stage_works, waits
+from ._pipeline import crowding, follow, stage_works
 from ._plan import Plan
 from ._profile import LayerTimes, Profile
 from ._stages import stage_cuts
 from .axes import AXES, product, replicas
 
-# Pipelines whose ranks share processors are followed step by step up to so many actions times ranks, some 50 ms.
+# Pipelines whose ranks share processors are followed from event to event up to so many actions times ranks, some 50 ms.
 _FOLLOWED = 4096
 
 
@@ -233,33 +234,43 @@ def _step(
     layers = own[worst]
     compute = m * float((times.forward + times.backward)[layers].sum())
     recompute = m * float(times.again[layers].sum())
-    gradients, gather, update, cost, hidden = ends(plan, profile, times, own, worst, m, crowd)
-    handling = m * handling + _sharding(plan, profile, layers, m * crowd)
-    named = NAMED_ORDERS.get(plan.pipeline_schedule)
-    followed = profile.network.at_once and p * p * v * m <= _FOLLOWED and plan.pipeline_schedule != "zero_bubble"
-    if p > 1 and (followed or named is None):
+    named, shared = NAMED_ORDERS.get(plan.pipeline_schedule), profile.network.at_once
+    followed, fetched = None, 0.0
+    if p > 1:
         alone = times.unhindered(crowd)
-        calm = float((alone.tensor_forward + alone.tensor_backward)[layers].sum())
-        own_s = m * (float(each[worst] - messages[worst]) - tensor[worst] + calm)
-        tensor[worst] = calm
-        stages = stage_works(alone, edges, hops, constants.stage_s)
-        at_once = profile.network.at_once * p / workers or math.inf
-        bubble, sent, crowding = waits(plan_order(plan), stages, own_s, at_once)
+        ports = profile.ports(plan)
+        stages = stage_works(alone, edges, hops, constants.stage_s, ports)
+        followed = follow(plan, stages)
+    if followed:
+        plain = follow(plan, tuple(dataclasses.replace(one, hop=0.0) for one in stages))
+        assert plain is not None
+        tensor[worst] = float((alone.tensor_forward + alone.tensor_backward)[layers].sum())
+        bubble = plain.seconds - compute - recompute - m * (tensor[worst] + handling)
+        sent = followed.seconds - plain.seconds
+        if plan.shard == "parameters" and replicas(plan)[0] > 1:
+            gathered = follow_gathers(plan, profile, times, edges, stages, followed)
+            fetched, followed = max(0.0, gathered.seconds - followed.seconds), gathered
     else:
         # The pipeline fills and drains once; its other ranks' times for one micro-batch are what the worst one waits.
         bubble = float(each.sum() - each[worst]) / (1 if named is None else named.divisor(v))
         sent = m * float(messages[worst])
+    crowded = 0.0
+    if followed and shared and p * p * v * m <= _FOLLOWED and plan.pipeline_schedule != "zero_bubble":
+        crowded = crowding(plan, stages, shared * p / workers)
+    elif shared:
         # All ranks' work is more than the processors do while the worst rank works and waits; exchanges of tensors are
         # measured among all of them anyway.
         lasts = m * (float(each[worst]) - tensor[worst]) + bubble
-        crowding = max(0.0, m * (float(each.sum()) - sum(tensor)) / p * crowd - lasts)
+        crowded = max(0.0, m * (float(each.sum()) - sum(tensor)) / p * crowd - lasts)
+    gradients, gather, update, cost, hidden = ends(plan, profile, times, edges, worst, m, crowd, followed)
+    handling = m * handling + _sharding(plan, profile, layers, m * crowd)
     parts = StepParts(
         compute=compute,
         recompute=recompute,
         tensor=m * tensor[worst],
         messages=sent,
         bubble=bubble,
-        gather=gather,
+        gather=gather + fetched,
         gradients=gradients,
         optimizer=update,
         straggle=(compute + recompute)
@@ -267,7 +278,7 @@ def _step(
             constants.jitter * slowest_of(workers)
             + constants.host_jitter * slowest_of(math.ceil(workers / profile.network.local))
         ),
-        crowding=crowding,
+        crowding=crowded,
         interference=constants.interference * min(hidden, compute + recompute),
         overhead=handling + constants.step_s,
     )
@@ -295,9 +306,10 @@ def _hops(plan: Plan, profile: Profile, edges: Sequence[int], micro: int) -> lis
     found: list[float] = []
     if p == 1:
         return found
-    link = profile.link(plan)
-    link = Link(link.rate_Bps * profile.constants.message_share, link.latency_s)
-    for edge in edges[1:-1]:
+    links = [profile.link(plan, rank) for rank in range(p)]
+    links = [Link(link.rate_Bps * profile.constants.message_share, link.latency_s) for link in links]
+    for stage, edge in enumerate(edges[1:-1]):
+        link = links[stage % p]
         nbytes = float(profile.output_bytes[edge - 1]) * micro / profile.workload.batch
         # Each of the ranks that share tensors sends its part; those who get them collect the whole.
         seconds = float(link.seconds(nbytes / t)) if nbytes else 0.0

@@ -4,6 +4,7 @@ Nothing but the ranks of one pipeline takes part, so this loop is small enough t
 with links and collectives an order is a `StepGraph` (`order_graph`).
 """
 
+import heapq
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -28,6 +29,7 @@ class StageWork:
         backward_exchange: The same of the backward pass.
         hop: Of a message from this stage to the next, or back.
         weights: The part of the backward pass that is for the weights; half of it if not given.
+        port: Through which these messages go; those of another port of the same rank go beside them.
     """
 
     forward: float
@@ -36,6 +38,7 @@ class StageWork:
     backward_exchange: float = 0.0
     hop: float = 0.0
     weights: float | None = None
+    port: int = 0
 
     def seconds(self, kind: str) -> tuple[float, float]:
         """Return computation of an action, and the exchange that follows it."""
@@ -99,6 +102,11 @@ def simulate_order(order: PipelineOrder, stages: Sequence[StageWork], at_once: f
     if len(stages) != order.stages:
         raise SimulationError(f"{order.name} has {order.stages} stages, and the work of {len(stages)} is given")
     run = _OrderRun(order, stages)
+    if at_once >= order.world:
+        run.unhindered()
+        return OrderTiming(
+            order, tuple(tuple(rank.spans) for rank in run.ranks), tuple(rank.computed for rank in run.ranks)
+        )
     while run.start():
         busy = sum(rank.computes for rank in run.ranks)
         rate = min(1.0, at_once / busy) if busy else 1.0
@@ -129,11 +137,40 @@ class _OrderRun:
         rows = order.computes().ranks if order.explicit else order.ranks
         self.ranks = [_OrderRank(list(reversed(row))) for row in rows]
         self._seconds = {kind: [stage.seconds(kind) for stage in stages] for kind in "FBIW"}
-        self._hops = [stage.hop for stage in stages]
+        self._hops = [(stage.hop, stage.port) for stage in stages]
         self._last = len(stages) - 1
         self._arrived: dict[tuple[str, int, int], float] = {}
-        self._free_out = [0.0] * len(rows)  # when a rank has sent what it has to send
-        self._free_in = [0.0] * len(rows)
+        self._free_out: dict[tuple[int, int], float] = {}  # when a rank has sent what it has to send through a port
+        self._free_in: dict[tuple[int, int], float] = {}
+
+    def unhindered(self) -> None:
+        """Follow the order where no rank waits for a processor: from the end of one action to that of the next."""
+        ends: list[tuple[float, int]] = []  # when the rank's next action is done
+        idle = set(range(len(self.ranks)))
+
+        def begin(number: int) -> None:
+            rank = self.ranks[number]
+            if number not in idle or not rank.actions or (there := self._needs(rank)) == math.inf:
+                return
+            idle.remove(number)
+            stage, kind, _ = rank.actions[-1]
+            rank.begun = max(there, self.now if rank.until is None else rank.until)
+            computes, exchanges = self._seconds[kind][stage]
+            rank.computed += computes
+            heapq.heappush(ends, (rank.begun + computes + exchanges, number))
+
+        for number in range(len(self.ranks)):
+            begin(number)
+        while ends:
+            self.now, number = heapq.heappop(ends)
+            onward = self._finish(self.ranks[number])
+            self.ranks[number].until = self.now
+            idle.add(number)
+            begin(number)
+            if onward is not None:
+                begin(onward)
+        if any(rank.actions for rank in self.ranks):
+            raise SimulationError("the ranks of the pipeline wait for each other")
 
     def start(self) -> bool:
         """Begin what can begin now; whether anything is left to be done."""
@@ -174,20 +211,24 @@ class _OrderRun:
             return 0.0
         return self._arrived.get(("F" if kind == "F" else "B", stage, number), math.inf)
 
-    def _finish(self, rank: _OrderRank) -> None:
+    def _finish(self, rank: _OrderRank) -> int | None:
+        """Send what an action has made; the rank that gets it."""
         action = rank.actions.pop()
         stage, kind, number = action
         rank.until = None
         rank.spans.append((action, rank.begun, self.now))
         onward = stage + (1 if kind == "F" else -1)
         if kind == "W" or not 0 <= onward <= self._last:
-            return
+            return None
         source, target = stage % len(self.ranks), onward % len(self.ranks)
         there = self.now
         if source != target:
-            there = max(self.now, self._free_out[source], self._free_in[target]) + self._hops[min(stage, onward)]
-            self._free_out[source] = self._free_in[target] = there
+            hop, port = self._hops[min(stage, onward)]
+            free = max(self._free_out.get((source, port), 0.0), self._free_in.get((target, port), 0.0))
+            there = max(self.now, free) + hop
+            self._free_out[source, port] = self._free_in[target, port] = there
         self._arrived["F" if kind == "F" else "B", onward, number] = there
+        return target
 
 
 def order_graph(order: PipelineOrder, stages: Sequence[StageWork], nbytes: float) -> StepGraph:

@@ -1,0 +1,83 @@
+"""The closed form against the simulator on random clusters and models: every rank, every link, every message."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from hocket import cluster
+from hocket.planner import Constants, Network, Plan, predict, step_graph
+from hocket.simulate import simulate_step
+from hocket.workload import transformer
+
+FOLDER = Path(__file__).parents[2] / "benchmarks" / "predictions"
+
+
+@pytest.fixture(scope="module")
+def study() -> ModuleType:
+    sys.path.insert(0, str(FOLDER))
+    try:
+        return importlib.import_module("simulated")
+    finally:
+        sys.path.remove(str(FOLDER))
+
+
+def apart(study: ModuleType, seed: int, layouts: int) -> list[tuple[float, str]]:
+    """How far the closed form is from the simulator, the farthest last."""
+    found = [
+        (each.step_s / seconds - 1, each.plan.describe()) for each, seconds in study.compared(study.case(seed), layouts)
+    ]
+    assert len(found) >= layouts
+    return sorted(found, key=lambda one: abs(one[0]))
+
+
+@pytest.mark.parametrize("seed", [0, 3])
+def test_the_first_layouts_take_what_the_simulator_says(study: ModuleType, seed: int) -> None:
+    # Both count the same work on the same links; what remains is who shares them when.
+    assert abs(apart(study, seed, 8)[-1][0]) < 0.10
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", [1, 2, 4, 5, 6, 7, 8, 9, 10, 11, 12])
+def test_layouts_on_random_clusters_take_what_the_simulator_says(study: ModuleType, seed: int) -> None:
+    assert abs(apart(study, seed, 8)[-1][0]) < 0.10
+
+
+@pytest.mark.parametrize("shard", ["none", "optimizer", "gradients", "parameters"])
+@pytest.mark.parametrize(("pipeline", "stages"), [(1, 1), (2, 1), (2, 2)])
+def test_what_the_constants_say_is_not_reached_is_in_both(shard: str, pipeline: int, stages: int) -> None:
+    where = cluster.load(
+        "star:hosts=4,bandwidth=40Gbit/s,latency=2us,server=dgx-a100,server.devices=2,server.flops=2e14"
+    )
+    usual = Constants.of({"fetch_share": 0.5, "network_share": 0.7, "jitter": 0.02})
+    plan = Plan(
+        pipeline_parallel_degree=pipeline, stages_per_rank=stages, micro_batches=4 if pipeline > 1 else 1,
+        pipeline_schedule="interleaved" if stages > 1 else "1f1b", shard=shard,
+    )  # fmt: skip
+    workload = transformer(1024, 8, 16, sequence=512)
+    found = predict(plan, workload, where, workers=8, batch=64, constants=usual)
+    simulated = simulate_step(step_graph(plan, workload, where, workers=8, batch=64, constants=usual), where).seconds
+    assert found.step_s == pytest.approx(simulated, rel=0.05)
+
+
+def test_groups_that_straddle_hosts_are_priced_by_the_links_they_use() -> None:
+    # Pairs of a group of six on hosts of four: one group lies in two hosts, and both share the second host's port.
+    where = cluster.load("star:hosts=3,bandwidth=10Gbit/s,latency=1us,server=dgx-a100,server.devices=4")
+    network, plain = Network.of(where), Constants(inside_share=1.0, network_share=1.0, collective_s=0.0)
+    inside = network.collective("all_reduce", 1e8, 4, 1, plain).seconds
+    straddling = network.collective("all_reduce", 1e8, 6, 1, plain).seconds
+    assert straddling > 10 * inside
+
+
+def test_paths_that_meet_are_counted_and_measured_clusters_are_not_counted_twice() -> None:
+    spec = "leafspine:leaves=4,ports=4,spines=1,bandwidth=10Gbit/s,latency=1us"
+    wide, tapered = cluster.load(spec.replace("spines=1", "spines=16")), cluster.load(spec)
+    plain = Constants(inside_share=1.0, network_share=1.0, collective_s=0.0)
+    seconds = [Network.of(one).collective("all_reduce", 1e8, 4, 4, plain).seconds for one in (wide, tapered)]
+    assert seconds[1] > 3.5 * seconds[0]  # four groups, a member of each at every leaf, and one way up
+    measured = cluster.load(f"{spec},reached.network_share=0.9")
+    assert Network.of(measured).contention is None
