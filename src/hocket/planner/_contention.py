@@ -26,7 +26,7 @@ class Load(NamedTuple):
     latency_s: float  # of the longest path
 
 
-class Flows(NamedTuple):
+class StageFlows(NamedTuple):
     """What the flows of one step put on links, of those groups that are a stage of a pipeline."""
 
     links: NDArray[np.int64]
@@ -35,10 +35,10 @@ class Flows(NamedTuple):
     latency_s: float
 
 
-class Steps(NamedTuple):
+class StepLoads(NamedTuple):
     """The steps of a schedule, and what each of them does to the links."""
 
-    flows: list[tuple[float, list[Flows]]]  # how often there is a step, and its flows by stage
+    flows: list[tuple[float, list[StageFlows]]]  # how often there is a step, and its flows by stage
     number: float  # of steps
     wire: float  # what the busiest port of each step passes, summed, in units of the vector
 
@@ -99,7 +99,7 @@ class Contention:
 
     def _steps_of(
         self, algorithm: Algorithm, given: tuple[tuple[str, Any], ...], collective: Collective, stride: int
-    ) -> Steps:
+    ) -> StepLoads:
         schedule, size = algorithm(collective, **dict(given)), collective.world
         stages = np.arange(len(self._nodes)).reshape(-1, size, stride).swapaxes(1, 2)
         vector = schedule.chunks // collective.blocks * collective.vector_blocks
@@ -110,9 +110,9 @@ class Contention:
             source, target = (stages[:, :, end].reshape(len(stages), -1) for end in (step.source, step.destination))
             flows = self._flows(source, target, np.tile(part, stride))
             found.append((float(step.repeat), flows))
-        return Steps(found, sum(times for times, _ in found), wire)
+        return StepLoads(found, sum(times for times, _ in found), wire)
 
-    def _flows(self, source: NDArray[Any], target: NDArray[Any], part: NDArray[np.float64]) -> list[Flows]:
+    def _flows(self, source: NDArray[Any], target: NDArray[Any], part: NDArray[np.float64]) -> list[StageFlows]:
         """Return what flows put on links, each row of them for itself; `part` is of the vector."""
         cluster, rows = self._cluster, len(source)
         routes = cluster.routes(self._nodes[source.ravel()], self._nodes[target.ravel()])
@@ -129,7 +129,7 @@ class Contention:
         )
         bounds = np.searchsorted(keys, np.arange(rows + 1) * count)
         return [
-            Flows(keys[a:b] % count, inside[a:b], between[a:b], float(latency_s))
+            StageFlows(keys[a:b] % count, inside[a:b], between[a:b], float(latency_s))
             for a, b, latency_s in zip(bounds[:-1], bounds[1:], late, strict=True)
         ]
 
@@ -139,7 +139,7 @@ class Contention:
         return _load(self._flows(source, (source + stride) % len(self._nodes), np.ones(stride)), shares, None)
 
 
-def _load(flows: list[Flows], shares: tuple[float, float], beside: tuple[int, tuple[float, ...]] | None) -> Load:
+def _load(flows: list[StageFlows], shares: tuple[float, float], beside: tuple[int, tuple[float, ...]] | None) -> Load:
     links = np.concatenate([one.links for one in flows])
     weights = np.repeat(beside[1] if beside else np.ones(len(flows)), [len(one.links) for one in flows])
     each = np.concatenate([one.inside / shares[0] + one.between / shares[1] for one in flows])

@@ -81,7 +81,7 @@ def step_graph(
     ]
     graph = StepGraph(workers, memory_nbytes=np.repeat(nbytes, d * t) if any(cluster.memory_nbytes) else None)
     parts = known.parts
-    _Step(graph, plan, made, made.times(plan, micro), [0, *cuts, len(profile.workload.layers)], micro).add(
+    _GraphOfStep(graph, plan, made, made.times(plan, micro), [0, *cuts, len(profile.workload.layers)], micro).add(
         parts.straggle + parts.interference + parts.crowding + parts.overhead
     )
     return graph
@@ -127,7 +127,7 @@ class _Simulated(Profile):
         return self._taken[key]
 
 
-class _Step:
+class _GraphOfStep:
     """One step under way: what each rank of the pipeline has been given to do so far."""
 
     def __init__(

@@ -46,7 +46,7 @@ NOTHING = Cost(0.0)
 _RATES = ("inside_Bps", "inside_s", "host_Bps", "rank_Bps", "between_s")
 
 
-class _Line(NamedTuple):
+class _CostLine(NamedTuple):
     """What an algorithm takes of a group, on the wires of two hosts."""
 
     place: int  # among those that serve the group
@@ -286,10 +286,10 @@ class Network:
         return best_cost
 
     @functools.cached_property
-    def _lines(self) -> "Callable[[str, int, int, Constants], tuple[_Line, ...]]":
+    def _lines(self) -> "Callable[[str, int, int, Constants], tuple[_CostLine, ...]]":
         return functools.lru_cache(maxsize=4096)(self._lines_of)
 
-    def _lines_of(self, kind: str, size: int, stride: int, constants: Constants) -> "tuple[_Line, ...]":
+    def _lines_of(self, kind: str, size: int, stride: int, constants: Constants) -> "tuple[_CostLine, ...]":
         """Return what serves a group, on the wires of two hosts."""
         inside, between, local, hosts = self.wires(size, stride, constants)
         share = constants.gather_share if kind in ("all_gather", "reduce_scatter") else 1.0
@@ -306,7 +306,9 @@ class Network:
                 rate_out = min(inside if local > 1 else between, between if one.along_hosts else between / local)
                 rate_in, late_in, late_out = rate_out, self.between_s, self.between_s
             late = form.steps_inside * late_in, (form.steps - form.steps_inside) * late_out
-            found.append(_Line(place, one, given, form, hosts, *late, wire_in / rate_in, (wire - wire_in) / rate_out))
+            found.append(
+                _CostLine(place, one, given, form, hosts, *late, wire_in / rate_in, (wire - wire_in) / rate_out)
+            )
         return tuple(found)
 
     def crosses(self, stride: int, first: int) -> bool:
