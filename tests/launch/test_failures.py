@@ -2,6 +2,7 @@
 
 import os
 import re
+import tempfile
 import textwrap
 from typing import Any
 
@@ -118,7 +119,12 @@ def test_the_first_exception_counts_and_not_the_first_end(launched: Any, script:
     assert "exit status 1: ConnectionError: rank 1 has gone" in report
 
 
-def test_a_killed_rank_comes_before_those_that_complain_of_it(launched: Any, script: Any) -> None:
+def test_a_killed_rank_comes_before_those_that_complain_of_it(
+    launched: Any, script: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    short = tempfile.mkdtemp(dir="/tmp")  # sockets' paths are, too
+    monkeypatch.setenv("TMPDIR", short)
+    monkeypatch.setattr(tempfile, "tempdir", short)
     # The survivor notices the death at once, faster than the launcher may.
     source = """
     import multiprocessing.connection, os, pathlib, select, signal, time
@@ -139,6 +145,7 @@ def test_a_killed_rank_comes_before_those_that_complain_of_it(launched: Any, scr
     raise ConnectionError("rank 1 has gone")
     """
     ran = launched(script(textwrap.dedent(source)), n=2)
+    os.rmdir(short)  # nothing is left in it
     first, second = ran.result.failures
     assert (first.rank, first.signal) == (1, "SIGKILL")
     assert (second.rank, second.error) == (0, "ConnectionError: rank 1 has gone")
