@@ -189,18 +189,19 @@ def test_stages_wait_for_each_other_s_blocks_and_ranks_that_share_tensors_for_sh
 
 
 def test_messages_reach_a_share_of_the_link(captured: Workload, network: Network) -> None:
-    slow = dataclasses.replace(network, host_Bps=1e6, rank_Bps=1e6)
     plan = Plan(pipeline_parallel_degree=4, micro_batches=4)
 
-    def found(share: float) -> Prediction:
-        return predict(
-            plan, captured, slow, workers=4, batch=4 * BATCH, constants=Constants(message_share=share, step_s=1e-3)
-        )
+    def found(rate_Bps: float, share: float) -> Prediction:
+        slow = dataclasses.replace(network, host_Bps=rate_Bps, rank_Bps=rate_Bps)
+        constants = Constants(message_share=share, step_s=1e-3)
+        return predict(plan, captured, slow, workers=4, batch=4 * BATCH, constants=constants)
 
-    whole, half = found(1.0), found(0.5)
-    assert whole.cuts == half.cuts
-    latency = 6 * 4 * slow.between_s  # of the worst rank: it has two neighbours, and four micro-batches
-    assert half.parts.messages == pytest.approx(2 * whole.parts.messages, abs=2 * latency)
+    whole, half, slower = found(1e6, 1.0), found(1e6, 0.5), found(5e5, 1.0)
+    assert whole.cuts == half.cuts == slower.cuts
+    # Half of a link is a link of half the rate. What computation hides of a message does not double with it.
+    assert half.parts == slower.parts
+    latency = 6 * 4 * network.between_s  # of the worst rank: it has two neighbours, and four micro-batches
+    assert half.parts.messages >= 2 * whole.parts.messages - 2 * latency
     assert half.parts.compute == whole.parts.compute
 
 
