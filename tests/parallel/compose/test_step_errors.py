@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 import hocket
-from hocket.planner import Plan
+from hocket.planner import Plan, PlanError
 from hocket.testing import run_ranks
 
 
@@ -67,3 +67,28 @@ def all_fail() -> float:
 def test_after_an_error_of_all_ranks_training_goes_on() -> None:
     one, other = run_ranks(all_fail, 2, timeout_s=60)
     assert one == other
+
+
+def scripted() -> list[str]:
+    """What a part that torch.jit has compiled comes to, by each plan."""
+    found = []
+    for plan in (Plan(), Plan(shard="parameters"), Plan(tensor_parallel_degree=2)):
+        torch.manual_seed(0)
+        inner = torch.jit.script(nn.Sequential(nn.ReLU(), nn.Linear(32, 32)))  # type: ignore[no-untyped-call]
+        model = nn.Sequential(nn.Linear(16, 32), inner, nn.Linear(32, 10))
+        x, y = torch.randn(8, 16), torch.randint(10, (8,))
+        try:
+            optimizer = torch.optim.SGD(model.parameters(), 0.1)
+            trainer = hocket.Trainer(model, nn.functional.cross_entropy, optimizer, plan, sample=x)
+            found.append(f"{float(trainer.step((x, y))) - float(trainer.step((x, y))):.3f}")
+        except PlanError as error:
+            found.append(str(error))
+    return found
+
+
+def test_what_torch_jit_has_compiled_trains_or_is_refused() -> None:
+    for plain, shards, tensor in run_ranks(scripted, 2, timeout_s=60):
+        assert float(plain) > 0.0
+        assert "shard: what torch.jit has compiled" in shards
+        assert "as 1 is" in shards
+        assert "tensor_parallel_degree: what torch.jit has compiled" in tensor

@@ -33,7 +33,7 @@ from ._divide import CARRIED, Draft, divide_embeddings, sample_inputs
 from ._passes import LossFn, Passes, StagedPasses, WholePasses
 from ._precision import cast_module, in_precision
 from ._recompute import recompute
-from ._refusals import check_arguments, check_scalars, check_tied
+from ._refusals import check_arguments, check_divisible, check_tied
 
 
 def compose(
@@ -61,7 +61,7 @@ def compose(
     check_arguments(model, optimizer, plan)
     deferred = Deferred.of(model)
     mesh = _aligned(model, optimizer, plan, world, deferred)
-    check_scalars(model, plan, mesh)
+    check_divisible(model, plan, mesh)
     frozen = {id(p) for p in model.parameters() if not p.requires_grad}
     groups, outline = _groups(model, optimizer), ModelOutline.of(model, optimizer)
     draft = Draft(model, optimizer, plan, mesh, inputs)

@@ -95,7 +95,14 @@ def divide_tensors(draft: Draft) -> None:
     """Make the model tensor-parallel in place, and cut the state that its optimizer has already."""
     model = draft.model
     full = {name: tuple(p.shape) for name, p in model.named_parameters()}
-    form = parallelize(model, draft.mesh["tensor"], draft.inputs, sequence=draft.plan.sequence_parallel)
+    try:
+        form = parallelize(model, draft.mesh["tensor"], draft.inputs, sequence=draft.plan.sequence_parallel)
+    except RuntimeError as error:
+        if "use_reentrant=True" not in str(error):
+            raise
+        rule = "single gradients of the divided model are compared, which checkpoint(..., use_reentrant=True) forbids"
+        found = PlanFinding("tensor_parallel_degree", rule, "say use_reentrant=False, as torch recommends")
+        raise PlanError("the plan cannot be carried out for this model:", [found]) from error
     for name, parameter in model.named_parameters():
         state = draft.optimizer.state.get(parameter, {}) if name in form.pieces else {}
         for key, value in state.items():

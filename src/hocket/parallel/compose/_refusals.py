@@ -87,12 +87,18 @@ def _check_priority(model: torch.nn.Module, optimizer: Any) -> None:
         raise _refusal("priority", rule, "say priority = false")
 
 
-def check_scalars(model: torch.nn.Module, plan: Plan, mesh: Mesh) -> None:
-    """Refuse to shard parameters that have no dimension to shard.
+def check_divisible(model: torch.nn.Module, plan: Plan, mesh: Mesh) -> None:
+    """Refuse to divide parameters without a dimension, and modules that torch.jit has compiled.
 
     Raises:
-        PlanError: the model has such a parameter, and the plan shards parameters.
+        PlanError: the model has such a parameter, and the plan shards it; or such a module, and the plan divides it.
     """
+    scripted = [name for name, module in model.named_modules() if isinstance(module, torch.jit.ScriptModule)]
+    divides = plan.shard == "parameters" or plan.tensor_parallel_degree > 1
+    if scripted and divides and mesh.whole.size > 1:
+        field = "shard" if plan.shard == "parameters" else "tensor_parallel_degree"
+        rule = f"what torch.jit has compiled can be neither divided nor hooked, as {scripted[0] or 'the model'} is"
+        raise _refusal(field, rule, "give the module itself, and compile it for inference; or take data parallelism")
     scalars = [name for name, p in model.named_parameters() if not p.dim()]
     if scalars and plan.shard == "parameters" and mesh.replicas.size > 1:
         rule = f"FSDP2 divides no parameter without dimensions, as {scalars[0]} is"

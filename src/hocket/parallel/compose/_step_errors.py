@@ -56,7 +56,7 @@ class StepErrors:
             if not said:
                 raise
             for group in {id(one.group): one.group for one in self._mesh.worlds if one.group is not None}.values():
-                group.fail(error)
+                group.fail(CommError(said))
             staged = self._mesh["pipeline"].size > 1
             if not staged and not isinstance(error, CommError):
                 raise

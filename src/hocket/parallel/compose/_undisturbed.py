@@ -21,12 +21,17 @@ def undisturbed(modules: Sequence[torch.nn.Module]) -> Iterator[None]:
         modules: With all that are inside them.
     """
     inner = list({id(one): one for module in modules for one in module.modules()}.values())
+    scripted = [one for one in inner if isinstance(one, torch.jit.ScriptModule)]  # their attributes are not Python's
+    held = [(buffer, _copy(buffer)) for one in scripted for buffer in one.buffers(recurse=False)]
+    inner = [one for one in inner if not isinstance(one, torch.jit.ScriptModule)]
     kept = [(one, dict(vars(one)), dict(one._buffers), [(v, _copy(v)) for v in _changeable(one)]) for one in inner]
     devices = sorted({p.device for one in inner for p in one.parameters(recurse=False) if p.is_cuda}, key=str)
     with restored(), torch.random.fork_rng(devices=devices):
         try:
             yield
         finally:
+            for buffer, copy in held:
+                _put_back(buffer, copy)
             for one, attributes, buffers, contents in kept:
                 for name in vars(one).keys() - attributes.keys():
                     del one.__dict__[name]

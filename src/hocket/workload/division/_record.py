@@ -197,8 +197,11 @@ class _Recorder(TorchFunctionMode):
 
 
 def storage_of(tensor: torch.Tensor) -> int:
-    """A number that is the storage's own while it lives."""
-    key: int = StorageWeakRef(tensor.untyped_storage()).cdata  # type: ignore[no-untyped-call]
+    """A number that is the storage's own while it lives; the tensor's, where it has none (inside vmap)."""
+    try:
+        key: int = StorageWeakRef(tensor.untyped_storage()).cdata  # type: ignore[no-untyped-call]
+    except NotImplementedError:
+        return id(tensor)
     return key
 
 
