@@ -20,8 +20,12 @@ PLANS = {
         "parameters": Plan(shard="parameters"),
         "tensor": Plan(tensor_parallel_degree=2),
         "sequence": Plan(tensor_parallel_degree=2, sequence_parallel=True),
+        "pipeline": Plan(pipeline_parallel_degree=2, micro_batches=2),
+        "whole pipeline": Plan(pipeline_parallel_degree=2),
     },
     4: {
+        "data x pipeline": Plan(pipeline_parallel_degree=2, micro_batches=2),
+        "tensor x pipeline": Plan(pipeline_parallel_degree=2, tensor_parallel_degree=2, micro_batches=2),
         "optimizer x tensor": Plan(shard="optimizer", tensor_parallel_degree=2),
         "parameters x tensor": Plan(shard="parameters", tensor_parallel_degree=2),
     },

@@ -52,7 +52,7 @@ def default_run_directory(target: str, environment: Mapping[str, str]) -> str | 
     if "HOCKET_JOB" in environment:  # a `hocket run` inside another's rank is a part of that run
         return None
     if named:
-        return None if named == "off" else os.path.abspath(named)
+        return None if named in ("off", "0") else os.path.abspath(named)
     stamp = f"{datetime.now().astimezone():%Y%m%d-%H%M%S}"
     with contextlib.suppress(ValueError):  # the launchers of a job's hosts share one; a job that is queued again, too
         task = described(environment)

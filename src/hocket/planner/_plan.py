@@ -227,7 +227,7 @@ class Plan:
     def keep(self) -> None:
         """Write the plan into the directory of this run, where `hocket run` has made one."""
         place = os.environ.get("HOCKET_RUN_DIR", "off")
-        if place != "off":
+        if place not in ("off", "0"):
             with contextlib.suppress(OSError):  # a host that does not share it, a full disk: training goes on
                 Path(place, "plan.toml").write_text(f"# {self.describe()}\n{self.to_toml()}")
 

@@ -49,7 +49,7 @@ def watch(rank: int | None = None, world: int | None = None, folder: str | os.Pa
         rank: Number of this rank; by default torch's, or RANK.
         world: Number of ranks; by default torch's, or WORLD_SIZE.
         folder: Where to; all ranks must see it. By default HOCKET_RECORD, or "record" in HOCKET_RUN_DIR.
-            HOCKET_RECORD=off records nothing.
+            HOCKET_RECORD=off (or 0) records nothing.
     """
     global _watch
     if _watch is not None:
@@ -71,8 +71,8 @@ def record_folder() -> Path | None:
     """Return where HOCKET_RECORD or HOCKET_RUN_DIR has records go; None for nowhere."""
     named, run = os.environ.get("HOCKET_RECORD"), os.environ.get("HOCKET_RUN_DIR")
     if named:
-        return None if named == "off" else Path(named)
-    return Path(run) / lay.FOLDER if run and run != "off" else None
+        return None if named in ("off", "0") else Path(named)
+    return Path(run) / lay.FOLDER if run and run not in ("off", "0") else None
 
 
 @contextlib.contextmanager

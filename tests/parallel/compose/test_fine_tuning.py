@@ -12,7 +12,7 @@ from .. import fine_tuning_programs as programs
 @pytest.mark.long
 @pytest.mark.timeout(deadline(240))
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_padded_batches_lose_what_one_process_loses_under_plans_without_stages(ranks: int) -> None:
+def test_padded_batches_lose_what_one_process_loses(ranks: int) -> None:
     pytest.importorskip("transformers")
     found = run_ranks(programs.tune_all, ranks, ranks, timeout_s=200)
     wanted = programs.tune(None)

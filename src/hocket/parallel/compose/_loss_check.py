@@ -52,6 +52,7 @@ class _Verdict:
         ratios: See LossForm.
         counter: That explains the loss.
         problem: Why the plan does not give the loss of one process; "" if it does.
+        inside: Whether the model computes the loss; None if that is not known.
     """
 
     kind: str = ""
@@ -59,6 +60,7 @@ class _Verdict:
     ratios: tuple[float, ...] = (1.0,)
     counter: AgreedCount | None = None
     problem: str = ""
+    inside: bool | None = None
 
 
 class LossCheck:
@@ -222,6 +224,7 @@ class LossCheck:
         if verdict.kind:
             form.kind = verdict.kind  # type: ignore[assignment]
         form.rate, form.ratios = verdict.rate, verdict.ratios
+        form.inside = verdict.inside if verdict.inside is not None else form.inside
         if form.kind == "graph" and verdict.kind and not math.isclose(verdict.rate, 1.0):
             notes.append("parts of a batch are weighted by what their loss divides by, as its graph says")
 
@@ -315,7 +318,7 @@ class _Judge:
             if self._explains(whole, parts, counts, whole.terms[0]):
                 first_term = max(whole.terms[0], 1e-30)
                 ratios = tuple(one / first_term for one in whole.terms)
-                return _Verdict("graph", whole.terms[0] / count, ratios)
+                return _Verdict("graph", whole.terms[0] / count, ratios, inside=form.inside)
         if self._explains(whole, parts, samples, count):
             # Of a loss that a pipeline's last stage computes the graph tells in training only.
             return _Verdict("samples" if self._passes.pipeline is None or whole.terms else "graph")

@@ -207,18 +207,24 @@ class StagedPasses:
 
     def measured(self, part: BatchPart, loss_fn: LossFn | None = None, *, whole: bool = False) -> list[MeasuredLoss]:
         """See Passes."""
-        form = self._loss
+        form, loss_fn = self._loss, loss_fn or self.loss_fn
+        graph = form.kind == "graph" and form.inside is not False and (whole or form.inside is True)
         found: list[MeasuredLoss] = []
 
         def loss_of(output: Any, micro: Micro) -> torch.Tensor:
-            value = form.evaluate(loss_fn or self.loss_fn, output, micro.target)
-            found.append(form.measure(value, micro.inputs, micro.target, micro.samples))
-            return found[-1].loss.detach()
+            known = micro.inputs, micro.target, micro.samples
+            measured = form.measure(form.evaluate(loss_fn, output, micro.target), *known)
+            if graph and not (measured.terms or measured.paired):  # perhaps the model computes it
+                inside = form.measure(loss_fn(output, micro.target), *known)
+                if inside.terms:
+                    measured, form.inside = inside, True
+            found.append(measured)
+            return measured.loss.detach()
 
         self._keep_step(part)
         if whole:
             self._pipeline.micro_batches = 1
-        self._pipeline.evaluate(part.inputs, part.target, loss_of, alike=whole)
+        self._pipeline.evaluate(part.inputs, part.target, loss_of, alike=whole, graph=graph)
         return found
 
     def _keep_step(self, part: BatchPart) -> None:

@@ -162,8 +162,17 @@ class Pipeline:
         return self._total(run.losses)
 
     @torch.no_grad()
-    def evaluate(self, inputs: Any, target: Any, loss_of: LossOf | None = None, *, alike: bool = False) -> Tensor:
+    def evaluate(
+        self, inputs: Any, target: Any, loss_of: LossOf | None = None, *, alike: bool = False, graph: bool = False
+    ) -> Tensor:
         """The loss of a batch on every rank, without a backward; see `accumulate`.
+
+        Args:
+            inputs: see `accumulate`.
+            target: see `accumulate`.
+            loss_of: see `accumulate`; None for the pipeline's own loss.
+            alike: whether what fails on one rank is raised on all.
+            graph: whether outputs have the graph of their stage, by which some losses tell what they divide by.
 
         Raises:
             StageError: a stage or the loss has failed; if `alike`, and then on every rank.
@@ -171,7 +180,8 @@ class Pipeline:
         micros = self._cut(inputs, target, self.micro_batches)
         loss_of = loss_of or (lambda output, micro: self._loss(output, micro, 1.0))
         run = self._run(micros, loss_of, _nothing, hands_on=alike)
-        run.perform(self._forwards(len(micros)))
+        with torch.set_grad_enabled(graph):
+            run.perform(self._forwards(len(micros)))
         if alike:
             self._check_alike(run)
         return self.from_last(self._total(run.losses))
