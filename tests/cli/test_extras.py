@@ -41,6 +41,7 @@ WORKING = {
     "checkpoint": "checkpoint --help",
     "explain": "explain --help",
     "report": "report --help",
+    "top": "top --help",
     "doctor": "doctor --json",
     "clean": "clean --dry-run",
 }
