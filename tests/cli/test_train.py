@@ -92,6 +92,7 @@ def test_two_workers_train_and_report(tmp_path: Path) -> None:
         "events.jsonl",
         "metrics.jsonl",
         "picture.png",
+        "record",
         "result.json",
         "trace.json",
     }
@@ -109,6 +110,9 @@ def test_json_is_the_only_thing_on_stdout(tmp_path: Path) -> None:
     assert [row["photograph"] for row in result["quality"]["rows"]] == ["astronaut", "chelsea", "coffee"]
     assert "scaling" not in result  # there is nothing to compare one worker with
     assert re.fullmatch(r"runs/edsr-\d{8}-\d{6}", result["run"])
+    explained = result.pop("explained")  # of the record, beside what the run has said of itself
+    assert explained["steps"] == 1  # before the first no step has ended
+    assert explained["step_s"] > 0.0
     assert json.loads((tmp_path / result["run"] / "result.json").read_text()) == result
     assert "step 2/2" in done.stderr
 

@@ -125,6 +125,8 @@ def parts_of(run: RunRecord) -> Parts | None:
     if last - first + 1 > 2 * _WARM_UP:
         first += _WARM_UP
     first = max(first, last - max(10, min(_LATEST, _CELLS // len(run.ranks))) + 1)
+    # A step begins where the one before it ended, and of the first no record tells.
+    first = max(first, *(int(some[-1]) - len(one.steps) + 2 for one, some in zip(run.ranks, numbers, strict=True)))
     if last < first:
         return None
     bounds = np.stack(
