@@ -265,6 +265,8 @@ def hang_s() -> float:
 def main_stack(ident: int | None) -> list[str]:
     """Return the frames of a thread as "FILE:LINE FUNCTION", the innermost first."""
     frame: FrameType | None = sys._current_frames().get(ident or 0)
+    while frame is not None and frame.f_code.co_filename == __file__:
+        frame = frame.f_back  # where the watch itself begins
     lines: list[str] = []
     while frame is not None and len(lines) < _FRAMES:
         lines.append(f"{frame.f_code.co_filename}:{frame.f_lineno} {frame.f_code.co_qualname}")
