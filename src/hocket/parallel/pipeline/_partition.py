@@ -245,7 +245,8 @@ class _Holder(torch.nn.Module):
         self._graphs = graphs
         self._cut = False  # whether functions use parameters that ranks have parts of
         nodes = [node for graph in graphs.values() for node in graph.nodes]
-        targets = {str(node.target) for node in nodes if node.op in ("call_module", "get_attr")}
+        # In the order of use, which is every rank's: that of a set is not, and parameters are reduced in theirs.
+        targets = dict.fromkeys(str(node.target) for node in nodes if node.op in ("call_module", "get_attr"))
         for target in sorted(targets, key=lambda one: one.count(".")):  # a module before what is inside it
             home: torch.nn.Module = self
             *parents, leaf = target.split(".")
