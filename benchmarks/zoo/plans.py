@@ -33,6 +33,8 @@ PLANS = {
     "pipeline-2": ZooPlan({**_P, "micro_batches": 2, "pipeline_schedule": "gpipe"}),
     "pipeline-4": ZooPlan({**_P, "micro_batches": 4}),
     "hybrid": ZooPlan({**_T, **_P, "micro_batches": 2}, ranks=4),
+    "data-pipeline": ZooPlan({**_P, "micro_batches": 2}, ranks=4),
+    "data-tensor": ZooPlan({**_T, "shard": "gradients"}, ranks=4),
 }
 
 

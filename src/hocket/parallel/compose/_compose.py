@@ -24,6 +24,7 @@ from ..state import (
     broadcast_optimizer_state,
     broadcast_tensors,
     check_model,
+    check_replicas,
     give_back,
     shard_optimizer,
 )
@@ -81,6 +82,7 @@ def compose(
     for module, _ in draft.modules:
         cast_module(module, plan.precision, device)
     loss = in_precision(loss_fn, plan.precision, device)
+    check_replicas(draft.modules, mesh.replicas, world)
     pipeline = _pipeline(draft, loss)  # before parameters are sharded: stages may share some
     form, trained = _held(draft, tables, frozen)
     whole = {p for group in optimizer.param_groups for p in group["params"] if id(p) in frozen}

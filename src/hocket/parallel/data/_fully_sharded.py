@@ -41,7 +41,7 @@ class FullySharded(ShardingStrategy):
         self._ahead: list[ForwardPrefetch] = []
         several_hosts = on_several_hosts(world)
         for module, names in modules:
-            excluded = {p for p in module.parameters() if is_excluded(p)}
+            excluded = dict.fromkeys(p for p in module.parameters() if is_excluded(p))
             before = {name: p for name, p in module.named_parameters() if p not in excluded}
             if not before:
                 continue
@@ -58,7 +58,7 @@ class FullySharded(ShardingStrategy):
                 for one in group:
                     one.register_forward_hook(_without_views)  # before FSDP2's own, which hang on what it returns
                 fill([*here.values(), *(excluded if group == [module] else ())])
-                fully_shard(group if group != [module] else module, mesh=mesh, ignored_params=excluded)
+                fully_shard(group if group != [module] else module, mesh=mesh, ignored_params=set(excluded))
                 for block in group if group != [module] else ():
                     _call_with_hooks(block)
                     _gather_when_used(block, module)
@@ -67,7 +67,7 @@ class FullySharded(ShardingStrategy):
                     original.data = original.new_empty(0)  # optimizers and programs may hold on to it
                     del left[name]
             if device == "cpu" and several_hosts:
-                self._overlap(module, groups, excluded)
+                self._overlap(module, groups, set(excluded))
 
     def _overlap(
         self, module: torch.nn.Module, groups: list[list[torch.nn.Module]], excluded: set[torch.nn.Parameter]

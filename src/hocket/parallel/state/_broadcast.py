@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -146,6 +147,38 @@ def check_model(module: torch.nn.Module, world: World) -> None:
             here, root = (m[i] if i < len(m) else None for m in (model, models[0]))
             if here != root:
                 raise ValueError(f"the model on rank {rank} is not that of rank 0: {_say(here)} against {_say(root)}")
+
+
+def check_replicas(parts: Sequence[tuple[torch.nn.Module, Mapping[str, str]]], replicas: World, whole: World) -> None:
+    """Raise RuntimeError on every rank if ranks that hold the same parameters do not hold them in one order.
+
+    Gradients are averaged in this order, and sums over other parameters' would be wrong without a word.
+
+    Args:
+        parts: What this rank holds of the model, and the model's own names of its parameters.
+        replicas: The ranks that hold the same.
+        whole: All ranks.
+    """
+    mine = [
+        (names[name], tuple(p.shape), str(p.dtype))
+        for module, names in parts
+        for name, p in module.named_parameters()
+        if not is_excluded(p)
+    ]
+    digests = replicas.from_all(hashlib.sha256(repr(mine).encode()).digest())
+    if not any(whole.from_all(any(digest != digests[0] for digest in digests))):
+        return
+    orders = replicas.from_all(mine)
+    found = (
+        f"rank {replicas.rank} of {replicas.size} replicas holds {here[0]!r} where the first one holds {first[0]!r}"
+        for here, first in zip(mine, orders[0], strict=False)
+        if here != first
+    )
+    raise RuntimeError(
+        "replicas hold their parameters in different orders, and would average gradients of different ones: "
+        + next(found, "those of another rank")
+        + "; this is a defect of Hocket: please report it with the model"
+    )
 
 
 def _say(entry: tuple[str, tuple[int, ...], str, str] | None) -> str:

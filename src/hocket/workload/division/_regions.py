@@ -220,8 +220,8 @@ class RegionSearch:
         self._derived: set[RecordedValue] = set()  # what is made of them alone
         self._uses: dict[RecordedValue | nn.Module, list[int]] = {}
         for call in recording.calls:
-            users: set[RecordedValue | nn.Module] = set(call.inputs)
-            for user in users if call.module is None else {*users, call.module}:
+            users: list[RecordedValue | nn.Module] = [*call.inputs, *([] if call.module is None else [call.module])]
+            for user in dict.fromkeys(users):
                 self._uses.setdefault(user, []).append(call.index)
                 if isinstance(user, RecordedValue) and user.name in self._loose:
                     self._of[user.name] = user
