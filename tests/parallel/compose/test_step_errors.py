@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -54,6 +55,35 @@ def test_an_error_of_one_rank_is_an_error_of_all(ranks: int, plan: Plan) -> None
     assert [one[:2] for one in others] == [(kind, said)] * (ranks - 1)
     assert failed[:2] == ((kind, said) if plan is STAGED else ("ValueError", "this sample is damaged"))
     assert all(one[2] < 20 for one in (*others, failed))  # and not the time-out of 300 s
+
+
+class Damaged:
+    """Batches of which the last rank cannot read the second."""
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        yield torch.ones(8, 8), torch.ones(8, 8)
+        if dist.get_rank() == dist.get_world_size() - 1:
+            raise ValueError("this sample is damaged")
+        yield torch.ones(8, 8), torch.ones(8, 8)
+
+
+def one_fails_without_training(what: str, plan: Plan) -> tuple[str, str, float]:
+    trainer, _ = made(10**9, plan)
+    begin_s = time.monotonic()
+    try:
+        trainer.evaluate(Damaged()) if what == "evaluation" else trainer.predict(Damaged())
+    except (RuntimeError, ValueError) as error:
+        return type(error).__name__, str(error), time.monotonic() - begin_s
+    raise AssertionError("no error")
+
+
+@pytest.mark.parametrize(("what", "plan"), [("evaluation", Plan()), ("evaluation", STAGED), ("prediction", STAGED)])
+def test_an_error_of_one_rank_ends_evaluation_and_prediction_of_all(what: str, plan: Plan) -> None:
+    other, failed = run_ranks(one_fails_without_training, 2, what, plan, timeout_s=60)
+    kind = "StageError" if plan is STAGED else "CommError"
+    assert other[:2] == (kind, f"rank 1 has failed in its {what}: ValueError: this sample is damaged")
+    assert "this sample is damaged" in failed[1]
+    assert max(other[2], failed[2]) < 20
 
 
 def all_fail() -> float:

@@ -13,7 +13,7 @@ class Repeats(nn.Module):
 
     def forward(self, x: Tensor, counts: Tensor) -> tuple[Tensor, ...]:
         even = torch.repeat_interleave(x, 2, dim=-1)
-        alike = x.repeat_interleave(repeats=3, dim=0)
+        alike = torch.repeat_interleave(input=x, repeats=3, dim=0)
         known = torch.repeat_interleave(x, counts, dim=0, output_size=4)
         return even, alike, known, torch.repeat_interleave(x, counts, dim=0), x[counts > 1]
 

@@ -1,4 +1,4 @@
-"""Has what fails in one rank's step end the step of every rank: soon, and with its text."""
+"""Has what fails in one rank's step, evaluation or prediction end that of every rank: soon, and with its text."""
 
 from __future__ import annotations
 
@@ -33,8 +33,11 @@ class StepErrors:
         self._number = next(_made)  # ranks make their trainers in the same order
 
     @contextmanager
-    def told(self) -> Iterator[None]:
-        """Open a block for one step.
+    def told(self, what: str = "step") -> Iterator[None]:
+        """Open a block for one step, or for something else that all ranks do together.
+
+        Args:
+            what: Says in messages what it is.
 
         Raises:
             StageError: One rank of a pipeline has failed; on every rank.
@@ -50,7 +53,7 @@ class StepErrors:
             if whole.group is None or not hasattr(whole.group, "fail"):
                 raise
             try:
-                said = self._said(error)
+                said = self._said(error, what)
             except RuntimeError:  # the store has gone with its host
                 raise error from None
             if not said:
@@ -62,7 +65,7 @@ class StepErrors:
                 raise
             raise (StageError if staged else CommError)(said) from error
 
-    def _said(self, error: Exception) -> str:
+    def _said(self, error: Exception, what: str) -> str:
         """Return which rank has failed, and how; "" if all have by themselves, or if none is known to have."""
         whole = self._mesh.whole
         store = torch_adapter.PrefixStore(
@@ -77,4 +80,4 @@ class StepErrors:
             except RuntimeError:
                 pass
         first = next((key for key in keys if store.check([key])), None)
-        return "" if first is None else f"rank {first} has failed in its step: {store.get(first).decode()}"
+        return "" if first is None else f"rank {first} has failed in its {what}: {store.get(first).decode()}"

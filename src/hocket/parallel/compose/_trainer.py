@@ -229,6 +229,9 @@ class Trainer:
         Args:
             loader: batches of inputs and target, as for training.
             metric: gives the mean over samples for an output and a target; None for the loss, as it was reduced.
+
+        Raises:
+            StageError: as for `step`, as is CommError.
         """
         self._check_known()
         self.finish()
@@ -237,21 +240,22 @@ class Trainer:
         tally = LossTally(self._loss_form if metric is None else LossForm("mean"))
         self.model.eval()
         try:
-            for batch in DistributedLoader(loader, among=self._mesh["data"]):
-                (part,) = self._splitter.parts(batch, 1)
-                if metric is None:
-                    for found in composition.passes.measured(part, self._loss_fn):
-                        if part.samples and composition.passes.answers:
-                            tally.add(found)
-                    continue
-                value = composition.passes.value(part, metric)
-                if part.samples and value is not None and composition.passes.answers:
-                    tally.sums += torch.tensor([float(value) * part.samples, part.samples, 1.0, 0.0])
+            with self._errors.told("evaluation"):
+                for batch in DistributedLoader(loader, among=self._mesh["data"]):
+                    (part,) = self._splitter.parts(batch, 1)
+                    if metric is None:
+                        for found in composition.passes.measured(part, self._loss_fn):
+                            if part.samples and composition.passes.answers:
+                                tally.add(found)
+                        continue
+                    value = composition.passes.value(part, metric)
+                    if part.samples and value is not None and composition.passes.answers:
+                        tally.sums += torch.tensor([float(value) * part.samples, part.samples, 1.0, 0.0])
+                tally.sums = tally.sums.to(self._mesh.whole.device)
+                if self._mesh.whole.size > 1:
+                    dist.all_reduce(tally.sums, group=self._mesh.whole.group)
         finally:
             self.model.train(training)
-        tally.sums = tally.sums.to(self._mesh.whole.device)
-        if self._mesh.whole.size > 1:
-            dist.all_reduce(tally.sums, group=self._mesh.whole.group)
         return float(tally.mean()[0])
 
     @torch.no_grad()
@@ -272,7 +276,9 @@ class Trainer:
             What the model returns, with the containers that it makes.
 
         Raises:
-            StageError: a stage of the pipeline cannot compute this batch (it has other shapes than the sample, say).
+            StageError: a stage of the pipeline cannot compute this batch (it has other shapes than the sample, say), on
+                every rank.
+            CommError: without a pipeline, another rank has failed; it has that rank's error.
             ValueError: outputs have different shapes, so they cannot be joined.
         """
         self._check_known()
@@ -281,9 +287,10 @@ class Trainer:
         self._composition.buffers.send()
         self.model.eval()
         try:
-            if not is_loader(given):
-                return predictor.output(predictor.inputs(given, targets))
-            return joined(predictor.output(inputs) for inputs in predictor.batches(given, targets))
+            with self._errors.told("prediction"):
+                if not is_loader(given):
+                    return predictor.output(predictor.inputs(given, targets))
+                return joined(predictor.output(inputs) for inputs in predictor.batches(given, targets))
         finally:
             self.model.train(training)
 

@@ -636,7 +636,7 @@ def _loose(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     if name == "__getitem__":
         return _masks(args[1])
     if name == "repeat_interleave":  # as many times each, or as a tensor says
-        repeats = kwargs.get("repeats", args[min(1, len(args) - 1)])
+        repeats = kwargs["repeats"] if "repeats" in kwargs else args[min(1, len(args) - 1)]
         return isinstance(repeats, Tensor) and kwargs.get("output_size") is None
     return name in _LOOSE
 
