@@ -54,17 +54,16 @@ class Contention:
     def __init__(self, cluster: Cluster, workers: int) -> None:
         self._cluster, self._nodes = cluster, cluster.ranks[:workers]
         self._steps = functools.lru_cache(maxsize=1024)(self._steps_of)
-        self._loads = functools.lru_cache(maxsize=8192)(self._loads_of)
-        self.hop = functools.lru_cache(maxsize=4096)(self._hop)
+        self.hops = functools.lru_cache(maxsize=1024)(self._hops)
 
-    def seconds(
+    def rates(
         self,
         algorithm: Algorithm,
         given: tuple[tuple[str, Any], ...],
-        form: ClosedForm,
         collective: Collective,
         stride: int,
         shares: tuple[float, float],
+        form: ClosedForm,
         beside: tuple[int, tuple[float, ...]] | None = None,
     ) -> tuple[float, float]:
         """Return the latency of a collective, and what it takes for each byte of the vector.
@@ -72,30 +71,18 @@ class Contention:
         Args:
             algorithm: Which.
             given: Its parameters.
-            form: Its closed form, which says how many steps and how many bytes there are.
             collective: Of a group; all groups of the shape talk at once.
             stride: From each member to the next.
             shares: What flows inside hosts reach of their links, and those between hosts.
+            form: The closed form, which says how many steps and how many bytes there are.
             beside: The stage whose groups are meant, and of every stage how much of the time its groups talk, too; all
                 groups, and all of the time, if it is not given.
         """
-        loads = self._loads(algorithm, given, collective, stride, shares, beside)
-        _, number, wire = self._steps(algorithm, given, collective, stride)
+        steps, number, wire = self._steps(algorithm, given, collective, stride)
+        loads = [(times, _load(flows, shares, beside)) for times, flows in steps]
         late = sum(times * one.latency_s for times, one in loads)
         bytewise = sum(times * one.seconds for times, one in loads)
         return late * form.steps / number, bytewise * float(form.wire) / wire
-
-    def _loads_of(
-        self,
-        algorithm: Algorithm,
-        given: tuple[tuple[str, Any], ...],
-        collective: Collective,
-        stride: int,
-        shares: tuple[float, float],
-        beside: tuple[int, tuple[float, ...]] | None,
-    ) -> list[tuple[float, Load]]:
-        steps = self._steps(algorithm, given, collective, stride).flows
-        return [(times, _load(flows, shares, beside)) for times, flows in steps]
 
     def _steps_of(
         self, algorithm: Algorithm, given: tuple[tuple[str, Any], ...], collective: Collective, stride: int
@@ -103,26 +90,35 @@ class Contention:
         schedule, size = algorithm(collective, **dict(given)), collective.world
         stages = np.arange(len(self._nodes)).reshape(-1, size, stride).swapaxes(1, 2)
         vector = schedule.chunks // collective.blocks * collective.vector_blocks
-        found, wire = [], 0.0
-        for step in schedule.steps:
+        wire, parts, ends, steps = 0.0, [], [], schedule.steps
+        for step in steps:
             part = (step.stop - step.start) / vector
             wire += step.repeat * max(float(np.bincount(end, part).max()) for end in (step.source, step.destination))
-            source, target = (stages[:, :, end].reshape(len(stages), -1) for end in (step.source, step.destination))
-            flows = self._flows(source, target, np.tile(part, stride))
-            found.append((float(step.repeat), flows))
-        return StepLoads(found, sum(times for times, _ in found), wire)
+            parts.append(np.tile(part, len(stages) * stride))
+            ends.append([stages[:, :, end].ravel() for end in (step.source, step.destination)])
+        rows = np.arange(len(steps) * len(stages)).repeat(
+            np.repeat([len(one) // len(stages) for one in parts], len(stages))
+        )
+        source, target = np.concatenate(ends, axis=1)
+        flows = self._flows(source, target, np.concatenate(parts), rows)
+        each = [flows[at : at + len(stages)] for at in range(0, len(flows), len(stages))]
+        times = [float(step.repeat) for step in steps]
+        return StepLoads(list(zip(times, each, strict=True)), sum(times), wire)
 
-    def _flows(self, source: NDArray[Any], target: NDArray[Any], part: NDArray[np.float64]) -> list[StageFlows]:
-        """Return what flows put on links, each row of them for itself; `part` is of the vector."""
-        cluster, rows = self._cluster, len(source)
-        routes = cluster.routes(self._nodes[source.ravel()], self._nodes[target.ravel()])
+    def _flows(
+        self, source: NDArray[Any], target: NDArray[Any], part: NDArray[np.float64], row: NDArray[Any]
+    ) -> list[StageFlows]:
+        """Return what flows put on links, each row of them for itself; `part` is of the vector, and rows rise."""
+        cluster, rows = self._cluster, int(row[-1]) + 1
+        routes = cluster.routes(self._nodes[source], self._nodes[target])
         flow = np.repeat(np.arange(source.size), np.diff(routes.offsets))
-        late = np.bincount(flow, cluster.latency_s[routes.links], source.size).reshape(rows, -1).max(axis=1)
+        late = np.bincount(flow, cluster.latency_s[routes.links], source.size)
+        late = np.maximum.reduceat(late, np.searchsorted(row, np.arange(rows)))
         count = len(cluster.capacity_Bps)
-        keys, which = np.unique(flow // source.shape[1] * count + routes.links, return_inverse=True)
+        keys, which = np.unique(row[flow] * count + routes.links, return_inverse=True)
         hosts = cluster.hosts[self._nodes]
-        crosses = (hosts[source.ravel()] != hosts[target.ravel()])[flow]
-        nbytes = part[flow % source.shape[1]]
+        crosses = (hosts[source] != hosts[target])[flow]
+        nbytes = part[flow]
         inside, between = (
             np.bincount(which, nbytes * kind, len(keys)) / cluster.capacity_Bps[keys % count]
             for kind in (~crosses, crosses)
@@ -133,10 +129,12 @@ class Contention:
             for a, b, latency_s in zip(bounds[:-1], bounds[1:], late, strict=True)
         ]
 
-    def _hop(self, first: int, stride: int, shares: tuple[float, float]) -> Load:
-        """Return what a stage of a pipeline, so many ranks from the first on, does that sends to the next at once."""
-        source = first + np.arange(stride)[None]
-        return _load(self._flows(source, (source + stride) % len(self._nodes), np.ones(stride)), shares, None)
+    def _hops(self, first: int, stride: int, count: int, shares: tuple[float, float]) -> list[Load]:
+        """Return what each stage of a pipeline does, from the first rank on, that sends to the next at once."""
+        ranks = np.arange(count * stride)
+        source = first + ranks
+        flows = self._flows(source, (source + stride) % len(self._nodes), np.ones(len(ranks)), ranks // stride)
+        return [_load([one], shares, None) for one in flows]
 
 
 def _load(flows: list[StageFlows], shares: tuple[float, float], beside: tuple[int, tuple[float, ...]] | None) -> Load:

@@ -31,7 +31,8 @@ def ends(
     m: int,
     crowd: float,
     followed: Followed | None,
-) -> tuple[float, float, float, Cost, float]:
+    most_s: float,
+) -> tuple[float, float, float, Cost, float] | None:
     """Return what is exposed of gradients and parameters, the update, a whole reduction, and what is hidden of both.
 
     On the rank of the pipeline that ends last: `worst` computes longest, but another may have more gradients, or end
@@ -71,6 +72,8 @@ def ends(
         over, gather, cost, hidden = _reduced(plan, profile, back, own_of, rank, sorted(spans, key=lambda one: one[0]))
         over = max(over, end - begun) + begun
         found.append((over, gather, optimizer_s(plan, profile, own) * crowd, cost, hidden))
+        if sum(found[-1][:3]) > most_s:
+            return None
     over, gather, update, cost, hidden = max(found, key=lambda one: sum(one[:3]))
     # A rank that is done before the others updates its parameters meanwhile.
     return max(0.0, over), gather, max(0.0, update + min(0.0, over)), cost, hidden

@@ -20,8 +20,7 @@ from ._network import network_of
 from ._pipeline import plan_order
 from ._plan import Plan
 from ._profile import LayerTimes, Profile
-from ._stages import stage_cuts
-from ._time import predict
+from ._time import cuts_of, predict
 from .axes import replicas, sharing
 
 Pick = Callable[[Collective, float], Schedule]
@@ -71,9 +70,7 @@ def step_graph(
     micro = -(-batch // (d * m))
     # The plan is cut as the closed form cuts it.
     profile = Profile(workload, network, constants).of(plan)
-    cuts = stage_cuts(
-        plan, profile.workload, profile.times(plan, micro).total.tolist(), micro / workload.batch, profile.link(plan)
-    )
+    cuts = cuts_of(plan, profile, profile.times(plan, micro), micro)
     # memory_of reads the plan on one worker of each stage
     nbytes = [
         memory_of(plan, profile.workload, batch=batch, cuts=cuts, rank=rank, sharers=network.sharers).total
@@ -224,7 +221,7 @@ class _GraphOfStep:
         there = self.places[target].ravel()
         first, stride = min(stage, onward) % len(self.places) * self.places[0].size, self.places[0].size
         rates = [
-            profile.network.link(stride, profile.network.local, one, first).rate_Bps
+            profile.network.links(stride, 1, profile.network.local, one, first)[0].rate_Bps
             for one in (_PLAIN, profile.constants)
         ]
         more = rates[0] / rates[1] / profile.constants.message_share

@@ -52,19 +52,15 @@ class _CostLine(NamedTuple):
     place: int  # among those that serve the group
     algorithm: Algorithm
     given: tuple[tuple[str, Any], ...]
-    form: ClosedForm
     hosts: int
     late_inside: float  # seconds
     late_between: float
     inside: float  # seconds for each byte
     between: float
-
-    @property
-    def late_s(self) -> float:
-        return self.late_inside + self.late_between
-
-    def seconds(self, nbytes: float) -> float:
-        return self.late_s + (self.inside + self.between) * nbytes
+    late_s: float
+    each: float  # seconds for each byte, everywhere
+    # latency and seconds for each byte on the links that are really used, by who talks beside (`Contention.rates`)
+    routed: Callable[[tuple[int, tuple[float, ...]] | None], tuple[float, float]]
 
     def slowest(self, nbytes: float) -> str:
         """Where most of the time goes, in the words of `Cost.link`."""
@@ -255,17 +251,17 @@ class Network:
             return NOTHING
         lines = self._lines(kind, size, stride, constants)
         share = constants.gather_share if kind in ("all_gather", "reduce_scatter") else 1.0
+        contention = self.contention if self.world % (size * stride) == 0 else None
         best, least = lines[0], (0.0, float("inf"))
-        for bound, place in sorted((one.seconds(nbytes), one.place) for one in lines):
-            if only not in (None, (lines[place].algorithm.name, lines[place].given)):
+        for bound, place in sorted([(one.late_s + one.each * nbytes, one.place) for one in lines]):
+            line = lines[place]
+            if only not in (None, (line.algorithm.name, line.given)):
                 continue
             if bound >= least[0] + least[1] * nbytes:
                 break
-            line = lines[place]
-            late, each = line.late_s, line.inside + line.between
-            if self.contention and self.world % (size * stride) == 0:
-                group, shares = (Collective(kind, size), stride), self._shares(line.hosts, constants)
-                late, each = self.contention.seconds(line.algorithm, line.given, line.form, *group, shares, beside)
+            late, each = line.late_s, line.each
+            if contention:
+                late, each = line.routed(beside)
                 each /= share
             late += constants.collective_s
             if late + each * nbytes < least[0] + least[1] * nbytes:
@@ -306,28 +302,40 @@ class Network:
                 rate_out = min(inside if local > 1 else between, between if one.along_hosts else between / local)
                 rate_in, late_in, late_out = rate_out, self.between_s, self.between_s
             late = form.steps_inside * late_in, (form.steps - form.steps_inside) * late_out
-            found.append(
-                _CostLine(place, one, given, form, hosts, *late, wire_in / rate_in, (wire - wire_in) / rate_out)
-            )
+            each = wire_in / rate_in, (wire - wire_in) / rate_out
+            asked = (one, given, Collective(kind, size), stride, self._shares(hosts, constants), form)
+            routed = functools.lru_cache(maxsize=64)(functools.partial(self._routed, *asked))
+            found.append(_CostLine(place, one, given, hosts, *late, *each, sum(late), sum(each), routed))
         return tuple(found)
+
+    def _routed(self, *asked: Any) -> tuple[float, float]:
+        assert self.contention is not None
+        return self.contention.rates(*asked)
 
     def crosses(self, stride: int, first: int) -> bool:
         """Return whether `stride` ranks, from the first on, have a rank on another host `stride` further on."""
         ends = ((rank, (rank + stride) % self.world) for rank in (first, first + stride - 1))
         return any(rank // self.local != there // self.local for rank, there in ends)
 
-    def link(self, stride: int, sharers: int, constants: Constants, first: int = 0) -> Link:
-        """Return what joins a rank with the rank `stride` further on, while `sharers` ranks of the host send.
+    def links(self, stride: int, count: int, sharers: int, constants: Constants, first: int = 0) -> list[Link]:
+        """Return what joins ranks with those `stride` further on, while `sharers` ranks of the host send.
 
-        Where routes are known, it is what the slowest of `stride` ranks, from the first on, reaches while all do.
+        Args:
+            stride: Of the ranks that send at once.
+            count: How many links: of `stride` ranks, from `first` on, of the next `stride` ranks, and so on. Where
+                routes are known, each is what the slowest of its ranks reaches while all of them send.
+            sharers: Ranks of a host that send at once, where routes are not known.
+            constants: Shares of the links that are reached.
+            first: The first rank.
         """
-        if self.contention and first + stride <= self.world:
-            load = self.contention.hop(first, stride, (constants.inside_share, constants.network_share))
-            return Link(1 / load.seconds if load.seconds else float("inf"), load.latency_s)
+        if self.contention and first + count * stride <= self.world:
+            shares = (constants.inside_share, constants.network_share)
+            loads = self.contention.hops(first, stride, count, shares)
+            return [Link(1 / load.seconds if load.seconds else float("inf"), load.latency_s) for load in loads]
         if stride < self.local:
-            return Link(self.inside_Bps * constants.inside_share, self.inside_s)
+            return [Link(self.inside_Bps * constants.inside_share, self.inside_s)] * count
         rate = min(self.host_Bps / max(1, min(sharers, self.local)), self.rank_Bps) * constants.network_share
-        return Link(rate, self.between_s)
+        return [Link(rate, self.between_s)] * count
 
 
 @functools.lru_cache(maxsize=4096)

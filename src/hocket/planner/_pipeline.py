@@ -122,7 +122,14 @@ _ACTIONS = 256  # forwards of all stages, that are followed in some 2 ms
 @functools.lru_cache(maxsize=1024)  # plans that differ in what they shard have the same pipeline
 def _followed(schedule: str, p: int, v: int, m: int, stages: tuple[StageWork, ...]) -> Followed:
     timing = simulate_order(_order(schedule, p, v, m), stages)
-    last = {action.stage: (begin, end) for rank in timing.spans for action, begin, end in rank if action.kind in "BW"}
+    last: dict[int, tuple[float, float]] = {}
+    for rank in timing.spans:
+        before = len(last)
+        for action, begin, end in reversed(rank):
+            if action.kind in "BW" and action.stage not in last:
+                last[action.stage] = (begin, end)
+                if len(last) == before + v:
+                    break
     ends = tuple(rank[-1][2] for rank in timing.spans)
     return Followed(timing.seconds, tuple(last[stage] for stage in range(len(stages))), ends, m)
 

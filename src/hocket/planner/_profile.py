@@ -25,7 +25,6 @@ _STATE = ("parameter_bytes", "gradient_bytes", "optimizer_bytes")
 # Of a measured layer, what is divided is weighed against what is not: so many FLOPs take about as long as a byte from
 # memory. It is so for a CPU's core (some 80 GFLOP/s, 10 GB/s) and an A100 in single precision (19.5 TFLOP/s, 2 TB/s).
 _FLOPS_PER_BYTE = 10.0
-_MESSAGE = 1e6  # bytes, of which the link between two stages that takes longest is the slowest
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,15 +136,10 @@ class Profile:
         rows = np.array([self._per_kind(number, *key) for number in range(len(self.kinds))])[self.index]
         return LayerTimes(*(np.ascontiguousarray(column) for column in rows.T))
 
-    def link(self, plan: Plan, rank: int | None = None) -> Link:
-        """Return what joins a rank of a pipeline with the next, all of whose replicas talk at once.
-
-        If no rank is given, it is the slowest of these links.
-        """
+    def links(self, plan: Plan) -> list[Link]:
+        """Return what joins each rank of a pipeline with the next, all of whose replicas talk at once."""
         stride = product(plan, *AXES[1:])  # the pipeline is the slowest axis
-        ranks = range(plan.pipeline_parallel_degree) if rank is None else [rank]
-        links = [self.network.link(stride, self.network.local, self.constants, one * stride) for one in ranks]
-        return max(links, key=lambda link: float(link.seconds(_MESSAGE)))
+        return self.network.links(stride, plan.pipeline_parallel_degree, self.network.local, self.constants)
 
     def ports(self, plan: Plan) -> list[int]:
         """Return through which port each rank of a pipeline sends to the next: 1 inside a host, 0 to another."""

@@ -20,8 +20,7 @@ from ._network import Network, network_of
 from ._plan import Plan
 from ._preference import NEAR, preferred
 from ._profile import Profile
-from ._stages import stage_cuts
-from ._time import Prediction, predict
+from ._time import Prediction, cuts_of, predict_within
 from .axes import replicas
 
 # Of the memory: what a plan may need that is preferred for being simple.
@@ -152,6 +151,7 @@ class _Hunt:
         self.profile = Profile(workload, network, constants)
         self.found: dict[tuple[Any, ...], Prediction] = {}
         self.large: dict[tuple[Any, ...], Prediction] = {}
+        self.misfits: set[tuple[Any, ...]] = set()  # the large ones and those that are slower than what fits
         self.close: list[Prediction] = []  # that fit, and were near the fastest when they were found
         self.fastest = float("inf")
         self.least: tuple[float, Plan] | None = None
@@ -206,8 +206,7 @@ class _Hunt:
             profile = self.profile.of(plan)
             if cuts is None:
                 micro = self.micro(layout)
-                costs = profile.times(plan, micro).total.tolist()
-                cuts = stage_cuts(plan, profile.workload, costs, micro / self.workload.batch, profile.link(plan))
+                cuts = cuts_of(plan, profile, profile.times(plan, micro), micro)
             memory = memory_of(plan, profile.workload, batch=self.grid.batch, cuts=cuts, sharers=self.network.sharers)
             fits = not self.limit or memory.total <= self.limit
             if self.least is None or memory.total < self.least[0]:
@@ -215,9 +214,12 @@ class _Hunt:
             key = (layout.degrees, layout.stages, shard)
             if not fits:
                 every = False
-                if recompute or len(self.large) >= 64:
+                if recompute or len(self.misfits) >= 64:
                     continue
-            one = self._timed(plan, memory)
+                self.misfits.add(key)
+            one = self._timed(plan, memory, max(self.worst_kept, self.fastest * (1 + NEAR)) if fits else self.fastest)
+            if one is None:
+                continue
             table = self.found if fits else self.large
             if fits:
                 self.fastest = min(self.fastest, one.step_s)
@@ -227,9 +229,9 @@ class _Hunt:
                 table[key] = one
         return every
 
-    def _timed(self, plan: Plan, memory: Memory | None = None) -> Prediction:
-        self.timed += 1
-        return predict(
+    def _timed(self, plan: Plan, memory: Memory | None = None, most_s: float = float("inf")) -> Prediction | None:
+        found = predict_within(
+            most_s,
             plan,
             self.workload,
             self.network,
@@ -240,13 +242,16 @@ class _Hunt:
             memory_limit=self.limit,
             memory=memory,
         )
+        self.timed += found is not None
+        return found
 
     def with_best_buckets(self, one: Prediction) -> Prediction:
         """Return the same with the size of bucket that leaves least exposed; it is kept where it gains nothing."""
         if replicas(one.plan)[0] == 1 or one.plan.bucket_bytes or not self.constants.overlap:
             return one
         tries = [self._timed(dataclasses.replace(one.plan, bucket_bytes=size)) for size in _BUCKETS]
-        best = min((each for each in tries if each.fits or not one.fits), key=lambda each: each.step_s, default=one)
+        fit = [each for each in tries if each is not None and (each.fits or not one.fits)]
+        best = min(fit, key=lambda each: each.step_s, default=one)
         return best if best.step_s < one.step_s * (1 - 1e-4) else one
 
     def preferred(self, ranked: list[Prediction]) -> Prediction:

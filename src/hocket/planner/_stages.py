@@ -42,7 +42,12 @@ def stage_cuts(
         holds = tuple(layer.parameters > 0 for layer in workload.layers)
         passes = plan.micro_batches * plan.stages_per_rank
         return list(_balanced(tuple(costs), stages, crossing, holds, link, passes))
-    return balanced_cuts(costs, stages)
+    return list(_balanced_cuts(tuple(costs), stages))
+
+
+@functools.lru_cache(maxsize=256)
+def _balanced_cuts(costs: tuple[float, ...], parts: int) -> list[int]:
+    return balanced_cuts(costs, parts)
 
 
 @functools.lru_cache(maxsize=256)  # fitting constants asks for the same cuts again and again

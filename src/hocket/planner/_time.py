@@ -4,6 +4,7 @@ For small worlds `step_graph` makes the same step as tasks for the simulator; a 
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from hocket.schedule.pipeline import NAMED_ORDERS
 from hocket.workload import Workload
 
 from ._admissible import undivided
-from ._balance import Link
+from ._balance import LOCAL, Link
 from ._constants import Constants, slowest_of, waiting
 from ._ends import ends, follow_gathers
 from ._findings import PlanError, PlanFinding
@@ -30,6 +31,7 @@ from .axes import AXES, product, replicas
 
 # Pipelines whose ranks share processors are followed from event to event up to so many actions times ranks, some 50 ms.
 _FOLLOWED = 4096
+_MESSAGE = 1e6  # bytes, of which the link between two stages that takes longest is the slowest
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +124,7 @@ class Prediction:
     constants: Constants = Constants()
     measured: bool = False
 
-    @property
+    @functools.cached_property
     def step_s(self) -> float:
         """Seconds of a step."""
         return self.parts.total
@@ -191,6 +193,28 @@ def predict(
     Raises:
         PlanError: the plan breaks a rule, or cannot be timed.
     """
+    found = predict_within(
+        math.inf, plan, workload, cluster, workers=workers, batch=batch, constants=constants, profile=profile,
+        memory_limit=memory_limit, memory=memory,
+    )  # fmt: skip
+    assert found is not None
+    return found
+
+
+def predict_within(
+    most_s: float,
+    plan: Plan,
+    workload: Workload,
+    cluster: Cluster | Network,
+    *,
+    workers: int,
+    batch: int,
+    constants: Constants | None = None,
+    profile: Profile | None = None,
+    memory_limit: int | None = None,
+    memory: Memory | None = None,
+) -> Prediction | None:
+    """Return what `predict` does; None as soon as it is sure that a step takes longer than `most_s` seconds."""
     network = network_of(cluster)
     constants = constants or Constants.of(network.reached)
     if workers > network.world:
@@ -206,8 +230,11 @@ def predict(
     parts_of = plan.micro_batches * plan.accumulate
     micro = math.ceil(batch / (plan.data_parallel_degree * parts_of))
     times = profile.times(plan, micro)
-    cuts = stage_cuts(plan, workload, times.total.tolist(), micro / workload.batch, profile.link(plan))
-    parts, cost = _step(plan, profile, times, cuts, micro, workers)
+    cuts = cuts_of(plan, profile, times, micro)
+    timed = _step(plan, profile, times, cuts, micro, workers, most_s)
+    if timed is None:
+        return None
+    parts, cost = timed
     limit = network.memory_nbytes if memory_limit is None else memory_limit
     memory = memory or memory_of(plan, workload, batch=batch, cuts=cuts, sharers=network.sharers)
     flops = 3 * workload.flops / workload.batch
@@ -217,17 +244,31 @@ def predict(
     )  # fmt: skip
 
 
+def cuts_of(plan: Plan, profile: Profile, times: LayerTimes, micro: float) -> list[int]:
+    """Return the layers with which the later stages of a pipeline begin; `micro` is samples of a micro-batch."""
+    workload = profile.workload
+    links = profile.links(plan) if workload.measured else [LOCAL]
+    slowest = max(links, key=lambda link: float(link.seconds(_MESSAGE)))
+    return stage_cuts(plan, workload, times.total.tolist(), micro / workload.batch, slowest)
+
+
 def _step(
-    plan: Plan, profile: Profile, times: LayerTimes, cuts: Sequence[int], micro: int, workers: int
-) -> tuple[StepParts, Cost]:
+    plan: Plan, profile: Profile, times: LayerTimes, cuts: Sequence[int], micro: int, workers: int, most_s: float
+) -> tuple[StepParts, Cost] | None:
     p, v = plan.pipeline_parallel_degree, plan.stages_per_rank
     m = plan.micro_batches * plan.accumulate
     edges = [0, *cuts, len(times.forward)]
     own = [np.concatenate([np.arange(edges[c], edges[c + 1]) for c in range(rank, p * v, p)]) for rank in range(p)]
     constants, crowd = profile.constants, profile.network.crowding(workers)
+    handling = v * constants.stage_s if p > 1 else constants.pass_s
+    alone = times.unhindered(crowd)
+    # Neither messages nor sharding are in this; without interleaving, the ranks before are waited for.
+    spent = np.array([float(alone.total[layers].sum()) for layers in own]) + handling
+    filled = np.cumsum(spent) - spent if plan.pipeline_schedule in ("1f1b", "gpipe") else 0.0
+    if (m * spent + filled).max() > most_s * (1 + 1e-9):
+        return None
     hops = _hops(plan, profile, edges, micro)
     messages = _messages(hops, p)
-    handling = v * constants.stage_s if p > 1 else constants.pass_s
     tensor = [float((times.tensor_forward + times.tensor_backward)[layers].sum()) for layers in own]
     each = np.array([float(times.total[layers].sum()) for layers in own]) + messages + handling
     worst = int(each.argmax())
@@ -236,8 +277,15 @@ def _step(
     recompute = m * float(times.again[layers].sum())
     named, shared = NAMED_ORDERS.get(plan.pipeline_schedule), profile.network.at_once
     followed, fetched = None, 0.0
+    straggle = (compute + recompute) * (
+        constants.jitter * slowest_of(workers)
+        + constants.host_jitter * slowest_of(math.ceil(workers / profile.network.local))
+    )
+    sharding = _sharding(plan, profile, layers, m * crowd)
+    left_s = most_s * (1 + 1e-9) - straggle - sharding - constants.step_s
+    if (m * spent + filled).max() > left_s:
+        return None
     if p > 1:
-        alone = times.unhindered(crowd)
         ports = profile.ports(plan)
         stages = stage_works(alone, edges, hops, constants.stage_s, ports)
         followed = follow(plan, stages)
@@ -247,9 +295,13 @@ def _step(
         tensor[worst] = float((alone.tensor_forward + alone.tensor_backward)[layers].sum())
         bubble = plain.seconds - compute - recompute - m * (tensor[worst] + handling)
         sent = followed.seconds - plain.seconds
+        if followed.seconds > left_s:
+            return None
         if plan.shard == "parameters" and replicas(plan)[0] > 1:
             gathered = follow_gathers(plan, profile, times, edges, stages, followed)
             fetched, followed = max(0.0, gathered.seconds - followed.seconds), gathered
+            if followed.seconds > left_s:
+                return None
     else:
         # The pipeline fills and drains once; its other ranks' times for one micro-batch are what the worst one waits.
         bubble = float(each.sum() - each[worst]) / (1 if named is None else named.divisor(v))
@@ -262,8 +314,11 @@ def _step(
         # measured among all of them anyway.
         lasts = m * (float(each[worst]) - tensor[worst]) + bubble
         crowded = max(0.0, m * (float(each.sum()) - sum(tensor)) / p * crowd - lasts)
-    gradients, gather, update, cost, hidden = ends(plan, profile, times, edges, worst, m, crowd, followed)
-    handling = m * handling + _sharding(plan, profile, layers, m * crowd)
+    left_s -= followed.seconds if followed else compute + recompute + m * (tensor[worst] + handling) + bubble + sent
+    ending = ends(plan, profile, times, edges, worst, m, crowd, followed, left_s)
+    if ending is None:
+        return None
+    gradients, gather, update, cost, hidden = ending
     parts = StepParts(
         compute=compute,
         recompute=recompute,
@@ -273,14 +328,10 @@ def _step(
         gather=gather + fetched,
         gradients=gradients,
         optimizer=update,
-        straggle=(compute + recompute)
-        * (
-            constants.jitter * slowest_of(workers)
-            + constants.host_jitter * slowest_of(math.ceil(workers / profile.network.local))
-        ),
+        straggle=straggle,
         crowding=crowded,
         interference=constants.interference * min(hidden, compute + recompute),
-        overhead=handling + constants.step_s,
+        overhead=m * handling + sharding + constants.step_s,
     )
     return parts, cost
 
@@ -306,8 +357,8 @@ def _hops(plan: Plan, profile: Profile, edges: Sequence[int], micro: int) -> lis
     found: list[float] = []
     if p == 1:
         return found
-    links = [profile.link(plan, rank) for rank in range(p)]
-    links = [Link(link.rate_Bps * profile.constants.message_share, link.latency_s) for link in links]
+    share = profile.constants.message_share
+    links = [Link(link.rate_Bps * share, link.latency_s) for link in profile.links(plan)]
     for stage, edge in enumerate(edges[1:-1]):
         link = links[stage % p]
         nbytes = float(profile.output_bytes[edge - 1]) * micro / profile.workload.batch

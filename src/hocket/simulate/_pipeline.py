@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from hocket.schedule.pipeline import PipelineAction, PipelineOrder
+from hocket.schedule.pipeline import COMPUTES, PipelineAction, PipelineOrder
 from hocket.timeline import Span, Timeline
 
 from ._graph import StepGraph, Work
@@ -101,12 +101,9 @@ def simulate_order(order: PipelineOrder, stages: Sequence[StageWork], at_once: f
     """
     if len(stages) != order.stages:
         raise SimulationError(f"{order.name} has {order.stages} stages, and the work of {len(stages)} is given")
-    run = _OrderRun(order, stages)
     if at_once >= order.world:
-        run.unhindered()
-        return OrderTiming(
-            order, tuple(tuple(rank.spans) for rank in run.ranks), tuple(rank.computed for rank in run.ranks)
-        )
+        return _unhindered(order, stages)
+    run = _OrderRun(order, stages)
     while run.start():
         busy = sum(rank.computes for rank in run.ranks)
         rate = min(1.0, at_once / busy) if busy else 1.0
@@ -114,6 +111,51 @@ def simulate_order(order: PipelineOrder, stages: Sequence[StageWork], at_once: f
     return OrderTiming(
         order, tuple(tuple(rank.spans) for rank in run.ranks), tuple(rank.computed for rank in run.ranks)
     )
+
+
+def _unhindered(order: PipelineOrder, stages: Sequence[StageWork]) -> OrderTiming:
+    """Follow an order where no rank waits for a processor: from the end of one action to that of the next."""
+    rows, hops = order.handovers, [(stage.hop, stage.port) for stage in stages]
+    computes, exchanges = zip(*(stage.seconds(kind) for kind in COMPUTES for stage in stages), strict=True)
+    world, arrived = order.world, [math.inf] * (2 * order.stages * order.micro_batches) + [0.0]
+    at, free_s, idle = [0] * world, [0.0] * world, [True] * world
+    begins: list[list[float]] = [[] for _ in rows]
+    ends: list[list[float]] = [[] for _ in rows]
+    sent: dict[tuple[int, int], float] = {}  # when a rank has sent what it has to send through a port
+    received: dict[tuple[int, int], float] = {}
+    under_way: list[tuple[float, int]] = []  # when a rank's action is done
+
+    def begin(number: int) -> None:
+        if at[number] == len(rows[number]):
+            return
+        slot, needs = rows[number][at[number]][:2]
+        if (there := arrived[needs]) < math.inf:
+            idle[number], begun = False, max(there, free_s[number])
+            begins[number].append(begun)
+            heapq.heappush(under_way, (begun + computes[slot] + exchanges[slot], number))
+
+    for number in range(world):
+        begin(number)
+    while under_way:
+        now, number = heapq.heappop(under_way)
+        _, _, makes, target, boundary = rows[number][at[number]]
+        ends[number].append(now)
+        at[number] += 1
+        free_s[number], idle[number], there = now, True, now
+        if boundary >= 0:
+            hop, port = hops[boundary]
+            there = max(now, sent.get((number, port), 0.0), received.get((target, port), 0.0)) + hop
+            sent[number, port] = received[target, port] = there
+        if makes >= 0:
+            arrived[makes] = there
+        begin(number)
+        if makes >= 0 and idle[target]:
+            begin(target)
+    if any(place < len(row) for place, row in zip(at, rows, strict=True)):
+        raise SimulationError("the ranks of the pipeline wait for each other")
+    spans = zip(order.computing, begins, ends, strict=True)
+    computed = (sum(computes[one.slot] for one in row) for row in rows)
+    return OrderTiming(order, tuple(tuple(zip(*one, strict=True)) for one in spans), tuple(computed))
 
 
 @dataclass(eq=False, slots=True)
@@ -134,43 +176,13 @@ class _OrderRun:
 
     def __init__(self, order: PipelineOrder, stages: Sequence[StageWork]) -> None:
         self.now = 0.0
-        rows = order.computes().ranks if order.explicit else order.ranks
-        self.ranks = [_OrderRank(list(reversed(row))) for row in rows]
-        self._seconds = {kind: [stage.seconds(kind) for stage in stages] for kind in "FBIW"}
+        self.ranks = [_OrderRank(list(reversed(row))) for row in order.computing]
+        self._seconds = {kind: [stage.seconds(kind) for stage in stages] for kind in COMPUTES}
         self._hops = [(stage.hop, stage.port) for stage in stages]
         self._last = len(stages) - 1
         self._arrived: dict[tuple[str, int, int], float] = {}
         self._free_out: dict[tuple[int, int], float] = {}  # when a rank has sent what it has to send through a port
         self._free_in: dict[tuple[int, int], float] = {}
-
-    def unhindered(self) -> None:
-        """Follow the order where no rank waits for a processor: from the end of one action to that of the next."""
-        ends: list[tuple[float, int]] = []  # when the rank's next action is done
-        idle = set(range(len(self.ranks)))
-
-        def begin(number: int) -> None:
-            rank = self.ranks[number]
-            if number not in idle or not rank.actions or (there := self._needs(rank)) == math.inf:
-                return
-            idle.remove(number)
-            stage, kind, _ = rank.actions[-1]
-            rank.begun = max(there, self.now if rank.until is None else rank.until)
-            computes, exchanges = self._seconds[kind][stage]
-            rank.computed += computes
-            heapq.heappush(ends, (rank.begun + computes + exchanges, number))
-
-        for number in range(len(self.ranks)):
-            begin(number)
-        while ends:
-            self.now, number = heapq.heappop(ends)
-            onward = self._finish(self.ranks[number])
-            self.ranks[number].until = self.now
-            idle.add(number)
-            begin(number)
-            if onward is not None:
-                begin(onward)
-        if any(rank.actions for rank in self.ranks):
-            raise SimulationError("the ranks of the pipeline wait for each other")
 
     def start(self) -> bool:
         """Begin what can begin now; whether anything is left to be done."""
@@ -211,15 +223,15 @@ class _OrderRun:
             return 0.0
         return self._arrived.get(("F" if kind == "F" else "B", stage, number), math.inf)
 
-    def _finish(self, rank: _OrderRank) -> int | None:
-        """Send what an action has made; the rank that gets it."""
+    def _finish(self, rank: _OrderRank) -> None:
+        """Send what an action has made."""
         action = rank.actions.pop()
         stage, kind, number = action
         rank.until = None
         rank.spans.append((action, rank.begun, self.now))
         onward = stage + (1 if kind == "F" else -1)
         if kind == "W" or not 0 <= onward <= self._last:
-            return None
+            return
         source, target = stage % len(self.ranks), onward % len(self.ranks)
         there = self.now
         if source != target:
@@ -228,7 +240,6 @@ class _OrderRun:
             there = max(self.now, free) + hop
             self._free_out[source, port] = self._free_in[target, port] = there
         self._arrived["F" if kind == "F" else "B", onward, number] = there
-        return target
 
 
 def order_graph(order: PipelineOrder, stages: Sequence[StageWork], nbytes: float) -> StepGraph:

@@ -92,7 +92,7 @@ def test_the_planner_cuts_where_the_trainer_does(
         pipeline_schedule="interleaved" if interleaved > 1 else "1f1b",
     )
     found = predict(plan, workload, network, workers=ranks, batch=BATCH * ranks)
-    link = Profile(workload, network, Constants()).link(plan.resolve(ranks))
+    link = Profile(workload, network, Constants()).links(plan.resolve(ranks))[0]
     times = [one.forward_s + one.backward_s for one in workload.finer]
     sample = (torch.randn(BATCH, WIDTH),)
     passes = ranks * interleaved

@@ -58,6 +58,16 @@ class Played(NamedTuple):
         return max((rank[-1] for rank in self.ends if rank), default=0.0)
 
 
+class Handover(NamedTuple):
+    """What a computing action takes and hands on, as numbers, for whoever times an order again and again."""
+
+    slot: int  # kind by kind (`COMPUTES`), the stage
+    needs: int  # the number of what it takes from another stage; -1 for nothing
+    makes: int  # the number of what it hands on; -1 for nothing
+    target: int  # the rank that gets it
+    boundary: int  # the first of the two stages between which a message passes; -1 if it stays on the rank
+
+
 @dataclass(frozen=True)
 class PipelineOrder:
     """What each rank of a pipeline does when, in one training step. A value: frozen, printable, parseable.
@@ -256,6 +266,27 @@ class PipelineOrder:
                     places[rank] += 1
                     moved = True
         return Played(tuple(sequence), tuple(map(tuple, begins)), tuple(map(tuple, ends)), tuple(blocked))
+
+    @property
+    def computing(self) -> tuple[tuple[PipelineAction, ...], ...]:
+        """Of every rank what it computes, its messages left out."""
+        return self.computes().ranks if self.explicit else self.ranks
+
+    @cached_property
+    def handovers(self) -> tuple[tuple[Handover, ...], ...]:
+        """Of every rank, of all that it computes, what is taken and handed on."""
+        last, count = self.stages - 1, self.micro_batches
+
+        def of(stage: int, kind: str, micro_batch: int) -> Handover:
+            slot, back, way = COMPUTES.index(kind) * self.stages + stage, int(kind != "F"), 1 if kind == "F" else -1
+            onward, edge = stage + way, last if back else 0
+            needs = -1 if kind == "W" or stage == edge else (back * self.stages + stage) * count + micro_batch
+            if kind == "W" or not 0 <= onward <= last:
+                return Handover(slot, needs, -1, -1, -1)
+            makes, boundary = (back * self.stages + onward) * count + micro_batch, min(stage, onward)
+            return Handover(slot, needs, makes, onward % self.world, boundary if self.world > 1 else -1)
+
+        return tuple(tuple(of(*action) for action in rank) for rank in self.computing)
 
     def computes(self) -> PipelineOrder:
         """Return the same with its messages implied."""
