@@ -1,6 +1,8 @@
 """Training on several ranks in which one thing is wrong."""
 
 import gc
+import os
+import signal
 import time
 
 import torch
@@ -33,9 +35,15 @@ class Node:
         self.me = self
 
 
-def train(fault: str, rank_at_fault: int, steps: int, size: float = 1.0) -> None:
-    """Train `steps` steps; "loader", "compute", "sleep", "checkpoint", "garbage", "leak" on one rank, or "healthy"."""
+def train(fault: str, rank_at_fault: int, steps: int, size: float = 1.0, numel: int = 1) -> None:
+    """Train `steps` steps; with a fault on one rank, or healthy (any other word); `numel` more numbers are reduced."""
     mine = dist.get_rank() == rank_at_fault
+    more = torch.ones(numel)
+    burners: list[int] = []
+    if fault == "core":  # on two cores: one rank has one for itself, the other shares its own with other programs
+        here, other = sorted(os.sched_getaffinity(0))[:2]
+        os.sched_setaffinity(0, {here if mine else other})
+        burners = [burner(os.getpid()) for _ in range(int(size) if mine else 0)]
     torch.manual_seed(0)
     model = torch.nn.Linear(16, 16)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -43,7 +51,12 @@ def train(fault: str, rank_at_fault: int, steps: int, size: float = 1.0) -> None
     kept: list[object] = []
     circles = [Node() for _ in range(1_000)] if fault == "garbage" and mine else []
     for step, row in enumerate(DataLoader(rows, batch_size=1)):
-        time.sleep(STEP_S)  # computation that does not need a core, so that the machine's load does not matter
+        if fault == "core":
+            compute()
+        else:
+            time.sleep(STEP_S)  # computation that does not need a core, so that the machine's load does not matter
+        if mine and fault == "dead" and step == steps // 2:
+            os.kill(os.getpid(), signal.SIGKILL)
         optimizer.zero_grad()
         model(row).sum().backward()
         if mine and fault == "compute":
@@ -57,12 +70,43 @@ def train(fault: str, rank_at_fault: int, steps: int, size: float = 1.0) -> None
             kept.append(bytearray(b"x" * int(size * 2**20)))
         for parameter in model.parameters():
             dist.all_reduce(parameter.grad)
+        dist.all_reduce(more)
         optimizer.step()
         if fault == "checkpoint" and step % 5 == 4:
             with phase("checkpoint"):
                 time.sleep(size * STEP_S)
     del circles
+    for pid in burners:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
 
 
 def slow_part(seconds: float) -> None:
     time.sleep(seconds)
+
+
+def compute() -> int:
+    return sum(range(300_000))  # some 5 ms of a core
+
+
+def burner(parent: int) -> int:
+    """Return the number of a process that uses its core for as long as its parent is there."""
+    if pid := os.fork():
+        return pid
+    while os.getppid() == parent:
+        compute()
+    os._exit(0)
+
+
+def pipeline(split: tuple[str, ...], steps: int) -> None:
+    """Train eight equal layers in stages that begin with the layers of these names."""
+    import hocket
+
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(*(torch.nn.Linear(384, 384) for _ in range(8)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    inputs, targets = torch.randn(512, 384), torch.randn(512, 384)
+    plan = hocket.Plan(pipeline_parallel_degree=dist.get_world_size(), micro_batches=8, split=split)
+    trainer = hocket.Trainer(model, torch.nn.functional.mse_loss, optimizer, plan=plan, sample=inputs[:64])
+    for _ in range(steps):
+        trainer.step((inputs, targets))

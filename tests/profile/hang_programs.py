@@ -76,3 +76,14 @@ def circle(path: str) -> None:
     until_told(Path(path))
     dist.all_reduce(value, group=other if rank else one)
     work.wait()
+
+
+def disagree(how: str, rank_at_fault: int) -> None:
+    """Reduce the gradients of four layers a step; in the third, one rank leaves one out, swaps two, or has another."""
+    mine = dist.get_rank() == rank_at_fault
+    for step in range(4):
+        sizes = [10, 20, 30, 40]
+        if mine and step == 2:
+            sizes = {"dropped": [10, 30, 40], "reordered": [20, 10, 30, 40], "shape": [10, 25, 30, 40]}[how]
+        for size in sizes:
+            dist.all_reduce(torch.ones(size))

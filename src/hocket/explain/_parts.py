@@ -78,6 +78,19 @@ class Parts:
         order = [*own, *sorted(means.keys() - set(own))]
         return [(name, means[name]) for name in order if name in means and (means[name] > 0.0 or name == COMPUTATION)]
 
+    def stages(self) -> Array:
+        """Return by rank the number of its stage in the pipeline; zeros without one.
+
+        Where ranks wait much for messages and no plan is known, each is taken for a stage of its own.
+        """
+        ranks = np.array([one.rank for one in self.run.ranks])
+        stride = 1
+        for name, degree in reversed(self.run.ranks[0].notes.get("plan", {}).get("axes", [])):
+            if name == "pipeline":
+                return np.asarray(ranks // stride % degree)
+            stride *= degree
+        return ranks if self.of(BUBBLE).mean() > 0.1 * self.step_s else np.zeros_like(ranks)
+
     def undisturbed(self, seconds: Array) -> Array:
         """Return by rank what a step takes that nothing disturbs, of seconds by rank and step.
 
@@ -178,7 +191,7 @@ class Arrivals:
 
     def keys_of(self, one: RankRun, rows: Array) -> Array:
         """Return the keys of a rank's operations or waits."""
-        numbers = np.array([self.groups[group] for group in one.groups], np.int64)
+        numbers = np.array([self.groups[group] for group in one.groups] or [0], np.int64)  # none: all are messages
         return np.asarray(numbers[rows["group"]] << 32 | rows["seq"]) if len(rows) else np.empty(0, np.int64)
 
     def of_keys(self, keys: Array) -> Array:

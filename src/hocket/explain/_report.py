@@ -17,6 +17,7 @@ from hocket.planner import LEVEL
 from hocket.profile import HVPROF_BINS, OPERATION, SAMPLE, RankRun, RunRecord
 
 from ._explain import Explanation
+from ._links import links_of
 from ._parts import (
     BUBBLE,
     CHECKPOINT,
@@ -62,7 +63,7 @@ def report(found: Explanation, other: Explanation | None = None) -> str:
             sections.append(_predicted(found.predicted))
         sections += [_ranks(parts), _CANVASES]
         data = {"heat": _heat(parts), "timeline": _timeline(parts)}
-    sections += [_collectives(run), _memory(run), _environment(run)]
+    sections += [_collectives(run), *_links(run), _memory(run), _environment(run)]
     page = resources.files(__package__).joinpath("_report.html").read_text(encoding="utf-8")
     step = "no steps" if parts is None else f"{parts.steps} steps of {_time(parts.step_s)}"
     hosts = len({one.host for one in run.ranks})
@@ -275,6 +276,30 @@ def _collectives(run: RunRecord) -> str:
         return _section("Collectives by size", "<p>None were recorded.</p>")
     head = ["collective", "message size", "count", "MB", "time ms", "of it waiting for late ranks ms", "GB/s"]
     return _section("Collectives by size", "<p>Of one rank, the mean.</p>" + _table(head, table, 2))
+
+
+def _links(run: RunRecord) -> list[str]:
+    links = sorted(links_of(run), key=lambda one: one.rate_Bps)
+    if not links:
+        return []
+    rows = [
+        [one.source, one.destination, f"{one.nbytes / 1e6:,.1f}", f"{one.busy_s:.2f}", f"{one.rate_Bps / 1e6:,.1f}",
+         f"{one.busy_s / run.seconds:.1%}", f"{one.rtt_s * 1e3:.2f}", f"{one.least_rtt_s * 1e3:.2f}", f"{one.resent:,}"]
+        for one in links[:_SHOWN]
+    ]  # fmt: skip
+    head = [
+        "from",
+        "to",
+        "MB",
+        "in use s",
+        "MB/s while in use",
+        "load",
+        "round trip ms",
+        "the shortest ms",
+        "sent again",
+    ]
+    text = f"<p>The slowest {len(rows)} of {len(links)}, as the kernel counts the ranks' TCP connections.</p>"
+    return [_section("Links between hosts", text + _table(head, rows, 2))]
 
 
 def _memory(run: RunRecord) -> str:

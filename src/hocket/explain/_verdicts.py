@@ -8,13 +8,20 @@ import numpy as np
 
 from hocket.profile import SAMPLE, STEP, LiveRank, RankRun, RunRecord, short_place
 
+from ._links import links_of, slow_link
 from ._parts import BUBBLE, CHECKPOINT, COLLECTOR, COMPUTATION, DATA, Array, Parts
 from ._replay import Replay
 
 LEAST_STEPS = 6
 _LEAST_GAIN = 0.05  # below this share of the time a finding is not worth a sentence
+_MOST_STAGES = 8  # are listed
 _LATE_SHARE = 0.6  # of the steps in which a straggler does more than the others
 _MIB = 2**20
+_LAST_LINES = "read that rank's last lines of output; out of memory shows in `dmesg`"
+_INSTEAD = {  # what a finding says of some ranks makes another's general words idle
+    "slow loader": ("loading data",), "garbage collection": ("garbage collection",),
+    "slow link": ("communication", "small batches"), "unbalanced stages": ("bubbles",),
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +29,8 @@ class Verdict:
     """One finding.
 
     Attributes:
-        kind: "straggler", "slow loader", "loading data", "communication", "bubbles", "small batches", "busy machine",
-            "memory growth", "checkpoints", "garbage collection", or "died".
+        kind: "straggler", "slow loader", "slow link", "loading data", "communication", "unbalanced stages", "bubbles",
+            "small batches", "busy machine", "memory growth", "checkpoints", "garbage collection", or "died".
         sentence: The finding in one sentence.
         evidence: The figures behind it.
         next_step: What to do.
@@ -61,15 +68,14 @@ def verdicts_of(run: RunRecord, parts: Parts | None, live: Sequence[LiveRank]) -
     found = _died(run, live)
     timed: list[Verdict] = []
     if parts is not None and parts.steps >= LEAST_STEPS:
-        for finder in (_straggler, _communication, _loading, _bubbles, _checkpoints, _garbage, _busy):
+        for finder in (_straggler, _link, _communication, _loading, _stages, _bubbles, _checkpoints, _garbage, _busy):
             timed += finder(parts)
         if any(one.kind == "busy machine" for one in timed):  # who has no core is late at everything
             kinds = ("communication", "small batches", "loading data")
             timed = [one for one in timed if one.kind not in kinds and not (one.ranks and one.confidence != "high")]
-        if any(one.kind == "slow loader" for one in timed):
-            timed = [one for one in timed if one.kind != "loading data"]
-        if any(one.kind == "garbage collection" and one.ranks for one in timed):
-            timed = [one for one in timed if one.kind != "garbage collection" or one.ranks]
+        kinds_found = {one.kind for one in timed if one.kind in _INSTEAD and (one.ranks or one.kind == "slow link")}
+        instead = {kind for found_kind in kinds_found for kind in _INSTEAD[found_kind]}
+        timed = [one for one in timed if one.kind not in instead or (one.ranks and one.kind in kinds_found)]
     timed.sort(key=lambda one: -one.gain)
     return [*found, *_memory(run), *timed]
 
@@ -91,19 +97,40 @@ def _died(run: RunRecord, now: Sequence[LiveRank]) -> list[Verdict]:
             or any(g.waits or g.started < begun[g.name, g.ranks] for g in live[one.rank].groups)
         )
     ]  # fmt: skip
+    if len(gone) == run.world > 1:
+        return _all_died(
+            run, [one for one in gone if any(g.started < begun[g.name, g.ranks] for g in live[one.rank].groups)]
+        )
     first_s = min((one.last_s for one in gone), default=0.0)
-    gone = [one for one in gone if one.last_s < first_s + 1.0 and len(gone) < max(2, run.world)]
     return [
         Verdict(
             "died",
             f"rank {one.rank} of {run.world} (host {one.host}) ended without a word after {one.last_s:.1f} s, "
             f"{len(one.of(STEP))} steps",
             f"its record stops; that of others goes on to {last_s:.1f} s",
-            "read that rank's last lines of output; out of memory shows in `dmesg`",
+            _LAST_LINES,
             "high",
             (one.rank,),
         )
-        for one in gone[:3]
+        for one in [one for one in gone if one.last_s < first_s + 1.0][:3]
+    ]
+
+
+def _all_died(run: RunRecord, awaited: list[RankRun]) -> list[Verdict]:
+    """Tell whom the others waited for when all ended without a word: launchers end the others when one has died."""
+    if not awaited or 2 * len(awaited) > run.world:
+        return []
+    ranks = ", ".join(f"{one.rank} (host {one.host})" for one in awaited[:_MOST_STAGES])
+    return [
+        Verdict(
+            "died",
+            f"all {run.world} ranks ended without a word, while the others waited for rank{'s'[: len(awaited) - 1]} "
+            f"{ranks}: if nobody ended the job, that is where it began",
+            f"all records stop; {len(awaited)} had not begun the operation in which the others waited",
+            _LAST_LINES,
+            "medium",
+            tuple(one.rank for one in awaited),
+        )
     ]
 
 
@@ -111,7 +138,11 @@ def _straggler(parts: Parts) -> list[Verdict]:
     if len(parts.run.ranks) < 2:
         return []
     work = parts.work
-    others = _of_the_others(work)
+    stages = parts.stages()
+    others = work.copy()
+    for stage in np.unique(stages):  # the stages of a pipeline do not do the same
+        if (stages == stage).sum() > 1:
+            others[stages == stage] = _of_the_others(work[stages == stage])
     excess = work - others
     rank = int(np.argmax(excess.sum(axis=1)))
     since = _began(excess[rank])
@@ -128,7 +159,7 @@ def _straggler(parts: Parts) -> list[Verdict]:
     gain = (1.0 - after_s / before_s) / max(share, 1e-9)
     if gain < _LEAST_GAIN:
         return []
-    cause, cause_s = _cause(parts, rank, since)
+    cause, cause_s = _cause(parts, rank, since, stages == stages[rank])
     one = parts.run.ranks[rank]
     extra_s = float(late.mean())
     begun = f" since step {parts.first + since}" if since else ""
@@ -167,8 +198,8 @@ def _began(excess: Array) -> int:
     return turn if np.median(excess[:turn]) < 0.3 * np.median(excess[turn:]) else 0
 
 
-def _cause(parts: Parts, rank: int, since: int) -> tuple[str, float]:
-    """Return the part of which a rank has most more than the others, and the seconds of it in a step."""
+def _cause(parts: Parts, rank: int, since: int, alike: Array) -> tuple[str, float]:
+    """Return the part of which a rank has most more than the others that do the same, and its seconds in a step."""
     waits = parts.seconds.shape[1]
     found: dict[str, float] = {}
     for number in range(waits):
@@ -176,7 +207,7 @@ def _cause(parts: Parts, rank: int, since: int) -> tuple[str, float]:
         if name.startswith(("waiting", "communication")):
             continue
         mine = parts.seconds[:, number, since:].mean(axis=1)
-        found[name] = float(mine[rank] - np.median(np.delete(mine, rank)))
+        found[name] = float(mine[rank] - np.median(mine[alike & (np.arange(len(mine)) != rank)]))
     cause = max(found, key=found.__getitem__)
     return cause, found[cause]
 
@@ -239,6 +270,55 @@ def _communication(parts: Parts) -> list[Verdict]:
             f"{parts.communication.mean() * 1e3:.3g} ms of a step of {parts.step_s * 1e3:.3g} ms, after all ranks had "
             f"come; a network twice as fast would make steps {gain:.0%} shorter",
             step, "high" if share > 0.3 else "medium", (), share,
+        )
+    ]  # fmt: skip
+
+
+def _link(parts: Parts) -> list[Verdict]:
+    found = slow_link(links_of(parts.run))
+    if found is None:
+        return []
+    slower = found.rate_Bps / found.others_Bps
+    gain = _share(parts, parts.communication) * (1.0 - slower)
+    if gain < _LEAST_GAIN:
+        return []
+    ranks = tuple(one.rank for one in parts.run.ranks if one.host in found.hosts)
+    again = f"; {found.resent} segments were sent again" if found.resent else ""
+    return [
+        Verdict(
+            "slow link",
+            f"{found.place} is slow: it gives {found.rate_Bps / 1e6:.3g} MB/s while it is used, others "
+            f"{found.others_Bps / 1e6:.3g} MB/s; as quick as they, steps would be {gain:.0%} shorter",
+            f"as the kernel counts the ranks' TCP connections{again}; communication that nothing hides takes "
+            f"{_share(parts, parts.communication):.0%} of the steps",
+            f"look at the cable, the port and the rate of the NIC (`ethtool`) of {' and '.join(found.hosts)}",
+            "high" if slower < 0.5 else "medium", ranks if len(found.hosts) == 1 else (), gain,
+        )
+    ]  # fmt: skip
+
+
+def _stages(parts: Parts) -> list[Verdict]:
+    if not parts.of(BUBBLE).any():
+        return []
+    stages, work = parts.stages(), np.median(parts.work, axis=1)
+    mean_s = np.array([work[stages == stage].mean() for stage in np.unique(stages)])
+    slowest = int(mean_s.argmax())
+    gain = float(mean_s.max() - mean_s.mean()) / parts.step_s
+    if len(mean_s) < 2 or gain < 2 * _LEAST_GAIN or _share(parts, parts.of(BUBBLE)) < 0.1:
+        return []
+    each = ", ".join(f"{seconds * 1e3:.3g}" for seconds in mean_s[:_MOST_STAGES])
+    return [
+        Verdict(
+            "unbalanced stages",
+            f"stage {slowest} of the pipeline computes {mean_s[slowest] * 1e3:.3g} ms a step and the others "
+            f"{np.delete(mean_s, slowest).mean() * 1e3:.3g} ms in the mean; cut evenly, steps would be {gain:.0%} "
+            "shorter",
+            f"ms a step of the stages: {each}{', ...' if len(mean_s) > _MOST_STAGES else ''}; "
+            f"they wait {_share(parts, parts.of(BUBBLE)):.0%} of their time for messages",
+            "leave out `split` so that the stages are cut by their measured times, or move layers to the others; if "
+            f"all stages have equal layers, compare the host of stage {slowest} with the others'",
+            "high" if gain > 4 * _LEAST_GAIN else "medium",
+            tuple(one.rank for one, stage in zip(parts.run.ranks, stages, strict=True) if stage == slowest), gain,
         )
     ]  # fmt: skip
 

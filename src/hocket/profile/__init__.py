@@ -1,7 +1,7 @@
 """Where the time of a run went, without slowing the run: a recorder to ask, and each rank's record on disk."""
 
 from ._hang import Hang, StackGroup, find_hang, standing
-from ._layout import GARBAGE, OPERATION, PHASE, SAMPLE, STEP, WAIT
+from ._layout import GARBAGE, LINK, OPERATION, PHASE, SAMPLE, STEP, WAIT
 from ._live import InGroup, LiveRank, live_ranks, short_place, users_frame
 from ._read import RankRun, RecordError, RunRecord, find_folder, read_run
 from ._recorder import HVPROF_BINS, Bin, OperationTotals, Recorder, bus_factor
@@ -10,9 +10,9 @@ from ._timeline import Recent, timeline_of
 from ._watch import loading, mark_step, no_steps, note, note_plan, phase, record_folder, watch
 
 __all__ = [
-    "GARBAGE", "HVPROF_BINS", "OPERATION", "PHASE", "SAMPLE", "STEP", "WAIT", "Bin", "Hang", "InGroup", "LiveRank",
-    "OperationTotals", "RankRun", "Recent", "RecordError", "Recorder", "RunRecord", "StackGroup", "bus_factor",
-    "find_folder", "find_hang", "histogram_table", "live_ranks", "loading", "mark_step", "no_steps", "note",
-    "note_plan", "phase", "read_run",
-    "record_folder", "short_place", "standing", "timeline_of", "users_frame", "watch",
+    "GARBAGE", "HVPROF_BINS", "LINK", "OPERATION", "PHASE", "SAMPLE", "STEP", "WAIT", "Bin", "Hang", "InGroup",
+    "LiveRank", "OperationTotals", "RankRun", "Recent", "RecordError", "Recorder", "RunRecord", "StackGroup",
+    "bus_factor", "find_folder", "find_hang", "histogram_table", "live_ranks", "loading", "mark_step", "no_steps",
+    "note", "note_plan", "phase", "read_run", "record_folder", "short_place", "standing", "timeline_of",
+    "users_frame", "watch",
 ]  # fmt: skip

@@ -154,7 +154,7 @@ def _shifted(one: RankRun, by_s: float) -> RankRun:
     """Return the same, whose rows are changed, on a clock that shows `by_s` seconds more."""
     one.operations["posted_s"] += by_s
     one.events["posted_s"] += by_s
-    times = one.events["type"] != lay.SAMPLE  # of samples only the first number is a time
+    times = ~np.isin(one.events["type"], lay.POINTS)
     for name in ("started_s", "published_s", "arrived_s", "finished_s"):
         one.operations[name] += by_s
         one.events[name][times] += by_s

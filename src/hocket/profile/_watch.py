@@ -25,6 +25,7 @@ from hocket import comm
 from . import _layout as lay
 from . import torch_adapter
 from ._hang import Hang, find_hang, standing
+from ._links import links_used
 from ._live import live_ranks, users_frame
 from ._record import RankRecord
 
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 _EVERY_S = 0.25
 _FRAMES = 40
+_LINKS_EVERY_S = 1.0
+_LINKS_SHARE = 0.002  # of a core may looking at connections take
 _LONG_GARBAGE_S = 0.0005
 
 _watch: "Watch | None" = None
@@ -75,19 +78,21 @@ def record_folder() -> Path | None:
     return Path(run) / lay.FOLDER if run and run not in ("off", "0") else None
 
 
-@contextlib.contextmanager
-def phase(name: str) -> Iterator[None]:
+def phase(name: str) -> contextlib.AbstractContextManager[None]:
     """Record what this rank does in the block: "data", "checkpoint", "evaluation" or any name of yours."""
-    active = _watch
-    if active is None:
-        yield
-        return
-    before, begin_s = active.record.enter(name), time.perf_counter()
-    try:
-        yield
-    finally:
-        active.record.enter_again(before)
-        active.record.span(lay.PHASE, begin_s, time.perf_counter(), name)
+    return contextlib.nullcontext() if _watch is None else _Phase(_watch.record, name)
+
+
+class _Phase(contextlib.AbstractContextManager[None]):  # a generator would take twice as long
+    def __init__(self, record: RankRecord, name: str) -> None:
+        self._record, self._name = record, name
+
+    def __enter__(self) -> None:
+        self._before, self._begin_s = self._record.enter(self._name), time.perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        self._record.enter_again(self._before)
+        self._record.span(lay.PHASE, self._begin_s, time.perf_counter(), self._name)
 
 
 def loading(batches: Iterable[_T]) -> Iterator[_T]:
@@ -150,6 +155,8 @@ class Watch:
         self._update_s = 0.0
         self._garbage_s = 0.0
         self._reported: set[str] = set()
+        self._links_due_s = 0.0
+        self._sent: dict[tuple[str, str], int] = {}
         self._main = threading.main_thread()
         self._over = threading.Event()
         self._undo: list[Callable[[], object]] = [comm.observe(record)]
@@ -213,13 +220,28 @@ class Watch:
     def _loop(self) -> None:
         while not self._over.wait(_EVERY_S):
             with contextlib.suppress(Exception):  # what watches must never end what it watches
-                stack = main_stack(self._main.ident)
-                numbers, busy = self._cpu.sample()
-                nbytes = resident_nbytes()
-                self.record.alive("\n".join(stack), busy, nbytes)
-                text = self.record.text(users_frame(stack))
-                self.record.row(1, lay.SAMPLE, text=text, nbytes=nbytes, times=numbers)
+                self._sample()
+                if (now_s := time.perf_counter()) > self._links_due_s:
+                    self._note_links(now_s)
                 self._look()
+
+    def _sample(self) -> None:
+        stack = main_stack(self._main.ident)
+        numbers, busy = self._cpu.sample()
+        nbytes = resident_nbytes()
+        self.record.alive("\n".join(stack), busy, nbytes)
+        text = self.record.text(users_frame(stack))
+        self.record.row(1, lay.SAMPLE, text=text, nbytes=nbytes, times=numbers)
+
+    def _note_links(self, now_s: float) -> None:
+        for pair, use in links_used().items():
+            if self._sent.get(pair) != use.nbytes:
+                self._sent[pair] = use.nbytes
+                self.record.row(
+                    1, lay.LINK, text=self.record.text(pair), seq=use.resent, nbytes=use.nbytes,
+                    times=(now_s, use.busy_s, use.rtt_s, use.least_rtt_s, 0.0),
+                )  # fmt: skip
+        self._links_due_s = now_s + max(_LINKS_EVERY_S, (time.perf_counter() - now_s) / _LINKS_SHARE)
 
     def _look(self) -> None:
         asked = os.fstat(self._stacks.fileno()).st_size
@@ -228,8 +250,8 @@ class Watch:
             if not self.record.quiet():
                 ranks = live_ranks(self._folder)
                 self._say(find_hang(ranks, 0.0) or standing(ranks))
-        ranks = live_ranks(self._folder, only=self.record.rank)
-        if ranks and (waits_s := ranks[0].waits_s) > hang_s() and waits_s > 2 * self.record.patience_s:
+        waits_s = self.record.waits_s()
+        if waits_s > hang_s() and waits_s > 2 * self.record.patience_s:
             found = find_hang(live_ranks(self._folder, dump=False), hang_s())
             if found is not None and found.speaker == self.record.rank and found.key not in self._reported:
                 self._reported.add(found.key)

@@ -1,0 +1,67 @@
+"""What the kernel says of this process's TCP connections: bytes acknowledged, and the time in which any were under way.
+
+Both count from a connection's begin, for whatever library owns it (Gloo, NCCL over sockets, a store), so that reading
+them now and then costs nothing in between. Bytes over that time are what a link gives while it is used, which tells a
+slow link from ranks that send little.
+"""
+
+import contextlib
+import os
+import socket
+import stat
+import struct
+from collections import defaultdict
+from dataclasses import dataclass
+
+_INFO = struct.Struct("<68xI28xI16xQ20xI16xQQ")
+"""Of `struct tcp_info` (linux/tcp.h): rtt, total_retrans, bytes_acked, min_rtt, busy_time, rwnd_limited; in us."""
+
+
+@dataclass(slots=True)
+class ConnectionUse:
+    """What a process has sent to one host.
+
+    Attributes:
+        nbytes: Bytes that were acknowledged.
+        busy_s: Seconds in which some were under way and the receiver could take them, of all connections.
+        rtt_s: Smoothed round trip of the connection that sent most.
+        least_rtt_s: The shortest round trip.
+        resent: Segments that were sent again.
+    """
+
+    nbytes: int = 0
+    busy_s: float = 0.0
+    rtt_s: float = 0.0
+    least_rtt_s: float = 0.0
+    resent: int = 0
+
+
+def links_used() -> dict[tuple[str, str], ConnectionUse]:
+    """Return what this process has sent to other hosts by TCP, by its own address and the peer's."""
+    found: defaultdict[tuple[str, str], ConnectionUse] = defaultdict(ConnectionUse)
+    most: dict[tuple[str, str], int] = {}
+    for entry in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError, struct.error):
+            if not stat.S_ISSOCK(os.fstat(int(entry)).st_mode):
+                continue
+            connection = socket.socket(fileno=int(entry))
+            try:
+                if connection.family not in (socket.AF_INET, socket.AF_INET6):
+                    continue
+                if connection.type != socket.SOCK_STREAM:
+                    continue
+                pair = connection.getsockname()[0], connection.getpeername()[0]
+                if pair[0] == pair[1]:
+                    continue
+                info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 192)
+            finally:
+                connection.detach()  # it is another's
+            rtt_us, resent, nbytes, least_us, busy_us, full_us = _INFO.unpack_from(info)
+            use = found[pair]
+            use.nbytes += nbytes
+            use.busy_s += max(0, busy_us - full_us) * 1e-6
+            use.resent += resent
+            use.least_rtt_s = min(use.least_rtt_s or 1e9, least_us * 1e-6)
+            if nbytes >= most.get(pair, 0):
+                most[pair], use.rtt_s = nbytes, rtt_us * 1e-6
+    return dict(found)
