@@ -11,7 +11,9 @@ WORKERS ?= $(shell $(PYTHON) -c 'import os; print(max(3, (os.cpu_count() or 1) *
 # At most ten tests that fail run once more, alone; CONTRIBUTING.md says why.
 PYTEST = $(BIN)/python tests/twice.py '--numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder'
 
-.PHONY: demo test test-long test-third-party lint lint-rules lint-form lint-types lint-arrows format clean
+NEWEST := .venv-newest-torch
+
+.PHONY: demo test test-long test-third-party test-newest-torch lint lint-rules lint-form lint-types lint-arrows format clean
 
 demo: $(VENV)/.installed-demo
 	$(BIN)/hocket train edsr -n 2
@@ -27,6 +29,16 @@ test-long: $(VENV)/.installed-dev
 test-third-party: $(VENV)/.installed-dev
 	$(PIP) --group third-party
 	$(PYTEST) -m third_party $(PYTEST_ARGS)
+
+# The backend and a sample of the rest on the newest torch of PyPI, in an environment of its own (6 GB): CI has 2.13.
+NEWEST_TESTS := tests/comm tests/e2e tests/parallel/data tests/parallel/compose/test_trainer.py tests/keras/test_history.py
+test-newest-torch:
+	$(PYTHON) -m venv $(NEWEST)
+	$(NEWEST)/bin/python -m pip install --quiet 'pip>=25.1'
+	$(NEWEST)/bin/python -m pip install --quiet --upgrade torch
+	$(NEWEST)/bin/python -m pip install --quiet --editable '.[workloads,bench,fabric]' --group dev
+	$(NEWEST)/bin/python tests/twice.py '--numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder' \
+		-m 'not long and not third_party' $(NEWEST_TESTS) $(PYTEST_ARGS)
 
 lint: lint-rules lint-form lint-types lint-arrows
 
@@ -47,7 +59,7 @@ format: $(VENV)/.installed-dev
 	$(BIN)/python -m ruff format
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(NEWEST) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \

@@ -32,9 +32,9 @@ def register() -> None:
 
 
 def _create(options: Any, backend_options: Any) -> Any:
-    from .group import HocketGroup
+    from .group import open_group
 
-    group = HocketGroup(options)
+    group = open_group(options)
     if _RECORDED & os.environ.keys():
         # By name: `profile` stands above this package, and records every job that has a place for it.
         importlib.import_module("hocket.profile").watch(group.rank(), group.size())

@@ -42,6 +42,13 @@ ScatterOptions: Any = _any.ScatterOptions
 ProcessGroupBase: Any = _any.ProcessGroup
 """c10d's process group; torch declares overloads for it that no single implementation can match."""
 
+BackendBase: Any = importlib.import_module("torch._C._distributed_c10d").Backend
+"""What a process group calls below torch's dispatcher; Python can subclass it where there are hooks."""
+
+CUSTOM_BACKEND: Any = ProcessGroupBase.BackendType.CUSTOM
+HAS_HOOKS = hasattr(ProcessGroupBase, "register_pre_hook")
+"""Whether torch's dispatcher tells listeners of operations: torch >= 2.14."""
+
 DEFAULT_TIMEOUT: Any = _any.default_pg_timeout
 """The time-out of a process group for which the program names none."""
 
@@ -59,7 +66,8 @@ def process_group_gloo(store: Any, rank: int, size: int, timeout: Any, loopback:
         engine = _any.ProcessGroupGloo(store, rank, size, options)
     else:  # which looks at GLOO_SOCKET_IFNAME
         engine = _any.ProcessGroupGloo(store, rank, size, timeout=timeout)
-    engine._set_sequence_number_for_group()
+    if not HAS_HOOKS:  # torch >= 2.14 counts from 0 by itself
+        engine._set_sequence_number_for_group()
     return engine
 
 
@@ -68,7 +76,8 @@ def process_group_nccl(store: Any, rank: int, size: int, timeout: Any) -> Any:
     options = _any.ProcessGroupNCCL.Options()
     options._timeout = timeout
     engine = _any.ProcessGroupNCCL(store, rank, size, options)
-    engine._set_sequence_number_for_group()
+    if not HAS_HOOKS:
+        engine._set_sequence_number_for_group()
     return engine
 
 
