@@ -1,6 +1,7 @@
 """Two checkouts in one interleaved run: collectives, training steps, and how long Trainers take to build.
 
     python -m benchmarks.before_after OLD NEW --rounds 5
+    python -m benchmarks.before_after OLD NEW --rounds 9 --only collectives      # 1 KiB among them
 
 Each round runs both checkouts, in turns who is first, with the same Python and its packages; `hocket` comes from each
 checkout's `src`. Printed are medians over the rounds, the spread (smallest and largest), and the median of the ratio
@@ -65,14 +66,16 @@ def hocket(checkout: Path, *arguments: str) -> str:
     return done.stdout
 
 
-def measured(checkout: Path, script: Path) -> dict[str, float]:
-    """Return seconds of everything that is measured, by name."""
+def measured(checkout: Path, script: Path, only: str) -> dict[str, float]:
+    """Return seconds of everything that is measured, by name; of the collectives alone if asked for."""
     sizes = "1KiB,64KiB,1MiB,16MiB"
     found = {}
     collectives = ("bench", "allreduce", "-n", "2", "--rounds", "3", "--sizes", sizes, "--against", "", "--registered")
     for row in json.loads(hocket(checkout, *collectives, "--json"))["rows"]:
         where = "in place" if row["registered"] else row["system"]
         found[f"all_reduce {row['nbytes'] // 1024} KiB, {where}"] = row["median_s"]
+    if only == "collectives":
+        return found
     for row in json.loads(hocket(checkout, "bench", "step", "-n", "2", "--rounds", "3", "--json"))["rows"]:
         found[f"step {row['model']}, {row['system']}"] = row["median_s"]
     out = script.with_suffix(".json")
@@ -88,6 +91,7 @@ def main() -> None:
     parser.add_argument("old", type=Path)
     parser.add_argument("new", type=Path)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--only", choices=["everything", "collectives"], default="everything")
     asked = parser.parse_args()
     runs: dict[str, list[dict[str, float]]] = {"old": [], "new": []}
     with tempfile.TemporaryDirectory() as folder:
@@ -95,7 +99,7 @@ def main() -> None:
         script.write_text(BUILD)
         for number in range(asked.rounds):
             for name in ("old", "new") if number % 2 == 0 else ("new", "old"):
-                runs[name].append(measured(getattr(asked, name).resolve(), script))
+                runs[name].append(measured(getattr(asked, name).resolve(), script, asked.only))
             print(f"round {number + 1} of {asked.rounds}", file=sys.stderr, flush=True)
     print("| what | old, ms (spread) | new, ms (spread) | new / old (spread) |\n|---|---:|---:|---:|")
     for what in runs["old"][0]:

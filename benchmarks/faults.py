@@ -38,6 +38,8 @@ TIMEOUT_S = 10.0
 GRACE_S = 15.0
 """What ending takes at most after a fault, or after the time-out where only that shows it; on an idle machine."""
 STEPS = 40
+SAVED_AFTER = 5
+"""Steps before the checkpoint, in jobs whose disk is full."""
 START_S = 60.0
 VARIABLE = "HOCKET_FAULTS_JOB"
 CLUSTER = "star:hosts=2,bandwidth=1Gbit/s"
@@ -50,6 +52,7 @@ PLANS = {
     "parameters": {"shard": "parameters"},
     "tensor": {"tensor_parallel_degree": 2},
     "pipeline": {"pipeline_parallel_degree": 2, "micro_batches": 2},
+    "tensor and pipeline": {"tensor_parallel_degree": 2, "pipeline_parallel_degree": 2, "micro_batches": 2},
 }
 SIGNALS = {"KILL": signal.SIGKILL, "SEGV": signal.SIGSEGV, "TERM": signal.SIGTERM, "STOP": signal.SIGSTOP}
 FAULTS = (*SIGNALS, "link cut", "link mended", "aggregator killed", "disk full")
@@ -85,7 +88,7 @@ def work(directory: Path, plan_name: str, steps: int, full: str) -> None:
             with (directory / f"losses-{rank}").open("a") as file:
                 file.write(f"step {step}: {loss!r}\n")
             step += 1
-            if full and step == 5:
+            if full and step == SAVED_AFTER:
                 trainer.save(Path(full) / "checkpoint")
             if step == steps:
                 break
@@ -127,10 +130,14 @@ def drawn(seed: int, number: int, fabric: bool) -> Trial:
     if fault == "aggregator killed":
         where = "aggregator"
     ranks = draw.choice([2, 3, 4]) if where == "one host" else draw.choice([2, 4])
-    plan = draw.choice([p for p in PLANS if ranks % 2 == 0 or p not in ("tensor", "pipeline")])
+    plan = draw.choice([name for name, plan in PLANS.items() if ranks % _model_ranks(plan) == 0])
     early = fault in SIGNALS and draw.random() < 0.25
-    step = -1 if early else draw.randrange(1, STEPS // 2)
+    step = -1 if early else SAVED_AFTER - 1 if fault == "disk full" else draw.randrange(1, STEPS // 2)
     return Trial(fault, plan, where, ranks, draw.randrange(ranks), step, draw.uniform(0.0, 4.0 if early else 0.05))
+
+
+def _model_ranks(plan: dict[str, Any]) -> int:
+    return int(plan.get("tensor_parallel_degree", 1) * plan.get("pipeline_parallel_degree", 1))
 
 
 def reference(directory: Path) -> list[float]:
@@ -186,6 +193,8 @@ def strike(trial: Trial, directory: Path, job: str, run: "subprocess.Popen[Any]"
         if started and (trial.step < 0 or len(losses(directory).get(trial.victim, ())) > trial.step):
             break
         if run.poll() is not None:
+            if trial.fault == "disk full":  # which happens by itself
+                return
             raise Bad(f"ended with status {run.returncode} before anything had happened")
     time.sleep(trial.wait_s)
     if trial.fault in SIGNALS:
