@@ -25,6 +25,7 @@ from ..state import (
     Owned,
     ParameterPlacement,
     ShardBox,
+    is_deferred,
 )
 
 T = TypeVar("T")
@@ -92,11 +93,20 @@ class Draft:
 
 
 def divide_tensors(draft: Draft) -> None:
-    """Make the model tensor-parallel in place, and cut the state that its optimizer has already."""
+    """Make the model tensor-parallel in place, and cut the state that its optimizer has already.
+
+    A model that has no memory yet is examined on two samples: activations of more might take more than a rank's part.
+    """
     model = draft.model
     full = {name: tuple(p.shape) for name, p in model.named_parameters()}
+    few = _micro_batch(draft.inputs, sys.maxsize) if any(map(is_deferred, model.parameters())) else draft.inputs
     try:
-        form = parallelize(model, draft.mesh["tensor"], draft.inputs, sequence=draft.plan.sequence_parallel)
+        try:
+            form = parallelize(model, draft.mesh["tensor"], few, sequence=draft.plan.sequence_parallel)
+        except Exception:  # of a model that takes no part of its inputs: whatever its forward raises
+            if few is draft.inputs:
+                raise
+            form = parallelize(model, draft.mesh["tensor"], draft.inputs, sequence=draft.plan.sequence_parallel)
     except RuntimeError as error:
         if "use_reentrant=True" not in str(error):
             raise

@@ -10,7 +10,7 @@ from ._broadcast import (
     is_excluded,
     keepers,
 )
-from ._deferred import Deferred, deferred, is_deferred
+from ._deferred import Deferred, deferred, is_deferred, made_of
 from ._manifest import CheckpointError, alike
 from ._norms import WholeNorms, clip
 from ._owned import Owned, check_elementwise, shard_optimizer
@@ -47,6 +47,7 @@ __all__ = [
     "is_deferred",
     "is_excluded",
     "keepers",
+    "made_of",
     "memory_order",
     "process_memory",
     "read_state_dict",

@@ -354,7 +354,7 @@ class Deferred:
                 ledger.adopt(hollow, [_stand_in(hollow, number)])
             hollow.requires_grad_(parameter.requires_grad)
             torch.utils.swap_tensors(parameter, hollow)  # type: ignore[no-untyped-call]
-            setattr(parameter, _ATTRIBUTE, True)
+            setattr(parameter, _ATTRIBUTE, ledger)
             if ledger not in self._ledgers:
                 self._ledgers.append(ledger)
         self._parameters = found
@@ -414,6 +414,18 @@ class Deferred:
 def is_deferred(parameter: torch.Tensor) -> bool:
     """Return whether a parameter has no memory yet, but while an operator works on it."""
     return hasattr(parameter, _ATTRIBUTE)
+
+
+def made_of(parameter: torch.Tensor, make: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    """Return what `make` makes of a parameter's data; it has no memory yet, either, where the parameter has none."""
+    ledger: Ledger | None = getattr(parameter, _ATTRIBUTE, None)
+    if ledger is None:
+        return make(parameter.data)
+    ledger.adopts = True
+    try:
+        return make(parameter.data)
+    finally:
+        ledger.adopts = False
 
 
 def _stand_in(hollow: torch.nn.Parameter, number: int) -> _Line:

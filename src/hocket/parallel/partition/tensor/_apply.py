@@ -12,6 +12,7 @@ from hocket.sharding import Shard, cut, guard_autograd_functions
 from hocket.workload.division import CHANNEL, CutParameter, RecordedValue, Recording, Region, Role, cut_tensors
 
 from ...mesh import World
+from ...state import made_of
 from ._attention import CutMultiheadAttention
 from ._layers import CUT_CLASSES, LayerPartition, Shared
 from ._peers import CutParameters, begin_forward, end_forward
@@ -79,7 +80,7 @@ class Applied:
         full = tensor.data
         self._undo.append(lambda: _become(tensor, full))
         self.cuts[id(tensor)] = split
-        _become(tensor, cut(full, split, self._world.rank).clone())
+        _become(tensor, made_of(tensor, lambda data: cut(data, split, self._world.rank).clone()))
 
     def _cut_parameter(self, owner: nn.Module, name: str, one: CutParameter) -> None:
         self._cut(one.parameter, one.shard)

@@ -28,7 +28,7 @@ from hocket.workload.division import (
 from ...batches import called, tensors_in
 from ...batches import mapped as with_tensors
 from ...mesh import World
-from ...state import broadcast_tensors, check_model
+from ...state import broadcast_tensors, check_model, give_back
 from ._apply import Applied
 from ._numbers import align
 from ._verify import Verifier
@@ -181,6 +181,7 @@ def parallelize(
             yield
 
     recording = record(model, lambda: called(model, sample), tensors_in, watch)
+    give_back()  # activations
     choice = choose(model, recording, world.size)
     regions = choice.regions
     wrong: list[tuple[Region, str]] = []

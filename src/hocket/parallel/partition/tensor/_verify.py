@@ -20,7 +20,7 @@ from hocket.workload.division import DROPOUTS, Recording, Region, unchanged
 
 from ...batches import called, tensors_in
 from ...mesh import World
-from ...state import is_deferred
+from ...state import give_back, is_deferred
 from ._apply import Applied
 
 _TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-3, torch.float16: 5e-2, torch.bfloat16: 2e-1}
@@ -115,7 +115,11 @@ class Verifier:
             with torch.no_grad():
                 outputs += tensors_in(called(self._model, self._sample))
             buffers = {n: b.detach().clone() for n, b in self._model.named_buffers()}
-        return _Result([t.detach() for t in outputs], dict(zip(parameters, gradients, strict=True)), buffers)
+        found = _Result([t.detach() for t in outputs], dict(zip(parameters, gradients, strict=True)), buffers)
+        del outputs, losses
+        if self._large:
+            give_back()  # activations
+        return found
 
     def _difference(self, found: _Result, applied: Applied) -> str | None:
         expected = self._expected
