@@ -21,12 +21,15 @@ def report(
     tensorboard: Annotated[
         Path | None, typer.Option(help="Write each step's parts into this folder, as TensorBoard reads them.")
     ] = None,
+    flight_recorder: Annotated[
+        Path | None, typer.Option(help="Write each rank's collectives into this folder, as torchfrtrace reads them.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Write one HTML page: verdicts, where a step's time goes, ranks, collectives, memory, environment."""
     from hocket.explain import explain, prometheus_text, timeline_of_run, write_scalars
     from hocket.explain import report as page_of
-    from hocket.profile import live_ranks
+    from hocket.profile import live_ranks, write_flight_records
     from hocket.timeline import write_perfetto
 
     with one_error("report"):
@@ -41,6 +44,9 @@ def report(
     if tensorboard is not None:
         with one_error("report", OSError):
             write_scalars(found, tensorboard)
+    if flight_recorder is not None:
+        with one_error("report", OSError):
+            write_flight_records(found.run, flight_recorder)
     if as_json:
         print_json(found.to_json() if beside is None else {"run": found.to_json(), "other": beside.to_json()})
         return

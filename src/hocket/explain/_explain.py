@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hocket.profile import STEP, Hang, RunRecord, find_hang, live_ranks, read_run, standing
+from hocket.profile import OPERATION, STEP, Hang, RunRecord, find_hang, read_any, standing
 
 from ._parts import Parts, parts_of
 from ._predicted import PredictedStep, predicted_of
@@ -29,11 +29,20 @@ class Explanation:
     verdicts: tuple[Verdict, ...]
     predicted: PredictedStep | None
 
+    @property
+    def operations_only(self) -> bool:
+        """Whether it is a dump of another tool, which tells of operations only."""
+        return bool(self.run.ranks[0].about.get("operations_only"))
+
     def lines(self) -> list[str]:
         """Return it for a terminal."""
         lines = [] if self.hang is None else str(self.hang).splitlines()
         for verdict in self.verdicts:
             lines += str(verdict).splitlines()
+        if self.operations_only:
+            count = sum(len(one.of(OPERATION)) for one in self.run.ranks)
+            lines.append(f"{count} operations of {len(self.run.ranks)} of {self.run.world} ranks; a dump has no steps")
+            return lines
         if self.parts is None:
             lines.append(
                 "no steps of training are recorded, so none is predicted: no optimizer was stepped in this run"
@@ -79,14 +88,14 @@ def explain(path: str | Path) -> Explanation:
     """Explain a run, whether it is over or still runs.
 
     Args:
-        path: Its folder, or one that holds runs: the newest is taken.
+        path: Its folder, or one that holds runs: the newest is taken; or a folder of dumps of PyTorch's flight recorder
+            or of NCCL Inspector.
 
     Raises:
         hocket.profile.RecordError: there is no record.
     """
-    run = read_run(path)
+    run, ranks = read_any(path)
     parts = parts_of(run)
-    ranks = live_ranks(run.folder)
     over = all(one.state in ("ended", "dead") for one in ranks)
     return Explanation(
         run, None if over else find_hang(ranks, 1.0) or standing(ranks), parts, tuple(verdicts_of(run, parts, ranks)),

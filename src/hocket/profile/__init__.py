@@ -1,5 +1,7 @@
 """Where the time of a run went, without slowing the run: a recorder to ask, and each rank's record on disk."""
 
+from ._dumped_run import read_any
+from ._flight_recorder import write_flight_records
 from ._hang import Hang, StackGroup, find_hang, standing
 from ._layout import GARBAGE, LINK, OPERATION, PHASE, SAMPLE, STEP, WAIT
 from ._live import InGroup, LiveRank, live_ranks, short_place, users_frame
@@ -13,6 +15,6 @@ __all__ = [
     "GARBAGE", "HVPROF_BINS", "LINK", "OPERATION", "PHASE", "SAMPLE", "STEP", "WAIT", "Bin", "Hang", "InGroup",
     "LiveRank", "OperationTotals", "RankRun", "Recent", "RecordError", "Recorder", "RunRecord", "StackGroup",
     "bus_factor", "find_folder", "find_hang", "histogram_table", "live_ranks", "loading", "mark_step", "no_steps",
-    "note", "note_plan", "phase", "read_run", "record_folder", "short_place", "standing", "timeline_of",
-    "users_frame", "watch",
+    "note", "note_plan", "phase", "read_any", "read_run", "record_folder", "short_place", "standing", "timeline_of",
+    "users_frame", "watch", "write_flight_records",
 ]  # fmt: skip

@@ -29,8 +29,9 @@ class Hang:
     """What keeps a job.
 
     Attributes:
-        kind: "stopped", "dead", "ended", "native", "silent", "blocked", "busy", "order" (ranks wait for each other in a
-            circle), "stalled" (all have come, and nothing moves), or "standing" (nobody waits for long).
+        kind: "stopped", "dead", "ended", "native", "silent", "blocked", "busy", "recorded" (of a dump, which does not
+            tell), "order" (ranks wait for each other in a circle), "stalled" (all have come, and nothing moves), or
+            "standing" (nobody waits for long).
         sentence: All of it in one sentence.
         next_step: What to do.
         ranks: The ranks that the others wait for.
@@ -143,13 +144,13 @@ def _for_roots(
     who: tuple[int, ...],
     speaker: int,
 ) -> Hang:
-    order = ("dead", "ended", "stopped", "silent", "native", "blocked", "running")
+    order = ("dead", "ended", "stopped", "silent", "native", "blocked", "running", "recorded")
     roots.sort(key=lambda rank: (order.index(at[rank].state), rank))
     state = at[roots[0]].state
     alike = [rank for rank in roots if at[rank].state == state]
     one = at[alike[0]]
     subject = (
-        f"rank {one.rank} of {one.world} (host {one.host})"
+        f"rank {one.rank} of {one.world}{f' (host {one.host})' if one.host else ''}"
         if len(alike) == 1
         else f"ranks {_list(alike)} of {one.world}"
     )
@@ -175,6 +176,10 @@ def _for_roots(
         ),
         "blocked": (f"{is_} blocked{phase} {where}", f"look why {place} waits: a lock, a file, a queue"),
         "running": (f"{is_} computing{phase} {where}", f"look why {place} takes so long"),
+        "recorded": (
+            f"called {its} last operation {where}",
+            f"look what the program does after {place or 'its last operation'}",
+        ),
     }[state]
     users = _common([at[rank] for rank in who])
     sentence = f"{subject} {entered}: it {what}" if len(alike) == 1 else f"{subject} {entered}: they {what}"

@@ -61,7 +61,7 @@ class LiveRank:
         pid: Its process.
         state: "running"; "blocked" (no use of the core); "stopped" (by a signal or a debugger); "native" (compiled code
             that does not let Python run); "dead"; "ended" (its program was over); "silent" (of another host, nothing
-            heard).
+            heard); "recorded" (known of another tool's dump only).
         groups: The groups, by name and then in the order of their making.
         stack: Its main thread, as "FILE:LINE FUNCTION", the innermost first; `stack_age_s` old.
         stack_age_s: Seconds.
