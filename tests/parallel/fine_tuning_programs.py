@@ -1,8 +1,15 @@
-"""Fine-tuning a causal language model of Hugging Face with padded batches: on one device, and under plans."""
+"""Fine-tuning causal language models of Hugging Face with padded batches: on one device, and under plans.
+
+hocket run -n 2 tests/parallel/fine_tuning_programs.py FOLDER
+"""
 
 from __future__ import annotations
 
+import json
+import os
+import sys
 import traceback
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -45,22 +52,26 @@ def padded(samples: list[torch.Tensor]) -> dict[str, torch.Tensor]:
     return {"input_ids": ids, "attention_mask": mask.long(), "labels": ids.masked_fill(~mask, -100)}
 
 
-def model_of() -> Any:
+def model_of(name: str) -> Any:
     import transformers as hf
 
     torch.manual_seed(0)
+    if name == "llama":
+        heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2}
+        sizes = {"hidden_size": 32, "intermediate_size": 64, "max_position_embeddings": 16}
+        return hf.LlamaForCausalLM(hf.LlamaConfig(vocab_size=50, **sizes, **heads))
     sizes = {"n_positions": 16, "n_embd": 32, "n_layer": 2, "n_head": 2, "bos_token_id": 0, "eos_token_id": 0}
     return hf.GPT2LMHeadModel(hf.GPT2Config(vocab_size=50, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0, **sizes))
 
 
-def tune(plan: Plan | None) -> Any:
+def tune(name: str, plan: Plan | str | None) -> Any:
     """The losses of all batches of two epochs, the last of which has half of the samples; or what was raised."""
-    model = model_of()
+    model = model_of(name)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     torch.manual_seed(2)
     loader: Any = DataLoader(texts(), batch_size=8, shuffle=True, collate_fn=padded)
     losses = []
-    if plan is not None:
+    if isinstance(plan, Plan):
         try:
             trainer = hocket.Trainer(model, None, optimizer, plan, sample=padded(texts()[:8]))
             for _ in range(2):
@@ -68,15 +79,25 @@ def tune(plan: Plan | None) -> Any:
         except Exception:
             return traceback.format_exc()
         return losses
+    if plan == "distribute":
+        model, optimizer, loader = hocket.distribute(model, optimizer, loader)
     for _ in range(2):
         for batch in loader:
             optimizer.zero_grad()
             loss = model(**batch).loss
             loss.backward()
             optimizer.step()
-            losses.append(loss.item())
+            losses.append(loss.item() if plan is None else hocket.average(loss.item()))
     return losses
 
 
 def tune_all(ranks: int) -> dict[str, Any]:
-    return {name: tune(plan) for name, plan in PLANS[ranks].items()}
+    """By model and plan."""
+    plans: dict[str, Plan | str] = {"distribute": "distribute", **PLANS[ranks]}
+    return {f"{name}, {key}": tune(name, plan) for name in ("gpt2", "llama") for key, plan in plans.items()}
+
+
+if __name__ == "__main__":
+    found = tune_all(int(os.environ["WORLD_SIZE"]))
+    file = Path(sys.argv[1]) / f"{os.environ['RANK']}.json"
+    file.write_text(json.dumps({"hash": hash("a word"), "found": found}))
