@@ -3,8 +3,8 @@
     python -m benchmarks.checkpoint_kills --kills 500 --damages 64 --seed 1
 
 In each round a world of ranks loads a checkpoint in which every number of weights and optimizer state is the
-round's, and saves it over that of the round before. A timer of the kernel ends one rank, or all, at an instant drawn
-evenly from a span that is fitted so that a quarter of the saves end before: as with SIGKILL no code of the process runs
+round's, and saves it over that of the round before. The world has timed such a save just before, and a timer of the
+kernel ends one rank, or all, at an instant drawn evenly from its length: as with SIGKILL no code of the process runs
 any more. Another process loads what is there. It must be the checkpoint of the round before or of this one, whole; this
 one, if `save` returned on any rank. Every tenth round begins in an empty folder. The worlds, with their plans, take
 turns. Rounds go on until in so many of them ranks were killed.
@@ -99,22 +99,29 @@ class Ended(NamedTuple):
 
     error: str  # what it raised; "" for nothing
     after_s: float
+    save_s: float  # of the same save, a moment before
 
 
-def save_and_die(name: str, source: str, path: str, delays_s: list[float | None]) -> Ended:
-    """Save what a checkpoint holds to a path, on every rank; it dies in the middle of it, if its delay is not None."""
-    numbered, delay_s = Numbered(PLANS[name][1]), delays_s[int(os.environ["RANK"])]
+def save_and_die(name: str, source: str, path: str, at: float, victims: list[int]) -> Ended:
+    """Save what a checkpoint holds to a path, on every rank; victims die when that part of a save's time is over."""
+    numbered = Numbered(PLANS[name][1])
     numbered.trainer.load(source)
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    times_s = []
+    for _ in range(4):  # the first makes the folder, and imports
+        dist.barrier()
+        begun_s = time.perf_counter()
+        numbered.trainer.save(f"{source}-timed")
+        times_s.append(time.perf_counter() - begun_s)
     dist.barrier()
-    begun_s, error = time.perf_counter(), ""
-    if delay_s is not None:
-        signal.setitimer(signal.ITIMER_REAL, delay_s)
+    save_s, begun_s, error = sorted(times_s[1:])[1], time.perf_counter(), ""
+    if int(os.environ["RANK"]) in victims:
+        signal.setitimer(signal.ITIMER_REAL, max(at * save_s, 1e-6))
     try:
         numbered.trainer.save(path)
     except Exception as raised:
         error = f"{type(raised).__name__}: {raised}"
-    ended = Ended(error, time.perf_counter() - begun_s)
+    ended = Ended(error, time.perf_counter() - begun_s, save_s)
     signal.setitimer(signal.ITIMER_REAL, 0)
     return ended
 
@@ -164,7 +171,7 @@ class Kills:
 
     def __init__(self, folder: Path, seed: int, plans: list[str]) -> None:
         self.plans, self.folder, self.reader, self.draw = plans, folder, Numbered(), random.Random(seed)
-        self.span_s, self.killed, self.rounds = dict.fromkeys(plans, 0.0), 0, 0
+        self.killed, self.rounds = 0, 0
         self.found = {name: Counter[str]() for name in plans}
         self.wrong: list[str] = []
         self.late_s = 0.0  # from the instant of a death to the error of a rank that lives, at most
@@ -172,9 +179,6 @@ class Kills:
     def run(self, kills: int) -> None:
         """Go on until so many saves have ended by a kill."""
         last, names, source = 0, self.plans, self.folder / "source"
-        for name in names:
-            for ended in self._world(name, source, 1, self.folder / "timed", False)[1]:
-                self.span_s[name] = max(self.span_s[name], ended.after_s if ended else 0.0)
         while self.killed < kills:
             self.rounds = number = self.rounds + 1
             path, name = self.folder / f"ck{number // 10}", names[number % len(names)]
@@ -184,11 +188,11 @@ class Kills:
                 last = number + 1_000_000
                 self.reader.fill(last)
                 self.reader.trainer.save(path)
-            kind, results, died_s = self._world(name, source, number, path, True)
+            kind, results, at = self._world(name, source, number, path)
             self.killed += None in results
-            self.span_s[name] *= 1.05 if None in results else 1 / 1.15
             saved = any(ended and not ended.error for ended in results)
-            self.late_s = max([self.late_s, *(ended.after_s - died_s for ended in results if ended and ended.error)])
+            late = (one.after_s - at * one.save_s for one in results if one and one.error)
+            self.late_s = max([self.late_s, *late])
             try:
                 found = self.reader.loaded(path)
                 right = found == number or (found == last and not saved)
@@ -196,24 +200,23 @@ class Kills:
             except (CheckpointError, AssertionError) as error:
                 found, said = 0, str(error)
             if said:
-                self.wrong.append(f"round {number}, {name}, {kind}, at {died_s * 1e3:.1f} ms: {said}")
+                self.wrong.append(f"round {number}, {name}, {kind}, at {at:.0%} of a save: {said}")
                 print(self.wrong[-1], flush=True)
             which = "this" if found == number else "before" if found else "none yet"
-            self.found[name].update([kind if None in results else "ended first", which])
+            self.found[name].update([kind, f"fifth {int(5 * at)}"] if None in results else ["ended first"])
+            self.found[name][which] += 1
             last = found
 
-    def _world(self, name: str, source: Path, number: int, path: Path, kills: bool) -> tuple[str, list[Any], float]:
-        """Return who was to die, what each rank says, and after how many seconds of `save` it died."""
+    def _world(self, name: str, source: Path, number: int, path: Path) -> tuple[str, list[Any], float]:
+        """Return who was to die, what each rank says, and after which part of the time of `save` it was to die."""
         self.reader.fill(number)
         self.reader.trainer.save(source)
-        ranks, died_s = PLANS[name][0], self.draw.uniform(0, self.span_s[name])
+        ranks, at = PLANS[name][0], self.draw.random()
         victims = list(range(ranks)) if self.draw.random() < 0.5 else [self.draw.randrange(ranks)]
-        victims = victims if kills else []
-        delays: list[float | None] = [died_s if rank in victims else None for rank in range(ranks)]
         results = run_ranks(
-            save_and_die, ranks, name, str(source), str(path), delays, timeout_s=120, expect_death=range(ranks)
+            save_and_die, ranks, name, str(source), str(path), at, victims, timeout_s=120, expect_death=range(ranks)
         )
-        return "all" if len(victims) == ranks else "one", results, died_s
+        return "all" if len(victims) == ranks else "one", results, at
 
 
 def damage(folder: Path, each: int, seed: int, plans: list[str]) -> Counter[str]:
@@ -224,7 +227,7 @@ def damage(folder: Path, each: int, seed: int, plans: list[str]) -> Counter[str]
         numbered.fill(number)
         numbered.trainer.save(folder / "source")
         path = folder / f"damaged{number}"
-        run_ranks(save_and_die, ranks, name, str(folder / "source"), str(path), [None] * ranks, timeout_s=120)
+        run_ranks(save_and_die, ranks, name, str(folder / "source"), str(path), 1.0, [], timeout_s=120)
         found += run_ranks(load_damaged, ranks, name, str(path), each, seed + number, timeout_s=600)[0]
     return found
 
@@ -245,11 +248,17 @@ def main() -> int:
         kills = Kills(Path(folder), a.seed, a.plans.split(";"))
         kills.run(a.kills)
         damaged = damage(Path(folder), a.damages, a.seed, a.plans.split(";")) if a.damages else Counter[str]()
-    print("| plan | span, ms | one killed | all killed | ended first | found: before | this | none yet |")
+    fifths = [f"fifth {n}" for n in range(5)]
+    print(
+        "| plan | one killed | all killed | in each fifth of a save | ended first | found: before | this | none yet |"
+    )
     print("|---|---|---|---|---|---|---|---|")
     for name, counts in kills.found.items():
-        cells = [counts[key] for key in ("one", "all", "ended first", "before", "this", "none yet")]
-        print(f"| {name} | {kills.span_s[name] * 1e3:.0f} | {' | '.join(map(str, cells))} |")
+        one, many, first, before, this, none = (
+            counts[key] for key in ("one", "all", "ended first", "before", "this", "none yet")
+        )
+        spread = ", ".join(str(counts[key]) for key in fifths)
+        print(f"| {name} | {one} | {many} | {spread} | {first} | {before} | {this} | {none} |")
     print(f"\n{kills.killed} kills in {kills.rounds} rounds, seed {a.seed}: {len(kills.wrong)} lost or wrong.", end=" ")
     print(f"Ranks that live raise an error {kills.late_s:.2f} s after a death at most.")
     refused, right = damaged["refused"], damaged["right"]
