@@ -1,6 +1,6 @@
 """The memory of a process, predicted and measured: a GPT of 185 million parameters, plain and under plans.
 
-    python -m benchmarks.memory [--ranks 1,2,4] [--batch 8] [--tokens 64]
+    python -m benchmarks.memory [--ranks 1,2,4] [--plans stages] [--batch 8] [--tokens 64]
 
 Each row is a world of fresh processes. The peak of resident memory (VmHWM) of the rank that needs most, after building
 and after two steps of AdamW, stands beside `hocket.planner.memory_of` on the model as captured on the meta device,
@@ -38,6 +38,8 @@ PLANS = {
         "parameters": Plan(shard="parameters"),
         "2 tensor, optimizer": Plan(tensor_parallel_degree=2, shard="optimizer"),
         "2 stages, optimizer": Plan(pipeline_parallel_degree=2, micro_batches=2, shard="optimizer"),
+        "2 tensor, 2 stages": Plan(tensor_parallel_degree=2, pipeline_parallel_degree=2, micro_batches=2),
+        "4 stages, 4 micro-batches": Plan(pipeline_parallel_degree=4, micro_batches=4),
     },
 }
 
@@ -118,6 +120,7 @@ def main() -> int:
     """Runs and prints."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", default="1,2,4")
+    parser.add_argument("--plans", default="", help="only those in whose names this is")
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=64)
     a = parser.parse_args()
@@ -137,7 +140,7 @@ def main() -> int:
     print("process | mapped | error |")
     print("|---|---|---|---|---|---|---|---|---|---|---|---|", flush=True)
     for ranks in map(int, a.ranks.split(",")):
-        for name, plan in PLANS[ranks].items():
+        for name, plan in ((name, plan) for name, plan in PLANS[ranks].items() if a.plans in name):
             fullest = max(
                 run_ranks(measured, ranks, plan, a.batch, a.tokens, timeout_s=600, group_timeout_s=500),
                 key=lambda rank: rank["trained"],
