@@ -124,7 +124,7 @@ def table(seen: dict[str, dict[str, Any]], plans: list[str]) -> str:
             if what == "=":
                 row.append("=" if line["off"] <= TOLERANCE else f"= ({line['off']:.0e}, own {line['noise']:.0e})")
             elif what == "refused":
-                row.append(f"r{reasons.setdefault(' '.join(line['message'].split())[:300], len(reasons) + 1)}")
+                row.append(f"r{reasons.setdefault(' '.join(line['message'].split())[:700], len(reasons) + 1)}")
             elif what in ("named", "WRONG") and "off" in line:
                 row.append(f"{what} {line['off']:.0e}")
             else:

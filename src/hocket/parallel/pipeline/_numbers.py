@@ -21,7 +21,9 @@ class OtherBranchError(RuntimeError):
         super().__init__(
             f"{check.what} gave {check.allowed[0]!r} for the sample that the model was split with and gives {value!r} "
             "for this batch, so its code would take another way. Give a sample whose sizes are those of the batches "
-            "(Trainer(sample=)), pad batches to the same sizes, or keep what depends on them in one submodule"
+            "(Trainer(sample=)), pad batches to the same sizes, or keep what depends on them in one submodule; where "
+            "they are numbers in the data and no sizes (which expert takes how many tokens), say "
+            "pipeline_parallel_degree = 1"
         )
         self.check, self.value = check, value
 

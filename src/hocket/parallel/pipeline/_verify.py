@@ -101,7 +101,8 @@ def _hold(model: torch.nn.Module, stages: Sequence[Stage], inputs: Any, training
 def _failed(model: torch.nn.Module, error: Exception) -> SplitError:
     return SplitError(
         f"the stages of {type(model).__name__} do not run where the model does: {type(error).__name__}: {error}. "
-        "Split elsewhere with split= (names of modules that begin a stage)"
+        "Say pipeline_parallel_degree = 1 (data, sharded and tensor parallelism do not split the model), or split "
+        "elsewhere with split= (names of modules that begin a stage)"
     )
 
 
