@@ -30,6 +30,7 @@ WORKING = {
     "check": "check --help",
     "bench": "bench allreduce --sizes 1KiB --rounds 1 -n 1 --against",
     "plan": "plan edsr -n 2 --json",
+    "calibrate": "calibrate --help",
     "predict": "predict edsr --cluster laptop --workers 1,2 --json",
     "compare": "compare one.toml one.toml",
     "schedule": "schedule list -n 2",

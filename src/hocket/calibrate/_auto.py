@@ -21,7 +21,7 @@ from ._kept import VARIABLE, busy, keep, key_of, taken
 from ._references import Calibration
 
 
-def auto_plan(model: torch.nn.Module, optimizer: Any, sample: Any, world: World) -> Plan:
+def auto_plan(model: torch.nn.Module, optimizer: Any, sample: Any, world: World, seconds: float | None = None) -> Plan:
     """Return the plan that is predicted to be the fastest of those that fit; a collective operation.
 
     Pipelines are considered if the model can be traced; tensor parallelism and sharding if the optimizer can update a
@@ -32,6 +32,7 @@ def auto_plan(model: torch.nn.Module, optimizer: Any, sample: Any, world: World)
         optimizer: The user's optimizer.
         sample: Inputs of a global batch.
         world: All ranks.
+        seconds: See `calibrate`.
 
     Raises:
         PlanError: there is no sample, it is smaller than the world, or nothing fits.
@@ -48,7 +49,7 @@ def auto_plan(model: torch.nn.Module, optimizer: Any, sample: Any, world: World)
         rule = f"the sample has {batch} of the global batch's samples, and there are {world.size} workers"
         raise PlanError("no plan was found:", [PlanFinding("sample", rule, "pass the inputs of a whole batch")])
     begin = time.perf_counter()
-    measured = _measured(model, optimizer, inputs, world)
+    measured = _measured(model, optimizer, inputs, world, seconds)
     found: tuple[dict[str, Any] | None, str] = (None, "")
     if world.rank == 0:
         fixed: dict[str, Any] = {} if _can_split(model, inputs) else {"pipeline_parallel_degree": 1}
@@ -63,7 +64,7 @@ def auto_plan(model: torch.nn.Module, optimizer: Any, sample: Any, world: World)
     return plan
 
 
-def _measured(model: torch.nn.Module, optimizer: Any, inputs: Any, world: World) -> Calibration:
+def _measured(model: torch.nn.Module, optimizer: Any, inputs: Any, world: World, seconds: float | None) -> Calibration:
     """Return the calibration that is kept of this model on these ranks, or measure and keep one."""
     key = key_of(model, optimizer, inputs, world)
     known = world.from_root(taken(key) if world.rank == 0 else None)
@@ -71,10 +72,11 @@ def _measured(model: torch.nn.Module, optimizer: Any, inputs: Any, world: World)
         _say(world, f"an automatic plan: what was measured before is taken ({VARIABLE}=again measures anew)")
         return known
     others = next(filter(None, world.from_all(busy())), "")
-    _say(world, f"an automatic plan: measuring the model and {world.size} ranks, for one to two minutes")
+    lasts = f"about {seconds:.0f} s" if seconds else "one to two minutes"
+    _say(world, f"an automatic plan: measuring the model and {world.size} ranks, for {lasts}")
     if others:
         _say(world, f"others use this machine ({others}): times may come out too long, and are not kept")
-    measured = calibrate(model, optimizer, inputs, world, partial(_say, world))
+    measured = calibrate(model, optimizer, inputs, world, partial(_say, world), seconds)
     if world.rank == 0 and not others:
         keep(key, measured)
     return measured

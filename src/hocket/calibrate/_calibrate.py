@@ -48,6 +48,7 @@ def calibrate(
     inputs: Any,
     world: World | None = None,
     say: Callable[[str], None] = lambda line: None,
+    seconds: float | None = None,
 ) -> Calibration:
     """Measure a model and the ranks that are to train it; a collective operation.
 
@@ -60,10 +61,13 @@ def calibrate(
         inputs: Positional inputs of a global batch (a dict: keywords), one sample a rank at the least.
         world: The ranks; all if not given.
         say: Called with a line about each of four parts of the work when it begins, on every rank.
+        seconds: About how long to measure: a fifth of it the model, a third what is besides, the rest plans; each part
+            is measured once at the least. One to two minutes, and more surely, if not given.
     """
     world = world or join()
+    begin = time.perf_counter()
     say("1 of 4: the model, on one rank and on all at once")
-    workload, at_once = _workload(model, optimizer, inputs, world)
+    workload, at_once = _workload(model, optimizer, inputs, world, 0.2 * seconds if seconds else math.inf)
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     say("2 of 4: the network")
     network, share = _network(device, world)
@@ -72,17 +76,21 @@ def calibrate(
     if world.size == 1:
         return Calibration(workload, network, constants)
     say("3 of 4: what steps, stages and shards cost besides")
-    found = Calibration(workload, network, with_overheads(constants, network, device, world))
+    until_s = [begin + part * seconds if seconds else math.inf for part in (0.55, 0.95)]
+    found = Calibration(workload, network, with_overheads(constants, network, device, world, until_s[0]))
     say("4 of 4: some plans of the model itself, a few steps each")
-    runs = run_references(model, optimizer, inputs, found, world)
+    runs = run_references(model, optimizer, inputs, found, world, until_s[1])
     if world.rank == 0:
         network, constants = fitted(runs, workload, network, found.constants, batch=samples_in(inputs))
         found = Calibration(workload, network, constants, tuple(runs))
     return world.from_root(found)
 
 
-def _workload(model: torch.nn.Module, optimizer: Any, inputs: Any, world: World) -> tuple[Workload, float]:
+def _workload(
+    model: torch.nn.Module, optimizer: Any, inputs: Any, world: World, most_s: float
+) -> tuple[Workload, float]:
     """Return what each rank's part of a batch asks for, and how many ranks can compute at once as fast as one alone."""
+    begin = time.perf_counter()
     each = max(1, samples_in(inputs) // world.size)
     part = mapped(inputs, lambda one: one[:each] if one.dim() else one)
     kind = _kind(optimizer)
@@ -92,7 +100,9 @@ def _workload(model: torch.nn.Module, optimizer: Any, inputs: Any, world: World)
     together: list[float] = []
     alone: list[float] = []
     captured: list[Workload] = []
-    for _ in range(_ROUNDS_OF_MODEL):  # by turns, and the fastest counts: the machine may be slow for a while
+    for done in range(_ROUNDS_OF_MODEL):  # by turns, and the fastest counts: the machine may be slow for a while
+        if done and world.from_root(time.perf_counter() - begin) * (1 + 1 / done) > most_s:
+            break
         one = (
             capture(model, part, optimizer=kind, degrees=degrees(world.size), dry_runs=DRY_RUNS)
             if world.rank == 0

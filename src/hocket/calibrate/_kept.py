@@ -120,7 +120,8 @@ def _device(device: torch.device) -> str:
 
 def _source(kind: type) -> str:
     try:
-        return f"{kind.__module__}.{kind.__qualname__}:{inspect.getsource(kind)}"
+        # Not the module: a script's is "__main__" where it runs, and another where it is imported.
+        return f"{kind.__qualname__}:{inspect.getsource(kind)}"
     except (OSError, TypeError):
         return f"{kind.__module__}.{kind.__qualname__}"
 

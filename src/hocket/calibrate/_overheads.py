@@ -6,6 +6,7 @@ turns, so that a slow phase of the machine meets all alike: it is their differen
 """
 
 import dataclasses
+import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -43,14 +44,16 @@ class _Probe:
     blocks: int = _BLOCKS  # blocks of the chain
 
 
-def with_overheads(constants: Constants, network: Network, device: torch.device, world: World) -> Constants:
-    """Return the constants, completed by what was measured; a collective operation.
+def with_overheads(
+    constants: Constants, network: Network, device: torch.device, world: World, until_s: float = math.inf
+) -> Constants:
+    """Return the constants, completed by what was measured until an instant; a collective operation.
 
     Times of stages and blocks, whose ranks shared processors meanwhile, are brought down to those of one alone.
     """
     probes = _probes(world.size)
     steps = [_step(probe, device, world) for probe in probes.values()]
-    seconds = in_turns(steps, device, world, turns=_TURNS, together=1, long_s=_LONG_S)
+    seconds = in_turns(steps, device, world, turns=_TURNS, together=1, long_s=_LONG_S, until_s=until_s)
     prefetch = device.type == "cuda" or on_several_hosts(world)
     found = _Measured(dict(zip(probes, seconds, strict=True)), probes, constants, network, prefetch)
     changed: dict[str, Any] = {"prefetch": prefetch, "step_s": found.took["plain"], "stage_s": found.stage_s()}
@@ -196,18 +199,26 @@ def _model(probe: _Probe) -> torch.nn.Module:
 
 
 def in_turns(
-    steps: Sequence[Callable[[], Any]], device: torch.device, world: World, *, turns: int, together: int, long_s: float
+    steps: Sequence[Callable[[], Any]],
+    device: torch.device,
+    world: World,
+    *,
+    turns: int,
+    together: int,
+    long_s: float,
+    until_s: float = math.inf,
 ) -> list[float]:
     """Return seconds of a step of each, on the slowest rank; a collective operation.
 
     Each has `turns` turns of `together` steps, of several the first not counted, which finds the caches as another left
-    them; where steps take long there are fewer turns, `long_s` in all.
+    them; where steps take long there are fewer turns, `long_s` in all, and none begins after the instant `until_s`
+    (`time.perf_counter` of rank 0) but the first.
     """
     each: list[list[float]] = [[] for _ in steps]
     for _ in range(turns):
         for step, own in zip(steps, each, strict=True):
             own += [timed(step, device, world) for _ in range(together)][min(1, together - 1) :]
-        if world.from_root(sum(map(sum, each))) > long_s:
+        if world.from_root(sum(map(sum, each)) > long_s or time.perf_counter() > until_s):
             break
     return [max(column) for column in zip(*world.from_all([usual(own) for own in each]), strict=True)]
 

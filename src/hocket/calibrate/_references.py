@@ -3,6 +3,7 @@
 import copy
 import gc
 import logging
+import math
 import time
 import warnings
 from collections.abc import Callable, Mapping
@@ -52,6 +53,7 @@ def run_references(
     inputs: Any,  # inputs of a global batch, positional or by keyword
     known: Calibration,  # what was captured and measured so far
     world: World,  # the ranks
+    until_s: float = math.inf,  # of rank 0's `time.perf_counter`: plans are built in the first half of what is left
 ) -> list[MeasuredPlan]:
     """Train copies of the model for some steps each; a collective operation.
 
@@ -66,6 +68,7 @@ def run_references(
     together = world.from_root(_chosen(known, world.size, batch) if world.rank == 0 else [])
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     begin = time.perf_counter()
+    built_until_s = min(begin + _ALL_S, (begin + until_s) / 2)
     found: list[MeasuredPlan] = []
     refusals: list[str] = []
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
@@ -73,14 +76,16 @@ def run_references(
             steps: dict[Plan, Callable[[], Any]] = {}
             step = None
             for plan in map(Plan.from_json, documents):
-                if world.from_root(time.perf_counter() - begin) > _ALL_S:
+                if world.from_root(time.perf_counter() > built_until_s) and (steps or found):
                     break
                 step, refused = _built(plan, model, optimizer, inputs)
                 if reason := next(filter(None, world.from_all(refused)), ""):
                     refusals.append(f"{plan.describe()}: {reason}")
                 elif step is not None:
                     steps[plan] = step
-            took = in_turns(list(steps.values()), device, world, turns=_TURNS, together=_STEPS, long_s=_LONG_S)
+            took = in_turns(
+                list(steps.values()), device, world, turns=_TURNS, together=_STEPS, long_s=_LONG_S, until_s=until_s
+            )
             found += [MeasuredPlan(plan, seconds) for plan, seconds in zip(steps, took, strict=True)]
             del steps, step
             gc.collect()  # trainers are held by the hooks that they hold

@@ -34,6 +34,7 @@ _VERBS: dict[str, tuple[str, dict[str, Any]]] = {
     "check": ("Compare a script on one rank and on several: the losses must agree.", {}),
     "bench": ("Measure collectives and training steps beside other systems.", {}),
     "plan": ("Choose how to train a model on many workers: the fastest plan that fits, and why.", {}),
+    "calibrate": ("Measure a model and its ranks, and keep that for automatic plans.", {}),
     "predict": ("Predict throughput, efficiency and cost by workers, and what another network would do.", {}),
     "explain": ("Say why a run is slow, who was late, and why it hangs.", {}),
     "top": ("Watch a running job: steps, memory, and who waits for whom.", {}),

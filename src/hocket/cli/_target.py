@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from hocket.cluster import Cluster
     from hocket.planner import Constants
     from hocket.workload import Workload
@@ -109,12 +111,13 @@ def _shape(text: str) -> Workload:
     return made
 
 
-def _function(target: str, device: str | None, optimizer: str, degrees: Sequence[int]) -> Workload:
-    from torch import nn
+def built(target: str) -> tuple[nn.Module, Any, Any]:
+    """Return what the function of `train.py:build` does: a model, a sample of inputs, and a loss or None.
 
-    from hocket.parallel.partition import DRY_RUNS
-    from hocket.parallel.pipeline import in_steps
-    from hocket.workload import capture
+    Raises:
+        TargetError: there is no such file or function, it fails, or it gives something else.
+    """
+    from torch import nn
 
     file, _, name = target.rpartition(":")
     path = Path(file)
@@ -132,8 +135,18 @@ def _function(target: str, device: str | None, optimizer: str, degrees: Sequence
         given = function()
         if not isinstance(given, tuple) or len(given) not in (2, 3) or not isinstance(given[0], nn.Module):
             raise TargetError(f"{target}: {name}() must return (model, sample) or (model, sample, loss), not {given!r}")
-        model, sample = given[:2]
-        more: dict[str, Any] = {"loss": given[2] if len(given) == 3 else None, "device": device}
+        return given[0], given[1], given[2] if len(given) == 3 else None
+
+
+def _function(target: str, device: str | None, optimizer: str, degrees: Sequence[int]) -> Workload:
+    from hocket.parallel.partition import DRY_RUNS
+    from hocket.parallel.pipeline import in_steps
+    from hocket.workload import capture
+
+    path = Path(target.rpartition(":")[0])
+    model, sample, loss = built(target)
+    with _user_code(path):
+        more: dict[str, Any] = {"loss": loss, "device": device}
         found = capture(model, sample, name=path.stem, optimizer=optimizer, degrees=degrees, dry_runs=DRY_RUNS, **more)
         if not found.measured or any(value is not None for value in more.values()):
             return found

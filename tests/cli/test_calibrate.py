@@ -1,0 +1,81 @@
+"""`hocket calibrate` measures real ranks, and scripts take what it has kept."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from hocket.cli import _application
+from hocket.testing import deadline
+
+SCRIPT = """
+import torch
+
+class Block(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(16, 16)
+
+    def forward(self, x):
+        return torch.relu(self.layer(x))
+
+def build():
+    return torch.nn.Sequential(Block(), Block()), torch.randn(16, 16)
+
+if __name__ == "__main__":
+    import hocket
+
+    model, x = build()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    hocket.Trainer(model, torch.nn.functional.mse_loss, optimizer, plan="auto", sample=x)
+"""
+
+
+def hocket(*words: str, cwd: Path) -> str:
+    env = {**os.environ, "XDG_CACHE_HOME": str(cwd / "cache"), "HOCKET_CALIBRATION": "keep", "HOCKET_RECORD": "off"}
+    command = [sys.executable, "-m", "hocket", *words]
+    ended = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=deadline(120))
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout + ended.stderr
+
+
+@pytest.mark.long
+def test_a_script_takes_what_was_measured_in_few_seconds(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    said = hocket(
+        "calibrate",
+        "train.py:build",
+        "-n",
+        "2",
+        "--optimizer",
+        "SGD",
+        "--seconds",
+        "1",
+        "-o",
+        "plan.toml",
+        cwd=tmp_path,
+    )
+    assert "measuring the model and 2 ranks, for about 1 s" in said
+    assert all(f"{part} of 4" in said for part in (1, 2, 3, 4))
+    plan = (tmp_path / "plan.toml").read_text()
+    assert "[predicted]" in plan
+    # The script's classes are those of __main__, and its ranks have the same threads.
+    assert "what was measured before is taken" in hocket("run", "-n", "2", "train.py", cwd=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("train.py:build", "--optimizer", "Adamw"), "torch.optim has no 'Adamw'"),
+        (("edsr",), "'edsr' names no function; write train.py:build"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_before_ranks_start(words: tuple[str, ...], said: str) -> None:
+    ended = CliRunner().invoke(_application("calibrate"), ["calibrate", *words])
+    assert ended.exit_code == 2
+    assert said in ended.output
