@@ -142,6 +142,23 @@ def test_times_are_dealt_by_flops() -> None:
     assert timed.measured
 
 
+def test_experts_are_all_held_and_only_the_active_ones_compute() -> None:
+    # Total and active parameters as the authors give them: 46.7B and 12.9B, 140.6B and 39.1B.
+    for name, billions, computing in (("8x7b", 46.70, 12.9), ("8x22b", 140.63, 39.1)):
+        one = named_transformer(f"mixtral-{name}")
+        assert one.parameters / 1e9 == pytest.approx(billions, abs=0.01)
+        products = sum(op.flops for layer in one.layers for op in layer.operations if op.name != "attention")
+        embedding = one.layers[0].parameters  # is looked up, not multiplied
+        assert products / 2 / 4096 + embedding == pytest.approx(computing * 1e9, rel=0.01)
+    sizes = (1024, 2, 16, 8, 3584)
+    plain, sparse = llama(*sizes), llama(*sizes, experts=4, active=1)
+    extra = sum(op.flops for layer in sparse.layers for op in layer.operations if op.name == "router")
+    assert sparse.flops - extra == pytest.approx(plain.flops)
+    assert sparse.layers[1].share(8).parameter_bytes < sparse.layers[1].parameter_bytes / 7.9
+    with pytest.raises(WorkloadError, match="cannot take 3 of 2 experts"):
+        llama(*sizes, experts=2, active=3)
+
+
 def test_a_llama_has_its_authors_parameters_and_keeps_no_scores() -> None:
     for name, billions in (("8b", 8.03), ("70b", 70.55), ("405b", 405.85)):
         assert named_transformer(f"llama-3-{name}").parameters / 1e9 == pytest.approx(billions, abs=0.01)

@@ -53,7 +53,7 @@ def resolve_target(
     from hocket.workload import SHAPES, named_transformer, parse
 
     name = target.lower()
-    if name.removeprefix("gpt-") in SHAPES or name.startswith(("gpt-", "lm-", "llama-")):
+    if name.removeprefix("gpt-") in SHAPES or name.startswith(("gpt-", "lm-", "llama-", "mixtral-")):
         return named_transformer(target)
     if name.startswith("transformer:"):
         return _shape(target.partition(":")[2])
@@ -93,15 +93,19 @@ def _shape(text: str) -> Workload:
     from hocket.workload import llama, transformer
 
     modern = ("kv_heads", "feed_forward")  # both or none: a Llama's layers, or GPT's
-    known = ("hidden", "layers", "heads", *modern, "vocabulary", "sequence")
+    experts = ("experts", "active")  # of a Llama's layers
+    known = ("hidden", "layers", "heads", *modern, "vocabulary", "sequence", *experts)
     values: dict[str, int] = {}
     for word in text.split(","):
         key, equals, number = word.partition("=")
         if not equals or key not in known or not number.isdecimal():
-            written = "hidden=4096,layers=32,heads=32[,kv_heads=8,feed_forward=14336][,vocabulary=][,sequence=]"
+            written = (
+                "hidden=4096,layers=32,heads=32[,kv_heads=8,feed_forward=14336[,experts=8,active=2]][,vocabulary=]"
+                "[,sequence=]"
+            )
             raise TargetError(f"transformer: {word!r}; write {written}")
         values[key] = int(number)
-    needed = known[:5] if values.keys() & set(modern) else known[:3]
+    needed = known[:5] if values.keys() & {*modern, *experts} else known[:3]
     missing = [key for key in needed if key not in values]
     if missing:
         raise TargetError(f"transformer: {missing[0]} is missing; write transformer:hidden=4096,layers=32,heads=32")

@@ -33,19 +33,31 @@ LLAMAS: dict[str, tuple[int, int, int, int, int]] = {
     "405b": (16384, 126, 128, 8, 53248),
 }
 
+# The same, with vocabulary, experts, and how many of them a token takes: Jiang et al. 2024 (arXiv:2401.04088), table 1,
+# and the published configuration of the larger one.
+MIXTRALS: dict[str, tuple[int, int, int, int, int, int, int, int]] = {
+    "8x7b": (4096, 32, 32, 8, 14336, 32000, 8, 2),
+    "8x22b": (6144, 56, 48, 8, 16384, 32768, 8, 2),
+}
+
 
 def named_transformer(name: str, *, batch: int = 1) -> Workload:
-    """One of `SHAPES`, written "gpt-22b" or "22b", or of `LLAMAS`, written "llama-3-8b".
+    """One of `SHAPES`, written "gpt-22b" or "22b", of `LLAMAS`, as "llama-3-8b", or of `MIXTRALS`, as "mixtral-8x7b".
 
     Raises:
         WorkloadError: there is none of this name.
     """
     if (key := name.lower().removeprefix("llama-3-")) in LLAMAS and name.lower().startswith("llama-3-"):
         return llama(*LLAMAS[key], name=f"llama-3-{key}", batch=batch)
+    if (key := name.lower().removeprefix("mixtral-")) in MIXTRALS and name.lower().startswith("mixtral-"):
+        *sizes, vocabulary, experts, active = MIXTRALS[key]
+        more = {"vocabulary": vocabulary, "experts": experts, "active": active, "sequence": 4096}
+        return llama(*sizes, name=f"mixtral-{key}", batch=batch, **more)
     key = name.lower().removeprefix("gpt-").removeprefix("lm-")
     key = "1008b" if key == "1t" else key  # its authors call it both
     if key not in SHAPES:
-        known = ", ".join([*(f"gpt-{one}" for one in SHAPES), *(f"llama-3-{one}" for one in LLAMAS)])
+        named = (("gpt", SHAPES), ("llama-3", LLAMAS), ("mixtral", MIXTRALS))
+        known = ", ".join(f"{kind}-{one}" for kind, table in named for one in table)
         raise WorkloadError(f"there is no transformer {name!r}; there are {known}")
     hidden, layers, heads = SHAPES[key]
     return transformer(hidden, layers, heads, name=f"gpt-{key}", batch=batch)
@@ -168,6 +180,8 @@ def llama(
     *,
     vocabulary: int = 128256,
     sequence: int = 8192,
+    experts: int = 1,
+    active: int = 1,
     batch: int = 1,
     name: str = "",
     gradient_nbytes: int = 4,
@@ -179,6 +193,10 @@ def llama(
     Rotary positions, RMS norms, no dropout, an output matrix of its own; products in bfloat16. Attention is counted as
     if it were not causal, as MFU is usually given.
 
+    With several experts, every rank has all of them, or its part of each where parameters are sharded or tensors
+    divided; there is no expert parallelism. Tokens are spread evenly and none is dropped, and the products of all
+    experts are one kernel. MFU counts what the active experts compute.
+
     Args:
         hidden: h, channels between the layers.
         layers: How many.
@@ -187,6 +205,8 @@ def llama(
         feed_forward: Width of the gated feed-forward network.
         vocabulary: V.
         sequence: s, tokens of a sample.
+        experts: Feed-forward networks of a layer, among which a router chooses; 1 for none to choose.
+        active: How many of them each token takes.
         batch: b, samples that activations and FLOPs are given for.
         name: Of the workload.
         gradient_nbytes: Of a parameter's gradient: 32 bits, as FSDP2 with mixed precision reduces it.
@@ -202,12 +222,16 @@ def llama(
         raise WorkloadError(
             f"{heads} heads, {kv_heads} for keys and values, do not divide a hidden size of {hidden}; choose divisors"
         )
+    if not 1 <= active <= experts:
+        raise WorkloadError(
+            f"a token cannot take {active} of {experts} experts; give 1 or more, and no more than there are"
+        )
     tokens = float(batch * sequence)
-    wide, kv, inner = tokens * hidden, tokens * hidden * kv_heads / heads, tokens * feed_forward
+    wide, kv, inner = tokens * hidden, tokens * hidden * kv_heads / heads, tokens * active * feed_forward
 
-    def product(label: str, inputs: int, outputs: int, saved: float) -> Operation:
-        moved = 2 * (tokens * (inputs + outputs) + inputs * outputs)
-        return Operation(label, 2 * tokens * inputs * outputs, moved, saved, "divided")
+    def product(label: str, inputs: int, outputs: int, saved: float, rows: int = 1, kinds: int = 1) -> Operation:
+        moved = 2 * (rows * tokens * (inputs + outputs) + kinds * inputs * outputs)
+        return Operation(label, 2 * rows * tokens * inputs * outputs, moved, saved, "divided")
 
     def layer(label: str, kind: str, count: int, operations: tuple[Operation, ...], reductions: int) -> Layer:
         reduced = 2 * wide if reductions else 0.0
@@ -218,6 +242,13 @@ def llama(
         )  # fmt: skip
 
     group = hidden * kv_heads // heads
+    scores = tokens * experts  # in 32 bits, as their softmax
+    routed = (
+        Operation("router", 2 * scores * hidden, 2 * (wide + hidden * experts) + 16 * scores, 8 * scores, calls=3),
+        # Tokens are copied in the order of their experts, and come back weighted and summed.
+        Operation("dispatch", moved_bytes=4 * active * wide, saved_bytes=2 * active * wide, part="shared"),
+        Operation("combine", moved_bytes=2 * (active + 1) * wide, saved_bytes=2 * active * wide, part="shared"),
+    )[: 3 * (experts > 1)]
     block = (
         Operation("attention norm", moved_bytes=4 * wide, saved_bytes=2 * wide),
         Operation("projection input", saved_bytes=2 * wide, calls=0),
@@ -232,10 +263,12 @@ def llama(
         Operation("attention residual", moved_bytes=6 * wide),
         Operation("feed-forward norm", moved_bytes=4 * wide, saved_bytes=2 * wide),
         Operation("feed-forward input", saved_bytes=2 * wide, calls=0),
-        product("gate and up", hidden, 2 * feed_forward, 4 * inner),
+        *routed[:2],
+        product("gate and up", hidden, 2 * feed_forward, 4 * inner, active, experts),
         # What selective recomputation does again: it is large, and takes hardly any arithmetic.
         Operation("swiglu", moved_bytes=10 * inner, saved_bytes=4 * inner, part="core", calls=2),
-        product("down", feed_forward, hidden, 0.0),
+        product("down", feed_forward, hidden, 0.0, active, experts),
+        *routed[2:],
         Operation("feed-forward residual", moved_bytes=6 * wide),
     )  # fmt: skip
     logits = tokens * vocabulary
@@ -244,10 +277,11 @@ def llama(
         Operation("logits", 2 * logits * hidden, 2 * (wide + logits + hidden * vocabulary), 2 * wide, "divided"),
         Operation("loss", moved_bytes=12 * logits, saved_bytes=6 * logits, part="divided", calls=4),
     )
-    count = hidden * (2 * hidden + 2 * group) + 3 * hidden * feed_forward + 2 * hidden
+    count = hidden * (2 * hidden + 2 * group) + 3 * hidden * feed_forward * experts + 2 * hidden
+    count += hidden * experts if experts > 1 else 0
     embedding = (Operation("embed", moved_bytes=4 * wide, part="shared"),)
     return Workload(
-        name or f"llama-h{hidden}-l{layers}-a{heads}",
+        name or f"llama-h{hidden}-l{layers}-a{heads}" + (f"-e{experts}" if experts > 1 else ""),
         batch,
         (
             layer("embedding", "embedding", vocabulary * hidden, embedding, 1),
