@@ -41,7 +41,7 @@ def risen(plan: Plan, blocks: int, samples: int) -> int:
         made = hocket.deferred(perceptrons, blocks)
         return hocket.Trainer(made, nn.functional.mse_loss, torch.optim.SGD, plan, sample=torch.rand(samples, WIDTH))
 
-    build(1, 8)  # imports what any building needs
+    build(2, 8)  # imports what any building needs
     give_back()
     before = process_memory()["resident"]
     Path("/proc/self/clear_refs").write_text("5")  # the peak is what is resident now
@@ -49,9 +49,12 @@ def risen(plan: Plan, blocks: int, samples: int) -> int:
     return process_memory()["peak"] - before
 
 
-def test_ranks_that_share_tensors_never_hold_the_whole() -> None:
+@pytest.mark.parametrize(
+    "plan", [Plan(tensor_parallel_degree=2), Plan(pipeline_parallel_degree=2)], ids=["tensor", "pipeline"]
+)
+def test_ranks_that_share_a_model_never_hold_the_whole(plan: Plan) -> None:
     # Of 12 blocks a rank has 48 MiB, and activations of all 1024 samples would take 216 MiB.
-    for nbytes in run_ranks(risen, 2, Plan(tensor_parallel_degree=2), 12, 1024, timeout_s=60):
+    for nbytes in run_ranks(risen, 2, plan, 12, 1024, timeout_s=60):
         assert nbytes < 6 * BLOCK_NBYTES + 4 * BLOCK_NBYTES + 32 * MIB, nbytes / MIB
 
 

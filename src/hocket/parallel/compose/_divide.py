@@ -186,7 +186,8 @@ def _tables(module: torch.nn.Module) -> list[str]:
 def divide_layers(draft: Draft) -> None:
     """Split the model into the stages of a pipeline, and free the memory of those that are other ranks'.
 
-    What is traced, timed and compared is as much of the sample as a micro-batch is of a whole batch.
+    What is traced, timed and compared is as much of the sample as a micro-batch is of a whole batch; of a model that
+    has no memory yet two samples, whose activations are small beside a stage.
 
     Raises:
         SplitError: the model cannot be split; on every rank, whichever has found it.
@@ -194,7 +195,8 @@ def divide_layers(draft: Draft) -> None:
     model, plan, mesh = draft.model, draft.plan, draft.mesh
     ranks = mesh["pipeline"].size
     parts = plan.micro_batches * mesh["data"].size
-    sample = _micro_batch(draft.inputs, parts)
+    deferred = any(map(is_deferred, model.parameters()))
+    sample = _micro_batch(draft.inputs, sys.maxsize if deferred else parts)
     times: Any = None
     link = None
     if not plan.split:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from ..batches import trees as _trees
+from ..state import give_back, is_deferred
 from . import _micro, _values
 from ._flight import Flight
 from ._numbers import OtherBranchError
@@ -101,8 +102,8 @@ def _hold(model: torch.nn.Module, stages: Sequence[Stage], inputs: Any, training
 def _failed(model: torch.nn.Module, error: Exception) -> SplitError:
     return SplitError(
         f"the stages of {type(model).__name__} do not run where the model does: {type(error).__name__}: {error}. "
-        "Say pipeline_parallel_degree = 1 (data, sharded and tensor parallelism do not split the model), or split "
-        "elsewhere with split= (names of modules that begin a stage)"
+        "Say pipeline_parallel_degree = 1 (data, sharded and tensor parallelism do not split the model); if the place "
+        "of a cut is at fault, split= (names of modules that begin a stage) moves it"
     )
 
 
@@ -149,6 +150,9 @@ def _results(model: torch.nn.Module, run: Callable[[], Any], *, backward: bool) 
                     found[f"gradient of {name}"] = parameter.grad
             found.update({f"gradient of {name}": gradient for name, gradient in few.items()})
         found.update({f"buffer {name}": buffer.detach().clone() for name, buffer in model.named_buffers()})
+        del output, back, tensors, roots
+    if any(map(is_deferred, model.parameters())):
+        give_back()  # activations
     return found
 
 
