@@ -30,7 +30,7 @@ def prometheus_text(ranks: Iterable[LiveRank]) -> str:
 
 
 def write_scalars(found: Explanation, folder: Path) -> None:
-    """Write the seconds of each step and of its parts, the mean over ranks, for TensorBoard.
+    """Write the seconds of each step and of its parts, the mean over ranks, and rank 0's values, for TensorBoard.
 
     Raises:
         MissingExtraError: TensorBoard is not installed.
@@ -40,6 +40,9 @@ def write_scalars(found: Explanation, folder: Path) -> None:
     from torch.utils.tensorboard import SummaryWriter
 
     with SummaryWriter(str(folder)) as writer:
+        for name, rows in found.run.ranks[0].values().items():
+            for step, at_s, value in rows.tolist():
+                writer.add_scalar(name, value, step, found.run.epoch_s + at_s)
         if (parts := found.parts) is None:
             return
         columns = {"step": parts.lengths_s, **{name: parts.of(name) for name, _ in parts.means()}}

@@ -63,7 +63,7 @@ def report(found: Explanation, other: Explanation | None = None) -> str:
             sections.append(_predicted(found.predicted))
         sections += [_ranks(parts), _CANVASES]
         data = {"heat": _heat(parts), "timeline": _timeline(parts)}
-    sections += [_collectives(run), *_links(run), _memory(run), _environment(run)]
+    sections += [_collectives(run), *_links(run), *_values(run), _memory(run), _environment(run)]
     page = resources.files(__package__).joinpath("_report.html").read_text(encoding="utf-8")
     step = "no steps" if parts is None else f"{parts.steps} steps of {_time(parts.step_s)}"
     hosts = len({one.host for one in run.ranks})
@@ -300,6 +300,25 @@ def _links(run: RunRecord) -> list[str]:
     ]
     text = f"<p>The slowest {len(rows)} of {len(links)}, as the kernel counts the ranks' TCP connections.</p>"
     return [_section("Links between hosts", text + _table(head, rows, 2))]
+
+
+def _values(run: RunRecord) -> list[str]:
+    """Return what the program told of its steps: the first rank that told it speaks for all."""
+    told: dict[str, Array] = {}
+    for one in run.ranks:
+        for name, rows in one.values().items():
+            told.setdefault(name, rows)
+    if not told:
+        return []
+    table = []
+    for name, rows in list(told.items())[:_SHOWN]:
+        values = rows["value"]
+        low, high = (np.nanmin(values), np.nanmax(values)) if np.isfinite(values).any() else (np.nan, np.nan)
+        shown = [f"{number:.6g}" for number in (values[0], low, high, values[-1])]
+        table.append([name, f"{len(rows):,}", f"{rows['step'][-1]:,}", *shown])
+    return [
+        _section("Values of steps", _table(["value", "count", "last step", "first", "least", "most", "last"], table))
+    ]
 
 
 def _memory(run: RunRecord) -> str:

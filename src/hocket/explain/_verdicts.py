@@ -30,7 +30,8 @@ class Verdict:
 
     Attributes:
         kind: "straggler", "slow loader", "slow link", "loading data", "communication", "unbalanced stages", "bubbles",
-            "small batches", "busy machine", "memory growth", "checkpoints", "garbage collection", or "died".
+            "small batches", "busy machine", "memory growth", "checkpoints", "garbage collection", "not a number" or
+            "died".
         sentence: The finding in one sentence.
         evidence: The figures behind it.
         next_step: What to do.
@@ -77,7 +78,7 @@ def verdicts_of(run: RunRecord, parts: Parts | None, live: Sequence[LiveRank]) -
         instead = {kind for found_kind in kinds_found for kind in _INSTEAD[found_kind]}
         timed = [one for one in timed if one.kind not in instead or (one.ranks and one.kind in kinds_found)]
     timed.sort(key=lambda one: -one.gain)
-    return [*found, *_memory(run), *timed]
+    return [*found, *_values(run), *_memory(run), *timed]
 
 
 def _died(run: RunRecord, now: Sequence[LiveRank]) -> list[Verdict]:
@@ -366,6 +367,29 @@ def _busy(parts: Parts) -> list[Verdict]:
             f"{len(parts.run.ranks)} ranks, {len(cores)} cores; up to {ready.max():.0%} on rank {int(ready.argmax())}",
             "fewer ranks or threads on a host (OMP_NUM_THREADS), or end what else runs there",
             "high", (), share * _share(parts, parts.of(COMPUTATION)) / 3,
+        )
+    ]  # fmt: skip
+
+
+def _values(run: RunRecord) -> list[Verdict]:
+    """Find the first value of a step, as the loss, that is no finite number and stays so to the end."""
+    found = []
+    for one in run.ranks:
+        for name, rows in one.values().items():
+            bad = ~np.isfinite(rows["value"])
+            if len(bad) and bad[-1]:
+                at = len(bad) - int(np.argmin(bad[::-1])) if not bad.all() else 0
+                found.append((int(rows["step"][at]), name, float(rows["value"][at]), one))
+    if not found:
+        return []
+    step, name, value, one = min(found, key=lambda row: row[:2])
+    ranks = {row[3].rank for row in found if row[1] == name}
+    return [
+        Verdict(
+            "not a number", f"{name} is {value} since step {step}",
+            f"as rank {one.rank} of {run.world} told; {len(ranks)} ranks told so",
+            "a smaller learning rate, or clipped gradients; `torch.autograd.set_detect_anomaly(True)` tells where",
+            "high", (one.rank,) if len(ranks) < run.world else (), since_step=step,
         )
     ]  # fmt: skip
 

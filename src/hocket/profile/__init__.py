@@ -9,12 +9,12 @@ from ._read import RankRun, RecordError, RunRecord, find_folder, read_run
 from ._recorder import HVPROF_BINS, Bin, OperationTotals, Recorder, bus_factor
 from ._table import histogram_table
 from ._timeline import Recent, timeline_of
-from ._watch import loading, mark_step, no_steps, note, note_plan, phase, record_folder, watch
+from ._watch import loading, mark_step, no_steps, note, note_plan, note_value, phase, record_folder, tell_steps, watch
 
 __all__ = [
     "GARBAGE", "HVPROF_BINS", "LINK", "OPERATION", "PHASE", "SAMPLE", "STEP", "WAIT", "Bin", "Hang", "InGroup",
     "LiveRank", "OperationTotals", "RankRun", "Recent", "RecordError", "Recorder", "RunRecord", "StackGroup",
     "bus_factor", "find_folder", "find_hang", "histogram_table", "live_ranks", "loading", "mark_step", "no_steps",
-    "note", "note_plan", "phase", "read_any", "read_run", "record_folder", "short_place", "standing", "timeline_of",
-    "users_frame", "watch", "write_flight_records",
+    "note", "note_plan", "note_value", "phase", "read_any", "read_run", "record_folder", "short_place", "standing",
+    "tell_steps", "timeline_of", "users_frame", "watch", "write_flight_records",
 ]  # fmt: skip

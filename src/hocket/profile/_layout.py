@@ -61,12 +61,13 @@ ROW_TYPE: Final = np.dtype(
 assert ROW.size == ROW_TYPE.itemsize == 64
 assert GROUP.itemsize == 64
 
-OPERATION, WAIT, STEP, PHASE, GARBAGE, SAMPLE, ERROR, LINK = range(1, 9)
+OPERATION, WAIT, STEP, PHASE, GARBAGE, SAMPLE, ERROR, LINK, VALUE = range(1, 10)
 """Types of rows. What a SAMPLE's five numbers are: when; CPU seconds of the process, of the main thread; seconds that
 the main thread was ready and had no core; MHz of its core, or 0. Its bytes are the resident memory. A LINK's text are
 its own and the peer's address, its bytes and `seq` are the bytes and segments sent again since the first connection,
-its numbers: when; seconds in use (`_links.ConnectionUse`); round trip, the shortest round trip, 0."""
-POINTS: Final = (SAMPLE, LINK)
+its numbers: when; seconds in use (`_links.ConnectionUse`); round trip, the shortest round trip, 0. A VALUE is a number
+that the program tells of a step (`seq`): its text is the name, its numbers: when; the value."""
+POINTS: Final = (SAMPLE, LINK, VALUE)
 """Types of rows of whose numbers only the first is a time."""
 
 FILE: Final = "rank-{:05d}.record"

@@ -71,6 +71,17 @@ class RankRun:
         """What the program said of itself (`hocket.profile.note`), by name; the last of each name."""
         return {text["note"]: text["value"] for text in self.texts if isinstance(text, dict) and "note" in text}
 
+    def values(self) -> dict[str, Rows]:
+        """Return what the program told of its steps, by name in the order of first mention: step, at_s, value."""
+        rows = self.of(lay.VALUE)
+        found: dict[str, Rows] = {}
+        for text in dict.fromkeys(rows["text"].tolist()):
+            some = rows[rows["text"] == text]
+            values = np.empty(len(some), [("step", "<i8"), ("at_s", "<f8"), ("value", "<f8")])
+            values["step"], values["at_s"], values["value"] = some["seq"], some["posted_s"], some["started_s"]
+            found[str(self.texts[text])] = values
+        return found
+
     def phases(self) -> dict[str, Rows]:
         """Return begin and end of every phase by its name, an array of two columns each."""
         rows = self.of(lay.PHASE)

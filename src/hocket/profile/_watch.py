@@ -114,6 +114,22 @@ def mark_step(begin_s: float, end_s: float) -> None:
         _watch.step(begin_s, end_s)
 
 
+def tell_steps() -> int:
+    """Count no updates of optimizers as steps from now on, since the program tells of them; return how many it made."""
+    if _watch is None:
+        return 0
+    _watch.told = True
+    return _watch.steps
+
+
+def note_value(name: str, value: float, step: int) -> None:
+    """Record a number that belongs to a step, as its loss."""
+    if _watch is not None:
+        now_s = time.perf_counter()
+        text = _watch.record.text(name)
+        _watch.record.row(1, lay.VALUE, text=text, seq=step, times=(now_s, value, 0.0, 0.0, 0.0))
+
+
 def note(name: str, value: Any) -> None:
     """Record a fact about the run: a JSON value of at most 60 KB; what is said last of a name counts."""
     if _watch is not None:
@@ -151,7 +167,7 @@ class Watch:
         self.told = self.resting = False
         self.last_s = 0.0  # when the last step ended
         self._folder = folder
-        self._steps = 0
+        self.steps = 0
         self._update_s = 0.0
         self._garbage_s = 0.0
         self._reported: set[str] = set()
@@ -189,10 +205,10 @@ class Watch:
 
     def step(self, begin_s: float, end_s: float) -> None:
         """Write a step."""
-        self._steps += 1
+        self.steps += 1
         self.last_s = end_s
-        self.record.span(lay.STEP, begin_s, end_s, seq=self._steps)
-        self.record.stepped(self._steps, end_s - begin_s)
+        self.record.span(lay.STEP, begin_s, end_s, seq=self.steps)
+        self.record.stepped(self.steps, end_s - begin_s)
 
     def _collected(self, moment: str, info: dict[str, int]) -> None:
         if moment == "start":
