@@ -41,8 +41,12 @@ STEPS = 40
 SAVED_AFTER = 5
 """Steps before the checkpoint, in jobs whose disk is full."""
 START_S = 60.0
+JOIN_S = 300.0
+"""What ranks wait for each other at most while they start, whatever HOCKET_TIMEOUT says (docs/backend.md)."""
 VARIABLE = "HOCKET_FAULTS_JOB"
 CLUSTER = "star:hosts=2,bandwidth=1Gbit/s"
+OTHERS = re.compile(r"/dev/shm/(sem\.loky|sm_segment)")
+"""Names that joblib and Open MPI give to shared memory: of programs that run beside this one."""
 DIGITS = re.compile(r"step (\d+): ([\d.e+-]+)")
 
 PLANS = {
@@ -251,7 +255,9 @@ def play(trial: Trial, job: str, directory: Path, right: list[float], fabric: An
         subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", full], check=True)
     temporary = Path(os.environ["TMPDIR"])
     before = leftovers() | {f"file {path}" for path in temporary.iterdir()}
-    limit_s = deadline(GRACE_S) + (TIMEOUT_S if trial.fault in ("STOP", "link cut") else 0)
+    limit_s = deadline(GRACE_S)
+    if trial.fault in ("STOP", "link cut"):
+        limit_s += TIMEOUT_S if trial.step >= 0 else JOIN_S
     log_path = directory / "log"
     try:
         with log_path.open("w") as log:
@@ -282,7 +288,7 @@ def play(trial: Trial, job: str, directory: Path, right: list[float], fabric: An
             for _ in until(deadline(5), "tidying"):
                 left = {f"process {pid}: {command}" for pid, command in members(job).items()}
                 files = leftovers() | {f"file {path}" for path in temporary.iterdir()}
-                left |= {one for one in files - before if one.startswith("file")}
+                left |= {one for one in files - before if one.startswith("file") and not OTHERS.search(one)}
                 if not left:
                     break
         if left:

@@ -96,6 +96,54 @@ def fabric(backend):
     return found
 
 
+def keras(backend):
+    os.environ["KERAS_BACKEND"] = "torch"
+    import keras
+
+    dist.init_process_group(backend)
+    keras.utils.set_random_seed(0)
+    data = parts()[2]
+    layers = [keras.Input((8,)), keras.layers.Dense(16, "relu"), keras.layers.BatchNormalization()]
+    model = keras.Sequential([*layers, keras.layers.Dense(1)])
+    wrapped = nn.parallel.DistributedDataParallel(model)  # as Keras' guide to its torch backend has it
+    optimizer = torch.optim.AdamW(wrapped.parameters(), lr=0.01)
+    found = []
+    for x, y in DataLoader(data, batch_size=8, sampler=DistributedSampler(data, shuffle=False)):
+        optimizer.zero_grad()
+        loss = F.mse_loss(wrapped(x, training=True), y)
+        loss.backward()
+        optimizer.step()
+        found.append(loss.item())
+    return found
+
+
+def fabric_fsdp(backend):
+    from lightning.fabric import Fabric
+    from lightning.fabric.strategies import ModelParallelStrategy
+    from torch.distributed.fsdp import fully_shard
+
+    def shard(model, mesh):
+        for layer in model:
+            if isinstance(layer, nn.Linear):
+                fully_shard(layer, mesh=mesh["data_parallel"])
+        return fully_shard(model, mesh=mesh["data_parallel"])
+
+    strategy = ModelParallelStrategy(shard, 2, 1, process_group_backend=backend)
+    fabric = Fabric(accelerator="cpu", devices=2, strategy=strategy)
+    fabric.launch()
+    model, optimizer, data = parts()
+    model = fabric.setup(model)
+    optimizer = fabric.setup_optimizers(torch.optim.AdamW(model.parameters(), lr=0.01))
+    found = []
+    for x, y in fabric.setup_dataloaders(DataLoader(data, batch_size=8)):
+        optimizer.zero_grad()
+        loss = F.mse_loss(model(x), y)
+        fabric.backward(loss)
+        optimizer.step()
+        found.append(float(fabric.all_reduce(loss.detach())))
+    return found
+
+
 def lightning(backend):
     import lightning
     from lightning.pytorch.strategies import DDPStrategy

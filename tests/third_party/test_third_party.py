@@ -16,8 +16,15 @@ pytestmark = pytest.mark.third_party
 PROGRAMS = Path(__file__).with_name("programs.py")
 
 
-def numbers(library, backend):
-    command = [sys.executable, "-m", "hocket", "run", "-n", "2", str(PROGRAMS), library, backend]
+HOCKET_RUN = ("-m", "hocket", "run", "-n", "2")
+ACCELERATE_LAUNCH = (
+    "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1",
+    "--mixed_precision", "no", "--dynamo_backend", "no",
+)  # fmt: skip
+
+
+def numbers(library, backend, launcher=HOCKET_RUN):
+    command = [sys.executable, *launcher, str(PROGRAMS), library, backend]
     ran = subprocess.run(
         command,
         capture_output=True,
@@ -27,12 +34,24 @@ def numbers(library, backend):
         env={**os.environ, "OMP_NUM_THREADS": "1", "HOCKET_TIMEOUT": "60"},
     )
     assert ran.returncode == 0, ran.stderr[-3000:]
-    (line,) = [line for line in ran.stdout.splitlines() if line.startswith("[0] numbers ")]
-    return json.loads(line.removeprefix("[0] numbers "))
+    (line,) = [line for line in ran.stdout.splitlines() if line.removeprefix("[0] ").startswith("numbers ")]
+    return json.loads(line.removeprefix("[0] ").removeprefix("numbers "))
 
 
-@pytest.mark.parametrize("library", ["accelerate", "transformers", "ignite", "fabric", "lightning", "torchmetrics"])
+def needs(module):
+    if importlib.util.find_spec(module) is None:
+        pytest.skip(f"{module} is not installed; `make test-third-party` installs it")
+
+
+@pytest.mark.parametrize(
+    "library",
+    ["accelerate", "transformers", "ignite", "fabric", "fabric_fsdp", "lightning", "torchmetrics", "keras"],
+)
 def test_the_numbers_are_those_of_gloo(library):
-    if importlib.util.find_spec("lightning" if library == "fabric" else library) is None:
-        pytest.skip(f"{library} is not installed; `make test-third-party` installs it")
+    needs("lightning" if library.startswith("fabric") else library)
     assert numbers(library, "hocket") == numbers(library, "gloo")
+
+
+def test_accelerate_launch_gives_the_numbers_of_gloo():
+    needs("accelerate")
+    assert numbers("accelerate", "hocket", ACCELERATE_LAUNCH) == numbers("accelerate", "gloo", ACCELERATE_LAUNCH)
