@@ -108,7 +108,7 @@ def test_under_nohup_a_job_outlives_its_terminal(hocket: Any, script: Any, tmp_p
 def test_an_interrupt_while_the_launcher_starts_leaves_nothing(
     hocket: Any, script: Any, running: Any, wait_until: Any
 ) -> None:
-    process = hocket("run", "-n", "2", script("import time; time.sleep(60)"))
+    process = hocket("run", "-n", "2", "--max-restarts", "0", script("import time; time.sleep(60)"))
     maps = Path(f"/proc/{process.pid}/maps")
     wait_until(lambda: "/torch/" in maps.read_text())  # its extension modules are being imported
     process.send_signal(signal.SIGINT)

@@ -20,17 +20,22 @@ if TYPE_CHECKING:
 
 def run(context: typer.Context) -> None:
     """Run a script on several ranks of this host, or of several hosts, as torchrun does."""
-    with interrupts_kept():
-        from hocket.launch import ArgumentError, LaunchError, argument_parser, parse_arguments
-        from hocket.launch import run as carry_out
-
-    from hocket.launch import batch_script, step_command
+    from hocket.launch import (
+        ArgumentError,
+        LaunchError,
+        argument_parser,
+        batch_script,
+        parse_arguments,
+        step_command,
+    )
+    from hocket.launch import run as carry_out
 
     try:
         if context.args[:1] in (["-h"], ["--help"]):
             argument_parser().print_help()
             return
-        arguments = parse_arguments(context.args, kept=True)
+        with interrupts_kept():  # some flags are read by torch
+            arguments = parse_arguments(context.args, kept=True)
         if arguments.kubernetes is not None:
             _write_manifests(arguments)
             return

@@ -1,46 +1,54 @@
-"""Runs collectives: the torch backend "hocket", its transports, and the seams that others build on."""
+"""Runs collectives: the torch backend "hocket", its transports, and the seams that others build on.
 
-from .aggregated import AggregationStats, aggregation_stats
-from .engines import EnginePointToPoint, EngineTransport, MpiPointToPoint
-from .group import maxloc, minloc, timeout_setting
-from .p2p import ShmStreams, open_streams
-from .scheduled import (
-    EndpointExecutor,
-    Message,
-    PendingMessage,
-    PointToPoint,
-    ScheduledTransport,
-    blocks_after,
-    blocks_before,
-    choose,
-    perform,
-)
-from .shm import (
-    MemoryWindow,
-    RegistrationStats,
-    empty,
-    empty_like,
-    host_identity,
-    is_registered,
-    open_window,
-    registration_stats,
-    zeros,
-)
-from .transport import (
-    CollectiveMismatchError,
-    CollectiveTimeoutError,
-    CommError,
-    Observer,
-    OperationRecord,
-    PeerDiedError,
-    ProgressObserver,
-    announce_message,
-    follow,
-    known_group,
-    label,
-    observe,
-    reducer,
-)
+Names are loaded when they are first asked for: `import torch` registers the backend in every program.
+"""
+
+from typing import TYPE_CHECKING
+
+from hocket._lazy import lazy
+
+if TYPE_CHECKING:
+    from .aggregated import AggregationStats, aggregation_stats
+    from .engines import EnginePointToPoint, EngineTransport, MpiPointToPoint
+    from .group import maxloc, minloc, timeout_setting
+    from .p2p import ShmStreams, open_streams
+    from .scheduled import (
+        EndpointExecutor,
+        Message,
+        PendingMessage,
+        PointToPoint,
+        ScheduledTransport,
+        blocks_after,
+        blocks_before,
+        choose,
+        perform,
+    )
+    from .shm import (
+        MemoryWindow,
+        RegistrationStats,
+        empty,
+        empty_like,
+        host_identity,
+        is_registered,
+        open_window,
+        registration_stats,
+        zeros,
+    )
+    from .transport import (
+        CollectiveMismatchError,
+        CollectiveTimeoutError,
+        CommError,
+        Observer,
+        OperationRecord,
+        PeerDiedError,
+        ProgressObserver,
+        announce_message,
+        follow,
+        known_group,
+        label,
+        observe,
+        reducer,
+    )
 
 __all__ = [
     "AggregationStats", "CollectiveMismatchError", "CollectiveTimeoutError", "CommError", "EndpointExecutor",
@@ -51,3 +59,25 @@ __all__ = [
     "minloc", "observe", "open_streams", "open_window", "perform", "reducer", "registration_stats",
     "timeout_setting", "zeros",
 ]  # fmt: skip
+
+__getattr__ = lazy(
+    __name__,
+    {
+        "aggregated": "AggregationStats aggregation_stats",
+        "engines": "EnginePointToPoint EngineTransport MpiPointToPoint",
+        "group": "maxloc minloc timeout_setting",
+        "p2p": "ShmStreams open_streams",
+        "scheduled": (
+            "EndpointExecutor Message PendingMessage PointToPoint ScheduledTransport blocks_after "
+            "blocks_before choose perform"
+        ),
+        "shm": (
+            "MemoryWindow RegistrationStats empty empty_like host_identity is_registered open_window "
+            "registration_stats zeros"
+        ),
+        "transport": (
+            "CollectiveMismatchError CollectiveTimeoutError CommError Observer OperationRecord PeerDiedError "
+            "ProgressObserver announce_message follow known_group label observe reducer"
+        ),
+    },
+)

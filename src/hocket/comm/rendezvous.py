@@ -17,8 +17,6 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlparse
 
-from . import torch_adapter
-
 if TYPE_CHECKING:
     from .secret_store import StoreServer
 
@@ -142,6 +140,8 @@ def check_private(directory: str) -> None:
 
 def take_over() -> None:
     """Have torch's "env://" use the launcher's file, where there is one."""
+    from . import torch_adapter
+
     torch_adapter.replace_rendezvous("env", _rendezvous)
 
 
@@ -164,12 +164,15 @@ def _rendezvous(torchs: Any, url: str, timeout: timedelta = timedelta(minutes=5)
     if place.startswith("tcp://"):
         yield _far(place, secret, timeout), rank, int(query["WORLD_SIZE"])
     else:
+        from . import torch_adapter
+
         check_private(os.path.dirname(place))
         yield torch_adapter.FileStore(place), rank, int(query["WORLD_SIZE"])
     raise RuntimeError("the ranks of a launcher meet once; start them again for another world")
 
 
 def _far(place: str, secret: bytes | None, timeout: timedelta) -> Any:
+    from . import torch_adapter
     from .secret_store import SecretStore
 
     if secret is None:

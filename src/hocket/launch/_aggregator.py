@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from hocket._sweep import JOB_VARIABLE
 
+from ._failure import LaunchError
 from ._job import Job
-from ._meeting import LaunchError
 
 if TYPE_CHECKING:
     from ._fabric import HostPlacement

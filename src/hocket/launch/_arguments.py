@@ -13,6 +13,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from hocket._tasks import described
+
 from ._run_directory import RUN_VARIABLE, default_run_directory
 from ._slurm import become_node, ranks_of_node
 
@@ -54,6 +56,7 @@ class LaunchArguments:
         kubernetes: File to write manifests to, instead of starting anything.
         image: Container image that they name.
         ranks_of_pod: Ranks of each pod, as given: a number, "auto", "cpu" or "gpu".
+        light: Whether nothing is asked of the ranks of this host that needs torch in the launcher.
     """
 
     flags: argparse.Namespace
@@ -78,6 +81,7 @@ class LaunchArguments:
     kubernetes: str | None = None
     image: str = "hocket"
     ranks_of_pod: str = "1"
+    light: bool = False
 
     @property
     def one_host(self) -> bool:
@@ -104,12 +108,51 @@ def argument_parser() -> argparse.ArgumentParser:
     """Make torchrun's parser with our flags added."""
     from torch.distributed.run import get_args_parser
 
-    torchruns = get_args_parser()
+    return _with_ours(get_args_parser())
+
+
+# What torch's parser gives where nothing is said, as far as it is read for one host (a test compares).
+_UNSAID = {
+    "nnodes": "1:1", "node_rank": 0, "rdzv_backend": "static", "rdzv_endpoint": "", "max_restarts": 0,
+    "master_addr": "127.0.0.1", "master_port": None, "local_addr": None, "role": "default", "log_dir": None,
+    "redirects": "0", "tee": "0",
+}  # fmt: skip
+_LEFT_TO_ELASTIC = {"TORCHELASTIC_HEALTH_CHECK_PORT", "TORCHELASTIC_ENABLE_FILE_TIMER"}
+
+
+def _light_parser() -> argparse.ArgumentParser | None:
+    """Make a parser of our flags and of those of torchrun's that one host without restarts needs; without torch.
+
+    None where the environment asks for more: torchrun's own variables, or tasks of srun or mpirun.
+    """
+    try:
+        tasks = described()
+    except ValueError:
+        return None
+    if (
+        _LEFT_TO_ELASTIC & os.environ.keys()
+        or any(name.startswith("PET_") for name in os.environ)
+        or (tasks is not None and tasks.size > 1)
+    ):
+        return None
+    torchruns = argparse.ArgumentParser(add_help=False)
+    torchruns.add_argument("--nproc-per-node", "--nproc_per_node", default="1")
+    for names in (("--standalone",), ("-m", "--module"), ("--no-python", "--no_python")):
+        torchruns.add_argument(*names, action="store_true")
+    torchruns.add_argument("training_script")
+    torchruns.add_argument("training_script_args", nargs=argparse.REMAINDER)
+    torchruns.set_defaults(**_UNSAID)
+    return _with_ours(torchruns, light=True)
+
+
+def _with_ours(torchruns: argparse.ArgumentParser, *, light: bool = False) -> argparse.ArgumentParser:
     ours = _Parser(
         prog="hocket run",
         usage=USAGE,
         parents=[torchruns],
         conflict_handler="resolve",
+        allow_abbrev=not light,  # what the light one does not know is for the other
+        add_help=not light,
         description="Start a script as N ranks of this host, merge what they print, and end when they do. "
         "For several hosts give --hosts, or start one `hocket run` on each, as with torchrun.",
     )
@@ -207,7 +250,10 @@ def parse_arguments(argv: Sequence[str], *, kept: bool = False) -> LaunchArgumen
         SystemExit: It asked for help, which has been printed.
     """
     argv = list(argv)
-    split = _script_index(argv)
+    light = _light_parser()
+    split = None if light is None else _script_index(argv, light)
+    if split is None:
+        light, split = None, _script_index(argv, argument_parser())
     if split is None:
         try:
             argument_parser().parse_known_args(argv)
@@ -220,12 +266,13 @@ def parse_arguments(argv: Sequence[str], *, kept: bool = False) -> LaunchArgumen
     if not target:
         raise ArgumentError('say which script to run, after the "--"')
     given, rest = _own_flags(argv[:split])
-    flags = argument_parser().parse_args([*argv[:split], target[0]])
+    flags = (light or argument_parser()).parse_args([*argv[:split], target[0]])
     counted = given.np is not None or "PET_NPROC_PER_NODE" in os.environ
     arguments = _complete(flags, target[0], tuple(target[1:]), counted=counted)
     run_dir = flags.run_dir or (default_run_directory(target[0], os.environ) if kept and not flags.no_run_dir else None)
     return replace(
         arguments,
+        light=light is not None,
         host_flags=tuple(rest),
         run_dir=run_dir,
         run_dir_given=bool(flags.run_dir or RUN_VARIABLE in os.environ),
@@ -246,13 +293,12 @@ def _own_flags(flags: list[str]) -> tuple[argparse.Namespace, list[str]]:
     return ours.parse_known_args(flags)
 
 
-def _script_index(argv: list[str]) -> int | None:
+def _script_index(argv: list[str], probe: argparse.ArgumentParser) -> int | None:
     """Return where the flags end: at the script, or at a "--" before it.
 
     argparse itself would take a "--" from the script's own arguments, and gives no index. The flags end at the first
     place where a parser that has read what stands before it is content with one word more, the script.
     """
-    probe = argument_parser()
     word = uuid.uuid4().hex
     for index, item in enumerate(argv):
         if item.startswith("-") and item != "--":
@@ -365,10 +411,13 @@ def _placement(fabric: str | None, nproc: int) -> "HostPlacement | None":
 
 
 def _nproc(text: str) -> int:
-    from torch.distributed.run import determine_local_world_size
-
     try:
-        nproc = int(determine_local_world_size(text))
+        if text.isdecimal():
+            nproc = int(text)
+        else:
+            from torch.distributed.run import determine_local_world_size
+
+            nproc = int(determine_local_world_size(text))
     except ValueError as error:
         raise ArgumentError(f"-n {text}: {error}; give a number of ranks, or auto, cpu or gpu") from None
     if nproc < 1:

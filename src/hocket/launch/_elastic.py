@@ -4,17 +4,12 @@ Beside torch's public names it overrides the hooks that elastic documents for ag
 `_monitor_workers`, `_shutdown`; https://docs.pytorch.org/docs/stable/elastic/agent.html) and reads `_pcontext`.
 """
 
-import contextlib
 import logging
 import os
 import signal
-import threading
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec, WorkerState
@@ -26,63 +21,8 @@ from torch.distributed.launcher.api import LaunchConfig
 from torch.distributed.run import config_from_args
 
 from ._arguments import ArgumentError, LaunchArguments
+from ._listener import FailedRank, Interrupted, JobListener, StartedRank, end_stopped, to_handle
 from ._meeting import Meeting, meet, not_met
-
-_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-
-
-@dataclass(frozen=True, slots=True)
-class StartedRank:
-    """A rank that has just been started; `reaped_status` gives its status once the agent has taken it."""
-
-    rank: int
-    local_rank: int
-    pid: int
-    reaped_status: Callable[[], int | None]
-
-
-@dataclass(frozen=True, slots=True)
-class FailedRank:
-    """A rank that has ended badly, as elastic tells it; a negative status is a signal's number."""
-
-    rank: int
-    local_rank: int
-    pid: int
-    status: int
-    error_file: str
-    stopped: bool = False  # whether it was stopped (SIGSTOP) when another failed
-
-
-class JobListener(ABC):
-    """Who follows a job; called by the agent's thread."""
-
-    @abstractmethod
-    def route(self, destinations: LogsDest, environments: dict[int, dict[str, str]]) -> None:
-        """Before the ranks start: say where each prints, and add to its environment, by local rank."""
-
-    @abstractmethod
-    def started(self, attempt: int, ranks: list[StartedRank]) -> None:
-        """Learn that all ranks of an attempt have been started; the first attempt is 0."""
-
-    @abstractmethod
-    def check(self) -> None:
-        """Look around; called several times a second, and what it raises ends the job."""
-
-    @abstractmethod
-    def failed(self, failures: list[FailedRank], restarts_left: int) -> None:
-        """Learn that an attempt has failed, and that its ranks have been ended."""
-
-    @abstractmethod
-    def ending(self, number: signal.Signals, grace_s: int) -> None:
-        """Learn of a signal for the launcher; the ranks get it now, and SIGKILL after `grace_s` seconds."""
-
-
-class Interrupted(Exception):
-    """The launcher was told to end by a signal, which the ranks were then sent."""
-
-    def __init__(self, number: signal.Signals) -> None:
-        super().__init__(number.name)
-        self.number = number
 
 
 def run_ranks(arguments: LaunchArguments, command: list[str], log_directory: str, listener: JobListener) -> None:
@@ -129,7 +69,7 @@ def run_ranks(arguments: LaunchArguments, command: list[str], log_directory: str
     close_rendezvous = True
     try:
         with _environment_restored(
-            TORCHELASTIC_SIGNALS_TO_HANDLE=_not_ignored(config.signals_to_handle),
+            TORCHELASTIC_SIGNALS_TO_HANDLE=",".join(to_handle(config.signals_to_handle)),
             TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1",  # elastic's store for the ranks, which asks nobody who he is
         ):
             agent.run()
@@ -143,14 +83,6 @@ def run_ranks(arguments: LaunchArguments, command: list[str], log_directory: str
         if close_rendezvous:
             meeting.handler.shutdown()
         meeting.close()
-
-
-def _not_ignored(names: str) -> str:
-    """Return the signals to handle, less those we were started to ignore (nohup lets a job outlive its terminal)."""
-    numbers = {name: getattr(signal, name.strip(), None) for name in names.split(",")}
-    return ",".join(
-        name for name, number in numbers.items() if number is None or signal.getsignal(number) != signal.SIG_IGN
-    )
 
 
 def launch_config(arguments: LaunchArguments, log_directory: str) -> LaunchConfig:
@@ -213,7 +145,8 @@ class _Agent(LocalElasticAgent):
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         self._listener.check()
-        stopped = self._end_stopped()
+        context: Any = self._pcontext
+        stopped = end_stopped([handler.proc for handler in context.subprocess_handlers.values()])
         result: RunResult = super()._monitor_workers(worker_group)
         if result.state == WorkerState.FAILED:
             failures = [
@@ -230,22 +163,6 @@ class _Agent(LocalElasticAgent):
             self._listener.failed(failures, self._remaining_restarts)
         return result
 
-    def _end_stopped(self) -> set[int]:
-        """Once a rank has failed, end those that are stopped, and return their processes.
-
-        A signal other than SIGKILL reaches a stopped process when it goes on.
-        """
-        context: Any = self._pcontext
-        processes = [handler.proc for handler in context.subprocess_handlers.values()]
-        if not any(process.poll() for process in processes):
-            return set()
-        stopped = {process.pid for process in processes if process.poll() is None and _is_stopped(process.pid)}
-        for pid in stopped:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGTERM)
-                os.kill(pid, signal.SIGCONT)
-        return stopped
-
     def _shutdown(self, death_sig: signal.Signals | None = None, timeout: int | None = None) -> None:
         if self._interrupted:  # and again, while the ranks had time to end: now they have none
             super()._shutdown(signal.SIGKILL, self._grace_s)
@@ -254,13 +171,6 @@ class _Agent(LocalElasticAgent):
             self._interrupted = True
             self._listener.ending(death_sig, self._grace_s)
         super()._shutdown(death_sig or signal.SIGTERM, self._grace_s)
-
-
-def _is_stopped(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
-    except (OSError, IndexError):
-        return False
 
 
 def _quieten() -> None:
@@ -283,29 +193,3 @@ def _environment_restored(**variables: str) -> Iterator[None]:
                 os.environ.pop(key, None)
             else:
                 os.environ[key] = value
-
-
-class EndingSignals(AbstractContextManager["EndingSignals"]):
-    """Gives back at its end the handlers that elastic replaces; nothing may interrupt the clean-up before that."""
-
-    def __init__(self) -> None:
-        self._before: dict[signal.Signals, Any] = {}
-
-    def __enter__(self) -> "EndingSignals":
-        if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.getsignal(number) for number in _ENDING}
-        return self
-
-    def pass_on(self, number: signal.Signals, send: Callable[[int], None]) -> None:
-        """Call `send` when this signal comes, which ends nothing here."""
-        if self._before:
-            self._before[number] = signal.signal(number, lambda number, _: send(number))
-
-    def ignore(self) -> None:
-        """From here on nothing interrupts."""
-        for number in self._before:
-            signal.signal(number, signal.SIG_IGN)
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)

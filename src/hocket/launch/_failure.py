@@ -13,6 +13,10 @@ _NOTICE_S = 0.25
 _TOGETHER_S = 0.05
 
 
+class LaunchError(RuntimeError):
+    """The launch failed before there were ranks that could fail."""
+
+
 @dataclass(frozen=True, slots=True)
 class RankFailure:
     """How a rank failed.

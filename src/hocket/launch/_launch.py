@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from string import Template
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
 from hocket._sweep import JOB_VARIABLE
 
@@ -18,15 +18,12 @@ from ._aggregator import Aggregators
 from ._arguments import ArgumentError, LaunchArguments, parse_arguments
 from ._child import Child
 from ._console import Output, Terminal, outputs
-from ._elastic import EndingSignals, FailedRank, Interrupted, JobListener, StartedRank, run_ranks
-from ._failure import RankFailure, describe, in_order, read_failure
+from ._failure import LaunchError, RankFailure, describe, in_order, read_failure
 from ._job import PASSED_ON, SAVED, SAVED_MARK, Job
-from ._meeting import LaunchError
+from ._listener import EndingSignals, FailedRank, Interrupted, JobListener, StartedRank, Streams
+from ._local import run_here
 from ._merge import Merger, RankStream
 from ._run_directory import RUN_VARIABLE, LaunchDirectory, worth_saying
-
-if TYPE_CHECKING:
-    from torch.distributed.elastic.multiprocessing import LogsDest
 
 TIMED_OUT = 124  # as timeout(1) says it
 OUTPUT_CLOSED = 128 + signal.SIGPIPE
@@ -123,7 +120,13 @@ def run(arguments: LaunchArguments, stdout: BinaryIO | None = None, stderr: Bina
             ours.say_threads()
             if arguments.aggregate:
                 ours.aggregators = Aggregators(job, arguments.placement)
-            run_ranks(arguments, rank_command(arguments, job.directory), job.directory, ours)
+            command = rank_command(arguments, job.directory)
+            if arguments.light:
+                run_here(arguments, command, job.directory, ours)
+            else:
+                from ._elastic import run_ranks
+
+                run_ranks(arguments, command, job.directory, ours)
         except Interrupted as interruption:
             outcome, code = "interrupted", 128 + interruption.number
         except KeyboardInterrupt:  # before there were ranks
@@ -300,7 +303,7 @@ class _RunningJob(JobListener):
         if self._directory is not None:
             self._directory.note(lines)
 
-    def route(self, destinations: "LogsDest", environments: dict[int, dict[str, str]]) -> None:
+    def route(self, destinations: Streams, environments: dict[int, dict[str, str]]) -> None:
         threads = _rank_threads(self._arguments)
         if self._directory is not None and self._attempts and self._first:
             self._directory.keep_record()
@@ -326,7 +329,7 @@ class _RunningJob(JobListener):
             environment.update(self._arguments.environment)
             self._route_streams(local_rank, environment, destinations)
 
-    def _route_streams(self, local_rank: int, environment: dict[str, str], destinations: "LogsDest") -> None:
+    def _route_streams(self, local_rank: int, environment: dict[str, str], destinations: Streams) -> None:
         rank, world = int(environment["RANK"]), int(environment["WORLD_SIZE"])
         text = self._prefix_text(rank, world, local_rank)
         drawn: str | None = None

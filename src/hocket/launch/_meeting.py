@@ -26,12 +26,10 @@ from torch.distributed.launcher.api import LaunchConfig
 from hocket.comm import rendezvous, torch_adapter
 from hocket.comm.secret_store import SecretStore, StoreServer
 
+from ._failure import LaunchError
+
 _PORT = 29400  # torchrun's for c10d
 _C10D_S, _STATIC_S = 60.0, 600.0  # torchrun's time-outs for who looks for the store
-
-
-class LaunchError(RuntimeError):
-    """The launch failed before there were ranks that could fail."""
 
 
 class Meeting:

@@ -110,8 +110,8 @@ def main() -> None:
     threading.Thread(target=lifeline.follow, name="hocket-lifeline", daemon=True).start()
     os.environ.setdefault("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", order["prefix"])
     from ._arguments import ArgumentError, parse_arguments
+    from ._failure import LaunchError
     from ._launch import run
-    from ._meeting import LaunchError
 
     try:
         result = run(replace(parse_arguments(order["arguments"]), label=order["label"]))

@@ -24,9 +24,9 @@ from ._arguments import LaunchArguments
 from ._child import Child
 from ._console import outputs
 from ._doctor import Diagnosis
+from ._failure import LaunchError
 from ._hosts import BEAT_S, MARK, passed_on
 from ._job import PASSED_ON, SAVED
-from ._meeting import LaunchError
 from ._merge import Merger, RankStream
 from ._preflight import compare, judge, rounds
 from ._run_directory import LaunchDirectory, worth_saying

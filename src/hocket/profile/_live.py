@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from hocket._sweep import start_ticks
+
 from . import _layout as lay
-from ._record import process_start
 
 _STALE_S = 1.8  # the watcher of a rank runs four times a second, unless compiled code keeps the interpreter's lock
 _DUMP_S = 1.0
@@ -196,7 +197,7 @@ def _groups(raw: bytes, count: int, texts: list[Any]) -> tuple[InGroup, ...]:
 def _state(pid: int, began: int, silent_s: float, busy: float, here: bool) -> str:
     if not here:
         return "silent" if silent_s > 4 * _STALE_S else _use(busy)
-    if process_start(pid) != began:
+    if start_ticks(pid) != began:
         return "dead"
     letter = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     if letter in "ZX":

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from hocket._sweep import start_ticks
 from hocket.comm import OperationRecord, known_group
 
 from . import _layout as lay
@@ -58,7 +59,7 @@ class RankRecord:
         self._lock = threading.Lock()
         now_s = time.perf_counter()
         lay.HEAD.pack_into(
-            self._map, 0, lay.MAGIC, rank, world, self.pid, 0, process_start(self.pid), time.time() - now_s, now_s,
+            self._map, 0, lay.MAGIC, rank, world, self.pid, 0, start_ticks(self.pid) or 0, time.time() - now_s, now_s,
             *lay.RING_ROWS,
         )  # fmt: skip
         self._seconds[lay.ALIVE_AT // 8] = now_s
@@ -242,14 +243,6 @@ class RankRecord:
         found = bool(self._words[lay.QUIET_AT // 8])
         self._words[lay.QUIET_AT // 8] = 0
         return found
-
-
-def process_start(pid: int) -> int:
-    """Return when a process began, in clock ticks since boot, which tells it from others of its number; 0: gone."""
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
-    except (OSError, IndexError, ValueError):
-        return 0
 
 
 def _boot() -> str:

@@ -1,0 +1,134 @@
+"""Who follows the ranks of this host, what is told to him, and which signals he hears; without torch."""
+
+import contextlib
+import os
+import signal
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from subprocess import Popen
+from typing import Any, Protocol
+
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+
+
+class Streams(Protocol):
+    """Where the ranks of this host print, by local rank: files, for who listens to change; elastic's `LogsDest`."""
+
+    stdouts: dict[int, str]
+    stderrs: dict[int, str]
+    tee_stdouts: dict[int, str]
+    tee_stderrs: dict[int, str]
+    filtered_stdout: str
+    filtered_stderr: str
+
+
+@dataclass(frozen=True, slots=True)
+class StartedRank:
+    """A rank that has just been started; `reaped_status` gives its status once the agent has taken it."""
+
+    rank: int
+    local_rank: int
+    pid: int
+    reaped_status: Callable[[], int | None]
+
+
+@dataclass(frozen=True, slots=True)
+class FailedRank:
+    """A rank that has ended badly, as elastic tells it; a negative status is a signal's number."""
+
+    rank: int
+    local_rank: int
+    pid: int
+    status: int
+    error_file: str
+    stopped: bool = False  # whether it was stopped (SIGSTOP) when another failed
+
+
+class JobListener(ABC):
+    """Who follows a job; called by the agent's thread."""
+
+    @abstractmethod
+    def route(self, destinations: "Streams", environments: dict[int, dict[str, str]]) -> None:
+        """Before the ranks start: say where each prints, and add to its environment, by local rank."""
+
+    @abstractmethod
+    def started(self, attempt: int, ranks: list[StartedRank]) -> None:
+        """Learn that all ranks of an attempt have been started; the first attempt is 0."""
+
+    @abstractmethod
+    def check(self) -> None:
+        """Look around; called several times a second, and what it raises ends the job."""
+
+    @abstractmethod
+    def failed(self, failures: list[FailedRank], restarts_left: int) -> None:
+        """Learn that an attempt has failed, and that its ranks have been ended."""
+
+    @abstractmethod
+    def ending(self, number: signal.Signals, grace_s: int) -> None:
+        """Learn of a signal for the launcher; the ranks get it now, and SIGKILL after `grace_s` seconds."""
+
+
+class Interrupted(Exception):
+    """The launcher was told to end by a signal, which the ranks were then sent."""
+
+    def __init__(self, number: signal.Signals) -> None:
+        super().__init__(number.name)
+        self.number = number
+
+
+def end_stopped(processes: Sequence[Popen[Any]]) -> set[int]:
+    """Once a rank has failed, end those that are stopped, and return their processes.
+
+    A signal other than SIGKILL reaches a stopped process when it goes on.
+    """
+    if not any(process.poll() for process in processes):
+        return set()
+    stopped = {process.pid for process in processes if process.poll() is None and _is_stopped(process.pid)}
+    for pid in stopped:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
+            os.kill(pid, signal.SIGCONT)
+    return stopped
+
+
+def _is_stopped(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    except (OSError, IndexError):
+        return False
+
+
+def to_handle(names: str) -> list[str]:
+    """Return the signals to handle, less those we were started to ignore (nohup lets a job outlive its terminal)."""
+    numbers = {name: getattr(signal, name.strip(), None) for name in names.split(",")}
+    return [name for name, number in numbers.items() if number is None or signal.getsignal(number) != signal.SIG_IGN]
+
+
+class EndingSignals(AbstractContextManager["EndingSignals"]):
+    """Gives back at its end the handlers that elastic replaces; nothing may interrupt the clean-up before that."""
+
+    def __init__(self) -> None:
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> "EndingSignals":
+        if threading.current_thread() is threading.main_thread():
+            self._before = {number: signal.getsignal(number) for number in _ENDING}
+        return self
+
+    def pass_on(self, number: signal.Signals, send: Callable[[int], None]) -> None:
+        """Call `send` when this signal comes, which ends nothing here."""
+        if self._before:
+            self._before[number] = signal.signal(number, lambda number, _: send(number))
+
+    def ignore(self) -> None:
+        """From here on nothing interrupts."""
+        for number in self._before:
+            signal.signal(number, signal.SIG_IGN)
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
