@@ -31,7 +31,7 @@ if TYPE_CHECKING:
         workload,
         workloads,
     )
-    from hocket.parallel import Trainer, average, deferred, distribute, read_state_dict, shard, total
+    from hocket.parallel import Trainer, average, deferred, distribute, read_state_dict, resume, shard, total
     from hocket.parallel.state import optim
     from hocket.planner import Plan
 
@@ -40,7 +40,7 @@ __version__ = "0.1.0.dev0"
 __all__ = [
     "Plan", "Trainer", "__version__", "aggregator", "algorithms", "average", "calibrate", "cluster", "comm",
     "deferred", "distribute", "fabric", "keras", "launch", "optim", "parallel", "planner", "profile",
-    "read_state_dict", "schedule", "shard", "sharding", "simulate", "testing", "timeline", "total", "units",
+    "read_state_dict", "resume", "schedule", "shard", "sharding", "simulate", "testing", "timeline", "total", "units",
     "workload", "workloads",
 ]  # fmt: skip
 
@@ -52,6 +52,7 @@ _HOMES = {
     "distribute": "hocket.parallel",
     "optim": "hocket.parallel",
     "read_state_dict": "hocket.parallel",
+    "resume": "hocket.parallel",
     "shard": "hocket.parallel",
     "total": "hocket.parallel",
 }

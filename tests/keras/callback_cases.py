@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import signal
 import sys
 import types
 from collections.abc import Callable, Iterator
@@ -19,6 +20,11 @@ from keras import callbacks
 from .cases import Wrap, dense, vectors
 
 CASES: dict[str, Callable[[Wrap, Path], dict[str, Any]]] = {}
+
+
+def hocket_model() -> Any:
+    """The class that wraps models where ranks train, if it is loaded."""
+    return getattr(sys.modules.get("hocket.keras"), "Model", None)
 
 
 def case(function: Callable[[Wrap, Path], dict[str, Any]]) -> Callable[[Wrap, Path], dict[str, Any]]:
@@ -86,6 +92,36 @@ def backup_and_restore(wrap: Wrap, directory: Path) -> dict[str, Any]:
     trained(wrap, used, epochs=2)
     model, fitted = trained(wrap, used, epochs=4)  # a new model: it goes on with epoch 2
     assert fitted.epoch == [2, 3]
+    return {"history": fitted.history, "weights": model.get_weights()}
+
+
+@case
+def resumed(wrap: Wrap, directory: Path) -> dict[str, Any]:
+    """Told to end in the middle of epoch 2, and gone on; plain Keras is not interrupted."""
+
+    class End(callbacks.Callback):
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            if int(self.model.optimizer.iterations) == 12:
+                os.kill(os.getpid(), signal.SIGUSR1)
+
+    def run(*more: Any) -> Any:
+        model = wrap(dense(keras.layers.Dropout(0.3)))
+        if wrap is hocket_model():
+            model.resume(directory / "resumed")
+        plateau = callbacks.ReduceLROnPlateau(monitor="val_loss", factor=0.5, patience=1, min_delta=0.5)
+        return trained(wrap, [plateau, *more], model=model)
+
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGUSR1, signal.SIGTERM)}
+    try:
+        if wrap is hocket_model():
+            with contextlib.suppress(SystemExit):
+                run(End())
+                raise AssertionError("it went on after it had been told to end")
+        model, fitted = run()
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    assert fitted.epoch == [0, 1, 2, 3]
     return {"history": fitted.history, "weights": model.get_weights()}
 
 

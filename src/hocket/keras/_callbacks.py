@@ -88,6 +88,7 @@ def placed(
     collect: Callable[[], None] | None,  # for `fit` with a sharded optimizer, what puts its state together on rank 0
     # for `fit` where ranks train weights of their own, what brings these together
     gather: Callable[[], None] | None = None,
+    resume: Any = None,  # for `fit`, a callback of all ranks that saves, after the user's
 ) -> list[Any]:
     """Return the callbacks that this rank is to run.
 
@@ -97,7 +98,7 @@ def placed(
     """
     wrapped = wrap(callbacks)
     here: list[Any] = []
-    if collect is not None and any(item.may_save for item in wrapped):
+    if collect is not None and (resume is not None or any(item.may_save for item in wrapped)):
         for item in wrapped:
             if item.may_save and getattr(item.callback, "save_freq", "epoch") != "epoch":
                 raise ValueError(
@@ -115,6 +116,8 @@ def placed(
             item.callback.verbose = 0  # one rank says it
         item._own_logs = own_logs
         here.append(item.callback if item.aggregate_logs else item)
+    if resume is not None:
+        here.append(resume)
     if follow is not None and world.size > 1:
         if any(item.may_meddle and _works_on_batches(item.callback) for item in wrapped):
             follow.set_after_batches()

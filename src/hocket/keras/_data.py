@@ -83,6 +83,20 @@ class SharedData(_private.DataAdapter):  # type: ignore[misc]  # Keras carries n
             yield cutter.cut(batch, share.begin, share.end) if share.samples else cutter.cut(batch, 0, 1)
 
     @property
+    def repeatable(self) -> bool:
+        """Whether another process can take up the sequence of batches where this one has left it."""
+        return self._loader is not None or isinstance(self._inner, _private.ArrayDataAdapter)
+
+    def position(self) -> Any:
+        """Return where the sequence stands besides the global random numbers."""
+        return None if self._loader is None else self._loader.position()
+
+    def resume(self, position: Any) -> None:
+        """Go on there."""
+        if self._loader is not None:
+            self._loader.resume(position)
+
+    @property
     def num_batches(self) -> Any:
         """Of an epoch, where it is known."""
         return self._inner.num_batches

@@ -11,13 +11,14 @@ from hocket.parallel.mesh import world as _world
 
 from . import _arguments, _private
 from ._broadcast import StateBroadcast
-from ._callbacks import Follow, placed
+from ._callbacks import Follow, placed, wrap
 from ._data import cut_batch, shared
 from ._pipelined import PipelinedSteps
+from ._resume import Resume
 from ._staged import check_world
 from ._steps import Steps
 
-_OWN = frozenset({"model", "world", "_data_world", "_broadcast", "_steps", "_micro_batches"})
+_OWN = frozenset({"model", "world", "_data_world", "_broadcast", "_steps", "_micro_batches", "_resume"})
 
 
 class Model:
@@ -78,6 +79,7 @@ class Model:
         self.model = model
         self.world = self._data_world = _world.join(group)
         self._micro_batches = micro_batches
+        self._resume: Resume | None = None
         if pipeline > 1 and self.world.size > 1:
             check_world(self.world, pipeline)
             mesh = Mesh.make(self.world, {"pipeline": pipeline})
@@ -131,6 +133,22 @@ class Model:
         _arguments.check_compile(kwargs.get("steps_per_execution", 1), kwargs.get("jit_compile", "auto"))
         self.model.compile(*args, **kwargs)
         self._broadcast.aligned = False
+
+    def resume(self, path: str | Path) -> None:
+        """Have the next `fit` go on where a run was told to end, if one was, and end as well should this one be told.
+
+        `fit` saves where it begins and where epochs end. SIGTERM and SIGUSR1 (a preemption, Slurm's `--signal=USR1@90`,
+        an eviction, `kill`) end the program between two batches: with exit status 75, or, under `hocket run`, so that
+        this gives 75. The next run begins with the epoch that was broken off: its history is that of a run that nothing
+        has interrupted, if the callbacks remember nothing, or are Keras' own. To be called once, on all ranks.
+
+        Args:
+            path: A directory for the checkpoint, which all hosts share.
+
+        Raises:
+            ValueError: this is not the main thread.
+        """
+        self._resume = Resume(Path(path), self.world, self._broadcast)
 
     # --- training and evaluation ------------------------------------------------------------------------------------
 
@@ -198,10 +216,13 @@ class Model:
             _arguments.check_data(val_x, self._data_world.size, "validation_data")
             size = validation_batch_size or batch_size
             validation_data = (self._shared("validation_data", val_x, val_y, val_weight, size, validation_steps),)
+        resume = self._resume
+        if resume is not None:
+            resume.follow(training, [one.callback for one in wrap(callbacks)])
         self._broadcast.build(training, steps_per_epoch)
         self._broadcast.shard_optimizer()
         with self._steps.installed(training=True):
-            return model.fit(
+            history = model.fit(
                 training,
                 epochs=epochs,
                 verbose=verbose if world.rank == 0 else 0,
@@ -213,6 +234,7 @@ class Model:
                 validation_freq=validation_freq,
                 shuffle=False,
             )
+        return history if resume is None else resume.whole(history)
 
     def evaluate(
         self,
@@ -358,7 +380,8 @@ class Model:
         follow = Follow(self.world, broadcast) if training else None
         collect = broadcast.collect if training and broadcast.zero_optimizer is not None else None
         gather = broadcast.gather if training and broadcast.gathers else None
-        return placed(callbacks, self.world, self._steps.own_logs, follow, collect, gather)
+        resume = self._resume if training else None
+        return placed(callbacks, self.world, self._steps.own_logs, follow, collect, gather, resume)
 
 
 def load_model(filepath: str | Path, **kwargs: Any) -> Model:

@@ -260,11 +260,18 @@ class DistributedLoader(SharedLoader):
     loss_weight: Callable[[Any], Any] | None = None
     """Gives what the mean loss of a part of a batch divides by; None where that is its samples."""
 
+    between: Callable[[], None] | None = None
+    """Called by all ranks before the first batch, and when the program has done with one that is not the last."""
+
     def __iter__(self) -> Iterator[Any]:
         try:
+            if self.between is not None:
+                self.between()
             for share, part in loading(self._parts()):
                 _batch.enter(self, share, part, self._counted(share, part))
                 yield part
+                if self.between is not None and self.position()["batch"]:
+                    self.between()
         finally:
             _batch.leave(self)
 

@@ -161,6 +161,11 @@ class DataParallel(torch.nn.Module):
         """
         return nullcontext() if self._reducer is None else self._reducer.no_sync()
 
+    @property
+    def holds_back(self) -> bool:
+        """Whether gradients have added up in `no_sync` that are not averaged yet."""
+        return self._reducer is not None and self._reducer.holds_back
+
     def compression_report(self) -> dict[str, Any] | None:
         """Return what compression has saved and cost; None where gradients go as they are. See docs/compression.md."""
         compression = None if self._reducer is None else self._reducer.compression

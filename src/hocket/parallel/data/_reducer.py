@@ -55,6 +55,7 @@ class GradientReducer:
         self._weight_hooks: list[Any] = []
         self._lock = threading.Lock()
         self._unsynchronised = 0  # how many no_sync blocks we are in
+        self.holds_back = False  # gradients of such blocks are this rank's alone
         self._forward_synchronises: bool | None = None  # as the last forward said; None if backward came since
         self._running = False  # a gradient has arrived in a back-propagation that has not ended
         self._callback_queued = False
@@ -273,6 +274,7 @@ class GradientReducer:
                 self._callback_queued = False
                 return
             self._forward_synchronises = None
+            self.holds_back = not self._synchronise
             if self._synchronise:
                 self._reduce_rest()
                 self._order_observed = self._seen is not None

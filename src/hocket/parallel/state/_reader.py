@@ -8,23 +8,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
 
-from ..batches import RngStates
 from ._manifest import CheckpointError, Manifest, is_whole
 from ._replace import standing
 from ._shards import Shape
+from .objects import safe_load
 
-_SAFE: list[Any] = [
-    RngStates,
-    np.ndarray,
-    np.dtype,
-    *(type(np.dtype(kind)) for kind in (np.uint32, np.uint64, np.int64, np.float32, np.float64, np.bool_)),
-    *(value.__reduce__()[0] for value in (np.empty(0), np.float64(0))),  # private functions that rebuild them
-]
 _METADATA = "torch.distributed.checkpoint.metadata"
 _NAMES = {
     ("torch", "Size"),
@@ -106,14 +98,12 @@ class CheckpointReader(FileSystemReader):
         """
         stream = self._entry(MetadataIndex(name))
         try:
-            with torch.serialization.safe_globals(_SAFE):
-                return torch.load(stream, weights_only=True)
-        except pickle.UnpicklingError as error:
+            return safe_load(stream, f"{self._said}: {name!r}")
+        except CheckpointError as error:
             if weights_only:
                 raise CheckpointError(
-                    f"{self._said}: {name!r} has objects whose unpickling can run code ("
-                    f"{str(error).splitlines()[0].rstrip('.')}); if you trust who wrote it, say weights_only=False to "
-                    "Trainer.load or hocket.read_state_dict"
+                    f"{error}; if you trust who wrote it, say weights_only=False to Trainer.load or "
+                    "hocket.read_state_dict"
                 ) from None
         stream.seek(0)
         try:

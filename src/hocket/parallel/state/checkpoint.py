@@ -58,7 +58,7 @@ def write(
                 scalars.setdefault(item.name, {})[key] = value
     everywhere: dict[str, dict[str, Any]] = {}
     states = []
-    for mine, state in world.from_all((scalars, _random_state())):
+    for mine, state in world.from_all((scalars, random_state())):
         everywhere.update(mine)
         states.append(state)
     about = {**about, "optimizer_scalars": everywhere, "random": states, "groups": _settings(optimizer)}
@@ -69,7 +69,7 @@ def write(
         with alike(world):
             if world.rank == 0:
                 others = {ABOUT: _pickled(about, "what it keeps"), EXTRA: _pickled(extra, "`extra`")}
-                _make_space(path, new)
+                make_space(path, new)
         with alike(world):
             if not new.is_dir():
                 raise CheckpointError(
@@ -94,7 +94,7 @@ def exists(path: Path) -> bool:
     return there.is_file() or (there.is_dir() and any(there.iterdir()))
 
 
-def _make_space(path: Path, new: Path) -> None:
+def make_space(path: Path, new: Path) -> None:
     """Remove what a save that was killed has left, but not the only checkpoint that there is."""
     there = standing(path, is_whole)
     if there != path:
@@ -173,7 +173,7 @@ def read(
             optimizer.state[item.leaf] = {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in state.items()}
     for group, settings in zip(optimizer.param_groups, about["groups"], strict=True):
         group.update(settings)
-    _set_random_state(about["random"][world.rank % len(about["random"])])
+    set_random_state(about["random"][world.rank % len(about["random"])])
     return about, extra
 
 
@@ -206,13 +206,15 @@ def _settings(optimizer: Any) -> list[dict[str, Any]]:
     return [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
 
 
-def _random_state() -> dict[str, Any]:
+def random_state() -> dict[str, Any]:
+    """Return the states of the global random generators of this process."""
     states = RngStates.now()
     cuda = torch.cuda.get_rng_state() if _uses_cuda() else None
     return {"torch": states.torch_state, "python": states.python_state, "numpy": states.numpy_state, "cuda": cuda}
 
 
-def _set_random_state(state: dict[str, Any]) -> None:
+def set_random_state(state: dict[str, Any]) -> None:
+    """Put them back."""
     RngStates(state["torch"], state["python"], state["numpy"]).install()
     if state["cuda"] is not None and _uses_cuda():
         torch.cuda.set_rng_state(state["cuda"])

@@ -1,0 +1,104 @@
+"""Resuming a loop of the program's own, after a preemption or a time limit: what `Trainer.resume` is to the Trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..batches import DistributedLoader
+from ..data import DataParallel
+from ..state import CheckpointError
+from ..state.checkpoint import exists
+from ..state.objects import read_objects, write_objects
+from ._preemption import Preemption
+
+
+def resume(
+    path: str | Path, loader: DistributedLoader, *, extra: Callable[[], Any] | None = None, **objects: Any
+) -> Any:
+    """Goes on where a run of the program was told to end, if one was, and saves there should this one be.
+
+    A collective operation, called once, after `hocket.distribute` and before the loop. From here on SIGTERM and SIGUSR1
+    (a preemption, Slurm's `--signal=USR1@90`, an eviction, `kill`) write a checkpoint when the program has done with
+    the batch that all ranks have in hand, and end the program: with exit status 75, or, under `hocket run`, so that
+    this gives 75. The next run takes the rest of that epoch's batches first. Any number of ranks may go on.
+
+    Args:
+        path: a directory for the checkpoint, which all hosts share.
+        loader: the loader that `hocket.distribute` has returned; signals are minded between its batches.
+        extra: gives what else is to be kept, when that is saved: the number of the epoch, the best loss.
+        objects: by names of your choice all that changes as the program trains and has a `state_dict`: models,
+            optimizers, schedules, gradient scalers. Gradients that models have are kept, too.
+
+    Returns:
+        What `extra` gave in the run before; None where there is no checkpoint yet.
+
+    Raises:
+        TypeError: an object has no `state_dict`, or the loader is not one of `hocket.distribute`.
+        ValueError: this is not the main thread.
+        CheckpointError: the checkpoint is damaged, of other objects, or of the Trainer; or ranks do not share it.
+
+    Example::
+
+        model, optimizer, loader = hocket.distribute(model, optimizer, loader)
+        state = hocket.resume("checkpoint", loader, model=model, optimizer=optimizer, extra=lambda: {"epoch": epoch})
+        for epoch in range(state["epoch"] if state else 0, 3):
+            for x, y in loader:
+                ...
+    """
+    if not isinstance(loader, DistributedLoader):
+        raise TypeError("resume: pass the loader that hocket.distribute has returned")
+    for name, one in objects.items():
+        if not (callable(getattr(one, "state_dict", None)) and callable(getattr(one, "load_state_dict", None))):
+            raise TypeError(f"resume: {name}={type(one).__name__} has no state_dict; keep plain values by extra=")
+    path, world, given = Path(path), loader.world, extra or (lambda: None)
+    modules = {name: one for name, one in objects.items() if isinstance(one, torch.nn.Module)}
+    found = None
+    there = world.from_all(exists(path))
+    if any(there):
+        found = _load(read_objects(path, world), path, objects, modules)
+        loader.resume(found["loader"])
+
+    def save() -> None:
+        states = {name: one.state_dict() for name, one in objects.items()}
+        gradients = {
+            name: {key: p.grad for key, p in one.named_parameters() if p.grad is not None}
+            for name, one in modules.items()
+        }
+        state = {"objects": states, "gradients": gradients, "loader": loader.position(), "extra": given()}
+        write_objects(path, state, world)
+
+    preemption = Preemption(world, path, save)
+
+    def between() -> None:
+        # Gradients that add up on each rank alone (`no_sync`) are not in the checkpoint: wait for their average.
+        if not any(one.holds_back for one in modules.values() if isinstance(one, DataParallel)):
+            preemption.check()
+
+    loader.between = between
+    return None if found is None else found["extra"]
+
+
+def _load(
+    found: dict[str, Any], path: Path, objects: dict[str, Any], modules: dict[str, torch.nn.Module]
+) -> dict[str, Any]:
+    """Give the objects their states."""
+    states = found["objects"]
+    if states.keys() != objects.keys():
+        raise CheckpointError(
+            f"the checkpoint at {str(path)!r} has the states of {', '.join(states)}, and resume was given "
+            f"{', '.join(objects)}: pass the same names, or another path"
+        )
+    for name, one in objects.items():
+        try:
+            one.load_state_dict(states[name])
+        except (RuntimeError, ValueError, KeyError, TypeError) as error:
+            raise CheckpointError(f"the checkpoint at {str(path)!r} is of another {name!r}: {error}") from error
+    for name, module in modules.items():
+        parameters = dict(module.named_parameters())
+        for key, gradient in found["gradients"][name].items():
+            parameters[key].grad = gradient.to(parameters[key].device)
+    return found

@@ -1,0 +1,97 @@
+"""Checkpoints of programs with a loop of their own: the states of their objects in one file, whole and verified."""
+
+import pickle
+import shutil
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..batches import RngStates
+from ..mesh import World
+from ._manifest import CheckpointError, Manifest, alike, is_whole
+from ._replace import fresh, fresh_token, replace, standing, sync
+from .checkpoint import make_space, random_state, set_random_state
+
+_FILE = "objects.pt"
+_SAFE: list[Any] = [
+    RngStates,
+    np.ndarray,
+    np.dtype,
+    *(type(np.dtype(kind)) for kind in (np.uint32, np.uint64, np.int64, np.float32, np.float64, np.bool_)),
+    *(value.__reduce__()[0] for value in (np.empty(0), np.float64(0))),  # private functions that rebuild them
+]
+
+
+def write_objects(path: Path, state: dict[str, Any], world: World) -> None:
+    """Write what rank 0 gives, and every rank's random state; a collective operation.
+
+    Args:
+        path: A directory; what was there is replaced when all of this one is on the disk.
+        state: Anything picklable; rank 0's counts.
+        world: The ranks.
+
+    Raises:
+        CheckpointError: It cannot be written; what was at `path` before is still there.
+    """
+    states = world.from_all(random_state())
+    with alike(world):
+        if world.rank == 0:
+            path = path.resolve()
+            new = fresh(path, fresh_token())
+            make_space(path, new)
+            try:
+                torch.save({**state, "random": states}, new / _FILE)
+                sync(new / _FILE)
+                Manifest({_FILE: _summed(new / _FILE)}).write(new)
+                replace(new, path)
+            except Exception as error:
+                shutil.rmtree(new, ignore_errors=True)
+                raise CheckpointError(f"the checkpoint {str(path)!r} cannot be written: {error}") from None
+
+
+def read_objects(path: Path, world: World) -> dict[str, Any]:
+    """Return what was written, on every rank, and put its random state back; a collective operation.
+
+    Raises:
+        CheckpointError: It is damaged, is none of `write_objects`, differs among ranks, or would have to run code.
+    """
+    said, found = f"the checkpoint at {str(path)!r}", dict[str, Any]()
+    with alike(world):
+        folder = standing(path.resolve(), is_whole)
+        manifest = Manifest.read(folder)
+        if _FILE not in manifest.files:
+            raise CheckpointError(f"{said} was written by Trainer.save, and is for Trainer.load")
+        manifest.verify(folder)
+    if len(set(world.from_all(manifest.checksum))) > 1:
+        raise CheckpointError(f"ranks find different checkpoints at {str(path)!r}: all hosts must share one folder")
+    with alike(world):
+        found.update(safe_load(folder / _FILE, said))
+    states = found.pop("random")
+    set_random_state(states[world.rank % len(states)])
+    return found
+
+
+def safe_load(file: Any, said: str) -> Any:
+    """Return what a file of torch.save holds, where that is plain values, tensors and arrays.
+
+    Raises:
+        CheckpointError: It is more, whose unpickling can run code.
+    """
+    try:
+        with torch.serialization.safe_globals(_SAFE):
+            return torch.load(file, weights_only=True)
+    except pickle.UnpicklingError as error:
+        reason = str(error).splitlines()[0].rstrip(".")
+        raise CheckpointError(f"{said} has objects whose unpickling can run code ({reason})") from None
+
+
+def _summed(path: Path) -> tuple[int, int]:
+    """Return a file's length and CRC-32."""
+    crc = 0
+    with path.open("rb") as file:
+        while piece := file.read(1 << 22):
+            crc = zlib.crc32(piece, crc)
+    return path.stat().st_size, crc

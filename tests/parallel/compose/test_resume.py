@@ -1,0 +1,128 @@
+"""A loop of the program's own that is told to end, and goes on with the losses of an uninterrupted run."""
+
+from __future__ import annotations
+
+import os
+import signal
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import hocket
+from hocket.parallel import CheckpointError
+from hocket.testing import RankError, run_ranks
+
+EPOCHS = 3
+_BATCHES = 5  # of an epoch; the last is smaller than the others
+_SAVED = 75
+
+
+class Noisy(TensorDataset):
+    """Samples with noise that their place in training decides."""
+
+    def __getitem__(self, index: int) -> Any:
+        x, y = super().__getitem__(index)
+        return x + 0.01 * torch.randn_like(x), y
+
+
+def train(path: str, stop_after: int | None, accumulate: str = "", dropout: float = 0.0) -> tuple[list[float], int]:
+    """Return the losses, and the exit status of the program; the last rank is told to end after batch `stop_after`."""
+    torch.manual_seed(0)
+    data = Noisy(torch.randn(34, 4, dtype=torch.float64), torch.randn(34, 1, dtype=torch.float64))
+    model: Any = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Dropout(dropout), nn.Linear(6, 1)).double()
+    optimizer: Any = torch.optim.Adam(model.parameters(), lr=0.05)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.7)
+    loader: Any = DataLoader(data, batch_size=8, shuffle=True)
+    model, optimizer, loader = hocket.distribute(model, optimizer, loader, sync_batch_norm=True)
+    state = hocket.resume(
+        path, loader, model=model, optimizer=optimizer, schedule=schedule,
+        extra=lambda: {"epoch": epoch, "batches": batches},
+    )  # fmt: skip
+    losses, batches = [], state["batches"] if state else 0
+    try:
+        for epoch in range(state["epoch"] if state else 0, EPOCHS):  # noqa: B007 - `extra` reads it
+            for x, y in loader:
+                steps = not accumulate or batches % 2 == 1
+                with model.no_sync() if accumulate == "no_sync" and not steps else nullcontext():
+                    loss = (model(x) - y).square().mean()
+                    loss.backward()
+                if steps:
+                    optimizer.step()
+                    optimizer.zero_grad()
+                losses.append(hocket.average(loss.item()))
+                batches += 1
+                if batches == stop_after and dist.get_rank() == dist.get_world_size() - 1:
+                    os.kill(os.getpid(), signal.SIGUSR1)
+            schedule.step()
+    except SystemExit as ended:
+        return losses, int(ended.code or 0)
+    return losses, 0
+
+
+def joined(path: Path, stops: list[int | None], ranks: list[int], *settings: Any) -> tuple[list[float], list[int]]:
+    """Return the losses of runs that follow each other, and how many batches each of them took."""
+    losses, counts = [], []
+    for stop, size in zip(stops, ranks, strict=True):
+        mine, status = run_ranks(train, size, str(path / "checkpoint"), stop, *settings)[0]
+        assert status == (_SAVED if stop else 0)
+        losses += mine
+        counts.append(len(mine))
+    return losses, counts
+
+
+@pytest.mark.parametrize("accumulate", ["", "plain", "no_sync"])
+def test_the_losses_are_those_of_a_run_that_nothing_has_interrupted(accumulate: str, tmp_path: Path) -> None:
+    expected, _ = joined(tmp_path / "other", [None], [2], accumulate, 0.25)
+    # In an epoch, in the middle of an accumulation; at an epoch's end, when its last batch has been taken.
+    found, counts = joined(tmp_path, [3, 2 * _BATCHES, None], [2, 2, 2], accumulate, 0.25)
+    assert found == expected
+    assert sum(counts) == EPOCHS * _BATCHES
+    assert (tmp_path / "checkpoint" / "manifest.json").exists()
+
+
+def test_other_numbers_of_ranks_go_on(tmp_path: Path) -> None:
+    expected, _ = joined(tmp_path / "other", [None], [1])
+    found, _ = joined(tmp_path, [4, 9, None], [2, 3, 1])
+    assert found == pytest.approx(expected, rel=1e-12)  # float64: sums in another order
+
+
+def refused(path: str, name: str) -> None:
+    """Resume with objects of other names or shapes than were saved."""
+    model: Any = nn.Linear(4, 2).double()
+    loader: Any = DataLoader(TensorDataset(torch.zeros(8, 4)), batch_size=8)
+    model, _, loader = hocket.distribute(model, None, loader)
+    hocket.resume(path, loader, **{name: model})
+
+
+def test_a_checkpoint_of_other_objects_or_a_damaged_one_is_refused_on_all_ranks(tmp_path: Path) -> None:
+    joined(tmp_path, [1], [2])
+    path = str(tmp_path / "checkpoint")
+    with pytest.raises(RankError, match="has the states of model, optimizer, schedule, and resume was given weights"):
+        run_ranks(refused, 2, path, "weights")
+    (tmp_path / "checkpoint" / "objects.pt").write_bytes(b"x")
+    with pytest.raises(RankError, match=r"is damaged: objects\.pt has 1 bytes of"):
+        run_ranks(refused, 2, path, "model")
+
+
+def test_what_cannot_be_resumed_is_said_at_once(tmp_path: Path) -> None:
+    model, _, loader = hocket.distribute(nn.Linear(4, 1), None, DataLoader(TensorDataset(torch.zeros(8, 4))))
+    with pytest.raises(TypeError, match="best=float has no state_dict; keep plain values by extra="):
+        hocket.resume(tmp_path / "checkpoint", loader, model=model, best=1.0)
+    with pytest.raises(TypeError, match=r"pass the loader that hocket\.distribute has returned"):
+        hocket.resume(tmp_path / "checkpoint", [1], model=model)
+
+
+def test_the_trainers_checkpoint_is_named_as_such(tmp_path: Path) -> None:
+    net = nn.Linear(4, 1)
+    trainer = hocket.Trainer(net, nn.functional.mse_loss, torch.optim.SGD(net.parameters(), lr=0.1))
+    trainer.step((torch.randn(8, 4), torch.randn(8, 1)))
+    trainer.save(tmp_path / "checkpoint")
+    model, _, loader = hocket.distribute(nn.Linear(4, 1), None, DataLoader(TensorDataset(torch.zeros(8, 4))))
+    with pytest.raises(CheckpointError, match=r"written by Trainer\.save, and is for Trainer\.load"):
+        hocket.resume(tmp_path / "checkpoint", loader, model=model)
