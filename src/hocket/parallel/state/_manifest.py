@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -11,6 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+
+from ..batches import RngStates
 from ..mesh import World
 from ._replace import sync
 
@@ -19,6 +24,13 @@ ABOUT, EXTRA = "about", "extra"  # of what DCP writes that which is no tensor: o
 MODEL, OPTIMIZER = "model.", "optimizer."  # how tensors' names begin
 VERSION = 2
 """Of the layout; checkpoints without a manifest were version 1."""
+_SAFE: list[Any] = [
+    RngStates,
+    np.ndarray,
+    np.dtype,
+    *(type(np.dtype(kind)) for kind in (np.uint32, np.uint64, np.int64, np.float32, np.float64, np.bool_)),
+    *(value.__reduce__()[0] for value in (np.empty(0), np.float64(0))),  # private functions that rebuild them
+]
 _PIECE_NBYTES = 2**20
 
 
@@ -135,3 +147,17 @@ def is_whole(folder: Path) -> bool:
 
 def _checksum(content: Mapping[str, Any]) -> int:
     return zlib.crc32(json.dumps(content, sort_keys=True).encode())
+
+
+def safe_load(file: Any, said: str) -> Any:
+    """Return what a file of torch.save holds, where that is plain values, tensors and arrays.
+
+    Raises:
+        CheckpointError: It is more, whose unpickling can run code.
+    """
+    try:
+        with torch.serialization.safe_globals(_SAFE):
+            return torch.load(file, weights_only=True)
+    except pickle.UnpicklingError as error:
+        reason = str(error).splitlines()[0].rstrip(".")
+        raise CheckpointError(f"{said} has objects whose unpickling can run code ({reason})") from None

@@ -12,10 +12,9 @@ import torch
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
 
-from ._manifest import CheckpointError, Manifest, is_whole
+from ._manifest import CheckpointError, Manifest, is_whole, safe_load
 from ._replace import standing
 from ._shards import Shape
-from .objects import safe_load
 
 _METADATA = "torch.distributed.checkpoint.metadata"
 _NAMES = {

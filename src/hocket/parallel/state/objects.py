@@ -1,28 +1,18 @@
 """Checkpoints of programs with a loop of their own: the states of their objects in one file, whole and verified."""
 
-import pickle
 import shutil
 import zlib
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
-from ..batches import RngStates
 from ..mesh import World
-from ._manifest import CheckpointError, Manifest, alike, is_whole
+from ._manifest import CheckpointError, Manifest, alike, is_whole, safe_load
 from ._replace import fresh, fresh_token, replace, standing, sync
 from .checkpoint import make_space, random_state, set_random_state
 
 _FILE = "objects.pt"
-_SAFE: list[Any] = [
-    RngStates,
-    np.ndarray,
-    np.dtype,
-    *(type(np.dtype(kind)) for kind in (np.uint32, np.uint64, np.int64, np.float32, np.float64, np.bool_)),
-    *(value.__reduce__()[0] for value in (np.empty(0), np.float64(0))),  # private functions that rebuild them
-]
 
 
 def write_objects(path: Path, state: dict[str, Any], world: World) -> None:
@@ -72,20 +62,6 @@ def read_objects(path: Path, world: World) -> dict[str, Any]:
     states = found.pop("random")
     set_random_state(states[world.rank % len(states)])
     return found
-
-
-def safe_load(file: Any, said: str) -> Any:
-    """Return what a file of torch.save holds, where that is plain values, tensors and arrays.
-
-    Raises:
-        CheckpointError: It is more, whose unpickling can run code.
-    """
-    try:
-        with torch.serialization.safe_globals(_SAFE):
-            return torch.load(file, weights_only=True)
-    except pickle.UnpicklingError as error:
-        reason = str(error).splitlines()[0].rstrip(".")
-        raise CheckpointError(f"{said} has objects whose unpickling can run code ({reason})") from None
 
 
 def _summed(path: Path) -> tuple[int, int]:
