@@ -106,10 +106,20 @@ def before_backward(listener: Any) -> None:
     """Have `listener.backward_begins(roots)` called before each back-propagation, while the graph still holds all.
 
     torch has hooks for gradients, which come when the loss's part of the graph is gone, and none for the beginning. So
-    the first listener wraps `torch.autograd.backward`, by which `Tensor.backward` goes, too.
+    the first listener wraps `torch.autograd.backward`, by which `Tensor.backward` goes, too. `torch.autograd.grad`,
+    which calls no hooks of parameters, has `listener.gradients_of(inputs)` called before.
     """
     if not _wrapped:
         _wrapped.append(plain := torch.autograd.backward)
+        plain_grad = torch.autograd.grad
+
+        @functools.wraps(plain_grad)
+        def grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+            if _before_backward and not in_backward():
+                wanted = [inputs] if isinstance(inputs, torch.Tensor) else (inputs := list(inputs))
+                for one in list(_before_backward):
+                    one.gradients_of(wanted)
+            return plain_grad(outputs, inputs, *args, **kwargs)
 
         @functools.wraps(plain)
         def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
@@ -120,6 +130,7 @@ def before_backward(listener: Any) -> None:
             plain(tensors, *args, **kwargs)
 
         torch.autograd.backward = backward
+        torch.autograd.grad = grad
     _before_backward.add(listener)
 
 
@@ -128,13 +139,13 @@ def graph_marks(tensors: Sequence[torch.Tensor]) -> set[int]:
     return {one.grad_fn._sequence_nr() for one in tensors if one.grad_fn is not None}
 
 
-def reaches(root: torch.Tensor, marks: set[int]) -> bool:
-    """Return whether a tensor was computed from one of those that the marks are of.
+def reaches(root: Any, marks: set[int]) -> bool:
+    """Return whether a tensor, or a node of the graph, was computed from one of the tensors that the marks are of.
 
     Numbers grow as a graph is made, so that only what was computed after the first of them is looked at.
     """
     seen: set[Any] = set()
-    todo = [root.grad_fn] if marks else []
+    todo = [getattr(root, "grad_fn", root)] if marks else []
     while todo:
         node = todo.pop()
         if node is None or node in seen or node._sequence_nr() < min(marks):

@@ -144,7 +144,18 @@ def scalar(loss: Any) -> torch.Tensor:
 
 # --- what a loss divides by, as its graph tells -----------------------------------------------------------------------
 
-_SAME = ("Neg", "ToCopy", "View", "UnsafeView", "ReshapeAlias", "Squeeze", "Unsqueeze", "Alias", "Clone", "Expand")
+SAME_VALUES = (
+    "Neg",
+    "ToCopy",
+    "View",
+    "UnsafeView",
+    "ReshapeAlias",
+    "Squeeze",
+    "Unsqueeze",
+    "Alias",
+    "Clone",
+    "Expand",
+)
 _SUM = -1.0  # the count of a term that divides by nothing
 _DEPTH = 64
 
@@ -168,7 +179,7 @@ def _collect(node: Any, found: list[float], depth: int) -> bool:
         return False
     if kind in ("Add", "Sub") and len(below) == 2:
         return all(_collect(one, found, depth - 1) for one in below)
-    if kind in ("Add", "Sub", "Mul", *_SAME) and len(below) == 1:
+    if kind in ("Add", "Sub", "Mul", *SAME_VALUES) and len(below) == 1:
         return _collect(below[0], found, depth - 1)
     if kind == "Div" and len(below) == 1 and node.next_functions[0][0] is not None:
         terms: list[float] = []

@@ -16,6 +16,8 @@ from ..batches import (
     DistributedLoader,
     ShardedLoader,
     SharedLoader,
+    average,
+    total,
 )
 from ..data import DataParallel, synchronise
 from ..mesh import Mesh, World
@@ -128,6 +130,8 @@ def distribute(
     _distributed.add(distributed)
     if optimizer is not None:
         _check_trains(optimizer, distributed)
+        distributed._marks.follow(optimizer)
+        _average_closures(optimizer, world, loss_reduction)
     if optimizer is not None and world.size > 1:
         broadcast_optimizer_state(optimizer, world)
     shared = None if loader is None else DistributedLoader(loader, group=group, seed_samples=seed_samples)
@@ -140,6 +144,31 @@ def distribute(
 
 # The parameters of what is distributed: one optimizer may train several models.
 _distributed: weakref.WeakSet[DataParallel] = weakref.WeakSet()
+
+
+_closures: weakref.WeakSet[Any] = weakref.WeakSet()  # the optimizers whose closures give the loss of all ranks
+
+
+def _average_closures(optimizer: Any, world: World, loss_reduction: str) -> None:
+    """Have closures give the loss of all ranks' samples: L-BFGS decides by it how far to go, and when to end."""
+    if world.size == 1 or optimizer in _closures or not hasattr(optimizer, "register_step_pre_hook"):
+        return
+    _closures.add(optimizer)
+    joined = average if loss_reduction == "mean" else total
+
+    def of_all(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+
+        if closure is None:
+            return None
+
+        def loss_of_all() -> Any:
+            loss = closure()
+            return loss if loss is None else joined(loss, group=world.group)
+
+        return args[:1], {**kwargs, "closure": loss_of_all}
+
+    optimizer.register_step_pre_hook(of_all)
 
 
 def _check_trains(optimizer: Any, model: DataParallel) -> None:

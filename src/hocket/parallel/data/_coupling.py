@@ -1,8 +1,14 @@
-"""Finds losses in which samples meet, from the loss's graph alone: the program that computes it is the user's."""
+"""Finds losses of which the mean over ranks is not that of one device, from the graph that the program has made."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
 
 import torch
+
+from hocket.comm import torch_adapter
+
+from ..batches import SAME_VALUES
 
 _MEET = 1e-5
 """Relative to a sample's own second derivative; that by another sample is zero to the bit where they do not meet."""
@@ -37,3 +43,76 @@ def samples_meet(loss: torch.Tensor, outputs: Sequence[torch.Tensor], samples: i
     own = max((float(one[0].max()) for one in found), default=0.0)
     other = max((float(one[1:].max()) for one in found), default=0.0)
     return other > _MEET * max(own, 1e-30)
+
+
+def sums_of_samples(loss: torch.Tensor, made: set[int], samples: int) -> Literal["", "sum", "weights"]:
+    """Return whether a term of a loss is a sum over samples: each rank's is a part of it, and not its like.
+
+    Args:
+        loss: A scalar.
+        made: Places in the graph of the model's outputs: a sum over parameters alone is each rank's.
+        samples: How many there are.
+
+    Returns:
+        "sum"; "weights" for a mean whose weights the program has made add up to one, so that nothing tells by how much
+        they weigh more on another rank; "" for neither, and for what is not known.
+    """
+    for node, factor, divisor in _sums(loss):
+        if divisor or factor * samples <= 1.001 or not torch_adapter.reaches(node, made):
+            continue
+        weights = _weights(node)
+        if weights is None or abs(weights.sum() - 1) > 1e-3:
+            return "sum"
+        if weights.max() - weights.min() > 1e-3 * weights.max():
+            return "weights"
+    return ""
+
+
+def constant_divisor(loss: torch.Tensor, samples: int, total: int) -> bool:
+    """Return whether a loss divides by the size of the global batch where this rank has a part of it.
+
+    Args:
+        loss: A scalar.
+        samples: How many this rank has.
+        total: How many the global batch has.
+    """
+    sizes = ((divisor, getattr(node, "_saved_self_sym_sizes", ())) for node, _, divisor in _sums(loss))
+    return samples != total and any(divisor == total != math.prod(size) for divisor, size in sizes)
+
+
+def _sums(loss: torch.Tensor) -> Iterator[tuple[Any, float, float]]:
+    """Yield the sums that are terms of a loss, with constant factors, and what is divided by; 0 for nothing."""
+    todo: list[tuple[Any, float, float]] = [(loss.grad_fn, 1.0, 0.0)]
+    for _ in range(256):
+        if not todo:
+            return
+        node, factor, divisor = todo.pop()
+        if node is None:
+            continue
+        kind = _kind(node)
+        below = [one for one, _ in node.next_functions if one is not None]
+        if kind in ("Add", "Sub") or (kind in SAME_VALUES and len(below) == 1):
+            todo += [(one, factor, divisor) for one in below]
+        elif kind in ("Mul", "Div") and len(below) == 1 and below[0] is node.next_functions[0][0]:
+            by = node._saved_other
+            by = float(by) if by is not None and (not isinstance(by, torch.Tensor) or by.numel() == 1) else math.nan
+            if math.isfinite(by) and by:
+                todo.append((below[0], factor * abs(by), divisor) if kind == "Mul" else (below[0], factor, by))
+        elif node.name() == "SumBackward0" or getattr(node, "_saved_reduction", None) == 2:
+            yield node, factor, divisor
+
+
+def _weights(node: Any) -> torch.Tensor | None:
+    """Return the tensor without gradient that is multiplied with what is summed; None where there is none."""
+    below = node.next_functions[0][0]
+    while below is not None and _kind(below) in SAME_VALUES:
+        below = below.next_functions[0][0]
+    if below is None or _kind(below) != "Mul" or all(one is not None for one, _ in below.next_functions):
+        return None
+    saved = (one for one in (below._saved_other, below._saved_self) if isinstance(one, torch.Tensor))
+    return next((one.detach() for one in saved if one.numel() > 1), None)
+
+
+def _kind(node: Any) -> str:
+    name: str = node.name()
+    return name.rstrip("01").removesuffix("Backward")

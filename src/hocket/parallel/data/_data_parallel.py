@@ -3,6 +3,7 @@
 import copy
 import gc
 import itertools
+import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -13,14 +14,15 @@ import torch
 from hocket import comm
 from hocket.comm import torch_adapter
 
+from ..batches import BatchShard, divisors, tensors_in
 from ..batches import batch as _batch
-from ..batches import divisors, tensors_in
 from ..mesh import World
 from ..state import FlatBundles, broadcast_tensors, check_model, is_excluded, keepers
 from ._batch_norm import SynchronisedBatchNorm
-from ._coupling import samples_meet
+from ._coupling import constant_divisor, samples_meet, sums_of_samples
 from ._hooks import scale_gradients
 from ._reducer import GradientReducer
+from ._replica_marks import ReplicaMarks
 
 _serial = itertools.count()
 _TERMS = 8
@@ -89,12 +91,13 @@ class DataParallel(torch.nn.Module):
         self._outputs: list[torch.Tensor] | None = []  # of the first forward pass; None once its loss was looked at
         self._made: set[int] = set()  # places in the graph of what the last forward pass gave
         self._latest: _batch.Note | None = None  # of the forward passes since the last back-propagation
+        replicated = {name: parameter for name, parameter in module.named_parameters() if not is_excluded(parameter)}
+        self._marks = ReplicaMarks(replicated)
+        self._replicated = list(replicated.values())
+        self._passes = 0  # back-propagations that have no sum over ranks in which these could compare themselves
         self.module = module
         if world.size > 1:
             check_model(module, world)
-            replicated = {
-                name: parameter for name, parameter in module.named_parameters() if not is_excluded(parameter)
-            }
             broadcast_tensors([*replicated.values(), *module.buffers()], world)
             reducer = GradientReducer(
                 list(replicated), list(replicated.values()), world, bucket_bytes, first_bucket_bytes, compression
@@ -194,25 +197,20 @@ class DataParallel(torch.nn.Module):
         A mean over samples comes out with the weight that it has anyway; one over tokens with the right one.
         """
         note, reducer = self._latest, self._reducer
-        if note is None or note.share is None or reducer is None or self._loss_reduction == "sum":
-            return
-        if len(roots) != 1 or not reducer.awaits_backward:
+        if reducer is None or len(roots) != 1 or not reducer.awaits_backward:
             return
         waiting = [m for m in _living if m._reducer is not None and m._reducer.awaits_backward]
         if len(waiting) > 1 and not torch_adapter.reaches(roots[0], self._made):
             return  # another model's loss
+        if note is None or note.share is None or self._loss_reduction == "sum":
+            self._compare()
+            return
         self._latest = None
         if self._outputs is not None:
-            meet = samples_meet(roots[0], self._outputs, note.share.samples)
+            self._check_first(roots[0], self._outputs, note.share)
             self._outputs = None
-            if any(self._world.from_all(meet)):
-                raise RuntimeError(
-                    "samples of the batch meet in the loss (in-batch negatives, a root of a mean, a statistic of the "
-                    "batch), so that it is not that of one device when ranks have parts of the batch each: gather what "
-                    "it needs with a collective that has a gradient, or take hocket.Trainer with a plan that does not "
-                    "cut batches"
-                )
         if note.stated:
+            self._compare()
             return
         terms = divisors(roots[0]) if roots[0].numel() == 1 else ()
         note.counted = self._weight_by(terms if len(terms) <= _TERMS else (), note.share.samples)
@@ -228,6 +226,64 @@ class DataParallel(torch.nn.Module):
                 "loss is a mean over something else than samples: pass hocket.distribute(..., loss_weight=)"
             )
 
+    def gradients_of(self, inputs: Sequence[torch.Tensor]) -> None:
+        """Refuse `torch.autograd.grad` for parameters, which gives the gradients of this rank's samples alone."""
+        if self._reducer is None or not self._reducer.synchronises:
+            return
+        mine = {id(parameter) for parameter in self._replicated}
+        if any(id(one) in mine for one in inputs):
+            raise RuntimeError(
+                "torch.autograd.grad gives parameters' gradients without averaging them over ranks: call "
+                "loss.backward() and read parameter.grad; or, if gradients by this rank's own samples are meant (one "
+                "task of meta-learning, say), do it inside `with model.no_sync():`"
+            )
+
+    def _check_first(self, loss: torch.Tensor, outputs: list[torch.Tensor], share: BatchShard) -> None:
+        """Refuse a loss that no weights of ranks make that of one device; a collective operation.
+
+        Raises:
+            RuntimeError: samples meet in it, or it is a sum; on every rank alike.
+        """
+        samples, single = share.samples, loss.numel() == 1
+        meet = samples_meet(loss, outputs, samples)
+        summed = sums_of_samples(loss, self._made, samples) if single else ""
+        found = self._world.from_all((meet, summed))
+        if any(one for one, _ in found):
+            raise RuntimeError(
+                "samples of the batch meet in the loss (in-batch negatives, a root of a mean, a statistic of the "
+                "batch), so that it is not that of one device when ranks have parts of the batch each: gather what "
+                "it needs with a collective that has a gradient, or take hocket.Trainer with a plan that does not "
+                "cut batches"
+            )
+        if any(one == "weights" for _, one in found):
+            raise RuntimeError(
+                "the loss is a sum weighted by what adds up to one over this rank's samples, so that nothing tells how "
+                "much other ranks' samples weigh: pass hocket.distribute(..., loss_weight=) with the sum of a batch's "
+                "weights before, or divide the weighted sum by it (loss = (losses * w).sum() / w.sum())"
+            )
+        if any(one for _, one in found):
+            raise RuntimeError(
+                "the loss is a sum over samples, or has a term that is one, and ranks' losses are averaged: pass "
+                'hocket.distribute(..., loss_reduction="sum") if all of it is a sum, else make that term a mean over '
+                "the samples that the loop has"
+            )
+        if self._world.rank == 0 and single and constant_divisor(loss, samples, share.total):
+            warnings.warn(
+                f"the loss divides by {share.total}, the size of the global batch, of which this rank has {samples} "
+                "samples: if that is what the number means, divide by len(batch) instead",
+                stacklevel=4,
+            )
+
+    def _compare(self) -> None:
+        """Compare the replicas in a sum of their own, in every 32nd back-propagation; more often in the beginning."""
+        self._passes += 1
+        if self._passes % 32 and self._passes & (self._passes - 1):
+            return
+        sums = self._marks.numbers().to(self._world.device)
+        with comm.label("replicas compared"):
+            self._world.all_reduce(sums)
+        self._marks.check(sums, self._world)
+
     def _weight_by(self, terms: Sequence[float], samples: int) -> float | None:
         """Return the weight of this rank's loss whose terms divide by these numbers; None where they do not tell.
 
@@ -237,10 +293,14 @@ class DataParallel(torch.nn.Module):
         counts = torch.zeros(_TERMS, dtype=torch.float64)
         counts[: len(terms)] = torch.tensor(terms if samples else [0.0] * len(terms), dtype=torch.float64)
         known = torch.tensor([float(len(terms)), float(len(terms) ** 2), float(len(terms) > 0)], dtype=torch.float64)
-        sums = torch.cat([counts, counts.square(), counts * counts[0], known]).to(self._world.device)
+        mine = torch.cat([counts, counts.square(), counts * counts[0], known, self._marks.numbers()])
+        sums = mine.to(self._world.device)
         with comm.label("loss weights"):
             self._world.all_reduce(sums)
-        totals, squares, products = sums[:-3].cpu().view(3, _TERMS)
+        sums = sums.cpu()
+        self._marks.check(sums[-ReplicaMarks.SIZE :], self._world)
+        sums = sums[: -ReplicaMarks.SIZE]
+        totals, squares, products = sums[:-3].view(3, _TERMS)
         number, number_squared, all_known = sums[-3:].tolist()
         world = self._world.size
         if all_known < world or number**2 != world * number_squared or not totals[0]:

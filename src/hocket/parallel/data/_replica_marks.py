@@ -1,0 +1,121 @@
+"""Notices replicas that drift apart: other settings of the optimizer, other numbers of updates, other weights."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import weakref
+from collections.abc import Mapping
+from typing import Any, Final
+
+import torch
+
+from ..mesh import World
+
+_BITS: Final = 16
+_ELEMENTS: Final = 4096
+_TOLERANCE: Final = 1e-5  # of a sum of weights: hosts of different processors round the last place differently
+
+
+class ReplicaMarks:
+    """What this rank's replica is like, in few numbers whose sums over ranks tell whether all are alike.
+
+    One parameter is looked at in each check, the next in the next: most that changes weights changes all of them.
+
+    Args:
+        parameters: Those that all ranks have alike, by name.
+    """
+
+    SIZE: Final = _BITS + 2
+
+    def __init__(self, parameters: Mapping[str, torch.nn.Parameter]) -> None:
+        self._parameters = list(parameters.items())
+        self._optimizers: list[tuple[weakref.ref[Any], list[int]]] = []
+        self._checks = 0
+
+    def follow(self, optimizer: Any) -> None:
+        """Look at an optimizer's settings, and at how often it updates."""
+        updates = [0]
+
+        def updated(*_: Any) -> None:
+            updates[0] += 1
+
+        if hasattr(optimizer, "register_step_post_hook"):
+            optimizer.register_step_post_hook(updated)
+        self._optimizers.append((weakref.ref(optimizer), updates))
+
+    def numbers(self) -> torch.Tensor:
+        """Return this rank's marks, to be summed over ranks: float64 of SIZE elements."""
+        digest = hashlib.sha256(repr(self._settings()).encode()).digest()
+        bits = [1.0 if digest[i // 8] >> i % 8 & 1 else -1.0 for i in range(_BITS)]
+        weight = self._weight()
+        return torch.tensor([*bits, weight, weight * weight], dtype=torch.float64)
+
+    def check(self, sums: torch.Tensor, world: World) -> None:
+        """Compare; on every rank alike.
+
+        Raises:
+            RuntimeError: ranks have different settings, or different weights.
+        """
+        *bits, weight, square = (sums.double().cpu() / world.size).tolist()
+        if any(abs(bit) < 1 - 0.5 / world.size for bit in bits):
+            everyone = world.from_all(self._settings())
+            other = next(rank for rank, one in enumerate(everyone) if one != everyone[0])
+            raise RuntimeError(
+                "the optimizer is not the same on all ranks, so that their models drift apart: "
+                f"{_difference(everyone[0], everyone[other], other)}. The program has decided by what one rank alone "
+                "has seen, as the loss of its own samples: decide by hocket.average(loss), which is the same on all"
+            )
+        name, parameter = self._parameters[self._checks % len(self._parameters)] if self._parameters else ("", None)
+        self._checks += 1
+        if parameter is None or not math.isfinite(square):
+            return
+        tolerance = max(_TOLERANCE, 8 * torch.finfo(parameter.dtype).eps)
+        if square - weight * weight > (tolerance * weight) ** 2 + 1e-14 * square:
+            raise RuntimeError(
+                f"parameter {name!r} is no longer the same on all ranks: something has changed it on one of them, or "
+                "differently on each. Make every change on all ranks alike: random ones with one seed, checkpoints "
+                "loaded by each rank, decisions by hocket.average(loss)"
+            )
+
+    def _settings(self) -> list[tuple[Any, ...]]:
+        found = []
+        for reference, (updates,) in self._optimizers:
+            optimizer = reference()
+            groups = [] if optimizer is None else optimizer.param_groups
+            settings = [
+                {name: said for name, value in group.items() if name != "params" and (said := _said(value))}
+                for group in groups
+            ]
+            found.append((updates, settings))
+        return found
+
+    def _weight(self) -> float:
+        if not self._parameters:
+            return 0.0
+        tensor = self._parameters[self._checks % len(self._parameters)][1].detach()
+        while tensor.dim() > 1 and tensor.numel() > _ELEMENTS:
+            tensor = tensor[0]
+        return float(tensor.flatten()[:_ELEMENTS].abs().double().sum())
+
+
+def _said(value: Any) -> str:
+    """Return a setting as six digits say it: hosts compute cosines that differ in the last place."""
+    if isinstance(value, torch.Tensor):
+        value = float(value) if value.numel() == 1 and value.device.type == "cpu" else None
+    if isinstance(value, tuple | list):
+        return ", ".join(map(_said, value))
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return str(value) if isinstance(value, int | str) else ""
+
+
+def _difference(first: Any, other: Any, rank: int) -> str:
+    for (updates, groups), (other_updates, other_groups) in zip(first, other, strict=True):
+        for group, other_group in zip(groups, other_groups, strict=False):
+            for name in group:
+                if group[name] != other_group.get(name):
+                    return f"{name} is {group[name]} on rank 0 and {other_group.get(name)} on rank {rank}"
+        if updates != other_updates:
+            return f"rank 0 has made {updates} updates and rank {rank} {other_updates}"
+    return f"other groups of parameters on rank {rank} than on rank 0"

@@ -1,0 +1,176 @@
+"""Replicas do not drift apart in silence, and a loop's loss is that of one device or refused."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import hocket
+from hocket.testing import run_ranks
+
+SAMPLES = 48
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 3)).double()
+
+
+def data() -> TensorDataset:
+    x = torch.randn(SAMPLES, 6, generator=torch.Generator().manual_seed(1)).double()
+    return TensorDataset(x, x[:, :3] * x[:, 3:])
+
+
+def error_of(run: Callable[[], Any]) -> str:
+    try:
+        run()
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+def trained(after: Callable[[Any, Any, int], None], *, loader: bool = True, updates: bool = True) -> str:
+    """Train for two epochs, and call `after` each step; return the error that this ends in."""
+    model, made = network(), DataLoader(data(), batch_size=8)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    distributed, optimizer, shared = hocket.distribute(model, optimizer, made if loader else None)
+    rank = dist.get_rank()
+
+    def run() -> None:
+        for _ in range(2):
+            for x, y in shared if loader else made:
+                optimizer.zero_grad()
+                nn.functional.mse_loss(distributed(x), y).backward()
+                if updates or rank == 0:
+                    optimizer.step()
+                after(distributed, optimizer, rank)
+
+    return error_of(run)
+
+
+def decided_alone() -> list[str]:
+    """The errors of programs that do on one rank what they do not on the other."""
+
+    def nothing(*_: Any) -> None: ...
+
+    def rate(_: Any, optimizer: Any, rank: int) -> None:
+        optimizer.param_groups[0]["lr"] *= 1 - 0.5 * rank
+
+    def weights(model: Any, _: Any, rank: int) -> None:
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(1 + 0.001 * rank)
+
+    def alike(model: Any, optimizer: Any, _: int) -> None:
+        optimizer.param_groups[0]["lr"] *= 0.9
+        weights(model, optimizer, 1)
+
+    return [
+        trained(rate), trained(weights), trained(nothing, updates=False), trained(rate, loader=False),
+        trained(weights, loader=False), trained(alike), trained(alike, loader=False),
+    ]  # fmt: skip
+
+
+def test_what_one_rank_decides_alone_is_an_error_of_all() -> None:
+    """A learning rate by the local loss, an update left out, a weight changed: models drifted apart without a word."""
+    first, other = run_ranks(decided_alone, 2, timeout_s=90)
+    assert first == other
+    rate, weights, updates, rate_alone, weights_alone, *alike = first
+    assert "lr is 0.1 on rank 0 and 0.05 on rank 1" in rate
+    assert "hocket.average(loss)" in rate
+    assert rate_alone.startswith("the optimizer is not the same on all ranks")
+    assert "parameter '0.weight' is no longer the same on all ranks" in weights or "0.bias" in weights
+    assert "is no longer the same on all ranks" in weights_alone
+    assert "rank 0 has made 1 updates and rank 1 0" in updates
+    assert alike == ["", ""]
+
+
+def searched(line_search: str | None, reduction: str) -> list[float]:
+    """Weights after some steps of L-BFGS, which decides by the loss that its closure gives."""
+    model = network()
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.5, max_iter=4, line_search_fn=line_search)
+    loader = DataLoader(data(), batch_size=SAMPLES)
+    distributed, optimizer, shared = hocket.distribute(model, optimizer, loader, loss_reduction=reduction)
+    for _ in range(3):
+        for x, y in shared:
+
+            def closure(x: Tensor = x, y: Tensor = y) -> Tensor:
+                optimizer.zero_grad()
+                loss = nn.functional.mse_loss(distributed(x), y, reduction=reduction)
+                loss.backward()
+                return loss
+
+            optimizer.step(closure)
+    return [float(p.detach().sum()) for p in model.parameters()]
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_a_line_search_finds_what_that_of_one_process_finds(reduction: str) -> None:
+    """Each rank searched along the loss of its own samples."""
+    alone = searched("strong_wolfe", reduction)
+    for weights in run_ranks(searched, 2, "strong_wolfe", reduction, timeout_s=60):
+        assert weights == pytest.approx(alone, rel=1e-9)  # sums in another order
+
+
+LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "sum": lambda output, y: ((output - y) ** 2).sum(),
+    "of the function": lambda output, y: nn.functional.mse_loss(output, y, reduction="sum"),
+    "autoencoder": lambda o, y: nn.functional.mse_loss(o, y) - 0.5 * torch.sum(1 + o - o.pow(2) - o.exp()),
+    "masked": lambda output, y: ((output - y) ** 2 * (y > 0)).sum(),
+    "of classes": lambda output, y: nn.functional.cross_entropy(output, y.argmax(1), reduction="sum"),
+    "weights": lambda output, y: ((output - y) ** 2 * (y.abs() / y.abs().sum())).sum(),
+    "mean": lambda output, y: ((output - y) ** 2).sum() / len(y),
+    "times": lambda output, y: ((output - y) ** 2).sum() * (1 / len(y)),
+    "even weights": lambda output, y: ((output - y) ** 2 * torch.full_like(y, 1 / y.numel())).sum(),
+    "mean of sums": lambda output, y: ((output - y) ** 2).sum(1).mean(),
+    "whole batch": lambda output, y: ((output - y) ** 2).sum() / 8,
+}
+
+
+def losses() -> dict[str, str]:
+    """What the first back-propagation of each loss ends in, or warns of."""
+    found = {}
+    for name, loss_of in LOSSES.items():
+        model, _, loader = hocket.distribute(network(), None, DataLoader(data(), batch_size=8))
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            x, y = next(iter(loader))
+            penalty = 1e-3 * sum((p**2).sum() for p in model.parameters())
+            found[name] = error_of((loss_of(model(x), y) + penalty).backward)
+        found[name] += "".join(f"warned: {one.message}" for one in caught if "global batch" in str(one.message))
+    return found
+
+
+def test_a_sum_is_refused_where_means_are_averaged() -> None:
+    """Gradients of a sum were those of one device divided by the number of ranks."""
+    for rank, found in enumerate(run_ranks(losses, 2, timeout_s=60)):
+        sums = [name for name, said in found.items() if 'loss_reduction="sum"' in said]
+        assert sums == ["sum", "of the function", "autoencoder", "masked", "of classes"]
+        assert "adds up to one over this rank's samples" in found["weights"]
+        assert [found[name] for name in ("mean", "times", "even weights", "mean of sums")] == [""] * 4
+        assert found["whole batch"].startswith("warned: the loss divides by 8") == (rank == 0)
+
+
+def gradients() -> list[str]:
+    """What torch.autograd.grad ends in: for parameters, for inputs, and for parameters of this rank's samples alone."""
+    model, _, loader = hocket.distribute(network(), None, DataLoader(data(), batch_size=8))
+    x, _ = next(iter(loader))
+    x.requires_grad_()
+    found = [error_of(lambda: torch.autograd.grad(model(x).mean(), list(model.parameters())))]
+    found.append(error_of(lambda: torch.autograd.grad(model(x).mean(), x)))
+    with model.no_sync():
+        found.append(error_of(lambda: torch.autograd.grad(model(x).mean(), list(model.parameters()))))
+    return found
+
+
+def test_gradients_that_nobody_averages_are_refused() -> None:
+    for parameters, inputs, own in run_ranks(gradients, 2, timeout_s=60):
+        assert "without averaging them over ranks" in parameters
+        assert (inputs, own) == ("", "")
