@@ -107,7 +107,7 @@ def resumed(wrap: Wrap, directory: Path) -> dict[str, Any]:
     def run(*more: Any) -> Any:
         model = wrap(dense(keras.layers.Dropout(0.3)))
         if wrap is hocket_model():
-            model.resume(directory / "resumed")
+            model.resume(directory.parent / "resume")  # beside what plain Keras writes, too
         plateau = callbacks.ReduceLROnPlateau(monitor="val_loss", factor=0.5, patience=1, min_delta=0.5)
         return trained(wrap, [plateau, *more], model=model)
 
