@@ -83,7 +83,8 @@ def run_here(arguments: LaunchArguments, command: list[str], directory: str, lis
 
 def _environments(arguments: LaunchArguments, directory: str) -> dict[int, dict[str, str]]:
     """Return what each rank's environment has, by rank: what elastic gives it."""
-    with socket.create_server(("", 0)) as free:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     address, size = arguments.flags.local_addr or "localhost", str(arguments.nproc)
     common = {

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import hocket
+from hocket.planner import Plan
 from hocket.testing import run_ranks
 
 SAMPLES = 48
@@ -90,6 +91,26 @@ def test_what_one_rank_decides_alone_is_an_error_of_all() -> None:
     assert "is no longer the same on all ranks" in weights_alone
     assert "rank 0 has made 1 updates and rank 1 0" in updates
     assert alike == ["", ""]
+
+
+def of_a_trainer(plan: Plan) -> str:
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    x, y = (torch.stack(one) for one in zip(*(data()[i] for i in range(8)), strict=True))
+    trainer = hocket.Trainer(model, nn.functional.mse_loss, optimizer, plan, sample=x)
+
+    def run() -> None:
+        for step in range(12):
+            trainer.step((x, y))
+            optimizer.param_groups[0]["lr"] *= 1 - 0.5 * dist.get_rank() * (step > 5)
+
+    return error_of(run)
+
+
+@pytest.mark.parametrize("plan", [Plan(shard="parameters"), Plan(pipeline_parallel_degree=2)])
+def test_a_rate_that_one_rank_lowers_is_an_error_of_a_trainer_s_step(plan: Plan) -> None:
+    for said in run_ranks(of_a_trainer, 2, plan, timeout_s=60):
+        assert "lr is 0.1 on rank 0 and 0.05 on rank 1" in said or "lr is 0.1 on rank 0 and 0.025 on rank 1" in said
 
 
 def searched(line_search: str | None, reduction: str) -> list[float]:

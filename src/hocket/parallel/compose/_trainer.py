@@ -20,7 +20,7 @@ from hocket.timeline import Timeline
 from hocket.units import parse_bytes
 
 from ..batches import BatchPart, BatchSplitter, DistributedLoader, Keywords, LossForm, LossTally, SharedLoader
-from ..data import Relaxation
+from ..data import Relaxation, ReplicaMarks
 from ..mesh import world as _world
 from ..state import IncompatibleKeys, StateBytes, checkpoint, clip, deferred, process_memory
 from ..state.optim import TrustRatios
@@ -125,6 +125,10 @@ class Trainer:
         self._loss_check: LossCheck | None = LossCheck(self._composition, self._loss_form)
         self._splitter = BatchSplitter(self._mesh["data"], taken, targeted=targeted)
         self._errors = StepErrors(self._mesh)
+        self._marks: ReplicaMarks | None = None  # of settings alone: not every rank holds the same weights
+        if world.size > 1 and not self.plan.priority and self.plan.synchronisation == "every_step":
+            self._marks = ReplicaMarks({})
+            self._marks.follow(optimizer, counted=False)
         self._log = StepLog()
         note_plan(self.plan)
         self._trial = BucketTrial.of(self._composition) if automatic else None
@@ -175,6 +179,7 @@ class Trainer:
         Raises:
             TypeError: the batch is no tuple or list, or the loss no scalar.
             PlanError: in the first step: the loss of a batch does not follow from that of the parts that it is cut in.
+            RuntimeError: ranks' optimizers have different settings.
             StageError: a stage of the pipeline has failed, on every rank; without a pipeline ranks get a CommError
                 that has the error of the one that has failed.
         """
@@ -183,6 +188,8 @@ class Trainer:
         self._check_known()
         # Where synchronisation is relaxed, not all workers may get a batch.
         with self._errors.told() if self._relaxation is None else nullcontext():
+            if self._marks is not None:
+                self._marks.compare(self._mesh.whole)
             self._composition.form.forget()
             check = None if self._relaxation is not None else self._loss_check
             if check is not None and check.run(self._splitter.parts(batch, 1)[0], self._splitter.whole(batch)):

@@ -6,12 +6,13 @@ from ._fully_sharded import FullySharded, blocks
 from ._hooks import scale_gradients
 from ._overlap import on_several_hosts
 from ._reducer import GradientReducer
+from ._replica_marks import ReplicaMarks
 from ._strategy import Replicated, ShardingStrategy
 from ._zero import ShardedOptimizer
 from .relaxed._relaxation import Relaxation
 
 __all__ = [
     "BroadcastBuffers", "DataParallel", "FullySharded", "GradientReducer", "Relaxation", "Replicated",
-    "ShardedOptimizer", "ShardingStrategy", "SynchronisedBatchNorm", "blocks", "living", "normalise",
+    "ReplicaMarks", "ShardedOptimizer", "ShardingStrategy", "SynchronisedBatchNorm", "blocks", "living", "normalise",
     "on_several_hosts", "scale_gradients", "synchronise",
 ]  # fmt: skip

@@ -94,7 +94,6 @@ class DataParallel(torch.nn.Module):
         replicated = {name: parameter for name, parameter in module.named_parameters() if not is_excluded(parameter)}
         self._marks = ReplicaMarks(replicated)
         self._replicated = list(replicated.values())
-        self._passes = 0  # back-propagations that have no sum over ranks in which these could compare themselves
         self.module = module
         if world.size > 1:
             check_model(module, world)
@@ -203,14 +202,14 @@ class DataParallel(torch.nn.Module):
         if len(waiting) > 1 and not torch_adapter.reaches(roots[0], self._made):
             return  # another model's loss
         if note is None or note.share is None or self._loss_reduction == "sum":
-            self._compare()
+            self._marks.compare(self._world)
             return
         self._latest = None
         if self._outputs is not None:
             self._check_first(roots[0], self._outputs, note.share)
             self._outputs = None
         if note.stated:
-            self._compare()
+            self._marks.compare(self._world)
             return
         terms = divisors(roots[0]) if roots[0].numel() == 1 else ()
         note.counted = self._weight_by(terms if len(terms) <= _TERMS else (), note.share.samples)
@@ -273,16 +272,6 @@ class DataParallel(torch.nn.Module):
                 "samples: if that is what the number means, divide by len(batch) instead",
                 stacklevel=4,
             )
-
-    def _compare(self) -> None:
-        """Compare the replicas in a sum of their own, in every 32nd back-propagation; more often in the beginning."""
-        self._passes += 1
-        if self._passes % 32 and self._passes & (self._passes - 1):
-            return
-        sums = self._marks.numbers().to(self._world.device)
-        with comm.label("replicas compared"):
-            self._world.all_reduce(sums)
-        self._marks.check(sums, self._world)
 
     def _weight_by(self, terms: Sequence[float], samples: int) -> float | None:
         """Return the weight of this rank's loss whose terms divide by these numbers; None where they do not tell.

@@ -10,6 +10,8 @@ from typing import Any, Final
 
 import torch
 
+from hocket import comm
+
 from ..mesh import World
 
 _BITS: Final = 16
@@ -29,20 +31,35 @@ class ReplicaMarks:
     SIZE: Final = _BITS + 2
 
     def __init__(self, parameters: Mapping[str, torch.nn.Parameter]) -> None:
+        self._passes = 0
         self._parameters = list(parameters.items())
         self._optimizers: list[tuple[weakref.ref[Any], list[int]]] = []
         self._checks = 0
 
-    def follow(self, optimizer: Any) -> None:
-        """Look at an optimizer's settings, and at how often it updates."""
+    def follow(self, optimizer: Any, *, counted: bool = True) -> None:
+        """Look at an optimizer's settings, and if `counted` at how often it updates."""
         updates = [0]
 
         def updated(*_: Any) -> None:
             updates[0] += 1
 
-        if hasattr(optimizer, "register_step_post_hook"):
+        if counted and hasattr(optimizer, "register_step_post_hook"):
             optimizer.register_step_post_hook(updated)
         self._optimizers.append((weakref.ref(optimizer), updates))
+
+    def compare(self, world: World) -> None:
+        """Compare in a sum of their own, in the calls that are powers of two and in every 32nd; a collective operation.
+
+        Raises:
+            RuntimeError: See `check`.
+        """
+        self._passes += 1
+        if self._passes % 32 and self._passes & (self._passes - 1):
+            return
+        sums = self.numbers().to(world.device)
+        with comm.label("replicas compared"):
+            world.all_reduce(sums)
+        self.check(sums, world)
 
     def numbers(self) -> torch.Tensor:
         """Return this rank's marks, to be summed over ranks: float64 of SIZE elements."""
