@@ -28,7 +28,7 @@ from .entries import ENTRIES
 from .plans import PLANS, lines_of
 
 TOLERANCE = 1e-6
-ENDS = ("PeerDiedError", "CollectiveMismatchError", "CollectiveTimeoutError", "TimeoutError")
+ENDS = ("CommError", "PeerDiedError", "CollectiveMismatchError", "CollectiveTimeoutError", "TimeoutError")
 """What comes of an error that only another rank has had: no refusal."""
 
 SILENCE_S = 150.0

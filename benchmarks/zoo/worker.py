@@ -171,6 +171,8 @@ def main(directory: str, plan: str, *names: str) -> None:
             out.write(json.dumps({"entry": name, **seen}, default=str) + "\n")
             if not alike(Path(directory), plan, name):
                 sys.exit(f"the ranks' outcomes of {name} differ: what comes next needs new ranks")
+            if "has failed in its" in seen.get("message", ""):
+                sys.exit(f"a rank has left its groups in {name}: what comes next needs new ranks")
 
 
 if __name__ == "__main__":
