@@ -148,7 +148,7 @@ def test_of_ranks_that_all_died_the_one_that_the_others_waited_for_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("hocket.profile._record.known_group", lambda name: (name, (0, 1, 2)))
-    monkeypatch.setattr("hocket.profile._live.process_start", lambda pid: 0)  # gone
+    monkeypatch.setattr("hocket.profile._live.start_ticks", lambda pid: None)  # gone
     for rank in range(3):
         record = RankRecord(tmp_path, rank, 3)
         now_s = time.perf_counter()
