@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from hocket.launch import _worker
+from hocket.launch._failure import RankFailure, describe
 from hocket.launch._merge import Merger
 from hocket.testing import deadline
 
@@ -53,6 +54,21 @@ def test_the_failing_rank_is_named_with_its_reason(
     assert report[0].startswith("hocket: rank 1 failed first: ")
     assert report[-2] == "ranks 0, 2 were ended because of that (SIGTERM)"
     assert report[-1] == f"hocket: failed, exit status {exit_code}"
+
+
+def test_an_error_that_several_ranks_raised_is_said_once() -> None:
+    def failed(rank: int, error: str | None, by_launcher: bool = False) -> RankFailure:
+        return RankFailure(
+            rank, rank, 100, 1, "SIGTERM" if by_launcher else None, 5.0 + rank, 6.0, error,
+            error and f"Traceback\n{error}", by_launcher,
+        )  # fmt: skip
+
+    ended = failed(3, None, by_launcher=True)
+    lines = describe([failed(1, "ValueError: rank 1 has 3"), failed(0, "ValueError: rank 0 has 3"), ended], 2.0)
+    assert lines[0] == "ranks 0, 1 failed with the same error: exit status 1, 4.0 s after the start"
+    assert lines[1:] == ["Traceback", "ValueError: rank 1 has 3", "rank 3 was ended because of that (SIGTERM)"]
+    for other in (failed(0, "ValueError: another"), failed(0, None), ended):
+        assert describe([failed(1, "ValueError: rank 1 has 3"), other], 2.0)[0].startswith("rank 1 failed first: ")
 
 
 @pytest.mark.parametrize("flags", [[], ["-m"]])

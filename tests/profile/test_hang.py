@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from hocket.profile import InGroup, LiveRank, find_hang, live_ranks, standing
+from hocket.profile import InGroup, LiveRank, find_hang, live_ranks, short_place, standing, users_frame
 from hocket.testing import deadline, run_ranks
 
 from . import hang_programs
@@ -24,6 +24,19 @@ def _rank(
 
 def _waiting(rank: int, **how: object) -> LiveRank:
     return _rank(rank, 1234, 1233, waits_s=9.0, **how)  # type: ignore[arg-type]
+
+
+def test_a_place_is_the_innermost_of_the_program_also_at_a_scripts_own_level() -> None:
+    library = "/usr/lib/python3.11/site-packages/torch/nn/modules/linear.py:125 Linear.forward"
+    runpy = "<frozen runpy>:88 _run_code"
+    for mine, place in (
+        ("/home/u/my models/train.py:7 <module>", "train.py:7"),
+        ("/home/u/train.py:9 main.<locals>.step", "train.py:9 (main.<locals>.step)"),
+    ):
+        assert users_frame([library, mine, runpy]) == mine
+        assert short_place(mine) == place
+    assert users_frame([library, runpy]) == library
+    assert short_place(users_frame([])) == ""
 
 
 def test_the_sentence_names_rank_operation_and_place():

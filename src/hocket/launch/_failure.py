@@ -1,6 +1,7 @@
 """Which rank failed first, and what to say about it and the others."""
 
 import json
+import re
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -129,6 +130,7 @@ def describe(failures: Sequence[RankFailure], began_s: float) -> list[str]:
         began_s: When the ranks were started, in seconds since the epoch.
     """
     first, *others = failures
+    alike = _alike(failures)
     after_s = max(0.0, (first.failed_s if first.error else first.ended_s) - began_s)
     lines = [_headline(failures, f"{first.how()}, {after_s:.1f} s after the start")]
     if first.traceback:
@@ -140,7 +142,7 @@ def describe(failures: Sequence[RankFailure], began_s: float) -> list[str]:
     elif not first.signal:
         lines.append("It recorded no exception; what it printed is above.")
     for other in others:
-        if not other.ended_by_launcher:
+        if not other.ended_by_launcher and other.rank not in alike:
             reason = f": {other.error.splitlines()[0]}" if other.error else ""
             later_s = max(0.0, other.failed_s - first.failed_s)
             lines.append(f"rank {other.rank} failed {later_s:.1f} s later, {other.how()}{reason}")
@@ -165,7 +167,16 @@ def _headline(failures: Sequence[RankFailure], how: str) -> str:
     if silent:
         which = ", ".join(map(str, silent))
         return f"rank{_s(silent)} {which} did not come where others waited; rank {first.rank} gave up first: {how}"
+    if alike := _alike(failures):
+        return f"ranks {', '.join(map(str, alike))} failed with the same error: {how}"
     return f"rank {first.rank} failed first: {how}"
+
+
+def _alike(failures: Sequence[RankFailure]) -> list[int]:
+    """Return the ranks that failed by themselves, if they are several and all say the same; else none."""
+    own = [failure for failure in failures if not failure.ended_by_launcher]
+    said = {failure.error and re.sub(r"\brank \d+", "rank", failure.error) for failure in own}
+    return sorted(failure.rank for failure in own) if len(own) > 1 and len(said) == 1 and None not in said else []
 
 
 def _s(ranks: Sequence[int]) -> str:

@@ -139,13 +139,18 @@ def texts_of(raw: Any) -> list[Any]:
 
 def users_frame(stack: tuple[str, ...] | list[str]) -> str:
     """Return the innermost frame that is of the program itself, not of a library; else the innermost; "" for none."""
-    return next((line for line in stack if not any(part in line for part in _LIBRARIES)), stack[0] if stack else "")
+    for line in stack:
+        file, _, _ = line.rpartition(" ")  # a function may be called <module> or f.<locals>.g
+        if not any(part in file for part in _LIBRARIES):
+            return line
+    return stack[0] if stack else ""
 
 
 def short_place(frame: str) -> str:
     """Return "loader.py:88 (next_batch)" for a frame with its whole path."""
-    path, _, function = frame.partition(" ")
-    return f"{os.path.basename(path)} ({function})" if function else os.path.basename(path)
+    path, _, function = frame.rpartition(" ")
+    place = os.path.basename(path or frame)
+    return f"{place} ({function})" if path and function != "<module>" else place
 
 
 def _read(path: Path, dump: bool) -> LiveRank:
