@@ -25,7 +25,7 @@ test: $(VENV)/.installed-dev
 test-long: $(VENV)/.installed-dev
 	$(PYTEST) -m long $(PYTEST_ARGS)
 
-# Accelerate, Transformers, ignite, Lightning, torchmetrics and Keras on the backend, against Gloo; they are installed for it.
+# Accelerate, Transformers, ignite, Lightning, torchmetrics, Keras and Ray on the backend, against Gloo; they are installed for it.
 test-third-party: $(VENV)/.installed-dev
 	$(PIP) --group third-party
 	$(PYTEST) -m third_party $(PYTEST_ARGS)
