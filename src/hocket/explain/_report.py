@@ -108,7 +108,7 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]], texts: int = 1) -
         + "</tr>"
         for row in rows
     )
-    return f'<div class="wide"><table><thead><tr>{cells}</tr></thead><tbody>{body}</tbody></table></div>'
+    return f'<div class="wide" tabindex="0"><table><thead><tr>{cells}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
 def _color(part: str) -> str:
@@ -154,8 +154,8 @@ def _waterfall(parts: Parts) -> str:
         "Where a step's time goes",
         "<p>The mean over ranks and steps; the rows add up to it. One rank alone: as measured in the same run, or "
         "what its quickest steps take to compute and to update.</p>"
-        f'<div class="wide"><table class="fall"><thead>{head}</thead><tbody>{"".join(bars)}{total}</tbody></table>'
-        "</div>",
+        f'<div class="wide" tabindex="0"><table class="fall"><thead>{head}</thead><tbody>{"".join(bars)}{total}</tbody>'
+        "</table></div>",
     )
 
 
@@ -181,7 +181,7 @@ def _predicted(found: PredictedStep) -> str:
     ]  # fmt: skip
     return _section(
         "Predicted beside measured",
-        body + _table(["with", "a step", f"with {LEVEL:.0%} within", "times the samples a second", ""], others),
+        body + _table(["with", "a step", f"with {LEVEL:.0%} within", "times the samples a second", "note"], others),
     )
 
 
@@ -366,7 +366,7 @@ def _environment(run: RunRecord) -> str:
         hosts.setdefault(one.host, []).append(one.rank)
     rows = [[key, str(value)] for key, value in first.about.items() if key not in ("main_thread", "boot")]
     some = [[host, f"{len(ranks)} ranks, {ranks[0]} to {ranks[-1]}"] for host, ranks in list(hosts.items())[:_SHOWN]]
-    return _section("Environment", _table(["of rank 0", ""], rows, 2) + _table(["host", "ranks"], some, 2))
+    return _section("Environment", _table(["of rank 0", "value"], rows, 2) + _table(["host", "ranks"], some, 2))
 
 
 def _compared(found: Explanation, other: Explanation) -> str:
