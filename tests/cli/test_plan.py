@@ -77,6 +77,9 @@ def test_hand_constraints_hold_and_json_holds_all(capsys: Captured) -> None:
     assert {"ranked", "explanation", "considered"} <= found.keys()
 
 
+SELENE = ("--cluster", "selene-like")
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -87,6 +90,20 @@ def test_hand_constraints_hold_and_json_holds_all(capsys: Captured) -> None:
         (["missing.py:build", "-n", "8"], "there is no file 'missing.py'"),
         (["transformer:hidden=64", "-n", "2"], "transformer: layers is missing"),
         (["transformer:hidden=many", "-n", "2"], "'hidden=many'; write hidden=4096"),
+        (["transformer:hidden=0,layers=2,heads=1", "-n", "2"], "hidden = 0; give 1 to 1,000,000,000"),
+        (["transformer:hidden=64,layers=1000000,heads=1", "-n", "2"], "layers = 1,000,000; give 1 to 10,000"),
+        (["transformer:hidden=64,layers=2,heads=1,layers=3", "-n", "2"], "layers is said twice"),
+        (["llama-3-8b:sequence=long", "-n", "2"], "'sequence=long'; write sequence=32768"),
+        (["gpt-7b", "-n", "8", "--data", "3", *SELENE], "3 does not divide 8 workers; use a divisor, as 2"),
+        (["gpt-7b", "-n", "8", "--micro-batches", "9", *SELENE], "with a batch of 8 and micro_batches = 9"),
+        (["gpt-7b", "-n", "8", "--precision", "fp8", *SELENE], "float8 products, which no plan carries out"),
+        (["gpt-7b", "-n", "8", "--precision", "float16", *SELENE], "half precision, whose loss must be scaled"),
+        (["gpt-7b", "-n", "8", "--precision", "float32", *SELENE], "--precision float32: gpt-7b is in bfloat16"),
+        (["gpt-7b", "-n", "8", "--shard", "hsdp", *SELENE], "apply torch's fully_shard on a 2-D mesh"),
+        (["gpt-7b", "-n", "8", "--constant", "jitter=nan", *SELENE], "jitter: nan is no number that can be reached"),
+        (["gpt-7b", "-n", "8", "--constant", "step_s=inf", *SELENE], "step_s: inf is no number that can be reached"),
+        (["gpt-7b", "-n", "8", "--device", "tpu", *SELENE], "take cpu, or meta for no times"),
+        (["gpt-7b", "-n", "8", "--cluster", "star:hosts=8"], "star does not say how much memory a worker has"),
     ],
 )
 def test_what_cannot_be_is_refused_with_the_rule(capsys: Captured, words: list[str], said: str) -> None:
@@ -111,6 +128,57 @@ def loss(model, sample):
 def wrong():
     return nn.Linear(2, 2)
 """
+
+
+ODD = """
+import torch
+from torch import nn
+
+SAMPLE = torch.rand(8, 64)
+
+
+def bare():
+    return nn.ReLU(), SAMPLE
+
+
+def frozen():
+    return nn.Linear(64, 64).requires_grad_(False), SAMPLE
+
+
+def empty():
+    return nn.Linear(64, 64), torch.rand(0, 64)
+
+
+def narrow():
+    return nn.Linear(64, 64), torch.rand(8, 32)
+
+
+def words():
+    return nn.Linear(64, 64), "words"
+"""
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        ("bare", "ReLU has no parameter that is trained"),
+        ("frozen", "Linear has no parameter that is trained"),
+        ("empty", "a batch of 0 samples; give 1 or more"),
+        ("narrow", "odd.py: the model cannot train on its sample: RuntimeError: "),
+        ("words", "odd.py: the model cannot train on its sample: TypeError: "),
+    ],
+)
+def test_a_model_that_cannot_train_is_one_error(capsys: Captured, tmp_path: Path, function: str, said: str) -> None:
+    (tmp_path / "odd.py").write_text(ODD)
+    assert run("plan", f"{tmp_path / 'odd.py'}:{function}", "-n", "2", "--device", "cpu") == 2
+    assert said in capsys.readouterr().err
+
+
+def test_long_sequences_and_the_workload_s_own_precision_are_planned(capsys: Captured) -> None:
+    words = ("plan", "llama-3-8b:sequence=131072", "-n", "16", "--cluster", "h100-like", "--precision", "bfloat16")
+    chosen = run_json(capsys, *words)["chosen"]
+    assert isinstance(chosen, dict)
+    assert (chosen["tensor_parallel_degree"], chosen["sequence_parallel"]) == (8, True)  # or it would not fit
 
 
 def test_a_script_s_model_is_measured_and_planned(capsys: Captured, tmp_path: Path) -> None:

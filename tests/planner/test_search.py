@@ -146,7 +146,7 @@ def test_constraints_are_kept(selene: Network) -> None:
         ({"colour": 1}, "colour: a plan has no such field"),
         ({"shard": "all"}, "shard: there is no 'all'"),
         ({"synchronisation": "stale:4"}, "synchronisation: plans are compared by the time of a step"),
-        ({"data_parallel_degree": 7}, "no degrees of 64 workers go with what is fixed"),
+        ({"data_parallel_degree": 7}, "7 does not divide 64 workers; use a divisor, as 4"),
     ],
 )
 def test_a_refusal_names_the_rule(selene: Network, fixed: dict[str, object], said: str) -> None:

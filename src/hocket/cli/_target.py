@@ -53,8 +53,11 @@ def resolve_target(
     from hocket.workload import SHAPES, named_transformer, parse
 
     name = target.lower()
+    if device is not None:
+        _check_device(device)
     if name.removeprefix("gpt-") in SHAPES or name.startswith(("gpt-", "lm-", "llama-", "mixtral-")):
-        return named_transformer(target)
+        model, _, changed = target.partition(":")
+        return named_transformer(model, **_sizes(target, changed, ("vocabulary", "sequence"), "sequence=32768"))
     if name.startswith("transformer:"):
         return _shape(target.partition(":")[2])
     if ".py:" in target:
@@ -70,6 +73,16 @@ def resolve_target(
             return _bundled(name, batch, device or "meta", optimizer, degrees)
     known = ", ".join([*names(), *(f"gpt-{one}" for one in SHAPES)])
     raise TargetError(f"there is no workload {target!r}; there are {known}, or write train.py:build, or a file's path")
+
+
+def _check_device(device: str) -> None:
+    import torch
+
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        said = str(error).splitlines()[0]
+        raise TargetError(f"--device {device}: {said}; take cpu, or meta for no times") from None
 
 
 def constants_of(cluster: Cluster, given: Sequence[str]) -> Constants:
@@ -95,16 +108,10 @@ def _shape(text: str) -> Workload:
     modern = ("kv_heads", "feed_forward")  # both or none: a Llama's layers, or GPT's
     experts = ("experts", "active")  # of a Llama's layers
     known = ("hidden", "layers", "heads", *modern, "vocabulary", "sequence", *experts)
-    values: dict[str, int] = {}
-    for word in text.split(","):
-        key, equals, number = word.partition("=")
-        if not equals or key not in known or not number.isdecimal():
-            written = (
-                "hidden=4096,layers=32,heads=32[,kv_heads=8,feed_forward=14336[,experts=8,active=2]][,vocabulary=]"
-                "[,sequence=]"
-            )
-            raise TargetError(f"transformer: {word!r}; write {written}")
-        values[key] = int(number)
+    written = (
+        "hidden=4096,layers=32,heads=32[,kv_heads=8,feed_forward=14336[,experts=8,active=2]][,vocabulary=][,sequence=]"
+    )
+    values = _sizes("transformer", text, known, written)
     needed = known[:5] if values.keys() & {*modern, *experts} else known[:3]
     missing = [key for key in needed if key not in values]
     if missing:
@@ -113,6 +120,18 @@ def _shape(text: str) -> Workload:
     sizes = [values.pop(key) for key in needed]
     made: Workload = make(*sizes, **values)
     return made
+
+
+def _sizes(target: str, text: str, known: Sequence[str], written: str) -> dict[str, int]:
+    values: dict[str, int] = {}
+    for word in text.split(",") if text else ():
+        key, equals, number = word.partition("=")
+        if not equals or key not in known or not number.isdecimal():
+            raise TargetError(f"{target}: {word!r}; write {written}")
+        if key in values:
+            raise TargetError(f"{target}: {key} is said twice; say it once")
+        values[key] = int(number)
+    return values
 
 
 def built(target: str) -> tuple[nn.Module, Any, Any]:
@@ -159,10 +178,12 @@ def _function(target: str, device: str | None, optimizer: str, degrees: Sequence
 
 
 @contextmanager
-def _user_code(path: Path) -> Iterator[None]:
+def _user_code(file: Path) -> Iterator[None]:
     """Open a block that runs a user's file as `python FILE` would find things; what it raises is said in one line."""
-    folder = str(path.resolve().parent)
-    arguments, sys.argv = sys.argv, [str(path)]
+    from hocket.workload import WorkloadError
+
+    folder = str(file.resolve().parent)
+    arguments, sys.argv = sys.argv, [str(file)]
     sys.path.insert(0, folder)
     try:
         yield
@@ -171,14 +192,16 @@ def _user_code(path: Path) -> Iterator[None]:
     except SyntaxError as error:
         raise TargetError(f"{error.filename}:{error.lineno}: {error.msg}") from error
     except (Exception, SystemExit) as error:
+        if isinstance(error, WorkloadError):
+            raise
         frames = traceback.extract_tb(error.__traceback__)
         own = [frame for frame in frames if os.path.realpath(frame.filename).startswith(folder + os.sep)]
-        if not own:
+        said = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}".rstrip(": ")
+        if own:
+            raise TargetError(f"{own[-1].filename}:{own[-1].lineno}: {said}") from error
+        if not any(os.sep + "torch" + os.sep in frame.filename for frame in frames[-3:]):
             raise
-        said = str(error).splitlines() or [""]
-        raise TargetError(
-            f"{own[-1].filename}:{own[-1].lineno}: {type(error).__name__}: {said[0]}".rstrip(": ")
-        ) from error
+        raise TargetError(f"{file}: the model cannot train on its sample: {said}") from error
     finally:
         sys.argv = arguments
         sys.path.remove(folder)

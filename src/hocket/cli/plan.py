@@ -40,6 +40,9 @@ def plan(
     shard: Annotated[str | None, typer.Option(help="Fix it: none, optimizer, gradients, parameters.")] = None,
     recompute: Annotated[bool | None, typer.Option("--recompute/--no-recompute", help="Fix recomputation.")] = None,
     micro_batches: Annotated[int | None, typer.Option(min=1, help="Fix the pipeline's micro-batches.")] = None,
+    precision: Annotated[
+        str | None, typer.Option(help="Of matrix products; refused where the workload is in another.")
+    ] = None,
     given: Annotated[Path | None, typer.Option("--plan", help="Judge this plan's file instead of searching.")] = None,
     device: Annotated[
         str | None, typer.Option(help="Where a model is captured: cpu, cuda, or meta for no times.")
@@ -62,12 +65,15 @@ def plan(
         "shard": shard,
         "recompute": recompute,
         "micro_batches": micro_batches,
+        "precision": precision,
     }
     fixed: dict[str, Any] = {name: value for name, value in wanted.items() if value is not None}
     try:
         where = load(cluster)
         sharers = ranks_of_a_host(where, workers)
         workload = resolve_target(target, device=device, degrees=_degrees(workers, tensor, given), sharers=sharers)
+        if "precision" in fixed and Plan(**fixed).precision != workload.precision:
+            bad_input("plan", f"--precision {precision}: {workload.name} is in {workload.precision}: {_CAST}")
         limit = parse_bytes(memory) if memory else None
         size = batch or workers
         if workload_out is not None:
@@ -97,6 +103,9 @@ def plan(
         typer.echo(f"\nwrote {out}; `hocket run --plan {out}` or Trainer(plan={str(out)!r}) carries it out")
     else:
         typer.echo("\n" + chosen.to_toml().rstrip())
+
+
+_CAST = "what it takes otherwise is not known; capture a model whose parameters are of that precision, or leave it out"
 
 
 def _degrees(workers: int, tensor: int | None, given: Path | None) -> list[int]:

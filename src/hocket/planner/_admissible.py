@@ -97,6 +97,10 @@ def grid_of(workload: Workload, network: Network, workers: int, batch: int, fixe
         else:
             found = [wanted]
         degrees[one.name] = tuple(found)
+    if workers % (data := max(1, fixed.get("data_parallel_degree", 1))):
+        near = [n for n in _divisors(workers) if n <= data][-1]
+        rule = f"{data} does not divide {workers} workers"
+        raise PlanError("no plan keeps this:", [PlanFinding("data_parallel_degree", rule, f"use a divisor, as {near}")])
     shards = (fixed["shard"],) if "shard" in fixed else _SHARDS
     core = any(one.part == "core" for layer in workload.layers for one in layer.operations)
     recomputations: list[tuple[bool, str]] = [(False, "layers"), (True, "layers")]
@@ -125,6 +129,8 @@ def layouts(grid: Grid, layers: int) -> Iterator[Layout]:
         if grid.workers % each or next(_combined(known), None):
             continue
         data = grid.workers // each
+        if fixed.get("accumulate" if pipeline > 1 else "micro_batches", 1) > 1:
+            continue  # the one is of pipelines, the other of what has none
         if data > grid.batch or fixed.get("data_parallel_degree", -1) not in (-1, data):
             continue
         degrees = tuple(known.get(one.name, data) for one in AXES)

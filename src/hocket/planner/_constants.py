@@ -113,6 +113,8 @@ class Constants:
     def __post_init__(self) -> None:
         for one in dataclasses.fields(self):
             value = getattr(self, one.name)
+            if isinstance(value, float) and not math.isfinite(value):
+                raise PlanError(f"constant {one.name}: {value} is no number that can be reached; give a finite one")
             if one.name.endswith("_share") and not 0 < value <= 1:
                 raise PlanError(f"constant {one.name}: {value} is no share; give more than 0 and at most 1")
             if (one.name.endswith("_s") or one.name in _AT_LEAST_0) and value < 0:

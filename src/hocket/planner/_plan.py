@@ -295,6 +295,20 @@ def _flattened(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield key, value
 
 
+_HYBRID = (
+    "sharding within a host and replicating between hosts (HSDP), which no plan carries out yet",
+    'say "parameters" to shard among all, or apply torch\'s fully_shard on a 2-D mesh in a loop of your own, on '
+    'the backend "hocket"',
+)
+_FP8 = ("float8 products, which no plan carries out and no constant of the planner is fitted to", 'say "bfloat16"')
+# Words that others have for what is not there: what it is, and the remedy.
+_NOT_CARRIED_OUT = {
+    **{("shard", word): _HYBRID for word in ("hybrid", "hsdp", "hybrid_shard")},
+    **{("precision", word): _FP8 for word in ("fp8", "fp8_e4m3", "fp8_e4m3fn", "fp8_e5m2")},
+    ("precision", "fp16"): ("half precision, whose loss must be scaled, which no plan does", 'say "bfloat16"'),
+}
+
+
 @functools.cache
 def _values() -> type[BaseModel]:
     """Return what checks the values of a plan's fields, made of their annotations."""
@@ -307,6 +321,8 @@ def _told(fault: Any) -> PlanFinding:
     """Return what pydantic has found in our words."""
     name, value, context = fault["loc"][0], fault["input"], fault.get("ctx", {})
     wanted = next((one for one in _values().model_fields[name].metadata if isinstance(one, Wanted)), None)
+    if isinstance(value, str) and (told := _NOT_CARRIED_OUT.get((name, value.lower().replace("float", "fp")))):
+        return PlanFinding(name, f"{value!r} is {told[0]}", told[1])
     if fault["type"] == "literal_error":
         return PlanFinding(name, f"there is no {value!r}", f"choose among {context['expected']}")
     if fault["type"] == "value_error":

@@ -270,7 +270,8 @@ class _Hunt:
     def why_none(self, any_layout: bool) -> PlanFinding:
         """Return what stands in the way, of the plan that comes nearest."""
         if not any_layout or self.least is None:
-            rule = f"no degrees of {self.grid.workers} workers go with what is fixed and a batch of {self.grid.batch}"
+            fixed = ", ".join(f"{name} = {value}" for name, value in self.grid.fixed.items()) or "nothing fixed"
+            rule = f"no degrees of {self.grid.workers} workers go with a batch of {self.grid.batch} and {fixed}"
             return PlanFinding("data_parallel_degree", rule, "fix less, or make the batch larger")
         nbytes, plan = self.least
         rule = (

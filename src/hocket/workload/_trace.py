@@ -142,7 +142,10 @@ def trace_of(model: nn.Module, units: list[Unit], batch: Any, run: Loss) -> Trac
             stack.enter_context(hooked(unit.module.register_forward_pre_hook(enter)))
         result = run(model, batch)
     if not isinstance(result, Tensor) or not result.requires_grad:
-        raise WorkloadError(f"capture: the loss of {type(model).__name__} has no gradient; give `loss`")
+        name, trained = type(model).__name__, any(one.requires_grad for one in model.parameters())
+        if not trained:
+            raise WorkloadError(f"capture: {name} has no parameter that is trained; there is nothing to plan")
+        raise WorkloadError(f"capture: the loss of {name} has no gradient; give `loss`")
     return trace
 
 

@@ -40,18 +40,26 @@ MIXTRALS: dict[str, tuple[int, int, int, int, int, int, int, int]] = {
     "8x22b": (6144, 56, 48, 8, 16384, 32768, 8, 2),
 }
 
+# Far beyond any model; plans of more layers are searched for minutes.
+_MOST_LAYERS, _MOST = 10_000, 10**9
 
-def named_transformer(name: str, *, batch: int = 1) -> Workload:
+
+def named_transformer(name: str, *, batch: int = 1, **more: int) -> Workload:
     """One of `SHAPES`, written "gpt-22b" or "22b", of `LLAMAS`, as "llama-3-8b", or of `MIXTRALS`, as "mixtral-8x7b".
 
+    Args:
+        name: Of the model.
+        batch: Samples that activations and FLOPs are given for.
+        more: Instead of its own: `sequence`, `vocabulary`.
+
     Raises:
-        WorkloadError: there is none of this name.
+        WorkloadError: there is none of this name, or a size is none.
     """
     if (key := name.lower().removeprefix("llama-3-")) in LLAMAS and name.lower().startswith("llama-3-"):
-        return llama(*LLAMAS[key], name=f"llama-3-{key}", batch=batch)
+        return llama(*LLAMAS[key], name=f"llama-3-{key}", batch=batch, **more)
     if (key := name.lower().removeprefix("mixtral-")) in MIXTRALS and name.lower().startswith("mixtral-"):
         *sizes, vocabulary, experts, active = MIXTRALS[key]
-        more = {"vocabulary": vocabulary, "experts": experts, "active": active, "sequence": 4096}
+        more = {"vocabulary": vocabulary, "experts": experts, "active": active, "sequence": 4096, **more}
         return llama(*sizes, name=f"mixtral-{key}", batch=batch, **more)
     key = name.lower().removeprefix("gpt-").removeprefix("lm-")
     key = "1008b" if key == "1t" else key  # its authors call it both
@@ -60,7 +68,7 @@ def named_transformer(name: str, *, batch: int = 1) -> Workload:
         known = ", ".join(f"{kind}-{one}" for kind, table in named for one in table)
         raise WorkloadError(f"there is no transformer {name!r}; there are {known}")
     hidden, layers, heads = SHAPES[key]
-    return transformer(hidden, layers, heads, name=f"gpt-{key}", batch=batch)
+    return transformer(hidden, layers, heads, name=f"gpt-{key}", batch=batch, **more)
 
 
 def transformer(
@@ -92,12 +100,9 @@ def transformer(
         parameter_nbytes: Of a parameter.
 
     Raises:
-        WorkloadError: the heads do not divide the hidden size.
+        WorkloadError: a size is 0 or less or larger than any model's, or the heads do not divide the hidden size.
     """
-    if min(hidden, layers, heads, vocabulary, sequence) < 1:
-        raise WorkloadError(
-            f"a transformer of {hidden} channels, {layers} layers, {heads} heads; give 1 or more of each"
-        )
+    _check(hidden=hidden, layers=layers, heads=heads, vocabulary=vocabulary, sequence=sequence)
     if hidden % heads:
         raise WorkloadError(f"{heads} heads do not divide a hidden size of {hidden}; choose a divisor")
     tokens = batch * sequence
@@ -140,6 +145,13 @@ def transformer(
         source="analytic",
         unit="sequence",
     )
+
+
+def _check(**sizes: int) -> None:
+    for name, size in sizes.items():
+        most = _MOST_LAYERS if name == "layers" else _MOST
+        if not 1 <= size <= most:
+            raise WorkloadError(f"a transformer with {name} = {size:,}; give 1 to {most:,}")
 
 
 def _block(tokens: float, hidden: int, wide: float, square: float, sequence: int) -> tuple[Operation, ...]:
@@ -215,10 +227,12 @@ def llama(
         parameter_nbytes: Of a parameter as it is gathered and computed with, in 16 bits.
 
     Raises:
-        WorkloadError: the heads do not divide the hidden size, or the key-value heads the heads.
+        WorkloadError: a size is 0 or less or larger than any model's, the heads do not divide the hidden size, or the
+            key-value heads the heads.
     """
-    sizes = (hidden, layers, heads, kv_heads, feed_forward, vocabulary, sequence)
-    if min(sizes) < 1 or hidden % heads or heads % kv_heads:
+    more = {"kv_heads": kv_heads, "feed_forward": feed_forward, "vocabulary": vocabulary, "sequence": sequence}
+    _check(hidden=hidden, layers=layers, heads=heads, **more)
+    if hidden % heads or heads % kv_heads:
         raise WorkloadError(
             f"{heads} heads, {kv_heads} for keys and values, do not divide a hidden size of {hidden}; choose divisors"
         )

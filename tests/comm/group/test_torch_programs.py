@@ -11,6 +11,7 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
@@ -100,6 +101,17 @@ def _checkpoints(directory: str) -> tuple[bool, float]:
 
 def test_checkpoints_are_saved_beside_training_and_spread_from_rank_0(tmp_path: Any) -> None:
     assert run_ranks(_checkpoints, 2, str(tmp_path)) == [(True, 0.0)] * 2
+
+
+def _hybrid() -> list[float]:
+    model = _model()
+    fully_shard(model, mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard")))
+    return _train(model, 3)
+
+
+def test_hybrid_sharding_on_a_mesh_trains_as_on_gloo() -> None:
+    for mine, other in zip(run_ranks(_hybrid, 4), run_ranks(_hybrid, 4, backend="gloo"), strict=True):
+        assert mine == pytest.approx(other, rel=1e-5)
 
 
 def _compiled(backend: str) -> list[float]:
