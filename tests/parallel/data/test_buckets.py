@@ -93,8 +93,11 @@ class Recording:
         self.posted: dict[str, float] = {}
         self.arrived: dict[str, float] = {}
         self.paths: set[str] = set()
+        self.nodes = []  # a parameter's own hooks are called with the average, when all have arrived
         for name, parameter in model.named_parameters():
-            parameter.register_hook(lambda _, name=name: self.arrived.update({name: time.perf_counter()}))
+            node = parameter.view_as(parameter).grad_fn.next_functions[0][0]
+            node.register_prehook(lambda _, name=name: self.arrived.update({name: time.perf_counter()}))
+            self.nodes.append(node)
         hocket.comm.observe(self)
 
     def operation_finished(self, op: Any) -> None:

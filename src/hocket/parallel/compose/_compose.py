@@ -34,7 +34,7 @@ from ._divide import CARRIED, Draft, divide_embeddings, sample_inputs
 from ._passes import LossFn, Passes, StagedPasses, WholePasses
 from ._precision import cast_module, in_precision
 from ._recompute import recompute
-from ._refusals import check_arguments, check_divisible, check_tied
+from ._refusals import check_arguments, check_divisible, check_gradient_hooks, check_tied
 
 
 def compose(
@@ -63,6 +63,7 @@ def compose(
     deferred = Deferred.of(model)
     mesh = _aligned(model, optimizer, plan, world, deferred)
     check_divisible(model, plan, mesh)
+    check_gradient_hooks(model, plan, mesh)
     frozen = {id(p) for p in model.parameters() if not p.requires_grad}
     groups, outline = _groups(model, optimizer), ModelOutline.of(model, optimizer)
     draft = Draft(model, optimizer, plan, mesh, inputs)

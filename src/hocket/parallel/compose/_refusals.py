@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
-from hocket.planner import AXES, Plan, PlanError, PlanFinding
+from hocket.planner import AXES, Plan, PlanError, PlanFinding, inner
 
+from ..data import has_own_hooks, nonlinear_hooks
 from ..mesh import Mesh
 from ..pipeline import Pipeline
 from ..state import check_elementwise
@@ -103,6 +104,26 @@ def check_divisible(model: torch.nn.Module, plan: Plan, mesh: Mesh) -> None:
     if scalars and plan.shard == "parameters" and mesh.replicas.size > 1:
         rule = f"FSDP2 divides no parameter without dimensions, as {scalars[0]} is"
         raise _refusal("shard", rule, 'say shard = "gradients", or give the parameter one dimension of one element')
+
+
+def check_gradient_hooks(model: torch.nn.Module, plan: Plan, mesh: Mesh) -> None:
+    """Refuse hooks of the program on parameters where the plan would call them with other gradients than one device.
+
+    Raises:
+        PlanError: no rank has a parameter's whole gradient, or parts of a batch meet a hook that is not linear.
+    """
+    hooked = {name: p for name, p in model.named_parameters() if has_own_hooks(p)}
+    if not hooked:
+        return
+    where = f"the program has a hook on the gradient of parameter {next(iter(hooked))!r}"
+    remedy = "take the hook off, and do its work in the optimizer, or take a plan of data parallelism alone"
+    plain = Plan()
+    fields = ["shard", "priority", "embeddings", *(axis.field for axis in inner())]
+    changed = [field for field in fields if getattr(plan, field) != getattr(plain, field)]
+    if changed and mesh.whole.size > 1:
+        raise _refusal(changed[0], f"{where}, and no rank would call it with this parameter's whole gradient", remedy)
+    if plan.accumulate > 1 and nonlinear_hooks(hooked):
+        raise _refusal("accumulate", f"{where}, which is not linear, and would be called for parts of a batch", remedy)
 
 
 def check_tied(pipeline: Pipeline, plan: Plan, mesh: Mesh) -> None:

@@ -198,6 +198,7 @@ class DataParallel(torch.nn.Module):
         note, reducer = self._latest, self._reducer
         if reducer is None or len(roots) != 1 or not reducer.awaits_backward:
             return
+        reducer.find_hooks()
         waiting = [m for m in _living if m._reducer is not None and m._reducer.awaits_backward]
         if len(waiting) > 1 and not torch_adapter.reaches(roots[0], self._made):
             return  # another model's loss

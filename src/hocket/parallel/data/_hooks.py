@@ -1,7 +1,7 @@
-"""Hooks on gradients: for one that is complete, and to scale one on its way, at a parameter or at a model's output."""
+"""Hooks on gradients: for one that is complete, to scale one on its way, and those of the program, put off."""
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -38,6 +38,199 @@ class Scale:
     def __call__(self, gradient: torch.Tensor) -> torch.Tensor:
         # What weighs nothing must not be heard of even if it is infinite.
         return gradient * self._factor if self._factor else torch.zeros_like(gradient)
+
+
+class DeferredHook:
+    """A hook of the program on one parameter's gradient, which waits for the average over ranks.
+
+    Args:
+        call: The program's hook.
+        waits: A weak reference to what tells, when the gradient arrives, whether it must wait.
+        aside: What puts the gradient of earlier passes aside then.
+    """
+
+    def __init__(
+        self, call: Callable[[Any], Any], waits: Callable[[], Callable[[], bool] | None], aside: Callable[[], None]
+    ) -> None:
+        self.call, self._waits, self._aside = call, waits, aside
+
+    def __call__(self, argument: Any) -> Any:
+        waits = self._waits()
+        if waits is None or not waits():
+            return self.call(argument)
+        self._aside()
+        return None
+
+
+class HookDeferrer:
+    """Has hooks of the program on parameters called with averaged gradients, as one device would call them.
+
+    Args:
+        names: Of the parameters, for messages.
+        parameters: The parameters.
+        waits: Whether gradients that arrive now will be averaged when back-propagation ends: a bound method, which is
+            not kept alive.
+        whole: Whether this rank has whole gradients in the end.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        parameters: Sequence[torch.nn.Parameter],
+        waits: Callable[[], bool],
+        *,
+        whole: bool = True,
+    ) -> None:
+        self._names, self._parameters, self._whole = names, parameters, whole
+        self._waits = weakref.WeakMethod(waits)
+        self._earlier: dict[int, torch.Tensor | None] = {}  # gradients of earlier passes, by the parameter's number
+        self._linear: set[int] = set()  # hooks that were seen to be
+        self._hooked: set[int] = set()
+
+    def find(self, *, averaged: bool) -> None:
+        """Look for hooks that the program has registered, and have them wait.
+
+        Args:
+            averaged: Whether the coming gradients are averaged at once. Else hooks see this rank's gradient, so that
+                they must be linear.
+
+        Raises:
+            RuntimeError: a hook of a pass that is not averaged is not linear, or comes after accumulation; or no rank
+                has whole gradients.
+        """
+        for number, parameter in enumerate(self._parameters):
+            before, after = _hooks_of(parameter)
+            if not before and not after:
+                continue
+            if not self._whole and has_own_hooks(parameter):
+                raise RuntimeError(
+                    f"there is a hook on the gradient of parameter {self._names[number]!r}, and no rank has this "
+                    "gradient as a whole, since the plan shards it: take the hook off, or say shard = 'none'"
+                )
+            for hooks in (before, after):
+                for key in own_hooks(hooks):
+                    self._hooked.add(number)
+                    if not isinstance(hooks[key], DeferredHook):
+                        aside = _put_aside(self._earlier, number, parameter) if hooks is before else _nothing
+                        hooks[key] = DeferredHook(hooks[key], self._waits, aside)
+            if not averaged and number in self._hooked:
+                self._check_linear(number, before, after)
+
+    def _check_linear(self, number: int, before: dict[int, Any], after: dict[int, Any]) -> None:
+        parameter = self._parameters[number]
+        hooks = [before[key].call for key in own_hooks(before)]
+        bad = bool(own_hooks(after)) or any(id(h) not in self._linear and not _is_linear(h, parameter) for h in hooks)
+        self._linear.update(map(id, hooks))
+        if bad:
+            raise RuntimeError(
+                f"a hook on the gradient of parameter {self._names[number]!r} would see this rank's gradient, since it "
+                "is in no_sync, and what it makes of it is not linear, so that the average would not be that of one "
+                "device: take the hook off and do its work between backward() and optimizer.step()"
+            )
+
+    def put_aside(self, numbers: Iterable[int]) -> None:
+        """Put the earlier gradients of parameters aside that got none in this back-propagation on this rank."""
+        for number in self._hooked.intersection(numbers):
+            if not own_hooks(_hooks_of(self._parameters[number])[0]):
+                continue
+            _put_aside(self._earlier, number, self._parameters[number])()
+
+    def call(self, used: Callable[[int], bool]) -> None:
+        """Call the hooks, now that gradients are averaged.
+
+        Args:
+            used: Whether a parameter, by its number, has got a gradient on any rank.
+        """
+        earlier = dict(self._earlier)
+        self._earlier.clear()
+        with torch.no_grad():
+            self._call(used, earlier)
+
+    def recover(self) -> None:
+        """Give earlier gradients back after an exception in back-propagation."""
+        for number, gradient in self._earlier.items():
+            self._parameters[number].grad = gradient
+        self._earlier.clear()
+
+    def _call(self, used: Callable[[int], bool], earlier: dict[int, torch.Tensor | None]) -> None:
+        for number in sorted(self._hooked, reverse=True):  # about the order of back-propagation
+            parameter, (before, after) = self._parameters[number], _hooks_of(self._parameters[number])
+            gradient, old = parameter.grad, earlier.get(number)
+            if gradient is None or not used(number):
+                if old is not None:
+                    parameter.grad = old
+                continue
+            for key in own_hooks(before):
+                changed = before[key].call(gradient.clone() if old is None else gradient)
+                if changed is not None and changed is not gradient:
+                    gradient.copy_(changed.detach())
+            if old is not None:
+                gradient.add_(old)
+            for key in own_hooks(after):
+                after[key].call(parameter)
+
+
+def own_hooks(hooks: dict[int, Any]) -> list[int]:
+    """Return the keys of those hooks of a parameter that are the program's."""
+    return [key for key, hook in hooks.items() if isinstance(hook, DeferredHook) or not _is_ours(hook)]
+
+
+def has_own_hooks(parameter: torch.Tensor) -> bool:
+    """Return whether the program has registered hooks on a parameter's gradient."""
+    return any(map(own_hooks, _hooks_of(parameter)))
+
+
+def nonlinear_hooks(parameters: Mapping[str, torch.Tensor]) -> list[str]:
+    """Return the names of parameters with hooks of the program that are not linear, or that come after accumulation."""
+    return [
+        name
+        for name, parameter in parameters.items()
+        for before, after in [_hooks_of(parameter)]
+        if own_hooks(after) or not all(_is_linear(_plain(before[key]), parameter) for key in own_hooks(before))
+    ]
+
+
+def _plain(hook: Any) -> Callable[[Any], Any]:
+    call: Callable[[Any], Any] = hook.call if isinstance(hook, DeferredHook) else hook
+    return call
+
+
+def _hooks_of(parameter: torch.Tensor) -> tuple[dict[int, Any], dict[int, Any]]:
+    """Return the hooks of a parameter, by key: those before its gradient is accumulated, and those after."""
+    return parameter._backward_hooks or {}, getattr(parameter, "_post_accumulate_grad_hooks", None) or {}
+
+
+def _is_ours(hook: Any) -> bool:
+    module = getattr(hook, "__module__", None) or type(hook).__module__
+    return module.split(".")[0] == __name__.split(".")[0]
+
+
+def _nothing() -> None:
+    """Have nothing to put aside: such hooks see all that has added up."""
+
+
+def _put_aside(earlier: dict[int, torch.Tensor | None], number: int, parameter: torch.Tensor) -> Callable[[], None]:
+    reference = weakref.ref(parameter)
+
+    def aside() -> None:
+        tensor = reference()
+        if tensor is not None and number not in earlier:
+            earlier[number], tensor.grad = tensor.grad, None
+
+    return aside
+
+
+def _is_linear(hook: Callable[[Any], Any], parameter: torch.Tensor) -> bool:
+    """Return whether a hook multiplies gradients by what does not depend on them, from three made-up ones."""
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        probe = torch.randn(parameter.shape, generator=generator, dtype=torch.float64).to(parameter)
+        results = []
+        for factor in (1.0, -1.0, 1024.0):  # exact in binary
+            result = hook(probe * factor)
+            results.append(probe if result is None else result / factor)
+    tolerance = 8 * torch.finfo(parameter.dtype).eps
+    return all(torch.allclose(one, results[0], rtol=tolerance, atol=0.0) for one in results[1:])
 
 
 def weak_hook(call: Callable[..., None], *arguments: Any) -> Callable[..., None]:

@@ -15,7 +15,7 @@ from hocket.planner import BucketSizes
 from ..batches import batch as _batch
 from ..mesh import World
 from ._bucket import Bucket, Over, bucket_layout
-from ._hooks import Ready, Scale, remove
+from ._hooks import HookDeferrer, Ready, Scale, remove
 from ._reduction import BucketReduction
 
 
@@ -63,6 +63,7 @@ class GradientReducer:
         # Parameters as their gradients arrived; None once their order is known, or cannot be changed.
         self._seen: list[int] | None = [] if self._reduction.rebuilds else None
         self._order_observed = False
+        self._program_hooks = HookDeferrer(self._names, self._parameters, self._averages, whole=self._reduction.whole)
         self._build()
         weakref.finalize(self, remove, self._hooks)
 
@@ -94,10 +95,24 @@ class GradientReducer:
         if self._running or self._callback_queued:
             self._recover()
         self._forward_synchronises = self.synchronises
+        self.find_hooks()
         if [_kind(p) for p in self._parameters] != self._kinds:
             self._build()  # parameters have been frozen, thawed or converted
         if self._order_observed:
             self._adopt_order()
+
+    def find_hooks(self) -> None:
+        """Have hooks that the program has registered on parameters wait for averaged gradients.
+
+        Raises:
+            RuntimeError: gradients will not be averaged at once, and a hook is not linear.
+        """
+        self._program_hooks.find(averaged=self._averages())
+
+    def _averages(self) -> bool:
+        """Return whether gradients that arrive now are averaged when back-propagation ends, they alone."""
+        wanted = self._forward_synchronises
+        return (self.synchronises if wanted is None else wanted) and not self.holds_back
 
     def resize(self, bucket_bytes: int) -> None:
         """Make buckets of at most so many bytes, from the next forward pass on."""
@@ -199,6 +214,7 @@ class GradientReducer:
         if self._seen is not None:
             self._seen = []
         self._reduction.recover()
+        self._program_hooks.recover()
         self._rewind()
 
     # --- back-propagation -------------------------------------------------------------------------------------------
@@ -268,19 +284,26 @@ class GradientReducer:
             self._next += 1
 
     def _finish(self) -> None:
-        """End back-propagation: reduce what is left and wait for all."""
+        """End back-propagation: reduce what is left and wait for all; then call the program's hooks."""
+        used: set[int] = set()
         with self._lock:
             if not self._running:  # torch.autograd.grad has passed through the outputs: nothing was accumulated
                 self._callback_queued = False
                 return
+            averaged = self._synchronise and self._averages()
             self._forward_synchronises = None
             self.holds_back = not self._synchronise
             if self._synchronise:
-                self._reduce_rest()
+                if averaged:
+                    self._program_hooks.put_aside(i for i in self._slots if not self._arrived[i])
+                used.update(self._reduce_rest(), (i for i in self._slots if self._arrived[i]))
                 self._order_observed = self._seen is not None
             self._rewind()
+        if averaged:
+            self._program_hooks.call(used.__contains__)
 
-    def _reduce_rest(self) -> None:
+    def _reduce_rest(self) -> list[int]:
+        """Reduce what is left and wait; return the parameters that have a gradient because other ranks used them."""
         for i, (bucket, slot) in self._slots.items():
             if self._arrived[i]:
                 continue
@@ -292,11 +315,13 @@ class GradientReducer:
                 self._adopt(i, self._parameters[i])
             bucket.pending -= 1
         self._launch()
-        for i in self._reduction.settle(self._absent):
+        elsewhere = list(self._reduction.settle(self._absent))
+        for i in elsewhere:
             bucket, slot = self._slots[i]
             self._parameters[i].grad = bucket.view(slot)
         if self.compression is not None:
             self.compression.reduced()
+        return elsewhere
 
 
 def _kind(parameter: torch.Tensor) -> tuple[bool, torch.dtype, torch.device]:

@@ -27,10 +27,12 @@ class BucketReduction:
     Attributes:
         rebuilds: Whether buckets may be laid out anew.
         attaches: Whether a parameter's `.grad` is a view of its bucket until the next step.
+        whole: Whether every rank has the average of whole gradients in the end.
     """
 
     rebuilds = True
     attaches = True
+    whole = True
 
     def __init__(self, count: int, world: World, compression: str) -> None:
         self.compression = None if compression == "none" else Compression(compression, world)

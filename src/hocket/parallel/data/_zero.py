@@ -37,6 +37,7 @@ class ReduceScatter(BucketReduction):
     """
 
     rebuilds = False
+    whole = False
 
     def __init__(self, count: int, world: World, compression: str, *, keep: bool) -> None:
         super().__init__(count, world, compression)

@@ -1,0 +1,199 @@
+"""Hooks of the program on parameters are called with the gradients that one device has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import hocket
+from hocket.planner import Plan
+from hocket.testing import run_ranks
+
+LIMIT = 0.01  # many single elements of gradients are larger
+Register = Callable[[nn.Module, torch.optim.Optimizer, list[Any]], None]
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 3)).double()
+
+
+def samples() -> TensorDataset:
+    x = torch.randn(44, 6, generator=torch.Generator().manual_seed(1)).double()
+    return TensorDataset(x, x[:, :3] * x[:, 3:] * torch.linspace(0, 3, 44)[:, None])
+
+
+def clamped(model: nn.Module, optimizer: torch.optim.Optimizer, seen: list[Any]) -> None:
+    for p in model.parameters():
+        p.register_hook(lambda g: g.clamp(-LIMIT, LIMIT))
+
+
+def normalised(model: nn.Module, optimizer: torch.optim.Optimizer, seen: list[Any]) -> None:
+    model[2].weight.register_hook(lambda g: g / g.norm())
+    model[2].weight.register_hook(lambda g: g * 0.5)
+
+
+def masked(model: nn.Module, optimizer: torch.optim.Optimizer, seen: list[Any]) -> None:
+    mask = torch.arange(96).reshape(16, 6) % 2
+    model[0].weight.register_hook(lambda g: g * mask)
+
+
+def observed(model: nn.Module, optimizer: torch.optim.Optimizer, seen: list[Any]) -> None:
+    def note(gradient: Tensor) -> None:
+        seen.append(float(gradient.norm()))
+
+    model[0].weight.register_hook(note)
+
+
+def updated(model: nn.Module, optimizer: torch.optim.Optimizer, seen: list[Any]) -> None:
+    def update(parameter: Tensor) -> None:
+        with torch.no_grad():
+            parameter -= 0.1 * parameter.grad.sign()
+        parameter.grad = None
+
+    for p in model.parameters():
+        p.register_post_accumulate_grad_hook(update)
+
+
+def trained(register: Register, *, ours: bool, late: bool, keep: bool = False) -> tuple[list[Any], list[Tensor]]:
+    """Train on batches of 8, the last of 4: what hooks saw, and the weights."""
+    model, loader, seen = network(), DataLoader(samples(), batch_size=8), list[Any]()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    if not late:
+        register(model, optimizer, seen)
+    wrapped: Any = model
+    if ours:
+        wrapped, optimizer, loader = hocket.distribute(model, optimizer, loader)
+    for number, (x, y) in enumerate(loader):
+        if late and number == 1:
+            register(model, optimizer, seen)
+        if not keep or number % 2 == 0:
+            optimizer.zero_grad()
+        nn.functional.mse_loss(wrapped(x), y).backward()
+        optimizer.step()
+    return seen, [p.detach().clone() for p in model.parameters()]
+
+
+PROGRAMS = [(clamped, False, False), (clamped, True, False), (clamped, False, True), (normalised, False, False)]
+PROGRAMS += [(normalised, True, True), (masked, False, True), (observed, False, True), (updated, False, False)]
+
+
+def side_by_side() -> list[Any]:
+    return [trained(register, ours=True, late=late, keep=keep) for register, late, keep in PROGRAMS]
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_as_on_one_device(ranks: int) -> None:
+    expected = [trained(register, ours=False, late=late, keep=keep) for register, late, keep in PROGRAMS]
+    for results in run_ranks(side_by_side, ranks, timeout_s=90):
+        for (seen, weights), (seen_alone, weights_alone) in zip(results, expected, strict=True):
+            torch.testing.assert_close(seen, seen_alone, rtol=1e-10, atol=1e-12)
+            torch.testing.assert_close(weights, weights_alone, rtol=1e-10, atol=1e-12)
+
+
+class Halves(nn.Module):
+    """Uses its second layer for some samples only, so that one rank may not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 3).double(), nn.Linear(6, 3).double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        large = x[:, 0] > 0
+        out = self.first(x)
+        if large.any():
+            out = out + self.second(x) * large[:, None]
+        return out
+
+
+def unused_here(ours: bool) -> tuple[list[float], list[Tensor]]:
+    torch.manual_seed(0)
+    model, seen = Halves(), list[float]()
+    x = torch.cat([torch.full((4, 6), 0.5), torch.full((4, 6), -0.5)]).double()
+    model.second.weight.register_hook(lambda g: seen.append(float(g.norm())) or g.clamp(-LIMIT, LIMIT))
+    loader: Any = DataLoader(TensorDataset(torch.cat([x, -x]), torch.ones(16, 3).double()), batch_size=8)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    wrapped: Any = model
+    if ours:
+        wrapped, optimizer, loader = hocket.distribute(model, optimizer, loader)
+    for x, y in loader:
+        nn.functional.mse_loss(wrapped(x), y).backward()
+        optimizer.step()
+    return seen, [p.detach().clone() for p in model.parameters()]
+
+
+def test_of_a_parameter_that_other_ranks_used() -> None:
+    expected = unused_here(ours=False)
+    for result in run_ranks(unused_here, 2, True, timeout_s=60):
+        torch.testing.assert_close(result, expected, rtol=1e-10, atol=1e-12)
+
+
+def without_averaging() -> list[str]:
+    """What comes of no_sync with hooks that are linear, that are not, and that come after accumulation."""
+    errors = []
+    for register in (masked, clamped, updated):
+        model, seen = network(), list[Any]()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        register(model, optimizer, seen)
+        wrapped, optimizer, loader = hocket.distribute(model, optimizer, DataLoader(samples(), batch_size=8))
+        try:
+            (x, y), (z, t) = list(loader)[:2]
+            with wrapped.no_sync():
+                nn.functional.mse_loss(wrapped(x), y).backward()
+            nn.functional.mse_loss(wrapped(z), t).backward()
+            gradient = model[0].weight.grad
+            assert gradient is not None
+            errors.append("" if gradient.flatten()[::2].abs().max() == 0 else "unmasked")
+        except RuntimeError as error:
+            errors.append(str(error))
+    return errors
+
+
+def test_no_sync() -> None:
+    for linear, *others in run_ranks(without_averaging, 2, timeout_s=60):
+        assert linear == ""
+        assert all("in no_sync" in one and "not linear" in one for one in others)
+
+
+def refused(shard: str, accumulate: int, after: bool) -> str:
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    if not after:
+        clamped(model, optimizer, [])
+    try:
+        trainer = hocket.Trainer(model, nn.functional.mse_loss, optimizer, Plan(shard=shard, accumulate=accumulate))
+        if after:
+            clamped(model, optimizer, [])
+        trainer.step(next(iter(trainer.batches(DataLoader(samples(), batch_size=8)))))
+    except (RuntimeError, ValueError) as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize(("shard", "accumulate", "after"), [("optimizer", 1, False), ("none", 2, False),
+                                                           ("gradients", 1, True)])  # fmt: skip
+def test_refused_where_gradients_are_not_whole(shard: str, accumulate: int, after: bool) -> None:
+    for error in run_ranks(refused, 2, shard, accumulate, after, timeout_s=60):
+        assert "hook on the gradient of parameter '0.weight'" in error
+
+
+def test_trainer_calls_them_with_averages() -> None:
+    expected = trained(clamped, ours=False, late=False)[1]
+
+    for weights in run_ranks(by_trainer, 2, timeout_s=60):
+        torch.testing.assert_close(weights, expected, rtol=1e-10, atol=1e-12)
+
+
+def by_trainer() -> list[Tensor]:
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    clamped(model, optimizer, [])
+    trainer = hocket.Trainer(model, nn.functional.mse_loss, optimizer, Plan())
+    for batch in trainer.batches(DataLoader(samples(), batch_size=8)):
+        trainer.step(batch)
+    return [p.detach().clone() for p in model.parameters()]
