@@ -78,6 +78,8 @@ def divided(directory: str) -> dict[str, Any]:
     model.compile(keras.optimizers.SGD(use_ema=True), "mse")
     with pytest.raises(ValueError, match='use_ema=True needs all variables in one place: .*shard="none"'):
         model.fit(x, x, batch_size=9, verbose=0)
+    with pytest.raises(ValueError, match='resume: with shard="optimizer" no rank holds all'):
+        model.resume(Path(directory) / "resume")
     with pytest.raises(ValueError, match="shard='gradients' must be"):
         hocket.keras.Model(model.model, shard="gradients")
     return found

@@ -18,7 +18,7 @@ from ._resume import Resume
 from ._staged import check_world
 from ._steps import Steps
 
-_OWN = frozenset({"model", "world", "_data_world", "_broadcast", "_steps", "_micro_batches", "_resume"})
+_OWN = frozenset({"model", "world", "_data_world", "_broadcast", "_steps", "_micro_batches", "_resume", "_divided"})
 
 
 class Model:
@@ -80,6 +80,8 @@ class Model:
         self.world = self._data_world = _world.join(group)
         self._micro_batches = micro_batches
         self._resume: Resume | None = None
+        divided = f"pipeline={pipeline}" if pipeline > 1 else f'shard="{shard}"' if shard != "none" else ""
+        self._divided = divided if self.world.size > 1 else ""
         if pipeline > 1 and self.world.size > 1:
             check_world(self.world, pipeline)
             mesh = Mesh.make(self.world, {"pipeline": pipeline})
@@ -146,8 +148,13 @@ class Model:
             path: A directory for the checkpoint, which all hosts share.
 
         Raises:
-            ValueError: this is not the main thread.
+            ValueError: this is not the main thread, or ranks hold parts of the model or of the optimizer's state.
         """
+        if self._divided:
+            raise ValueError(
+                f"resume: with {self._divided} no rank holds all that is to be saved; leave that out, or give fit the "
+                "callback keras.callbacks.BackupAndRestore"
+            )
         self._resume = Resume(Path(path), self.world, self._broadcast)
 
     # --- training and evaluation ------------------------------------------------------------------------------------
