@@ -42,11 +42,12 @@ FAULTS = {  # fault: kind of the verdict, whether it is of one rank, size (of a 
     "healthy": ("", False, 0.0, 0.0),
     "compute": ("straggler", True, 0.4, 4.0),
     "late compute": ("straggler", True, 0.6, 4.0),
-    "core": ("straggler", True, 2.0, 3.0),
+    "core": ("straggler", True, 5.0, 8.0),
     "loader": ("slow loader", True, 0.4, 4.0),
     "checkpoint": ("checkpoints", False, 4.0, 10.0),
     "garbage": ("garbage collection", True, 1.0, 2.0),
     "leak": ("memory growth", True, 2.0, 4.0),
+    "leak all": ("memory growth", False, 1.0, 2.0),
     "cut": ("unbalanced stages", True, 0.0, 0.0),
     "healthy (fabric)": ("", False, 0.0, 0.0),
     "compute (fabric)": ("straggler", True, 0.4, 4.0),
@@ -71,7 +72,7 @@ def order(only: list[str]) -> Iterator[str]:
                 at += 1
 
 
-def on_fabric(world: int, fault: str, rank: int, size: float, folder: str) -> None:
+def on_fabric(world: int, fault: str, rank: int, size: float, folder: str, numel: int) -> None:
     """Run the program with a rank on each of `world` hosts, the links of one of which may be slow."""
     from hocket.cluster import load
     from hocket.fabric import Fabric
@@ -83,7 +84,6 @@ def on_fabric(world: int, fault: str, rank: int, size: float, folder: str) -> No
         capacity_Bps = cluster.capacity_Bps.copy()
         capacity_Bps[mine] /= size
         cluster = dataclasses.replace(cluster, capacity_Bps=capacity_Bps)
-    numel = 60_000 if fault == "link" else 1
     words = [__file__, "--program", fault, str(rank), str(STEPS), str(size), str(numel)]
     with Fabric(cluster) as fabric:
         done = subprocess.run(
@@ -101,12 +101,12 @@ def score_fault(fault: str, draw: random.Random, folder: str) -> tuple[bool, str
 
     kind, of_one, low, high = FAULTS[fault]
     fabric, name = fault.endswith(FABRIC), fault.removesuffix(FABRIC)
-    world = 2 if name in ("core", "cut") else draw.randint(3, 5) if fabric else draw.randint(2, 8)
+    world = 2 if name in ("core", "cut") else draw.randint(3, 5) if fabric or name == "leak all" else draw.randint(2, 8)
     rank, size = draw.randrange(world), draw.uniform(low, high)
     if fabric:
-        on_fabric(world, name, rank, size, folder)
+        on_fabric(world, name, rank, size, folder, numel=60_000 if name == "link" else 1)
     else:
-        program, words = fault_programs.train, (name, rank, 250 if name == "leak" else STEPS, size)
+        program, words = fault_programs.train, (name, rank, 250 if name.startswith("leak") else STEPS, size)
         if name == "cut":  # one layer against seven, and the other way round
             program, words = fault_programs.pipeline, ((("7", "1")[rank],), 30)  # type: ignore[assignment]
         run_ranks(program, world, *words, env={"HOCKET_RECORD": folder}, timeout_s=240)

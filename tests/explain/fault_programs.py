@@ -66,7 +66,7 @@ def train(fault: str, rank_at_fault: int, steps: int, size: float = 1.0, numel: 
         if mine and fault == "garbage":
             for _ in range(int(size)):
                 gc.collect()
-        if mine and fault == "leak":
+        if fault == "leak all" or (mine and fault == "leak"):
             kept.append(bytearray(b"x" * int(size * 2**20)))
         for parameter in model.parameters():
             dist.all_reduce(parameter.grad)

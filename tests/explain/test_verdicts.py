@@ -1,4 +1,6 @@
 import json
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -7,6 +9,8 @@ import pytest
 from hocket.cli import main
 from hocket.explain import Replay, explain, parts_of
 from hocket.profile import RecordError, read_run
+from hocket.profile._layout import SAMPLE, STEP
+from hocket.profile._record import RankRecord
 from hocket.testing import deadline, run_ranks
 
 from . import fault_programs
@@ -43,6 +47,35 @@ def test_the_fault_is_the_first_verdict(tmp_path: Path, fault: str, kind: str, w
     assert found.parts is not None
     for rows in (found.parts.means(), found.parts.waterfall()):
         assert sum(seconds for _, seconds in rows) == pytest.approx(found.parts.step_s, rel=1e-6), "they add up to it"
+
+
+@pytest.mark.parametrize(
+    ("mib", "leaks", "ranks"),
+    [
+        (lambda step: 2.0 * step, True, (2,)),
+        (lambda step: 2.0 * step, True, (1, 2)),
+        (lambda step: 64.0 * (step // 20), True, ()),  # an allocator takes much at once
+        (lambda step: 300.0 if step > 60 else 0.0, False, (2,)),  # an evaluation's buffers
+        (lambda step: 100.0 * np.log1p(step), False, ()),  # caches
+        (lambda step: 200.0 * (step % 7), False, (2,)),
+        (lambda step: 0.05 * step, False, ()),
+    ],
+)
+def test_a_leak_grows_with_the_steps_in_a_straight_line(
+    tmp_path: Path, mib: Callable[[int], float], leaks: bool, ranks: tuple[int, ...]
+) -> None:
+    zero_s = time.perf_counter()
+    for rank in range(RANKS):
+        record = RankRecord(tmp_path, rank, RANKS)
+        for step in range(120):  # of a second; four samples each
+            begin_s = zero_s + step
+            for quarter in range(4):
+                used = 200.0 + (mib(step) if rank in (ranks or range(RANKS)) else 0.0)
+                record.row(1, SAMPLE, nbytes=int(used * 2**20), times=(begin_s + 0.25 * quarter, 0.0, 0.0, 0.0, 0.0))
+            record.span(STEP, begin_s, begin_s + 1.0, seq=step + 1)
+        record.ended()
+    told = [(one.kind, one.ranks) for one in explain(tmp_path).verdicts]
+    assert told == ([("memory growth", ranks)] if leaks else [])
 
 
 def test_a_run_is_replayed_as_it_was_and_without_a_delay(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
