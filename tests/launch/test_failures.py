@@ -56,6 +56,27 @@ def test_the_failing_rank_is_named_with_its_reason(
     assert report[-1] == f"hocket: failed, exit status {exit_code}"
 
 
+@pytest.mark.parametrize("flags", [(), ("--max-restarts=1",)], ids=["alone", "elastic"])
+def test_a_rank_that_ends_well_before_it_joins_is_told_at_once(launched: Any, script: Any, flags: Any) -> None:
+    source = "import os, torch\nif os.environ['RANK'] != '1':\n    torch.distributed.init_process_group('hocket')"
+    ran = launched(script(source), n=3, flags=flags, timeout_s=deadline(60))
+    assert (ran.result.outcome, ran.result.exit_code) == ("failed", 1)
+    assert "rank 1 ended, exit status 0, and has not joined the group for which rank " in ran.err
+    assert ran.err.splitlines()[-1] == "hocket: failed, exit status 1"
+
+
+def test_a_rank_may_end_before_others_that_have_joined_or_join_none(launched: Any, script: Any) -> None:
+    source = """
+import os, time, torch
+rank = int(os.environ["RANK"])
+if rank < 2:
+    os.environ["WORLD_SIZE"] = "2"
+    torch.distributed.init_process_group("hocket")
+    time.sleep(1.0 - rank)
+"""
+    assert launched(script(source), n=3).result.outcome == "finished"
+
+
 def test_an_error_that_several_ranks_raised_is_said_once() -> None:
     def failed(rank: int, error: str | None, by_launcher: bool = False) -> RankFailure:
         return RankFailure(

@@ -26,6 +26,7 @@ VARIABLE = "HOCKET_RENDEZVOUS"
 SECRET_VARIABLE = "HOCKET_SECRET"
 SECRET_FILE_VARIABLE = "HOCKET_SECRET_FILE"
 _LEAST_SECRET_NBYTES = 16
+_CAME = ".came-"  # between the name of the file where the ranks of one host meet, and the number of one that has come
 _served: "dict[str, StoreServer]" = {}  # of this process, as rank 0 without a launcher
 
 
@@ -127,6 +128,12 @@ def environment(address: str, port: int | str, path: str) -> dict[str, str]:
     return {**plain, VARIABLE: f"{address}:{port} {path}"}
 
 
+def came(path: str) -> set[int]:
+    """Return the ranks that have come to where all ranks of one host meet, whether or not the others have, too."""
+    directory, name = os.path.split(path + _CAME)
+    return {int(file.removeprefix(name)) for file in os.listdir(directory) if file.startswith(name)}
+
+
 def check_private(directory: str) -> None:
     """See to it that no other user can read or write in a directory.
 
@@ -167,6 +174,8 @@ def _rendezvous(torchs: Any, url: str, timeout: timedelta = timedelta(minutes=5)
         from . import torch_adapter
 
         check_private(os.path.dirname(place))
+        if query["WORLD_SIZE"] == os.environ.get("LOCAL_WORLD_SIZE"):  # for the launcher, who sees which ranks end
+            open(f"{place}{_CAME}{rank}", "w").close()
         yield torch_adapter.FileStore(place), rank, int(query["WORLD_SIZE"])
     raise RuntimeError("the ranks of a launcher meet once; start them again for another world")
 

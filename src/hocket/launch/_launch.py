@@ -12,6 +12,7 @@ from string import Template
 from typing import Any, BinaryIO
 
 from hocket._sweep import JOB_VARIABLE
+from hocket.comm import rendezvous
 
 from . import _worker
 from ._aggregator import Aggregators
@@ -256,7 +257,7 @@ class _RunningJob(JobListener):
         self._merger = merger
         self._directory = directory
         self._attempts = 0
-        self._pids: list[int] = []
+        self._children: list[Child] = []
         self.saved_file = os.path.join(job.directory, "saved")
         self._outputs = {"stdout": out, "stderr": err}
         self._began_s = time.time()
@@ -289,7 +290,8 @@ class _RunningJob(JobListener):
 
     def report(self, result: LaunchResult) -> None:
         if result.outcome == "failed":
-            self._describe(result.failures)
+            if result.failures:
+                self._describe(result.failures)
             self.say(f"failed, exit status {result.exit_code}", style="bold red")
         elif result.outcome != "finished":
             self.say(f"{result.outcome} after {result.wall_s:.1f} s, exit status {result.exit_code}", style="bold red")
@@ -373,14 +375,14 @@ class _RunningJob(JobListener):
         self.restarts = attempt
         self.failures = ()
         self._began_s = time.time()
-        self._pids = [rank.pid for rank in ranks]
-        for pid in self._pids:
-            self._job.add_rank(pid)
+        self._children = [Child(rank.rank, rank.pid, rank.reaped_status) for rank in ranks]
+        for child in self._children:
+            self._job.add_rank(child.pid)
         self._merger.close_ends()
-        self._merger.watch([Child(rank.rank, rank.pid, rank.reaped_status) for rank in ranks])
+        self._merger.watch(self._children)
 
     def pass_on(self, number: int) -> None:
-        for pid in self._pids:
+        for pid in (child.pid for child in self._children):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
 
@@ -396,6 +398,23 @@ class _RunningJob(JobListener):
             self.say(f"the aggregator is started again: {name}")
         if self._deadline_s is not None and time.monotonic() > self._deadline_s:
             raise _Ended("timed-out", TIMED_OUT)
+        self._check_all_come()
+
+    def _check_all_come(self) -> None:
+        """End the job if a rank has ended well and never joined the group for which others wait."""
+        gone = {child.rank for child in self._children if child.rank in self._merger.ended_s}
+        if not gone or len(gone) == len(self._children) or not self._arguments.private:
+            return
+        came = rendezvous.came(os.path.join(self._job.directory, f"rendezvous-{self._attempts - 1}"))
+        left = [c.rank for c in self._children if c.rank in gone - came and c.status(patient=False) == 0]
+        if left and came - gone:
+            which, waiting = (", ".join(map(str, sorted(ranks))) for ranks in (left, came - gone))
+            self.say(
+                f"rank {which} ended, exit status 0, and has not joined the group for which rank {waiting} waits: all "
+                "ranks must come to hocket.distribute, hocket.Trainer or init_process_group",
+                style="bold red",
+            )
+            raise _Ended("failed", 1)
 
     def failed(self, failures: list[FailedRank], restarts_left: int) -> None:
         self._merger.settle()
