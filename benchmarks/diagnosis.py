@@ -37,6 +37,7 @@ from tests.explain import fault_programs
 from tests.profile import hang_programs
 
 STEPS = 60
+LONGER = {"leak": 250, "leak all": 250, "core": 150}
 FABRIC = " (fabric)"
 FAULTS = {  # fault: kind of the verdict, whether it is of one rank, size (of a step's work) from and to
     "healthy": ("", False, 0.0, 0.0),
@@ -72,7 +73,9 @@ def order(only: list[str]) -> Iterator[str]:
                 at += 1
 
 
-def on_fabric(world: int, fault: str, rank: int, size: float, folder: str, numel: int) -> None:
+def on_fabric(
+    world: int, fault: str, rank: int, size: float, folder: str, numel: int, steps: int = STEPS, every: int = 0
+) -> None:
     """Run the program with a rank on each of `world` hosts, the links of one of which may be slow."""
     from hocket.cluster import load
     from hocket.fabric import Fabric
@@ -84,7 +87,7 @@ def on_fabric(world: int, fault: str, rank: int, size: float, folder: str, numel
         capacity_Bps = cluster.capacity_Bps.copy()
         capacity_Bps[mine] /= size
         cluster = dataclasses.replace(cluster, capacity_Bps=capacity_Bps)
-    words = [__file__, "--program", fault, str(rank), str(STEPS), str(size), str(numel)]
+    words = [__file__, "--program", fault, str(rank), str(steps), str(size), str(numel), str(every)]
     with Fabric(cluster) as fabric:
         done = subprocess.run(
             [sys.executable, "-m", "hocket", "run", "--fabric", fabric.name, "-n", str(world), "--no-run-dir", *words],
@@ -106,7 +109,7 @@ def score_fault(fault: str, draw: random.Random, folder: str) -> tuple[bool, str
     if fabric:
         on_fabric(world, name, rank, size, folder, numel=60_000 if name == "link" else 1)
     else:
-        program, words = fault_programs.train, (name, rank, 250 if name.startswith("leak") else STEPS, size)
+        program, words = fault_programs.train, (name, rank, LONGER.get(name, STEPS), size)
         if name == "cut":  # one layer against seven, and the other way round
             program, words = fault_programs.pipeline, ((("7", "1")[rank],), 30)  # type: ignore[assignment]
         run_ranks(program, world, *words, env={"HOCKET_RECORD": folder}, timeout_s=240)
@@ -116,6 +119,8 @@ def score_fault(fault: str, draw: random.Random, folder: str) -> tuple[bool, str
     said = f"rank {rank} of {world}, size {size:.2f}, load {os.getloadavg()[0]:.0f}: {said}"
     if name == "healthy":
         return first is None, said
+    if name == "core" and "take its core" not in said:
+        return False, said
     return first is not None and first.kind == kind and first.ranks == ((rank,) if of_one else ()), said
 
 
@@ -203,12 +208,12 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=math.inf, help="begin no run after so many")
     parser.add_argument("--only", default=",".join(KINDS), help="kinds, with commas between them")
     parser.add_argument("--keep", help="folder for the records of all runs (6 MiB a rank)")
-    parser.add_argument("--program", nargs=5, help=argparse.SUPPRESS)
+    parser.add_argument("--program", nargs=6, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.program:
         dist.init_process_group("hocket")
-        fault, rank, steps, size, numel = given.program
-        fault_programs.train(fault, int(rank), int(steps), float(size), int(numel))
+        fault, rank, steps, size, numel, every = given.program
+        fault_programs.train(fault, int(rank), int(steps), float(size), int(numel), int(every))
         dist.destroy_process_group()
         return
     from hocket.testing import preload

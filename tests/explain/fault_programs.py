@@ -17,14 +17,15 @@ STEP_S = 0.01
 class Rows(Dataset[torch.Tensor]):
     """Rows that take a while to load."""
 
-    def __init__(self, count: int, seconds: float) -> None:
-        self.count, self.seconds = count, seconds
+    def __init__(self, count: int, seconds: float, every: int) -> None:
+        self.count, self.seconds, self.every = count, seconds, every
 
     def __len__(self) -> int:
         return self.count
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        time.sleep(self.seconds)
+        if not self.every or index // self.every % 2 == 0:
+            time.sleep(self.seconds)
         return torch.ones(16)
 
 
@@ -35,8 +36,11 @@ class Node:
         self.me = self
 
 
-def train(fault: str, rank_at_fault: int, steps: int, size: float = 1.0, numel: int = 1) -> None:
-    """Train `steps` steps; with a fault on one rank, or healthy (any other word); `numel` more numbers are reduced."""
+def train(fault: str, rank_at_fault: int, steps: int, size: float = 1.0, numel: int = 1, every: int = 0) -> None:
+    """Train `steps` steps; with a fault on one rank, or healthy (any other word); `numel` more numbers are reduced.
+
+    With `every`, so many steps are with the fault, and as many without it, by turns.
+    """
     mine = dist.get_rank() == rank_at_fault
     more = torch.ones(numel)
     burners: list[int] = []
@@ -47,7 +51,7 @@ def train(fault: str, rank_at_fault: int, steps: int, size: float = 1.0, numel: 
     torch.manual_seed(0)
     model = torch.nn.Linear(16, 16)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    rows = Rows(steps, size * STEP_S if fault == "loader" and mine else 0.0)
+    rows = Rows(steps, size * STEP_S if fault == "loader" and mine else 0.0, every)
     kept: list[object] = []
     circles = [Node() for _ in range(1_000)] if fault == "garbage" and mine else []
     for step, row in enumerate(DataLoader(rows, batch_size=1)):
@@ -59,7 +63,7 @@ def train(fault: str, rank_at_fault: int, steps: int, size: float = 1.0, numel: 
             os.kill(os.getpid(), signal.SIGKILL)
         optimizer.zero_grad()
         model(row).sum().backward()
-        if mine and fault == "compute":
+        if mine and fault == "compute" and (not every or step // every % 2 == 0):
             slow_part(size * STEP_S)
         if mine and fault == "late compute" and step >= steps // 2:
             slow_part(size * STEP_S)

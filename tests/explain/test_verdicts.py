@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from hocket.cli import main
+from hocket.comm import OperationRecord
 from hocket.explain import Replay, explain, parts_of
 from hocket.profile import RecordError, read_run
 from hocket.profile._layout import SAMPLE, STEP
@@ -76,6 +77,34 @@ def test_a_leak_grows_with_the_steps_in_a_straight_line(
         record.ended()
     told = [(one.kind, one.ranks) for one in explain(tmp_path).verdicts]
     assert told == ([("memory growth", ranks)] if leaks else [])
+
+
+def test_a_rank_without_a_core_is_late_though_its_time_goes_in_operations(tmp_path: Path) -> None:
+    """It comes late, and notices 4 ms after the other that all is over; its thread is ready nearly all the while."""
+    zero_s = time.perf_counter()
+    for rank in range(2):
+        record = RankRecord(tmp_path, rank, 2)
+        for step in range(40):
+            begin_s = zero_s + 0.035 * step
+            at_s = begin_s + (0.029 if rank else 0.010)
+            over_s = begin_s + (0.035 if rank else 0.031)
+            op = OperationRecord(
+                "0", step + 1, "all_reduce", 4, "float32", 2, "shm-direct", False, at_s, at_s, begin_s + 0.029,
+                over_s, None, at_s,
+            )  # fmt: skip
+            record.operation_started(op)
+            record.operation_finished(op)
+            record.operation_waited(op, at_s, over_s)
+            record.span(STEP, begin_s, begin_s + 0.035, seq=step + 1)
+            times = (begin_s, 0.0, 0.001 * step, (0.03 if rank else 0.001) * step, 0.0)
+            record.row(1, SAMPLE, nbytes=1 << 28, times=times)
+        record.ended()
+    found = explain(tmp_path)
+    assert found.parts is not None
+    assert found.parts.communication.mean() == pytest.approx(0.002, rel=0.1), "what one rank notices late is no network"
+    first = found.verdicts[0]
+    assert (first.kind, first.ranks) == ("straggler", (1,))
+    assert "other processes take its core" in first.sentence
 
 
 def test_a_run_is_replayed_as_it_was_and_without_a_delay(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

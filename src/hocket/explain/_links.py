@@ -10,6 +10,7 @@ from hocket.profile import LINK, RunRecord
 _LEAST_NBYTES = 1 << 20
 _LEAST_BUSY_S = 0.1
 _SHARE = 0.1  # of what the busiest link carried: of links that carry less, latency is most of the time
+_QUICK = 0.8
 _SLOW = 0.6  # of what the quickest fifth of the links give
 
 
@@ -49,7 +50,7 @@ class SlowLink:
         place: What is slow, "the link of host b", "what host b sends", "the link from host a to host b".
         hosts: Hosts at whose end it is; of a link between two both.
         rate_Bps: What it gives.
-        others_Bps: What the quickest fifth of the others give.
+        others_Bps: What the quickest fifth of those give that are not slow.
         resent: Segments that were sent again on it.
     """
 
@@ -94,10 +95,11 @@ def slow_link(links: list[HostLink]) -> SlowLink | None:
     links = [one for one in links if one.nbytes >= least and one.busy_s >= _LEAST_BUSY_S]
     if len(links) < 3:
         return None
-    others_Bps = float(np.quantile([one.rate_Bps for one in links], 0.8, method="higher"))
-    slow = [one for one in links if one.rate_Bps < _SLOW * others_Bps]
-    if not slow or len(slow) == len(links):
+    quick_Bps = np.quantile([one.rate_Bps for one in links], _QUICK, method="higher")
+    slow = [one for one in links if one.rate_Bps < _SLOW * quick_Bps]
+    if not slow:
         return None
+    others_Bps = float(np.quantile([one.rate_Bps for one in links if one not in slow], _QUICK, method="higher"))
 
     def whole(some: list[HostLink]) -> bool:
         return len(some) > 0 and all(one in slow for one in some)

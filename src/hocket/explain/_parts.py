@@ -19,6 +19,7 @@ LATE, BUBBLE, COLLECTOR, CHECKPOINT, DATA, OPTIMIZER, COMPUTATION = (
 )  # fmt: skip
 COMMUNICATION = "communication in "
 IDEAL, CORES, SLOWER = "one rank alone", "waiting for a core", "computing slower than alone"
+_AT_ONCE = ("all_reduce", "barrier", "all_gather", "all_gather_into_tensor")  # no rank's end comes before all have come
 _PHASES = {"checkpoint": CHECKPOINT, "data": DATA, "optimizer": OPTIMIZER}
 
 
@@ -102,12 +103,19 @@ class Parts:
 
     def ready_shares(self) -> Array:
         """Return by rank the share of the time in which its main thread was ready and had no core."""
+        return self._shares("arrived_s")
+
+    def ran_shares(self) -> Array:
+        """Return by rank the share of the time in which its main thread had a core."""
+        return self._shares("published_s")
+
+    def _shares(self, column: str) -> Array:
         shares = []
         for one, bounds in zip(self.run.ranks, self.bounds_s, strict=True):
             rows = one.of(SAMPLE)
             rows = rows[(rows["posted_s"] >= bounds[0] - 1.0) & (rows["posted_s"] <= bounds[-1] + 1.0)]
-            waited_s = rows["arrived_s"][-1] - rows["arrived_s"][0] if len(rows) > 1 else 0.0
-            shares.append(float(waited_s / max(rows["posted_s"][-1] - rows["posted_s"][0], 1e-9)) if waited_s else 0.0)
+            seconds = rows[column][-1] - rows[column][0] if len(rows) > 1 else 0.0
+            shares.append(float(seconds / max(rows["posted_s"][-1] - rows["posted_s"][0], 1e-9)) if seconds else 0.0)
         return np.array(shares)
 
     def waterfall(self) -> list[tuple[str, float]]:
@@ -158,17 +166,20 @@ def parts_of(run: RunRecord) -> Parts | None:
 
 @dataclass(frozen=True)
 class Arrivals:
-    """When the last rank had come to each operation.
+    """When the last rank had come to each operation, and when it was over.
 
     Attributes:
         groups: The groups of all ranks, by name and ranks; their numbers stand in the upper half of a key.
         keys: Of the operations, ascending: the group's number, and in the lower 32 bits the operation's own.
         came_s: Of each.
+        over_s: Of each that ends for all at once, as an all-reduce on one host does: when the first rank knew it. What
+            another waits longer is its own doing: it has no core. Infinity for all others.
     """
 
     groups: dict[tuple[str, tuple[int, ...]], int]
     keys: Array
     came_s: Array
+    over_s: Array
 
     @classmethod
     def of(cls, run: RunRecord, since_s: Array) -> "Arrivals":
@@ -177,17 +188,25 @@ class Arrivals:
         for one in run.ranks:
             for group in one.groups:
                 groups.setdefault(group, len(groups))
-        found = cls(groups, np.empty(0, np.int64), np.empty(0))
-        keys, times = [found.keys], [found.came_s]
+        found = cls(groups, np.empty(0, np.int64), np.empty(0), np.empty(0))
+        hosts = {one.rank: one.host for one in run.ranks}
+        near = np.array([len({hosts.get(rank) for rank in ranks or hosts}) == 1 for _, ranks in groups] or [False])
+        keys, came, over = [found.keys], [found.came_s], [found.over_s]
         for one, from_s in zip(run.ranks, since_s.tolist(), strict=True):
             rows = one.of(OPERATION)
             rows = rows[rows["finished_s"] > from_s]
             keys.append(found.keys_of(one, rows))
-            times.append(np.maximum(rows["started_s"], rows["published_s"]))
+            came.append(np.maximum(rows["started_s"], rows["published_s"]))
+            at_once = [
+                n for n, text in enumerate(one.texts) if isinstance(text, list) and text[:1] and text[0] in _AT_ONCE
+            ]
+            alike = np.isin(rows["text"], at_once) & near[keys[-1] >> 32]
+            over.append(np.where(alike, rows["finished_s"], np.inf))
         every, at = np.unique(np.concatenate(keys), return_inverse=True)
-        came_s = np.full(len(every), -np.inf)
-        np.maximum.at(came_s, at, np.concatenate(times))
-        return cls(groups, every, came_s)
+        came_s, over_s = np.full(len(every), -np.inf), np.full(len(every), np.inf)
+        np.maximum.at(came_s, at, np.concatenate(came))
+        np.minimum.at(over_s, at, np.concatenate(over))
+        return cls(groups, every, came_s, over_s)
 
     def keys_of(self, one: RankRun, rows: Array) -> Array:
         """Return the keys of a rank's operations or waits."""
@@ -196,10 +215,18 @@ class Arrivals:
 
     def of_keys(self, keys: Array) -> Array:
         """Return when the last rank had come; minus infinity where it is not known."""
+        return self._at(keys, self.came_s, -np.inf)
+
+    def ends_of(self, keys: Array, rows: Array) -> Array:
+        """Return when operations or waits of a rank were over; what it took to notice is its own work."""
+        ends = np.minimum(rows["finished_s"], self._at(keys, self.over_s, np.inf))
+        return np.asarray(np.maximum(rows["started_s"], ends))
+
+    def _at(self, keys: Array, values: Array, unknown: float) -> Array:
         if not len(self.keys):
-            return np.full(len(keys), -np.inf)
+            return np.full(len(keys), unknown)
         at = np.minimum(np.searchsorted(self.keys, keys), len(self.keys) - 1)
-        return np.where(self.keys[at] == keys, self.came_s[at], -np.inf)
+        return np.where(self.keys[at] == keys, values[at], unknown)
 
 
 def _of_rank(one: RankRun, came: Arrivals, edges: Array, run: RunRecord) -> dict[str, Array]:
@@ -208,8 +235,9 @@ def _of_rank(one: RankRun, came: Arrivals, edges: Array, run: RunRecord) -> dict
     waits = waits[waits["finished_s"] > edges[0]]
     layers: dict[str, list[Array]] = {LATE: [], BUBBLE: []}
     messages = waits["flags"] == 1
-    begin, end = waits["started_s"], waits["finished_s"]
-    split = np.clip(came.of_keys(came.keys_of(one, waits)), begin, end)
+    keys, begin = came.keys_of(one, waits), waits["started_s"]
+    end = np.where(messages, waits["finished_s"], came.ends_of(keys, waits))
+    split = np.clip(came.of_keys(keys), begin, end)
     layers[BUBBLE].append(np.stack([begin, end], 1)[messages])
     layers[LATE].append(np.stack([begin, split], 1)[~messages])
     for number, group in enumerate(one.groups):

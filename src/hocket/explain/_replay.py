@@ -80,7 +80,8 @@ class Replay:
                 name = "started_s" if waits else "posted_s"
                 rows = rows[(rows[name] >= begin_s) & (rows["finished_s"] <= end_s)]
                 rows = rows[rows["flags"] != 1] if waits else rows  # of waits: for messages
-                columns = came.keys_of(one, rows), rows[name], rows["finished_s"], rows["text"], rows["nbytes"]
+                keys = came.keys_of(one, rows)
+                columns = keys, rows[name], came.ends_of(keys, rows), rows["text"], rows["nbytes"]
                 for key, from_s, until_s, text, nbytes in zip(*(column.tolist() for column in columns), strict=True):
                     events.append((from_s, waits, key, until_s))
                     if not waits:

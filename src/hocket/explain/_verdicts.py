@@ -15,6 +15,7 @@ from ._replay import Replay
 LEAST_STEPS = 6
 _LEAST_GAIN = 0.05  # below this share of the time a finding is not worth a sentence
 _MOST_STAGES = 8  # are listed
+_SURE = 4.0  # standard errors by which a rank's lateness differs from none
 _LATE_SHARE = 0.6  # of the steps in which a straggler does more than the others
 _MIB = 2**20
 _LEAST_SAMPLES = 6  # of memory, four a second
@@ -165,8 +166,9 @@ def _straggler(parts: Parts) -> list[Verdict]:
     cause, cause_s = _cause(parts, rank, since, stages == stages[rank])
     one = parts.run.ranks[rank]
     extra_s = float(late.mean())
+    sure = (late > 0).mean() > 0.8 or late.mean() > _SURE * late.std() / np.sqrt(len(late))
     begun = f" since step {parts.first + since}" if since else ""
-    word, step, kind = _explained(parts, rank, cause, since)
+    word, step, kind = _explained(parts, rank, cause, since, extra_s)
     return [
         Verdict(
             kind,
@@ -175,7 +177,7 @@ def _straggler(parts: Parts) -> list[Verdict]:
             f"late in {(late > 0).mean():.0%} of {len(late)} steps; {cause_s / extra_s:.0%} of it is {cause}; "
             f"the same steps replayed take {before_s:.3g} s with and {after_s:.3g} s without",
             step,
-            "high" if gain > 2 * _LEAST_GAIN and (late > 0).mean() > 0.8 else "medium",
+            "high" if gain > 2 * _LEAST_GAIN and sure else "medium",
             (rank,),
             gain * share,
             parts.first + since if since else None,
@@ -215,7 +217,7 @@ def _cause(parts: Parts, rank: int, since: int, alike: Array) -> tuple[str, floa
     return cause, found[cause]
 
 
-def _explained(parts: Parts, rank: int, cause: str, since: int) -> tuple[str, str, str]:
+def _explained(parts: Parts, rank: int, cause: str, since: int, extra_s: float) -> tuple[str, str, str]:
     """Return what a straggler's cause is called, what to do, and the kind of the verdict."""
     one = parts.run.ranks[rank]
     if cause == DATA:
@@ -230,8 +232,13 @@ def _explained(parts: Parts, rank: int, cause: str, since: int) -> tuple[str, st
     if cause != COMPUTATION:
         return f"it spends longer in {cause!r}", f"look what {cause!r} does on that rank", "straggler"
     place = _usual_place(one, parts.bounds_s[rank][since])
-    ready = parts.ready_shares()
-    if ready[rank] > 0.1 and ready[rank] > 2 * np.median(np.delete(ready, rank)):
+    ready, ran = parts.ready_shares(), parts.ran_shares()
+    usual, usual_ran = np.median(np.delete(ready, rank)), np.median(np.delete(ran, rank))
+    least = 0.5 * extra_s / parts.step_s
+    # On a busy machine all lack cores, also while they wait: then it counts that the rank does not use more of one, and
+    # is hardly ever blocked.
+    blocked = 1.0 - ready[rank] - ran[rank]
+    if ready[rank] > 0.1 and (ready[rank] - usual > least or (blocked < least and ran[rank] < 1.2 * usual_ran)):
         return (
             f"other processes take its core {ready[rank]:.0%} of the time",
             "look who else runs there (`top`), and give every rank cores of its own",
@@ -282,10 +289,14 @@ def _link(parts: Parts) -> list[Verdict]:
     if found is None:
         return []
     slower = found.rate_Bps / found.others_Bps
-    gain = _share(parts, parts.communication) * (1.0 - slower)
+    ranks = tuple(one.rank for one in parts.run.ranks if one.host in found.hosts)
+    replay = Replay(parts)
+    quicker = replay.run(
+        own_s=lambda one: one.own_s * (1.0 if set(ranks).isdisjoint(one.group[1] or ranks) else slower)
+    )
+    gain = 1.0 - quicker.seconds / replay.run().seconds
     if gain < _LEAST_GAIN:
         return []
-    ranks = tuple(one.rank for one in parts.run.ranks if one.host in found.hosts)
     again = f"; {found.resent} segments were sent again" if found.resent else ""
     return [
         Verdict(
