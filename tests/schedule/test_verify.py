@@ -181,7 +181,8 @@ def test_few_ranks_with_many_chunks_are_verified_in_pieces():
     assert verify(Schedule("lost", Collective("all_reduce", 2), chunks, (parts, lost)))
 
 
-def test_schedules_of_4096_ranks_are_verified_in_seconds():
+@pytest.mark.parametrize("make", [halving_doubling, pytest.param(ring, marks=pytest.mark.long)])
+def test_schedules_of_4096_ranks_are_verified_in_seconds(make):
     began = time.process_time()
-    assert verify(halving_doubling(4096)) == ()
-    assert time.process_time() - began < 10  # 61 s when each contribution was counted; 1 s now
+    assert verify(make(4096)) == ()
+    assert time.process_time() - began < 15  # 61 s and 75 s when each contribution was counted; 0.1 and 2 s now

@@ -1,5 +1,6 @@
 """Schedules take the time of their closed forms where nothing is shared, and never less than the bounds anywhere."""
 
+import time
 from fractions import Fraction
 
 import numpy as np
@@ -294,3 +295,33 @@ def test_a_timeline_has_every_message_at_both_ends() -> None:
     assert len(timeline.arrows) == 16
     assert timeline.seconds == pytest.approx(timing.seconds)
     assert len(timeline.counters) == 8
+
+
+@pytest.mark.parametrize("name", ["ring", "halving_doubling", "double_tree", "scatter_gather", "circulant"])
+def test_vectors_cut_where_transfers_begin_take_the_times_of_cells_of_one_width(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    one = algorithms.get(name)
+    served = [kind for kind in ("all_reduce", "broadcast", "all_gather") if not one.serves(Collective(kind, 24))]
+    assert served
+    where = cluster.load("leafspine:leaves=4,ports=6")
+    for kind in served:
+        schedule = one(Collective(kind, 24))
+        cells = simulate_schedule(schedule, where, 1e7)
+        with monkeypatch.context() as patch:
+            patch.setattr("hocket.simulate._touch._FEW", 0)
+            patch.setattr("hocket.simulate._touch._FINE", 0)
+            cut = simulate_schedule(schedule, where, 1e7)
+        assert cut.end_s.tolist() == pytest.approx(cells.end_s.tolist(), rel=1e-12)
+
+
+@pytest.mark.long
+def test_halving_doubling_of_65536_ranks_is_simulated_in_seconds() -> None:
+    schedule, where = (
+        algorithms.get("halving_doubling")(Collective("all_reduce", 65536)),
+        cluster.load("star:hosts=65536"),
+    )
+    began = time.process_time()
+    found = simulate_schedule(schedule, where, 2**26)
+    assert time.process_time() - began < 60  # 5 s
+    assert found.seconds == pytest.approx(32 * ALPHA_S + 2 * 65535 / 65536 * 2**26 * BETA, rel=1e-6)

@@ -96,7 +96,8 @@ def _rounds(schedule: Schedule) -> int:
     """For each step the most messages that one rank sends or receives, at least one."""
     total = 0
     for step in schedule.steps:
-        pairs = np.unique(step.source.astype(np.int64) * schedule.endpoints + step.destination)
+        pairs = np.sort(step.source.astype(np.int64) * schedule.endpoints + step.destination)
+        pairs = pairs[np.diff(pairs, prepend=-1) > 0]
         ends = np.concatenate([pairs // schedule.endpoints, pairs % schedule.endpoints + schedule.endpoints])
         messages = np.bincount(ends, minlength=2 * schedule.endpoints).reshape(2, -1)[:, : schedule.world]
         total += step.repeat * max(1, int(messages.max()))

@@ -19,8 +19,6 @@ from ._settings import Settings
 from ._tasks import SimulationError, Tasks
 from ._touch import Touched
 
-_CELLS = 1 << 29  # (endpoint, chunk) pairs that fit in memory: 2 GiB of numbers
-
 
 @dataclass(frozen=True, eq=False)
 class Flows:
@@ -80,11 +78,6 @@ def lower(
     if settings.pieces > 1:
         schedule = schedule.merged().split(settings.pieces)
     nodes = place(schedule, cluster, ranks)
-    if schedule.endpoints * schedule.chunks > _CELLS:
-        raise SimulationError(
-            f"{schedule.name} has {schedule.endpoints} endpoints and {schedule.chunks} chunks: more pairs than "
-            f"{_CELLS}; simulate a smaller world, or take the closed form"
-        )
     if nbytes < 0:
         raise SimulationError(f"{nbytes} bytes are less than none")
     vector = schedule.chunks // schedule.collective.blocks * schedule.collective.vector_blocks

@@ -6,8 +6,12 @@ from numpy.typing import NDArray
 from hocket.schedule import Schedule
 
 from ._fair import Indices
+from ._tasks import SimulationError
 
 _LOW = 2**31 - 1
+_FEW = 1 << 24  # cells that are numbered by their width in any case
+_FINE = 2  # more cells than that for each transfer: endpoints are cut where transfers end
+_CELLS = 1 << 29  # that fit in memory: 2 GiB of numbers
 _NONE = np.zeros(0, dtype=np.int64)
 
 
@@ -15,12 +19,20 @@ class Touched:
     """The task that touched every (endpoint, chunk) last.
 
     Chunks that an endpoint only ever moves together are one cell there: a rank that sends its vector whole has one.
+    What divides all ranges of an endpoint is the width of its cells. Where that makes more cells than transfers have
+    ends, endpoints are cut where their own transfers begin and end: halving-doubling of 65,536 ranks has about a
+    million cells then, and not 4,300 million.
 
     Args:
         schedule: Whose endpoints and chunks they are.
+
+    Raises:
+        SimulationError: there are more cells than memory holds.
     """
 
     def __init__(self, schedule: Schedule) -> None:
+        self._cuts: Indices | None = None
+        self._chunks = schedule.chunks
         grain = np.full(schedule.endpoints, schedule.chunks, dtype=np.int64)
         for step in schedule.steps:
             # What divides all ranges of a step is taken for all of its endpoints: at times too fine, but quick.
@@ -29,13 +41,24 @@ class Touched:
             for end in (step.source, step.destination):
                 grain[end] = np.gcd(grain[end], common)
         counts = schedule.chunks // grain
+        cells = int(counts.sum())
+        if cells > _FEW and _FINE * schedule.transfer_count < cells:
+            self._cuts = _cuts(schedule)
+            cells = len(self._cuts)
+        if cells > _CELLS:
+            raise SimulationError(
+                f"{schedule.name} has {schedule.endpoints} endpoints and {schedule.chunks} chunks: {cells} pieces of "
+                f"vectors, more than {_CELLS}; simulate a smaller world, or take the closed form"
+            )
+        self._mark = np.zeros(0, dtype=np.int32)
+        self._last = np.full(cells, -1, dtype=np.int32)
+        if self._cuts is not None:
+            return
         # Endpoints with many cells first: then the places of equal blocks are multiples of their width, mostly.
         order = np.argsort(-counts, kind="stable")
         self._base = np.empty(schedule.endpoints, dtype=np.int64)
         self._base[order] = np.cumsum(counts[order]) - counts[order]
         self._grain = grain
-        self._last = np.full(int(counts.sum()), -1, dtype=np.int32)
-        self._mark = np.zeros(0, dtype=np.int32)
 
     def step(
         self, endpoint: Indices, start: Indices, length: Indices, entering: Indices, leaving: Indices, count: int
@@ -54,8 +77,13 @@ class Touched:
             Pairs (before, after) of tasks, and the first number that no task has now: where several tasks touch a
             chunk in one step, a new one that waits for them all stands in for them.
         """
-        grain = self._grain[endpoint]
-        base, width = self._base[endpoint] + start // grain, length // grain
+        if self._cuts is None:
+            grain = self._grain[endpoint]
+            base, width = self._base[endpoint] + start // grain, length // grain
+        else:
+            first_key = endpoint.astype(np.int64) * self._chunks + start
+            base = np.searchsorted(self._cuts, first_key)
+            width = np.searchsorted(self._cuts, first_key + length) - base
         # Touches of the same range are one block, whose cells have one history from here on.
         _, first, block = np.unique(base * (int(width.max()) + 1) + width, return_index=True, return_inverse=True)
         place, size = base[first], width[first]
@@ -155,6 +183,18 @@ class Touched:
         return (key >> 31, key & _LOW), count + len(shared)
 
 
+def _cuts(schedule: Schedule) -> Indices:
+    """Return endpoint * chunks + chunk of where every endpoint begins, and every transfer begins or ends; sorted."""
+    chunks = schedule.chunks
+    found = [np.arange(schedule.endpoints, dtype=np.int64) * chunks]
+    for step in schedule.each_step():
+        for end in (step.source, step.destination):
+            base = end.astype(np.int64) * chunks
+            found += [base + step.start, (base + step.stop)[step.stop < chunks]]
+    keys = np.sort(np.concatenate(found))
+    return keys[np.diff(keys, prepend=-1) > 0]  # np.unique hashes, which takes 100 times longer for such numbers
+
+
 def _spread(place: Indices, size: Indices) -> Indices:
     """Return the cells of blocks, one after the other."""
     ends = np.cumsum(size)
@@ -170,7 +210,8 @@ def _pairs(previous: NDArray[np.int32], task: Indices) -> tuple[Indices, Indices
 
 def _distinct(first: Indices, second: Indices) -> tuple[Indices, Indices]:
     """Pairs without repetition; both below 2^31, and the second possibly -1."""
-    key = np.unique((first << 32) + second + 1)
+    key = np.sort((first << 32) + second + 1)
+    key = key[np.diff(key, prepend=-1) > 0]
     return key >> 32, (key & (2**32 - 1)) - 1
 
 
