@@ -9,6 +9,7 @@ import edsr
 import language_models
 import llama
 import nccl
+import torchgpipe
 import trainings
 from plots import table
 
@@ -46,6 +47,10 @@ def cases() -> dict[str, list[Case]]:
         for n, rate in edsr.PUBLISHED[name].items():
             if n > edsr.FITTED_UP_TO:
                 add("EDSR, V100", fit.throughput(n) / rate, fit.interval(n))
+    *constants_of_stages, times = torchgpipe.fit()
+    for row in torchgpipe.ROWS:
+        if row not in torchgpipe.FITTED:
+            add("pipeline of 8, P40", torchgpipe.rate(row, *constants_of_stages) / row.rate, (1 / times, times))
     for name, points, fitted in (
         ("all-reduce, 8 A100", nccl.A100, nccl.A100_FITTED),
         ("all-reduce, 8 B200", nccl.B200, nccl.B200_FITTED),

@@ -74,3 +74,12 @@ def test_nccl_s_sweep_on_8_a100_is_predicted_from_five_sizes(script: object) -> 
     median, worst = nccl.judged(errors, nccl.A100_FITTED)
     assert median < 0.07
     assert worst < 0.20
+
+
+def test_torchgpipe_s_pipelines_of_8_devices_follow_from_those_of_2_and_4(script: object) -> None:
+    assert callable(script)
+    torchgpipe = script("torchgpipe")
+    *constants, times = torchgpipe.fit()
+    assert times < 1.2
+    for row in torchgpipe.ROWS[6:]:
+        assert torchgpipe.rate(row, *constants) == pytest.approx(row.rate, rel=0.07)
