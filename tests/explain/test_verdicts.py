@@ -9,6 +9,7 @@ import pytest
 from hocket.cli import main
 from hocket.comm import OperationRecord
 from hocket.explain import Replay, explain, parts_of
+from hocket.explain._verdicts import _began
 from hocket.profile import RecordError, read_run
 from hocket.profile._layout import SAMPLE, STEP
 from hocket.profile._record import RankRecord
@@ -77,6 +78,13 @@ def test_a_leak_grows_with_the_steps_in_a_straight_line(
         record.ended()
     told = [(one.kind, one.ranks) for one in explain(tmp_path).verdicts]
     assert told == ([("memory growth", ranks)] if leaks else [])
+
+
+@pytest.mark.parametrize(("since", "every"), [(50, 0), (0, 10)])
+def test_a_delay_that_comes_and_goes_has_no_beginning(since: int, every: int) -> None:
+    at = np.arange(100)
+    late = (at >= since) & (not every or (at // every % 2 == 0))
+    assert _began(np.where(late, 0.01, 0.0)[2:]) == max(0, since - 2)
 
 
 def test_a_rank_without_a_core_is_late_though_its_time_goes_in_operations(tmp_path: Path) -> None:

@@ -200,7 +200,9 @@ def _began(excess: Array) -> int:
     turn = int(np.argmin(np.cumsum(excess - excess.mean()))) + 1
     if turn < LEAST_STEPS // 2 or len(excess) - turn < LEAST_STEPS // 2:
         return 0
-    return turn if np.median(excess[:turn]) < 0.3 * np.median(excess[turn:]) else 0
+    before, after = excess[:turn], excess[turn:]  # a delay that comes and goes has no beginning
+    begun = np.median(before) < 0.3 * np.median(after) and before.mean() < 0.3 * after.mean()
+    return turn if begun else 0
 
 
 def _cause(parts: Parts, rank: int, since: int, alike: Array) -> tuple[str, float]:
