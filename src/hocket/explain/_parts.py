@@ -172,8 +172,8 @@ class Arrivals:
         groups: The groups of all ranks, by name and ranks; their numbers stand in the upper half of a key.
         keys: Of the operations, ascending: the group's number, and in the lower 32 bits the operation's own.
         came_s: Of each.
-        over_s: Of each that ends for all at once, as an all-reduce on one host does: when the first rank knew it. What
-            another waits longer is its own doing: it has no core. Infinity for all others.
+        over_s: Of each that ends for all at once, as an all-reduce on one host does: when half of the ranks knew
+            it. What another waits longer is its own doing: it has no core. Infinity for all others.
     """
 
     groups: dict[tuple[str, tuple[int, ...]], int]
@@ -202,11 +202,11 @@ class Arrivals:
             ]
             alike = np.isin(rows["text"], at_once) & near[keys[-1] >> 32]
             over.append(np.where(alike, rows["finished_s"], np.inf))
-        every, at = np.unique(np.concatenate(keys), return_inverse=True)
-        came_s, over_s = np.full(len(every), -np.inf), np.full(len(every), np.inf)
+        every, at, counts = np.unique(np.concatenate(keys), return_inverse=True, return_counts=True)
+        came_s, ends_s = np.full(len(every), -np.inf), np.concatenate(over)
         np.maximum.at(came_s, at, np.concatenate(came))
-        np.minimum.at(over_s, at, np.concatenate(over))
-        return cls(groups, every, came_s, over_s)
+        middle = np.cumsum(counts) - counts + (counts - 1) // 2
+        return cls(groups, every, came_s, ends_s[np.lexsort((ends_s, at))[middle]])
 
     def keys_of(self, one: RankRun, rows: Array) -> Array:
         """Return the keys of a rank's operations or waits."""
