@@ -110,6 +110,20 @@ def test_garbage_and_silent_strangers_change_nothing(server: StoreServer) -> Non
     assert joined(server).num_keys() == count + 1
 
 
+def test_a_user_without_a_home_directory_is_told_to_name_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(os, "getuid", lambda: 4_000_000_000)  # none of /etc/passwd
+    with pytest.raises(rendezvous.NoSecretError, match="no home directory for a secret; .* HOCKET_SECRET_FILE=FILE"):
+        rendezvous.own_secret_file()
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("HOME", str(tmp_path / "file"))
+    with pytest.raises(rendezvous.NoSecretError, match="no secret can be made in .*: Not a directory; .*SECRET_FILE"):
+        rendezvous.own_secret_file()
+
+
 def test_a_secret_that_others_may_read_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     path = rendezvous.own_secret_file()

@@ -5,6 +5,7 @@ import getpass
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -190,6 +191,29 @@ def test_one_command_trains_on_two_hosts_as_one_process_does(site: Site, script:
     ]
     assert lines == sorted(expected)
     assert site.left(tmp_path) == []
+
+
+@pytest.mark.long
+def test_hosts_may_have_addresses_of_ipv6_alone(hocket: Any, script: Any, tmp_path: Path) -> None:
+    """Two names of this host, reached at ::1 by what stands in for ssh."""
+    if not socket.has_dualstack_ipv6():
+        pytest.skip("this host has no IPv6")
+    ssh = tmp_path / "ssh"
+    ssh.write_text(
+        '#!/bin/sh\nwhile [ "$1" != -- ]; do host="$1"; shift; done\nshift\n'
+        'export SSH_CONNECTION="::1 1 ::1 22" HOCKET_HOST="$host"\nexec sh -c "$*"\n'
+    )
+    ssh.chmod(0o700)
+    path = script(
+        "import os, torch\nfrom torch import distributed as dist\ndist.init_process_group('hocket')\n"
+        "total = torch.ones(1)\ndist.all_reduce(total)\nprint(os.environ['MASTER_ADDR'], total.item())\n"
+        "dist.destroy_process_group()\n"
+    )
+    process = hocket("run", "--hosts", "[fd00::1]:1,user@[fd00::2]", "--ssh", str(ssh), path, cwd=tmp_path)
+    out, err = process.communicate(timeout=deadline(100))
+    assert process.returncode == 0, err
+    assert "2 ranks on 2 hosts, which meet at [::1]:" in err
+    assert sorted(out.splitlines()) == ["[fd00::1      0] ::1 2.0", "[user@fd00::2 1] ::1 2.0"]
 
 
 def _ranks(process: "subprocess.Popen[str]", count: int) -> dict[int, int]:

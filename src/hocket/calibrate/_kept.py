@@ -90,8 +90,8 @@ def keep(key: str, one: Calibration) -> None:
         "constants": dataclasses.asdict(one.constants),
         "runs": [(run.plan.to_json(), run.step_s) for run in one.runs],
     }  # fmt: skip
-    file = _file(key)
     try:
+        file = _file(key)
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         handle, draft = tempfile.mkstemp(dir=file.parent)
         with os.fdopen(handle, "w", encoding="utf-8") as out:
@@ -102,7 +102,9 @@ def keep(key: str, one: Calibration) -> None:
 
 
 def _file(key: str) -> Path:
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
+    if not cache.is_absolute():  # a user without a home directory
+        raise FileNotFoundError("no home directory")
     return cache / "hocket" / "calibrations" / f"{key[:32]}.json"
 
 

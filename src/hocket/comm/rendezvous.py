@@ -26,6 +26,7 @@ VARIABLE = "HOCKET_RENDEZVOUS"
 SECRET_VARIABLE = "HOCKET_SECRET"
 SECRET_FILE_VARIABLE = "HOCKET_SECRET_FILE"
 _LEAST_SECRET_NBYTES = 16
+_SAY_SECRET = f"give all hosts one file: {SECRET_FILE_VARIABLE}=FILE"
 _CAME = ".came-"  # between the name of the file where the ranks of one host meet, and the number of one that has come
 _served: "dict[str, StoreServer]" = {}  # of this process, as rank 0 without a launcher
 
@@ -76,17 +77,25 @@ def own_secret_file() -> str:
     """Return this user's file with a secret for jobs on several hosts: ~/.config/hocket/secret, made at the first call.
 
     Hosts that share home directories share it.
+
+    Raises:
+        NoSecretError: This user has no home directory, or cannot write there.
     """
     directory = os.path.join(os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config"), "hocket")
     path = os.path.join(directory, "secret")
+    if directory.startswith("~"):
+        raise NoSecretError(f"this user (number {os.getuid()}) has no home directory for a secret; {_SAY_SECRET}")
     if not os.path.exists(path):
-        os.makedirs(directory, mode=0o700, exist_ok=True)
-        draft = f"{path}.{secrets.token_hex(4)}"
-        with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            file.write(secrets.token_hex(32) + "\n")
-        with contextlib.suppress(FileExistsError):  # another launcher was first: its secret is it
-            os.link(draft, path)
-        os.unlink(draft)
+        try:
+            os.makedirs(directory, mode=0o700, exist_ok=True)
+            draft = f"{path}.{secrets.token_hex(4)}"
+            with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+                file.write(secrets.token_hex(32) + "\n")
+            with contextlib.suppress(FileExistsError):  # another launcher was first: its secret is it
+                os.link(draft, path)
+            os.unlink(draft)
+        except OSError as error:
+            raise NoSecretError(f"no secret can be made in {directory}: {error.strerror}; {_SAY_SECRET}") from None
     return path
 
 

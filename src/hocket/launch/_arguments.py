@@ -451,11 +451,11 @@ def _choose_rendezvous(arguments: LaunchArguments) -> None:
     if flags.master_port is None:
         flags.master_port = 29500  # torchrun's
     if flags.rdzv_backend in ("static", "c10d"):
-        _check_resolves(flags.rdzv_endpoint or flags.master_addr)
+        _check_resolves(re.sub(r":\d+$", "", flags.rdzv_endpoint) or flags.master_addr)
 
 
-def _check_resolves(endpoint: str) -> None:
-    host = re.sub(r":\d+$", "", endpoint).strip("[]")
+def _check_resolves(host: str) -> None:
+    host = host.strip("[]")
     try:
         socket.getaddrinfo(host, None)
     except OSError as error:

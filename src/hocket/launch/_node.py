@@ -7,6 +7,7 @@ end, or stay silent, this host's ranks are ended: a launcher that was killed and
 
 import contextlib
 import fcntl
+import ipaddress
 import json
 import os
 import select
@@ -24,7 +25,7 @@ from hocket import _sweep
 
 from ._facts import resources, versions
 from ._hosts import MARK
-from ._probe import ProbeServer, probe
+from ._probe import ProbeServer, listen, probe
 
 _SILENCE_S = 5.0  # after which it is taken for dead, or cut off
 _GRACE_S = 2.0  # for the ranks to end by themselves then
@@ -88,7 +89,7 @@ def main() -> None:
     os.environ.update(order["environment"])
     facts, secret = _facts(order), order["secret"]
     address = facts["address"]
-    server = socket.create_server(("", 0)) if order["index"] == 0 else None
+    server = listen() if order["index"] == 0 else None
     facts["port"] = server.getsockname()[1] if server else 0
     if (interface := _interface(address)) and interface != "lo":
         for name in _INTERFACES:
@@ -150,11 +151,16 @@ def _address() -> str:
 
 
 def _interface(address: str) -> str | None:
-    """Return the interface that has an IPv4 address."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+    """Return the interface that has an address."""
+    if ":" in address:
+        asked = ipaddress.ip_address(address.partition("%")[0])
+        with contextlib.suppress(OSError), open("/proc/net/if_inet6") as file:
+            return next((words[5] for words in map(str.split, file) if int(words[0], 16) == int(asked)), None)
+        return None
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         for _, name in socket.if_nameindex():
             with contextlib.suppress(OSError):
-                reply = fcntl.ioctl(asked.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+                reply = fcntl.ioctl(any_socket.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
                 if socket.inet_ntoa(reply[20:24]) == address:
                     return name
     return None

@@ -21,7 +21,7 @@ class ProbeServer:
 
     def __init__(self, secret: str) -> None:
         self._token = _token(secret)
-        self._server = socket.create_server(("", 0))
+        self._server = listen()
         self.port: int = self._server.getsockname()[1]
         threading.Thread(target=self._serve, name="hocket-probe", daemon=True).start()
 
@@ -50,6 +50,13 @@ class ProbeServer:
             while connection.recv(1 << 20):
                 pass
             connection.sendall(b"received")
+
+
+def listen() -> socket.socket:
+    """Return a socket that listens at a free port of all addresses of this host, of IPv6 too if it has that."""
+    if socket.has_dualstack_ipv6():
+        return socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True)
+    return socket.create_server(("", 0))
 
 
 def probe(address: str, port: int, secret: str) -> dict[str, Any]:

@@ -145,7 +145,8 @@ def run_on_hosts(
             first = hosts[0].facts
             say(
                 f"{sum(arguments.hosts.values())} ranks on {len(hosts)} hosts, which meet at "
-                f"{first['address']}:{first['port']}"
+                + (f"[{first['address']}]" if ":" in first["address"] else first["address"])
+                + f":{first['port']}"
             )
             for index, host in enumerate(hosts):
                 host.tell(

@@ -60,6 +60,6 @@ FETCH = "pip download --no-deps -d ~/.cache/hocket recbole"
 
 def _cached_wheel() -> str:
     """Return the newest recbole wheel in the user's cache directory; empty if there is none."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hocket"
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "hocket"
     wheels = sorted(cache.glob("recbole-*.whl"), key=lambda wheel: wheel.stat().st_mtime)
     return str(wheels[-1]) if wheels else ""
