@@ -153,7 +153,9 @@ def _straggler(parts: Parts) -> list[Verdict]:
     late = excess[rank, since:]
     typical_s = float(np.median(parts.lengths_s[:, since:]))
     # Compared with what the others differ among each other from step to step, and sign by sign.
-    if (late > 0.03 * typical_s).mean() < _LATE_SHARE and late.sum() < 0.2 * parts.lengths_s[rank, since:].sum():
+    surely = late.mean() > _SURE * late.std() / np.sqrt(len(late))
+    often = (late > 0.03 * typical_s).mean() >= _LATE_SHARE
+    if not surely and not often and late.sum() < 0.2 * parts.lengths_s[rank, since:].sum():
         return []
     factor = np.ones(parts.steps)
     factor[since:] = np.clip(others[rank, since:] / np.maximum(work[rank, since:], 1e-9), 0.0, 1.0)
@@ -166,7 +168,6 @@ def _straggler(parts: Parts) -> list[Verdict]:
     cause, cause_s = _cause(parts, rank, since, stages == stages[rank])
     one = parts.run.ranks[rank]
     extra_s = float(late.mean())
-    sure = (late > 0).mean() > 0.8 or late.mean() > _SURE * late.std() / np.sqrt(len(late))
     begun = f" since step {parts.first + since}" if since else ""
     word, step, kind = _explained(parts, rank, cause, since, extra_s)
     return [
@@ -177,7 +178,7 @@ def _straggler(parts: Parts) -> list[Verdict]:
             f"late in {(late > 0).mean():.0%} of {len(late)} steps; {cause_s / extra_s:.0%} of it is {cause}; "
             f"the same steps replayed take {before_s:.3g} s with and {after_s:.3g} s without",
             step,
-            "high" if gain > 2 * _LEAST_GAIN and sure else "medium",
+            "high" if gain > 2 * _LEAST_GAIN and (surely or (late > 0).mean() > 0.8) else "medium",
             (rank,),
             gain * share,
             parts.first + since if since else None,
@@ -319,7 +320,7 @@ def _stages(parts: Parts) -> list[Verdict]:
     stages, work = parts.stages(), np.median(parts.work, axis=1)
     mean_s = np.array([work[stages == stage].mean() for stage in np.unique(stages)])
     slowest = int(mean_s.argmax())
-    gain = float(mean_s.max() - mean_s.mean()) / parts.step_s
+    gain = float(mean_s.max() - mean_s.mean()) / float(np.median(parts.lengths_s))
     if len(mean_s) < 2 or gain < 2 * _LEAST_GAIN or _share(parts, parts.of(BUBBLE)) < 0.1:
         return []
     each = ", ".join(f"{seconds * 1e3:.3g}" for seconds in mean_s[:_MOST_STAGES])
