@@ -116,8 +116,23 @@ def test_what_was_measured_as_foretold_changes_little(captured: Workload) -> Non
     assert max(errors(captured, (NETWORK, GUESS), (network, constants))) < 0.08
 
 
-def test_without_runs_everything_stays(captured: Workload) -> None:
-    assert fitted([], captured, NETWORK, GUESS, batch=BATCH) == (NETWORK, GUESS)
+def test_without_runs_everything_stays_and_is_less_sure(captured: Workload) -> None:
+    assert fitted([], captured, NETWORK, GUESS, batch=BATCH) == (NETWORK, dataclasses.replace(GUESS, unmodelled=0.12))
+
+
+def test_what_runs_disagree_in_makes_intervals_wider_and_what_they_agree_in_narrower(captured: Workload) -> None:
+    plans = reference_plans(plans_of(captured), 4)
+
+    def unmodelled(count: int, noise: float) -> float:
+        draw = random.Random(count)
+        runs = [
+            MeasuredPlan(plan, step_s(plan, captured, NETWORK, GUESS) * math.exp(draw.gauss(0, noise)))
+            for plan in plans[:count]
+        ]
+        return fitted(runs, captured, NETWORK, GUESS, batch=BATCH)[1].unmodelled
+
+    assert 0.12 > unmodelled(1, 0) > unmodelled(3, 0) > unmodelled(len(plans), 0)
+    assert unmodelled(len(plans), 0.3) > 1.3 * unmodelled(len(plans), 0)
 
 
 def test_ranks_with_processors_of_their_own_stay_so(captured: Workload) -> None:

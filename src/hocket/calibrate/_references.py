@@ -16,7 +16,7 @@ import torch
 from hocket.parallel.batches import samples_in
 from hocket.parallel.compose import Trainer
 from hocket.parallel.mesh import World
-from hocket.planner import Constants, MeasuredPlan, Network, Plan, admissible_plans, predict, reference_plans
+from hocket.planner import Constants, MeasuredPlan, Network, Plan, admissible_plans, inner, predict, reference_plans
 from hocket.workload import Workload, summed
 
 from ._overheads import in_turns
@@ -25,6 +25,7 @@ _TURNS = 8  # over two of the phases of 10 to 20 s that shared machines have
 _STEPS = 3
 _LONG_S = 20.0
 _ALL_S = 30.0  # of all plans: no other is built after it
+_FEWEST, _LATE_S = 3, 10.0  # so many plans are built in so many seconds in any case: one says nothing of the others
 _HOPELESS = 5.0  # times the fastest: no search would prefer what is predicted to take so long
 
 _log = logging.getLogger("hocket")
@@ -53,7 +54,8 @@ def run_references(
     inputs: Any,  # inputs of a global batch, positional or by keyword
     known: Calibration,  # what was captured and measured so far
     world: World,  # the ranks
-    until_s: float = math.inf,  # of rank 0's `time.perf_counter`: plans are built in the first half of what is left
+    # of rank 0's `time.perf_counter`: plans are built in the first half of what is left, and three for 10 s in any case
+    until_s: float = math.inf,
 ) -> list[MeasuredPlan]:
     """Train copies of the model for some steps each; a collective operation.
 
@@ -76,7 +78,9 @@ def run_references(
             steps: dict[Plan, Callable[[], Any]] = {}
             step = None
             for plan in map(Plan.from_json, documents):
-                if world.from_root(time.perf_counter() > built_until_s) and (steps or found):
+                enough, now = len(steps) + len(found) >= _FEWEST, time.perf_counter()
+                late = now > (built_until_s if enough else max(built_until_s, begin + _LATE_S))
+                if world.from_root(late) and (steps or found):
                     break
                 step, refused = _built(plan, model, optimizer, inputs)
                 if reason := next(filter(None, world.from_all(refused)), ""):
@@ -96,7 +100,10 @@ def run_references(
 
 
 def _chosen(known: Calibration, workers: int, batch: int) -> list[list[dict[str, Any]]]:
-    """Return references that there is memory for, the fastest first, in lists of those that fit at the same time."""
+    """Return references that there is memory for, in lists of those that fit at the same time.
+
+    The fastest first, but the first of each form of parallelism before all others: it says most of plans of its form.
+    """
     workload, network, constants = known.workload, known.network, known.constants
     admissible = admissible_plans(workload, network, workers=workers, batch=batch, fixed={"recompute": False})
     each = [
@@ -106,9 +113,12 @@ def _chosen(known: Calibration, workers: int, batch: int) -> list[list[dict[str,
     each.sort(key=lambda one: one.step_s)
     found: list[list[dict[str, Any]]] = []
     free_nbytes = 0.0
-    for one in each:
+    hopeful = [one for one in each if one.step_s <= _HOPELESS * each[0].step_s]
+    forms = [(one.plan.shard == "parameters", *(axis.degree(one.plan) > 1 for axis in inner())) for one in hopeful]
+    turns = [forms[:number].count(form) for number, form in enumerate(forms)]
+    for _, one in sorted(zip(turns, hopeful, strict=True), key=lambda pair: pair[0]):
         own = one.memory.total + workload.parameter_bytes  # beside the model that is copied
-        if own > network.memory_nbytes or one.step_s > _HOPELESS * each[0].step_s:
+        if own > network.memory_nbytes:
             continue
         if not found or own > free_nbytes:
             found.append([])

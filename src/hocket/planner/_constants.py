@@ -57,6 +57,8 @@ class Constants:
         in_network: Whether switches that can reduce are made to do so.
         basis: Where these constants are from: they were "assumed", "fitted" on runs elsewhere, or "measured" here.
         fitted_workers: The most workers of the runs that they were fitted on; 0 if on none.
+        unmodelled: Standard deviation of what no formula knows, as a part of a step, told by the runs that they were
+            fitted on; 0 if on none.
     """
 
     matmul_share: float = 0.72
@@ -86,6 +88,7 @@ class Constants:
     in_network: bool = False
     basis: Basis = "assumed"
     fitted_workers: int = 0
+    unmodelled: float = 0.0
 
     @classmethod
     def of(cls, reached: Mapping[str, Any]) -> "Constants":
@@ -138,7 +141,7 @@ class Constants:
         return rows
 
 
-_AT_LEAST_0 = ("jitter", "host_jitter", "congestion", "interference", "fitted_workers")
+_AT_LEAST_0 = ("jitter", "host_jitter", "congestion", "interference", "fitted_workers", "unmodelled")
 
 USUAL = Constants(
     network_share=0.8,

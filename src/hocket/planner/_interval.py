@@ -23,7 +23,7 @@ _TOGETHER = (
     (0.50, ("crowding", "overhead")),
 )
 _KNOWN = {"assumed": 1.0, "fitted": 0.4, "measured": 0.3}  # what is left of that, by where constants are from
-_UNMODELLED = {"assumed": 0.05, "fitted": 0.03, "measured": 0.04}  # of a step
+_UNMODELLED = {"assumed": 0.05, "fitted": 0.03, "measured": 0.04}  # of a step, where no runs tell it
 _HIDDEN = 0.1  # of the communication that computation is said to hide
 _FARTHER = 0.015  # of a step, for every doubling of the workers beyond those of the fitted runs
 
@@ -44,5 +44,9 @@ def spread(parts: Mapping[str, float], constants: Constants, *, workers: int, hi
         less = _KNOWN["measured"] if measured and "compute" in names else known
         errors.append(each * less * sum(parts[name] for name in names))
     farther = max(0.0, math.log2(workers / max(1, constants.fitted_workers)))
-    errors += [_UNMODELLED[constants.basis] * step_s, _HIDDEN * known * hidden_s, _FARTHER * farther * step_s]
+    errors += [
+        (constants.unmodelled or _UNMODELLED[constants.basis]) * step_s,
+        _HIDDEN * known * hidden_s,
+        _FARTHER * farther * step_s,
+    ]
     return math.exp(DEVIATIONS * math.hypot(*errors) / step_s) if step_s else 1.0
