@@ -62,6 +62,25 @@ def test_a_launcher_on_each_host_is_one_job_and_two_on_one_host_are_refused(
         parse_arguments(["-n", "3", path])
 
 
+@pytest.mark.parametrize(
+    ("more", "nodes"),
+    [
+        ({"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}, "2"),  # as enroot's hook sets them, with or without pyxis
+        ({"RANK": "0", "WORLD_SIZE": "1"}, "1:1"),  # independent trainings, on purpose
+        ({"RANK": "1", "WORLD_SIZE": "2", "HOCKET_JOB": "job"}, "1:1"),  # a rank of a job starts one of its own
+    ],
+)
+def test_launchers_in_containers_of_enroot_are_one_job(
+    monkeypatch: pytest.MonkeyPatch, script: Any, more: dict[str, str], nodes: str
+) -> None:
+    step = {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1", "SLURM_LOCALID": "0"}
+    place = {"SLURM_NODEID": "1", "SLURM_STEP_TASKS_PER_NODE": "1(x2)", "SLURM_STEP_NODELIST": "n[1-2]"}
+    master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "50007"}
+    for name, value in {**ALLOCATION, **step, **place, **master, **more}.items():
+        monkeypatch.setenv(name, value)
+    assert parse_arguments(["-n", "1", script("")]).flags.nnodes == nodes
+
+
 def test_on_every_node_of_skypilot_the_same_command_makes_one_job(hocket: Any, script: Any) -> None:
     path = script("import os; print(os.environ['RANK'], os.environ['WORLD_SIZE'], os.environ['LOCAL_RANK'])")
     nodes = {

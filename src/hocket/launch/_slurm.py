@@ -6,9 +6,12 @@ import sys
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 
+from hocket._sweep import JOB_VARIABLE
 from hocket._tasks import described, meeting_place, tasks_per_node
 
 from ._job import SAVED_MARK
+
+_UNDER_LAUNCHER = {JOB_VARIABLE, "TORCHELASTIC_RUN_ID"}  # in a rank of hocket run, of torchrun
 
 
 def become_node(flags: Namespace) -> None:
@@ -17,8 +20,11 @@ def become_node(flags: Namespace) -> None:
     Raises:
         ValueError: There are several on this host, or they do not find each other.
     """
-    task = None if "RANK" in os.environ else described()
+    task = None if _UNDER_LAUNCHER & os.environ.keys() else described()
     if task is None or task.size == 1:
+        return
+    # enroot's hook sets RANK and WORLD_SIZE from Slurm's; others say that this start is one of its own.
+    if "RANK" in os.environ and (os.environ["RANK"], os.environ.get("WORLD_SIZE")) != (str(task.rank), str(task.size)):
         return
     if task.local_size != 1:
         raise ValueError(
