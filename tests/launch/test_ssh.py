@@ -126,26 +126,40 @@ def _below(daemons: set[int], *, sshd: bool = False) -> set[int]:
     return found
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    """Two hosts with an sshd each."""
+@contextlib.contextmanager
+def _hosts(count: int, directory: Path) -> Iterator[Site]:
+    """Hosts with an sshd each."""
     if SSHD is None:
         pytest.skip("needs OpenSSH's server: apt-get install openssh-server")
     pytest.importorskip("pyroute2", reason="fabrics need the extra `fabric`")
     if os.getuid() != 0:
         pytest.skip("an sshd for an emulated host needs root")
     try:
-        fabric = Fabric(load("star:hosts=2"))
+        fabric = Fabric(load(f"star:hosts={count}"))
     except FabricError as error:
         pytest.skip(f"no fabrics here: {error}")
     with fabric:
-        site = Site(fabric, tmp_path_factory.mktemp("ssh"))
+        site = Site(fabric, directory)
         try:
             yield site
         finally:
             for daemon in site.daemons.values():
                 daemon.kill()
                 daemon.wait()
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    """Two hosts with an sshd each."""
+    with _hosts(2, tmp_path_factory.mktemp("ssh")) as site:
+        yield site
+
+
+@pytest.fixture(scope="module")
+def eight_hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    """Eight hosts with an sshd each."""
+    with _hosts(8, tmp_path_factory.mktemp("ssh")) as site:
+        yield site
 
 
 TRAIN = """
@@ -280,6 +294,25 @@ def test_whatever_ends_a_job_nothing_is_left_on_any_host(what: str, site: Site, 
     }[what]
     assert process.returncode == expected[0]
     assert expected[1] in err
+
+
+@pytest.mark.long
+def test_of_sixteen_ranks_on_eight_hosts_nothing_is_left_when_the_launcher_is_killed(
+    eight_hosts: Site, script: Any, tmp_path: Path
+) -> None:
+    process = eight_hosts.start("--no-preflight", "--no-run-dir", script(textwrap.dedent(SLEEP)), slots=2)
+    try:
+        assert sorted(_ranks(process, 16)) == list(range(16))
+        process.kill()
+        began_s = time.monotonic()
+        process.wait()
+        while eight_hosts.left(tmp_path) and time.monotonic() < began_s + deadline(GONE_S):
+            time.sleep(0.05)
+        print(f"nothing left after {time.monotonic() - began_s:.1f} s")
+        assert eight_hosts.left(tmp_path) == []
+    finally:
+        process.kill()
+        process.communicate()
 
 
 def test_hosts_that_cannot_work_together_are_named_before_anything_starts(site: Site, tmp_path: Path) -> None:
