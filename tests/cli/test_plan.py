@@ -324,6 +324,16 @@ def test_measured_points_are_fitted_and_the_rest_judged(capsys: Captured, tmp_pa
     bad.write_text("workers,rate\n1,fast\n")
     assert run(*words[:-1], str(bad)) == 2
     assert "line 2: '1,fast' are no numbers" in capsys.readouterr().err
+    for odd, said in [
+        ("2,nan", "NCCL: nan with 2 workers is no throughput"),
+        ("2,-5", "NCCL: -5 with 2 workers is no throughput"),
+        ("0,20", "NCCL: 20 with 0 workers is no throughput"),
+        ("1,20", "line 3: '1,20' says NCCL of 1 workers again"),
+        ("2,20,30", "line 3: '2,20,30' has 3 cells, and there are 2 names"),
+    ]:
+        bad.write_text(f"workers,NCCL\n1,11\n{odd}\n4,40\n8,76\n16,142\n")
+        assert run(*words[:-1], str(bad)) == 2
+        assert said in capsys.readouterr().err
 
 
 def test_two_traces_a_plan_and_a_trace_and_two_plans_compare(capsys: Captured, tmp_path: Path) -> None:

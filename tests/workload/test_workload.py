@@ -59,7 +59,12 @@ _layers = st.builds(
 
 
 @settings(max_examples=80, deadline=None)
-@given(_names, st.integers(1, 512), st.lists(_layers, max_size=5, unique_by=lambda one: one.name), st.floats(0, 1))
+@given(
+    _names,
+    st.integers(1, 512),
+    st.lists(_layers, min_size=1, max_size=5, unique_by=lambda one: one.name),
+    st.floats(0, 1),
+)
 def test_text_says_all_of_a_workload(name: str, batch: int, layers: list[Layer], optimizer_s: float) -> None:
     workload = Workload(name, batch, tuple(layers), "float32", "by hand", "image", optimizer_s)
     assert parse(str(workload)) == workload
@@ -88,6 +93,11 @@ def test_a_change_of_one_layer_changes_few_lines() -> None:
         ("workload a\nbach 1", "line 2.*no line begins with 'bach'"),
         ("workload a\nlayer b kind=c", "no line 'batch'"),
         ("workload a\nbatch many", "write numbers"),
+        ("workload a\nbatch 1", "no line 'layer'"),
+        ("workload a\nbatch 1\nlayer b kind=c forward_s=nan", "line 3.*'forward_s=nan' is no such number"),
+        ("workload a\nbatch 1\nlayer b kind=c parameter_bytes=-1", "line 3.*'parameter_bytes=-1' is no such number"),
+        ("workload a\nbatch 1\nlayer b kind=c fixed_share=7", "line 3.*'fixed_share=7' is no such number"),
+        ("workload a\nbatch 1\nlayer b kind=c\n  op flops=inf", "line 4.*'flops=inf' is no such number"),
         ("workload a\nbatch 1\nlayer b kind=c\n  op part=other", "line 4.*not one of shared"),
     ],
 )

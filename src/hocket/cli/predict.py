@@ -122,12 +122,18 @@ def _read(path: Path) -> dict[str, dict[int, float]]:
         raise ValueError(f"{path}: wants a line of names (workers,images_per_s) and lines of numbers")
     columns: dict[str, dict[int, float]] = {name.strip(): {} for name in rows[0][1:]}
     for number, row in enumerate(rows[1:], 2):
+        where = f"{path}, line {number}: {','.join(row)!r}"
+        if len(row) > len(rows[0]):
+            raise ValueError(f"{where} has {len(row)} cells, and there are {len(rows[0])} names")
         for name, cell in zip(columns, row[1:], strict=False):
             try:
-                if cell.strip():
-                    columns[name][int(row[0])] = float(cell)
+                workers, rate = int(row[0]), float(cell.strip() or "nan")
             except ValueError:
-                raise ValueError(f"{path}, line {number}: {','.join(row)!r} are no numbers") from None
+                raise ValueError(f"{where} are no numbers") from None
+            if workers in columns[name]:
+                raise ValueError(f"{where} says {name} of {workers} workers again; say it once")
+            if cell.strip():
+                columns[name][workers] = rate
     return columns
 
 

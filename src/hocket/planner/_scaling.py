@@ -89,10 +89,15 @@ def fit_scaling(
         rounding: Half a unit of the last digit of what was published; points count by what it leaves uncertain.
 
     Raises:
-        PlanError: there are fewer points than constants.
+        PlanError: there are fewer points than constants, or one is none.
     """
     from scipy.optimize import least_squares
 
+    for name, column in columns.items():
+        for n, rate in column.items():
+            if n < 1 or not 0 < rate < math.inf:
+                said = f"{name}: {rate:g} with {n} workers is no throughput"
+                raise PlanError(f"nothing can be fitted: {said}; give finite ones above 0, of 1 worker or more")
     names = list(columns)
     points = [(number, n, rate) for number, name in enumerate(names) for n, rate in columns[name].items()]
     if len(points) < 1 + 2 * len(names):

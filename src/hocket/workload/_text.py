@@ -5,6 +5,7 @@ Of the finer layers each is a line that begins with `step`.
 
 import dataclasses
 import shlex
+import sys
 from collections.abc import Callable
 from typing import Any, get_type_hints
 
@@ -56,6 +57,8 @@ def parse(text: str) -> Workload:
     except ValueError as error:
         raise WorkloadError(f"workload {name!r}: {error}; write numbers for batch and optimizer_s") from None
     layers, finer = found.values()
+    if not layers:
+        raise WorkloadError(f"workload {name!r}: it has no line 'layer'")
     return Workload(name, batch, tuple(layers), optimizer_s=optimizer_s, finer=tuple(finer), **head)
 
 
@@ -98,5 +101,7 @@ def _values(kind: type[_Value], words: list[str]) -> dict[str, Any]:
         name, equals, text = word.partition("=")
         if not equals or name not in types or name in placed(kind):
             raise WorkloadError(f"{word!r} is no field of a {kind.__name__.lower()}; there are {', '.join(types)}")
-        values[name] = _READERS.get(types[name], str)(text)
+        value = values[name] = _READERS.get(types[name], str)(text)
+        if isinstance(value, int | float) and not 0 <= value <= (1 if name == "fixed_share" else sys.float_info.max):
+            raise WorkloadError(f"{word!r} is no such number; give a finite one of 0 or more, and of a share at most 1")
     return values
