@@ -87,6 +87,11 @@ def test_a_delay_that_comes_and_goes_has_no_beginning(since: int, every: int) ->
     assert _began(np.where(late, 0.01, 0.0)[2:]) == max(0, since - 2)
 
 
+def test_chance_has_no_beginning() -> None:
+    draws = np.random.default_rng(0).normal(0.0, 0.02, (200, 60))
+    assert sum(_began(one) > 0 for one in draws) <= 2
+
+
 def test_a_rank_without_a_core_is_late_though_its_time_goes_in_operations(tmp_path: Path) -> None:
     """It comes late, and notices 4 ms after the other that all is over; its thread is ready nearly all the while."""
     zero_s = time.perf_counter()

@@ -15,7 +15,7 @@ from ._replay import Replay
 LEAST_STEPS = 6
 _LEAST_GAIN = 0.05  # below this share of the time a finding is not worth a sentence
 _MOST_STAGES = 8  # are listed
-_SURE = 4.0  # standard errors by which a rank's lateness differs from none
+_SURE = 4.0  # standard errors by which lateness differs from none, or from what was before
 _LATE_SHARE = 0.6  # of the steps in which a straggler does more than the others
 _MIB = 2**20
 _LEAST_SAMPLES = 6  # of memory, four a second
@@ -201,9 +201,12 @@ def _began(excess: Array) -> int:
     turn = int(np.argmin(np.cumsum(excess - excess.mean()))) + 1
     if turn < LEAST_STEPS // 2 or len(excess) - turn < LEAST_STEPS // 2:
         return 0
-    before, after = excess[:turn], excess[turn:]  # a delay that comes and goes has no beginning
-    begun = np.median(before) < 0.3 * np.median(after) and before.mean() < 0.3 * after.mean()
-    return turn if begun else 0
+    before, after = excess[:turn], excess[turn:]
+    # A delay that comes and goes has no beginning, and chance has one, too: the turn is where it looks most like one.
+    within = (before.var() * len(before) + after.var() * len(after)) / len(excess)
+    error = np.sqrt(within * (1 / len(before) + 1 / len(after)))
+    begun = before.mean() < 0.3 * after.mean() and after.mean() - before.mean() > _SURE * error
+    return turn if begun and np.median(before) < 0.3 * np.median(after) else 0
 
 
 def _cause(parts: Parts, rank: int, since: int, alike: Array) -> tuple[str, float]:
