@@ -32,7 +32,7 @@ def gains(fault: str, draw: random.Random) -> tuple[float, float, str]:
     _, _, low, high = FAULTS[fault]
     name, fabric = fault.removesuffix(FABRIC), fault.endswith(FABRIC)
     world = draw.randint(3, 4) if fabric else draw.randint(2, 4)
-    rank, size = draw.randrange(world), draw.uniform(low, high)
+    rank, size = draw.randrange(world), draw.uniform(max(low, 1.0), high)
 
     def trained(what: str, steps: int, numel: int, every: int) -> Explanation:
         with tempfile.TemporaryDirectory() as folder:
