@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -147,6 +148,12 @@ LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "masked": lambda output, y: ((output - y) ** 2 * (y > 0)).sum(),
     "of classes": lambda output, y: nn.functional.cross_entropy(output, y.argmax(1), reduction="sum"),
     "weights": lambda output, y: ((output - y) ** 2 * (y.abs() / y.abs().sum())).sum(),
+    "hardest": lambda output, y: ((output - y) ** 2).sum(1).topk(2).values.mean(),
+    "largest": lambda output, y: ((output - y) ** 2).max(),
+    "median": lambda output, y: ((output - y) ** 2).sum(1).median(),
+    "sorted": lambda output, y: ((output - y) ** 2).sort(0).values[:2].mean(),
+    "largest of each": lambda output, y: ((output - y) ** 2).max(1).values.mean(),
+    "two of each": lambda output, y: ((output - y) ** 2).topk(2).values.mean(),
     "mean": lambda output, y: ((output - y) ** 2).sum() / len(y),
     "times": lambda output, y: ((output - y) ** 2).sum() * (1 / len(y)),
     "even weights": lambda output, y: ((output - y) ** 2 * torch.full_like(y, 1 / y.numel())).sum(),
@@ -175,7 +182,10 @@ def test_a_sum_is_refused_where_means_are_averaged() -> None:
         sums = [name for name, said in found.items() if 'loss_reduction="sum"' in said]
         assert sums == ["sum", "of the function", "autoencoder", "masked", "of classes"]
         assert "adds up to one over this rank's samples" in found["weights"]
-        assert [found[name] for name in ("mean", "times", "even weights", "mean of sums")] == [""] * 4
+        ranked = [name for name, said in found.items() if "the loss ranks the samples" in said]
+        assert ranked == ["hardest", "largest", "median", "sorted"]
+        right = ("mean", "times", "even weights", "mean of sums", "largest of each", "two of each")
+        assert [found[name] for name in right] == [""] * 6
         assert found["whole batch"].startswith("warned: the loss divides by 8") == (rank == 0)
 
 
@@ -195,3 +205,90 @@ def test_gradients_that_nobody_averages_are_refused() -> None:
     for parameters, inputs, own in run_ranks(gradients, 2, timeout_s=60):
         assert "without averaging them over ranks" in parameters
         assert (inputs, own) == ("", "")
+
+
+PARTS: dict[str, Callable[[Any, Tensor, Tensor], None]] = {
+    "single": lambda model, x, y: [one_loss(model, x[i : i + 1], y[i : i + 1]).backward() for i in range(len(x))],
+    "single, of a fixed number": lambda model, x, y: [
+        (one_loss(model, x[i : i + 1], y[i : i + 1]) / 8).backward() for i in range(len(x))
+    ],
+    "single, divided": lambda model, x, y: [
+        (one_loss(model, x[i : i + 1], y[i : i + 1]) / len(x)).backward() for i in range(len(x))
+    ],
+    "pairs": lambda model, x, y: [
+        one_loss(model, a, b).backward() for a, b in zip(x.split(2), y.split(2), strict=True)
+    ],
+    "pairs, divided": lambda model, x, y: [
+        (one_loss(model, a, b) / (len(x) / 2)).backward() for a, b in zip(x.split(2), y.split(2), strict=True)
+    ],
+    "first": lambda model, x, y: one_loss(model, x[:1], y[:1]).backward(),
+    "whole": lambda model, x, y: one_loss(model, x, y).backward(),
+}
+
+
+def one_loss(model: Any, x: Tensor, y: Tensor) -> Tensor:
+    return nn.functional.mse_loss(model(x), y)
+
+
+def in_parts() -> dict[str, str]:
+    """What the first batch ends in, or warns of."""
+    found = {}
+    for name, pass_over in PARTS.items():
+        model, _, loader = hocket.distribute(network(), None, DataLoader(data(), batch_size=8))
+        x, y = next(iter(loader))
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            found[name] = error_of(functools.partial(pass_over, model, x, y))
+        found[name] += "".join(f"warned: {one.message}" for one in caught if "in parts" in str(one.message))
+    return found
+
+
+def test_parts_of_a_batch_whose_number_depends_on_its_size_are_told() -> None:
+    for found in run_ranks(in_parts, 2, timeout_s=60):
+        refused = [name for name, said in found.items() if "sample by sample" in said]
+        assert refused == ["single", "single, of a fixed number"]
+        assert "add up to 2 times the mean" in found.pop("pairs")
+        assert not any(said for name, said in found.items() if name not in refused)
+
+
+def scaled() -> list[list[str]]:
+    """The warnings of losses with a factor: of a rank's values, of all ranks' values, fixed."""
+    factors = [lambda y: 1 / y.std(), lambda y: hocket.average(y.square().mean()), lambda y: 0.3]
+    found = []
+    for factor in factors:
+        model, _, loader = hocket.distribute(network(), None, DataLoader(data(), batch_size=8))
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for x, y in loader:
+                (nn.functional.mse_loss(model(x), y) * factor(y)).backward()
+        found.append([str(one.message) for one in caught if "differs from rank to rank" in str(one.message)])
+    return found
+
+
+def test_a_factor_of_a_rank_s_own_samples_is_told() -> None:
+    for rank, (own, *others) in enumerate(run_ranks(scaled, 2, timeout_s=60)):
+        assert len(own) == (rank == 0)
+        assert others == [[], []]
+
+
+def changed() -> list[str]:
+    """What forward ends in after a layer was replaced, and batch norm's warnings."""
+    model, _, loader = hocket.distribute(network(), None, DataLoader(data(), batch_size=8))
+    x, _ = next(iter(loader))
+    model(x).mean().backward()
+    model.module[2] = nn.Linear(16, 3).double()
+    found = [error_of(functools.partial(model, x))]
+    for sync in (False, True):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            hocket.distribute(nn.Sequential(nn.Linear(6, 3), nn.BatchNorm1d(3)), None, None, sync_batch_norm=sync)
+        found.append("".join(str(one.message) for one in caught if "batch norm" in str(one.message)))
+    return found
+
+
+def test_layers_made_after_distribute_are_refused_and_batch_norm_told() -> None:
+    first, other = run_ranks(changed, 2, timeout_s=60)
+    assert "no parameter '2.weight' when it was distributed" in first[0]
+    assert first[0] == other[0]
+    assert first[1].startswith("batch norm (1) normalises by the statistics of a rank's own samples")
+    assert [*other[1:], first[2]] == ["", "", ""]

@@ -27,12 +27,14 @@ class Note:
     Attributes:
         share: This rank's part of the global batch; None where ranks are not in step (evaluation shards).
         storages: Weak references to the memory of the batch's tensors.
+        nbytes: Their sizes.
         counted: The weight, where the loss is a mean over something else than samples.
         stated: Whether the program has said so, and not the loss's graph.
     """
 
     share: BatchShard | None
     storages: tuple[weakref.ref[torch.UntypedStorage], ...] = ()
+    nbytes: tuple[int, ...] = ()
     counted: float | None = None
     stated: bool = False
 
@@ -42,6 +44,15 @@ class Note:
         if self.counted is not None:
             return self.counted
         return 1.0 if self.share is None else self.share.weight
+
+    def part(self, inputs: Any) -> float:
+        """Return what part of the batch a model is called with, by its inputs' memory; 0 where it is not known."""
+        alive = ((one(), nbytes) for one, nbytes in zip(self.storages, self.nbytes, strict=True))
+        places = {storage.data_ptr(): nbytes for storage, nbytes in alive if storage is not None}
+        for tensor in tensors_in(inputs):
+            if tensor.layout is torch.strided and (whole := places.get(tensor.untyped_storage().data_ptr())):
+                return tensor.numel() * tensor.element_size() / whole
+        return 0.0
 
 
 class BatchListener(Protocol):
@@ -68,7 +79,8 @@ def enter(owner: object, share: BatchShard | None, batch: Any, counted: float | 
     tensors = [tensor for tensor in tensors_in(batch) if tensor.layout is torch.strided and tensor.numel()]
     storages = tuple(weakref.ref(tensor.untyped_storage()) for tensor in tensors)
     _open.pop(id(owner), None)
-    _last = _open[id(owner)] = Note(share, storages, counted, counted is not None)
+    nbytes = tuple(tensor.numel() * tensor.element_size() for tensor in tensors)
+    _last = _open[id(owner)] = Note(share, storages, nbytes, counted, counted is not None)
     for tensor in tensors:
         _remember(tensor, _last)
     _tell(_last)

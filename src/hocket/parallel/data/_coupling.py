@@ -68,6 +68,63 @@ def sums_of_samples(loss: torch.Tensor, made: set[int], samples: int) -> Literal
     return ""
 
 
+_RANKING = (
+    "Topk", "Sort", "Max", "Min", "Amax", "Amin", "Aminmax", "Median", "Nanmedian", "Kthvalue", "Mode", "Cummax",
+    "Cummin",
+)  # fmt: skip
+
+
+def samples_compete(loss: torch.Tensor, made: set[int], samples: int) -> str:
+    """Return the operator by which a loss ranks the samples of a batch (hard examples, a maximum); "" for none.
+
+    The largest of a rank's samples are not those of the batch, and no derivative shows it.
+
+    Args:
+        loss: A scalar.
+        made: Places in the graph of the model's outputs; what the model does inside is not looked at.
+        samples: How many there are.
+    """
+    todo, seen = [loss.grad_fn], set[Any]()
+    while todo:
+        node = todo.pop()
+        if node is None or node in seen or node._sequence_nr() in made:
+            continue
+        seen.add(node)
+        kind = _kind(node)
+        if kind in _RANKING and _over_samples(node, samples) and torch_adapter.reaches(node, made):
+            return kind.lower()
+        todo += [one for one, _ in node.next_functions]
+    return ""
+
+
+def _over_samples(node: Any, samples: int) -> bool:
+    """Return whether an operator goes over the first dimension, and that is one of samples."""
+    sizes = getattr(node, "_saved_self_sym_sizes", None)
+    sizes = tuple(node._saved_self.shape if sizes is None else sizes)
+    if not sizes or not samples:
+        return False
+    dims = getattr(node, "_saved_dim", None)
+    dims = () if dims is None else dims if isinstance(dims, tuple) else (dims,)
+    first = not dims or any(dim in (0, -len(sizes), 2**64 - len(sizes)) for dim in dims)
+    flat = len(sizes) == 1 or not dims
+    return first and (sizes[0] == samples or (flat and samples > 1 and math.prod(sizes) % samples == 0))
+
+
+def scale_of_means(loss: torch.Tensor, made: set[int]) -> tuple[float, ...]:
+    """Return by what constants a loss multiplies its means over the model's outputs.
+
+    Args:
+        loss: A scalar.
+        made: Places in the graph of the model's outputs.
+    """
+    found = []
+    for node, factor, divisor in _terms(loss):
+        mean = node.name() == "MeanBackward0" or _reduction(node) == 1
+        if mean and torch_adapter.reaches(node, made):
+            found.append(factor / (divisor or 1.0))
+    return tuple(found)
+
+
 def constant_divisor(loss: torch.Tensor, samples: int, total: int) -> bool:
     """Return whether a loss divides by the size of the global batch where this rank has a part of it.
 
@@ -82,6 +139,15 @@ def constant_divisor(loss: torch.Tensor, samples: int, total: int) -> bool:
 
 def _sums(loss: torch.Tensor) -> Iterator[tuple[Any, float, float]]:
     """Yield the sums that are terms of a loss, with constant factors, and what is divided by; 0 for nothing."""
+    return (one for one in _terms(loss) if one[0].name() == "SumBackward0" or _reduction(one[0]) == 2)
+
+
+def _reduction(node: Any) -> Any:
+    return getattr(node, "_saved_reduction", None)
+
+
+def _terms(loss: torch.Tensor) -> Iterator[tuple[Any, float, float]]:
+    """Yield the terms of a loss, with constant factors, and what is divided by; 0 for nothing."""
     todo: list[tuple[Any, float, float]] = [(loss.grad_fn, 1.0, 0.0)]
     for _ in range(256):
         if not todo:
@@ -98,7 +164,7 @@ def _sums(loss: torch.Tensor) -> Iterator[tuple[Any, float, float]]:
             by = float(by) if by is not None and (not isinstance(by, torch.Tensor) or by.numel() == 1) else math.nan
             if math.isfinite(by) and by:
                 todo.append((below[0], factor * abs(by), divisor) if kind == "Mul" else (below[0], factor, by))
-        elif node.name() == "SumBackward0" or getattr(node, "_saved_reduction", None) == 2:
+        else:
             yield node, factor, divisor
 
 

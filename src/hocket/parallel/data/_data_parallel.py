@@ -19,14 +19,18 @@ from ..batches import batch as _batch
 from ..mesh import World
 from ..state import FlatBundles, broadcast_tensors, check_model, is_excluded, keepers
 from ._batch_norm import SynchronisedBatchNorm
-from ._coupling import constant_divisor, samples_meet, sums_of_samples
+from ._coupling import constant_divisor, samples_compete, samples_meet, scale_of_means, sums_of_samples
 from ._hooks import scale_gradients
+from ._parts import BatchParts
 from ._reducer import GradientReducer
 from ._replica_marks import ReplicaMarks
 
 _serial = itertools.count()
 _TERMS = 8
 """Most terms of a loss that are looked at: a loss of more is weighted by samples."""
+
+_LOOKED_AT = 4
+"""Batches in whose losses constant factors are looked at."""
 
 _living: "weakref.WeakSet[DataParallel]" = weakref.WeakSet()
 
@@ -91,11 +95,17 @@ class DataParallel(torch.nn.Module):
         self._outputs: list[torch.Tensor] | None = []  # of the first forward pass; None once its loss was looked at
         self._made: set[int] = set()  # places in the graph of what the last forward pass gave
         self._latest: _batch.Note | None = None  # of the forward passes since the last back-propagation
+        self._part = 0.0  # of that batch which the model was called with; 0 where it is not known
+        self._parts = BatchParts()
+        self._looked_at = 0
+        self._told_scales = False
+        self._forwards = 0
         replicated = {name: parameter for name, parameter in module.named_parameters() if not is_excluded(parameter)}
         self._marks = ReplicaMarks(replicated)
         self._replicated = list(replicated.values())
         self.module = module
         if world.size > 1:
+            _tell_batch_norms(module, world)
             check_model(module, world)
             broadcast_tensors([*replicated.values(), *module.buffers()], world)
             reducer = GradientReducer(
@@ -128,6 +138,8 @@ class DataParallel(torch.nn.Module):
     def _before_forward(self, reducer: GradientReducer, inputs: Any) -> float:
         """Get ready for the backward pass of this forward pass; return by what to scale its gradients besides."""
         note = _batch.current(inputs)
+        self._part = 0.0 if note is None or self._looked_at >= _LOOKED_AT else note.part(inputs)
+        self._check_parameters()
         # Where passes on several batches meet in one back-propagation, each has its samples' weight.
         self._latest = note if not reducer.awaits_backward or self._latest is note else None
         factor = self._weigh(reducer, note)
@@ -136,6 +148,19 @@ class DataParallel(torch.nn.Module):
             self.send_buffers()
         self._buffers_differ = self._broadcast_buffers and reducer.synchronises
         return factor
+
+    def _check_parameters(self) -> None:
+        """Refuse parameters that the model had not when it was distributed, in some of the forward passes."""
+        self._forwards += 1
+        if self._forwards % 32 and self._forwards & (self._forwards - 1):
+            return
+        known = {id(one) for one in self._replicated}
+        for name, parameter in self.module.named_parameters():
+            if id(parameter) not in known and not is_excluded(parameter):
+                raise RuntimeError(
+                    f"the model had no parameter {name!r} when it was distributed, or another one, so that nobody "
+                    "would average its gradient: change the model first, then make the optimizer and distribute"
+                )
 
     @torch_adapter.outside_compiler
     def _after_forward(self, reducer: GradientReducer, output: Any, factor: float) -> Any:
@@ -213,7 +238,10 @@ class DataParallel(torch.nn.Module):
             self._marks.compare(self._world)
             return
         terms = divisors(roots[0]) if roots[0].numel() == 1 else ()
-        note.counted = self._weight_by(terms if len(terms) <= _TERMS else (), note.share.samples)
+        scales = scale_of_means(roots[0], self._made) if self._looked_at < _LOOKED_AT and roots[0].numel() == 1 else ()
+        wrong = self._parts.add(note, self._part, scales[0] if scales else 0.0, note.share.samples)
+        self._looked_at += not 0 < self._part < 1
+        note.counted = self._weight_by(terms if len(terms) <= _TERMS else (), note.share.samples, scales, wrong)
         if not self._crosses_ranks:
             reducer.set_weight(note.weight)
             return
@@ -247,7 +275,15 @@ class DataParallel(torch.nn.Module):
         samples, single = share.samples, loss.numel() == 1
         meet = samples_meet(loss, outputs, samples)
         summed = sums_of_samples(loss, self._made, samples) if single else ""
-        found = self._world.from_all((meet, summed))
+        ranked = samples_compete(loss, self._made, samples) if single and share.total > 1 else ""
+        everyone = self._world.from_all((meet, summed, ranked))
+        if operator := next((one for *_, one in everyone if one), ""):
+            raise RuntimeError(
+                f"the loss ranks the samples of the batch (by {operator}), and a rank has only some of them: gather "
+                "what it ranks with a collective that has a gradient, rank within each sample, or take "
+                "hocket.Trainer with a plan that does not cut batches"
+            )
+        found = [(meet, summed) for meet, summed, _ in everyone]
         if any(one for one, _ in found):
             raise RuntimeError(
                 "samples of the batch meet in the loss (in-batch negatives, a root of a mean, a statistic of the "
@@ -274,22 +310,34 @@ class DataParallel(torch.nn.Module):
                 stacklevel=4,
             )
 
-    def _weight_by(self, terms: Sequence[float], samples: int) -> float | None:
+    def _weight_by(
+        self, terms: Sequence[float], samples: int, scales: Sequence[float] = (), wrong: bool = False
+    ) -> float | None:
         """Return the weight of this rank's loss whose terms divide by these numbers; None where they do not tell.
 
+        Args:
+            terms: What each term divides by.
+            samples: How many this rank has.
+            scales: By what constants means are multiplied.
+            wrong: Whether this rank goes through its batch in parts that add up to another multiple than one device's.
+
         Raises:
-            RuntimeError: no one weight is right for all terms; on every rank alike.
+            RuntimeError: no one weight is right for all terms, or parts are wrong; on every rank alike.
         """
+        scale = sum(one * (1 + i / 7) for i, one in enumerate(scales))
         counts = torch.zeros(_TERMS, dtype=torch.float64)
         counts[: len(terms)] = torch.tensor(terms if samples else [0.0] * len(terms), dtype=torch.float64)
         known = torch.tensor([float(len(terms)), float(len(terms) ** 2), float(len(terms) > 0)], dtype=torch.float64)
-        mine = torch.cat([counts, counts.square(), counts * counts[0], known, self._marks.numbers()])
+        said = torch.tensor([scale, scale * scale, float(scale != 0), float(wrong)], dtype=torch.float64)
+        mine = torch.cat([counts, counts.square(), counts * counts[0], known, said, self._marks.numbers()])
         sums = mine.to(self._world.device)
         with comm.label("loss weights"):
             self._world.all_reduce(sums)
         sums = sums.cpu()
         self._marks.check(sums[-ReplicaMarks.SIZE :], self._world)
         sums = sums[: -ReplicaMarks.SIZE]
+        self._check_scales(sums[-4:].tolist(), scales)
+        sums = sums[:-4]
         totals, squares, products = sums[:-3].view(3, _TERMS)
         number, number_squared, all_known = sums[-3:].tolist()
         world = self._world.size
@@ -304,6 +352,24 @@ class DataParallel(torch.nn.Module):
             )
         weight = float(counts[0] / totals[0]) * world
         return 1.0 if abs(weight - 1.0) < 1e-12 else weight
+
+    def _check_scales(self, sums: list[float], scales: Sequence[float]) -> None:
+        """Refuse single samples that are not divided by their number; tell of factors that differ from rank to rank."""
+        total, squares, ranks, wrong = sums
+        if wrong:
+            raise RuntimeError(
+                "the loop goes through its batch sample by sample, and the losses of these add up to a multiple of the "
+                "mean that depends on their number, which is smaller on a rank: divide each loss by len(batch)"
+            )
+        differ = ranks * squares - total * total > 1e-6 * ranks * squares
+        if differ and self._world.rank == 0 and not self._told_scales:
+            self._told_scales = True
+            warnings.warn(
+                f"the program multiplies its mean loss by a number that differs from rank to rank (here "
+                f"{', '.join(f'{one:g}' for one in scales)}): if it depends on the values of the batch, take "
+                "hocket.average of it; if on how many of them count, pass loss_weight; if it is random, seed it alike",
+                stacklevel=5,
+            )
 
     def _weigh(self, reducer: GradientReducer, note: _batch.Note | None) -> float:
         """Set the weight of the coming gradients; return by what to scale those of this forward pass besides.
@@ -409,6 +475,25 @@ def send_stale_buffers(world: World) -> None:
 
 
 _batch.before_evaluation.append(send_stale_buffers)
+
+
+def _tell_batch_norms(module: torch.nn.Module, world: World) -> None:
+    """Warn of batch norm whose statistics will be those of a rank's own samples."""
+    plain = torch.nn.modules.batchnorm._BatchNorm
+    alone = [
+        name
+        for name, one in module.named_modules()
+        if isinstance(one, plain)
+        and one.training
+        and not isinstance(one, SynchronisedBatchNorm | torch.nn.SyncBatchNorm)
+    ]
+    if alone and world.rank == 0:
+        more = f" and {len(alone) - 1} more" if len(alone) > 1 else ""
+        warnings.warn(
+            f"batch norm ({alone[0] or 'the model'}{more}) normalises by the statistics of a rank's own samples, so "
+            "that losses are not those of one device: pass sync_batch_norm=True for those of the whole batch",
+            stacklevel=4,
+        )
 
 
 def _is_distributed(module: torch.nn.Module) -> bool:
