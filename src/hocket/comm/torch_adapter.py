@@ -5,6 +5,7 @@ torch's own stubs leave out or mistype most of them, hence `Any`.
 
 import functools
 import importlib
+import itertools
 import sys
 import weakref
 from collections.abc import Callable, Sequence
@@ -98,7 +99,9 @@ def queue_callback(callback: Callable[[], None]) -> None:
     torch.autograd.Variable._execution_engine.queue_callback(callback)
 
 
-_before_backward: weakref.WeakSet[Any] = weakref.WeakSet()
+# By number, so that all ranks call those of several models in one order.
+_before_backward: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+_listeners = itertools.count()
 _wrapped: list[Any] = []
 
 
@@ -117,7 +120,7 @@ def before_backward(listener: Any) -> None:
         def grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
             if _before_backward and not in_backward():
                 wanted = [inputs] if isinstance(inputs, torch.Tensor) else (inputs := list(inputs))
-                for one in list(_before_backward):
+                for one in list(_before_backward.values()):
                     one.gradients_of(wanted)
             return plain_grad(outputs, inputs, *args, **kwargs)
 
@@ -125,13 +128,13 @@ def before_backward(listener: Any) -> None:
         def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
             if _before_backward and not in_backward():
                 roots = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-                for one in list(_before_backward):
+                for one in list(_before_backward.values()):
                     one.backward_begins(roots)
             plain(tensors, *args, **kwargs)
 
         torch.autograd.backward = backward
         torch.autograd.grad = grad
-    _before_backward.add(listener)
+    _before_backward[next(_listeners)] = listener
 
 
 def graph_marks(tensors: Sequence[torch.Tensor]) -> set[int]:

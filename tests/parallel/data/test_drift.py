@@ -292,3 +292,66 @@ def test_layers_made_after_distribute_are_refused_and_batch_norm_told() -> None:
     assert first[0] == other[0]
     assert first[1].startswith("batch norm (1) normalises by the statistics of a rank's own samples")
     assert [*other[1:], first[2]] == ["", "", ""]
+
+
+class TimeFirst(nn.Module):
+    """A recurrent model whose loader gives samples first, or time."""
+
+    def __init__(self, *, transposed: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.transposed = transposed
+        self.attention = nn.MultiheadAttention(6, 2).double()
+        self.recurrent, self.last = nn.LSTM(6, 8).double(), nn.Linear(8, 3).double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.transpose(0, 1) if self.transposed else x
+        output = self.last(self.recurrent(self.attention(x, x, x)[0])[0])
+        return output.transpose(0, 1) if self.transposed else output
+
+
+def sequences() -> list[str]:
+    found = []
+    x = torch.randn(16, 8, 6, generator=torch.Generator().manual_seed(1)).double()
+    for transposed in (True, False):
+        model = TimeFirst(transposed=transposed)
+        model, _, loader = hocket.distribute(model, None, DataLoader(TensorDataset(x, x[..., :3]), batch_size=8))
+        for a, b in loader:
+            found.append(error_of(nn.functional.mse_loss(model(a), b).backward))
+            break
+    return found
+
+
+def test_a_model_that_takes_time_first_is_refused_if_its_batches_have_samples_first() -> None:
+    """Ranks would have parts of the time of all samples."""
+    for right, wrong in run_ranks(sequences, 2, timeout_s=60):
+        assert right == ""
+        assert "take the batch as the second dimension" in wrong
+
+
+def two_models() -> list[float]:
+    """Losses of two models that are trained by turns; each loss goes through both."""
+    first, second = network(), network()
+    optimizers = [torch.optim.SGD(one.parameters(), 0.1) for one in (first, second)]
+    first, optimizers[0], loader = hocket.distribute(first, optimizers[0], DataLoader(data(), batch_size=8))
+    others = [hocket.distribute(network())[0] for _ in range(6)]  # whose places in memory differ from rank to rank
+    junk = [bytearray(1000 * (1 + dist.get_rank())) for _ in range(50)]
+    second, optimizers[1], _ = hocket.distribute(second, optimizers[1], None)
+    found = []
+    for x, y in loader:
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        loss = nn.functional.mse_loss(first(x), y) + nn.functional.mse_loss(second(x), y)
+        for other in others:
+            loss = loss + 0 * other(x).mean()
+        loss.backward()
+        for optimizer in optimizers:
+            optimizer.step()
+        found.append(hocket.average(loss.item()))
+    assert junk
+    return found
+
+
+def test_models_in_one_loss_are_reduced_in_the_same_order_by_all_ranks() -> None:
+    first, other = run_ranks(two_models, 2, timeout_s=60)
+    assert first == other

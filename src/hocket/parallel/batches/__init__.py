@@ -8,6 +8,7 @@ from ._loss_form import SAME_VALUES, LossForm, LossTally, MeasuredLoss, Reductio
 from ._rng import RandomStream, RngStates, mix, restored
 from ._samples import Key, RankSampler, SeededDataset, each
 from ._totals import average, total
+from ._undisturbed import undisturbed
 from ._user_loader import expected_size, inner_loader
 from .trees import called, mapped, samples_in, tensors_in
 
@@ -48,4 +49,5 @@ __all__ = [
     "samples_in",
     "tensors_in",
     "total",
+    "undisturbed",
 ]

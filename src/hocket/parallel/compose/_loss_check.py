@@ -21,13 +21,13 @@ from ..batches import (
     possible_counts,
     samples_in,
     tensors_in,
+    undisturbed,
 )
 from ..data import SynchronisedBatchNorm
 from ..mesh import World
 from ._composition import Composition
 from ._forward_state import ForwardState, StateProbe, tell
 from ._precision import exactly
-from ._undisturbed import undisturbed
 
 _SAMPLES = 8
 """Most samples that are compared: enough to tell one form of loss from another, at the price of two small forwards."""

@@ -21,6 +21,7 @@ from ..state import FlatBundles, broadcast_tensors, check_model, is_excluded, ke
 from ._batch_norm import SynchronisedBatchNorm
 from ._coupling import constant_divisor, samples_compete, samples_meet, scale_of_means, sums_of_samples
 from ._hooks import scale_gradients
+from ._mixing import samples_mix
 from ._parts import BatchParts
 from ._reducer import GradientReducer
 from ._replica_marks import ReplicaMarks
@@ -99,6 +100,7 @@ class DataParallel(torch.nn.Module):
         self._parts = BatchParts()
         self._looked_at = 0
         self._told_scales = False
+        self._mixed: bool | None = None  # whether the model computes samples from others; None until it was looked at
         self._forwards = 0
         replicated = {name: parameter for name, parameter in module.named_parameters() if not is_excluded(parameter)}
         self._marks = ReplicaMarks(replicated)
@@ -139,6 +141,8 @@ class DataParallel(torch.nn.Module):
         """Get ready for the backward pass of this forward pass; return by what to scale its gradients besides."""
         note = _batch.current(inputs)
         self._part = 0.0 if note is None or self._looked_at >= _LOOKED_AT else note.part(inputs)
+        if self._mixed is None and note is not None and note.share is not None and note.share.total > 1:
+            self._mixed = samples_mix(self.module, inputs, note.share.samples)
         self._check_parameters()
         # Where passes on several batches meet in one back-propagation, each has its samples' weight.
         self._latest = note if not reducer.awaits_backward or self._latest is note else None
@@ -276,14 +280,20 @@ class DataParallel(torch.nn.Module):
         meet = samples_meet(loss, outputs, samples)
         summed = sums_of_samples(loss, self._made, samples) if single else ""
         ranked = samples_compete(loss, self._made, samples) if single and share.total > 1 else ""
-        everyone = self._world.from_all((meet, summed, ranked))
-        if operator := next((one for *_, one in everyone if one), ""):
+        everyone = self._world.from_all((meet, summed, ranked, self._mixed))
+        if any(mixed for *_, mixed in everyone):
+            raise RuntimeError(
+                "the model computes what it gives for a sample from other samples of its batch: it has recurrent layers "
+                "or attention that take the batch as the second dimension, and hocket divides the first among ranks. Have "
+                "the loader give samples first, or say batch_first=True if that is what was meant"
+            )
+        if operator := next((one for _, _, one, _ in everyone if one), ""):
             raise RuntimeError(
                 f"the loss ranks the samples of the batch (by {operator}), and a rank has only some of them: gather "
                 "what it ranks with a collective that has a gradient, rank within each sample, or take "
                 "hocket.Trainer with a plan that does not cut batches"
             )
-        found = [(meet, summed) for meet, summed, _ in everyone]
+        found = [(meet, summed) for meet, summed, *_ in everyone]
         if any(one for one, _ in found):
             raise RuntimeError(
                 "samples of the batch meet in the loss (in-batch negatives, a root of a mean, a statistic of the "

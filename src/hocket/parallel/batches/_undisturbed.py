@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from ..batches import restored
+from ._rng import restored
 
 _OWN = ("_parameters", "_buffers", "_modules")
 
