@@ -283,9 +283,9 @@ class DataParallel(torch.nn.Module):
         everyone = self._world.from_all((meet, summed, ranked, self._mixed))
         if any(mixed for *_, mixed in everyone):
             raise RuntimeError(
-                "the model computes what it gives for a sample from other samples of its batch: it has recurrent layers "
-                "or attention that take the batch as the second dimension, and hocket divides the first among ranks. Have "
-                "the loader give samples first, or say batch_first=True if that is what was meant"
+                "the model computes what it gives for a sample from other samples of its batch: it has recurrent "
+                "layers or attention that take the batch as the second dimension, and hocket divides the first among "
+                "ranks. Have the loader give samples first, or say batch_first=True if that is what was meant"
             )
         if operator := next((one for _, _, one, _ in everyone if one), ""):
             raise RuntimeError(
