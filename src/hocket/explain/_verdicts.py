@@ -15,7 +15,7 @@ from ._replay import Replay
 LEAST_STEPS = 6
 _LEAST_GAIN = 0.05  # below this share of the time a finding is not worth a sentence
 _MOST_STAGES = 8  # are listed
-_SURE = 4.0  # standard errors by which lateness differs from none, or from what was before
+_SURE = 3.5  # standard errors by which lateness differs from none, or from what was before
 _LATE_SHARE = 0.6  # of the steps in which a straggler does more than the others
 _MIB = 2**20
 _LEAST_SAMPLES = 6  # of memory, four a second
