@@ -229,8 +229,6 @@ def _cause(parts: Parts, rank: int, since: int, alike: Array) -> tuple[str, floa
 def _explained(parts: Parts, rank: int, cause: str, since: int, extra_s: float) -> tuple[str, str, str]:
     """Return what a straggler's cause is called, what to do, and the kind of the verdict."""
     one = parts.run.ranks[rank]
-    if cause == DATA:
-        return "its data comes late", "more worker processes for the loader, or look at that host's disk", "slow loader"
     if cause == COLLECTOR:
         return (
             "Python's garbage collector runs in it", "call gc.freeze() before training, and gc.collect() between steps",
@@ -238,9 +236,6 @@ def _explained(parts: Parts, rank: int, cause: str, since: int, extra_s: float) 
         )  # fmt: skip
     if cause == CHECKPOINT:
         return "it writes checkpoints", "write them less often, or in the background", "checkpoints"
-    if cause != COMPUTATION:
-        return f"it spends longer in {cause!r}", f"look what {cause!r} does on that rank", "straggler"
-    place = _usual_place(one, parts.bounds_s[rank][since])
     ready, ran = parts.ready_shares(), parts.ran_shares()
     usual, usual_ran = np.median(np.delete(ready, rank)), np.median(np.delete(ran, rank))
     least = 0.5 * extra_s / parts.step_s
@@ -253,6 +248,11 @@ def _explained(parts: Parts, rank: int, cause: str, since: int, extra_s: float) 
             "look who else runs there (`top`), and give every rank cores of its own",
             "straggler",
         )
+    if cause == DATA:
+        return "its data comes late", "more worker processes for the loader, or look at that host's disk", "slow loader"
+    if cause != COMPUTATION:
+        return f"it spends longer in {cause!r}", f"look what {cause!r} does on that rank", "straggler"
+    place = _usual_place(one, parts.bounds_s[rank][since])
     where = f", mostly in {place}" if place else ""
     return f"it computes longer{where}", f"compare {one.host}'s clock rate and load with the others'", "straggler"
 
