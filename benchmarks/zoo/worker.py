@@ -63,7 +63,8 @@ def plain(entry: Entry, double: bool, moved: float = 0.0) -> list[float]:
         generator = torch.Generator().manual_seed(2)
         with torch.no_grad():
             for parameter in model.parameters():
-                parameter.mul_(1 + moved * (torch.rand(parameter.shape, generator=generator) * 2 - 1))
+                drawn = torch.rand(parameter.shape, generator=generator, dtype=torch.float64)
+                parameter.mul_(1 + moved * (drawn * 2 - 1))
     losses = []
     for batch in batches:
         optimizer.zero_grad()

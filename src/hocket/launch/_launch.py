@@ -201,7 +201,11 @@ def dry_run(arguments: LaunchArguments) -> dict[str, Any]:
     endpoint = flags.rdzv_endpoint or f"{flags.master_addr}:{flags.master_port}"
     return {
         "command": rank_command(arguments, "JOB_DIRECTORY"),
-        "environment": {**({"OMP_NUM_THREADS": str(threads)} if threads else {}), **arguments.environment},
+        "environment": {
+            **({"OMP_NUM_THREADS": str(threads)} if threads else {}),
+            **_hash_seed(),
+            **arguments.environment,
+        },
         "nproc": arguments.nproc,
         "hosts": dict(arguments.hosts) or flags.nnodes,
         "emulated_hosts": _emulated_hosts(arguments),
@@ -228,6 +232,11 @@ def threads_of_rank(ranks: int) -> int | None:
     if ranks == 1 or "OMP_NUM_THREADS" in os.environ:
         return None
     return max(1, len(os.sched_getaffinity(0)) // ranks)
+
+
+def _hash_seed() -> dict[str, str]:
+    """Return what gives sets of strings one order in all ranks, unless the user has chosen it."""
+    return {} if "PYTHONHASHSEED" in os.environ else {"PYTHONHASHSEED": "0"}
 
 
 def _rank_threads(arguments: LaunchArguments) -> int | None:
@@ -312,6 +321,7 @@ class _RunningJob(JobListener):
         self._attempts += 1
         for local_rank, environment in environments.items():
             environment[JOB_VARIABLE] = self._job.name
+            environment.update(_hash_seed())
             environment["HOCKET_SAVED_FILE"] = self.saved_file
             if threads is not None:
                 environment["OMP_NUM_THREADS"] = str(threads)

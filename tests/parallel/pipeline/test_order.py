@@ -19,13 +19,47 @@ for stage in split(model, 2, (torch.ones(2, 4),)):
 """
 
 
+OF_A_SET = """
+import torch
+from torch import nn
+from hocket.parallel.pipeline import order_digest, split
+
+class Rates(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 4)
+        for number, name in enumerate(NAMES):
+            self.register_buffer(name, torch.full((4,), float(number)))
+
+    def forward(self, x):
+        x = self.first(x)
+        waves = {name: torch.cos(getattr(self, name) * x) for name in ORDER(NAMES)}
+        return self.last(sum(waves[name] for name in NAMES))
+
+NAMES = ("full", "sliding", "local", "global")
+for ORDER in (sorted, set):
+    print(order_digest(split(Rates(), 2, (torch.ones(2, 4),), points=['last'])))
+"""
+
+
 def test_the_order_of_a_stages_parameters_does_not_depend_on_hashes() -> None:
     """They were averaged with other parameters' where each rank is a process of its own; ranks of tests are forks."""
-    said = [
+    said = of_processes(PROGRAM)
+    assert said[0] == said[1] == said[2] != ""
+
+
+def of_processes(program: str) -> list[str]:
+    """What three processes print, each with hashes of its own."""
+    return [
         subprocess.run(
-            [sys.executable, "-c", PROGRAM], env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True,
+            [sys.executable, "-c", program], env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True,
             text=True, check=True, timeout=deadline(60),
         ).stdout
         for seed in ("1", "2", "3")
     ]  # fmt: skip
-    assert said[0] == said[1] == said[2] != ""
+
+
+def test_steps_in_the_order_of_a_set_are_told_from_those_in_a_fixed_order() -> None:
+    fixed, of_set = zip(*(said.split() for said in of_processes(OF_A_SET)), strict=True)
+    assert len(set(fixed)) == 1
+    assert len(set(of_set)) > 1

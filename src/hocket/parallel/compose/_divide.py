@@ -19,7 +19,7 @@ from ..embedding import distribute_embeddings
 from ..mesh import Mesh, World, link_of
 from ..partition.spatial import parallelize as share_samples
 from ..partition.tensor import TensorParallel, parallelize
-from ..pipeline import SplitError, Stage, changing_buffers, measure, split, unbalanced
+from ..pipeline import SplitError, Stage, changing_buffers, measure, order_digest, split, unbalanced
 from ..state import (
     DimSegment,
     Owned,
@@ -213,6 +213,13 @@ def divide_layers(draft: Draft) -> None:
             model, count, sample, points=plan.split, times=times, link=link, micro_batches=passes, cut=parts > 1
         ),
     )
+    orders = mesh["pipeline"].from_all(order_digest(stages))
+    if any(mesh.whole.from_all(len(set(orders)) > 1)):
+        raise SplitError(
+            f"the forward of {type(model).__name__} takes its steps in another order in each process, as where it goes "
+            "through a set of strings, so that stages would take values for others: go through sorted(...) there, or "
+            "set PYTHONHASHSEED to one number for all ranks (hocket run does)"
+        )
     if lopsided := unbalanced(stages):
         draft.notes.append(lopsided)
         if mesh.whole.rank == 0:

@@ -245,4 +245,10 @@ class BroadcastBuffers:
         """Give all data-parallel ranks rank 0's; a collective operation."""
         if self._world.size == 1:
             return
-        self._bundles.broadcast(b for module in self._modules for b in module.buffers() if id(b) not in self._equal)
+        # By name: the stages of a pipeline hold them in the order of their use, which may be another in each process.
+        buffers = (buffer for module in self._modules for _, buffer in sorted(module.named_buffers(), key=_name_of))
+        self._bundles.broadcast(one for one in buffers if id(one) not in self._equal)
+
+
+def _name_of(named: tuple[str, torch.Tensor]) -> str:
+    return named[0]

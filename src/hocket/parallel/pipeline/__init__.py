@@ -5,6 +5,7 @@ from hocket.schedule.pipeline import bubble
 
 from ._measure import Times, measure
 from ._micro import Micro, cut, sizes
+from ._partition import order_digest
 from ._pipeline import Pipeline, StageError, changing_buffers
 from ._run import Run, StageSpan, idle_shares
 from ._split import split, unbalanced
@@ -30,6 +31,7 @@ __all__ = [
     "idle_shares",
     "in_steps",
     "measure",
+    "order_digest",
     "sizes",
     "split",
     "steps_of",

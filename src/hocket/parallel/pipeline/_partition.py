@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -272,6 +273,14 @@ class _Holder(torch.nn.Module):
             left.update(self._over[node])
         self.training = model.training
 
+    def said(self) -> list[Any]:
+        """Return the steps as plain values: what is called, and with the values of which others."""
+        return [
+            (training, node.op, node.name, _said(node.target), [one.name for one in node.all_input_nodes])
+            for training, graph in sorted(self._graphs.items())
+            for node in graph.nodes
+        ]
+
     def forward(self, *taken: Any) -> Any:
         """Take the steps."""
         if not self._cut:
@@ -294,6 +303,21 @@ class _Holder(torch.nn.Module):
             for one in self._over[node]:
                 del values[one]
         raise AssertionError("a graph ends with its output")
+
+
+def _said(target: Any) -> str:
+    return target if isinstance(target, str) else str(getattr(target, "__qualname__", type(target).__qualname__))
+
+
+def order_digest(stages: Sequence[Stage]) -> str:
+    """Return what tells whether two processes have split a model into the same steps, in the same order.
+
+    A forward that goes through a set does so in an order of each process's own, and values that cross a cut, which go
+    by their order, would be others' than the next stage takes them for.
+    """
+    steps = [stage.module.said() for stage in stages if isinstance(stage.module, _Holder)]
+    crossing = [(stage.takes, stage.gives, stage.inputs) for stage in stages]
+    return hashlib.sha256(repr((steps, crossing)).encode()).hexdigest()
 
 
 def canonical_names(model: torch.nn.Module) -> dict[int, str]:
