@@ -19,9 +19,9 @@ from .. import fine_tuning_programs as programs
 @pytest.mark.timeout(deadline(400))
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_padded_batches_lose_what_one_process_loses(ranks: int, tmp_path: Path) -> None:
-    """Ranks are processes of `hocket run`, each of which orders its sets by hashes of its own."""
+    """Ranks are processes, each of which orders its sets by hashes of its own, as under launchers of others."""
     pytest.importorskip("transformers")
-    env = {key: value for key, value in os.environ.items() if key != "PYTHONHASHSEED"}
+    env = {**os.environ, "PYTHONHASHSEED": "random"}
     command = [sys.executable, "-m", "hocket", "run", "-n", str(ranks), programs.__file__, str(tmp_path)]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=deadline(350), check=False)
     assert done.returncode == 0, done.stdout + done.stderr
