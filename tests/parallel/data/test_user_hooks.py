@@ -33,6 +33,13 @@ def clamped(model: nn.Module, optimizer: torch.optim.Optimizer, seen: list[Any])
         p.register_hook(lambda g: g.clamp(-LIMIT, LIMIT))
 
 
+def clamped_in_place(model: nn.Module, optimizer: torch.optim.Optimizer, seen: list[Any]) -> None:
+    def clamp(gradient: Tensor) -> None:
+        gradient.clamp_(-LIMIT, LIMIT)
+
+    model[2].weight.register_hook(clamp)
+
+
 def normalised(model: nn.Module, optimizer: torch.optim.Optimizer, seen: list[Any]) -> None:
     model[2].weight.register_hook(lambda g: g / g.norm())
     model[2].weight.register_hook(lambda g: g * 0.5)
@@ -81,6 +88,7 @@ def trained(register: Register, *, ours: bool, late: bool, keep: bool = False) -
 
 PROGRAMS = [(clamped, False, False), (clamped, True, False), (clamped, False, True), (normalised, False, False)]
 PROGRAMS += [(normalised, True, True), (masked, False, True), (observed, False, True), (updated, False, False)]
+PROGRAMS += [(clamped_in_place, False, False), (clamped_in_place, False, True)]
 
 
 def side_by_side() -> list[Any]:
@@ -136,7 +144,7 @@ def test_of_a_parameter_that_other_ranks_used() -> None:
 def without_averaging() -> list[str]:
     """What comes of no_sync with hooks that are linear, that are not, and that come after accumulation."""
     errors = []
-    for register in (masked, clamped, updated):
+    for register in (masked, clamped, clamped_in_place, updated):
         model, seen = network(), list[Any]()
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
         register(model, optimizer, seen)

@@ -9,7 +9,7 @@ import torch
 
 from hocket.planner import AXES, Plan, PlanError, PlanFinding, inner
 
-from ..data import has_own_hooks, nonlinear_hooks
+from ..data import has_own_hooks, is_nonlinear
 from ..mesh import Mesh
 from ..pipeline import Pipeline
 from ..state import check_elementwise
@@ -122,7 +122,7 @@ def check_gradient_hooks(model: torch.nn.Module, plan: Plan, mesh: Mesh) -> None
     changed = [field for field in fields if getattr(plan, field) != getattr(plain, field)]
     if changed and mesh.whole.size > 1:
         raise _refusal(changed[0], f"{where}, and no rank would call it with this parameter's whole gradient", remedy)
-    if plan.accumulate > 1 and nonlinear_hooks(hooked):
+    if plan.accumulate > 1 and any(map(is_nonlinear, hooked.values())):
         raise _refusal("accumulate", f"{where}, which is not linear, and would be called for parts of a batch", remedy)
 
 

@@ -3,7 +3,7 @@
 from ._batch_norm import BroadcastBuffers, SynchronisedBatchNorm, normalise, synchronise
 from ._data_parallel import DataParallel, living
 from ._fully_sharded import FullySharded, blocks
-from ._hooks import has_own_hooks, nonlinear_hooks, scale_gradients
+from ._hooks import has_own_hooks, is_nonlinear, scale_gradients
 from ._overlap import on_several_hosts
 from ._reducer import GradientReducer
 from ._replica_marks import ReplicaMarks
@@ -14,5 +14,5 @@ from .relaxed._relaxation import Relaxation
 __all__ = [
     "BroadcastBuffers", "DataParallel", "FullySharded", "GradientReducer", "Relaxation", "Replicated",
     "ReplicaMarks", "ShardedOptimizer", "ShardingStrategy", "SynchronisedBatchNorm", "blocks", "has_own_hooks",
-    "living", "nonlinear_hooks", "normalise", "on_several_hosts", "scale_gradients", "synchronise",
+    "is_nonlinear", "living", "normalise", "on_several_hosts", "scale_gradients", "synchronise",
 ]  # fmt: skip

@@ -141,8 +141,9 @@ class DataParallel(torch.nn.Module):
         """Get ready for the backward pass of this forward pass; return by what to scale its gradients besides."""
         note = _batch.current(inputs)
         self._part = 0.0 if note is None or self._looked_at >= _LOOKED_AT else note.part(inputs)
-        if self._mixed is None and note is not None and note.share is not None and note.share.total > 1:
-            self._mixed = samples_mix(self.module, inputs, note.share.samples)
+        share = None if note is None else note.share
+        if self._mixed is None and share is not None and share.total >= 2 * self._world.size:  # all ranks alike
+            self._mixed = samples_mix(self.module, inputs, share.samples)
         self._check_parameters()
         # Where passes on several batches meet in one back-propagation, each has its samples' weight.
         self._latest = note if not reducer.awaits_backward or self._latest is note else None
@@ -290,8 +291,9 @@ class DataParallel(torch.nn.Module):
         if operator := next((one for _, _, one, _ in everyone if one), ""):
             raise RuntimeError(
                 f"the loss ranks the samples of the batch (by {operator}), and a rank has only some of them: gather "
-                "what it ranks with a collective that has a gradient, rank within each sample, or take "
-                "hocket.Trainer with a plan that does not cut batches"
+                "what it ranks with a collective that has a gradient, rank within each sample, take it "
+                "of a detached tensor if it is there for stability alone, or take hocket.Trainer with a plan that does "
+                "not cut batches"
             )
         found = [(meet, summed) for meet, summed, *_ in everyone]
         if any(one for one, _ in found):

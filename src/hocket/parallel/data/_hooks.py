@@ -1,7 +1,7 @@
 """Hooks on gradients: for one that is complete, to scale one on its way, and those of the program, put off."""
 
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -47,12 +47,16 @@ class DeferredHook:
         call: The program's hook.
         waits: A weak reference to what tells, when the gradient arrives, whether it must wait.
         aside: What puts the gradient of earlier passes aside then.
+
+    Attributes:
+        linear: Whether it was seen to be linear; None until it was looked at.
     """
 
     def __init__(
         self, call: Callable[[Any], Any], waits: Callable[[], Callable[[], bool] | None], aside: Callable[[], None]
     ) -> None:
         self.call, self._waits, self._aside = call, waits, aside
+        self.linear: bool | None = None
 
     def __call__(self, argument: Any) -> Any:
         waits = self._waits()
@@ -84,7 +88,6 @@ class HookDeferrer:
         self._names, self._parameters, self._whole = names, parameters, whole
         self._waits = weakref.WeakMethod(waits)
         self._earlier: dict[int, torch.Tensor | None] = {}  # gradients of earlier passes, by the parameter's number
-        self._linear: set[int] = set()  # hooks that were seen to be
         self._hooked: set[int] = set()
 
     def find(self, *, averaged: bool) -> None:
@@ -113,20 +116,12 @@ class HookDeferrer:
                     if not isinstance(hooks[key], DeferredHook):
                         aside = _put_aside(self._earlier, number, parameter) if hooks is before else _nothing
                         hooks[key] = DeferredHook(hooks[key], self._waits, aside)
-            if not averaged and number in self._hooked:
-                self._check_linear(number, before, after)
-
-    def _check_linear(self, number: int, before: dict[int, Any], after: dict[int, Any]) -> None:
-        parameter = self._parameters[number]
-        hooks = [before[key].call for key in own_hooks(before)]
-        bad = bool(own_hooks(after)) or any(id(h) not in self._linear and not _is_linear(h, parameter) for h in hooks)
-        self._linear.update(map(id, hooks))
-        if bad:
-            raise RuntimeError(
-                f"a hook on the gradient of parameter {self._names[number]!r} would see this rank's gradient, since it "
-                "is in no_sync, and what it makes of it is not linear, so that the average would not be that of one "
-                "device: take the hook off and do its work between backward() and optimizer.step()"
-            )
+            if not averaged and is_nonlinear(parameter):
+                raise RuntimeError(
+                    f"a hook on the gradient of parameter {self._names[number]!r} would see this rank's gradient, "
+                    "since it is in no_sync, and what it makes of it is not linear, so that the average would not be "
+                    "that of one device: take the hook off and do its work between backward() and optimizer.step()"
+                )
 
     def put_aside(self, numbers: Iterable[int]) -> None:
         """Put the earlier gradients of parameters aside that got none in this back-propagation on this rank."""
@@ -161,9 +156,9 @@ class HookDeferrer:
                     parameter.grad = old
                 continue
             for key in own_hooks(before):
-                changed = before[key].call(gradient.clone() if old is None else gradient)
-                if changed is not None and changed is not gradient:
-                    gradient.copy_(changed.detach())
+                given = gradient.clone()  # the program may keep it, or change it in place
+                changed = before[key].call(given)
+                gradient.copy_(given if changed is None else changed.detach())
             if old is not None:
                 gradient.add_(old)
             for key in own_hooks(after):
@@ -180,19 +175,10 @@ def has_own_hooks(parameter: torch.Tensor) -> bool:
     return any(map(own_hooks, _hooks_of(parameter)))
 
 
-def nonlinear_hooks(parameters: Mapping[str, torch.Tensor]) -> list[str]:
-    """Return the names of parameters with hooks of the program that are not linear, or that come after accumulation."""
-    return [
-        name
-        for name, parameter in parameters.items()
-        for before, after in [_hooks_of(parameter)]
-        if own_hooks(after) or not all(_is_linear(_plain(before[key]), parameter) for key in own_hooks(before))
-    ]
-
-
-def _plain(hook: Any) -> Callable[[Any], Any]:
-    call: Callable[[Any], Any] = hook.call if isinstance(hook, DeferredHook) else hook
-    return call
+def is_nonlinear(parameter: torch.Tensor) -> bool:
+    """Return whether a parameter has a hook of the program that is not linear, or that comes after accumulation."""
+    before, after = _hooks_of(parameter)
+    return bool(own_hooks(after)) or not all(_is_linear(before[key], parameter) for key in own_hooks(before))
 
 
 def _hooks_of(parameter: torch.Tensor) -> tuple[dict[int, Any], dict[int, Any]]:
@@ -220,15 +206,24 @@ def _put_aside(earlier: dict[int, torch.Tensor | None], number: int, parameter: 
     return aside
 
 
-def _is_linear(hook: Callable[[Any], Any], parameter: torch.Tensor) -> bool:
+def _is_linear(hook: Any, parameter: torch.Tensor) -> bool:
     """Return whether a hook multiplies gradients by what does not depend on them, from three made-up ones."""
+    if not isinstance(hook, DeferredHook):
+        return _seems_linear(hook, parameter)
+    if hook.linear is None:
+        hook.linear = _seems_linear(hook.call, parameter)
+    return hook.linear
+
+
+def _seems_linear(hook: Callable[[Any], Any], parameter: torch.Tensor) -> bool:
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         probe = torch.randn(parameter.shape, generator=generator, dtype=torch.float64).to(parameter)
         results = []
         for factor in (1.0, -1.0, 1024.0):  # exact in binary
-            result = hook(probe * factor)
-            results.append(probe if result is None else result / factor)
+            given = probe * factor
+            result = hook(given)
+            results.append((given if result is None else result) / factor)
     tolerance = 8 * torch.finfo(parameter.dtype).eps
     return all(torch.allclose(one, results[0], rtol=tolerance, atol=0.0) for one in results[1:])
 
