@@ -1,0 +1,48 @@
+"""Ranks that call layers in different orders end with an error before a weight is updated."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+import hocket
+from hocket.planner import Plan
+from hocket.testing import run_ranks
+
+
+class Branches(nn.Module):
+    """Equal branches, called in an order that may be another on each rank, as that of a set of strings is."""
+
+    def __init__(self, *, turned: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.turned = turned
+        self.branches = nn.ModuleList(nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 8)) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        order = [2, 0, 1] if self.turned and dist.get_rank() else [0, 1, 2]
+        outputs = {number: self.branches[number](x) for number in order}
+        return sum(outputs[number] * (number + 1) for number in range(3))
+
+
+def stepped(plan: Plan, turned: bool) -> str:
+    model = Branches(turned=turned)
+    before = model.branches[0][2].bias.detach().clone() if plan.shard == "none" else None
+    x = torch.ones(4, 8)
+    trainer = hocket.Trainer(model, nn.functional.mse_loss, torch.optim.SGD(model.parameters(), 0.1), plan, sample=x)
+    try:
+        trainer.step((x, 2 * x))
+    except RuntimeError as error:
+        assert before is None or torch.equal(model.branches[0][2].bias.detach(), before)
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("plan", [Plan(tensor_parallel_degree=2), Plan(shard="parameters")])
+def test_another_order_of_layers_is_refused(plan: Plan) -> None:
+    """Layers of one shape got each other's values, without a word."""
+    for said in run_ranks(stepped, 2, plan, True, timeout_s=60):
+        assert "in different orders" in said
+    assert run_ranks(stepped, 2, plan, False, timeout_s=60) == ["", ""]
