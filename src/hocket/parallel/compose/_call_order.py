@@ -49,6 +49,7 @@ def called_alike(model: torch.nn.Module, mesh: Mesh) -> Iterator[None]:
         differ |= len(set(digests)) > 1
     if any(mesh.whole.from_all(differ)):
         raise RuntimeError(
-            "ranks have called the model's layers in different orders, so that layers got values of others: where forward goes through a set of strings, go through sorted(...), or set PYTHONHASHSEED to one "
-            "number for all ranks (hocket run does). No weight has been updated"
+            "ranks have called the model's layers in different orders, so that layers got values of others: where "
+            "forward goes through a set of strings, go through sorted(...), or set PYTHONHASHSEED to one number for "
+            "all ranks (hocket run does). No weight has been updated"
         )
