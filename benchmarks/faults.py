@@ -1,6 +1,7 @@
 """Random faults in real trainings, one a job: each must end in time, with right losses and a culprit that is named.
 
-    python -m benchmarks.faults --count 100 --seed 1
+    python -m benchmarks.faults --count 1000 --seed 1 --jobs 2 --out faults.jsonl
+    python -m benchmarks.faults --table faults.jsonl
 
 A job trains the Transformer of examples/trainer.py by a random plan, on 2 to 4 ranks of this host, or (as root) on an
 emulated cluster of two hosts, with or without an aggregator. Something happens to it at a random moment, from the start
@@ -9,12 +10,16 @@ seconds; the aggregator is killed; the disk is full when a checkpoint is written
 
 A job ends well when it ends within the time-out and a grace, every loss that it printed is that of one process to nine
 digits, the launcher's headline or a rank's error names who is at fault, and nothing is left: no process, no file in
-its temporary directory, no shared memory. A link that is mended and an aggregator that dies must disturb no job. Seed
-and number say everything about a fault but the moment to the microsecond; `--only 7` repeats the seventh.
+its temporary directory, no shared memory (as root a job has a /dev/shm of its own, so that others' files are not taken
+for its). A link that is mended and an aggregator that dies must disturb no job. Seed and number say everything about a
+fault but the moment to the microsecond; `--only 7` repeats the seventh. `--jobs 2` plays two at a time, each in a
+cluster and a directory of its own. `--out FILE` adds a line of JSON for each job; `--first 71` goes on where a run
+was ended, and `--table FILE` adds up what runs have written.
 """
 
 import argparse
 import contextlib
+import json
 import os
 import random
 import re
@@ -27,7 +32,7 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +51,7 @@ JOIN_S = 300.0
 VARIABLE = "HOCKET_FAULTS_JOB"
 CLUSTER = "star:hosts=2,bandwidth=1Gbit/s"
 OTHERS = re.compile(r"/dev/shm/(sem\.loky|sm_segment)")
-"""Names that joblib and Open MPI give to shared memory: of programs that run beside this one."""
+"""Names that joblib and Open MPI give to shared memory: of programs that run beside this one, where all share one."""
 DIGITS = re.compile(r"step (\d+): ([\d.e+-]+)")
 
 PLANS = {
@@ -189,6 +194,14 @@ def members(job: str) -> dict[int, str]:
     return found
 
 
+def files(shm: Path) -> set[str]:
+    """Return what lies in the temporary directory and in shared memory: a job's own as root, else all of this user."""
+    memory = {str(path) for path in shm.iterdir()}
+    if os.getuid():
+        memory = {one for one in leftovers() if one.startswith("file ") and not OTHERS.search(one)}
+    return memory | {str(path) for path in Path(os.environ["TMPDIR"]).iterdir()}
+
+
 def strike(trial: Trial, directory: Path, job: str, run: "subprocess.Popen[Any]", fabric: Any) -> None:
     """Wait for the moment and let it happen."""
     pid_file = directory / f"pid-{trial.victim}"
@@ -253,8 +266,11 @@ def play(trial: Trial, job: str, directory: Path, right: list[float], fabric: An
         full = str(directory / "full")
         os.mkdir(full)
         subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", full], check=True)
-    temporary = Path(os.environ["TMPDIR"])
-    before = leftovers() | {f"file {path}" for path in temporary.iterdir()}
+    shm = directory / "shm"
+    shm.mkdir()
+    if os.getuid() == 0:
+        command = ["unshare", "--mount", "sh", "-c", 'mount --bind "$0" /dev/shm && exec "$@"', str(shm), *command]
+    before = files(shm)
     limit_s = deadline(GRACE_S)
     if trial.fault in ("STOP", "link cut"):
         limit_s += TIMEOUT_S if trial.step >= 0 else JOIN_S
@@ -287,8 +303,7 @@ def play(trial: Trial, job: str, directory: Path, right: list[float], fabric: An
         with contextlib.suppress(Bad):
             for _ in until(deadline(5), "tidying"):
                 left = {f"process {pid}: {command}" for pid, command in members(job).items()}
-                files = leftovers() | {f"file {path}" for path in temporary.iterdir()}
-                left |= {one for one in files - before if one.startswith("file") and not OTHERS.search(one)}
+                left |= files(shm) - before
                 if not left:
                     break
         if left:
@@ -302,23 +317,11 @@ def play(trial: Trial, job: str, directory: Path, right: list[float], fabric: An
             subprocess.run(["umount", full], check=True)
 
 
-def main() -> int:
-    """Play the faults and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--count", type=int, default=100)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--only", type=int, help="the one of this number")
-    parser.add_argument("--first", type=int, default=1, help="the number to begin with")
-    parser.add_argument("--one-host", action="store_true", help="signals alone: the other faults need root")
-    parser.add_argument("--keep", action="store_true", help="leave the logs of all jobs, and not only of bad ones")
-    asked = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that nothing of ours is left either
-    numbers = [asked.only] if asked.only else range(asked.first, asked.first + asked.count)
-    directory = Path(tempfile.mkdtemp(prefix="hocket-faults-"))
+def one_by_one(asked: argparse.Namespace, directory: Path, out: Path) -> None:
+    """Play the faults of some numbers and add a line for each to a file."""
     os.environ["TMPDIR"] = tempfile.tempdir = str(directory / "tmp")  # of all jobs, and of the fabric
     os.mkdir(tempfile.tempdir)
-    rows: dict[str, list[tuple[bool, bool, float]]] = defaultdict(list)
-    keep = asked.keep
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout
     with contextlib.ExitStack() as stack:
         fabric = None
         if not asked.one_host:
@@ -327,33 +330,98 @@ def main() -> int:
 
             fabric = stack.enter_context(Fabric(load(CLUSTER)))
         right = reference(directory / "reference")
-        for number in numbers:
+        for number in range(asked.first, asked.first + asked.count, asked.step):
             trial = drawn(asked.seed, number, fabric is not None)
             here = directory / str(number)
             here.mkdir()
+            named, took_s, wrong = False, 0.0, ""
             try:
                 named, took_s = play(trial, f"{os.getpid()}-{number}", here, right, fabric)
-                rows[trial.fault].append((True, named, took_s))
-                print(f"{number:4d} {trial}: {took_s:.1f} s{'' if named else ', NOT NAMED'}", flush=True)
+                text = f"{took_s:.1f} s{'' if named else ', NOT NAMED'}"
             except Bad as error:
-                named = False
-                rows[trial.fault].append((False, False, 0.0))
-                print(f"{number:4d} {trial}: BAD: {error}", flush=True)
-            if named and not keep:
+                wrong = str(error)
+                text = f"BAD: {error}"
+            if named and not asked.keep:
                 shutil.rmtree(here)
             else:
-                print(f"     log: {here}/log", flush=True)
+                text += f" (log: {here}/log)"
+            print(f"{number:4d} {trial}: {text}", flush=True)
+            row = {"seed": asked.seed, "number": number, "commit": commit.strip(), **asdict(trial)}
+            row |= {"named": named, "took_s": round(took_s, 1), "wrong": wrong, "patience": round(patience(), 1)}
+            with out.open("a") as file:
+                file.write(json.dumps(row) + "\n")
+
+
+def side_by_side(asked: argparse.Namespace, directory: Path, out: Path) -> None:
+    """Let several processes do that, each with every so manieth number."""
+    running = []
+    try:
+        for index in range(asked.jobs):
+            command = [sys.executable, "-m", "benchmarks.faults", *sys.argv[1:], "--jobs", "1", "--out", str(out)]
+            command += ["--first", str(asked.first + index), "--count", str(asked.count - index)]
+            command += ["--step", str(asked.jobs), "--directory", str(directory / f"job-{index}")]
+            running.append(subprocess.Popen(command, cwd=ROOT))
+        for one in running:
+            one.wait()
+    finally:
+        for one in running:
+            one.terminate()
+        for one in running:
+            one.wait()
+
+
+def table(out: Path) -> bool:
+    """Print what the jobs of a file came to; return whether all ended well. The last of a number counts."""
+    rows = {(row["seed"], row["number"]): row for row in map(json.loads, out.read_text().splitlines())}
+    kinds: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for row in rows.values():
+        kinds[row["fault"]].append(row)
     print("\n| fault | jobs | ended well | named | ended after, median s | worst s |\n|---|---:|---:|---:|---:|---:|")
-    for fault, ends in sorted(rows.items()):
-        times = [took_s for well, _, took_s in ends if well] or [0.0]
-        well, named_ones = sum(one[0] for one in ends), sum(one[1] for one in ends)
-        print(f"| {fault} | {len(ends)} | {well} | {named_ones} | {statistics.median(times):.1f} | {max(times):.1f} |")
-    everything = [end for ends in rows.values() for end in ends]
-    well, named_ones = (sum(end[i] for end in everything) for i in (0, 1))
-    print(f"\n{well} of {len(everything)} ended well, {named_ones} named the culprit; patience {patience():.1f}")
-    if well == named_ones == len(everything) and not keep:
+    for fault, ends in [*sorted(kinds.items()), ("all", list(rows.values()))]:
+        times = [row["took_s"] for row in ends if not row["wrong"]] or [0.0]
+        well, named = sum(not row["wrong"] for row in ends), sum(row["named"] for row in ends)
+        print(f"| {fault} | {len(ends)} | {well} | {named} | {statistics.median(times):.1f} | {max(times):.1f} |")
+    seeds, commits, patiences = ({row[name] for row in rows.values()} for name in ("seed", "commit", "patience"))
+    places = [row["where"] for row in rows.values()]
+    print(f"\nSeed {seeds}, commits {commits}, patience {min(patiences)} to {max(patiences)};", end=" ")
+    print(", ".join(f"{places.count(where)} on {where}" for where in sorted(set(places))))
+    print(f"{well} of {len(rows)} ended well, {named} named the culprit")
+    for row in rows.values():
+        if row["wrong"] or not row["named"]:
+            print(f"- seed {row['seed']}, number {row['number']}, {row['fault']}: {row['wrong'] or 'not named'}")
+    return not any(row["wrong"] for row in rows.values())
+
+
+def main() -> int:
+    """Play the faults and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--only", type=int, help="the one of this number")
+    parser.add_argument("--first", type=int, default=1, help="the number to begin with")
+    parser.add_argument("--step", type=int, default=1, help="to the next number")
+    parser.add_argument("--jobs", type=int, default=1, help="how many are played at a time")
+    parser.add_argument("--out", type=Path, help="a file that gets a line of JSON for each job")
+    parser.add_argument("--table", type=Path, help="play nothing; print the table of such a file")
+    parser.add_argument("--directory", type=Path, help="for the files of the jobs; a new one")
+    parser.add_argument("--one-host", action="store_true", help="signals alone: the other faults need root")
+    parser.add_argument("--keep", action="store_true", help="leave the logs of all jobs, and not only of bad ones")
+    asked = parser.parse_args()
+    if asked.table:
+        return int(not table(asked.table))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that nothing of ours is left either
+    if asked.only:
+        asked.first, asked.count = asked.only, 1
+    directory = asked.directory or Path(tempfile.mkdtemp(prefix="hocket-faults-"))
+    directory.mkdir(exist_ok=True)
+    out = (asked.out or directory / "jobs.jsonl").absolute()
+    (side_by_side if asked.jobs > 1 else one_by_one)(asked, directory, out)
+    if asked.directory:
+        return 0
+    well = table(out)
+    if well and not asked.keep:
         shutil.rmtree(directory)
-    return int(well < len(everything))
+    return int(not well)
 
 
 if __name__ == "__main__":
