@@ -11,28 +11,20 @@ from typing import Any, Literal
 
 import torch
 
-from hocket import comm
 from hocket.comm import torch_adapter
 
-from ..batches import BatchShard, divisors, tensors_in
 from ..batches import batch as _batch
+from ..batches import tensors_in
 from ..mesh import World
 from ..state import FlatBundles, broadcast_tensors, check_model, is_excluded, keepers
 from ._batch_norm import SynchronisedBatchNorm
-from ._coupling import constant_divisor, samples_compete, samples_meet, scale_of_means, sums_of_samples
 from ._hooks import scale_gradients
+from ._loss_weight import LossWeights
 from ._mixing import samples_mix
-from ._parts import BatchParts
 from ._reducer import GradientReducer
 from ._replica_marks import ReplicaMarks
 
 _serial = itertools.count()
-_TERMS = 8
-"""Most terms of a loss that are looked at: a loss of more is weighted by samples."""
-
-_LOOKED_AT = 4
-"""Batches in whose losses constant factors are looked at."""
-
 _living: "weakref.WeakSet[DataParallel]" = weakref.WeakSet()
 
 
@@ -97,13 +89,11 @@ class DataParallel(torch.nn.Module):
         self._made: set[int] = set()  # places in the graph of what the last forward pass gave
         self._latest: _batch.Note | None = None  # of the forward passes since the last back-propagation
         self._part = 0.0  # of that batch which the model was called with; 0 where it is not known
-        self._parts = BatchParts()
-        self._looked_at = 0
-        self._told_scales = False
         self._mixed: bool | None = None  # whether the model computes samples from others; None until it was looked at
         self._forwards = 0
         replicated = {name: parameter for name, parameter in module.named_parameters() if not is_excluded(parameter)}
         self._marks = ReplicaMarks(replicated)
+        self._losses = LossWeights(world, self._marks)
         self._replicated = list(replicated.values())
         self.module = module
         if world.size > 1:
@@ -140,7 +130,7 @@ class DataParallel(torch.nn.Module):
     def _before_forward(self, reducer: GradientReducer, inputs: Any) -> float:
         """Get ready for the backward pass of this forward pass; return by what to scale its gradients besides."""
         note = _batch.current(inputs)
-        self._part = 0.0 if note is None or self._looked_at >= _LOOKED_AT else note.part(inputs)
+        self._part = 0.0 if note is None or not self._losses.looks_at_parts else note.part(inputs)
         share = None if note is None else note.share
         if self._mixed is None and share is not None and share.total >= 2 * self._world.size:  # all ranks alike
             self._mixed = samples_mix(self.module, inputs, share.samples)
@@ -237,16 +227,12 @@ class DataParallel(torch.nn.Module):
             return
         self._latest = None
         if self._outputs is not None:
-            self._check_first(roots[0], self._outputs, note.share)
+            self._losses.check_first(roots[0], self._outputs, self._made, note.share, self._mixed)
             self._outputs = None
         if note.stated:
             self._marks.compare(self._world)
             return
-        terms = divisors(roots[0]) if roots[0].numel() == 1 else ()
-        scales = scale_of_means(roots[0], self._made) if self._looked_at < _LOOKED_AT and roots[0].numel() == 1 else ()
-        wrong = self._parts.add(note, self._part, scales[0] if scales else 0.0, note.share.samples)
-        self._looked_at += not 0 < self._part < 1
-        note.counted = self._weight_by(terms if len(terms) <= _TERMS else (), note.share.samples, scales, wrong)
+        note.counted = self._losses.of(roots[0], self._made, note, self._part, note.share.samples)
         if not self._crosses_ranks:
             reducer.set_weight(note.weight)
             return
@@ -269,118 +255,6 @@ class DataParallel(torch.nn.Module):
                 "torch.autograd.grad gives parameters' gradients without averaging them over ranks: call "
                 "loss.backward() and read parameter.grad; or, if gradients by this rank's own samples are meant (one "
                 "task of meta-learning, say), do it inside `with model.no_sync():`"
-            )
-
-    def _check_first(self, loss: torch.Tensor, outputs: list[torch.Tensor], share: BatchShard) -> None:
-        """Refuse a loss that no weights of ranks make that of one device; a collective operation.
-
-        Raises:
-            RuntimeError: samples meet in it, or it is a sum; on every rank alike.
-        """
-        samples, single = share.samples, loss.numel() == 1
-        meet = samples_meet(loss, outputs, samples)
-        summed = sums_of_samples(loss, self._made, samples) if single else ""
-        ranked = samples_compete(loss, self._made, samples) if single and share.total > 1 else ""
-        everyone = self._world.from_all((meet, summed, ranked, self._mixed))
-        if any(mixed for *_, mixed in everyone):
-            raise RuntimeError(
-                "the model computes what it gives for a sample from other samples of its batch: it has recurrent "
-                "layers or attention that take the batch as the second dimension, and hocket divides the first among "
-                "ranks. Have the loader give samples first, or say batch_first=True if that is what was meant"
-            )
-        if operator := next((one for _, _, one, _ in everyone if one), ""):
-            raise RuntimeError(
-                f"the loss ranks the samples of the batch (by {operator}), and a rank has only some of them: gather "
-                "what it ranks with a collective that has a gradient, rank within each sample, take it "
-                "of a detached tensor if it is there for stability alone, or take hocket.Trainer with a plan that does "
-                "not cut batches"
-            )
-        found = [(meet, summed) for meet, summed, *_ in everyone]
-        if any(one for one, _ in found):
-            raise RuntimeError(
-                "samples of the batch meet in the loss (in-batch negatives, a root of a mean, a statistic of the "
-                "batch), so that it is not that of one device when ranks have parts of the batch each: gather what "
-                "it needs with a collective that has a gradient, or take hocket.Trainer with a plan that does not "
-                "cut batches"
-            )
-        if any(one == "weights" for _, one in found):
-            raise RuntimeError(
-                "the loss is a sum weighted by what adds up to one over this rank's samples, so that nothing tells how "
-                "much other ranks' samples weigh: pass hocket.distribute(..., loss_weight=) with the sum of a batch's "
-                "weights before, or divide the weighted sum by it (loss = (losses * w).sum() / w.sum())"
-            )
-        if any(one for _, one in found):
-            raise RuntimeError(
-                "the loss is a sum over samples, or has a term that is one, and ranks' losses are averaged: pass "
-                'hocket.distribute(..., loss_reduction="sum") if all of it is a sum, else make that term a mean over '
-                "the samples that the loop has"
-            )
-        if self._world.rank == 0 and single and constant_divisor(loss, samples, share.total):
-            warnings.warn(
-                f"the loss divides by {share.total}, the size of the global batch, of which this rank has {samples} "
-                "samples: if that is what the number means, divide by len(batch) instead",
-                stacklevel=4,
-            )
-
-    def _weight_by(
-        self, terms: Sequence[float], samples: int, scales: Sequence[float] = (), wrong: bool = False
-    ) -> float | None:
-        """Return the weight of this rank's loss whose terms divide by these numbers; None where they do not tell.
-
-        Args:
-            terms: What each term divides by.
-            samples: How many this rank has.
-            scales: By what constants means are multiplied.
-            wrong: Whether this rank goes through its batch in parts that add up to another multiple than one device's.
-
-        Raises:
-            RuntimeError: no one weight is right for all terms, or parts are wrong; on every rank alike.
-        """
-        scale = sum(one * (1 + i / 7) for i, one in enumerate(scales))
-        counts = torch.zeros(_TERMS, dtype=torch.float64)
-        counts[: len(terms)] = torch.tensor(terms if samples else [0.0] * len(terms), dtype=torch.float64)
-        known = torch.tensor([float(len(terms)), float(len(terms) ** 2), float(len(terms) > 0)], dtype=torch.float64)
-        said = torch.tensor([scale, scale * scale, float(scale != 0), float(wrong)], dtype=torch.float64)
-        mine = torch.cat([counts, counts.square(), counts * counts[0], known, said, self._marks.numbers()])
-        sums = mine.to(self._world.device)
-        with comm.label("loss weights"):
-            self._world.all_reduce(sums)
-        sums = sums.cpu()
-        self._marks.check(sums[-ReplicaMarks.SIZE :], self._world)
-        sums = sums[: -ReplicaMarks.SIZE]
-        self._check_scales(sums[-4:].tolist(), scales)
-        sums = sums[:-4]
-        totals, squares, products = sums[:-3].view(3, _TERMS)
-        number, number_squared, all_known = sums[-3:].tolist()
-        world = self._world.size
-        if all_known < world or number**2 != world * number_squared or not totals[0]:
-            return None
-        # The counts of two terms are in proportion on all ranks if and only if Cauchy and Schwarz's bound is reached.
-        if not torch.allclose(products.square(), squares * squares[0], rtol=1e-4):
-            raise RuntimeError(
-                "the terms of the loss are means over different things, whose numbers are not in proportion on all "
-                f"ranks (together {', '.join(f'{one:g}' for one in totals[: len(terms)])}): no one weight is right. "
-                'Say loss_reduction="sum", and divide each sum by hocket.total(count)'
-            )
-        weight = float(counts[0] / totals[0]) * world
-        return 1.0 if abs(weight - 1.0) < 1e-12 else weight
-
-    def _check_scales(self, sums: list[float], scales: Sequence[float]) -> None:
-        """Refuse single samples that are not divided by their number; tell of factors that differ from rank to rank."""
-        total, squares, ranks, wrong = sums
-        if wrong:
-            raise RuntimeError(
-                "the loop goes through its batch sample by sample, and the losses of these add up to a multiple of the "
-                "mean that depends on their number, which is smaller on a rank: divide each loss by len(batch)"
-            )
-        differ = ranks * squares - total * total > 1e-6 * ranks * squares
-        if differ and self._world.rank == 0 and not self._told_scales:
-            self._told_scales = True
-            warnings.warn(
-                f"the program multiplies its mean loss by a number that differs from rank to rank (here "
-                f"{', '.join(f'{one:g}' for one in scales)}): if it depends on the values of the batch, take "
-                "hocket.average of it; if on how many of them count, pass loss_weight; if it is random, seed it alike",
-                stacklevel=5,
             )
 
     def _weigh(self, reducer: GradientReducer, note: _batch.Note | None) -> float:

@@ -1,0 +1,226 @@
+"""By what a rank's loss is weighted, as its graph tells; a loss that no weight makes that of one device is refused."""
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from hocket import comm
+
+from ..batches import BatchShard, divisors
+from ..batches import batch as _batch
+from ..mesh import World
+from ._coupling import constant_divisor, samples_compete, samples_meet, scale_of_means, sums_of_samples
+from ._replica_marks import ReplicaMarks
+
+_TERMS = 8
+"""Most terms of a loss that are looked at: a loss of more is weighted by samples."""
+
+_LOOKED_AT = 4
+"""Batches in whose losses constant factors are looked at."""
+
+
+class BatchParts:
+    """Follows a loop that goes through its batch in parts, each with a back-propagation."""
+
+    def __init__(self) -> None:
+        self._note: Any = None
+        self._seen = self._scaled = 0.0
+        self._told = False
+
+    def add(self, note: Any, part: float, scale: float, samples: int) -> bool:
+        """Take a part of a batch into account.
+
+        Args:
+            note: Of the batch.
+            part: How much of it; 0 where that is not known.
+            scale: By what constant the part's mean is multiplied; 0 where that is not known.
+            samples: How many there are in the batch.
+
+        Returns:
+            Whether parts are single samples whose factors do not add up to one.
+        """
+        if self._note is not note:
+            self._note, self._seen, self._scaled = note, 0.0, 0.0
+        if not scale or not 0 < part < 0.999:
+            return False
+        second = self._seen > 0
+        self._seen, self._scaled = self._seen + part, self._scaled + scale
+        if abs(part * samples - 1) < 1e-3:
+            return second and abs(scale * samples - 1) > 1e-3
+        if self._seen > 0.999 and abs(self._scaled - 1) > 1e-3 and not self._told:
+            self._told = True
+            warnings.warn(
+                f"the loop goes through its batch in parts whose losses add up to {self._scaled:g} times the mean: "
+                "right if there are as many parts on one device; if parts are of a fixed size there are more of them "
+                "there, so divide each loss by their number",
+                stacklevel=5,
+            )
+        return False
+
+
+class LossWeights:
+    """Finds the weight of this rank's loss in each back-propagation; its calls are collective operations.
+
+    Args:
+        world: The ranks.
+        marks: Of the model's replicas, compared in the same sum.
+    """
+
+    def __init__(self, world: World, marks: ReplicaMarks) -> None:
+        self._world, self._marks = world, marks
+        self._parts = BatchParts()
+        self._looked_at = 0
+        self._told_scales = False
+
+    @property
+    def looks_at_parts(self) -> bool:
+        """Whether it matters what part of a batch the model is called with."""
+        return self._looked_at < _LOOKED_AT
+
+    def of(self, loss: torch.Tensor, made: set[int], note: _batch.Note, part: float, samples: int) -> float | None:
+        """Return the weight of this rank's loss; None where its graph does not tell.
+
+        Args:
+            loss: A scalar, or the root of a back-propagation that is none.
+            made: Places in the graph of the model's outputs.
+            note: Of the batch.
+            part: How much of it the model was called with; 0 where it is not known.
+            samples: How many this rank has.
+
+        Raises:
+            RuntimeError: no one weight is right for all terms, or parts are wrong; on every rank alike.
+        """
+        single = loss.numel() == 1
+        terms = divisors(loss) if single else ()
+        scales = scale_of_means(loss, made) if self.looks_at_parts and single else ()
+        wrong = self._parts.add(note, part, scales[0] if scales else 0.0, samples)
+        self._looked_at += not 0 < part < 1
+        return self._weight_by(terms if len(terms) <= _TERMS else (), samples, scales, wrong)
+
+    def check_first(
+        self,
+        loss: torch.Tensor,
+        outputs: Sequence[torch.Tensor],
+        made: set[int],
+        share: BatchShard,
+        mixed: bool | None,
+    ) -> None:
+        """Refuse a loss that no weights of ranks make that of one device.
+
+        Args:
+            loss: Of the first batch.
+            outputs: What the model gave for it.
+            made: Their places in the graph.
+            share: This rank's part of the batch.
+            mixed: Whether the model computes samples from others; None where that was not looked at.
+
+        Raises:
+            RuntimeError: samples meet in it, or it is a sum; on every rank alike.
+        """
+        samples, single = share.samples, loss.numel() == 1
+        meet = samples_meet(loss, outputs, samples)
+        summed = sums_of_samples(loss, made, samples) if single else ""
+        ranked = samples_compete(loss, made, samples) if single and share.total > 1 else ""
+        everyone = self._world.from_all((meet, summed, ranked, mixed))
+        if any(one for *_, one in everyone):
+            raise RuntimeError(
+                "the model computes what it gives for a sample from other samples of its batch: it has recurrent "
+                "layers or attention that take the batch as the second dimension, and hocket divides the first among "
+                "ranks. Have the loader give samples first, or say batch_first=True if that is what was meant"
+            )
+        if operator := next((one for _, _, one, _ in everyone if one), ""):
+            raise RuntimeError(
+                f"the loss ranks the samples of the batch (by {operator}), and a rank has only some of them: gather "
+                "what it ranks with a collective that has a gradient, rank within each sample, take it "
+                "of a detached tensor if it is there for stability alone, or take hocket.Trainer with a plan that does "
+                "not cut batches"
+            )
+        found = [(meet, summed) for meet, summed, *_ in everyone]
+        if any(one for one, _ in found):
+            raise RuntimeError(
+                "samples of the batch meet in the loss (in-batch negatives, a root of a mean, a statistic of the "
+                "batch), so that it is not that of one device when ranks have parts of the batch each: gather what "
+                "it needs with a collective that has a gradient, or take hocket.Trainer with a plan that does not "
+                "cut batches"
+            )
+        if any(one == "weights" for _, one in found):
+            raise RuntimeError(
+                "the loss is a sum weighted by what adds up to one over this rank's samples, so that nothing tells how "
+                "much other ranks' samples weigh: pass hocket.distribute(..., loss_weight=) with the sum of a batch's "
+                "weights before, or divide the weighted sum by it (loss = (losses * w).sum() / w.sum())"
+            )
+        if any(one for _, one in found):
+            raise RuntimeError(
+                "the loss is a sum over samples, or has a term that is one, and ranks' losses are averaged: pass "
+                'hocket.distribute(..., loss_reduction="sum") if all of it is a sum, else make that term a mean over '
+                "the samples that the loop has"
+            )
+        if self._world.rank == 0 and single and constant_divisor(loss, samples, share.total):
+            warnings.warn(
+                f"the loss divides by {share.total}, the size of the global batch, of which this rank has {samples} "
+                "samples: if that is what the number means, divide by len(batch) instead",
+                stacklevel=4,
+            )
+
+    def _weight_by(
+        self, terms: Sequence[float], samples: int, scales: Sequence[float] = (), wrong: bool = False
+    ) -> float | None:
+        """Return the weight of this rank's loss whose terms divide by these numbers; None where they do not tell.
+
+        Args:
+            terms: What each term divides by.
+            samples: How many this rank has.
+            scales: By what constants means are multiplied.
+            wrong: Whether this rank goes through its batch in parts that add up to another multiple than one device's.
+
+        Raises:
+            RuntimeError: no one weight is right for all terms, or parts are wrong; on every rank alike.
+        """
+        scale = sum(one * (1 + i / 7) for i, one in enumerate(scales))
+        counts = torch.zeros(_TERMS, dtype=torch.float64)
+        counts[: len(terms)] = torch.tensor(terms if samples else [0.0] * len(terms), dtype=torch.float64)
+        known = torch.tensor([float(len(terms)), float(len(terms) ** 2), float(len(terms) > 0)], dtype=torch.float64)
+        said = torch.tensor([scale, scale * scale, float(scale != 0), float(wrong)], dtype=torch.float64)
+        mine = torch.cat([counts, counts.square(), counts * counts[0], known, said, self._marks.numbers()])
+        sums = mine.to(self._world.device)
+        with comm.label("loss weights"):
+            self._world.all_reduce(sums)
+        sums = sums.cpu()
+        self._marks.check(sums[-ReplicaMarks.SIZE :], self._world)
+        sums = sums[: -ReplicaMarks.SIZE]
+        self._check_scales(sums[-4:].tolist(), scales)
+        sums = sums[:-4]
+        totals, squares, products = sums[:-3].view(3, _TERMS)
+        number, number_squared, all_known = sums[-3:].tolist()
+        world = self._world.size
+        if all_known < world or number**2 != world * number_squared or not totals[0]:
+            return None
+        # The counts of two terms are in proportion on all ranks if and only if Cauchy and Schwarz's bound is reached.
+        if not torch.allclose(products.square(), squares * squares[0], rtol=1e-4):
+            raise RuntimeError(
+                "the terms of the loss are means over different things, whose numbers are not in proportion on all "
+                f"ranks (together {', '.join(f'{one:g}' for one in totals[: len(terms)])}): no one weight is right. "
+                'Say loss_reduction="sum", and divide each sum by hocket.total(count)'
+            )
+        weight = float(counts[0] / totals[0]) * world
+        return 1.0 if abs(weight - 1.0) < 1e-12 else weight
+
+    def _check_scales(self, sums: list[float], scales: Sequence[float]) -> None:
+        """Refuse single samples that are not divided by their number; tell of factors that differ from rank to rank."""
+        total, squares, ranks, wrong = sums
+        if wrong:
+            raise RuntimeError(
+                "the loop goes through its batch sample by sample, and the losses of these add up to a multiple of the "
+                "mean that depends on their number, which is smaller on a rank: divide each loss by len(batch)"
+            )
+        differ = ranks * squares - total * total > 1e-6 * ranks * squares
+        if differ and self._world.rank == 0 and not self._told_scales:
+            self._told_scales = True
+            warnings.warn(
+                f"the program multiplies its mean loss by a number that differs from rank to rank (here "
+                f"{', '.join(f'{one:g}' for one in scales)}): if it depends on the values of the batch, take "
+                "hocket.average of it; if on how many of them count, pass loss_weight; if it is random, seed it alike",
+                stacklevel=5,
+            )
