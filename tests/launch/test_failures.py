@@ -13,6 +13,8 @@ from hocket.launch._failure import RankFailure, describe
 from hocket.launch._merge import Merger
 from hocket.testing import deadline
 
+from ..processes import free_port
+
 WAIT = "import time; time.sleep(60)"
 
 
@@ -63,6 +65,18 @@ def test_a_rank_that_ends_well_before_it_joins_is_told_at_once(launched: Any, sc
     assert (ran.result.outcome, ran.result.exit_code) == ("failed", 1)
     assert "rank 1 ended, exit status 0, and has not joined the group for which rank " in ran.err
     assert ran.err.splitlines()[-1] == "hocket: failed, exit status 1"
+
+
+def test_a_host_whose_rank_ends_well_before_it_joins_is_told_at_once(hocket: Any, script: Any) -> None:
+    source = "import os, torch\nif os.environ['RANK'] == '0':\n    torch.distributed.init_process_group('hocket')"
+    port, path = free_port(), script(source)
+    place = ["-n", "1", "--nnodes=2", "--master-addr=127.0.0.1", f"--master-port={port}"]
+    first, second = (hocket("run", *place, f"--node-rank={number}", path) for number in range(2))
+    err = second.communicate(timeout=deadline(60))[1]
+    first.terminate()  # what srun or ssh does then
+    first.communicate(timeout=deadline(60))
+    assert second.returncode == 1
+    assert "rank 1 ended, exit status 0, and has not joined the group for which rank 0 waits" in err
 
 
 def test_a_rank_may_end_before_others_that_have_joined_or_join_none(launched: Any, script: Any) -> None:

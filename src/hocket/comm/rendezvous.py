@@ -7,6 +7,7 @@ network to meet: they share a file system. Others share the job's secret.
 
 import contextlib
 import errno
+import functools
 import ipaddress
 import os
 import secrets
@@ -28,6 +29,7 @@ SECRET_FILE_VARIABLE = "HOCKET_SECRET_FILE"
 _LEAST_SECRET_NBYTES = 16
 _SAY_SECRET = f"give all hosts one file: {SECRET_FILE_VARIABLE}=FILE"
 _CAME = ".came-"  # between the name of the file where the ranks of one host meet, and the number of one that has come
+_LOOK_S = 1.0  # for a launcher to reach the store where ranks of several hosts meet
 _served: "dict[str, StoreServer]" = {}  # of this process, as rank 0 without a launcher
 
 
@@ -137,9 +139,22 @@ def environment(address: str, port: int | str, path: str) -> dict[str, str]:
     return {**plain, VARIABLE: f"{address}:{port} {path}"}
 
 
-def came(path: str) -> set[int]:
-    """Return the ranks that have come to where all ranks of one host meet, whether or not the others have, too."""
-    directory, name = os.path.split(path + _CAME)
+def came(place: str, world: int, secret: bytes | None = None) -> set[int]:
+    """Return the ranks that have come to where all ranks of a job meet, whether or not the others have, too.
+
+    Args:
+        place: Where they meet, as `environment` was told.
+        world: How many they are.
+        secret: The job's, where they meet in a store; nobody has come to one that is not reached.
+    """
+    if place.startswith("tcp://"):
+        try:
+            store = _seen(place, secret)
+            said = store.get(_CAME).decode().split() if store.check([_CAME]) else []
+        except (OSError, RuntimeError):
+            return set()
+        return {int(rank) for rank, _, size in (word.partition("/") for word in said) if int(size) == world}
+    directory, name = os.path.split(place + _CAME)
     return {int(file.removeprefix(name)) for file in os.listdir(directory) if file.startswith(name)}
 
 
@@ -178,7 +193,9 @@ def _rendezvous(torchs: Any, url: str, timeout: timedelta = timedelta(minutes=5)
         if rank == 0 and place not in _served:
             _served[place] = serve(address, int(port or 0), secret or b"")
     if place.startswith("tcp://"):
-        yield _far(place, secret, timeout), rank, int(query["WORLD_SIZE"])
+        store = _far(place, secret, timeout)
+        store.append(_CAME, f"{rank}/{query['WORLD_SIZE']} ")  # for the launchers, who see which ranks end
+        yield store, rank, int(query["WORLD_SIZE"])
     else:
         from . import torch_adapter
 
@@ -187,6 +204,11 @@ def _rendezvous(torchs: Any, url: str, timeout: timedelta = timedelta(minutes=5)
             open(f"{place}{_CAME}{rank}", "w").close()
         yield torch_adapter.FileStore(place), rank, int(query["WORLD_SIZE"])
     raise RuntimeError("the ranks of a launcher meet once; start them again for another world")
+
+
+@functools.cache
+def _seen(place: str, secret: bytes | None) -> Any:
+    return _far(place, secret, timedelta(seconds=_LOOK_S))
 
 
 def _far(place: str, secret: bytes | None, timeout: timedelta) -> Any:

@@ -7,6 +7,7 @@ Beside torch's public names it overrides the hooks that elastic documents for ag
 import logging
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -23,6 +24,8 @@ from torch.distributed.run import config_from_args
 from ._arguments import ArgumentError, LaunchArguments
 from ._listener import FailedRank, Interrupted, JobListener, StartedRank, end_stopped, to_handle
 from ._meeting import Meeting, meet, not_met
+
+_LOOK_S = 0.1
 
 
 def run_ranks(arguments: LaunchArguments, command: list[str], log_directory: str, listener: JobListener) -> None:
@@ -80,7 +83,7 @@ def run_ranks(arguments: LaunchArguments, command: list[str], log_directory: str
         close_rendezvous = arguments.one_host
         raise Interrupted(error.sigval) from None
     finally:
-        if close_rendezvous:
+        if close_rendezvous and not agent.waits_for_others:
             meeting.handler.shutdown()
         meeting.close()
 
@@ -162,6 +165,19 @@ class _Agent(LocalElasticAgent):
             ]
             self._listener.failed(failures, self._remaining_restarts)
         return result
+
+    def _exit_barrier(self) -> None:
+        """Look around while the other hosts' ranks have not ended."""
+        waiting = threading.Thread(target=super()._exit_barrier, name="hocket-exit-barrier", daemon=True)
+        waiting.start()
+        while waiting.is_alive():
+            self._listener.check()
+            waiting.join(_LOOK_S)
+
+    @property
+    def waits_for_others(self) -> bool:
+        """Whether a thread has the store while it waits for other hosts' ranks to end."""
+        return bool(self._in_exit_barrier)
 
     def _shutdown(self, death_sig: signal.Signals | None = None, timeout: int | None = None) -> None:
         if self._interrupted:  # and again, while the ranks had time to end: now they have none

@@ -27,6 +27,7 @@ from ._merge import Merger, RankStream
 from ._run_directory import RUN_VARIABLE, LaunchDirectory, worth_saying
 
 TIMED_OUT = 124  # as timeout(1) says it
+_LOOK_S = 1.0  # between two looks at who has come, in a store that all hosts share
 OUTPUT_CLOSED = 128 + signal.SIGPIPE
 
 
@@ -243,6 +244,11 @@ def _rank_threads(arguments: LaunchArguments) -> int | None:
     return None if "OMP_NUM_THREADS" in arguments.environment else threads_of_rank(arguments.nproc)
 
 
+def _place(environment: Mapping[str, str]) -> str:
+    """Return where a rank meets the others; "" where elastic's own store serves them."""
+    return environment.get(rendezvous.VARIABLE, "").partition(" ")[2]
+
+
 class _Ended(Exception):
     def __init__(self, outcome: str, exit_code: int) -> None:
         super().__init__(outcome)
@@ -267,6 +273,9 @@ class _RunningJob(JobListener):
         self._directory = directory
         self._attempts = 0
         self._children: list[Child] = []
+        self._world, self._place = 0, ""  # where so many ranks meet
+        self._secret: bytes | None = None
+        self._look_s = 0.0  # when to look again which of several hosts' ranks have come
         self.saved_file = os.path.join(job.directory, "saved")
         self._outputs = {"stdout": out, "stderr": err}
         self._began_s = time.time()
@@ -325,6 +334,9 @@ class _RunningJob(JobListener):
             environment["HOCKET_SAVED_FILE"] = self.saved_file
             if threads is not None:
                 environment["OMP_NUM_THREADS"] = str(threads)
+            self._world, self._place = int(environment["WORLD_SIZE"]), _place(environment)
+            if (secret := environment.get(rendezvous.SECRET_FILE_VARIABLE)) is not None:
+                self._secret = rendezvous.read_secret(secret)
             placement, rank = self._arguments.placement, int(environment["RANK"])
             if placement is not None:
                 environment.update(placement.environment(rank))
@@ -413,9 +425,11 @@ class _RunningJob(JobListener):
     def _check_all_come(self) -> None:
         """End the job if a rank has ended well and never joined the group for which others wait."""
         gone = {child.rank for child in self._children if child.rank in self._merger.ended_s}
-        if not gone or len(gone) == len(self._children) or not self._arguments.private:
+        here = len(self._children) == self._world  # whether all ranks are on this host
+        if not gone or here and len(gone) == self._world or not self._place or time.monotonic() < self._look_s:
             return
-        came = rendezvous.came(os.path.join(self._job.directory, f"rendezvous-{self._attempts - 1}"))
+        self._look_s = time.monotonic() + (0.0 if here else _LOOK_S)
+        came = rendezvous.came(self._place, self._world, self._secret)
         left = [c.rank for c in self._children if c.rank in gone - came and c.status(patient=False) == 0]
         if left and came - gone:
             which, waiting = (", ".join(map(str, sorted(ranks))) for ranks in (left, came - gone))
