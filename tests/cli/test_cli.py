@@ -103,7 +103,7 @@ def test_run_sums_up_in_json(hocket: Command, tmp_path: Path) -> None:
     assert summary["exit_code"] == 4
     assert summary["nproc"] == 2
     assert summary["failures"][0]["rank"] == 1
-    assert "[0] hello" in done.stderr
+    assert "[1] hello" in done.stderr
 
 
 def test_run_shows_what_it_would_do_without_doing_it(hocket: Command, tmp_path: Path) -> None:

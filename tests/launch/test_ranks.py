@@ -3,6 +3,7 @@
 import json
 import os
 import resource
+import shlex
 import subprocess
 import sys
 import textwrap
@@ -94,6 +95,15 @@ def test_rank_0_alone_reads_what_the_user_types(hocket: Any, script: Any) -> Non
     process = hocket("run", "-n", "2", path, stdin=subprocess.PIPE)
     out, _ = process.communicate("typed", timeout=deadline(60))
     assert sorted(out.splitlines()) == ["[0] 'typed'", "[1] ''"]
+
+
+def test_arguments_arrive_as_given_and_streams_may_be_closed(script: Any, tmp_path: Path) -> None:
+    path = script("import os, sys; open(f'{sys.argv[1]}/{os.environ[\"RANK\"]}', 'w').write(repr(sys.argv[2:]))")
+    words = ["a b", '"', "$HOME", "", "--", "-n", "--"]
+    command = [sys.executable, "-m", "hocket", "run", "-n", "2", path, str(tmp_path), *words]
+    closed = f"{shlex.join(command)} <&- >&- 2>&-"
+    assert subprocess.run(["sh", "-c", closed], cwd=tmp_path, timeout=deadline(60), check=False).returncode == 0
+    assert [(tmp_path / rank).read_text() for rank in "01"] == [repr(words)] * 2
 
 
 def test_modules_run_as_with_python_m(launched: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

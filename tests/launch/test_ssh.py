@@ -35,6 +35,7 @@ GONE_S = 10.0  # what is promised: after that long nothing is left on any host
         ("a:4\nb:2", {"a": 4, "b": 2}),
         ("user@a\nb\nuser@a", {"user@a": 6, "b": 3}),
         ("10.0.0.1 slots=1 max_slots=8\n[fe80::1]:2", {"10.0.0.1": 1, "fe80::1": 2}),
+        ("\ufeffa slots=2 max-slots=4\r\nuser@[fe80::1%eth0]:2\r\n", {"a": 2, "user@fe80::1%eth0": 2}),
     ],
 )
 def test_files_of_hosts_are_read_in_the_forms_of_open_mpi_horovod_and_mpich(
@@ -45,10 +46,29 @@ def test_files_of_hosts_are_read_in_the_forms_of_open_mpi_horovod_and_mpich(
     assert read_hosts(None, str(path), 3) == found
 
 
-@pytest.mark.parametrize("hosts", ["", "a:0", "a:b", "-oProxyCommand=x", "a slots=2 cores=3", "a:2 slots=2", "a,,b"])
+NO_HOSTS = ["", "a:0", "a:b", "-oProxyCommand=x", "user@-x", "a slots=2 cores=3", "a:2 slots=2", "a,,b", "a b:2"] + [
+    "ssh://a:2222",
+    "a:22:4",
+    "a slots=-1",
+    "a slots=2 slots=3",
+    "a slots = 2",
+    "a slots=",
+    "$(x):2",
+]
+
+
+@pytest.mark.parametrize("hosts", NO_HOSTS)
 def test_what_names_no_host_is_refused(hosts: str, script: Any) -> None:
     with pytest.raises(ArgumentError, match="names no host"):
         parse_arguments([f"--hosts={hosts}", script("")])
+
+
+@pytest.mark.parametrize("text", ["a,b", "a slots=4,b slots=4", "# none"])
+def test_a_file_that_names_no_host_a_line_is_refused(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "hosts"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=f"{path}.*names no host"):
+        read_hosts(None, str(path), 3)
 
 
 def test_flags_of_the_job_reach_the_hosts_and_those_about_hosts_do_not(script: Any) -> None:

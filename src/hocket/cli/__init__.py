@@ -6,6 +6,7 @@ name, if it has verbs of its own. One line in `_VERBS` makes it known; it is off
 
 import importlib
 import importlib.util
+import os
 import sys
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -58,11 +59,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line, this process's own by default; ends in SystemExit with the exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     asked = next((word for word in words if not word.startswith("-")), None)
+    _open_closed()
+    if asked == "run":  # what follows is passed on as it is: the parser would take a "--" of the script's arguments
+        words.insert(words.index(asked) + 1, "--")
     try:
         application = _application(asked)
     except KeyboardInterrupt:
         raise SystemExit(_INTERRUPTED) from None
     application(args=words, prog_name="hocket")
+
+
+def _open_closed() -> None:
+    """Open /dev/null as each standard stream that is closed: else files and sockets would get their numbers."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - as long as the process
 
 
 class _Verbs(TyperGroup):

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ._fabric import HostPlacement
 
 USAGE = "hocket run -n N [flags] [--] script.py [arguments of the script]"
+_NO_FILE = "{}: a script from a pipe can be read by one rank only; write it to a file"
 GRACE_S = 10  # for ranks to end by themselves when the job is interrupted or another rank has failed
 
 
@@ -261,6 +262,8 @@ def parse_arguments(argv: Sequence[str], *, kept: bool = False) -> LaunchArgumen
             if "training_script" not in str(error):
                 raise
         unknown = argument_parser().parse_known_args([*argv, "script.py"])[1]
+        if "-" in argv:
+            raise ArgumentError(_NO_FILE.format("-"))
         raise ArgumentError(f"unknown flag {unknown[0]}" if unknown else "say which script to run, after the flags")
     target = argv[split + 1 :] if argv[split] == "--" else argv[split:]
     if not target:
@@ -319,6 +322,8 @@ def _complete(flags: argparse.Namespace, target: str, arguments: tuple[str, ...]
         raise ArgumentError("--module and --no-python exclude each other; leave one out")
     if kind == "script" and not os.path.exists(target):
         raise ArgumentError(f"there is no script {target!r} in {os.getcwd()}")
+    if kind == "script" and not (os.path.isfile(target) or os.path.isdir(target)):
+        raise ArgumentError(_NO_FILE.format(target))
     if flags.timeout is not None and not flags.timeout > 0:
         raise ArgumentError(f"--timeout {flags.timeout}: give a number of seconds above 0")
     if flags.shutdown_timeout is None:

@@ -10,7 +10,10 @@ MARK: Final = "HOCKET-NODE "  # before what a host says to the launcher of its j
 BEAT_S: Final = 1.0  # between two signs of life of that launcher
 
 _ENTRY = re.compile(
-    r"^(?P<host>(?:[^\s@]+@)?(?:\[[0-9a-fA-F:.]+\]|[^\s:=\[\]]+))(?::(?P<count>\d+))?(?P<rest>(?:\s.*)?)$"
+    r"^(?P<host>(?:[^\s@:/,]+@)?(?:\[[0-9a-fA-F:.]+(?:%\w+)?\]|(?!-)[\w.+-]+))(?::(?P<count>\d+))?(?P<rest>(?:\s.*)?)$"
+)
+_FORMS = (
+    "names no host; write HOST, HOST:RANKS or HOST slots=RANKS (a port: --ssh 'ssh -p 2222', or Port in ~/.ssh/config)"
 )
 
 
@@ -27,9 +30,11 @@ def read_hosts(hosts: str | None, hostfile: str | None, each: int | None) -> dic
     """
     if hostfile is not None:
         try:
-            lines = Path(hostfile).read_text(encoding="utf-8").splitlines()
+            lines = Path(hostfile).read_text(encoding="utf-8-sig").splitlines()
         except OSError as error:
             raise ValueError(f"--hostfile {hostfile}: {error.strerror}") from None
+        except UnicodeDecodeError:
+            raise ValueError(f"--hostfile {hostfile}: is no text") from None
         entries: Iterable[tuple[str, str]] = ((f"{hostfile}:{i}", line) for i, line in enumerate(lines, 1))
     else:
         entries = (("--hosts", word) for word in (hosts or "").split(","))
@@ -39,16 +44,22 @@ def read_hosts(hosts: str | None, hostfile: str | None, each: int | None) -> dic
         if not text and hostfile is not None:
             continue
         entry = _ENTRY.match(text)
-        rest = entry["rest"].split() if entry else []
-        settings = dict(word.partition("=")[::2] for word in rest)
-        counts = [entry["count"] if entry else None, settings.pop("slots", None), settings.pop("max_slots", None)][:2]
-        given = [count for count in counts if count is not None]
-        if entry is None or entry["host"].startswith("-") or settings or len(given) > 1 or given in (["0"], [""]):
-            raise ValueError(f"{where}: {line!r} names no host; write HOST, HOST:RANKS or HOST slots=RANKS")
+        words = [word.partition("=")[::2] for word in entry["rest"].split()] if entry else []
+        settings = {name.replace("-", "_"): value for name, value in words}
+        settings.pop("max_slots", None)
+        given = [*filter(None, [entry and entry["count"]]), *settings.values()]
+        if (
+            entry is None
+            or settings.keys() - {"slots"}
+            or len(words) != len(dict(words))
+            or len(given) > 1
+            or not all(count.isdecimal() and int(count) for count in given)
+        ):
+            raise ValueError(f"{where}: {line!r} {_FORMS}")
         host = entry["host"].replace("[", "").replace("]", "")
         found[host] = found.get(host, 0) + (int(given[0]) if given else each or 1)
     if not found:
-        raise ValueError(f"{hostfile or '--hosts'}: names no host; write HOST, HOST:RANKS or HOST slots=RANKS")
+        raise ValueError(f"{hostfile or '--hosts'}: {_FORMS}")
     return found
 
 

@@ -415,6 +415,8 @@ class _RunningJob(JobListener):
             self.say(f"a log file ends here: {self._merger.log_error}", style="bold red")
             self._merger.log_error = None
         if self._merger.output_closed:
+            with contextlib.suppress(OSError):
+                self.say(f"what the ranks print cannot be written: {self._merger.output_closed.strerror}")
             raise _Ended("output-closed", OUTPUT_CLOSED)
         for name in self.aggregators.revive() if self.aggregators else ():
             self.say(f"the aggregator is started again: {name}")

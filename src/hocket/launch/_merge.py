@@ -52,7 +52,7 @@ class Merger:
 
     def __init__(self, grace_s: float) -> None:
         self.ended_s: dict[int, float] = {}  # when each rank that has ended did, in seconds since the epoch
-        self.output_closed = False  # who read our output has gone, and the ranks' output is thrown away
+        self.output_closed: OSError | None = None  # why our output cannot be written: who read it has gone, mostly
         self.log_error: OSError | None = None  # why a log file ends early, if one does; the job goes on
         # what went wrong in the thread, which has ended with it: the ranks' output is read no more
         self.broken: Exception | None = None
@@ -243,8 +243,8 @@ class Merger:
         if not self.output_closed:
             try:
                 show(*args, **kwargs)
-            except OSError:  # EPIPE, or EIO of a terminal that has gone; the launcher sees it and ends the job
-                self.output_closed = True
+            except OSError as error:  # EPIPE, or EIO of a terminal that has gone; the launcher sees it, ends the job
+                self.output_closed = error
 
     def _child_ended(self, child: Child) -> None:
         if child.pid not in self._watched:  # of an attempt before a restart

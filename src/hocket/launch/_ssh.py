@@ -322,6 +322,8 @@ def _follow(
         if merger.broken is not None:
             raise merger.broken
         if merger.output_closed:
+            with contextlib.suppress(OSError):
+                say(f"what the ranks print cannot be written: {merger.output_closed.strerror}")
             return "output-closed", 128 + signal.SIGPIPE
         if signals.arrived:
             number = signals.arrived[0]
@@ -339,7 +341,11 @@ def _follow(
         if bad:
             host, status = bad[0]
             assert status is not None
-            what = "the connection to it is lost" if status == _LOST else f"exit status {status}"
+            what = (
+                "the connection to it is lost, or its launcher there was killed"
+                if status == _LOST
+                else f"exit status {status}"
+            )
             say(f"{host.name} failed: {what}; the other hosts are ended")
             return "failed", 1 if status == _LOST else status if status > 0 else 128 - status
         if None not in statuses:
