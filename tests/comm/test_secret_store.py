@@ -1,6 +1,7 @@
 """The store of several hosts: what it does, and that it does nothing for strangers."""
 
 import os
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -167,3 +168,33 @@ def test_gloo_takes_nobody_who_has_not_read_the_store_and_then_nobody_at_all() -
     with pytest.raises(CommError, match="whoever connected as rank 1 is not that rank"):
         honest.connect()
     intruder.join()
+
+
+def test_who_was_pushed_out_by_strangers_tries_again_and_another_program_on_the_port_is_named() -> None:
+    real = StoreServer(("127.0.0.1", 0), SECRET)
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = listener.getsockname()[1]
+
+    def push_out_then_carry() -> None:
+        for nbytes in (0, 32):  # before the challenge, and after it
+            first, _ = listener.accept()
+            first.sendall(bytes(nbytes))
+            first.close()
+        client, _ = listener.accept()
+        beyond = socket.create_connection(("127.0.0.1", real.port))
+        for source, target, nbytes in ((beyond, client, 32), (client, beyond, 64), (beyond, client, 32)):
+            target.sendall(source.recv(nbytes, socket.MSG_WAITALL))
+
+    thread = threading.Thread(target=push_out_then_carry)
+    thread.start()
+    SecretStore("127.0.0.1", port, SECRET, deadline(10))
+    thread.join()
+    listener.close()
+    real.close()
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        threading.Thread(target=lambda: [silent.accept()[0].close() for _ in range(2)], daemon=True).start()
+        with pytest.raises(
+            ConnectionError, match=f"who listens at 127.0.0.1:{silent_port} does not answer as this job's"
+        ):
+            SecretStore("127.0.0.1", silent_port, SECRET, 0.0)

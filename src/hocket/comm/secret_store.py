@@ -21,6 +21,7 @@ from . import torch_adapter
 _NONCE_NBYTES: Final = 32
 _PROVE_S: Final = 10.0
 _STRANGERS: Final = 256  # connections at once that have not proved themselves; the next takes the oldest one's place
+_REFUSALS: Final = 5  # after so many a client believes that the secrets differ
 _MOST_NBYTES: Final = 1 << 28
 _kept: list[Any] = []  # torch's C++ calls stores that Python may have forgotten
 
@@ -167,7 +168,7 @@ class SecretStore(torch_adapter.Store):  # type: ignore[misc]
 
     Raises:
         SecretError: The server does not hold the same secret.
-        OSError: It cannot be reached.
+        OSError: It cannot be reached, or does not answer.
     """
 
     def __init__(self, host: str, port: int, secret: bytes, timeout_s: float = 300.0) -> None:
@@ -175,22 +176,45 @@ class SecretStore(torch_adapter.Store):  # type: ignore[misc]
         self.set_timeout(timedelta(seconds=timeout_s))
         self._where = f"{host}:{port}"
         self._lock = threading.Lock()
-        self._socket = _connected(host, port, timeout_s)
-        self._socket.settimeout(_PROVE_S + timeout_s)
-        self._prove(secret)
-        self._socket.settimeout(None)
+        self._socket = self._joined(host, port, secret, timeout_s)
         _kept.append(self)
 
-    def _prove(self, secret: bytes) -> None:
+    def _joined(self, host: str, port: int, secret: bytes, timeout_s: float) -> socket.socket:
+        """Return a connection on which both sides have proved themselves.
+
+        A flood of strangers may take our place before we have proved ourselves: then we try again.
+        """
+        end_s = time.monotonic() + timeout_s
+        refused = 0
+        while True:
+            self._socket = _connected(host, port, max(0.0, end_s - time.monotonic()))
+            try:
+                self._socket.settimeout(_PROVE_S)
+                if self._prove(secret):
+                    self._socket.settimeout(None)
+                    return self._socket
+                refused += 1
+                error: OSError = SecretError(
+                    f"the store at {self._where} does not hold this job's secret; give all hosts the same "
+                    "HOCKET_SECRET_FILE. If they have it, another program listens there: choose another port"
+                )
+            except OSError as trouble:
+                error = ConnectionError(
+                    f"who listens at {self._where} does not answer as this job's store ({trouble}); if it is another "
+                    "program, choose another port"
+                )
+            self._socket.close()
+            if refused == _REFUSALS or time.monotonic() > end_s:
+                raise error
+            time.sleep(0.05)
+
+    def _prove(self, secret: bytes) -> bool:
         theirs, mine = self._received(_NONCE_NBYTES), secrets.token_bytes(_NONCE_NBYTES)
         self._socket.sendall(mine + _proof(secret, b"client", theirs, mine))
-        with contextlib.suppress(OSError):
-            if hmac.compare_digest(self._received(_NONCE_NBYTES), _proof(secret, b"server", mine, theirs)):
-                return
-        self._socket.close()
-        raise SecretError(
-            f"the store at {self._where} does not hold this job's secret; give all hosts the same HOCKET_SECRET_FILE"
-        )
+        try:
+            return hmac.compare_digest(self._received(_NONCE_NBYTES), _proof(secret, b"server", mine, theirs))
+        except OSError:  # so it says no, or we have been taken for a stranger who waits for too long
+            return False
 
     def _received(self, nbytes: int) -> bytes:
         pieces = bytearray()

@@ -95,10 +95,12 @@ def find_hang(ranks: Sequence[LiveRank], after_s: float) -> Hang | None:
     circle = _circle(first.rank, awaited)
     if circle:
         each = "; ".join(f"rank {rank} is in {_operation(at[rank])}, {at[rank].where()}" for rank in circle[:_NAMED])
+        then = "make all ranks call the same operations in the same order"
+        if len({at[rank].host for rank in circle}) > 1:  # messages that have been sent may be lost on their way
+            then += "; if they do, look at the network between the hosts (`hocket doctor`)"
         return Hang(
-            "order", f"ranks {_list(circle)} of {first.world} wait for each other: {each}",
-            "make all ranks call the same operations in the same order", tuple(circle), who, first.waits_s, speaker,
-            stacks,
+            "order", f"ranks {_list(circle)} of {first.world} wait for each other: {each}", then, tuple(circle), who,
+            first.waits_s, speaker, stacks,
         )  # fmt: skip
     return Hang(
         "stalled",

@@ -255,6 +255,7 @@ def test_a_message_that_does_not_come_names_its_sender():
     name, text, seconds = run([0, 1], _message_from_nobody, env={"HOCKET_TIMEOUT": "1"})[0]
     assert name == "CollectiveTimeoutError"
     assert "recv from rank 1 of 5 x float32 with tag 3 in group '0' passed its timeout of 1 s on rank 0" in text
+    assert "rank 1 (host host1) has not sent it, or the network between them stalls" in text
     assert seconds < deadline(2.5)
 
 

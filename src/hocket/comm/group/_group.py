@@ -48,10 +48,10 @@ class HocketGroup(Collectives):
         self._global_ranks = list(given.global_ranks_in_group) or list(range(size))
         self._store = c10d.PrefixStore(f"hocket/{_count_lives()}/", given.store)
         timeout = _timeout(given.timeout)
-        hosts = find_hosts(self._store, self._name, rank, size, timeout, self._global_ranks)
+        hosts, called = find_hosts(self._store, self._name, rank, size, timeout, self._global_ranks)
         self._gloo = Gloo(self._store, rank, size, timeout)
         transport, channel, self._tag_matcher = open_transport(
-            self._store, self._name, rank, size, timeout, self._global_ranks, self._gloo, hosts
+            self._store, self._name, rank, size, timeout, self._global_ranks, self._gloo, hosts, called
         )
         self._channel = channel
         self._runner = Runner(self._name, size, channel, timeout)

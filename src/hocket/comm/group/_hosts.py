@@ -20,6 +20,7 @@ from ..scheduled import (
     TwoLevelFrames,
     TwoLevelTransport,
     frame_capacity,
+    host_name,
 )
 from ..shm import Channel, SharedMemoryTransport, host_identity
 from ..shm import bootstrap as _bootstrap
@@ -47,8 +48,12 @@ def open_transport(
     global_ranks: Sequence[int],
     gloo: Gloo,
     hosts: Sequence[Sequence[int]],
+    called: Sequence[str],
 ) -> Opened:
-    """Open what serves the ranks of a group best on the `hosts` where they run; all come to the same answer."""
+    """Open what serves the ranks of a group best on the `hosts` where they run; all come to the same answer.
+
+    `called` is how messages call each rank.
+    """
     flat = EngineTransport(gloo, "gloo")
     if size == 1:
         return Opened(flat, None, None)
@@ -63,10 +68,11 @@ def open_transport(
         name,
         rank,
         global_ranks,
+        called,
         rank,
         "gloo one_shot",
     )
-    messages = HostMessages(gloo, name, rank, tuple(global_ranks), timeout.total_seconds())
+    messages = HostMessages(gloo, name, rank, tuple(global_ranks), called, timeout.total_seconds())
     mine = next(ranks for ranks in hosts if rank in ranks)
     gloo.loopback = len(hosts) == 1
     if len(hosts) > 1:
@@ -99,7 +105,7 @@ def open_transport(
     # the next operation, which those of another host would take for this one.
     plain = beside is between
     two_level = CheckedTransport(
-        two_level, points, frames, store, name, rank, global_ranks, mine[0], "shm + gloo one_shot",
+        two_level, points, frames, store, name, rank, global_ranks, called, mine[0], "shm + gloo one_shot",
         RAILS_NBYTES if plain else None, fuses=plain,
     )  # fmt: skip
     return Opened(two_level, channel, messages)
@@ -107,13 +113,13 @@ def open_transport(
 
 def find_hosts(
     store: Any, name: str, rank: int, size: int, timeout: timedelta, global_ranks: Sequence[int]
-) -> list[list[int]]:
-    """Return the ranks of each host, hosts in the order of their first ranks.
+) -> tuple[list[list[int]], list[str]]:
+    """Return the ranks of each host, hosts in the order of their first ranks; and how messages call each rank.
 
     Raises:
         CollectiveTimeoutError: some ranks have not come to make the group.
     """
-    store.set(f"hocket/host/{rank}", host_identity())
+    store.set(f"hocket/host/{rank}", f"{host_identity()}\n{host_name()}")
     keys = [f"hocket/host/{r}" for r in range(size)]
     begin_s = time.monotonic()
     try:
@@ -132,10 +138,13 @@ def find_hosts(
             late,
             numbers,
         ) from error
-    found: dict[bytes, list[int]] = {}
-    for r, host in enumerate(store.multi_get(keys)):
-        found.setdefault(host, []).append(r)
-    return list(found.values())
+    found: dict[str, list[int]] = {}
+    called = []
+    for r, value in enumerate(store.multi_get(keys)):
+        identity, _, host = value.decode().partition("\n")
+        found.setdefault(identity, []).append(r)
+        called.append(f"rank {global_ranks[r]} (host {host})")
+    return list(found.values()), called
 
 
 def _all_agree(store: Any, rank: int, size: int, timeout: timedelta, can: bool) -> bool:

@@ -10,6 +10,7 @@ import struct
 import threading
 import time
 import zlib
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, Final
 
@@ -35,13 +36,17 @@ class HostMessages:
         engine: Torch's engine that carries them.
         name: Name of the group.
         rank: Number of this rank.
-        numbers: Numbers in the world of all ranks, for messages.
+        numbers: Numbers in the world of all ranks.
+        called: How messages call each rank.
         timeout_s: Time-out of waits that name none; it may be changed.
     """
 
-    def __init__(self, engine: Any, name: str, rank: int, numbers: tuple[int, ...], timeout_s: float) -> None:
+    def __init__(
+        self, engine: Any, name: str, rank: int, numbers: tuple[int, ...], called: Sequence[str], timeout_s: float
+    ) -> None:
         self.timeout_s = timeout_s
         self.engine = engine
+        self.called = called
         self.name = name
         self.rank = rank
         self.numbers = numbers
@@ -204,16 +209,19 @@ class HostMessage(Work):
         try:
             work.wait(timedelta(seconds=max(0.001, deadline_s - time.monotonic())))
         except Exception as error:
-            me, peer = self._owner.numbers[self._owner.rank], self._peer
+            me, peer = self._owner.called[self._owner.rank], self._peer
             where = f"{self} in group {self._owner.name!r}"
             ranks = () if peer is None else (peer,)
             numbers = tuple(self._owner.numbers[r] for r in ranks)
             if time.monotonic() >= deadline_s:
-                text = f"{where} passed its timeout of {timeout_s:g} s on rank {me}: {error}"
+                text = f"{where} passed its timeout of {timeout_s:g} s on {me}"
+                if peer is not None:
+                    has_not = "sent it" if self._receives else "taken it"
+                    text += f": {self._owner.called[peer]} has not {has_not}, or the network between them stalls"
                 raise CollectiveTimeoutError(text, ranks, numbers) from error
             if peer is None:
-                raise CommError(f"{where} failed on rank {me}: {error}") from error
-            text = f"rank {numbers[0]} died or left while rank {me} waited in {where}: {error}"
+                raise CommError(f"{where} failed on {me}: {error}") from error
+            text = f"{self._owner.called[peer]} died or left while {me} waited in {where}: {error}"
             raise PeerDiedError(text, peer, numbers) from error
 
 

@@ -54,6 +54,7 @@ class CheckedTransport:
         name: Name of the group.
         rank: Number of this rank.
         numbers: Numbers in the world of all ranks.
+        called: How messages call each rank.
         speaker: The rank through which this one hears of other hosts; itself if it speaks with them.
         path: How reports call what is done with frames alone.
         early_nbytes: From which size on `inner` may begin before the ranks have agreed: it changes nothing of a user's
@@ -70,6 +71,7 @@ class CheckedTransport:
         name: str,
         rank: int,
         numbers: Sequence[int],
+        called: Sequence[str],
         speaker: int,
         path: str,
         early_nbytes: int | None = 1,
@@ -89,7 +91,7 @@ class CheckedTransport:
         self._speaker = speaker
         self._path = path
         self._seq = 0
-        store.set(f"hocket/name/{rank}", host_name())
+        self._called = called
 
     def all_reduce(self, flat: Tensor, op: ReduceOperator, timeout_s: float) -> str:
         """See Transport."""
@@ -258,20 +260,19 @@ class CheckedTransport:
                     if r not in notes and self._store.check([f"hocket/trouble/{r}"]):
                         notes[r] = json.loads(self._store.get(f"hocket/trouble/{r}"))
                 culprit = self._end_of_chain(notes)
-            host = self._store.get(f"hocket/name/{culprit}").decode()
         except Exception as trouble:  # the store is gone with its host: what this rank has seen itself must do
             log.debug("group %s: the store does not answer: %s", self._name, trouble)
-            culprit, host = self._end_of_chain(notes), "unknown"
+            culprit = self._end_of_chain(notes)
         number = self._numbers[culprit]
-        mine = f"rank {self._numbers[self._rank]} (host {host_name()})"
+        mine, its = self._called[self._rank], self._called[culprit]
         where = f"{what} of group {self._name!r}"
         if culprit in notes:
             own = notes[culprit]["text"]
-            return CommError(f"rank {number} (host {host}) failed in {where}, as {mine} heard: {own}")
+            return CommError(f"{its} failed in {where}, as {mine} heard: {own}")
         if any(note["late"] for note in notes.values()):
-            text = f"{where} passed its timeout on {mine}: not arrived: rank {number} (host {host}). {error}"
+            text = f"{where} passed its timeout on {mine}: not arrived: {its}. {error}"
             return CollectiveTimeoutError(text, (culprit,), (number,))
-        text = f"rank {number} (host {host}) died or left while {mine} waited in {where}: {error}"
+        text = f"{its} died or left while {mine} waited in {where}: {error}"
         return PeerDiedError(text, culprit, (number,))
 
     def _end_of_chain(self, notes: dict[int, Any]) -> int:
