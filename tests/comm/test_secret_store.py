@@ -1,5 +1,6 @@
 """The store of several hosts: what it does, and that it does nothing for strangers."""
 
+import contextlib
 import os
 import socket
 import threading
@@ -191,10 +192,15 @@ def test_who_was_pushed_out_by_strangers_tries_again_and_another_program_on_the_
     thread.join()
     listener.close()
     real.close()
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        port = silent.getsockname()[1]
-        threading.Thread(target=lambda: [silent.accept()[0].close() for _ in range(2)], daemon=True).start()
-        with pytest.raises(
-            ConnectionError, match=f"who listens at 127.0.0.1:{silent_port} does not answer as this job's"
-        ):
-            SecretStore("127.0.0.1", silent_port, SECRET, 0.0)
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+
+        def hang_up() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    other.accept()[0].close()
+
+        threading.Thread(target=hang_up, daemon=True).start()
+        with pytest.raises(ConnectionError, match=f"who listens at 127.0.0.1:{port} does not answer as this job's"):
+            SecretStore("127.0.0.1", port, SECRET, 0.0)
+        other.shutdown(socket.SHUT_RDWR)
