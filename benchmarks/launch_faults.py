@@ -106,8 +106,8 @@ class Running:
 Break = Callable[[Running], None]
 FAILED_FIRST = "HOST.*rank HIT failed first: killed by {}"
 LOST = "HOST failed: the connection to it is lost"
-# What breaks, the exit status, and what is told: HIT is the rank, HOST its host's address.
-FAULTS: dict[str, tuple[Break, int, str]] = {
+# What breaks, the exit status (None: any but 0), and what is told: HIT is the rank, HOST its host's address.
+FAULTS: dict[str, tuple[Break, int | None, str]] = {
     "KILL of a rank": (lambda job: job.signal_rank(signal.SIGKILL), 137, FAILED_FIRST.format("SIGKILL")),
     "SEGV of a rank": (lambda job: job.signal_rank(signal.SIGSEGV), 139, FAILED_FIRST.format("SIGSEGV")),
     "STOP of a rank": (lambda job: job.signal_rank(signal.SIGSTOP), 1, "HOST.*rank HIT|rank HIT.*HOST"),
@@ -120,7 +120,7 @@ FAULTS: dict[str, tuple[Break, int, str]] = {
     "TERM of the command": (lambda job: job.process.send_signal(signal.SIGTERM), 143, "SIGTERM: the ranks have"),
     "HUP of the command": (lambda job: job.process.send_signal(signal.SIGHUP), 129, "SIGHUP: the ranks have"),
     "KILL of the command": (lambda job: job.process.kill(), -9, ""),
-    "STOP of the command, CONT when nothing is left": (lambda job: job.process.send_signal(signal.SIGSTOP), 143, ""),
+    "STOP of the command, CONT when nothing is left": (lambda job: job.process.send_signal(signal.SIGSTOP), None, ""),
 }
 
 
@@ -175,7 +175,8 @@ def one(site: Site, slots: int, what: str, script: Path, place: Path) -> tuple[s
     err = (place / "err").read_text()
     pattern = told.replace("HIT", str(job.hit)).replace("HOST", re.escape(job.address))
     named = re.search(pattern, err) is not None
-    good = named and process.returncode == status and gone_s == gone_s and ended_s == ended_s
+    right = process.returncode == status if status is not None else process.returncode != 0
+    good = named and right and gone_s == gone_s and ended_s == ended_s
     if not good:
         print(
             f"--- {what}: exit status {process.returncode}, left {site.left(place)}\n{err}---",

@@ -317,20 +317,25 @@ def test_whatever_ends_a_job_nothing_is_left_on_any_host(what: str, site: Site, 
 
 
 @pytest.mark.long
-def test_of_sixteen_ranks_on_eight_hosts_nothing_is_left_when_the_launcher_is_killed(
-    eight_hosts: Site, script: Any, tmp_path: Path
+@pytest.mark.parametrize("what", ["launcher", "cable"])
+def test_of_sixteen_ranks_on_eight_hosts_nothing_is_left(
+    what: str, eight_hosts: Site, script: Any, tmp_path: Path
 ) -> None:
+    undo: Callable[[], None] = lambda: None  # noqa: E731
     process = eight_hosts.start("--no-preflight", "--no-run-dir", script(textwrap.dedent(SLEEP)), slots=2)
     try:
-        assert sorted(_ranks(process, 16)) == list(range(16))
-        process.kill()
+        ranks = _ranks(process, 16)
+        assert sorted(ranks) == list(range(16))
+        undo = _end(what, eight_hosts, process, ranks)
         began_s = time.monotonic()
-        process.wait()
+        process.wait(deadline(GONE_S))
         while eight_hosts.left(tmp_path) and time.monotonic() < began_s + deadline(GONE_S):
             time.sleep(0.05)
         print(f"nothing left after {time.monotonic() - began_s:.1f} s")
         assert eight_hosts.left(tmp_path) == []
+        assert process.returncode == (1 if what == "cable" else -signal.SIGKILL)
     finally:
+        undo()
         process.kill()
         process.communicate()
 
