@@ -1,6 +1,7 @@
 """Runs the operations of one group in order, tells the observers, and ends the group when one of them breaks it."""
 
 import copy
+import functools
 import os
 import time
 from collections.abc import Callable
@@ -32,6 +33,11 @@ def timeout_setting() -> float | None:
     if not 0 < seconds < 1e9:
         raise ValueError(f"HOCKET_TIMEOUT={text}: give the seconds that an operation may take, a number above 0")
     return seconds
+
+
+@functools.cache
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 class Runner:
@@ -127,13 +133,13 @@ class Runner:
             self._channel.leave()
 
     def _record(self, kind: str, payload: Any, asynchronous: bool) -> _observe.OperationRecord:
-        tensors = [payload] if isinstance(payload, torch.Tensor) else payload
-        nbytes = sum(t.numel() * t.element_size() for t in tensors)
-        dtype = str(tensors[0].dtype).removeprefix("torch.") if tensors else ""
-        label = _observe.current_label()
+        if isinstance(payload, torch.Tensor):
+            nbytes, dtype = payload.nbytes, _name(payload.dtype)
+        else:
+            nbytes, dtype = sum(one.nbytes for one in payload), _name(payload[0].dtype) if payload else ""
         return _observe.OperationRecord(
             self._name, self.seq + 1, kind, nbytes, dtype, self._size, "", asynchronous, time.perf_counter(),
-            label=label,
+            0.0, 0.0, 0.0, _observe.current_label(),
         )  # fmt: skip
 
     def _break(self, error: BaseException) -> None:
