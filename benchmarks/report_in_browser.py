@@ -2,6 +2,7 @@
 
     python -m benchmarks.report_in_browser
     python -m benchmarks.report_in_browser --axe package/axe.min.js --screenshots docs     # `npm pack axe-core` has it
+    python -m benchmarks.report_in_browser --run runs/edsr-TIME --screenshots docs         # report.png, of a run that was
 
 The runs are made up: steps of 14 ms and an all-reduce, one rank later than the others, written by the recorder itself.
 It needs Chromium, and 6.3 MiB of disk a rank for a moment. Each page is opened on a light and a dark screen, and on a
@@ -25,11 +26,20 @@ def main() -> None:
     parser.add_argument("--ranks", default="2,8,1000", help="with commas between them")
     parser.add_argument("--axe", type=Path, help="axe.min.js of axe-core, which looks at each page, too")
     parser.add_argument("--screenshots", type=Path, help="folder for report-2.png and so on")
+    parser.add_argument("--run", type=Path, help="only a picture of this run's report, report.png in --screenshots")
     given = parser.parse_args()
     if CHROMIUM is None:
         parser.error("there is no chromium on PATH; Debian has it in the package of this name")
     from hocket.explain import explain, report
 
+    if given.run:
+        with tempfile.TemporaryDirectory() as folder, Browser(60.0) as browser:
+            page = Path(folder) / "report.html"
+            page.write_text(report(explain(given.run)))
+            browser.screen("light", 1200)
+            browser.open(page.as_uri())
+            ((given.screenshots or Path()) / "report.png").write_bytes(browser.screenshot())
+        return
     print("| ranks | made in s | KB | first paint s: light, dark, narrow | console's complaints | axe-core: serious |")
     print("|---|---|---|---|---|---|")
     said: list[str] = []

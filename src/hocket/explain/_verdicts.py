@@ -381,7 +381,7 @@ def _busy(parts: Parts) -> list[Verdict]:
     share = float(np.median(ready))
     if share < 0.15:
         return []
-    cores = parts.run.ranks[0].about.get("cores", [])
+    cores = {(one.host, core) for one in parts.run.ranks for core in one.about.get("cores", [])}
     return [
         Verdict(
             "busy machine",
