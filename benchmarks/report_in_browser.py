@@ -2,7 +2,7 @@
 
     python -m benchmarks.report_in_browser
     python -m benchmarks.report_in_browser --axe package/axe.min.js --screenshots docs     # `npm pack axe-core` has it
-    python -m benchmarks.report_in_browser --run runs/edsr-TIME --screenshots docs         # report.png, of a run that was
+    python -m benchmarks.report_in_browser --run runs/edsr-TIME --screenshots docs         # report.png, of that run
 
 The runs are made up: steps of 14 ms and an all-reduce, one rank later than the others, written by the recorder itself.
 It needs Chromium, and 6.3 MiB of disk a rank for a moment. Each page is opened on a light and a dark screen, and on a
