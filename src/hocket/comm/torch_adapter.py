@@ -3,12 +3,13 @@
 torch's own stubs leave out or mistype most of them, hence `Any`.
 """
 
+import contextlib
 import functools
 import importlib
 import itertools
 import sys
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar, cast
 
 import torch
@@ -163,6 +164,33 @@ def reaches(root: Any, marks: set[int]) -> bool:
 def in_backward() -> bool:
     """Return whether this thread is inside back-propagation now."""
     return bool(_torch_c._current_graph_task_id() != -1)
+
+
+@contextlib.contextmanager
+def without_collectives() -> Iterator[None]:
+    """Open a block in which this rank runs something alone: what would talk to other ranks raises RuntimeError."""
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("a collective operation in what a rank runs alone")
+
+    functional: Any = sys.modules.get("torch.distributed._functional_collectives")
+    seams = [(_any, "_rank_not_in_group"), *((functional, "_resolve_group"),) * hasattr(functional, "_resolve_group")]
+    plain = [(owner, name, getattr(owner, name)) for owner, name in seams]
+    try:
+        for owner, name, _ in plain:
+            setattr(owner, name, refuse)
+        yield
+    finally:
+        for owner, name, function in plain:
+            setattr(owner, name, function)
+
+
+def uncompiled() -> contextlib.AbstractContextManager[Any]:
+    """Open a block in which what torch.compile has wrapped runs as it was written."""
+    if "torch._dynamo" not in sys.modules:
+        return contextlib.nullcontext()
+    stance: Any = torch.compiler.set_stance("force_eager")
+    return stance  # type: ignore[no-any-return]
 
 
 def foreach_copy(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:

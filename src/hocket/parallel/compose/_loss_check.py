@@ -23,10 +23,9 @@ from ..batches import (
     tensors_in,
     undisturbed,
 )
-from ..data import SynchronisedBatchNorm
+from ..data import ForwardState, StateProbe, SynchronisedBatchNorm, as_evaluated, as_trained, tell
 from ..mesh import World
 from ._composition import Composition
-from ._forward_state import ForwardState, StateProbe, tell
 from ._precision import exactly
 
 _SAMPLES = 8
@@ -173,7 +172,7 @@ class LossCheck:
         judge = _Judge(self._composition, self._form, few)
         steady = False
         error = ""
-        for calm in (_as_trained, _as_evaluated):
+        for calm in (as_trained, as_evaluated):
             calm(modules)
             first: list[MeasuredLoss] = []
 
@@ -191,8 +190,8 @@ class LossCheck:
             except Exception as caught:  # what is no mere matter of the mode will be met in the step itself
                 same, error = False, _said(caught)
             if all(from_all(same)):
-                return judge.verdict(first), steady or calm is _as_trained
-            if calm is _as_trained and not any(from_all(error)):
+                return judge.verdict(first), steady or calm is as_trained
+            if calm is as_trained and not any(from_all(error)):
                 with undisturbed(modules):  # perhaps it was no random number, but what the first pass left in buffers
                     steady = all(from_all(agrees(1, first)))
         return next(filter(None, from_all(error)), None), steady
@@ -205,7 +204,7 @@ class LossCheck:
         if not self._cuts or not all(from_all(batch is not None)):
             return None
         assert batch is not None
-        _as_evaluated(modules)
+        as_evaluated(modules)
         try:
             self._composition.passes.measured(batch, whole=True)
             takes = True
@@ -442,18 +441,3 @@ def _no_part(few: int, count: int, error: str) -> str:
 def _alike(part: BatchPart) -> bool:
     """Return whether all tensors of a batch have as many entries."""
     return len({len(one) for one in tensors_in([part.inputs, part.target]) if one.dim()}) == 1
-
-
-def _as_trained(modules: Sequence[torch.nn.Module]) -> None:
-    """Have dropout and batch norm alone evaluate."""
-    kinds = (torch.nn.modules.dropout._DropoutNd, torch.nn.modules.batchnorm._BatchNorm)
-    for module in modules:
-        for inner in module.modules():
-            if isinstance(inner, kinds):
-                inner.training = False
-
-
-def _as_evaluated(modules: Sequence[torch.nn.Module]) -> None:
-    """Have everything evaluate."""
-    for module in modules:
-        module.eval()

@@ -11,10 +11,9 @@ import torch.distributed as dist
 
 from ..batches import BatchPart, LossForm, LossTally, MeasuredLoss, called, samples_in, tensors_in
 from ..batches import batch as _batch
-from ..data import BroadcastBuffers, ShardingStrategy
+from ..data import BroadcastBuffers, ForwardState, ShardingStrategy
 from ..mesh import World
 from ..pipeline import Micro, Pipeline, sizes
-from ._forward_state import ForwardState
 
 LossFn = Callable[[Any, Any], Any]
 

@@ -1,7 +1,9 @@
 """Data parallelism: gradients averaged, and state replicated or sharded (ZeRO), compressed, prioritised or relaxed."""
 
+from ._apart import as_evaluated, as_trained
 from ._batch_norm import BroadcastBuffers, SynchronisedBatchNorm, normalise, synchronise
 from ._data_parallel import DataParallel, living
+from ._forward_state import ForwardState, StateProbe, tell
 from ._fully_sharded import FullySharded, blocks
 from ._hooks import has_own_hooks, is_nonlinear, scale_gradients
 from ._overlap import on_several_hosts
@@ -12,7 +14,8 @@ from ._zero import ShardedOptimizer
 from .relaxed._relaxation import Relaxation
 
 __all__ = [
-    "BroadcastBuffers", "DataParallel", "FullySharded", "GradientReducer", "Relaxation", "Replicated",
-    "ReplicaMarks", "ShardedOptimizer", "ShardingStrategy", "SynchronisedBatchNorm", "blocks", "has_own_hooks",
-    "is_nonlinear", "living", "normalise", "on_several_hosts", "scale_gradients", "synchronise",
+    "BroadcastBuffers", "DataParallel", "ForwardState", "FullySharded", "GradientReducer", "Relaxation", "Replicated",
+    "ReplicaMarks", "ShardedOptimizer", "ShardingStrategy", "StateProbe", "SynchronisedBatchNorm", "as_evaluated",
+    "as_trained", "blocks", "has_own_hooks", "is_nonlinear", "living", "normalise", "on_several_hosts",
+    "scale_gradients", "synchronise", "tell",
 ]  # fmt: skip

@@ -22,11 +22,14 @@ def samples_meet(loss: torch.Tensor, outputs: Sequence[torch.Tensor], samples: i
 
     Args:
         loss: A scalar.
-        outputs: Of the model; those count that have one row for each sample.
+        outputs: Of the model; those count that have one row for each sample, or as many for each (views, one after
+            the other or side by side).
         samples: How many there are.
     """
-    rows = [one for one in outputs if one.requires_grad and one.dim() and len(one) == samples and not one.is_leaf]
-    if samples < 2 or not rows or loss.numel() != 1 or not loss.requires_grad:
+    if samples < 2:
+        return False
+    rows = [one for one in outputs if one.requires_grad and one.dim() and not len(one) % samples and not one.is_leaf]
+    if not rows or loss.numel() != 1 or not loss.requires_grad:
         return False
     try:
         with torch.enable_grad():
@@ -41,8 +44,14 @@ def samples_meet(loss: torch.Tensor, outputs: Sequence[torch.Tensor], samples: i
         return False
     found = [one.detach().abs() for one in second if one is not None and one.numel()]
     own = max((float(one[0].max()) for one in found), default=0.0)
-    other = max((float(one[1:].max()) for one in found), default=0.0)
+    other = max((float(rest.max()) for one in found if (rest := _of_others(one, samples)).numel()), default=0.0)
     return other > _MEET * max(own, 1e-30)
+
+
+def _of_others(rows: torch.Tensor, samples: int) -> torch.Tensor:
+    """Return the rows that are not of the first sample, however views lie."""
+    views = len(rows) // samples
+    return torch.cat([rows[i * samples + (views if i == 0 else 1) : (i + 1) * samples] for i in range(views)])
 
 
 def sums_of_samples(loss: torch.Tensor, made: set[int], samples: int) -> Literal["", "sum", "weights"]:

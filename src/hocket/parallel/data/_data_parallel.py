@@ -17,10 +17,12 @@ from ..batches import batch as _batch
 from ..batches import tensors_in
 from ..mesh import World
 from ..state import FlatBundles, broadcast_tensors, check_model, is_excluded, keepers
+from ._apart import Apart, look_apart
 from ._batch_norm import SynchronisedBatchNorm
+from ._forward_state import tell
 from ._hooks import scale_gradients
 from ._loss_weight import LossWeights
-from ._mixing import samples_mix
+from ._outside import OutsideModules
 from ._reducer import GradientReducer
 from ._replica_marks import ReplicaMarks
 
@@ -89,7 +91,10 @@ class DataParallel(torch.nn.Module):
         self._made: set[int] = set()  # places in the graph of what the last forward pass gave
         self._latest: _batch.Note | None = None  # of the forward passes since the last back-propagation
         self._part = 0.0  # of that batch which the model was called with; 0 where it is not known
-        self._mixed: bool | None = None  # whether the model computes samples from others; None until it was looked at
+        self._apart: Apart | None = None  # what the model computes for a sample from others, once that was looked at
+        self._means: list[tuple[torch.nn.Module, str]] = []  # buffers that are means over samples
+        self._share = 1.0  # the weight by samples of the latest batch
+        self._outside = OutsideModules(lambda: [one.module for one in _living])
         self._forwards = 0
         replicated = {name: parameter for name, parameter in module.named_parameters() if not is_excluded(parameter)}
         self._marks = ReplicaMarks(replicated)
@@ -104,6 +109,7 @@ class DataParallel(torch.nn.Module):
                 list(replicated), list(replicated.values()), world, bucket_bytes, first_bucket_bytes, compression
             )
             self._reducer = reducer
+            reducer.ended = weakref.WeakMethod(self._average_state)
             for keeper in keepers(module):
                 keeper.weigh_by(_weight_of(weakref.ref(reducer)))
         _living.add(self)
@@ -132,8 +138,10 @@ class DataParallel(torch.nn.Module):
         note = _batch.current(inputs)
         self._part = 0.0 if note is None or not self._losses.looks_at_parts else note.part(inputs)
         share = None if note is None else note.share
-        if self._mixed is None and share is not None and share.total >= 2 * self._world.size:  # all ranks alike
-            self._mixed = samples_mix(self.module, inputs, share.samples)
+        if share is not None and self._outputs is not None and self._apart is None:
+            summed = None if note is not None and note.stated else self._loss_reduction == "sum"
+            self._apart = look_apart(self.module, inputs, share.samples, summed=summed)
+        self._share = 1.0 if share is None else share.weight
         self._check_parameters()
         # Where passes on several batches meet in one back-propagation, each has its samples' weight.
         self._latest = note if not reducer.awaits_backward or self._latest is note else None
@@ -199,15 +207,48 @@ class DataParallel(torch.nn.Module):
         # ranks would have to agree on it first, which costs as much as sending what most models have.
         self._bundles.broadcast(self.module.buffers())
 
+    def _keep_state(self, apart: Apart | None) -> None:
+        """Have buffers averaged that are means over samples; tell of those that no rank has right.
+
+        A collective operation.
+        """
+        mine = {} if apart is None else {one.name: one for one in apart.state}
+        everyone = self._world.from_all({name: one.kind for name, one in mine.items()})
+        kinds: dict[str, set[str]] = {}
+        for name, kind in (pair for one in everyone for pair in one.items()):
+            kinds.setdefault(name, set()).add(kind)
+        buffers = dict(self.module.named_buffers())
+        others = []
+        for name in sorted(kinds.keys() & buffers.keys()):
+            path, _, local = name.rpartition(".")
+            if "other" in kinds[name]:
+                others += [mine[name]] if name in mine else []
+            elif "mean" in kinds[name] and self._broadcast_buffers:
+                self._means.append((self.module.get_submodule(path), local))
+        tell(others, 0.0, False, [f"{self._world.size} ranks"], speak=self._world.rank == 0)
+
+    @torch.no_grad()
+    def _average_state(self) -> None:
+        """Make buffers that are means over samples those of the global batch; a collective operation."""
+        for owner, local in self._means:
+            buffer = owner._buffers[local]
+            assert buffer is not None
+            if self._share:
+                buffer.mul_(self._share / self._world.size)
+            else:
+                buffer.zero_()  # a mean over no samples may be no number
+            self._world.all_reduce(buffer)
+
     def batch_began(self, note: _batch.Note) -> None:
         """Take the batch's weight, for losses that are computed by other methods of the model than forward.
 
         What these are given cannot be seen, so that the latest batch must be meant; where other loaders are open with
         batches of another weight, the reducer refuses. Batches to evaluate have no part in it.
         """
-        if self._reducer is None or self._loss_reduction != "mean" or note.share is None or self._crosses_ranks:
+        if self._reducer is None or note.share is None:
             return
-        if not self._reducer.awaits_backward:
+        self._outside.watch()
+        if self._loss_reduction == "mean" and not self._crosses_ranks and not self._reducer.awaits_backward:
             self._reducer.set_weight(note.weight)
 
     def backward_begins(self, roots: list[torch.Tensor]) -> None:
@@ -227,8 +268,10 @@ class DataParallel(torch.nn.Module):
             return
         self._latest = None
         if self._outputs is not None:
-            self._losses.check_first(roots[0], self._outputs, self._made, note.share, self._mixed)
+            self._losses.check_first(roots[0], self._outputs, self._made, note.share, self._apart)
+            self._keep_state(self._apart)
             self._outputs = None
+        self._outside.compare(roots[0], self._world)
         if note.stated:
             self._marks.compare(self._world)
             return

@@ -11,6 +11,7 @@ from hocket import comm
 from ..batches import BatchShard, divisors
 from ..batches import batch as _batch
 from ..mesh import World
+from ._apart import Apart
 from ._coupling import constant_divisor, samples_compete, samples_meet, scale_of_means, sums_of_samples
 from ._replica_marks import ReplicaMarks
 
@@ -105,7 +106,7 @@ class LossWeights:
         outputs: Sequence[torch.Tensor],
         made: set[int],
         share: BatchShard,
-        mixed: bool | None,
+        apart: Apart | None,
     ) -> None:
         """Refuse a loss that no weights of ranks make that of one device.
 
@@ -114,7 +115,7 @@ class LossWeights:
             outputs: What the model gave for it.
             made: Their places in the graph.
             share: This rank's part of the batch.
-            mixed: Whether the model computes samples from others; None where that was not looked at.
+            apart: What the model computes for a sample from others; None where that was not found out.
 
         Raises:
             RuntimeError: samples meet in it, or it is a sum; on every rank alike.
@@ -123,12 +124,27 @@ class LossWeights:
         meet = samples_meet(loss, outputs, samples)
         summed = sums_of_samples(loss, made, samples) if single else ""
         ranked = samples_compete(loss, made, samples) if single and share.total > 1 else ""
-        everyone = self._world.from_all((meet, summed, ranked, mixed))
-        if any(one for *_, one in everyone):
+        mixed = "" if apart is None else apart.relevant(outputs, loss)
+        second = apart is not None and apart.batch_second
+        everyone = self._world.from_all((meet, summed, ranked, (mixed, second)))
+        if said := next((one for *_, one in everyone if one[0]), None):
+            how, second = said
+            if second:
+                raise RuntimeError(
+                    "the model computes what it gives for a sample from other samples of its batch: it has recurrent "
+                    "layers or attention that take the batch as the second dimension, and hocket divides the first "
+                    "among ranks. Have the loader give samples first, or say batch_first=True if that is what was meant"
+                )
+            if how.endswith("as a sum over samples is"):
+                raise RuntimeError(
+                    f"the model computes a loss that is a sum over samples ({how}), and ranks' losses are averaged: "
+                    'pass hocket.distribute(..., loss_reduction="sum"), or divide it by the number of samples'
+                )
             raise RuntimeError(
-                "the model computes what it gives for a sample from other samples of its batch: it has recurrent "
-                "layers or attention that take the batch as the second dimension, and hocket divides the first among "
-                "ranks. Have the loader give samples first, or say batch_first=True if that is what was meant"
+                "the model computes what it gives for a sample, or its loss, from other samples of its batch (a "
+                f"statistic or ranking of the batch, in-batch negatives), and a rank has only some of them: {how}. "
+                "Compute it within each sample, gather what it needs with a collective that has a gradient, or take "
+                "hocket.Trainer with a plan that does not cut batches"
             )
         if operator := next((one for _, _, one, _ in everyone if one), ""):
             raise RuntimeError(

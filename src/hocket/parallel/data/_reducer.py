@@ -3,7 +3,7 @@
 import contextlib
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -60,6 +60,7 @@ class GradientReducer:
         self._running = False  # a gradient has arrived in a back-propagation that has not ended
         self._callback_queued = False
         self._synchronise = False
+        self.ended: Callable[[], Callable[[], None] | None] = lambda: None  # what to call when gradients are averaged
         # Parameters as their gradients arrived; None once their order is known, or cannot be changed.
         self._seen: list[int] | None = [] if self._reduction.rebuilds else None
         self._order_observed = False
@@ -291,6 +292,7 @@ class GradientReducer:
                 self._callback_queued = False
                 return
             averaged = self._synchronise and self._averages()
+            synchronised = self._synchronise
             self._forward_synchronises = None
             self.holds_back = not self._synchronise
             if self._synchronise:
@@ -301,6 +303,8 @@ class GradientReducer:
             self._rewind()
         if averaged:
             self._program_hooks.call(used.__contains__)
+        if synchronised and (ended := self.ended()) is not None:
+            ended()
 
     def _reduce_rest(self) -> list[int]:
         """Reduce what is left and wait; return the parameters that have a gradient because other ranks used them."""

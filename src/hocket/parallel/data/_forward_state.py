@@ -22,19 +22,26 @@ class ChangedBuffer:
     """A buffer that a forward pass changes.
 
     Attributes:
-        buffer: The tensor.
+        owner: The module that holds it, perhaps as another tensor after each pass.
+        local: The module's name for it.
         name: The model's name for it.
-        owner: The module that holds it.
         kind: "same" if what a pass leaves does not depend on the samples (a power iteration, a counter), "mean" if it
             is a mean over samples (a moving average of activations), "other" if it is neither.
         off: How far it is from that of one device if nothing is done, relative.
     """
 
-    buffer: torch.Tensor
-    name: str
     owner: torch.nn.Module
+    local: str
+    name: str
     kind: str
     off: float
+
+    @property
+    def buffer(self) -> torch.Tensor:
+        """The tensor, as it is now."""
+        found = self.owner._buffers[self.local]
+        assert found is not None
+        return found
 
 
 @dataclass
@@ -60,14 +67,13 @@ class ForwardState:
 
     def __init__(self, modules: Modules, data: World, found: Sequence[ChangedBuffer]) -> None:
         self._data = data
-        self._kept: dict[int, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
+        self._kept: dict[int, tuple[list[ChangedBuffer], list[ChangedBuffer]]] = {}
         self._steps: dict[int, _Step] = {}
         self._weights: Callable[[int], float] | None = None
         for module, _ in modules:
-            mine = {id(buffer) for buffer in module.buffers()}
+            mine = {id(inner) for inner in module.modules()}
             same, mean = (
-                [one.buffer for one in found if one.kind == kind and id(one.buffer) in mine]
-                for kind in ("same", "mean")
+                [one for one in found if one.kind == kind and id(one.owner) in mine] for kind in ("same", "mean")
             )
             if same or mean:
                 self._kept[id(module)] = (same, mean)
@@ -91,11 +97,11 @@ class ForwardState:
         for key, (_, mean) in self._kept.items():
             if not mean:
                 continue
-            sums = self._steps[key].means if key in self._steps else [torch.zeros_like(one) for one in mean]
-            for buffer, total in zip(mean, sums, strict=True):
+            sums = self._steps[key].means if key in self._steps else [torch.zeros_like(one.buffer) for one in mean]
+            for one, total in zip(mean, sums, strict=True):
                 if self._data.size > 1:
                     dist.all_reduce(total, group=self._data.group)
-                buffer.copy_(total)
+                one.buffer.copy_(total)
         self._weights = None
 
     @torch.no_grad()
@@ -105,13 +111,13 @@ class ForwardState:
         same, mean = self._kept[id(module)]
         step = self._steps.setdefault(id(module), _Step())
         if not step.passes:
-            step.start = [one.detach().clone() for one in (*same, *mean)]
-            step.means = [torch.zeros_like(one) for one in mean]
+            step.start = [one.buffer.detach().clone() for one in (*same, *mean)]
+            step.means = [torch.zeros_like(one.buffer) for one in mean]
             return
-        for buffer, start in zip((*same, *mean), step.start, strict=True):
+        for one, start in zip((*same, *mean), step.start, strict=True):
             # Another micro-batch may still need what is in it for its backward: by then it holds the same again, or,
             # where that is not so, torch is to notice.
-            (buffer.data if any(buffer is one for one in same) else buffer).copy_(start)
+            (one.buffer.data if one.kind == "same" else one.buffer).copy_(start)
 
     @torch.no_grad()
     def _after(self, module: torch.nn.Module, _: Any, __: Any) -> None:
@@ -120,9 +126,9 @@ class ForwardState:
         step = self._steps[id(module)]
         weight = self._weights(step.passes)
         step.passes += 1
-        for total, buffer in zip(step.means, self._kept[id(module)][1], strict=True):
+        for total, one in zip(step.means, self._kept[id(module)][1], strict=True):
             if weight:
-                total.add_(buffer, alpha=weight)
+                total.add_(one.buffer, alpha=weight)
 
 
 class StateProbe:
@@ -134,35 +140,44 @@ class StateProbe:
     """
 
     def __init__(self, modules: Modules, skipped: Callable[[torch.nn.Module], bool]) -> None:
-        self._buffers: dict[int, tuple[torch.Tensor, str, torch.nn.Module]] = {}
+        self._places: dict[tuple[int, str], tuple[torch.nn.Module, str, str]] = {}
         for module, names in modules:
             for path, inner in module.named_modules():
-                for local, buffer in inner.named_buffers(recurse=False):
+                for local in () if skipped(inner) else inner._buffers:
                     name = f"{path}.{local}".lstrip(".")
-                    if not skipped(inner):
-                        self._buffers.setdefault(id(buffer), (buffer, names.get(name, name), inner))
-        self._start = self._now()
+                    self._places.setdefault((id(inner), local), (inner, local, names.get(name, name)))
+        self._start = self.now()
 
-    def _now(self) -> list[torch.Tensor]:
-        return [buffer.detach().clone() for buffer, _, _ in self._buffers.values()]
+    def now(self) -> list[torch.Tensor | None]:
+        """Return what is in the buffers; a program may give a module another tensor for one."""
+        tensors = (owner._buffers.get(local) for owner, local, _ in self._places.values())
+        return [None if one is None else one.detach().clone() for one in tensors]
 
     @torch.no_grad()
-    def left_by(self, run: Callable[[], Any]) -> list[torch.Tensor]:
+    def left_by(self, run: Callable[[], Any]) -> list[torch.Tensor | None]:
         """Return what a run leaves in the buffers, and put them back."""
+        held = [owner._buffers.get(local) for owner, local, _ in self._places.values()]
         run()
-        found = self._now()
-        for (buffer, _, _), start in zip(self._buffers.values(), self._start, strict=True):
-            buffer.copy_(start)
+        found = self.now()
+        for (owner, local, _), tensor, start in zip(self._places.values(), held, self._start, strict=True):
+            owner._buffers[local] = tensor
+            if tensor is not None and start is not None:
+                tensor.copy_(start)
         return found
 
     def norms(self) -> list[ChangedBuffer]:
         """Return the buffers of batch norm, for want of runs that would tell how far they are off."""
-        rows = self._buffers.values()
         kind = torch.nn.modules.batchnorm._BatchNorm
-        return [ChangedBuffer(*row, "other", float("nan")) for row in rows if isinstance(row[2], kind) and row[0].dim()]
+        rows = [
+            row for row, one in zip(self._places.values(), self._start, strict=True) if one is not None and one.dim()
+        ]
+        return [ChangedBuffer(*row, "other", float("nan")) for row in rows if isinstance(row[0], kind)]
 
     def changed(
-        self, whole: list[torch.Tensor], parts: Sequence[list[torch.Tensor]], weights: Sequence[float]
+        self,
+        whole: Sequence[torch.Tensor | None],
+        parts: Sequence[Sequence[torch.Tensor | None]],
+        weights: Sequence[float],
     ) -> list[ChangedBuffer]:
         """Return the buffers that the whole batch changes.
 
@@ -172,11 +187,14 @@ class StateProbe:
             weights: The parts' shares of the samples.
         """
         found = []
-        for i, (buffer, name, owner) in enumerate(self._buffers.values()):
-            after = whole[i]
-            if torch.equal(after, self._start[i]):
+        for i, (owner, local, name) in enumerate(self._places.values()):
+            after, start = whole[i], self._start[i]
+            theirs = [one for part in parts if (one := part[i]) is not None]
+            if after is None or (start is not None and after.shape == start.shape and torch.equal(after, start)):
                 continue
-            theirs = [part[i] for part in parts]
+            if start is None or any(one.shape != start.shape for one in (after, *theirs)):
+                found.append(ChangedBuffer(owner, local, name, "other", float("nan")))
+                continue
             kind, off = "other", max(_distance(one, after) for one in theirs)
             if off <= _CLOSE:
                 kind = "same"
@@ -184,7 +202,7 @@ class StateProbe:
                 mean = sum((one.double() * w for one, w in zip(theirs, weights, strict=True)), torch.zeros(()))
                 kind = "mean" if _distance(torch.as_tensor(mean), after) <= _CLOSE else "other"
             kind = "other" if isinstance(owner, torch.nn.modules.batchnorm._BatchNorm) and kind == "mean" else kind
-            found.append(ChangedBuffer(buffer, name, owner, kind, off))
+            found.append(ChangedBuffer(owner, local, name, kind, off))
         return found
 
 

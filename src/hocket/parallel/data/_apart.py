@@ -1,0 +1,201 @@
+"""Finds what a model computes for a sample from others of its batch: it is run on a batch, and on two parts of it."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.nn.modules.module import register_module_forward_hook
+
+from hocket.comm import torch_adapter
+
+from ..batches import Cutter, divisors, samples_in, tensors_in, undisturbed
+from ._forward_state import ChangedBuffer, StateProbe
+
+_ROWS = {torch.float64: 1e-5, torch.float32: 1e-3}
+"""Relative to the largest element, by the precision of parameters: what sums in another order never reach."""
+
+_SCALARS = {torch.float64: 1e-6, torch.float32: 1e-4}
+_LOW = 5e-2
+"""Where some layer gives half precision: a few of its roundings."""
+
+
+@dataclass
+class Apart:
+    """What a batch gives that its parts do not.
+
+    Attributes:
+        wrong: Places among the tensors of the output that differ, each with a sentence that says how.
+        state: Buffers that a pass changes.
+        batch_second: Whether a layer of the model takes the batch as the second dimension.
+    """
+
+    wrong: dict[int, str] = field(default_factory=dict)
+    state: list[ChangedBuffer] = field(default_factory=list)
+    batch_second: bool = False
+
+    def relevant(self, outputs: Sequence[torch.Tensor], loss: torch.Tensor) -> str:
+        """Return how an output differs from which the loss was computed, or which has no gradient that would tell."""
+        for place, said in self.wrong.items():
+            one = outputs[place] if place < len(outputs) else None
+            if one is None or one.grad_fn is None or torch_adapter.reaches(loss, torch_adapter.graph_marks([one])):
+                return said
+        return ""
+
+
+@dataclass
+class _Run:
+    outputs: list[torch.Tensor]
+    counts: list[tuple[float, ...]]  # what each scalar divides by
+    state: list[torch.Tensor | None]
+
+
+def look_apart(module: torch.nn.Module, inputs: Any, samples: int, *, summed: bool | None) -> Apart | None:
+    """Compare what a model gives for a batch with what it gives for two parts of it.
+
+    Dropout and batch norm evaluate, and all of the model where it draws random numbers. Buffers, attributes and random
+    states are put back. A model that communicates, or whose layers the program has hooked, is left alone.
+
+    Args:
+        module: The model.
+        inputs: What it is called with: positional arguments, and those by name.
+        samples: How many samples these hold.
+        summed: Whether a loss is a sum over samples; None where the program has said by what it is weighted.
+
+    Returns:
+        None where nothing was found out.
+    """
+    module = getattr(module, "_orig_mod", module)  # what torch.compile has wrapped
+    if samples < 2 or samples_in(inputs) != samples or any(one._forward_hooks for one in module.modules()):
+        return None
+    cut = max(1, samples // 2 - (samples >= 6))  # uneven, so that weights matter
+    parts = [(0, cut), (cut, samples)]
+    tolerances = _Tolerances(module)
+    found = Apart(batch_second=any(map(_takes_batch_second, module.modules())))
+    with ExitStack() as stack:
+        stack.enter_context(undisturbed([module]))
+        stack.enter_context(torch_adapter.without_collectives())
+        stack.enter_context(tolerances.watching())
+        probe = StateProbe([(module, {})], lambda one: isinstance(one, torch.nn.modules.batchnorm._BatchNorm))
+        try:
+            for calm in (as_trained, as_evaluated):
+                calm([module])
+                whole, again = (_run(module, probe, inputs, seed) for seed in (0, 1))
+                if all(tolerances.close(a, b, 1e-2) for a, b in zip(whole.outputs, again.outputs, strict=True)):
+                    break
+            else:
+                return None
+            some = [_run(module, probe, Cutter(None).cut(inputs, *part), 0) for part in parts]
+        except Exception:  # a model that takes no part of a batch is told elsewhere
+            return None
+    if any(len(one.outputs) != len(whole.outputs) for one in some):
+        return found
+    weights = [(b - a) / samples for a, b in parts]
+    found.state = probe.changed(whole.state, [one.state for one in some], weights)
+    for i, one in enumerate(whole.outputs):
+        if not one.is_floating_point():
+            continue
+        theirs = [run.outputs[i] for run in some]
+        if one.dim() and len(one) == samples and [len(t) for t in theirs] == [b - a for a, b in parts]:
+            joined = torch.cat(theirs) if all(t.shape[1:] == one.shape[1:] for t in theirs) else one
+            if not tolerances.close(one, joined):
+                found.wrong[i] = f"what it gives for the samples is {_distance(one, joined):.2g} off, relative"
+        elif summed is not None and one.numel() == 1 and one.requires_grad and all(t.numel() == 1 for t in theirs):
+            said = _added_up(i, whole, some, weights, tolerances, summed=summed)
+            if said:
+                found.wrong[i] = said
+    return found
+
+
+def as_trained(modules: Sequence[torch.nn.Module]) -> None:
+    """Have dropout and batch norm alone evaluate."""
+    kinds = (torch.nn.modules.dropout._DropoutNd, torch.nn.modules.batchnorm._BatchNorm)
+    for module in modules:
+        for inner in module.modules():
+            if isinstance(inner, kinds):
+                inner.training = False
+
+
+def as_evaluated(modules: Sequence[torch.nn.Module]) -> None:
+    """Have everything evaluate."""
+    for module in modules:
+        module.eval()
+
+
+class _Tolerances:
+    """How far results may be apart, by the lowest precision of parameters and of what layers give."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self._types = {one.dtype for one in module.parameters() if one.is_floating_point()} or {torch.float32}
+        self._low = any(dtype not in _ROWS for dtype in self._types)
+        self._device = next((one.device.type for one in module.parameters()), "cpu")
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Open a block in which layers may show that they compute in half precision, and autocast outside is off."""
+
+        def note(_: Any, __: Any, output: Any) -> None:
+            self._low |= any(t.is_floating_point() and t.dtype not in _ROWS for t in tensors_in(output))
+
+        handle = register_module_forward_hook(note)
+        try:
+            with torch.autocast(self._device, enabled=False), torch_adapter.uncompiled():
+                yield
+        finally:
+            handle.remove()
+
+    def close(self, one: torch.Tensor, other: torch.Tensor, times: float = 1.0) -> bool:
+        """Return whether two tensors are equal but for rounding."""
+        return one.shape == other.shape and (not one.numel() or _distance(one, other) <= times * self.of(one))
+
+    def of(self, one: torch.Tensor) -> float:
+        """Return how far a tensor may be off, relative."""
+        return _LOW if self._low else max((_ROWS if one.dim() else _SCALARS)[dtype] for dtype in self._types)
+
+
+def _run(module: torch.nn.Module, probe: StateProbe, arguments: Any, seed: int) -> _Run:
+    args, kwargs = arguments
+    with undisturbed([module]), torch.enable_grad():
+        torch.manual_seed(seed)
+        outputs = tensors_in(module(*args, **kwargs))
+        counts = [divisors(one) if one.numel() == 1 else () for one in outputs]
+        return _Run([one.detach().requires_grad_(one.requires_grad) for one in outputs], counts, probe.now())
+
+
+def _added_up(
+    place: int, whole: _Run, parts: Sequence[_Run], weights: Sequence[float], tolerances: _Tolerances, *, summed: bool
+) -> str:
+    """Return how the losses of parts do not add up to that of the batch; "" where they do."""
+    value, *theirs = (one.outputs[place].detach().reshape(()) for one in (whole, *parts))
+    if not all(bool(torch.isfinite(one).all()) for one in (value, *theirs)):
+        return ""
+    total = torch.stack(theirs).sum()
+    scale = max(float(one.abs()) for one in (value, *theirs))
+
+    def equal(other: torch.Tensor) -> bool:
+        return float((value - other).abs()) <= tolerances.of(value) * scale
+
+    if summed:
+        mean = total
+    else:
+        mean = torch.stack([one * w for one, w in zip(theirs, weights, strict=True)]).sum()
+        counts = [one.counts[place] for one in parts]
+        if (mine := whole.counts[place]) and all(len(one) == len(mine) for one in counts) and sum(c[0] for c in counts):
+            by = [one[0] / sum(c[0] for c in counts) for one in counts]
+            if equal(torch.stack([one * w for one, w in zip(theirs, by, strict=True)]).sum()):
+                return ""
+    if equal(mean):
+        return ""
+    said = f"its loss of the batch is {float(value):.6g}, and that of two parts of it combined {float(mean):.6g}"
+    return said + (", as a sum over samples is" if not summed and equal(total) else "")
+
+
+def _distance(one: torch.Tensor, other: torch.Tensor) -> float:
+    a, b = one.detach().double(), other.detach().double()
+    return float((a - b).abs().max() / torch.maximum(a.abs().max(), b.abs().max()).clamp(min=1e-30))
+
+
+def _takes_batch_second(module: torch.nn.Module) -> bool:
+    kinds = (torch.nn.RNNBase, torch.nn.MultiheadAttention)
+    return isinstance(module, kinds) and not module.batch_first

@@ -1,0 +1,235 @@
+"""What a model or a loss module computes from all samples of a batch is right on ranks, refused, or told by name."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import hocket
+from hocket.testing import run_ranks
+
+BATCH = 16
+
+
+def data() -> TensorDataset:
+    random = torch.Generator().manual_seed(1)
+    x = torch.randn(40, 6, generator=random).double()
+    return TensorDataset(x, x[:, :3] * x[:, 3:])
+
+
+class Network(nn.Module):
+    """Three numbers for each sample; a way to compute them or their loss can be given."""
+
+    def __init__(self, then: Callable[[Any, Tensor, Tensor], Any] | None = None) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 3)).double()
+        self.register_buffer("center", torch.zeros(3).double())
+        self.register_buffer("largest", torch.zeros(()).double())
+        self.register_buffer("queue", torch.ones(4, 3).double())
+        self.then = then
+
+    def forward(self, x: Tensor, y: Tensor | None = None) -> Any:
+        out = self.layers(x)
+        return out if self.then is None else self.then(self, out, y if y is not None else out)
+
+
+def hardest(_: Any, out: Tensor, y: Tensor) -> Tensor:
+    return (out - y).square().mean(1).topk(2).values.mean()
+
+
+def contrastive(_: Any, out: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(out @ y.T, torch.arange(len(out)))
+
+
+def masked(_: Any, out: Tensor, y: Tensor) -> Tensor:
+    keep = (y[:, 0] > 0).double()
+    return ((out - y).square().mean(1) * keep).sum() / keep.sum()
+
+
+def whitened(_: Any, out: Tensor, __: Tensor) -> Tensor:
+    return (out - out.mean(0)) / out.std(0)
+
+
+def centred(model: Any, out: Tensor, _: Tensor) -> Tensor:
+    found = out - model.center
+    if model.training:
+        model.center = model.center * 0.9 + out.detach().mean(0) * 0.1
+    return found
+
+
+def bounded(model: Any, out: Tensor, _: Tensor) -> Tensor:
+    found = out / (1 + model.largest)
+    model.largest.copy_(torch.maximum(model.largest, out.detach().abs().max()))
+    return found
+
+
+def queued(model: Any, out: Tensor, _: Tensor) -> Tensor:
+    found = out + 0.1 * (out @ model.queue.T).softmax(1) @ model.queue
+    model.queue = torch.cat([out.detach(), model.queue])[:4]
+    return found
+
+
+def gathered(_: Any, out: Tensor, __: Tensor) -> Tensor:
+    """It communicates, so that its parts would wait for each other."""
+    return out - hocket.average(out.detach().mean(0))
+
+
+INSIDE = {
+    "mean": lambda _, out, y: (out - y).square().mean(),
+    "masked": masked,
+    "hardest": hardest,
+    "contrastive": contrastive,
+    "sum": lambda _, out, y: (out - y).square().sum(),
+    "metric besides": lambda _, out, y: {"loss": (out - y).square().mean(), "spread": out.std()},
+}
+OUTPUTS = {"whitened": whitened, "centred": centred, "bounded": bounded, "queued": queued, "gathered": gathered}
+
+
+def losses(then: Callable[..., Any], *, inside: bool) -> list[Any]:
+    """The losses of an epoch and what it leaves, or the error that it ends in; then the warnings."""
+    model = Network(then)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    model, optimizer, loader = hocket.distribute(model, optimizer, DataLoader(data(), batch_size=BATCH))
+    found: list[Any] = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            for x, y in loader:
+                optimizer.zero_grad()
+                out = model(x, y) if inside else model(x)
+                loss = out["loss"] if isinstance(out, dict) else out if inside else F.mse_loss(out, y)
+                loss.backward()
+                optimizer.step()
+                found.append(float(hocket.average(loss)))
+            found += [float(one.detach().sum()) for one in (*model.parameters(), model.center)]
+        except RuntimeError as error:
+            found = [str(error)]
+    return [found, [str(one.message) for one in caught]]
+
+
+def all_losses() -> dict[str, list[Any]]:
+    found = {name: losses(then, inside=True) for name, then in INSIDE.items()}
+    return found | {name: losses(then, inside=False) for name, then in OUTPUTS.items()}
+
+
+def everything() -> dict[str, Any]:
+    return {"inside": all_losses(), "outside": outside(), "views": two_views()}
+
+
+@pytest.fixture(scope="module")
+def found() -> list[dict[str, Any]]:
+    """Of one rank alone, and of two."""
+    return [*run_ranks(everything, 1, timeout_s=60), *run_ranks(everything, 2, timeout_s=120)]
+
+
+def test_what_a_model_computes_from_all_samples_is_right_or_refused_or_told(found: list[dict[str, Any]]) -> None:
+    """Hard examples, negatives and sums inside a model's own loss trained another model, without a word."""
+    alone, first, other = (one["inside"] for one in found)
+    for name in ("hardest", "contrastive", "sum", "whitened"):
+        assert len(first[name][0]) == 1, name
+        assert first[name][0] == other[name][0]
+    assert "its loss of the batch is" in first["hardest"][0][0]
+    assert "its loss of the batch is" in first["contrastive"][0][0]
+    assert 'loss_reduction="sum"' in first["sum"][0][0]
+    assert "what it gives for the samples is" in first["whitened"][0][0]
+    for name in ("mean", "masked", "metric besides", "centred", "gathered"):
+        torch.testing.assert_close(first[name][0], alone[name][0], rtol=1e-10, atol=1e-12, msg=name)
+        torch.testing.assert_close(other[name][0], alone[name][0], rtol=1e-10, atol=1e-12, msg=name)
+        assert first[name][1] == [], name
+    for name, buffer in (("bounded", "largest"), ("queued", "queue")):
+        assert "Network) keeps a state that depends on the whole batch" in first[name][1][0]
+        assert buffer in first[name][1][0]
+
+
+class CentredLoss(nn.Module):
+    """A loss module with a statistic of its own, as that of DINO."""
+
+    def __init__(self, *, averaged: bool) -> None:
+        super().__init__()
+        self.averaged = averaged
+        self.register_buffer("center", torch.zeros(3).double())
+
+    def forward(self, out: Tensor, y: Tensor) -> Tensor:
+        loss = (out - y + self.center).square().mean()
+        mean = out.detach().mean(0)
+        self.center = self.center * 0.9 + 0.1 * (hocket.average(mean) if self.averaged else mean)
+        return loss
+
+
+class Kept(nn.Module):
+    """A metric: what it keeps is no matter of the loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = torch.zeros(())
+
+    def forward(self, out: Tensor) -> None:
+        self.seen = self.seen + out.detach().sum()
+
+
+def outside() -> list[Any]:
+    found: list[Any] = []
+    for averaged, seeded in ((False, True), (True, True), (True, False)):
+        model, metric, loss_of = Network(), Kept(), CentredLoss(averaged=averaged)
+        teacher = nn.Linear(6, 3).double()
+        with torch.no_grad():
+            teacher.weight.fill_(0.1 if seeded else torch.initial_seed() % 7 + torch.distributed.get_rank())
+            teacher.bias.zero_()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        model, optimizer, loader = hocket.distribute(model, optimizer, DataLoader(data(), batch_size=BATCH))
+        losses: list[Any] = []
+        try:
+            for x, y in loader:
+                optimizer.zero_grad()
+                out = model(x)
+                metric(out)
+                with torch.no_grad():
+                    y = y + teacher(x)
+                loss = loss_of(out, y)
+                loss.backward()
+                optimizer.step()
+                losses.append(float(hocket.average(loss)))
+        except RuntimeError as error:
+            losses = [str(error)]
+        found.append(losses)
+    return found
+
+
+def test_loss_modules_and_teachers_that_differ_from_rank_to_rank_are_refused(found: list[dict[str, Any]]) -> None:
+    alone, *ranks = (one["outside"] for one in found)
+    for own, averaged, unseeded in ranks:
+        assert "'center' of the CentredLoss that the loop calls besides its model is not the same" in own[0]
+        torch.testing.assert_close(averaged, alone[1], rtol=1e-10, atol=0)
+        assert "'weight' of the Linear that the loop calls besides its model is not the same" in unseeded[0]
+
+
+def two_views() -> list[str]:
+    """SimCLR: views of a batch go through the model together, and its samples are each other's negatives."""
+    found = []
+    for negatives in (True, False):
+        model, _, loader = hocket.distribute(Network(), None, DataLoader(data(), batch_size=BATCH))
+        x, _ = next(iter(loader))
+        z = F.normalize(model(torch.cat([x, x + 0.1])), dim=1)
+        scores = z @ z.T if negatives else (z[: len(x)] * z[len(x) :]).sum(1, keepdim=True)
+        loss = (scores.logsumexp(1)).mean()
+        try:
+            loss.backward()
+            found.append("")
+        except RuntimeError as error:
+            found.append(str(error))
+    return found
+
+
+def test_samples_that_meet_in_views_are_refused(found: list[dict[str, Any]]) -> None:
+    for one in found[1:]:
+        negatives, pairs = one["views"]
+        assert "samples of the batch meet in the loss" in negatives
+        assert pairs == ""
