@@ -45,7 +45,7 @@ class Apart:
 
 
 @dataclass
-class _Run:
+class _ApartRun:
     outputs: list[torch.Tensor]
     counts: list[tuple[float, ...]]  # what each scalar divides by
     state: list[torch.Tensor | None]
@@ -154,17 +154,23 @@ class _Tolerances:
         return _LOW if self._low else max((_ROWS if one.dim() else _SCALARS)[dtype] for dtype in self._types)
 
 
-def _run(module: torch.nn.Module, probe: StateProbe, arguments: Any, seed: int) -> _Run:
+def _run(module: torch.nn.Module, probe: StateProbe, arguments: Any, seed: int) -> _ApartRun:
     args, kwargs = arguments
     with undisturbed([module]), torch.enable_grad():
         torch.manual_seed(seed)
         outputs = tensors_in(module(*args, **kwargs))
         counts = [divisors(one) if one.numel() == 1 else () for one in outputs]
-        return _Run([one.detach().requires_grad_(one.requires_grad) for one in outputs], counts, probe.now())
+        return _ApartRun([one.detach().requires_grad_(one.requires_grad) for one in outputs], counts, probe.now())
 
 
 def _added_up(
-    place: int, whole: _Run, parts: Sequence[_Run], weights: Sequence[float], tolerances: _Tolerances, *, summed: bool
+    place: int,
+    whole: _ApartRun,
+    parts: Sequence[_ApartRun],
+    weights: Sequence[float],
+    tolerances: _Tolerances,
+    *,
+    summed: bool,
 ) -> str:
     """Return how the losses of parts do not add up to that of the batch; "" where they do."""
     value, *theirs = (one.outputs[place].detach().reshape(()) for one in (whole, *parts))
