@@ -205,14 +205,15 @@ def _course(transport, rank, steps, numel):
     return states
 
 
-def _play(steps, fails_at, finished, partly, numel=6):
+def _play(steps, fails_at, finished, partly, numel=6, watched=False):
     with ThreadPoolExecutor(2 * N) as pool:
         plain = Meeting()
         want = list(pool.map(lambda r: _course(Hosts(plain, r), r, steps, numel), range(N)))
-        aggregator, hosts = Aggregator(fails_at, finished, partly), Meeting()
+        aggregator, hosts, meeting = Aggregator(fails_at, finished, partly), Meeting(), Meeting()
 
         def one(rank):
-            transport = AggregatedTransport(AggregationSession(aggregator, rank), Hosts(hosts, rank), rank, N, "test")
+            session, beside = AggregationSession(aggregator, rank), Hosts(meeting, rank) if watched else None
+            transport = AggregatedTransport(session, Hosts(hosts, rank), rank, N, "test", 10, beside)
             return _course(transport, rank, steps, numel), transport.agreement.stats
 
         got = list(pool.map(one, range(N)))
@@ -227,9 +228,30 @@ steps = st.lists(st.tuples(st.sampled_from(KINDS), st.integers(0, N - 1)), min_s
 
 
 @settings(deadline=None, max_examples=80)
-@given(steps, st.lists(st.tuples(st.integers(0, 4), subsets), max_size=3), st.booleans())
-def test_whoever_has_finished_when_it_fails_all_come_to_the_same_results(steps, lives, partly):
-    _play(steps, [fails for fails, _ in lives], [finished for _, finished in lives], partly)
+@given(steps, st.lists(st.tuples(st.integers(0, 4), subsets), max_size=3), st.booleans(), st.booleans())
+def test_whoever_has_finished_when_it_fails_all_come_to_the_same_results(steps, lives, partly, watched):
+    _play(steps, [fails for fails, _ in lives], [finished for _, finished in lives], partly, watched=watched)
+
+
+def test_a_rank_that_is_behind_need_not_wait_for_the_next_operation_of_the_others():
+    """As with several ranks on a host: before it the others wait for those that the rank behind keeps."""
+    aggregator, hosts, meeting = Aggregator([0], [frozenset({0, 1})], True), Meeting(), Meeting()
+    both = threading.Barrier(N, timeout=deadline(10))
+
+    def one(rank):
+        session = AggregationSession(aggregator, rank)
+        transport = AggregatedTransport(session, Hosts(hosts, rank), rank, N, "test", 10, Hosts(meeting, rank))
+        sums = []
+        for number in range(4):
+            state = torch.full((6,), number * 10 + rank)
+            transport.all_reduce(state, SUM, 10)
+            sums.append(int(state[0]))
+            both.wait()
+        transport.close(10)
+        return sums
+
+    with ThreadPoolExecutor(N) as pool:
+        assert list(pool.map(one, range(N))) == [[30 * number + 3 for number in range(4)]] * N
 
 
 @pytest.mark.parametrize("kind", ["all_reduce", "all_gather"])

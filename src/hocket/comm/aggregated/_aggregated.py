@@ -16,13 +16,21 @@ from ._wire_types import raw, wire_element, wire_operator
 class AggregatedTransport:
     """Says each operation in the aggregator's terms; whether it is done there is a matter of the `Agreement`.
 
-    `hosts` works without the aggregator; coming in there the first time may take `timeout_s`.
+    `hosts` works without the aggregator; coming in there the first time may take `timeout_s`. `beside` is another way
+    through the hosts, on which ranks come to an agreement while `hosts` is used.
     """
 
     def __init__(
-        self, session: AggregationSession, hosts: Transport, rank: int, size: int, name: str, timeout_s: float = 30.0
+        self,
+        session: AggregationSession,
+        hosts: Transport,
+        rank: int,
+        size: int,
+        name: str,
+        timeout_s: float = 30.0,
+        beside: Transport | None = None,
     ) -> None:
-        self.agreement = Agreement(session, hosts, size, name, timeout_s)
+        self.agreement = Agreement(session, beside or hosts, size, name, timeout_s, watch=beside is not None)
         self._hosts = hosts
         self._rank = rank
         self._size = size

@@ -12,11 +12,16 @@ the host-based transport, with the number of the operation that it stands at:
 For reduce, broadcast and reduce_scatter, where one rank's result does not help another, the aggregator says that the
 operation is over only when all ranks have confirmed their parts: if any rank has heard that, all have their results.
 
+With several ranks on a host each rail has an agreement of its own, and a rank that is behind keeps the others of its
+host. A rank further on its rail may wait for those before it comes to its next operation here, which it would not
+reach. So it watches, and settles meanwhile, by messages of a tag of their own.
+
 A rank that turns to the hosts for an operation that the aggregator cannot do settles first too, so that nobody is left
 behind; and now and then, at numbers that all ranks know, they ask each other whether the aggregator is back.
 """
 
 import logging
+import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
@@ -38,6 +43,7 @@ PATH: Final = "aggregator"
 _ASK_EVERY: Final = 16
 """While the aggregator is away, ranks ask each other after 1, 2, 4, 8 operations, and then after every so many."""
 _LEAST_RECOVERY_S: Final = 10.0
+_WATCH_S: Final = 0.2
 
 
 @dataclass(slots=True)
@@ -81,12 +87,27 @@ _agreements: "weakref.WeakSet[Agreement]" = weakref.WeakSet()
 class Agreement:
     """Takes each operation to where it is done, and through the aggregator's end; see the head of this module.
 
-    `hosts` works without the aggregator; coming in there the first time may take `timeout_s`.
+    `hosts` carries what ranks say here, without the aggregator; coming in there the first time may take `timeout_s`.
+    Ranks `watch` if nobody else uses it.
     """
 
-    def __init__(self, session: AggregationSession, hosts: Transport, size: int, name: str, timeout_s: float) -> None:
+    def __init__(
+        self,
+        session: AggregationSession,
+        hosts: Transport,
+        size: int,
+        name: str,
+        timeout_s: float,
+        *,
+        watch: bool = False,
+    ) -> None:
         self.stats = AggregationStats()
         self.name = name
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+        self._settled_before = False  # the operation to come has its number already, and all ranks have met at it
+        self._trouble: Exception | None = None  # of settling beside
+        self._timeout_s = max(timeout_s, _LEAST_RECOVERY_S)
         self._session = session
         self._hosts = hosts
         self._size = size
@@ -101,18 +122,26 @@ class Agreement:
         _agreements.add(self)
         session.begin(timeout_s)
         self._ask(timeout_s)
+        if watch:
+            target = (weakref.ref(self), self._ended)
+            threading.Thread(target=_watch, args=target, name=f"hocket-settle-{name}", daemon=True).start()
 
     def close(self, timeout_s: float) -> None:
         """Leave the aggregator, once no rank needs the result of the last operation from this one.
 
         All ranks call it, as they call an operation.
         """
-        self._number += 1
+        self._ended.set()
+        free = self._lock.acquire(timeout=timeout_s)
         try:
-            if self._unsettled or self._must_settle:
-                self._settle(None, timeout_s)
+            if free and not self._settled_before:
+                self._number += 1
+                if self._unsettled or self._must_settle:
+                    self._settle(None, timeout_s)
         finally:
             self._session.close()
+            if free:
+                self._lock.release()
 
     def result_buffer(self, numel: int, dtype: torch.dtype) -> Tensor:
         """Return memory for a result; not that of the result before, which may still be asked for."""
@@ -124,13 +153,32 @@ class Agreement:
 
     def do(self, make: Callable[[], Request] | None, through_hosts: Callable[[float], str], timeout_s: float) -> str:
         """Do one operation, at the aggregator if it is there and can do it (then `make` says it in its terms)."""
-        self._number += 1
-        if self._must_settle:
-            self._settle(None, timeout_s)
-        elif not self._at_aggregator:
-            away = self._number - self._away_since
-            if away % _ASK_EVERY == 0 or (away < _ASK_EVERY and away & (away - 1) == 0):
-                self._ask(timeout_s)
+        with self._lock:
+            return self._do(make, through_hosts, timeout_s)
+
+    def settle_if_lost(self) -> None:
+        """Settle for the operation to come if the aggregator is lost and a rank may be behind; nothing if one runs."""
+        if not self._lock.acquire(blocking=False):
+            return
+        try:
+            if self._settled_before or not (self._must_settle or self._unsettled and not self._session.ready):
+                return
+            self._number += 1
+            self._settled_before = True
+            self._settle(None, self._timeout_s)
+        except Exception as error:  # for who comes with the next operation
+            self._trouble = error
+        finally:
+            self._lock.release()
+
+    def _do(self, make: Callable[[], Request] | None, through_hosts: Callable[[float], str], timeout_s: float) -> str:
+        if self._trouble is not None:
+            raise CommError(f"{self.name}: the ranks could not agree how to go on: {self._trouble}")
+        if self._settled_before:
+            self._settled_before = False
+        else:
+            self._number += 1
+            self._meet(timeout_s)
         if self._at_aggregator and make is None and self._unsettled:
             self._settle(None, timeout_s)
         if make is None or not self._at_aggregator:
@@ -145,6 +193,15 @@ class Agreement:
         self._finish(request)
         self.stats.served += 1
         return PATH
+
+    def _meet(self, timeout_s: float) -> None:
+        """Before an operation: settle with those who wait for that, or ask whether the aggregator is back."""
+        if self._must_settle:
+            self._settle(None, timeout_s)
+        elif not self._at_aggregator:
+            away = self._number - self._away_since
+            if away % _ASK_EVERY == 0 or (away < _ASK_EVERY and away & (away - 1) == 0):
+                self._ask(timeout_s)
 
     def _serve(self, request: Request, timeout_s: float) -> None:
         work = self._session.group.post(
@@ -260,6 +317,13 @@ class Agreement:
             if self._away_since:
                 self.stats.returns += 1
                 log.info("%s: the aggregator serves again from operation %d on", self.name, self._number)
+
+
+def _watch(agreement: "weakref.ref[Agreement]", ended: threading.Event) -> None:
+    """Let an agreement look around until it has ended or is gone."""
+    while not ended.wait(_WATCH_S) and (found := agreement()) is not None:
+        found.settle_if_lost()
+        del found
 
 
 def aggregation_stats() -> dict[str, AggregationStats]:

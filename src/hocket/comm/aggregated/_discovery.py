@@ -26,6 +26,7 @@ def open_beside_aggregator(
     rank: int,  # position of this rank among them
     global_ranks: Sequence[int],  # numbers in the world of all ranks of the group
     timeout: timedelta,  # time for all to come
+    beside: Transport | None = None,  # another transport among `ranks`, that nothing else uses
 ) -> Transport:
     """`hosts`, with the aggregator that the environment names before it; `hosts` itself if it names none.
 
@@ -49,7 +50,7 @@ def open_beside_aggregator(
     me = ranks.index(rank)
     session = AggregationSession(settings, unique, tree_position(addresses, me), _label_of(global_ranks[rank]))
     shown = name if len(ranks) == len(global_ranks) else f"{name}, rail of rank {ranks[0]}"
-    return AggregatedTransport(session, hosts, me, len(ranks), shown, timeout.total_seconds())
+    return AggregatedTransport(session, hosts, me, len(ranks), shown, timeout.total_seconds(), beside)
 
 
 def leave_aggregator(transport: Transport) -> None:

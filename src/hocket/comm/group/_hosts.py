@@ -29,6 +29,7 @@ from ..transport import CollectiveTimeoutError, CommError, Transport
 log = logging.getLogger("hocket.comm")
 
 _FRAMES_TAG: Final = 0x40_0001
+_AGREEMENT_TAG: Final = 0x40_0002
 
 
 class Opened(NamedTuple):
@@ -97,7 +98,10 @@ def open_transport(
         return Opened(inside, channel, TagMatcher(streams, name, tuple(numbers), timeout.total_seconds()))
     rail = [ranks[local] for ranks in hosts]
     between: Transport = ScheduledTransport(Subset(points, rail), rail.index(rank), len(rail), flat)
-    beside = open_beside_aggregator(between, store, name, rail, rank, global_ranks, timeout)
+    # An agreement may be about the operation before, whose tag is not this one's, and be made beside another.
+    agreeing = Subset(EnginePointToPoint(gloo, "gloo", _AGREEMENT_TAG), rail)
+    agreement: Transport = ScheduledTransport(agreeing, rail.index(rank), len(rail), flat)
+    beside = open_beside_aggregator(between, store, name, rail, rank, global_ranks, timeout, agreement)
     two_level: Transport = TwoLevelTransport(hosts, rank, inside, beside, scheduled)
     leaders = Subset(announcing, [ranks[0] for ranks in hosts])
     frames = TwoLevelFrames(hosts, rank, inside, leaders, frame_capacity(size, two_level=True))
