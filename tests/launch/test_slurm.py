@@ -45,6 +45,10 @@ def test_an_allocation_of_several_nodes_is_used_whole(monkeypatch: pytest.Monkey
     path = script("")
     assert parse_arguments([path]).nproc == 4
     assert parse_arguments(["-n", "1", path]).nproc == 1
+    monkeypatch.setenv("SLURM_TASKS_PER_NODE", "2,1")
+    assert parse_arguments(["-n", "1", path]).nproc == 1
+    with pytest.raises(ArgumentError, match="8 tasks, 2,1 on its nodes"):
+        parse_arguments([path])
 
 
 def test_a_launcher_on_each_host_is_one_job_and_two_on_one_host_are_refused(

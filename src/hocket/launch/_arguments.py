@@ -333,8 +333,11 @@ def _complete(flags: argparse.Namespace, target: str, arguments: tuple[str, ...]
             "--aggregate is for one host; for several start `hocket aggregator` on one of them, and give its address "
             "to all with -x HOCKET_AGGREGATOR=HOST:PORT -x HOCKET_AGGREGATOR_TOKEN_FILE=FILE"
         )
-    if not counted and (asked := ranks_of_node(os.environ)) is not None:
-        flags.nproc_per_node = str(asked)
+    if not counted and flags.hosts is None and flags.hostfile is None:
+        try:
+            flags.nproc_per_node = str(ranks_of_node(os.environ) or flags.nproc_per_node)
+        except ValueError as error:
+            raise ArgumentError(str(error)) from None
     ranks_of_pod = str(flags.nproc_per_node)
     nproc = _nproc(ranks_of_pod)
     if flags.kubernetes is not None and str(flags.nnodes) != "1:1" and not str(flags.nnodes).isdigit():

@@ -1,5 +1,6 @@
 """`hocket run` inside jobs that other launchers have made: one start on every node of a Slurm allocation."""
 
+import contextlib
 import os
 import shlex
 import sys
@@ -37,9 +38,21 @@ def become_node(flags: Namespace) -> None:
 
 
 def ranks_of_node(environment: Mapping[str, str]) -> int | None:
-    """Return the tasks of each node that a Slurm job asked for; None outside of Slurm, or where nodes differ."""
+    """Return the tasks of each node that a Slurm job asked for; None outside of Slurm.
+
+    Raises:
+        ValueError: Nodes differ.
+    """
     counts = set(tasks_per_node(environment.get("SLURM_TASKS_PER_NODE", "")))
-    return counts.pop() if "SLURM_NTASKS" in environment and len(counts) == 1 else None
+    if "SLURM_NTASKS" not in environment:
+        return None
+    if len(counts) > 1:
+        raise ValueError(
+            f"this Slurm job has {environment['SLURM_NTASKS']} tasks, {environment['SLURM_TASKS_PER_NODE']} on its "
+            "nodes, and `hocket run` starts as many on each: give -n, ask with --ntasks-per-node, or write: "
+            "srun python train.py"
+        )
+    return counts.pop() if counts else None
 
 
 def step_command(words: Sequence[str], nproc: int, environment: Mapping[str, str]) -> list[str] | None:
@@ -67,7 +80,10 @@ def batch_script(command: Sequence[str], environment: Mapping[str, str]) -> str:
     again, and so is one that is preempted.
     """
     wanted = {"nodes": "SLURM_JOB_NUM_NODES", "ntasks-per-node": None, "partition": "SLURM_JOB_PARTITION"}
-    values = {key: environment.get(name) if name else ranks_of_node(environment) for key, name in wanted.items()}
+    each = None
+    with contextlib.suppress(ValueError):  # nodes differ, and -n was given
+        each = ranks_of_node(environment)
+    values = {key: environment.get(name) if name else each for key, name in wanted.items()}
     head = [f"--{key}={value}" for key, value in values.items() if value]
     head += ["--requeue", "--signal=USR1@90", "--open-mode=append"]
     return "\n".join(
