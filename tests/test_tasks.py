@@ -1,5 +1,6 @@
 """Tasks of srun and mpirun are found by their variables and join; half a description is refused, never passed over."""
 
+import contextlib
 import os
 import shutil
 import socket
@@ -7,7 +8,9 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -224,3 +227,27 @@ def test_a_script_started_by_mpirun_or_srun_trains_once(launcher: list[str], tmp
     # In float64 the mean over 4 rows may be summed in another order: 12 digits hold.
     for line in ran.stdout.splitlines():
         assert line.split()[2:] == number
+
+
+def test_who_connects_and_says_nothing_or_little_keeps_no_task_out() -> None:
+    first = LaunchedTask("srun", 0, 3, 0, 3, f"loris-{os.getpid()}", "127.0.0.1")
+    with ThreadPoolExecutor(3) as pool:
+        port = _tasks._agree(first)
+        silent = []
+        for _ in range(300):  # served one by one, each would have two seconds
+            for place in _candidates(first.job):
+                with contextlib.suppress(OSError):
+                    silent.append(socket.create_connection(("127.0.0.1", place), timeout=1.0))
+                    silent[-1].sendall(b"0")
+                    break
+        began_s = time.monotonic()
+        others = [pool.submit(_tasks._agree, replace(first, rank=rank, local_rank=rank)) for rank in (1, 2)]
+        assert [one.result(deadline(20)) for one in others] == [port, port]
+        assert time.monotonic() - began_s < deadline(10)
+    for one in silent:
+        one.close()
+
+
+def _candidates(job: str) -> list[int]:
+    begin = int(_tasks._proof(_tasks._secret(), job)[:12], 16)
+    return [_tasks._FIRST_PORT + (begin + index * 997) % _tasks._PORTS for index in range(_tasks._CANDIDATES)]

@@ -84,7 +84,10 @@ def job_processes(job: str) -> list[int]:
 def sweep(job: str, directory: str, ranks: Iterable[int], grace_s: float) -> None:
     """End the job's processes, and remove its directory and what shared memory its processes left."""
     gone = end_processes(lambda: job_processes(job), grace_s)
-    for pid in {*gone, *ranks}:
+    forked: list[int] = []  # as ranks tell, `launch/_worker.py`
+    with contextlib.suppress(OSError):
+        forked = [int(name[7:]) for name in os.listdir(directory or "/nowhere") if name.startswith("forked-")]
+    for pid in {*gone, *ranks, *forked}:
         if start_ticks(pid) is None:  # a rank may have ended long ago, and its number may be another's now
             for path in glob.glob(f"/dev/shm/torch_{pid}_*"):  # torch's name for a tensor shared by file
                 with contextlib.suppress(OSError):

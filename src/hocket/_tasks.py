@@ -18,6 +18,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
@@ -28,6 +29,7 @@ _FIRST_PORT, _PORTS = 15_000, 15_000  # below those that the kernel hands out
 _PATIENCE_S = 300.0  # as long as torch's own stores wait; the tasks of a large job start over minutes
 _REPLY_S = 2.0
 _MOST_ANSWER = 256  # bytes of rank 0's answer
+_ASKERS = 256  # at once; the next takes the oldest one's place, so that who asks nothing keeps nobody out
 _LOCAL = "127.0.0.1"
 
 
@@ -225,6 +227,18 @@ def _ancestor(variable: str) -> str:
     return f"{socket.gethostname()}-{pid}-{start_ticks(pid)}"
 
 
+def _line(asked: socket.socket, most: int) -> bytes:
+    """Return a line, or the first `most` bytes of it. Raises OSError: it takes too long, however it comes."""
+    found, end_s = b"", time.monotonic() + _REPLY_S
+    while len(found) < most and not found.endswith(b"\n"):
+        asked.settimeout(max(0.001, end_s - time.monotonic()))
+        piece = asked.recv(most - len(found))
+        if not piece:
+            break
+        found += piece
+    return found
+
+
 def _free_port() -> int:
     with socket.create_server(("", 0)) as server:
         return int(server.getsockname()[1])
@@ -249,7 +263,7 @@ def _agree(tasks: LaunchedTask) -> int:
                     nonce = secrets.token_hex(16)
                     with socket.create_connection((tasks.host, port), timeout=_REPLY_S) as asked:
                         asked.sendall(name + nonce.encode())
-                        word, answer, proof = asked.makefile("rb").readline(_MOST_ANSWER).split()
+                        word, answer, proof = _line(asked, _MOST_ANSWER).split()
                     if word == b"hocket" and hmac.compare_digest(proof, _proof(secret, nonce + answer.decode())):
                         return int(answer)
             time.sleep(0.1)
@@ -267,22 +281,30 @@ def _agree(tasks: LaunchedTask) -> int:
         raise TasksError(f"none of the ports {ports} of this host is free; set MASTER_PORT for all ranks")
     free = _free_port()
 
+    heard: list[str] = []
+    askers: deque[socket.socket] = deque()
+
+    def answer(asked: socket.socket) -> None:
+        with asked, contextlib.suppress(OSError):
+            said = _line(asked, len(name) + 32)
+            if hmac.compare_digest(said[: len(name)], name):
+                nonce = said[len(name) :].decode("ascii", "replace")
+                asked.sendall(b"hocket %d %s\n" % (free, _proof(secret, f"{nonce}{free}")))
+                heard.append(nonce)
+        with contextlib.suppress(ValueError):
+            askers.remove(asked)
+
     def serve() -> None:
-        heard = 0
         with server:
-            while heard < tasks.size - 1:
-                server.settimeout(max(0.1, deadline_s - time.monotonic()))
-                try:
+            server.settimeout(0.2)
+            while len(heard) < tasks.size - 1 and time.monotonic() < deadline_s:
+                with contextlib.suppress(OSError):
                     asked, _ = server.accept()
-                except TimeoutError:
-                    return
-                with asked, contextlib.suppress(OSError):
-                    asked.settimeout(_REPLY_S)
-                    said = asked.recv(len(name) + 32, socket.MSG_WAITALL)
-                    if hmac.compare_digest(said[: len(name)], name):
-                        nonce = said[len(name) :].decode("ascii", "replace")
-                        asked.sendall(b"hocket %d %s\n" % (free, _proof(secret, f"{nonce}{free}")))
-                        heard += 1
+                    askers.append(asked)
+                    if len(askers) > _ASKERS:
+                        with contextlib.suppress(OSError):
+                            askers.popleft().shutdown(socket.SHUT_RDWR)
+                    threading.Thread(target=answer, args=(asked,), daemon=True).start()
 
     threading.Thread(target=serve, name="hocket-agree", daemon=True).start()
     return free

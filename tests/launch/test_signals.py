@@ -200,3 +200,20 @@ def warden(launcher: int) -> int:
 def clean(*flags: str) -> str:
     command = [sys.executable, "-m", "hocket", "clean", *flags]
     return subprocess.run(command, capture_output=True, text=True, timeout=deadline(60), check=True).stdout
+
+
+FORKS = """
+import os
+
+child = os.fork()  # as a data loader's worker, killed before it could unlink what it shares
+if child == 0:
+    open(f"/dev/shm/torch_{os.getpid()}_1_1", "w").close()
+    os._exit(0)
+os.waitpid(child, 0)
+print(child, flush=True)
+"""
+
+
+def test_shared_memory_of_a_rank_s_process_that_has_ended_unseen_goes_with_the_job(launched: Any, script: Any) -> None:
+    (child,) = launched(script(FORKS), n=1).lines(0)
+    assert not os.path.exists(f"/dev/shm/torch_{child}_1_1")

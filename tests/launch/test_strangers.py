@@ -2,14 +2,17 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hocket.comm import rendezvous
+from hocket.launch._probe import ProbeServer, probe
 from hocket.testing import deadline
 
 from ..processes import free_port, until
@@ -107,3 +110,17 @@ def test_ranks_do_not_meet_where_another_user_could_write(tmp_path: Path) -> Non
             [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False
         )
         assert "is not a directory of this user alone (mode 0700)" in ran.stderr
+
+
+def test_strangers_who_wait_neither_keep_a_probe_out_nor_end_its_server() -> None:
+    server = ProbeServer("a secret of the job")
+    silent = []
+    for _ in range(200):
+        silent.append(socket.create_connection(("127.0.0.1", server.port)))
+        silent[-1].sendall(b"x")
+    threads = sum(thread.name.startswith("Thread-") for thread in threading.enumerate())
+    assert threads <= 64 + 20  # those that have been pushed out may still be about to end
+    assert probe("127.0.0.1", server.port, "a secret of the job")["problem"] is None
+    for one in silent:
+        one.close()
+    server.close()

@@ -6,6 +6,7 @@ import socket
 import statistics
 import threading
 import time
+from collections import deque
 from typing import Any
 
 _CONNECT_S = 5.0
@@ -13,7 +14,9 @@ _SEND_S = 0.25
 _MOST_S = 15.0  # for what is under way on a slow link to arrive
 _BLOCK = bytes(1 << 16)
 _PINGS = 15
+_PAUSE_S = 0.05
 _HELLO = b"hocket probe"
+_STRANGERS = 64  # connections at once that have not said the secret; the next takes the oldest one's place
 
 
 class ProbeServer:
@@ -21,28 +24,39 @@ class ProbeServer:
 
     def __init__(self, secret: str) -> None:
         self._token = _token(secret)
+        self._closed = False
+        self._strangers: deque[socket.socket] = deque()
         self._server = listen()
         self.port: int = self._server.getsockname()[1]
         threading.Thread(target=self._serve, name="hocket-probe", daemon=True).start()
 
     def close(self) -> None:
         """Answer no more."""
+        self._closed = True
         with contextlib.suppress(OSError):
             self._server.shutdown(socket.SHUT_RDWR)
         self._server.close()
 
     def _serve(self) -> None:
-        while True:
+        while not self._closed:
             try:
                 connection, _ = self._server.accept()
-            except OSError:
-                return
+            except OSError:  # closed, or this process has too many files open
+                time.sleep(_PAUSE_S)
+                continue
+            self._strangers.append(connection)
+            if len(self._strangers) > _STRANGERS:
+                with contextlib.suppress(OSError):
+                    self._strangers.popleft().shutdown(socket.SHUT_RDWR)
             threading.Thread(target=self._answer, args=(connection,), daemon=True).start()
 
     def _answer(self, connection: socket.socket) -> None:
         with connection, contextlib.suppress(OSError):
             connection.settimeout(_MOST_S)
-            if not hmac.compare_digest(_exactly(connection, 32), self._token):
+            known = hmac.compare_digest(_exactly(connection, 32), self._token)
+            with contextlib.suppress(ValueError):
+                self._strangers.remove(connection)
+            if not known:
                 return
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             for _ in range(_PINGS):

@@ -49,6 +49,7 @@ def main() -> None:
     # Where a crash in compiled code writes the Python stack. The user may call faulthandler.enable() anew.
     faulthandler.enable(open(f"{job_directory}/fault-{os.getpid()}", "w"))  # noqa: SIM115 - open as long as we live
     _keep_temporary(job_directory)
+    os.register_at_fork(after_in_child=lambda: _tell_forked(job_directory))
     sys.argv = [target, *arguments]
     try:
         if kind == "module":
@@ -105,6 +106,12 @@ def _keep_temporary(job_directory: str) -> None:
     if len(place) <= _MOST_SOCKET_DIRECTORY:
         os.mkdir(place)
         vars(current_process())["_config"]["tempdir"] = place
+
+
+def _tell_forked(job_directory: str) -> None:
+    """Tell the job of this process, a data loader's worker say: it may end, with its rank, before anybody sees it."""
+    with contextlib.suppress(OSError):
+        os.close(os.open(f"{job_directory}/forked-{os.getpid()}", os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600))
 
 
 def _become(command: list[str]) -> NoReturn:
