@@ -13,6 +13,7 @@ import pytest
 
 from hocket.comm import rendezvous
 from hocket.launch._probe import ProbeServer, probe
+from hocket.launch._run_directory import LaunchDirectory
 from hocket.testing import deadline
 
 from ..processes import free_port, until
@@ -124,3 +125,27 @@ def test_strangers_who_wait_neither_keep_a_probe_out_nor_end_its_server() -> Non
     for one in silent:
         one.close()
     server.close()
+
+
+def _plant(directory: str, how: str) -> None:
+    os.chdir(directory)
+    os.mkdir("his", mode=0o777)
+    os.rename("his", "runs") if how == "directory" else os.symlink("/etc", "runs")
+
+
+@as_root
+@pytest.mark.parametrize("how", ["directory", "link"])
+def test_runs_are_not_kept_where_another_user_has_planted_a_directory(
+    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for above in [tmp_path, *tmp_path.parents]:
+        if above.stat().st_mode & 0o005 != 0o005 and above.owner() == "root":
+            above.chmod(0o755)
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    as_another_user(_plant, str(shared), how)
+    monkeypatch.chdir(shared)
+    with pytest.raises(PermissionError, match="runs is another user's, in a directory where all may write"):
+        LaunchDirectory("runs/train-1", new=True)
+    assert LaunchDirectory(str(tmp_path / "runs" / "train-1"), new=True).path == str(tmp_path / "runs" / "train-1")

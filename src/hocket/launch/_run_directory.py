@@ -12,10 +12,12 @@ Under `--hosts` what hosts have in a directory of their own is brought together 
 """
 
 import contextlib
+import errno
 import io
 import json
 import os
 import re
+import stat
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
@@ -103,6 +105,8 @@ class LaunchDirectory:
 
     def __init__(self, path: str, suffix: str = "", *, new: bool = False) -> None:
         runs = Path(path).parent
+        if new:
+            _check_own(runs)
         if new and runs.name == "runs" and not runs.exists():
             runs.mkdir(parents=True, exist_ok=True)
             (runs / ".gitignore").write_text("*\n")
@@ -167,6 +171,15 @@ class LaunchDirectory:
         with open(part, "w") as file:
             file.write(json.dumps(self._facts, indent=2, default=str) + "\n")
         os.replace(part, os.path.join(self.path, name))
+
+
+def _check_own(runs: Path) -> None:
+    """Raise PermissionError where another user could have our files written into his, or others of ours."""
+    with contextlib.suppress(FileNotFoundError):
+        found, above = os.lstat(runs), os.stat(runs.parent)
+        if found.st_uid not in (0, os.geteuid()) and above.st_mode & stat.S_ISVTX and above.st_mode & stat.S_IWOTH:
+            text = f"{runs} is another user's, in a directory where all may write; name a directory with --run-dir"
+            raise PermissionError(errno.EACCES, text)
 
 
 def _now() -> str:
