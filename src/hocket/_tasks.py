@@ -280,11 +280,10 @@ def _agree(tasks: LaunchedTask) -> int:
     else:
         raise TasksError(f"none of the ports {ports} of this host is free; set MASTER_PORT for all ranks")
     free = _free_port()
-
     heard: list[str] = []
     askers: deque[socket.socket] = deque()
 
-    def answer(asked: socket.socket) -> None:
+    def reply(asked: socket.socket) -> None:
         with asked, contextlib.suppress(OSError):
             said = _line(asked, len(name) + 32)
             if hmac.compare_digest(said[: len(name)], name):
@@ -304,7 +303,7 @@ def _agree(tasks: LaunchedTask) -> int:
                     if len(askers) > _ASKERS:
                         with contextlib.suppress(OSError):
                             askers.popleft().shutdown(socket.SHUT_RDWR)
-                    threading.Thread(target=answer, args=(asked,), daemon=True).start()
+                    threading.Thread(target=reply, args=(asked,), daemon=True).start()
 
     threading.Thread(target=serve, name="hocket-agree", daemon=True).start()
     return free
