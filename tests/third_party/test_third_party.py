@@ -11,7 +11,7 @@ import pytest
 
 from hocket.testing import deadline
 
-pytestmark = pytest.mark.third_party
+pytestmark = [pytest.mark.third_party, pytest.mark.timeout(600)]
 
 PROGRAMS = Path(__file__).with_name("programs.py")
 
