@@ -1,6 +1,8 @@
 """Compares the loss of some samples with that of their parts, before the first step is made."""
 
+import functools
 import math
+import types
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -76,6 +78,10 @@ class LossCheck:
 
     def __init__(self, composition: Composition, form: LossForm) -> None:
         self._composition, self._form = composition, form
+        held = [composition.model, *(module for module, _ in composition.modules)]
+        known = {id(inner) for one in held for inner in one.modules()}
+        used = modules_in(composition.passes.loss_fn)
+        self._outside = [one for one in used if not any(id(inner) in known for inner in one.modules())]
         plan, mesh = composition.plan, composition.mesh
         self._cuts = [
             text
@@ -104,7 +110,7 @@ class LossCheck:
         few = few_samples(part, composition.mesh["data"])
         if few is None:
             return False
-        modules = [composition.model, *(module for module, _ in composition.modules)]
+        modules = [composition.model, *(module for module, _ in composition.modules), *self._outside]
         with undisturbed(modules), self._exactly():
             found, steady = self._compared(modules, few)
             if isinstance(found, str):
@@ -113,7 +119,7 @@ class LossCheck:
         verdict = next((one for one in verdicts if one is not None), None)
         if verdict is not None:
             self._follow(verdict)
-        if self._cuts and any(composition.mesh.whole.from_all(sum(len(list(m.buffers())) for m in modules))):
+        if self._cuts and any(composition.mesh.whole.from_all(any(map(_keeps_state, modules)))):
             with undisturbed(modules), self._exactly():
                 self._look_at_state(modules, few, steady=steady)
         return True
@@ -146,7 +152,9 @@ class LossCheck:
                     skipped(inner) and isinstance(inner, torch.nn.modules.batchnorm._BatchNorm)
                 ):
                     inner.training = False
-        judge, probe = _Judge(composition, self._form, few), StateProbe(composition.modules, skipped)
+        outside = [(one, {name: f"loss_fn.{name}" for name, _ in one.named_buffers()}) for one in self._outside]
+        looked_at = [*composition.modules, *outside]
+        judge, probe = _Judge(composition, self._form, few), StateProbe(looked_at, skipped)
         count, cut = few.samples, few.samples // 2  # batch norm takes no part of one sample
         losses: list[list[MeasuredLoss]] = []
         try:
@@ -164,7 +172,7 @@ class LossCheck:
         if others or max(offs) > 1e-4:
             lines = tell(found, max(offs), max(offs) > 1e-4, self._cuts, speak=mesh["data"].rank == 0)
             composition.notes += lines
-        composition.passes.state = ForwardState(composition.modules, mesh["data"], found)
+        composition.passes.state = ForwardState(looked_at, mesh["data"], found)
 
     def _compared(self, modules: Sequence[torch.nn.Module], few: BatchPart) -> tuple[_Verdict | str | None, bool]:
         """Return what explains the loss, or the error that the samples raise, and whether no random numbers matter."""
@@ -425,6 +433,33 @@ def _joined(column: Sequence[torch.Tensor], counts: Sequence[int]) -> torch.Tens
     if all(one.dim() and len(one) == count for one, count in zip(column, counts, strict=True)):
         return torch.cat(list(column))
     return column[0]
+
+
+def modules_in(function: Any, depth: int = 3) -> list[torch.nn.Module]:
+    """Return the modules that a loss function is, or that it can be seen to use: its own names, closure and object."""
+    if isinstance(function, torch.nn.Module):
+        return [function]
+    used: list[Any] = []
+    if isinstance(function, functools.partial):
+        used = [function.func, *function.args, *function.keywords.values()]
+    elif isinstance(function, types.MethodType):
+        used = [function.__self__, function.__func__]
+    elif isinstance(function, types.FunctionType) and not str(function.__module__).startswith(("torch.", "hocket.")):
+        cells = [cell.cell_contents for cell in function.__closure__ or () if cell != types.CellType()]
+        used = [*cells, *(function.__globals__.get(name) for name in function.__code__.co_names)]
+    elif hasattr(function, "__wrapped__"):
+        used = [function.__wrapped__]
+    elif hasattr(function, "__dict__") and not isinstance(function, type | types.ModuleType):
+        used = [one for one in vars(function).values() if isinstance(one, torch.nn.Module)]
+    found = {id(one): one for use in used if depth for one in modules_in(use, depth - 1)}
+    return list(found.values())
+
+
+def _keeps_state(module: torch.nn.Module) -> bool:
+    return any(
+        inner._buffers or any(isinstance(one, torch.Tensor) for one in vars(inner).values())
+        for inner in module.modules()
+    )
 
 
 def _said(error: Exception) -> str:

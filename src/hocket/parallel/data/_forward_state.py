@@ -19,7 +19,7 @@ _CLOSE = 1e-4
 
 @dataclass
 class ChangedBuffer:
-    """A buffer that a forward pass changes.
+    """A buffer, or an attribute that is a tensor, that a forward pass changes.
 
     Attributes:
         owner: The module that holds it, perhaps as another tensor after each pass.
@@ -39,7 +39,7 @@ class ChangedBuffer:
     @property
     def buffer(self) -> torch.Tensor:
         """The tensor, as it is now."""
-        found = self.owner._buffers[self.local]
+        found = _places(self.owner)[self.local]
         assert found is not None
         return found
 
@@ -143,24 +143,24 @@ class StateProbe:
         self._places: dict[tuple[int, str], tuple[torch.nn.Module, str, str]] = {}
         for module, names in modules:
             for path, inner in module.named_modules():
-                for local in () if skipped(inner) else inner._buffers:
+                for local in () if skipped(inner) else _places(inner):
                     name = f"{path}.{local}".lstrip(".")
                     self._places.setdefault((id(inner), local), (inner, local, names.get(name, name)))
         self._start = self.now()
 
     def now(self) -> list[torch.Tensor | None]:
         """Return what is in the buffers; a program may give a module another tensor for one."""
-        tensors = (owner._buffers.get(local) for owner, local, _ in self._places.values())
+        tensors = (_places(owner).get(local) for owner, local, _ in self._places.values())
         return [None if one is None else one.detach().clone() for one in tensors]
 
     @torch.no_grad()
     def left_by(self, run: Callable[[], Any]) -> list[torch.Tensor | None]:
         """Return what a run leaves in the buffers, and put them back."""
-        held = [owner._buffers.get(local) for owner, local, _ in self._places.values()]
+        held = [_places(owner).get(local) for owner, local, _ in self._places.values()]
         run()
         found = self.now()
         for (owner, local, _), tensor, start in zip(self._places.values(), held, self._start, strict=True):
-            owner._buffers[local] = tensor
+            (owner._buffers if local in owner._buffers else vars(owner))[local] = tensor
             if tensor is not None and start is not None:
                 tensor.copy_(start)
         return found
@@ -204,6 +204,12 @@ class StateProbe:
             kind = "other" if isinstance(owner, torch.nn.modules.batchnorm._BatchNorm) and kind == "mean" else kind
             found.append(ChangedBuffer(owner, local, name, kind, off))
         return found
+
+
+def _places(owner: torch.nn.Module) -> dict[str, torch.Tensor | None]:
+    """Return a module's buffers, and attributes that are tensors."""
+    attributes = {name: one for name, one in vars(owner).items() if isinstance(one, torch.Tensor)}
+    return {**owner._buffers, **attributes} if attributes else owner._buffers
 
 
 def _distance(one: torch.Tensor, other: torch.Tensor) -> float:
