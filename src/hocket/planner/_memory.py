@@ -153,12 +153,17 @@ def memory_of(
             optimizer /= copies
         if plan.shard in ("gradients", "parameters"):
             gradients /= copies
-        buffers = 0.0
+        buffers = arriving = 0.0
         if plan.shard == "parameters":
             parameters /= copies
             buffers += 2 * largest  # a layer that is computed with, and the next one, gathered
         if copies > 1:
             buffers += 2 * min(BucketSizes.choose(whole, plan.bucket_bytes).most, whole)
+        if (copies > 1 and plan.shard in ("optimizer", "gradients")) or plan.micro_batches * plan.accumulate > 1:
+            arriving += own[1].max()  # a gradient as it arrives, beside the memory where it is added up
+        kept = plan.accumulate > 1 and plan.shard != "gradients"
+        if copies > 1 and plan.shard != "parameters" and (pipeline > 1 or kept):
+            arriving += whole  # what passes have added up, before it goes to buckets
         if pipeline > 1:
             buffers += 4 * output  # a message each way that is sent, and one that is received
         held, process, mapped = saved * in_flight(plan, rank), 0.0, 0.0
@@ -170,7 +175,14 @@ def memory_of(
             gone = {"none": 2 * whole, "optimizer": whole + weights, "gradients": buffers + weights}
             mapped = gone.get(plan.shard, buffers) * (min(copies, sharers) - 1) / copies
         return Memory(
-            parameters, gradients, optimizer, held, float(back + 2 * output), float(buffers), process, float(mapped)
+            parameters,
+            gradients,
+            optimizer,
+            held,
+            float(back + 2 * output + arriving),
+            float(buffers),
+            process,
+            float(mapped),
         )
 
     if rank is not None:

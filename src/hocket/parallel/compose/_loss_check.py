@@ -279,7 +279,8 @@ class _Judge:
             self._tolerance = max(self._tolerance, _TOLERANCES.get(loss.dtype, 2e-2))
             found = torch.autograd.grad(loss, rows, retain_graph=True, allow_unused=True)
             pairs = [(one.detach(), g) for one, g in zip(rows, found, strict=True) if g is not None]
-            size = sum(float((one.double() * g.double()).abs().sum()) for one, g in pairs)
+            pieces = (pair for a, g in pairs for pair in (zip(a, g, strict=True) if a.dim() else [(a, g)]))
+            size = sum(float((a * g).abs().sum(dtype=torch.float64)) for a, g in pieces)  # logits are large
             self._size = max(self._size, size / (float(value[1]) or 1.0) if loss is not value else size)
         return value
 

@@ -207,7 +207,13 @@ class StateProbe:
 
 
 def _places(owner: torch.nn.Module) -> dict[str, torch.Tensor | None]:
-    """Return a module's buffers, and attributes that are tensors."""
+    """Return a module's buffers, and attributes that are tensors.
+
+    Where a module has parameters, its attributes may be computed from them in each forward, as the weight of
+    `torch.nn.utils.spectral_norm`, and are not looked at.
+    """
+    if owner._parameters:
+        return owner._buffers
     attributes = {name: one for name, one in vars(owner).items() if isinstance(one, torch.Tensor)}
     return {**owner._buffers, **attributes} if attributes else owner._buffers
 
