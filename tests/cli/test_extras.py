@@ -29,9 +29,9 @@ WORKING = {
     "train": "train cosmoflow --size tiny --steps 1 --json",
     "check": "check --help",
     "bench": "bench allreduce --sizes 1KiB --rounds 1 -n 1 --against",
-    "plan": "plan edsr -n 2 --json",
+    "plan": "plan cosmoflow -n 2 --json",
     "calibrate": "calibrate --help",
-    "predict": "predict edsr --cluster laptop --workers 1,2 --json",
+    "predict": "predict cosmoflow --cluster laptop --workers 1,2 --json",
     "compare": "compare one.toml one.toml",
     "schedule": "schedule list -n 2",
     "tune": "tune --help",
@@ -58,17 +58,24 @@ LACKING = {
 }
 
 
-# One interpreter loads torch; each command is a fork of it, and ends as a process of its own.
+# One interpreter loads torch; each command is a fork of it, which ends without taking torch down again.
 FORKS = """
-import json, os, sys
+import gc, json, os, sys
 import torch, hocket.cli, hocket.launch, hocket.planner, hocket.workload
+gc.freeze()
 for number, words in enumerate(json.loads(sys.argv[1])):
     pid = os.fork()
     if pid == 0:
         for stream in (sys.stdout, sys.stderr):
             os.dup2(os.open(f"{number}{stream.name}", os.O_WRONLY | os.O_CREAT), stream.fileno())
-        hocket.cli.main(words)
-        sys.exit()
+        code = 0
+        try:
+            hocket.cli.main(words)
+        except SystemExit as end:
+            code = end.code or 0
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
     print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
 """
 KERAS = "run -n 1 ask.py"

@@ -227,6 +227,14 @@ def test_one_command_trains_on_two_hosts_as_one_process_does(site: Site, script:
     assert site.left(tmp_path) == []
 
 
+def test_a_missing_ssh_is_named(hocket: Any, script: Any, tmp_path: Path) -> None:
+    process = hocket("run", "--hosts", "a", "--ssh", "/no/ssh", "--no-run-dir", script(""), cwd=tmp_path)
+    assert process.communicate(timeout=deadline(60))[1].startswith(
+        "hocket run: '/no/ssh' cannot be started: No such file"
+    )
+    assert process.returncode == 1
+
+
 @pytest.mark.long
 def test_hosts_may_have_addresses_of_ipv6_alone(hocket: Any, script: Any, tmp_path: Path) -> None:
     """Two names of this host, reached at ::1 by what stands in for ssh."""
@@ -352,4 +360,5 @@ def test_hosts_that_cannot_work_together_are_named_before_anything_starts(site: 
     )  # fmt: skip
     assert ran.returncode == 1
     assert "hocket run: 192.0.2.1 is not reached by ssh; try `ssh 192.0.2.1 true`" in ran.stderr
+    assert "Traceback" not in ran.stderr
     assert site.left(tmp_path) == []

@@ -103,6 +103,8 @@ def main() -> None:
             _say(probe(address, port, secret))
         elif "clock" in order:
             _say({"clock_s": time.time()})
+        elif "signal" in order:  # another host was not reached, or the user gave up
+            raise SystemExit(128 + int(order["signal"]))
         else:
             _say(_reach(order["master_addr"], order["master_port"]))
     prober.close()

@@ -41,8 +41,9 @@ def compare(hosts: Mapping[str, Mapping[str, Any]]) -> Iterator[Diagnosis]:
         for what, version in model["versions"].items():
             other = facts["versions"][what]
             if other != version:
+                here, there = version or "missing", other or "missing"
                 yield Diagnosis(
-                    "versions", "error", f"{what} is {version} on {first} and {other} on {name}", "make them alike"
+                    "versions", "error", f"{what} is {here} on {first} and {there} on {name}", "make them alike"
                 )
     for name, facts in hosts.items():
         has = facts["resources"]

@@ -50,9 +50,14 @@ class _Host:
         self.facts: dict[str, Any] = {}
         with open(paths["stderr"], "wb") as stderr:
             # A session of its own: a Ctrl-C is for us, and we pass it on.
-            self.process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, start_new_session=True
-            )
+            try:
+                self.process = subprocess.Popen(
+                    command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, start_new_session=True
+                )
+            except OSError as error:
+                raise LaunchError(
+                    f"{command[0]!r} cannot be started: {error.strerror}; install OpenSSH, or give --ssh"
+                ) from None
         self._lock = threading.Lock()
 
     def tell(self, message: dict[str, Any] | None) -> None:
