@@ -88,14 +88,14 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if fresh or in_place:  # a view moves nothing
             spent.moved += sum(one.numel() * one.element_size() for one in (*given, *made))
             spent.calls += 1
-        if func.overloadpacket is torch.ops.aten.mkldnn_rnn_layer:  # torch's own table lacks it
-            x, inputs, hidden = args[:3]
-            spent.flops += 2 * x.shape[0] * x.shape[1] * (inputs.numel() + hidden.numel())
-        if func.overloadpacket is _FUSED:  # which torch's table lacks, too: two products of queries, keys and values
-            query, key, value = (one.shape for one in args[:3])
-            spent.flops += 2 * query[:-1].numel() * key[-2] * (query[-1] + value[-1])
         if func.overloadpacket in flop_registry:
             spent.flops += flop_registry[func.overloadpacket](*args, **(kwargs or {}), out_val=out)
+        elif func.overloadpacket is torch.ops.aten.mkldnn_rnn_layer:  # torch's own table lacks it
+            x, inputs, hidden = args[:3]
+            spent.flops += 2 * x.shape[0] * x.shape[1] * (inputs.numel() + hidden.numel())
+        elif func.overloadpacket is _FUSED:  # which torch 2.13's table lacks: two products of queries, keys and values
+            query, key, value = (one.shape for one in args[:3])
+            spent.flops += 2 * query[:-1].numel() * key[-2] * (query[-1] + value[-1])
         return out
 
 
