@@ -123,8 +123,12 @@ class Site:
 
     def start(self, *arguments: str, slots: int = 1) -> "subprocess.Popen[str]":
         """Start `hocket run` on the first host, with so many ranks on each."""
-        hosts = ",".join(f"{address}:{slots}" for address in self.hosts.values())
-        command = [sys.executable, "-m", "hocket", "run", "--hosts", hosts, "--ssh", f"ssh -F {self.directory}/config"]
+        hosts = ["--hosts", ",".join(self.hosts.values())]
+        if slots > 1:
+            file = self.directory / "hosts"
+            file.write_text("".join(f"{address} slots={slots}\n" for address in self.hosts.values()))
+            hosts = ["--hostfile", str(file)]
+        command = [sys.executable, "-m", "hocket", "run", *hosts, "--ssh", f"ssh -F {self.directory}/config"]
         first = next(iter(self.hosts))
         return self.fabric.run_in_host(
             first, [*command, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
