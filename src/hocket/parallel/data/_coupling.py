@@ -48,6 +48,45 @@ def samples_meet(loss: torch.Tensor, outputs: Sequence[torch.Tensor], samples: i
     return other > _MEET * max(own, 1e-30)
 
 
+def outputs_apart(passes: Sequence[Sequence[torch.Tensor]]) -> list[torch.Tensor]:
+    """Return what forward passes gave, but for what a later one was computed from, perhaps by batch norm."""
+    found: list[torch.Tensor] = []
+    for outputs in passes:
+        marks = [torch_adapter.graph_marks([one]) for one in found]
+        later = [one for one in outputs if one.grad_fn is not None]
+        found = [
+            one
+            for one, mark in zip(found, marks, strict=True)
+            if not any(torch_adapter.reaches(other, mark) for other in later)
+        ]
+        found += later
+    return found
+
+
+def samples_paired(loss: torch.Tensor, made: set[int], samples: int) -> bool:
+    """Return whether a loss has the distances of all pairs of samples, of which torch has no second derivative.
+
+    Args:
+        loss: A scalar.
+        made: Places in the graph of the model's outputs.
+        samples: How many there are.
+    """
+    todo: list[Any] = [loss.grad_fn]
+    seen = set[Any]()
+    while todo and samples > 1:
+        node = todo.pop()
+        if node is None or node in seen or node._sequence_nr() in made:
+            continue
+        seen.add(node)
+        below = [one for one, _ in node.next_functions]
+        if "Cdist" in node.name() and all(torch_adapter.reaches(one, made) for one in below if one is not None):
+            sizes = [one.shape[-2] for one in (node._saved_x1, node._saved_x2)]
+            if sizes[0] == sizes[1] == samples and None not in below:
+                return True
+        todo += below
+    return False
+
+
 def _of_others(rows: torch.Tensor, samples: int) -> torch.Tensor:
     """Return the rows that are not of the first sample, however views lie."""
     views = len(rows) // samples

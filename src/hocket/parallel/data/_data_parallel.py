@@ -5,6 +5,7 @@ import gc
 import itertools
 import warnings
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
@@ -87,7 +88,8 @@ class DataParallel(torch.nn.Module):
         self._crosses_ranks = any(isinstance(m, SynchronisedBatchNorm) for m in module.modules())
         self._bundles = FlatBundles(world)
         self._number = next(_serial)
-        self._outputs: list[torch.Tensor] | None = []  # of the first forward pass; None once its loss was looked at
+        # Of the first forward passes; None once their loss was looked at.
+        self._outputs: deque[list[torch.Tensor]] | None = deque(maxlen=4)
         self._made: set[int] = set()  # places in the graph of what the last forward pass gave
         self._latest: _batch.Note | None = None  # of the forward passes since the last back-propagation
         self._part = 0.0  # of that batch which the model was called with; 0 where it is not known
@@ -172,7 +174,7 @@ class DataParallel(torch.nn.Module):
         made = tensors_in(output)
         self._made = torch_adapter.graph_marks(made)
         if self._outputs is not None:
-            self._outputs = made
+            self._outputs.append(made)
         if reducer.synchronises:
             for tensor in tensors_in(output):
                 if tensor.requires_grad and not tensor.is_leaf:

@@ -12,7 +12,15 @@ from ..batches import BatchShard, divisors
 from ..batches import batch as _batch
 from ..mesh import World
 from ._apart import Apart
-from ._coupling import constant_divisor, samples_compete, samples_meet, scale_of_means, sums_of_samples
+from ._coupling import (
+    constant_divisor,
+    outputs_apart,
+    samples_compete,
+    samples_meet,
+    samples_paired,
+    scale_of_means,
+    sums_of_samples,
+)
 from ._replica_marks import ReplicaMarks
 
 _TERMS = 8
@@ -103,7 +111,7 @@ class LossWeights:
     def check_first(
         self,
         loss: torch.Tensor,
-        outputs: Sequence[torch.Tensor],
+        outputs: Sequence[list[torch.Tensor]],
         made: set[int],
         share: BatchShard,
         apart: Apart | None,
@@ -112,8 +120,8 @@ class LossWeights:
 
         Args:
             loss: Of the first batch.
-            outputs: What the model gave for it.
-            made: Their places in the graph.
+            outputs: What the model gave for it, in each forward pass.
+            made: Places in the graph of the last of them.
             share: This rank's part of the batch.
             apart: What the model computes for a sample from others; None where that was not found out.
 
@@ -121,10 +129,10 @@ class LossWeights:
             RuntimeError: samples meet in it, or it is a sum; on every rank alike.
         """
         samples, single = share.samples, loss.numel() == 1
-        meet = samples_meet(loss, outputs, samples)
+        meet = samples_meet(loss, outputs_apart(outputs), samples) or samples_paired(loss, made, samples)
         summed = sums_of_samples(loss, made, samples) if single else ""
         ranked = samples_compete(loss, made, samples) if single and share.total > 1 else ""
-        mixed = "" if apart is None else apart.relevant(outputs, loss)
+        mixed = "" if apart is None else apart.relevant(outputs[-1], loss)
         second = apart is not None and apart.batch_second
         everyone = self._world.from_all((meet, summed, ranked, (mixed, second)))
         if said := next((one for *_, one in everyone if one[0]), None):
