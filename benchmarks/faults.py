@@ -153,7 +153,8 @@ def reference(directory: Path) -> list[float]:
     """Return the losses of one process."""
     directory.mkdir()
     command = [sys.executable, __file__, "--rank", str(directory), "data", str(STEPS), ""]
-    subprocess.run(command, check=True, env=environment("reference"), timeout=deadline(120))
+    env = environment("reference") | {"OMP_NUM_THREADS": "1"}  # as ranks have; more take minutes on a busy machine
+    subprocess.run(command, check=True, env=env, timeout=deadline(120))
     return losses(directory)[0]
 
 
