@@ -31,7 +31,8 @@ test-third-party: $(VENV)/.installed-dev
 	$(PYTEST) -m third_party $(PYTEST_ARGS)
 
 # The backend and a sample of the rest on the newest torch of PyPI, in an environment of its own (6 GB): CI has 2.13.
-NEWEST_TESTS := tests/comm tests/e2e tests/parallel/data tests/parallel/compose/test_trainer.py tests/keras/test_history.py
+NEWEST_TESTS := tests/comm tests/e2e tests/workload tests/parallel/data tests/parallel/partition/tensor \
+	tests/parallel/compose/test_trainer.py tests/keras/test_history.py
 test-newest-torch:
 	$(PYTHON) -m venv $(NEWEST)
 	$(NEWEST)/bin/python -m pip install --quiet 'pip>=25.1'

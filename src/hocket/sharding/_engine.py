@@ -449,15 +449,15 @@ def guard_autograd_functions() -> None:
 
     Its backward is the user's, and may mix what is divided. Those of `torch.distributed` hand on what they are given.
     """
-    plain: Any = torch.autograd.Function.__dict__["apply"].__func__
-    if hasattr(plain, "_hocket_plain"):
+    plain: Any = torch.autograd.Function.__dict__["apply"]  # a class method; from torch 2.15 on one of C's
+    if hasattr(getattr(plain, "__func__", plain), "_hocket_plain"):
         return
 
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
         watched = torch._C._is_torch_function_enabled() and any(type(one) in _WATCHED for one in args)
         if watched and not cls.__module__.startswith("torch.distributed"):
             args = tuple(gathered(one) for one in args)
-        return plain(cls, *args, **kwargs)
+        return plain.__get__(None, cls)(*args, **kwargs)
 
     apply._hocket_plain = plain  # type: ignore[attr-defined]
     torch.autograd.Function.apply = classmethod(apply)  # type: ignore[assignment, method-assign]
