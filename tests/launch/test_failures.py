@@ -1,15 +1,17 @@
 """A rank fails: what is shown, in which order, and what the launch ends with."""
 
+import json
 import os
 import re
 import tempfile
 import textwrap
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hocket.launch import _worker
-from hocket.launch._failure import RankFailure, describe
+from hocket.launch._failure import RankFailure, describe, read_failure
 from hocket.launch._merge import Merger
 from hocket.testing import deadline
 
@@ -303,3 +305,13 @@ def test_who_never_came_is_the_headline_and_not_who_waited(launched: Any, script
     assert re.search(
         r"hocket: rank 1 did not come where others waited; rank [02] gave up first: exit status 1", ran.err
     )
+
+
+def test_a_rank_that_its_exception_was_ending_has_failed_by_itself(tmp_path: Path) -> None:
+    """The other rank's process is gone first, and the launcher's SIGTERM comes while this one still ends."""
+    told = tmp_path / "error.json"
+    extra = {"py_callstack": "Traceback ...", "timestamp": "7"}
+    told.write_text(json.dumps({"message": {"message": "ValueError: no luck", "extraInfo": extra}}))
+    failure = read_failure(0, 0, 11, -15, 9.0, str(told), "")
+    assert (failure.exit_code, failure.signal, failure.error) == (1, None, "ValueError: no luck")
+    assert read_failure(0, 0, 11, -15, 9.0, "", "").exit_code == 143

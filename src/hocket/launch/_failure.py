@@ -81,6 +81,8 @@ def read_failure(
     """
     recorded = _read_error_file(error_file)
     trace = recorded.traceback
+    if recorded.error and status == -signal.SIGTERM:
+        status = 1  # its exception was ending it already when we ended all, which another rank's end had us do
     name = None
     if status < 0:
         name = _signal_name(-status)
