@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import weakref
 
 import pytest
@@ -144,6 +145,7 @@ def test_capturing_leaves_nothing_behind_that_holds_the_graph() -> None:
     model[0].bias.data = torch.zeros(7)
     model[0](torch.rand(4, 10)).sum().backward()
     del model
+    gc.collect()  # of what other tests have left behind, too
     assert held() is None
 
 

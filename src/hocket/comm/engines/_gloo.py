@@ -1,12 +1,15 @@
 """Gloo for one group: made when it is first needed, its connections proved, its listening sockets closed to others."""
 
+import atexit
 import ctypes
+import functools
 import hmac
 import os
 import secrets
 import socket
 import struct
 import threading
+import weakref
 from datetime import timedelta
 from typing import Any, Final
 
@@ -18,6 +21,38 @@ from ..transport import CommError
 _PROOF_TAG: Final = 0x686F636B  # the first messages on each connection; nothing else is under way yet
 _PROOF_NBYTES: Final = 32
 _SO_ATTACH_FILTER: Final = 26  # <asm-generic/socket.h>
+
+
+_END_S: Final = 1.0
+_connected: "weakref.WeakSet[Gloo]" = weakref.WeakSet()
+_ending, _ended = threading.Event(), threading.Event()
+
+
+@functools.cache
+def _ender() -> threading.Thread:
+    """Start the thread that ends engines when the process ends.
+
+    A thread of Gloo's that drops its last hold of a tensor while the interpreter ends would abort the process
+    (pytorch/pytorch#190489). Whoever drops an engine waits for its threads, for long if a peer does not come; so another
+    thread than the main one does, which cannot be started any more by then.
+    """
+
+    def end() -> None:
+        _ending.wait()
+        for gloo in list(_connected):
+            gloo.end()
+        _ended.set()
+
+    thread = threading.Thread(target=end, name="hocket-end-gloo", daemon=True)
+    thread.start()
+    return thread
+
+
+@atexit.register
+def _end_all() -> None:
+    if _connected and _ender().is_alive():  # a forked child does not have it
+        _ending.set()
+        _ended.wait(_END_S)
 
 
 class Gloo:
@@ -36,6 +71,8 @@ class Gloo:
         self._timeout = timeout
         self._lock = threading.Lock()
         self._engine: Any = None
+        self._found: list[str] = []  # names of its methods that are attributes here
+        self._over = False
 
     def rank(self) -> int:
         """Return this process's number in the group."""
@@ -59,6 +96,8 @@ class Gloo:
             CommError: Somebody else sits on a connection.
         """
         with self._lock:
+            if self._over:
+                raise CommError("the process ends: its connections to other ranks are closed")
             if self._engine is None:
                 if not torch.distributed.is_gloo_available():
                     raise RuntimeError("the hocket backend needs Gloo inside torch; this build of torch has none")
@@ -70,6 +109,8 @@ class Gloo:
                 for descriptor in _listening() - before:
                     _take_no_more(descriptor)
                 self._engine = engine
+                _connected.add(self)
+                _ender()
             return self._engine
 
     def close(self) -> None:
@@ -77,6 +118,14 @@ class Gloo:
         with self._lock:
             if self._engine is not None:
                 self._engine.abort()
+
+    def end(self) -> None:
+        """Let go of the engine, which waits for its threads."""
+        with self._lock:
+            self._over, engine, self._engine = True, self._engine, None
+            for name in self._found:
+                vars(self).pop(name, None)
+        del engine
 
     def missing(self, timeout: timedelta) -> list[int]:
         """Return the ranks that have not come here within a time, if the first operation is still to come; else none.
@@ -96,6 +145,7 @@ class Gloo:
     def __getattr__(self, name: str) -> Any:
         # What torch asks of every backend is answered without connecting: one rank may be alone in asking.
         value = False if name.startswith("supports_") else getattr(self.connect(), name)
+        self._found.append(name)
         setattr(self, name, value)  # the next time it is found at once
         return value
 
