@@ -33,8 +33,8 @@ def _ender() -> threading.Thread:
     """Start the thread that ends engines when the process ends.
 
     A thread of Gloo's that drops its last hold of a tensor while the interpreter ends would abort the process
-    (pytorch/pytorch#190489). Whoever drops an engine waits for its threads, for long if a peer does not come; so that is
-    done by another thread than the main one, which cannot be started any more by then.
+    (pytorch/pytorch#190489). Whoever drops an engine waits for its threads, for long if a peer does not come; hence
+    another thread than the main one, which could not be started any more by then.
     """
 
     def end() -> None:
