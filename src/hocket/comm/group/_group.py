@@ -2,6 +2,7 @@
 
 import atexit
 import threading
+import time
 import weakref
 from collections.abc import Sequence
 from datetime import timedelta
@@ -25,6 +26,7 @@ from ._hosts import find_hosts, open_transport
 from ._runner import Runner, timeout_setting
 
 _lives = 0
+_SETTLE_S = 0.5  # for operations that nobody has waited for, when the process ends
 _open_groups: "weakref.WeakSet[HocketGroup]" = weakref.WeakSet()
 
 
@@ -301,6 +303,10 @@ for _name in ("broadcast", "allgather", "gather", "scatter", "reduce", "reduce_s
 
 @atexit.register
 def _leave_all() -> None:
-    for group in list(_open_groups):
+    groups = list(_open_groups)
+    for group in groups:
         if group._channel is not None:
             group._channel.leave()
+    end_s = time.monotonic() + _SETTLE_S
+    for runner in (one.runner for group in groups for one in (group._host, group._gpu) if one is not None):
+        runner.settle(max(0.0, end_s - time.monotonic()))

@@ -127,6 +127,13 @@ class Runner:
         self._queue.close(_CLOSE_S)
         self.leave()
 
+    def settle(self, timeout_s: float) -> None:
+        """Wait until the progress thread has ended, or for so many seconds.
+
+        A thread that returns from torch while the interpreter ends would abort the process.
+        """
+        self._queue.close(timeout_s)
+
     def leave(self) -> None:
         """Tell the peers at once that this rank takes part no more."""
         if self._channel is not None:

@@ -190,7 +190,7 @@ class ProgressQueue:
         """Queue `body`, which returns its error, behind everything posted before."""
         with self._count:
             self._pending += 1
-            if self._thread is None:
+            if self._thread is None or (self._closed and not self._thread.is_alive()):
                 self._thread = threading.Thread(target=self._serve, name=f"hocket-{self._name}", daemon=True)
                 self._thread.start()
         self._items.put((work, body))
