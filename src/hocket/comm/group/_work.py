@@ -198,7 +198,7 @@ class ProgressQueue:
     def close(self, timeout_s: float) -> bool:
         """Let the thread end after what is queued; False if that takes longer than `timeout_s`."""
         self._closed = True
-        if self._thread is None or self._thread is threading.current_thread():
+        if self._thread is None or self._thread is threading.current_thread() or not self._thread.is_alive():
             return True
         self._items.put(None)
         self._thread.join(timeout_s)

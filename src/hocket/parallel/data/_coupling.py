@@ -88,9 +88,10 @@ def samples_paired(loss: torch.Tensor, made: set[int], samples: int) -> bool:
 
 
 def _of_others(rows: torch.Tensor, samples: int) -> torch.Tensor:
-    """Return the rows that are not of the first sample, however views lie."""
-    views = len(rows) // samples
-    return torch.cat([rows[i * samples + (views if i == 0 else 1) : (i + 1) * samples] for i in range(views)])
+    """Return the rows that are not of the first sample, whether its rows lie side by side or one in each view."""
+    others = torch.ones(len(rows), dtype=torch.bool, device=rows.device)
+    others[: len(rows) // samples] = others[::samples] = False
+    return rows[others]
 
 
 def sums_of_samples(loss: torch.Tensor, made: set[int], samples: int) -> Literal["", "sum", "weights"]:
