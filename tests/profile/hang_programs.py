@@ -14,7 +14,10 @@ from hocket.testing import deadline
 
 
 def told(folder: Path) -> bool:
-    return (folder / "hangs.jsonl").exists()
+    try:
+        return (folder / "hangs.jsonl").stat().st_size > 0
+    except FileNotFoundError:
+        return False
 
 
 def until_told(folder: Path) -> None:

@@ -123,7 +123,8 @@ def test_the_ranks_that_wait_say_who_keeps_them_and_where(tmp_path: Path, how: s
 def test_two_orders_of_operations_are_said_to_be_a_circle(tmp_path: Path) -> None:
     variables = {"HOCKET_RECORD": str(tmp_path), "HOCKET_HANG_S": "1"}
     run_ranks(hang_programs.circle, 2, str(tmp_path), env=variables, timeout_s=deadline(60))
-    (told,) = [json.loads(line) for line in (tmp_path / "hangs.jsonl").read_text().splitlines()]
+    # One rank may go on a moment before the other, which is then what is said next.
+    told = json.loads((tmp_path / "hangs.jsonl").read_text().splitlines()[0])
     assert (told["kind"], told["ranks"]) == ("order", [0, 1])
     assert "group one" in told["sentence"]
     assert "group other" in told["sentence"]

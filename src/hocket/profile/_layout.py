@@ -11,7 +11,7 @@ from typing import Final
 
 import numpy as np
 
-MAGIC: Final = b"HOCKREC2"
+MAGIC: Final = b"HOCKREC3"
 HEAD: Final = struct.Struct("<8sIIIIQddII")
 """Magic, rank, world, process number, host's number of texts, start of the process in clock ticks, seconds from
 perf_counter to the epoch, perf_counter at the beginning, rows of both rings."""
@@ -62,11 +62,15 @@ assert ROW.size == ROW_TYPE.itemsize == 64
 assert GROUP.itemsize == 64
 
 OPERATION, WAIT, STEP, PHASE, GARBAGE, SAMPLE, ERROR, LINK, VALUE = range(1, 10)
-"""Types of rows. What a SAMPLE's five numbers are: when; CPU seconds of the process, of the main thread; seconds that
-the main thread was ready and had no core; MHz of its core, or 0. Its bytes are the resident memory. A LINK's text are
-its own and the peer's address, its bytes and `seq` are the bytes and segments sent again since the first connection,
-its numbers: when; seconds in use (`_links.ConnectionUse`); round trip, the shortest round trip, 0. A VALUE is a number
-that the program tells of a step (`seq`): its text is the name, its numbers: when; the value."""
+"""Types of rows. The caller of an operation whose flags hold INLINE was blocked from when it posted it to its end,
+and no row of type WAIT says that again; its readers get one. What a SAMPLE's five numbers are: when; CPU seconds of
+the process, of the main thread; seconds that the main thread was ready and had no core; MHz of its core, or 0. Its
+bytes are the resident memory. A LINK's text are its own and the peer's address, its bytes and `seq` are the bytes
+and segments sent again since the first connection, its numbers: when; seconds in use (`_links.ConnectionUse`); round
+trip, the shortest round trip, 0. A VALUE is a number that the program tells of a step (`seq`): its text is the name,
+its numbers: when; the value."""
+ASYNCHRONOUS, INLINE = 1, 2
+"""Flags of an operation. Those of a wait are 1 if it was for a message."""
 POINTS: Final = (SAMPLE, LINK, VALUE)
 """Types of rows of whose numbers only the first is a time."""
 

@@ -185,6 +185,7 @@ def _rank(raw: mmap.mmap, most: int) -> tuple[RankRun, float]:
         # A row that is just being written has the number of its predecessor, or none.
         rings.append(rows[rows["number"] == np.arange(written - kept + 1, written + 1) & 0xFFFFFFFF])
         lost += written - kept
+    rings[0] = _with_waits(rings[0])
     count = min(int(words[lay.GROUPS_AT // 8]), lay.GROUPS)
     groups = []
     for row in np.frombuffer(raw[lay.GROUPS_FROM : lay.TEXTS_FROM], lay.GROUP, count):
@@ -197,6 +198,19 @@ def _rank(raw: mmap.mmap, most: int) -> tuple[RankRun, float]:
         rank, world, about.get("host", ""), pid, about, texts, groups, rings[0], rings[1], lost, ended_s or None, last_s
     )
     return run, epoch_s
+
+
+def _with_waits(rows: Rows) -> Rows:
+    """Return the rows, behind each operation that its caller carried out the row of its wait."""
+    inline = (rows["type"] == lay.OPERATION) & (rows["flags"] & lay.INLINE > 0)
+    times = np.where(inline, 2, 1)
+    found = np.repeat(rows, times)
+    waits = found[np.cumsum(times)[inline] - 1]
+    waits["type"], waits["flags"] = lay.WAIT, 0
+    for name in ("started_s", "published_s", "arrived_s"):
+        waits[name] = waits["posted_s"]
+    found[np.cumsum(times)[inline] - 1] = waits
+    return found
 
 
 def _last_rows(raw: mmap.mmap, ring: int, written: int, kept: int) -> Rows:

@@ -23,6 +23,8 @@ _STARTED_WORD, _FINISHED_WORD, _STARTED_S_WORD = (
     (lay.GROUPS_FROM + lay.GROUP.fields[name][1]) // 8  # type: ignore[index]
     for name in ("started", "finished", "started_s")
 )
+_pack_row, _pack_group = lay.ROW.pack_into, lay.GROUP_NOW.pack_into
+_EVENTS_FROM, _EVENTS, _EVENTS_WORD = lay.ring_at(1), lay.RING_ROWS[1], lay.ROWS_AT[1] // 8
 _ROWS_WORD, _STEP_WORD, _PATIENCE_WORD = lay.ROWS_AT[0] // 8, lay.STEP_AT // 8, lay.PATIENCE_AT // 8
 
 
@@ -56,6 +58,7 @@ class RankRecord:
         self._text_end = 0
         self._groups: dict[str, int] = {}
         self._begun: dict[int, int] = {}
+        self._patience_s = 0.0
         self._lock = threading.Lock()
         now_s = time.perf_counter()
         lay.HEAD.pack_into(
@@ -111,8 +114,13 @@ class RankRecord:
 
     def span(self, kind: int, begin_s: float, end_s: float, name: str = "", *, seq: int = 0, nbytes: int = 0) -> None:
         """Append something rare that took from `begin_s` to `end_s`."""
-        text = self.text(name) if name else 0
-        self.row(1, kind, text=text, seq=seq, nbytes=nbytes, times=(begin_s, begin_s, begin_s, begin_s, end_s))
+        text = (self._texts.get(name) or self.text(name)) if name else 0
+        number = next(self._counts[1])
+        _pack_row(
+            self._map, _EVENTS_FROM + (number - 1) % _EVENTS * _ROW_NBYTES, number & 0xFFFFFFFF, kind, 0, 0, text,
+            seq & 0xFFFFFFFF, nbytes, begin_s, begin_s, begin_s, begin_s, end_s,
+        )  # fmt: skip
+        self._words[_EVENTS_WORD] = number
 
     # --- operations -------------------------------------------------------------------------------------------------
 
@@ -139,13 +147,13 @@ class RankRecord:
         if slot is None or seq <= self._begun[slot]:
             slot = self._group(op, begins=True)
         finished, self._begun[slot] = self._begun[slot], seq
-        lay.GROUP_NOW.pack_into(
+        _pack_group(
             self._map, lay.GROUPS_FROM + lay.GROUP_NOW_AT + slot * _GROUP_NBYTES,
-            self._texts.get(op.kind) or self.text(op.kind), op.world, seq, min(finished, seq - 1), op.nbytes,
-            op.started_s,
+            self._texts.get(op.kind) or self.text(op.kind), op.world, seq, finished if finished < seq else seq - 1,
+            op.nbytes, op.started_s,
         )  # fmt: skip
 
-    # The two that follow spell out what `row` does, since a step of training calls them a hundred times.
+    # The two that follow, and `span`, spell out what `row` does, since a step of training calls them a hundred times.
 
     def operation_finished(self, op: OperationRecord) -> None:
         """See hocket.comm.Observer."""
@@ -155,34 +163,40 @@ class RankRecord:
         slot = self._groups.get(op.group)
         if slot is None:
             slot = self._group(op)
-        words, seq = self._words, op.seq
+        words, seq, inline = self._words, op.seq, op.inline
         words[_FINISHED_WORD + slot * _GROUP_WORDS] = seq
         what = (op.kind, path, op.dtype, op.label)
         number = next(self._counts[0])
-        lay.ROW.pack_into(
+        _pack_row(
             self._map, lay.RINGS_FROM + (number - 1) % _RING * _ROW_NBYTES, number & 0xFFFFFFFF, lay.OPERATION,
-            op.asynchronous, slot, self._whats.get(what) or self._what(what), seq & 0xFFFFFFFF, op.nbytes, op.posted_s,
-            op.started_s, op.published_s, op.arrived_s, op.finished_s,
+            op.asynchronous + 2 * inline, slot, self._whats.get(what) or self._what(what), seq & 0xFFFFFFFF,
+            op.nbytes, op.posted_s, op.started_s, op.published_s, op.arrived_s, op.finished_s,
         )  # fmt: skip
         words[_ROWS_WORD] = number
+        if inline and op.finished_s - op.posted_s > self._patience_s:
+            self._outwait(op.finished_s - op.posted_s)
+
+    def _outwait(self, seconds: float) -> None:
+        # Before the first step ranks wait for imports and compilation, which tells nothing of what comes after.
+        if self._words[_STEP_WORD]:
+            self._patience_s = self._seconds[_PATIENCE_WORD] = seconds
 
     def operation_waited(self, op: OperationRecord, begin_s: float, end_s: float) -> None:
         """See hocket.comm.Observer."""
+        if end_s - begin_s > self._patience_s:
+            self._outwait(end_s - begin_s)
         path, slot = op.path, self._groups.get(op.group)
         message = path == "message"
         if slot is None:
             slot = 0 if message else self._group(op)
         what = (op.kind, path, op.dtype, op.label)
         number, words = next(self._counts[0]), self._words
-        lay.ROW.pack_into(
+        _pack_row(
             self._map, lay.RINGS_FROM + (number - 1) % _RING * _ROW_NBYTES, number & 0xFFFFFFFF, lay.WAIT, message,
             slot, self._whats.get(what) or self._what(what), op.seq & 0xFFFFFFFF, op.nbytes, begin_s, begin_s, begin_s,
             begin_s, end_s,
         )  # fmt: skip
         words[_ROWS_WORD] = number
-        # Before the first step ranks wait for imports and compilation, which tells nothing of what comes after.
-        if end_s - begin_s > self._seconds[_PATIENCE_WORD] and words[_STEP_WORD]:
-            self._seconds[_PATIENCE_WORD] = end_s - begin_s
 
     def message_waiting(self, peer: int, nbytes: int, receives: bool) -> None:
         """See hocket.comm.ProgressObserver."""
@@ -197,7 +211,7 @@ class RankRecord:
     def enter(self, name: str) -> int:
         """Say that the main thread is in a phase; return what to give to `enter_again` at its end."""
         before = self._words[lay.PHASE_AT // 8]
-        self._words[lay.PHASE_AT // 8] = self.text(name)
+        self._words[lay.PHASE_AT // 8] = self._texts.get(name) or self.text(name)
         return before
 
     def enter_again(self, before: int) -> None:
@@ -231,7 +245,7 @@ class RankRecord:
     @property
     def patience_s(self) -> float:
         """The longest wait since the first step that has ended well, in seconds."""
-        return self._seconds[lay.PATIENCE_AT // 8]
+        return self._patience_s
 
     def ended(self) -> None:
         """Say that the program has ended by itself."""

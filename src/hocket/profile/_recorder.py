@@ -124,6 +124,8 @@ class Recorder(OperationListener):
     def operation_finished(self, op: OperationRecord) -> None:
         """See hocket.comm.Observer."""
         self._finished.append(op)
+        if op.inline:
+            self._waited.append((op, op.posted_s, op.finished_s))
         if len(self._finished) >= _FOLD_AFTER:
             self._fold()
 

@@ -26,6 +26,8 @@ class Recent(OperationListener):
     def operation_finished(self, op: OperationRecord) -> None:
         """See hocket.comm.Observer."""
         self._operations.append(op)
+        if op.inline:
+            self._waits.append((op.posted_s, op.finished_s))
 
     def operation_waited(self, op: OperationRecord, begin_s: float, end_s: float) -> None:
         """See hocket.comm.Observer."""

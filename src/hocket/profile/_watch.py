@@ -37,6 +37,7 @@ _EVERY_S = 0.25
 _FRAMES = 40
 _LINKS_EVERY_S = 1.0
 _LINKS_SHARE = 0.002  # of a core may looking at connections take
+_LAST_WORD_S = 2.0  # may a program that ends wait for the thread, which may be telling why ranks have waited
 _LONG_GARBAGE_S = 0.0005
 
 _watch: "Watch | None" = None
@@ -190,7 +191,8 @@ class Watch:
         os.register_at_fork(after_in_child=self._forget)
         # Unlike atexit's, this runs in children of multiprocessing, too.
         self._at_exit = multiprocessing.util.Finalize(None, self._end, exitpriority=0)
-        threading.Thread(target=self._loop, name="hocket-watch", daemon=True).start()
+        self._thread = threading.Thread(target=self._loop, name="hocket-watch", daemon=True)
+        self._thread.start()
 
     # --- listening --------------------------------------------------------------------------------------------------
 
@@ -229,6 +231,7 @@ class Watch:
 
     def _end(self) -> None:
         self._over.set()
+        self._thread.join(_LAST_WORD_S)
         self.record.ended()
 
     # --- the thread -------------------------------------------------------------------------------------------------
@@ -286,8 +289,16 @@ def loading_of(load: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(load)
     def recorded(*args: Any) -> Any:
-        with phase("data"):
+        active = _watch
+        if active is None:
             return load(*args)
+        record = active.record  # what `phase` does, in half the time
+        before, begin_s = record.enter("data"), time.perf_counter()
+        try:
+            return load(*args)
+        finally:
+            record.enter_again(before)
+            record.span(lay.PHASE, begin_s, time.perf_counter(), "data")
 
     return recorded
 

@@ -74,11 +74,13 @@ class Runner:
             inference = torch.is_inference_mode_enabled()
             self._queue.post(work, lambda: self._run_beside(action, record, timeout_s, inference))
             return work
+        if record is not None:
+            record.inline = True
         try:
             error = self._run(action, record, timeout_s)
         finally:
             self._queue.leave()
-        if record is not None:
+        if error is not None and record is not None:
             _observe.announce_waited(record, record.posted_s, time.perf_counter())
         if error is not None and not isinstance(error, Exception):
             raise error
@@ -105,7 +107,7 @@ class Runner:
             if record is None:
                 action(timeout_s)
                 return None
-            record.started_s = time.perf_counter()
+            record.started_s = record.posted_s if record.inline else time.perf_counter()
             if _observe.progress is not None:
                 _observe.progress.operation_started(record)
             record.path = action(timeout_s)

@@ -29,6 +29,8 @@ class OperationRecord:
         arrived_s: When the last peer had arrived at it; where an engine does not tell, `published_s`.
         finished_s: When this rank had finished it.
         label: Name that the caller gave it with `label(...)`.
+        inline: Whether the caller's thread carried it out itself, and so was blocked from `posted_s` to `finished_s`;
+            observers hear of no other wait for it.
     """
 
     group: str
@@ -45,6 +47,7 @@ class OperationRecord:
     finished_s: float = 0.0
     label: str | None = None
     published_s: float = 0.0
+    inline: bool = False
 
     @property
     def skew_s(self) -> float:
@@ -59,7 +62,10 @@ class Observer(Protocol):
         """Learn that this rank has finished `op`."""
 
     def operation_waited(self, op: OperationRecord, begin_s: float, end_s: float) -> None:
-        """Learn that the user's thread was blocked on `op` from `begin_s` to `end_s` (perf_counter seconds)."""
+        """Learn that the user's thread was blocked on `op` from `begin_s` to `end_s` (perf_counter seconds).
+
+        Of an operation that is `inline` its end says that, unless it failed and had none.
+        """
 
 
 class ProgressObserver(Protocol):

@@ -1,0 +1,98 @@
+"""The rows of operations and of waiting: what is written in one row is read as two."""
+
+import tempfile
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hocket.comm import OperationRecord
+from hocket.profile import OPERATION, WAIT, read_run, watch
+from hocket.profile import _layout as lay
+from hocket.profile._record import RankRecord
+from hocket.testing import run_ranks
+
+OPERATIONS = st.lists(
+    st.tuples(
+        st.sampled_from(("all_reduce", "broadcast", "barrier")),
+        st.integers(0, 1 << 40),
+        st.sampled_from(("inline", "beside", "never waited for")),
+    ),
+    max_size=40,
+)
+
+
+@settings(deadline=None, max_examples=40)
+@given(OPERATIONS)
+def test_every_wait_has_a_row_whether_it_was_written_as_one_or_not(operations: list[tuple[str, int, str]]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        record = RankRecord(Path(folder), 0, 2)
+        expected = []
+        for seq, (kind, nbytes, how) in enumerate(operations, 1):
+            at_s = float(seq)
+            op = OperationRecord(
+                "0", seq, kind, nbytes, "float32", 2, "shm-direct", how != "inline", at_s, at_s + 0.1, at_s + 0.3,
+                at_s + 0.4, None, at_s + 0.2, how == "inline",
+            )  # fmt: skip
+            record.operation_started(op)
+            record.operation_finished(op)
+            expected.append((OPERATION, seq, nbytes, at_s, at_s + 0.4))
+            if how == "inline":
+                expected.append((WAIT, seq, nbytes, at_s, at_s + 0.4))
+            elif how == "beside":
+                record.operation_waited(op, at_s + 0.1, at_s + 0.45)
+                expected.append((WAIT, seq, nbytes, at_s + 0.1, at_s + 0.45))
+        rows = read_run(folder).ranks[0].operations
+    found = rows[["type", "seq", "nbytes"]].tolist()
+    assert found == [one[:3] for one in expected]
+    # The clock of a run begins with its first row.
+    if expected:
+        times = [
+            (row["posted_s"] - rows["posted_s"][0] + 1.0, row["finished_s"] - rows["posted_s"][0] + 1.0) for row in rows
+        ]
+        assert times == [pytest.approx(one[3:]) for one in expected]
+    waits = rows[rows["type"] == WAIT]
+    assert not waits["flags"].any(), "none was for a message"
+    for name in ("started_s", "published_s", "arrived_s"):
+        assert (waits[name] == waits["posted_s"]).all()
+
+
+def test_a_failed_operation_that_was_waited_for_has_the_row_of_its_wait(tmp_path: Path) -> None:
+    record = RankRecord(tmp_path, 0, 2)
+    op = OperationRecord("0", 1, "all_reduce", 4, "float32", 2, "", False, 1.0, 1.1, inline=True)
+    record.operation_started(op)
+    record.operation_waited(op, 1.0, 3.0)
+    rows = read_run(tmp_path).ranks[0].operations
+    assert rows["type"].tolist() == [WAIT]
+    assert rows["finished_s"][0] - rows["posted_s"][0] == pytest.approx(2.0)
+
+
+def test_a_record_of_another_form_is_refused(tmp_path: Path) -> None:
+    RankRecord(tmp_path, 0, 1)
+    file = tmp_path / lay.FILE.format(0)
+    file.write_bytes(b"HOCKREC2" + file.read_bytes()[8:])
+    with pytest.raises(ValueError, match="of another version of hocket"):
+        read_run(tmp_path)
+
+
+def program(folder: str) -> None:
+    """One operation that the caller carries out, and one that it waits for later."""
+    watch(folder=folder)
+    dist.all_reduce(torch.ones(10))
+    work = dist.all_reduce(torch.ones(20), async_op=True)
+    assert work is not None
+    work.wait()
+
+
+def test_operations_of_a_real_group_are_waited_for_once_each(tmp_path: Path) -> None:
+    run_ranks(program, 2, str(tmp_path), timeout_s=60)
+    for one in read_run(tmp_path).ranks:
+        operations, waits = one.of(OPERATION), one.of(WAIT)
+        assert {40, 80} <= set(operations["nbytes"].tolist())
+        (inline,) = waits[waits["nbytes"] == 40]
+        (own,) = operations[operations["nbytes"] == 40]
+        assert (inline["posted_s"], inline["finished_s"]) == (own["posted_s"], own["finished_s"])
+        assert len(waits[waits["nbytes"] == 80]) <= 1, "the operation may have been over before"
