@@ -150,3 +150,23 @@ def test_what_messages_reach_of_a_slow_link_is_found(captured: Workload) -> None
     assert found[1].message_share == pytest.approx(0.5, rel=0.15)
     for run in runs:
         assert step_s(run.plan, captured, *found) == pytest.approx(run.step_s, rel=0.03)
+
+
+@pytest.mark.parametrize("times", [0.5, 1.6])
+def test_how_fast_layers_of_which_ranks_have_a_part_compute_is_found_and_moves_all_such_plans(
+    captured: Workload, times: float
+) -> None:
+    """Of the weights a part may stay in a cache where the whole does not."""
+    truth = dataclasses.replace(GUESS, divided_times=times)
+    runs = [
+        MeasuredPlan(plan, step_s(plan, captured, NETWORK, truth)) for plan in reference_plans(plans_of(captured), 4)
+    ]
+    network, constants = fitted(runs, captured, NETWORK, GUESS, batch=BATCH)
+    assert constants.divided_times == pytest.approx(times, rel=0.2)
+    unseen = [
+        plan
+        for plan in plans_of(captured)
+        if plan.tensor_parallel_degree > 1 and plan not in {run.plan for run in runs}
+    ]
+    off = [abs(math.log(step_s(p, captured, network, constants) / step_s(p, captured, NETWORK, truth))) for p in unseen]
+    assert statistics.median(off) < 0.05

@@ -51,6 +51,9 @@ class Constants:
         block_s: What a block with sharded parameters costs for each pass besides what is fetched, of two ranks; more
             wait longer for each other (`waiting`),
         tensor_s: and each of its tensors.
+        divided_times: How many times as long ranks compute that share layers as their part of the work would
+            have them: less than 1 where a part of the weights stays in a cache and the whole does not, more where
+            kernels are worse with small matrices. Known from runs only (`fitted`).
         exchange_s: What an exchange of two ranks that share tensors costs besides its collective; more wait longer.
         exchange_share: Of what collectives reach of the links, what those exchanges do, while all compute.
         overlap: Whether gradients are reduced while back-propagation goes on (else after it).
@@ -82,6 +85,7 @@ class Constants:
     gradient_shard_s: float = 0.0
     block_s: float = 0.0
     tensor_s: float = 0.0
+    divided_times: float = 1.0
     exchange_s: float = 0.0
     exchange_share: float = 1.0
     overlap: bool = True
@@ -122,6 +126,8 @@ class Constants:
                 raise PlanError(f"constant {one.name}: {value} is no share; give more than 0 and at most 1")
             if (one.name.endswith("_s") or one.name in _AT_LEAST_0) and value < 0:
                 raise PlanError(f"constant {one.name}: {value} must be 0 or more")
+            if one.name == "divided_times" and value <= 0:
+                raise PlanError(f"constant {one.name}: {value} must be more than 0")
         if self.basis not in get_args(Basis):
             raise PlanError(f"constant basis: {self.basis!r} is none of {', '.join(get_args(Basis))}")
 
@@ -134,6 +140,8 @@ class Constants:
                 rows.append((one.name, f"{value * 1e6:.3g} us"))
             elif isinstance(value, bool):
                 rows.append((one.name, "yes" if value else "no"))
+            elif one.name == "divided_times":
+                rows.append((one.name, f"{value:.3g}"))
             elif isinstance(value, str | int):
                 rows.append((one.name, str(value)))
             else:
