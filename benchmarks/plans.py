@@ -130,7 +130,7 @@ def alone(made: Example, batch: Any) -> Callable[[], object]:
     return step
 
 
-def rank_main(name: str, turns: int, more: int, within: float, out: Path) -> None:
+def rank_main(name: str, turns: int, more: int, within: float, seconds: float | None, out: Path) -> None:
     """Everything of one workload in one world; rank 0 writes it down."""
     dist.init_process_group("hocket")
     rank, world = dist.get_rank(), dist.get_world_size()
@@ -139,7 +139,7 @@ def rank_main(name: str, turns: int, more: int, within: float, out: Path) -> Non
     compute = alone(made, batch)
     before = [one for _ in range(3) for one in timed(compute)]
     began = time.perf_counter()
-    found = calibrate(made.model, torch.optim.Adam(made.model.parameters()), batch[:-1])
+    found = calibrate(made.model, torch.optim.Adam(made.model.parameters()), batch[:-1], seconds=seconds)
     took_s = time.perf_counter() - began
     before += [one for _ in range(3) for one in timed(compute)]
     given: list[Any] = [None]
@@ -149,7 +149,13 @@ def rank_main(name: str, turns: int, more: int, within: float, out: Path) -> Non
         each = [foretold(plan, constants=found.constants) for plan in plans if is_measured(plan)]
         each.sort(key=lambda one: one.step_s)
         each = [one for one in each if one.step_s <= within * each[0].step_s]
-        given = [[{"plan": p.plan.to_json(), "predicted_s": p.step_s, "parts": dict(p.parts.rows())} for p in each]]
+        given = [
+            [
+                {"plan": p.plan.to_json(), "predicted_s": p.step_s, "interval_s": p.interval_s}
+                | {"parts": dict(p.parts.rows())}
+                for p in each
+            ]
+        ]
     dist.broadcast_object_list(given)
     rows = given[0]
     steps: dict[int, Callable[[], object]] = {}
@@ -234,6 +240,7 @@ def judged(document: dict[str, Any]) -> dict[str, Any]:
         "behind": pick["measured_s"] / best["measured_s"] - 1,
         "best": plans[rows.index(best)].describe(),
         "before": [row["predicted_s"] / row["measured_s"] - 1 for row in rows],
+        "inside": [low <= row["measured_s"] <= high for row in rows for low, high in [row["interval_s"]]],
         "again": again,
         "blind": [error for error, reference in zip(again, references, strict=True) if not reference],
         "itself": [usual(halves[0]) / usual(halves[1]) - 1 for row in rows if (halves := halved(row["steps_s"]))],
@@ -272,12 +279,13 @@ def main() -> None:
     parser.add_argument(
         "--within", type=float, default=math.inf, help="leave out plans predicted to take so many times the fastest"
     )
+    parser.add_argument("--seconds", type=float, help="of each calibration; one to two minutes if not given")
     parser.add_argument("--out", type=Path, help="a folder for what was measured, as JSON")
     parser.add_argument("--read", type=Path, help="measure nothing; judge the files of this folder")
     parser.add_argument("--rank", nargs=2, metavar=("WORKLOAD", "FILE"), help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.rank:
-        rank_main(given.rank[0], given.turns, given.more, given.within, Path(given.rank[1]))
+        rank_main(given.rank[0], given.turns, given.more, given.within, given.seconds, Path(given.rank[1]))
         return
     if given.read:
         show([json.loads(file.read_text()) for file in sorted(given.read.glob("*.json"))])
@@ -298,6 +306,7 @@ def main() -> None:
                 str(given.more),
                 "--within",
                 str(given.within),
+                *(["--seconds", str(given.seconds)] if given.seconds else []),
                 "--rank",
                 name,
                 str(files[-1]),
@@ -309,7 +318,7 @@ def main() -> None:
 def show(documents: list[dict[str, Any]]) -> None:
     """Print the tables."""
     words = "workload, ranks, plans, planner's pick, behind the best, best measured, drift, before: median, worst"
-    words += ", again: median, worst, blind: median, worst"
+    words += ", inside, again: median, worst, blind: median, worst"
     heads = words.split(", ")
     print("| " + " | ".join(heads) + " |\n|" + "---|" * len(heads))
     found = [judged(document) for document in documents]
@@ -318,10 +327,14 @@ def show(documents: list[dict[str, Any]]) -> None:
         cells += [f"{one['drift']:.2f}"]
         for name in ("before", "again", "blind"):
             cells += median_and_worst(one[name])
+            if name == "before":
+                cells.append(f"{sum(one['inside'])} of {len(one['inside'])}")
         print("| " + " | ".join(map(str, cells)) + " |")
     near = sum(one["behind"] <= 0.10 for one in found)
     print(f"\nThe pick is within 10% of the best in {near} of {len(found)} cases.")
     for world in (None, *sorted({one["world"] for one in found})):
+        held = [one for each in found if world in (None, each["world"]) for one in each["inside"]]
+        print(f"{world or 'all'} ranks: {sum(held)} of {len(held)} inside the interval that is to hold 80%")
         for name in ("before", "again", "blind", "itself"):
             errors = [error for one in found if world in (None, one["world"]) for error in one[name]]
             within = sum(abs(error) <= FAR for error in errors)
