@@ -69,8 +69,8 @@ bytes are the resident memory. A LINK's text are its own and the peer's address,
 and segments sent again since the first connection, its numbers: when; seconds in use (`_links.ConnectionUse`); round
 trip, the shortest round trip, 0. A VALUE is a number that the program tells of a step (`seq`): its text is the name,
 its numbers: when; the value."""
-ASYNCHRONOUS, INLINE = 1, 2
-"""Flags of an operation. Those of a wait are 1 if it was for a message."""
+INLINE: Final = 2
+"""Of an operation's flags, beside 1 if it was asynchronous. Those of a wait are 1 if it was for a message."""
 POINTS: Final = (SAMPLE, LINK, VALUE)
 """Types of rows of whose numbers only the first is a time."""
 

@@ -12,7 +12,7 @@ from . import _layout as lay
 from ._live import texts_of
 
 Rows = np.ndarray[Any, Any]
-_MOST_ROWS = 8_000_000  # of each kind are read, of all ranks: half a gigabyte
+_MOST_ROWS = 8_000_000  # of each kind are read, of all ranks: half a gigabyte, and the waits besides
 
 
 class RecordError(ValueError):

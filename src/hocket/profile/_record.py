@@ -169,7 +169,7 @@ class RankRecord:
         number = next(self._counts[0])
         _pack_row(
             self._map, lay.RINGS_FROM + (number - 1) % _RING * _ROW_NBYTES, number & 0xFFFFFFFF, lay.OPERATION,
-            op.asynchronous + 2 * inline, slot, self._whats.get(what) or self._what(what), seq & 0xFFFFFFFF,
+            op.asynchronous + lay.INLINE * inline, slot, self._whats.get(what) or self._what(what), seq & 0xFFFFFFFF,
             op.nbytes, op.posted_s, op.started_s, op.published_s, op.arrived_s, op.finished_s,
         )  # fmt: skip
         words[_ROWS_WORD] = number
