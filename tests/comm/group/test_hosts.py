@@ -52,7 +52,8 @@ def test_ranks_of_one_host_use_shared_memory_and_hosts_use_schedules():
         assert all(path.startswith("shm + ") for path in paths.values()), paths
         assert paths["large"] != "shm + leaders"
     for paths in run([0, 1, 2], _paths):
-        assert all(path.startswith("gloo ") for path in paths.values()), paths
+        assert paths["large"].startswith("gloo "), paths
+        assert paths["small"] == paths["barrier"] == "tcp one_shot", paths  # frames alone, between two processes
     for paths in run([0, 0, 0], _paths):
         assert "gloo" not in str(paths)
 

@@ -1,8 +1,9 @@
 """The engines, which move bytes between hosts: torch's own process groups, and MPI."""
 
+from ._direct import DirectPoints, connect_directly
 from ._gloo import Gloo
 from ._mpi import MpiPointToPoint
 from ._point_to_point import EnginePointToPoint
 from .engine import EngineTransport
 
-__all__ = ["EnginePointToPoint", "EngineTransport", "Gloo", "MpiPointToPoint"]
+__all__ = ["DirectPoints", "EnginePointToPoint", "EngineTransport", "Gloo", "MpiPointToPoint", "connect_directly"]

@@ -17,6 +17,7 @@ import torch
 
 from .. import torch_adapter as c10d
 from ..transport import CommError
+from ._direct import DirectPoints
 
 _PROOF_TAG: Final = 0x686F636B  # the first messages on each connection; nothing else is under way yet
 _PROOF_NBYTES: Final = 32
@@ -65,6 +66,8 @@ class Gloo:
 
     def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
         self.loopback = False  # whether all ranks are on this host, so that no other needs to reach them
+        self.address: str | None = None  # where it listens, once it has connected
+        self.beside: DirectPoints | None = None  # connections that end with this one's
         self._store = c10d.PrefixStore("gloo/", store)
         self._rank = rank
         self._size = size
@@ -106,7 +109,9 @@ class Gloo:
                 engine = c10d.process_group_gloo(self._store, self._rank, self._size, self._timeout, loopback)
                 if self._size > 1:
                     self._prove(engine)
-                for descriptor in _listening() - before:
+                listening = _listening() - before
+                self.address = next(filter(None, map(_address, sorted(listening))), None)
+                for descriptor in listening:
                     _take_no_more(descriptor)
                 self._engine = engine
                 _connected.add(self)
@@ -116,6 +121,8 @@ class Gloo:
     def close(self) -> None:
         """Close the connections, if there are any: peers that wait for this rank hear of it."""
         with self._lock:
+            if self.beside is not None:
+                self.beside.close()
             if self._engine is not None:
                 self._engine.abort()
 
@@ -185,6 +192,13 @@ def _listening() -> set[int]:
         except OSError:  # another thread has closed it
             continue
     return found
+
+
+def _address(descriptor: int) -> str | None:
+    """Return the address of a listening socket, if others can be told of it."""
+    with socket.socket(fileno=os.dup(descriptor)) as one:
+        address = str(one.getsockname()[0])
+    return None if "%" in address or address.startswith("fe80:") else address  # which need an interface beside
 
 
 def _take_no_more(descriptor: int) -> None:

@@ -8,18 +8,20 @@ from typing import Any, Final, NamedTuple
 
 from .. import torch_adapter as c10d
 from ..aggregated import open_beside_aggregator
-from ..engines import EnginePointToPoint, EngineTransport, Gloo
+from ..engines import EnginePointToPoint, EngineTransport, Gloo, connect_directly
 from ..p2p import HostMessages, TagMatcher, publish_streams
 from ..scheduled import (
     RAILS_NBYTES,
     CheckedTransport,
     EarlyPoints,
     FlatFrames,
+    PointToPoint,
     ScheduledTransport,
     Subset,
     TwoLevelFrames,
     TwoLevelTransport,
     frame_capacity,
+    frame_peers,
     host_name,
 )
 from ..shm import Channel, SharedMemoryTransport, host_identity
@@ -59,20 +61,14 @@ def open_transport(
     if size == 1:
         return Opened(flat, None, None)
     points = EarlyPoints(EnginePointToPoint(gloo, "gloo"))
-    announcing = EnginePointToPoint(gloo, "gloo", _FRAMES_TAG)
     scheduled: Transport = ScheduledTransport(points, rank, size, flat)
-    checked = CheckedTransport(
-        scheduled,
-        points,
-        FlatFrames(announcing, rank, size, frame_capacity(size)),
-        store,
-        name,
-        rank,
-        global_ranks,
-        called,
-        rank,
-        "gloo one_shot",
-    )
+
+    def checked() -> Transport:
+        announcing = _announcing(gloo, store, rank, size, range(size), timeout)
+        frames = FlatFrames(announcing, rank, size, frame_capacity(size))
+        path = f"{announcing.name} one_shot"
+        return CheckedTransport(scheduled, points, frames, store, name, rank, global_ranks, called, rank, path)
+
     messages = HostMessages(gloo, name, rank, tuple(global_ranks), called, timeout.total_seconds())
     mine = next(ranks for ranks in hosts if rank in ranks)
     gloo.loopback = len(hosts) == 1
@@ -80,7 +76,7 @@ def open_transport(
         gloo.connect()
     if len({len(ranks) for ranks in hosts}) > 1 or len(mine) == 1:
         log.debug("group %s: hosts with %s ranks; schedules over gloo", name, [len(ranks) for ranks in hosts])
-        beside = open_beside_aggregator(checked, store, name, list(range(size)), rank, global_ranks, timeout)
+        beside = open_beside_aggregator(checked(), store, name, list(range(size)), rank, global_ranks, timeout)
         return Opened(beside, None, messages)
     local = mine.index(rank)
     numbers = [global_ranks[r] for r in mine]
@@ -91,7 +87,7 @@ def open_transport(
         streams.map_all()
     if not _all_agree(store, rank, size, timeout, channel is not None):
         gloo.connect()
-        return Opened(checked, None, messages)
+        return Opened(checked(), None, messages)
     assert channel is not None
     inside = SharedMemoryTransport(channel)
     if streams is not None:
@@ -103,16 +99,29 @@ def open_transport(
     agreement: Transport = ScheduledTransport(agreeing, rail.index(rank), len(rail), flat)
     beside = open_beside_aggregator(between, store, name, rail, rank, global_ranks, timeout, agreement)
     two_level: Transport = TwoLevelTransport(hosts, rank, inside, beside, scheduled)
-    leaders = Subset(announcing, [ranks[0] for ranks in hosts])
-    frames = TwoLevelFrames(hosts, rank, inside, leaders, frame_capacity(size, two_level=True))
+    announcing = _announcing(gloo, store, rank, size, [ranks[0] for ranks in hosts], timeout)
+    frames = TwoLevelFrames(hosts, rank, inside, announcing, frame_capacity(size, local=len(mine)))
     # An aggregator compares what reaches it. Ranks of one host that differ see it before they come there, and go on to
     # the next operation, which those of another host would take for this one.
     plain = beside is between
     two_level = CheckedTransport(
-        two_level, points, frames, store, name, rank, global_ranks, called, mine[0], "shm + gloo one_shot",
-        RAILS_NBYTES if plain else None, fuses=plain,
+        two_level, points, frames, store, name, rank, global_ranks, called, mine[0],
+        f"shm + {announcing.name} one_shot", RAILS_NBYTES if plain else None, fuses=plain,
     )  # fmt: skip
     return Opened(two_level, channel, messages)
+
+
+def _announcing(
+    gloo: Gloo, store: Any, rank: int, size: int, members: Sequence[int], timeout: timedelta
+) -> PointToPoint:
+    """Return what some ranks of the group, numbered in their order, exchange frames by; all ranks take part."""
+    number = members.index(rank) if rank in members else None
+    peers = {members[one] for one in frame_peers(number, len(members))} if number is not None else ()
+    direct = connect_directly(store, rank, size, peers, gloo.address, timeout)
+    if direct is None:
+        return Subset(EnginePointToPoint(gloo, "gloo", _FRAMES_TAG), members)
+    gloo.beside = direct
+    return Subset(direct, members)
 
 
 def find_hosts(

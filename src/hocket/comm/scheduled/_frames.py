@@ -21,9 +21,10 @@ _CONTRACT: Final = struct.Struct("<IHHHHIQ")  # seq, kind, operator, dtype, root
 _HEAD_NBYTES: Final = 32
 _LENGTH: Final = struct.Struct("<Q")
 _LENGTH_AT: Final = _CONTRACT.size
-_MOST_NBYTES: Final = 2**15
-_MOST_INSIDE_NBYTES: Final = 2**11  # where frames also go through a host's shared memory, at their full length
-_MOST_TOGETHER: Final = 2**16
+_MOST_NBYTES: Final = 2**16
+_MOST_INSIDE_NBYTES: Final = 2**14  # where frames also go through a host's shared memory
+_FIRST_NBYTES: Final = 2**11  # of them that go there first, whatever their length
+_MOST_TOGETHER: Final = 2**16  # that come to a rank
 _ALIGNMENT: Final = 16  # of what travels in frames, so that it can be seen as any element type
 _KIND_NUMBERS: Final = {kind: i for i, kind in enumerate(KINDS)}
 
@@ -60,17 +61,23 @@ def differences(frames: Sequence[Frame], names: Sequence[int]) -> str:
     return describe([memoryview(frame.contract) for frame in frames], names)
 
 
-def frame_capacity(world: int, *, two_level: bool = False) -> int:
-    """Return the bytes of payload in a frame where so many ranks exchange them."""
-    most = _MOST_INSIDE_NBYTES if two_level else _MOST_NBYTES
-    return min(most, _MOST_TOGETHER // world) // _ALIGNMENT * _ALIGNMENT
+def frame_capacity(world: int, *, local: int = 1) -> int:
+    """Return the bytes of payload in a frame where so many ranks exchange them, `local` of them on each host."""
+    most, together = (_MOST_NBYTES, _MOST_TOGETHER) if local == 1 else (_MOST_INSIDE_NBYTES, _MOST_TOGETHER // 2)
+    return min(most, together // max(1, world - local)) // _ALIGNMENT * _ALIGNMENT
+
+
+def frame_peers(rank: int, size: int) -> set[int]:
+    """Return the ranks with which one exchanges frames."""
+    distances = [2**k for k in range((size - 1).bit_length())]
+    return {(rank + sign * distance) % size for distance in distances for sign in (1, -1)}
 
 
 class FlatFrames:
     """By dissemination (Bruck): in round k a rank sends 2**k frames to the rank 2**k before it.
 
-    An engine moves nothing before its receiver has said where to. So the receives of the next exchange are posted while
-    this one is under way, and its frames then take one way through the network instead of a way there and back.
+    Engines move nothing before a receiver has said where to. So the receives of the next exchange are posted while this
+    one is under way, and its frames then take one way through the network instead of a way there and back.
 
     Args:
         points: Messages to the other ranks; nothing else may use their tag.
@@ -154,6 +161,8 @@ class FlatFrames:
 class TwoLevelFrames:
     """Frames meet inside each host, the first rank of each exchanges them with the other hosts', and tells its host.
 
+    Inside a host a part of a fixed length goes first, which says how long the rest is; mostly there is none.
+
     Args:
         hosts: The ranks of each host, in order; all of one length.
         rank: Number of this rank.
@@ -171,9 +180,12 @@ class TwoLevelFrames:
         self._inside = inside
         local_size = len(hosts[0])
         longest = _HEAD_NBYTES + most_nbytes
+        self._first = min(longest, _HEAD_NBYTES + _FIRST_NBYTES)
         self._own = torch.zeros(longest, dtype=torch.uint8)
         self._local = torch.zeros(local_size, longest, dtype=torch.uint8)
-        self._all = torch.zeros(len(hosts) * local_size * longest, dtype=torch.uint8)
+        count = len(hosts) * local_size
+        self._all = torch.zeros(_ALIGNMENT + count * longest, dtype=torch.uint8)  # begins with how long all are
+        self._all_first = _ALIGNMENT + count * self._first
         self._between = None
         if rank == hosts[self._host][0]:
             self._between = FlatFrames(points, self._host, len(hosts), most_nbytes, local_size)
@@ -181,19 +193,30 @@ class TwoLevelFrames:
     def begin(self, contract: bytes, payload: Tensor | None, timeout_s: float) -> bool:
         """See FrameExchange."""
         pack(self._own, contract, payload)
-        self._inside.all_gather(list(self._local), self._own, timeout_s)
+        first = self._first
+        self._inside.all_gather([frame[:first] for frame in self._local], self._own[:first], timeout_s)
+        lengths = [_frame_nbytes(_view(frame), 0) for frame in self._local]
+        if (longest := max(lengths)) > first:
+            rest = [frame[first:longest] for frame in self._local]
+            self._inside.all_gather(rest, self._own[first:longest], timeout_s)
         if self._between is not None:
-            self._between.begin_gather(torch.cat([frame[: _frame_nbytes(_view(frame), 0)] for frame in self._local]))
+            together = [frame[:length] for frame, length in zip(self._local, lengths, strict=True)]
+            self._between.begin_gather(torch.cat(together))
         return all(bytes(_view(frame)[: len(contract)]) == contract for frame in self._local)
 
     def finish(self, timeout_s: float) -> list[Frame]:
         """See FrameExchange."""
+        view = _view(self._all)
         if self._between is not None:
             found = self._between.finish_gather(timeout_s)
-            self._all[: found.numel()] = found
-        self._inside.broadcast(self._all, 0, timeout_s)
+            _LENGTH.pack_into(view, 0, found.numel())
+            self._all[_ALIGNMENT : _ALIGNMENT + found.numel()] = found
+        self._inside.broadcast(self._all[: self._all_first], 0, timeout_s)
+        end = _ALIGNMENT + _LENGTH.unpack_from(view, 0)[0]
+        if end > self._all_first:
+            self._inside.broadcast(self._all[self._all_first : end], 0, timeout_s)
         size = len(self._hosts) * len(self._local)
-        frames = unpack(self._all, size)
+        frames = unpack(self._all[_ALIGNMENT:], size)
         result: list[Frame | None] = [None] * size
         for k in range(len(self._hosts)):
             ranks = self._hosts[(self._host + k) % len(self._hosts)]
