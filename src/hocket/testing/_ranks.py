@@ -1,6 +1,7 @@
 """Runs a function on n real processes that form a process group, with a deadline and the first traceback."""
 
 import faulthandler
+import gc
 import multiprocessing
 import os
 import pickle
@@ -188,6 +189,7 @@ def _rank_main(
     writer: Connection,
     stack_path: str,
 ) -> None:
+    gc.freeze()  # half a million objects of imported modules, which each collection would visit and copy
     stack_file = open(stack_path, "w")  # noqa: SIM115  (faulthandler writes to it until the process ends)
     faulthandler.register(signal.SIGUSR1, stack_file, all_threads=True)
     os.environ.update(settings)
