@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import subprocess
 import sys
@@ -44,22 +45,24 @@ for ORDER in (sorted, set):
 
 def test_the_order_of_a_stages_parameters_does_not_depend_on_hashes() -> None:
     """They were averaged with other parameters' where each rank is a process of its own; ranks of tests are forks."""
-    said = of_processes(PROGRAM)
+    said = [orders for orders, _ in of_processes()]
     assert said[0] == said[1] == said[2] != ""
 
 
-def of_processes(program: str) -> list[str]:
-    """What three processes print, each with hashes of its own."""
+@functools.cache
+def of_processes() -> list[list[str]]:
+    """What three processes print by the two programs, each process with hashes of its own."""
+    programs = f"{PROGRAM}\nprint('and then')\n{OF_A_SET}"
     return [
         subprocess.run(
-            [sys.executable, "-c", program], env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True,
+            [sys.executable, "-c", programs], env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True,
             text=True, check=True, timeout=deadline(60),
-        ).stdout
+        ).stdout.split("and then\n")
         for seed in ("1", "2", "3")
     ]  # fmt: skip
 
 
 def test_steps_in_the_order_of_a_set_are_told_from_those_in_a_fixed_order() -> None:
-    fixed, of_set = zip(*(said.split() for said in of_processes(OF_A_SET)), strict=True)
+    fixed, of_set = zip(*(digests.split() for _, digests in of_processes()), strict=True)
     assert len(set(fixed)) == 1
     assert len(set(of_set)) > 1
