@@ -54,6 +54,8 @@ def train(fault: str, rank_at_fault: int, steps: int, size: float = 1.0, numel: 
     rows = Rows(steps, size * STEP_S if fault == "loader" and mine else 0.0, every)
     kept: list[object] = []
     circles = [Node() for _ in range(1_000)] if fault == "garbage" and mine else []
+    if circles:
+        gc.unfreeze()  # `run_ranks` has frozen what was imported, which takes a program of one's own its time
     for step, row in enumerate(DataLoader(rows, batch_size=1)):
         if fault == "core":
             compute()
