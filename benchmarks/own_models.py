@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import dataclasses
 import json
 import statistics
 import subprocess
@@ -181,6 +182,9 @@ def rank_main(name: str, file: Path, within_s: float) -> None:
         given = [
             [{"plan": p.plan.to_json(), "predicted_s": p.step_s, "interval_s": p.interval_s} for p in each],
         ]
+        text |= {"workload": str(found.workload), "network": dataclasses.asdict(found.network)}
+        text |= {"constants": dataclasses.asdict(found.constants)}
+        text |= {"runs": [(run.plan.to_json(), run.step_s) for run in found.runs]}
         text |= {"predicted_at": time.strftime("%Y-%m-%d %H:%M:%S"), "references": len(found.runs), "rows": given[0]}
         file.write_text(json.dumps(text, indent=1))
     dist.broadcast_object_list(given)

@@ -19,7 +19,7 @@ LAYER = Layer("0", "Linear", 16, 64, 64, 128, 32.0, (Operation("forward", 1e6, 6
 CALIBRATION = Calibration(
     Workload("net", 8, (LAYER,), "float32", "measured", optimizer_s=1e-5),
     Network("these ranks", 2, 1, 1e9, 1.1e-5, 1e9, 1e9, 1e-5, 0.0, 0.0, 2**33, 0.0, at_once=1.7),
-    Constants(step_s=1e-4, prefetch=False, basis="measured", fitted_workers=2),
+    Constants(step_s=1e-4, prefetch=False, basis="measured", fitted_workers=2, seen=(((0.0, 1.5), 0.1),)),
     (MeasuredPlan(Plan(shard="optimizer", data_parallel_degree=2), 0.012345678901234567),),
 )
 

@@ -19,11 +19,11 @@ from hocket.parallel.batches import mapped, samples_in
 from hocket.parallel.mesh import World, join
 from hocket.parallel.partition import DRY_RUNS
 from hocket.parallel.pipeline import in_steps
-from hocket.planner import Constants, Network, fitted
+from hocket.planner import Constants, Network, Plan, fitted
 from hocket.workload import Workload, capture, trial
 
 from ._overheads import degrees, timed, usual, with_overheads
-from ._references import Calibration, run_references
+from ._references import Calibration, further_plans, merged, run_references
 
 _SIZES = (1 << 12, 1 << 20, 1 << 22)
 _ROUNDS = 8
@@ -76,13 +76,19 @@ def calibrate(
     if world.size == 1:
         return Calibration(workload, network, constants)
     say("3 of 4: what steps, stages and shards cost besides")
-    until_s = [begin + part * seconds if seconds else math.inf for part in (0.55, 0.95)]
+    until_s = [begin + part * seconds if seconds else math.inf for part in (0.5, 0.75, 0.95)]
     found = Calibration(workload, network, with_overheads(constants, network, device, world, until_s[0]))
     say("4 of 4: some plans of the model itself, a few steps each")
     runs = run_references(model, optimizer, inputs, found, world, until_s[1])
+    fit = partial(fitted, workload=workload, network=network, constants=found.constants, batch=samples_in(inputs))
+    plans: list[Plan] = []
     if world.rank == 0:
-        network, constants = fitted(runs, workload, network, found.constants, batch=samples_in(inputs))
-        found = Calibration(workload, network, constants, tuple(runs))
+        found = Calibration(workload, *fit(runs), tuple(runs))
+        plans = further_plans(found, world.size, samples_in(inputs)) if runs else []
+    if world.from_root(bool(plans)):
+        runs = merged(runs, run_references(model, optimizer, inputs, found, world, until_s[2], plans))
+        if world.rank == 0:
+            found = Calibration(workload, *fit(runs), tuple(runs))
     return world.from_root(found)
 
 

@@ -28,7 +28,7 @@ VARIABLE = "HOCKET_CALIBRATION"
 """Environment variable: "again" measures although a calibration is kept, "off" keeps and takes none, "keep" keeps one
 that was measured while others computed, too."""
 
-_FORM = 2  # of the files
+_FORM = 3  # of the files
 _BUSY = 0.5  # of the cores: more that is wanted by others makes times that are not worth keeping
 
 
@@ -74,7 +74,9 @@ def taken(key: str) -> Calibration | None:
         if found["form"] != _FORM or found["key"] != key:
             return None
         runs = tuple(MeasuredPlan(Plan.from_json(plan), float(seconds)) for plan, seconds in found["runs"])
-        return Calibration(parse(found["workload"]), Network(**found["network"]), Constants(**found["constants"]), runs)
+        seen = tuple((tuple(map(float, place)), float(weight)) for place, weight in found["constants"].pop("seen"))
+        constants = Constants(**found["constants"], seen=seen)
+        return Calibration(parse(found["workload"]), Network(**found["network"]), constants, runs)
     except (OSError, ValueError, TypeError, KeyError):
         return None
 

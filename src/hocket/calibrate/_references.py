@@ -1,12 +1,13 @@
 """Runs a few plans of the user's own model, one of each form, for the planner to fit its constants on."""
 
 import copy
+import dataclasses
 import gc
 import logging
 import math
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -16,7 +17,17 @@ import torch
 from hocket.parallel.batches import samples_in
 from hocket.parallel.compose import Trainer
 from hocket.parallel.mesh import World
-from hocket.planner import Constants, MeasuredPlan, Network, Plan, admissible_plans, inner, predict, reference_plans
+from hocket.planner import (
+    Constants,
+    MeasuredPlan,
+    Network,
+    Plan,
+    admissible_plans,
+    inner,
+    predict,
+    reference_plans,
+    resemblance,
+)
 from hocket.workload import Workload, summed
 
 from ._overheads import in_turns
@@ -27,6 +38,8 @@ _LONG_S = 20.0
 _ALL_S = 30.0  # of all plans: no other is built after it
 _FEWEST, _LATE_S = 3, 10.0  # so many plans are built in so many seconds in any case: one says nothing of the others
 _HOPELESS = 5.0  # times the fastest: no search would prefer what is predicted to take so long
+_NEAR, _FINALISTS = 1.1, 2  # times the fastest, and how many of those are run that were not among the references
+_DISTURBED, _AGAIN = 0.2, 2  # of the natural logarithm: a run that is off by more is looked into, two at the most
 
 _log = logging.getLogger("hocket")
 
@@ -56,6 +69,7 @@ def run_references(
     world: World,  # the ranks
     # of rank 0's `time.perf_counter`: plans are built in the first half of what is left, and three for 10 s in any case
     until_s: float = math.inf,
+    plans: Sequence[Plan] | None = None,  # which, on rank 0; references of all forms if None
 ) -> list[MeasuredPlan]:
     """Train copies of the model for some steps each; a collective operation.
 
@@ -67,7 +81,9 @@ def run_references(
         What each plan took; the same on every rank.
     """
     batch = samples_in(inputs)
-    together = world.from_root(_chosen(known, world.size, batch) if world.rank == 0 else [])
+    if plans is None and world.rank == 0:
+        plans = _references(known, world.size, batch)
+    together = world.from_root(_in_memory(plans, known, world.size, batch) if world.rank == 0 and plans else [])
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     begin = time.perf_counter()
     built_until_s = min(begin + _ALL_S, (begin + until_s) / 2)
@@ -99,8 +115,48 @@ def run_references(
     return found
 
 
-def _chosen(known: Calibration, workers: int, batch: int) -> list[list[dict[str, Any]]]:
-    """Return references that there is memory for, in lists of those that fit at the same time.
+def further_plans(known: Calibration, workers: int, batch: int) -> list[Plan]:
+    """Return plans to run after the references have been fitted; none where nothing is open.
+
+    The plans that are predicted to be the fastest, unless they were run: one of them will be chosen. Runs that took
+    longer than predicted: they were disturbed, or the formulas are wrong there. Of runs that took less, which no
+    disturbance explains, the plan that is most like them. And first of all, the run that was the fastest, which tells
+    whether the machine is as fast as it was.
+    """
+    ran = {run.plan.resolve(workers): run.step_s for run in known.runs}
+    timed = partial(
+        predict, workload=known.workload, cluster=known.network, workers=workers, batch=batch,
+        constants=known.constants,
+    )  # fmt: skip
+    plain = dataclasses.replace(known.constants, seen=())
+    off = {plan: math.log(step_s / timed(plan, constants=plain).step_s) for plan, step_s in ran.items()}
+    every = admissible_plans(known.workload, known.network, workers=workers, batch=batch, fixed={"recompute": False})
+    new = sorted((one for one in map(timed, every) if one.plan not in ran), key=lambda one: one.step_s)
+    fastest_s = min([*(timed(plan).step_s for plan in ran), *(one.step_s for one in new[:1])])
+    finalists = [one.plan for one in new if one.step_s <= _NEAR * fastest_s][:_FINALISTS]
+    slow = [plan for plan in sorted(off, key=off.__getitem__, reverse=True) if off[plan] > _DISTURBED][:_AGAIN]
+    quick = [plan for plan in sorted(off, key=off.__getitem__) if off[plan] < -_DISTURBED][:1]
+    neighbours = [max((one.plan for one in new), key=partial(resemblance, plan)) for plan in quick if new]
+    wanted = list(dict.fromkeys([*finalists, *slow, *neighbours]))
+    return [min(ran, key=ran.__getitem__), *wanted] if wanted else []
+
+
+def merged(before: Sequence[MeasuredPlan], after: Sequence[MeasuredPlan]) -> list[MeasuredPlan]:
+    """Return runs as if all had been made at one time; the first of `after` was run before, too.
+
+    Of a plan that was run twice the shorter step counts: whatever disturbs a measurement makes it longer.
+    """
+    steps = {run.plan: run.step_s for run in before}
+    if not after or after[0].plan not in steps:
+        return list(before)
+    phase = steps[after[0].plan] / after[0].step_s
+    for run in after[1:]:
+        steps[run.plan] = min(steps.get(run.plan, math.inf), phase * run.step_s)
+    return [MeasuredPlan(plan, step_s) for plan, step_s in steps.items()]
+
+
+def _references(known: Calibration, workers: int, batch: int) -> list[Plan]:
+    """Return references that can be hoped for, in the order in which they should be run.
 
     The fastest first, but the first of each form of parallelism before all others: it says most of plans of its form.
     """
@@ -111,12 +167,19 @@ def _chosen(known: Calibration, workers: int, batch: int) -> list[list[dict[str,
         for plan in reference_plans(admissible, workers)
     ]
     each.sort(key=lambda one: one.step_s)
-    found: list[list[dict[str, Any]]] = []
-    free_nbytes = 0.0
     hopeful = [one for one in each if one.step_s <= _HOPELESS * each[0].step_s]
     forms = [(one.plan.shard == "parameters", *(axis.degree(one.plan) > 1 for axis in inner())) for one in hopeful]
     turns = [forms[:number].count(form) for number, form in enumerate(forms)]
-    for _, one in sorted(zip(turns, hopeful, strict=True), key=lambda pair: pair[0]):
+    return [one.plan for _, one in sorted(zip(turns, hopeful, strict=True), key=lambda pair: pair[0])]
+
+
+def _in_memory(plans: Sequence[Plan], known: Calibration, workers: int, batch: int) -> list[list[dict[str, Any]]]:
+    """Return plans that there is memory for, in lists of those that fit at the same time."""
+    workload, network, constants = known.workload, known.network, known.constants
+    found: list[list[dict[str, Any]]] = []
+    free_nbytes = 0.0
+    for plan in plans:
+        one = predict(plan, workload, network, workers=workers, batch=batch, constants=constants)
         own = one.memory.total + workload.parameter_bytes  # beside the model that is copied
         if own > network.memory_nbytes:
             continue

@@ -15,6 +15,7 @@ from ._findings import PlanError, PlanFinding
 from ._fit import MeasuredPlan, fitted, reference_plans
 from ._graph import step_graph
 from ._interval import LEVEL, spread
+from ._likeness import resemblance
 from ._memory import Memory, memory_of
 from ._network import Cost, Network
 from ._pipeline import plan_order
@@ -37,5 +38,5 @@ __all__ = [
     "Synchronisation", "admissible_plans", "assumptions", "axis", "balance", "balanced_cuts", "check_run",
     "curve_of_fit", "curves_svg", "explain", "fit_scaling", "fit_sweep", "fitted", "in_flight", "inner", "memory_of",
     "parse_compression", "plan_order", "plan_rows", "predict", "preferred", "read_sweep", "reference_plans",
-    "scaling_curves", "search", "slowest_of", "spread", "step_graph", "waiting", "with_reasons",
+    "resemblance",    "scaling_curves", "search", "slowest_of", "spread", "step_graph", "waiting", "with_reasons",
 ]  # fmt: skip

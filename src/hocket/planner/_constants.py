@@ -62,6 +62,8 @@ class Constants:
         fitted_workers: The most workers of the runs that they were fitted on; 0 if on none.
         unmodelled: Standard deviation of what no formula knows, as a part of a step, told by the runs that they were
             fitted on; 0 if on none.
+        seen: Of each plan that they were fitted on, its place among plans and the weight with which what it was off by
+            counts for plans like it (`_likeness.py`).
     """
 
     matmul_share: float = 0.72
@@ -93,6 +95,7 @@ class Constants:
     basis: Basis = "assumed"
     fitted_workers: int = 0
     unmodelled: float = 0.0
+    seen: tuple[tuple[tuple[float, ...], float], ...] = ()
 
     @classmethod
     def of(cls, reached: Mapping[str, Any]) -> "Constants":
@@ -105,6 +108,7 @@ class Constants:
             PlanError: there is no such constant, or no such value of it.
         """
         known = {one.name: type(getattr(USUAL, one.name)) for one in dataclasses.fields(cls)}
+        del known["seen"]  # of runs, which no cluster has
         changed: dict[str, Any] = {}
         for name, value in reached.items():
             kind = known.get(name)
@@ -142,6 +146,8 @@ class Constants:
                 rows.append((one.name, "yes" if value else "no"))
             elif one.name == "divided_times":
                 rows.append((one.name, f"{value:.3g}"))
+            elif isinstance(value, tuple):
+                rows.append((one.name, f"{len(value)} plans"))
             elif isinstance(value, str | int):
                 rows.append((one.name, str(value)))
             else:

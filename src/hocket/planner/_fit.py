@@ -1,8 +1,8 @@
 """Constants that are fitted on plans that were run: what no formula knows of ranks that share processors and links.
 
 A few plans, one of each form, say what a stage, a block or an exchange costs this model on these ranks; all others
-follow from the same constants. Only constants move, never a curve through the points, and none further than
-measurements of it might be wrong.
+follow from the same constants, none of which moves further than measurements of it might be wrong. What a run is off by
+then is carried to its own plan, and less to those like it (`_likeness.py`).
 """
 
 import dataclasses
@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from hocket.workload import Workload
 
 from ._constants import Constants
+from ._interval import NOISE
+from ._likeness import place, weights
 from ._network import Network
 from ._plan import Plan
 from ._time import predict
@@ -36,7 +38,6 @@ _FARTHEST = 3.0  # such deviations
 # What no formula knows of a plan, as a part of a step, before runs say more, and as how many runs that counts: that of
 # 425 plans half were predicted within 8.2% (benchmarks/2026-11-22-plans.md).
 _UNSEEN, _UNSEEN_RUNS = 0.12, 2.0
-_NOISE = 0.07  # of a measured step; also where a run begins to be taken for disturbed
 _LEAST = 0.002  # of the shortest step: what a cost that was measured to be nothing begins from
 _SEVERAL = 4  # times the fewest parts of a batch: what a part costs must be seen, too
 
@@ -93,7 +94,7 @@ def fitted(
     """Return the network and the constants with which the formulas come nearest to what was measured.
 
     The maximum of the posterior: errors of steps are weighed against how far constants are from what they were, both by
-    their ratios. A run that was disturbed counts less (Huber-like, scipy's soft_l1).
+    their ratios. A run that is off by more than noise counts less (Huber-like, scipy's soft_l1).
 
     Args:
         runs: What was measured, all on the ranks of the network.
@@ -109,6 +110,7 @@ def fitted(
 
     if not runs:
         return network, dataclasses.replace(constants, unmodelled=_UNSEEN)
+    constants = dataclasses.replace(constants, seen=())
     least = _LEAST * min(run.step_s for run in runs)
     names = [name for name in _BELIEF if name != "at_once" or network.at_once]
 
@@ -129,13 +131,17 @@ def fitted(
             predict(run.plan, workload, wires, workers=network.world, batch=batch, constants=now).step_s / run.step_s
             for run in runs
         )
-        return [*(math.log(ratio) / _NOISE for ratio in each), *values]
+        return [*(math.log(ratio) / NOISE for ratio in each), *values]
 
     # A share of 1 can only become less, which a step to both sides would not show.
     begin = [-0.1 if name.endswith("_share") and getattr(constants, name) == 1 else 0.0 for name in names]
     best = least_squares(residuals, begin, bounds=(-_FARTHEST, _FARTHEST), loss="soft_l1", ftol=1e-4, xtol=1e-4)
-    network, constants = moved(best.x.tolist())
     # The runs that are most off were disturbed.
-    squares = sum((_NOISE * min(abs(error), _FARTHEST)) ** 2 for error in residuals(best.x.tolist())[: len(runs)])
+    errors = [NOISE * error for error in residuals(best.x.tolist())[: len(runs)]]
+    squares = sum(min(abs(error), _FARTHEST * NOISE) ** 2 for error in errors)
     unmodelled = math.sqrt((_UNSEEN_RUNS * _UNSEEN**2 + squares) / (_UNSEEN_RUNS + len(runs)))
-    return network, dataclasses.replace(constants, unmodelled=unmodelled)
+    places = [place(run.plan.resolve(network.world)) for run in runs]
+    off = weights(places, [-error for error in errors], unmodelled, NOISE)
+    seen = tuple(zip(places, off, strict=True))
+    network, constants = moved(best.x.tolist())
+    return network, dataclasses.replace(constants, unmodelled=unmodelled, fitted_workers=network.world, seen=seen)

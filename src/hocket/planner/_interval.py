@@ -24,11 +24,22 @@ _TOGETHER = (
 )
 _KNOWN = {"assumed": 1.0, "fitted": 0.4, "measured": 0.3}  # what is left of that, by where constants are from
 _UNMODELLED = {"assumed": 0.05, "fitted": 0.03, "measured": 0.04}  # of a step, where no runs tell it
+NOISE = 0.07
+"""Standard deviation of a measured step, as a part of it."""
+_PHASE = 0.1  # where constants were measured: how much faster or slower such a machine, which is shared, is later on
 _HIDDEN = 0.1  # of the communication that computation is said to hide
 _FARTHER = 0.015  # of a step, for every doubling of the workers beyond those of the fitted runs
 
 
-def spread(parts: Mapping[str, float], constants: Constants, *, workers: int, hidden_s: float, measured: bool) -> float:
+def spread(
+    parts: Mapping[str, float],
+    constants: Constants,
+    *,
+    workers: int,
+    hidden_s: float,
+    measured: bool,
+    alike: float = 0.0,
+) -> float:
     """Return the factor between a prediction and either end of its interval.
 
     Args:
@@ -37,6 +48,7 @@ def spread(parts: Mapping[str, float], constants: Constants, *, workers: int, hi
         workers: How many there are.
         hidden_s: Seconds of communication that computation is said to hide.
         measured: Whether the layers' times were measured, whatever constants are.
+        alike: How like the plan is, from 0 to 1, to the run that is most like it.
     """
     known, step_s = _KNOWN[constants.basis], sum(parts.values())
     errors = []
@@ -44,8 +56,10 @@ def spread(parts: Mapping[str, float], constants: Constants, *, workers: int, hi
         less = _KNOWN["measured"] if measured and "compute" in names else known
         errors.append(each * less * sum(parts[name] for name in names))
     farther = max(0.0, math.log2(workers / max(1, constants.fitted_workers)))
+    unmodelled = constants.unmodelled or _UNMODELLED[constants.basis]
     errors += [
-        (constants.unmodelled or _UNMODELLED[constants.basis]) * step_s,
+        math.hypot(unmodelled * math.sqrt(1 - alike**2), min(unmodelled, NOISE) * alike) * step_s,
+        (_PHASE if constants.basis == "measured" else 0.0) * step_s,
         _HIDDEN * known * hidden_s,
         _FARTHER * farther * step_s,
     ]

@@ -116,6 +116,9 @@ class Network:
     sharers: int = 0
     routed: Cluster | None = dataclasses.field(default=None, compare=False, repr=False)
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {one.name: getattr(self, one.name) for one in dataclasses.fields(self)}  # without what is kept besides
+
     @classmethod
     def of(cls, cluster: Cluster) -> "Network":
         """Look at a cluster: its first two hosts stand for all.

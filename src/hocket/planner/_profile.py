@@ -163,8 +163,7 @@ class Profile:
         core = 0.0
         if share.forward_s > 0:
             passed = scale * (1 - share.fixed_share) + share.fixed_share
-            times = self.constants.divided_times if share.degree > 1 else 1.0
-            forward, backward = share.forward_s * passed * times, share.backward_s * passed * times
+            forward, backward = share.forward_s * passed, share.backward_s * passed
         elif kind.forward_s > 0 or not self.network.flops:  # a layer that took no time is no matter of rates
             # A part of the measured time shrinks neither with the batch nor with what a rank does of it.
             whole = sum(map(_work, kind.operations))
@@ -172,8 +171,6 @@ class Profile:
             passed = scale * part * (1 - kind.fixed_share) + kind.fixed_share
             forward, backward = kind.forward_s * passed, kind.backward_s * passed
             core = forward * sum(_work(one) for one in share.operations if one.part == "core") / (whole * part or 1.0)
-            if share.degree > 1:
-                forward, backward, core = (one * self.constants.divided_times for one in (forward, backward, core))
         else:
             forward = 0.0
             for one in share.operations:
@@ -181,6 +178,8 @@ class Profile:
                 forward += seconds
                 core += seconds if one.part == "core" else 0.0
             backward = _BACKWARD * forward
+        if kind.forward_s > 0 and share.degree > 1 and axis == "tensor":  # of measured ones, whose weights are divided
+            forward, backward, core = (one * self.constants.divided_times for one in (forward, backward, core))
         repeated = {"none": 0.0, "layers": forward, "attention": core}[again]
         there, back = (self._exchanges(share, phase, degree, scale, in_step) for phase in ("forward", "backward"))
         if again == "layers":  # a forward pass that is done again exchanges again

@@ -15,6 +15,7 @@ from hocket.workload import Workload
 from ._admissible import Grid, Layout, grid_of, layouts
 from ._constants import Constants
 from ._findings import PlanError, PlanFinding
+from ._likeness import least_longer
 from ._memory import Memory, memory_of
 from ._network import Network, network_of
 from ._plan import Plan
@@ -149,6 +150,7 @@ class _Hunt:
         self.workload, self.network, self.constants = workload, network, constants
         self.grid, self.limit, self.keep = grid, limit, keep
         self.profile = Profile(workload, network, constants)
+        self.least_longer = least_longer(constants, grid.workers)
         self.found: dict[tuple[Any, ...], Prediction] = {}
         self.large: dict[tuple[Any, ...], Prediction] = {}
         self.misfits: set[tuple[Any, ...]] = set()  # the large ones and those that are slower than what fits
@@ -175,7 +177,7 @@ class _Hunt:
         each = float(self.profile.times(plan, self.micro(layout)).total.sum()) / stages
         named = NAMED_ORDERS.get(self.grid.fixed.get("pipeline_schedule", plan.pipeline_schedule))
         bubble = 0.0 if named is None else (stages - 1) / named.divisor(layout.stages)
-        return each * (layout.parts + bubble)
+        return self.least_longer * each * (layout.parts + bubble)
 
     def visit(self, layout: Layout) -> None:
         """Try what is left open, the cheapest first: what costs more time is tried only if that does not fit."""

@@ -21,6 +21,7 @@ from ._constants import Constants, slowest_of, waiting
 from ._ends import ends, follow_gathers
 from ._findings import PlanError, PlanFinding
 from ._interval import spread
+from ._likeness import alike, longer
 from ._memory import Memory, memory_of
 from ._network import Cost, Network, network_of
 from ._pipeline import crowding, follow, stage_works
@@ -70,6 +71,10 @@ class StepParts:
     def total(self) -> float:
         """The step."""
         return sum(seconds for _, seconds in self.rows())
+
+    def scaled(self, times: float) -> "StepParts":
+        """Return the parts of a step that takes so many times as long."""
+        return StepParts(*(seconds * times for _, seconds in self.rows()))
 
     @property
     def exposed(self) -> float:
@@ -154,8 +159,9 @@ class Prediction:
         """Seconds between which a step is with 80%; see `_interval.py`."""
         hidden_s = min(max(0.0, self.gradient_cost.seconds - self.parts.gradients), self.parts.compute)
         times = spread(
-            dict(self.parts.rows()), self.constants, workers=self.workers, hidden_s=hidden_s, measured=self.measured
-        )
+            dict(self.parts.rows()), self.constants, workers=self.workers, hidden_s=hidden_s, measured=self.measured,
+            alike=alike(self.plan, self.constants, self.workers),
+        )  # fmt: skip
         return self.step_s / times, self.step_s * times
 
     @property
@@ -231,10 +237,12 @@ def predict_within(
     micro = math.ceil(batch / (plan.data_parallel_degree * parts_of))
     times = profile.times(plan, micro)
     cuts = cuts_of(plan, profile, times, micro)
-    timed = _step(plan, profile, times, cuts, micro, workers, most_s)
+    as_long = longer(plan, constants, workers)
+    timed = _step(plan, profile, times, cuts, micro, workers, most_s / as_long)
     if timed is None:
         return None
     parts, cost = timed
+    parts = parts.scaled(as_long)
     limit = network.memory_nbytes if memory_limit is None else memory_limit
     memory = memory or memory_of(plan, workload, batch=batch, cuts=cuts, sharers=network.sharers)
     flops = 3 * workload.flops / workload.batch

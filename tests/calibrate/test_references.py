@@ -1,0 +1,57 @@
+"""Which plans are run after the references have been fitted, and how their times are read with the first ones."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from hocket.calibrate import Calibration
+from hocket.calibrate._references import further_plans, merged
+from hocket.planner import Constants, MeasuredPlan, Plan, fitted, predict, reference_plans
+from hocket.workload import Workload
+from tests.planner.test_captured import captured as captured  # a fixture
+from tests.planner.test_fit import BATCH, GUESS, NETWORK, plans_of, step_s
+
+TWO = Plan(data_parallel_degree=2)
+SHARDED = dataclasses.replace(TWO, shard="optimizer")
+DIVIDED = Plan(data_parallel_degree=1, tensor_parallel_degree=2)
+
+
+def _known(workload: Workload, true_s: dict[Plan, float]) -> Calibration:
+    runs = tuple(MeasuredPlan(*one) for one in true_s.items())
+    network, constants = fitted(runs, workload, NETWORK, GUESS, batch=BATCH)
+    return Calibration(workload, network, constants, runs)
+
+
+def _true(workload: Workload, constants: Constants = GUESS) -> dict[Plan, float]:
+    plans = [plan.resolve(4) for plan in reference_plans(plans_of(workload), 4)]
+    return {plan: step_s(plan, workload, NETWORK, constants) for plan in plans}
+
+
+def test_a_run_that_took_twice_as_long_as_foretold_is_run_again_after_the_fastest(captured: Workload) -> None:
+    true_s = _true(captured)
+    disturbed = next(plan for plan in true_s if plan.pipeline_parallel_degree == 2)
+    true_s[disturbed] *= 2.2
+    first, *rest = further_plans(_known(captured, true_s), 4, BATCH)
+    assert first == min(true_s, key=true_s.__getitem__)
+    assert disturbed in rest
+
+
+def test_who_may_be_chosen_is_run(captured: Workload) -> None:
+    true_s = _true(captured)
+    best = min(plans_of(captured), key=lambda plan: step_s(plan, captured, NETWORK, GUESS)).resolve(4)
+    true_s.pop(best, None)
+    found = further_plans(_known(captured, true_s), 4, BATCH)
+    each = {
+        plan: predict(plan, captured, NETWORK, workers=4, batch=BATCH, constants=GUESS).step_s
+        for plan in (best, *found[1:])
+    }
+    assert min(each[plan] for plan in found[1:]) <= 1.05 * each[best]
+
+
+def test_of_a_plan_that_was_run_twice_the_shorter_counts_and_a_slow_phase_is_divided_out() -> None:
+    before = [MeasuredPlan(TWO, 1.0), MeasuredPlan(SHARDED, 3.0)]
+    after = [MeasuredPlan(TWO, 2.0), MeasuredPlan(SHARDED, 2.2), MeasuredPlan(DIVIDED, 1.8)]
+    found = {run.plan: run.step_s for run in merged(before, after)}
+    assert found == {TWO: 1.0, SHARDED: 1.1, DIVIDED: 0.9}
+    assert merged(before, []) == before
+    assert merged(before, after[2:]) == before  # the fastest could not be run again: nothing tells the phase
