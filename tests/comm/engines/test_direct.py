@@ -222,6 +222,8 @@ def test_an_impostor_and_nobody_at_all_are_named() -> None:
         one.close()
     assert isinstance(error, CommError)
     assert "rank 0 of the group cannot be reached: whoever listens there has not read the group's store" in str(error)
+    with pytest.raises(CommError, match="rank 1 of the group cannot be reached: it has not come"):
+        connect_directly(dist.HashStore(), 0, 2, [1], "127.0.0.1", timedelta(seconds=0.3))
     absent = dist.HashStore()
     absent.set("direct/1", f"1 {bytes(32).hex()} 127.0.0.1")  # rank 1 does not come
     with pytest.raises(CommError, match="rank 1 of the group cannot be reached: it has not connected in time"):

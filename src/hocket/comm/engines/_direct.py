@@ -14,7 +14,7 @@ import socket
 import struct
 import time
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Final
 
@@ -258,13 +258,23 @@ def connect_directly(
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         listener = socket.create_server((address, 0), family=family, backlog=1024)
     try:
+        if listener is None:
+            store.set("direct/unknown", "")
         where = f"{listener.getsockname()[1]} {mine.hex()} {address}" if listener is not None else ""
         store.set(f"direct/{rank}", where)
-        keys = [f"direct/{r}" for r in range(size)]
-        store.wait(keys, timeout)
-        published = [value.decode() for value in store.multi_get(keys)]
-        if not all(published) or listener is None:
+        everyone = [f"direct/{r}" for r in range(size)]
+        try:
+            store.wait(everyone, timeout)
+        except Exception as error:
+            late = next((r for r, key in enumerate(everyone) if not store.check([key])), None)
+            if late is None:
+                raise
+            raise _unreachable(late, "it has not come") from error
+        if listener is None or store.check(["direct/unknown"]):
             return None
+        keys = [f"direct/{peer}" for peer in peers]  # not all: among thousands that would be many bytes of one store
+        values = store.multi_get(keys) if keys else []
+        published = {peer: value.decode() for peer, value in zip(peers, values, strict=True)}
         return DirectPoints(_connections(listener, rank, peers, published, mine, deadline_s))
     finally:
         if listener is not None:
@@ -272,7 +282,12 @@ def connect_directly(
 
 
 def _connections(
-    listener: socket.socket, rank: int, peers: Sequence[int], published: Sequence[str], mine: bytes, deadline_s: float
+    listener: socket.socket,
+    rank: int,
+    peers: Sequence[int],
+    published: Mapping[int, str],
+    mine: bytes,
+    deadline_s: float,
 ) -> dict[int, _Connection]:
     """Return connections: this rank calls those before it, and is called by those after it."""
     found: dict[int, socket.socket] = {}
