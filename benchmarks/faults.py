@@ -47,7 +47,10 @@ SAVED_AFTER = 5
 """Steps before the checkpoint, in jobs whose disk is full."""
 START_S = 60.0
 JOIN_S = 300.0
-"""What ranks wait for each other at most while they start, whatever HOCKET_TIMEOUT says (docs/backend.md)."""
+"""What ranks wait for each other at most while they start, whatever HOCKET_TIMEOUT says (docs/backend.md).
+
+A rank that is stopped meanwhile is ended by its launcher, after HOCKET_TIMEOUT and five seconds.
+"""
 VARIABLE = "HOCKET_FAULTS_JOB"
 CLUSTER = "star:hosts=2,bandwidth=1Gbit/s"
 OTHERS = re.compile(r"/dev/shm/(sem\.loky|sm_segment)")
@@ -274,7 +277,7 @@ def play(trial: Trial, job: str, directory: Path, right: list[float], fabric: An
     before = files(shm)
     limit_s = deadline(GRACE_S)
     if trial.fault in ("STOP", "link cut"):
-        limit_s += TIMEOUT_S if trial.step >= 0 else JOIN_S
+        limit_s += JOIN_S if trial.step < 0 and trial.fault == "link cut" else TIMEOUT_S
     log_path = directory / "log"
     try:
         with log_path.open("w") as log:

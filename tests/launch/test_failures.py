@@ -3,6 +3,8 @@
 import json
 import os
 import re
+import signal
+import subprocess
 import tempfile
 import textwrap
 from pathlib import Path
@@ -10,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from hocket.launch import _worker
+from hocket.launch import _listener, _worker
 from hocket.launch._failure import RankFailure, describe, read_failure
 from hocket.launch._merge import Merger
 from hocket.testing import deadline
@@ -290,6 +292,56 @@ def test_a_stopped_rank_is_the_headline_and_the_job_ends_soon(launched: Any, scr
     assert (
         f"hocket: rank 1 (process {stopped.pid}) was stopped (SIGSTOP); rank 2 gave up first: exit status 1" in ran.err
     )
+
+
+@pytest.mark.parametrize("watched", ["here", "by elastic"])
+def test_a_rank_that_is_stopped_while_ranks_start_is_ended_and_named_soon_after_the_timeout(
+    launched: Any, script: Any, monkeypatch: pytest.MonkeyPatch, watched: str
+) -> None:
+    monkeypatch.setenv("HOCKET_TIMEOUT", "1")
+    monkeypatch.setattr(_listener, "_COMPLAIN_S", 0.5)
+    source = """
+        import os, signal, time
+        if os.environ["RANK"] == "1":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        time.sleep(100)
+    """
+    flags = [] if watched == "here" else ["--max-restarts", "0", "--tee", "1"]
+    ran = launched(script(textwrap.dedent(source)), n=2, flags=flags)
+    assert ran.result.wall_s < deadline(20)
+    first = ran.result.failures[0]
+    assert (first.rank, first.stopped, first.signal) == (1, True, "SIGKILL")
+    assert (
+        f"hocket: rank 1 (process {first.pid}) was stopped (SIGSTOP) for longer than HOCKET_TIMEOUT allows" in ran.err
+    )
+    assert "out of memory" not in ran.err
+
+
+@pytest.mark.parametrize(("timeout_s", "seconds", "ended"), [(2.0, 20, True), (2.0, 6, False), (None, 1000, False)])
+def test_only_the_time_counts_in_which_a_stopped_rank_was_watched(
+    monkeypatch: pytest.MonkeyPatch, timeout_s: float | None, seconds: int, ended: bool
+) -> None:
+    # The launcher was itself stopped after a second.
+    clock = iter([0.0, 1.0, *(1000.0 + second for second in range(seconds))])
+    now = [next(clock)]
+    monkeypatch.setattr(_listener.time, "monotonic", lambda: now[0])
+    with subprocess.Popen(["sleep", "100"]) as process:
+        try:
+            process.send_signal(signal.SIGSTOP)
+            os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
+            ranks = _listener.StoppedRanks(timeout_s)
+            for now[0] in clock:
+                ranks.look([process])
+            assert ranks.pids == ({process.pid} if ended else set())
+        finally:
+            process.kill()
+
+
+def test_a_wrong_timeout_is_refused_before_any_rank_starts(hocket: Any, script: Any) -> None:
+    job = hocket("run", "-n", "2", script("print('started')"), env={**os.environ, "HOCKET_TIMEOUT": "soon"})
+    out, err = job.communicate(timeout=deadline(60))
+    assert (job.returncode, out) == (2, "")
+    assert "HOCKET_TIMEOUT=soon: give the seconds" in err
 
 
 def test_who_never_came_is_the_headline_and_not_who_waited(launched: Any, script: Any) -> None:

@@ -10,7 +10,7 @@ from hocket._lazy import lazy
 if TYPE_CHECKING:
     from .aggregated import AggregationStats, aggregation_stats
     from .engines import EnginePointToPoint, EngineTransport, MpiPointToPoint
-    from .group import maxloc, minloc, timeout_setting
+    from .group import maxloc, minloc
     from .p2p import ShmStreams, open_streams
     from .scheduled import (
         EndpointExecutor,
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         registration_stats,
         zeros,
     )
+    from .timeouts import timeout_setting
     from .transport import (
         CollectiveMismatchError,
         CollectiveTimeoutError,
@@ -65,7 +66,7 @@ __getattr__ = lazy(
     {
         "aggregated": "AggregationStats aggregation_stats",
         "engines": "EnginePointToPoint EngineTransport MpiPointToPoint",
-        "group": "maxloc minloc timeout_setting",
+        "group": "maxloc minloc",
         "p2p": "ShmStreams open_streams",
         "scheduled": (
             "EndpointExecutor Message PendingMessage PointToPoint ScheduledTransport blocks_after "
@@ -75,6 +76,7 @@ __getattr__ = lazy(
             "MemoryWindow RegistrationStats empty empty_like host_identity is_registered open_window "
             "registration_stats zeros"
         ),
+        "timeouts": "timeout_setting",
         "transport": (
             "CollectiveMismatchError CollectiveTimeoutError CommError Observer OperationRecord PeerDiedError "
             "ProgressObserver announce_message follow known_group label observe reducer"

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from hocket._tasks import described
+from hocket.comm import timeout_setting
 
 from ._run_directory import RUN_VARIABLE, default_run_directory
 from ._slurm import become_node, ranks_of_node
@@ -93,6 +94,11 @@ class LaunchArguments:
     def private(self) -> bool:
         """Whether the ranks meet in the job's own directory: one launcher has them all."""
         return self.one_host and self.flags.rdzv_backend in ("static", "c10d")
+
+    @property
+    def operation_timeout_s(self) -> float | None:
+        """What HOCKET_TIMEOUT says to the ranks, in seconds; None where it is not set."""
+        return timeout_setting({**os.environ, **self.environment})
 
     @property
     def grace_s(self) -> int:
@@ -272,6 +278,10 @@ def parse_arguments(argv: Sequence[str], *, kept: bool = False) -> LaunchArgumen
     flags = (light or argument_parser()).parse_args([*argv[:split], target[0]])
     counted = given.np is not None or "PET_NPROC_PER_NODE" in os.environ
     arguments = _complete(flags, target[0], tuple(target[1:]), counted=counted)
+    try:
+        _ = arguments.operation_timeout_s
+    except ValueError as error:
+        raise ArgumentError(str(error)) from None
     run_dir = flags.run_dir or (default_run_directory(target[0], os.environ) if kept and not flags.no_run_dir else None)
     return replace(
         arguments,

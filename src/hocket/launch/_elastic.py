@@ -22,7 +22,7 @@ from torch.distributed.launcher.api import LaunchConfig
 from torch.distributed.run import config_from_args
 
 from ._arguments import ArgumentError, LaunchArguments
-from ._listener import FailedRank, Interrupted, JobListener, StartedRank, end_stopped, to_handle
+from ._listener import FailedRank, Interrupted, JobListener, StartedRank, StoppedRanks, to_handle
 from ._meeting import Meeting, meet, not_met
 
 _LOOK_S = 0.1
@@ -67,7 +67,12 @@ def run_ranks(arguments: LaunchArguments, command: list[str], log_directory: str
         virtual_local_rank=config.virtual_local_rank,
     )
     agent = _Agent(
-        spec, _RoutedLogs(config.logs_specs, listener, meeting), config.start_method, listener, arguments.grace_s
+        spec,
+        _RoutedLogs(config.logs_specs, listener, meeting),
+        config.start_method,
+        listener,
+        arguments.grace_s,
+        arguments.operation_timeout_s,
     )
     close_rendezvous = True
     try:
@@ -124,12 +129,19 @@ class _RoutedLogs(LogsSpecs):
 
 class _Agent(LocalElasticAgent):
     def __init__(
-        self, spec: WorkerSpec, logs_specs: LogsSpecs, start_method: str, listener: JobListener, grace_s: int
+        self,
+        spec: WorkerSpec,
+        logs_specs: LogsSpecs,
+        start_method: str,
+        listener: JobListener,
+        grace_s: int,
+        timeout_s: float | None,
     ) -> None:
         super().__init__(spec, logs_specs, start_method=start_method, shutdown_timeout=grace_s)
         self._listener = listener
         self._grace_s = grace_s
         self._interrupted = False
+        self._stopped = StoppedRanks(timeout_s)
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         started: dict[int, Any] = super()._start_workers(worker_group)
@@ -149,7 +161,7 @@ class _Agent(LocalElasticAgent):
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         self._listener.check()
         context: Any = self._pcontext
-        stopped = end_stopped([handler.proc for handler in context.subprocess_handlers.values()])
+        self._stopped.look([handler.proc for handler in context.subprocess_handlers.values()])
         result: RunResult = super()._monitor_workers(worker_group)
         if result.state == WorkerState.FAILED:
             failures = [
@@ -159,7 +171,7 @@ class _Agent(LocalElasticAgent):
                     failure.pid,
                     failure.exitcode,
                     failure.error_file,
-                    failure.pid in stopped,
+                    failure.pid in self._stopped.pids,
                 )
                 for rank, failure in result.failures.items()
             ]

@@ -33,7 +33,7 @@ class RankFailure:
         error: The exception in one line, if one was recorded.
         traceback: The exception's traceback, or the Python stack at a crash, if there is one.
         ended_by_launcher: It did not fail by itself: it was ended because another had failed.
-        stopped: It was stopped (SIGSTOP) when another failed.
+        stopped: It was stopped (SIGSTOP) when another failed, or for so long that the launcher ended it.
         culprits: The ranks that its error names as late or dead.
     """
 
@@ -139,6 +139,8 @@ def describe(failures: Sequence[RankFailure], began_s: float) -> list[str]:
         lines += first.traceback.rstrip("\n").split("\n")
     elif first.error:
         lines.append(first.error)
+    elif first.stopped:
+        lines.append("`kill -CONT PROCESS` lets a stopped rank go on in time; HOCKET_TIMEOUT=SECONDS gives it longer.")
     elif first.signal == "SIGKILL":
         lines.append("SIGKILL without a word is often the kernel running out of memory; `dmesg` tells.")
     elif not first.signal:
@@ -165,7 +167,10 @@ def _headline(failures: Sequence[RankFailure], how: str) -> str:
     silent = sorted(rank for rank in named if rank not in by_rank or by_rank[rank].ended_by_launcher)
     if stopped:
         which = ", ".join(f"{rank} (process {by_rank[rank].pid})" for rank in stopped)
-        return f"rank{_s(stopped)} {which} {_was(stopped)} stopped (SIGSTOP); rank {first.rank} gave up first: {how}"
+        were = "were" if len(stopped) > 1 else "was"
+        if first.stopped and not first.error:
+            return f"rank{_s(stopped)} {which} {were} stopped (SIGSTOP) for longer than HOCKET_TIMEOUT allows: {how}"
+        return f"rank{_s(stopped)} {which} {were} stopped (SIGSTOP); rank {first.rank} gave up first: {how}"
     if silent:
         which = ", ".join(map(str, silent))
         return f"rank{_s(silent)} {which} did not come where others waited; rank {first.rank} gave up first: {how}"
@@ -183,10 +188,6 @@ def _alike(failures: Sequence[RankFailure]) -> list[int]:
 
 def _s(ranks: Sequence[int]) -> str:
     return "s" if len(ranks) > 1 else ""
-
-
-def _was(ranks: Sequence[int]) -> str:
-    return "were" if len(ranks) > 1 else "was"
 
 
 def _signal_name(number: int) -> str:

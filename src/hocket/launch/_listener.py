@@ -1,9 +1,11 @@
 """Who follows the ranks of this host, what is told to him, and which signals he hears; without torch."""
 
 import contextlib
+import math
 import os
 import signal
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -12,6 +14,8 @@ from pathlib import Path
 from subprocess import Popen
 from typing import Any, Protocol
 
+_LOOK_S = 1.0  # between two looks for stopped ranks
+_COMPLAIN_S = 5.0  # for ranks that wait for a stopped one to say so themselves: they know the operation
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
@@ -45,7 +49,7 @@ class FailedRank:
     pid: int
     status: int
     error_file: str
-    stopped: bool = False  # whether it was stopped (SIGSTOP) when another failed
+    stopped: bool = False  # whether it was stopped (SIGSTOP) when another failed, or was ended because of that
 
 
 class JobListener(ABC):
@@ -80,19 +84,43 @@ class Interrupted(Exception):
         self.number = number
 
 
-def end_stopped(processes: Sequence[Popen[Any]]) -> set[int]:
-    """Once a rank has failed, end those that are stopped, and return their processes.
+class StoppedRanks:
+    """The ranks of this host that are stopped (SIGSTOP): named when another fails, and ended if they stay so.
 
-    A signal other than SIGKILL reaches a stopped process when it goes on.
+    Others notice a stopped rank when an operation passes its time-out. But while ranks start they wait for minutes,
+    because one may import longer than another; that it is stopped only the launcher can tell.
+
+    Attributes:
+        pids: Those that were stopped when a rank failed or was ended.
     """
-    if not any(process.poll() for process in processes):
-        return set()
-    stopped = {process.pid for process in processes if process.poll() is None and _is_stopped(process.pid)}
-    for pid in stopped:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGTERM)
-            os.kill(pid, signal.SIGCONT)
-    return stopped
+
+    def __init__(self, timeout_s: float | None) -> None:
+        """Watch ranks; `timeout_s` is HOCKET_TIMEOUT, None: nobody is ended before another has failed."""
+        self.pids: set[int] = set()
+        self._allowed_s = math.inf if timeout_s is None else timeout_s + _COMPLAIN_S
+        self._stopped_s: dict[int, float] = {}
+        self._looked_s = time.monotonic()
+
+    def look(self, processes: Sequence[Popen[Any]]) -> None:
+        """End ranks that are stopped: all once a rank has failed, before that who is so for longer than allowed."""
+        failed = any(process.poll() for process in processes)
+        if not failed and (self._allowed_s == math.inf or time.monotonic() < self._looked_s + _LOOK_S):
+            return
+        # What passes while the launcher is itself stopped, as a scheduler does with a whole job, does not count.
+        passed_s = min(time.monotonic() - self._looked_s, 2 * _LOOK_S)
+        self._looked_s = time.monotonic()
+        stopped = {process.pid for process in processes if process.poll() is None and _is_stopped(process.pid)}
+        self._stopped_s = {pid: self._stopped_s.get(pid, -passed_s) + passed_s for pid in stopped}
+        for pid in stopped:
+            with contextlib.suppress(ProcessLookupError):
+                if failed:  # a signal other than SIGKILL reaches a stopped process when it goes on
+                    os.kill(pid, signal.SIGTERM)
+                    os.kill(pid, signal.SIGCONT)
+                elif self._stopped_s[pid] > self._allowed_s:
+                    os.kill(pid, signal.SIGKILL)
+                else:
+                    continue
+                self.pids.add(pid)
 
 
 def _is_stopped(pid: int) -> bool:

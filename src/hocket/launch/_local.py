@@ -19,7 +19,7 @@ from types import FrameType
 from hocket.comm import rendezvous
 
 from ._arguments import LaunchArguments
-from ._listener import FailedRank, Interrupted, JobListener, StartedRank, end_stopped, to_handle
+from ._listener import FailedRank, Interrupted, JobListener, StartedRank, StoppedRanks, to_handle
 
 _INTERVAL_S = 0.1  # torchrun's --monitor-interval
 
@@ -53,7 +53,7 @@ def run_here(arguments: LaunchArguments, command: list[str], directory: str, lis
     streams = _Console(dict.fromkeys(environments, ""), dict.fromkeys(environments, ""))
     listener.route(streams, environments)
     processes: list[subprocess.Popen[bytes]] = []
-    stopped: set[int] = set()
+    stopped = StoppedRanks(arguments.operation_timeout_s)
     try:
         _raise_signals()
         for rank, environment in environments.items():
@@ -63,7 +63,8 @@ def run_here(arguments: LaunchArguments, command: list[str], directory: str, lis
         while not any(statuses := [process.poll() for process in processes]) and None in statuses:
             time.sleep(_INTERVAL_S)
             listener.check()
-        stopped = end_stopped(processes)
+            stopped.look(processes)
+        stopped.look(processes)
         _end(processes, signal.SIGTERM, arguments.grace_s)
     except Interrupted as interruption:
         listener.ending(interruption.number, arguments.grace_s)
@@ -73,7 +74,9 @@ def run_here(arguments: LaunchArguments, command: list[str], directory: str, lis
         _end(processes, signal.SIGTERM, arguments.grace_s)
         raise
     failed = [
-        FailedRank(rank, rank, process.pid, process.returncode, _error_file(directory, rank), process.pid in stopped)
+        FailedRank(
+            rank, rank, process.pid, process.returncode, _error_file(directory, rank), process.pid in stopped.pids
+        )
         for rank, process in enumerate(processes)
         if process.returncode
     ]

@@ -5,9 +5,8 @@ from typing import Any
 from .. import torch_adapter as _c10d
 from ._group import HocketGroup
 from ._locate import maxloc, minloc
-from ._runner import timeout_setting
 
-__all__ = ["HocketGroup", "maxloc", "minloc", "open_group", "timeout_setting"]
+__all__ = ["HocketGroup", "maxloc", "minloc", "open_group"]
 
 
 def open_group(given: Any) -> HocketGroup:

@@ -18,12 +18,13 @@ from ..engines import Gloo
 from ..engines import engine as _engine
 from ..shm import SharedMemoryTransport
 from ..shm import cuda_ipc as _cuda_ipc
+from ..timeouts import timeout_setting
 from ..transport import observers as _observe
 from ._arguments import check_root, only
 from ._collectives import Collectives
 from ._device_backend import DeviceBackend, HostStagedWork
 from ._hosts import find_hosts, open_transport
-from ._runner import Runner, timeout_setting
+from ._runner import Runner
 
 _lives = 0
 _SETTLE_S = 0.5  # for operations that nobody has waited for, when the process ends

@@ -2,7 +2,6 @@
 
 import copy
 import functools
-import os
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -19,20 +18,6 @@ Action = Callable[[float], str]
 """Does the work within so many seconds and returns the path taken."""
 
 _CLOSE_S = 5.0
-
-
-def timeout_setting() -> float | None:
-    """Return the seconds of HOCKET_TIMEOUT; None where it is not set. Raises ValueError: it is no number above 0."""
-    text = os.environ.get("HOCKET_TIMEOUT")
-    if not text:
-        return None
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds < 1e9:
-        raise ValueError(f"HOCKET_TIMEOUT={text}: give the seconds that an operation may take, a number above 0")
-    return seconds
 
 
 @functools.cache
