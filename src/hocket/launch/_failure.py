@@ -168,7 +168,7 @@ def _headline(failures: Sequence[RankFailure], how: str) -> str:
     if stopped:
         which = ", ".join(f"{rank} (process {by_rank[rank].pid})" for rank in stopped)
         were = "were" if len(stopped) > 1 else "was"
-        if first.stopped and not first.error:
+        if first.stopped:
             return f"rank{_s(stopped)} {which} {were} stopped (SIGSTOP) for longer than HOCKET_TIMEOUT allows: {how}"
         return f"rank{_s(stopped)} {which} {were} stopped (SIGSTOP); rank {first.rank} gave up first: {how}"
     if silent:

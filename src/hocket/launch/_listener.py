@@ -112,15 +112,11 @@ class StoppedRanks:
         stopped = {process.pid for process in processes if process.poll() is None and _is_stopped(process.pid)}
         self._stopped_s = {pid: self._stopped_s.get(pid, -passed_s) + passed_s for pid in stopped}
         for pid in stopped:
-            with contextlib.suppress(ProcessLookupError):
-                if failed:  # a signal other than SIGKILL reaches a stopped process when it goes on
+            if failed or self._stopped_s[pid] > self._allowed_s:
+                self.pids.add(pid)
+                with contextlib.suppress(ProcessLookupError):  # SIGTERM reaches a stopped process when it goes on
                     os.kill(pid, signal.SIGTERM)
                     os.kill(pid, signal.SIGCONT)
-                elif self._stopped_s[pid] > self._allowed_s:
-                    os.kill(pid, signal.SIGKILL)
-                else:
-                    continue
-                self.pids.add(pid)
 
 
 def _is_stopped(pid: int) -> bool:
