@@ -7,11 +7,15 @@ import os
 import random
 import re
 import socket
-from collections.abc import Callable, Iterable
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from .processes import processes_with
 
 NOBODY = 65534
 
@@ -37,7 +41,7 @@ def as_another_user(act: Callable[..., Any], *arguments: Any) -> Any:
     return json.loads(text)
 
 
-def listening(pids: Iterable[int]) -> list[tuple[str, int]]:
+def listening(pids: Sequence[int]) -> list[tuple[str, int]]:
     """Return where these processes listen for TCP: hexadecimal address as /proc/net/tcp has it, and port."""
     inodes = set()
     for pid in pids:
@@ -46,7 +50,8 @@ def listening(pids: Iterable[int]) -> list[tuple[str, int]]:
                 if match := re.fullmatch(r"socket:\[(\d+)\]", os.readlink(path)):
                     inodes.add(match[1])
     found = []
-    for pid in pids:  # in the network of each: ranks may be in namespaces of their own
+    networks = {os.stat(f"/proc/{pid}/ns/net").st_ino: pid for pid in pids}  # ranks may be in namespaces of their own
+    for pid in networks.values():
         for name in ("tcp", "tcp6"):
             for line in Path(f"/proc/{pid}/net/{name}").read_text().splitlines()[1:]:
                 fields = line.split()
@@ -100,3 +105,45 @@ def garbage(ports: list[int], frames: int, seed: int) -> None:
                 draw.choice(taken[-20:]).sendall(draw.randbytes(draw.choice((1, 4, 8, 64, 96, 500))))
     for one in taken:
         one.close()
+
+
+@contextlib.contextmanager
+def dribbling(variable: str, value: Path, connections: int = 20) -> Iterator[set[int]]:
+    """Keep connections to every port of some processes that are found by their environment, from their start on.
+
+    Each gets a random byte every few milliseconds, and is opened again when it is closed. Yields the
+    ports that took some.
+    """
+    draw, end, taken = random.Random(5), threading.Event(), set[int]()
+
+    def go() -> None:
+        held: dict[tuple[int, int], socket.socket] = {}
+        pids: list[int] = []
+        look_s = 0.0
+        while not end.wait(0.005):
+            if time.monotonic() > look_s:  # looking through all processes takes longer than some ports are open
+                pids, look_s = processes_with(variable, value), time.monotonic() + 0.5
+            with contextlib.suppress(OSError):  # one has ended meanwhile
+                for key in ((port, number) for _, port in listening(pids) for number in range(connections)):
+                    if key not in held:
+                        held[key] = socket.socket()
+                        held[key].setblocking(False)
+                        held[key].connect_ex(("127.0.0.1", key[0]))
+            for key, one in list(held.items()):
+                try:
+                    one.send(draw.randbytes(1))
+                    taken.add(key[0])
+                except BlockingIOError:
+                    continue
+                except OSError:
+                    held.pop(key).close()
+        for one in held.values():
+            one.close()
+
+    thread = threading.Thread(target=go)
+    thread.start()
+    try:
+        yield taken
+    finally:
+        end.set()
+        thread.join()

@@ -17,7 +17,7 @@ from hocket.launch._run_directory import LaunchDirectory
 from hocket.testing import deadline
 
 from ..processes import free_port, until
-from ..strangers import NOBODY, as_another_user, as_root, garbage, listening, opened, reached
+from ..strangers import NOBODY, as_another_user, as_root, dribbling, garbage, listening, opened, reached
 
 TRAINS = """
 import json, os, pathlib, torch, torch.distributed as dist
@@ -96,6 +96,25 @@ def test_two_launchers_meet_by_a_secret_and_garbage_on_their_ports_changes_nothi
     for process in processes:
         out, err = process.communicate(timeout=deadline(60))
         assert (process.returncode, out.count("ok")) == (0, 1), err
+
+
+def test_who_dribbles_bytes_into_every_port_from_the_start_keeps_no_rank_out(
+    hocket: Any, script: Any, tmp_path: Path
+) -> None:
+    port, path = str(free_port()), script(TRAINS)
+    with dribbling("HOCKET_TEST", tmp_path) as ports:
+        processes = []
+        for number in range(2):
+            place = ["--nnodes=2", f"--node-rank={number}", "--master-addr=127.0.0.1", f"--master-port={port}"]
+            environment = {**os.environ, "HOCKET_HOST": f"host{number}", "HOCKET_TIMEOUT": str(deadline(30))}
+            processes.append(hocket("run", "-n", "1", *place, path, env=environment))
+        ended = [lambda one=one: one.poll() is not None for one in processes]
+        until(lambda: any(end() for end in ended) or all((tmp_path / f"said-{rank}").exists() for rank in range(2)), 90)
+        (tmp_path / "end").touch()  # and a second world is made
+        for process in processes:
+            out, err = process.communicate(timeout=deadline(90))
+            assert (process.returncode, out.count("ok")) == (0, 1), err
+    assert int(port) in ports  # of the others some take connections for milliseconds only
 
 
 @as_root
