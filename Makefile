@@ -40,6 +40,7 @@ test-newest-torch:
 	$(NEWEST)/bin/python -m pip install --quiet --editable '.[workloads,bench,fabric]' --group dev
 	$(NEWEST)/bin/python tests/twice.py '--numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder' \
 		-m 'not long and not third_party' $(NEWEST_TESTS) $(PYTEST_ARGS)
+	$(NEWEST)/bin/python -m pytest -q -m long tests/torch_suite
 
 lint: lint-rules lint-form lint-types lint-arrows
 
