@@ -310,6 +310,12 @@ class AggregationWork:
         self._group.wait_for(self)
 
     @property
+    def may_be_over(self) -> bool:
+        """Whether this member has done all that the others need for the end of it."""
+        sent = self.send is None or self.queued_nbytes >= self.send.nbytes
+        return self.begun and sent and (self.acknowledged or self.kind not in COMMITTED)
+
+    @property
     def group(self) -> AggregationGroup:
         """Whose work it is."""
         return self._group

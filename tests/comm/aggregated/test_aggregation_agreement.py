@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributed import ReduceOp
 
-from hocket.aggregator import AggregatorLostError, Kind
+from hocket.aggregator import AggregatorLostError, FailCode, GroupFailedError, Kind
+from hocket.comm import CollectiveTimeoutError, CommError
 from hocket.comm.aggregated._aggregated import AggregatedTransport
 from hocket.comm.aggregated._tree_position import tree_position
 from hocket.comm.transport._reduce import reducer
@@ -24,8 +25,8 @@ SUM = reducer(ReduceOp.SUM, torch.int64)
 class Meeting:
     """Ranks on threads exchange what they bring; it fails if they come for different things."""
 
-    def __init__(self):
-        self._barrier = threading.Barrier(N, timeout=deadline(10))
+    def __init__(self, timeout_s=10):
+        self._barrier = threading.Barrier(N, timeout=deadline(timeout_s))
         self._brought = [None] * N
 
     def all(self, rank, what, value):
@@ -102,12 +103,12 @@ class AggregationSession:
         self.position = tree_position(["here"] * N, rank)
         self._life = 0
         self._served = 0
-        self._broken = False
+        self.broken = False
         self.lost = 0
 
     @property
     def ready(self):
-        return 0 if self._broken else self._life + 1
+        return 0 if self.broken else self._life + 1
 
     @property
     def group(self):
@@ -122,17 +123,17 @@ class AggregationSession:
     def lose(self):
         """Comes back at once, as the next incarnation."""
         self.lost += 1
-        self._broken = False
+        self.broken = False
         self._life += 1
         self._served = 0
 
     def post(self, kind, send, receive, *, operator, element, root, timeout_s):
         return Work(self, kind, send, receive, root)
 
-    def serve(self, kind, send, receive, root):
+    def serve(self, work, kind, send, receive, root):
         aggregator, life = self._aggregator, self._life
         self._served += 1
-        if self._broken:
+        if self.broken:
             raise AggregatorLostError("it has been gone for long")
         last = life < len(aggregator.fails_at) and self._served > aggregator.fails_at[life]
         finished = aggregator.finished[life] if last else frozenset(range(N))
@@ -144,8 +145,9 @@ class AggregationSession:
             whole = mine or (finished and kind in COMMITTED)
             self._deliver(kind, everyone, receive, root, whole)
         if last:
-            self._broken = True  # a rank that has finished finds out at its next operation
+            self.broken = True  # a rank that has finished finds out at its next operation
             if not mine:
+                work.may_be_over = bool(finished)
                 raise AggregatorLostError("it is gone")
 
     def _deliver(self, kind, everyone, receive, root, whole):
@@ -169,9 +171,55 @@ class AggregationSession:
 class Work:
     def __init__(self, session, *what):
         self._session, self._what = session, what
+        self.may_be_over = False
 
     def wait(self):
-        self._session.serve(*self._what)
+        self._session.serve(self, *self._what)
+
+
+class Waits:
+    """What becomes of an operation at the aggregator that lasts too long: an error, after part of the result has come.
+
+    The aggregator says that it waits for `late`; who cannot reach it any more, as `cut_off` cannot, finds out alone.
+    """
+
+    def __init__(self, session, rank, late, cut_off, receive):
+        self._session, self._rank, self._late, self._cut_off = session, rank, late, cut_off
+        self._receive = receive
+        self.may_be_over = False
+
+    def wait(self):
+        if self._receive is not None:
+            self._receive[: len(self._receive) // 2] = 7
+        self._session.broken = True
+        if self._rank in self._cut_off:
+            raise AggregatorLostError("it has not answered")
+        raise GroupFailedError("it still waits for rank", FailCode.TIMEOUT, self._late, 1)
+
+
+def _operate(transport, rank, kind, root, state):
+    """Do one operation, and return the state after it."""
+    if kind == "all_reduce":
+        transport.all_reduce(state, SUM, 10)
+    elif kind == "reduce":
+        transport.reduce(state, SUM, root, 10)
+    elif kind == "broadcast":
+        transport.broadcast(state, root, 10)
+    elif kind == "all_gather":
+        outputs = [torch.zeros_like(state) for _ in range(N)]
+        transport.all_gather(outputs, state, 10)
+        return sum((r + 2) * output for r, output in enumerate(outputs))
+    elif kind == "reduce_scatter":
+        output = torch.zeros_like(state)
+        transport.reduce_scatter(output, [state + 5 * r for r in range(N)], SUM, 10)
+        return output
+    elif kind == "all_to_all":
+        outputs = [torch.zeros_like(state) for _ in range(N)]
+        transport.all_to_all(outputs, [state + 3 * r for r in range(N)], 10)
+        return sum((r + 1) * output for r, output in enumerate(outputs))
+    else:
+        transport.barrier(10)
+    return state
 
 
 def _course(transport, rank, steps, numel):
@@ -179,26 +227,7 @@ def _course(transport, rank, steps, numel):
     state = torch.arange(numel) * (rank + 1)
     states = []
     for number, (kind, root) in enumerate(steps):
-        if kind == "all_reduce":
-            transport.all_reduce(state, SUM, 10)
-        elif kind == "reduce":
-            transport.reduce(state, SUM, root, 10)
-        elif kind == "broadcast":
-            transport.broadcast(state, root, 10)
-        elif kind == "all_gather":
-            outputs = [torch.zeros_like(state) for _ in range(N)]
-            transport.all_gather(outputs, state, 10)
-            state = sum((r + 2) * output for r, output in enumerate(outputs))
-        elif kind == "reduce_scatter":
-            output = torch.zeros_like(state)
-            transport.reduce_scatter(output, [state + 5 * r for r in range(N)], SUM, 10)
-            state = output
-        elif kind == "all_to_all":
-            outputs = [torch.zeros_like(state) for _ in range(N)]
-            transport.all_to_all(outputs, [state + 3 * r for r in range(N)], 10)
-            state = sum((r + 1) * output for r, output in enumerate(outputs))
-        else:
-            transport.barrier(10)
+        state = _operate(transport, rank, kind, root, state)
         states.append(state.tolist())
         state = (state * (rank + 2) + number) % 10007
     transport.close(10)
@@ -277,3 +306,50 @@ def test_an_operation_that_nobody_has_finished_is_repeated_by_all_with_the_input
 def test_nobody_is_left_behind_when_the_next_operation_is_none_of_the_aggregators():
     stats = _play([("all_reduce", 0), ("all_to_all", 0), ("all_reduce", 0)], [0], [frozenset({0, 1})], True)
     assert [one.received for one in stats] == [0, 0, 1]
+
+
+@pytest.mark.parametrize("kind", KINDS[:-1])
+def test_an_operation_that_failed_on_one_rank_is_never_over_for_another(kind):
+    """One rank is cut off from the aggregator, which then tells the others that it waits for that rank in vain.
+
+    They fail, and leave; who leaves has not finished the operation, and has no result of it to give.
+    """
+    late, hosts = 1, Meeting(2)
+    aggregator = Aggregator([], [], partly=False)
+
+    def one(rank):
+        session = AggregationSession(aggregator, rank)
+        transport = AggregatedTransport(session, Hosts(hosts, rank), rank, N, "test", 10)
+        state = torch.arange(6) + rank
+        transport.all_reduce(state, SUM, 10)  # of the size of the results to come
+        session.post = lambda kind, send, receive, **_: Waits(session, rank, late, {late}, receive)
+        error = CommError if rank == late else CollectiveTimeoutError
+        with pytest.raises(error) as found:
+            _operate(transport, rank, kind, 0, state)
+        transport.close(1)
+        with pytest.raises(CommError, match="operation 2 failed"):
+            _operate(transport, rank, kind, 0, state)
+        return str(found.value)
+
+    with ThreadPoolExecutor(N) as pool:
+        texts = list(pool.map(one, range(N)))
+    assert "could not agree" in texts[late]
+
+
+def test_a_rank_whose_part_has_not_come_takes_nobodys_word_that_it_has():
+    """As if another rank stood at the next operation by mistake: what is in memory would be taken for the result."""
+    hosts = Meeting(2)
+    aggregator = Aggregator([], [], partly=False)
+
+    def one(rank):
+        session = AggregationSession(aggregator, rank)
+        transport = AggregatedTransport(session, Hosts(hosts, rank), rank, N, "test", 10)
+        session.post = lambda kind, send, receive, **_: Waits(session, rank, 0, range(N), receive)
+        if rank == 0:
+            transport.agreement._number += 1
+        return transport.broadcast(torch.arange(6), 0, 10)
+
+    with ThreadPoolExecutor(N) as pool:
+        for done in [pool.submit(one, rank) for rank in (1, 2, 0)][:2]:
+            with pytest.raises(CommError, match="has not come"):
+                done.result()

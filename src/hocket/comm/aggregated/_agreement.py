@@ -12,6 +12,10 @@ the host-based transport, with the number of the operation that it stands at:
 For reduce, broadcast and reduce_scatter, where one rank's result does not help another, the aggregator says that the
 operation is over only when all ranks have confirmed their parts: if any rank has heard that, all have their results.
 
+An operation may fail on one rank alone: the aggregator told it that a rank is late, while that one was cut off from the
+aggregator. The group is over there, and that rank settles no more, not when it leaves either: it would stand at the
+next number as if it had the result. Who settles without it learns that it has gone, and fails too.
+
 With several ranks on a host each rail has an agreement of its own, and a rank that is behind keeps the others of its
 host. A rank further on its rail may wait for those before it comes to its next operation here, which it would not
 reach. So it watches, and settles meanwhile, by messages of a tag of their own.
@@ -35,6 +39,7 @@ from hocket.aggregator import AggregationError, ElementType, FailCode, GroupFail
 
 from ..transport import CollectiveMismatchError, CollectiveTimeoutError, CommError, PeerDiedError, Transport
 from ._session import AggregationSession
+from ._shards import ShardedWork
 from ._wire_types import raw
 
 log = logging.getLogger("hocket.comm")
@@ -106,7 +111,7 @@ class Agreement:
         self._lock = threading.Lock()
         self._ended = threading.Event()
         self._settled_before = False  # the operation to come has its number already, and all ranks have met at it
-        self._trouble: Exception | None = None  # of settling beside
+        self._trouble = ""  # why the group is over on this rank
         self._timeout_s = max(timeout_s, _LEAST_RECOVERY_S)
         self._session = session
         self._hosts = hosts
@@ -118,6 +123,7 @@ class Agreement:
         self._results: list[Tensor] = [torch.empty(0, dtype=torch.uint8) for _ in range(2)]
         self._away_since = 0
         self._at_aggregator = False
+        self._work: ShardedWork | None = None  # the last operation that has begun at the aggregator
         weakref.finalize(self, session.close)
         _agreements.add(self)
         session.begin(timeout_s)
@@ -134,7 +140,7 @@ class Agreement:
         self._ended.set()
         free = self._lock.acquire(timeout=timeout_s)
         try:
-            if free and not self._settled_before:
+            if free and not self._settled_before and not self._trouble:
                 self._number += 1
                 if self._unsettled or self._must_settle:
                     self._settle(None, timeout_s)
@@ -154,26 +160,34 @@ class Agreement:
     def do(self, make: Callable[[], Request] | None, through_hosts: Callable[[float], str], timeout_s: float) -> str:
         """Do one operation, at the aggregator if it is there and can do it (then `make` says it in its terms)."""
         with self._lock:
-            return self._do(make, through_hosts, timeout_s)
+            if self._trouble:
+                raise CommError(f"{self.name} cannot be used any more: {self._trouble}")
+            try:
+                return self._do(make, through_hosts, timeout_s)
+            except CollectiveMismatchError:  # on all ranks
+                raise
+            except BaseException as error:
+                self._trouble = f"operation {self._number} failed on this rank: {error!r}"
+                raise
 
     def settle_if_lost(self) -> None:
         """Settle for the operation to come if the aggregator is lost and a rank may be behind; nothing if one runs."""
         if not self._lock.acquire(blocking=False):
             return
         try:
-            if self._settled_before or not (self._must_settle or self._unsettled and not self._session.ready):
+            if self._settled_before or self._trouble:
+                return
+            if not (self._must_settle or self._unsettled and not self._session.ready):
                 return
             self._number += 1
             self._settled_before = True
             self._settle(None, self._timeout_s)
         except Exception as error:  # for who comes with the next operation
-            self._trouble = error
+            self._trouble = f"the ranks could not agree how to go on: {error}"
         finally:
             self._lock.release()
 
     def _do(self, make: Callable[[], Request] | None, through_hosts: Callable[[float], str], timeout_s: float) -> str:
-        if self._trouble is not None:
-            raise CommError(f"{self.name}: the ranks could not agree how to go on: {self._trouble}")
         if self._settled_before:
             self._settled_before = False
         else:
@@ -204,7 +218,8 @@ class Agreement:
                 self._ask(timeout_s)
 
     def _serve(self, request: Request, timeout_s: float) -> None:
-        work = self._session.group.post(
+        self._work = None
+        self._work = self._session.group.post(
             request.kind,
             None if request.send is None else raw(request.send),
             None if request.receive is None else raw(request.receive),
@@ -213,9 +228,10 @@ class Agreement:
             root=request.root,
             timeout_s=timeout_s,
         )
-        work.wait()
+        self._work.wait()
 
     def _finish(self, request: Request) -> None:
+        self._work = None
         request.deliver()
         self._kept = request.receive if request.kept else None
         self._unsettled = True
@@ -287,7 +303,15 @@ class Agreement:
         return False
 
     def _hand_over(self, failed: Request | None, source: int, deadline_s: float) -> None:
-        """Give the result of the last operation to those who have not got it."""
+        """Give the result of the last operation to those who have not got it.
+
+        Raises CommError: another rank cannot have finished `failed`, since this one has not done its part.
+        """
+        if failed is not None and (self._work is None or not self._work.may_be_over):
+            raise CommError(
+                f"a rank went on from operation {self._number} ({failed.kind.name.lower()}), of which the result has "
+                "not come here"
+            )
         kept = self._kept if failed is None else (failed.receive if failed.kept else None)
         if kept is None:
             return

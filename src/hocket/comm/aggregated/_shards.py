@@ -21,6 +21,11 @@ class ShardedWork:
     def __init__(self, works: Sequence[AggregationWork]) -> None:
         self._works = works
 
+    @property
+    def may_be_over(self) -> bool:
+        """Whether this rank has done all that the others need for the end of it."""
+        return all(work.may_be_over for work in self._works)
+
     def wait(self) -> None:
         """Block until it is over. Raises AggregationError: an aggregator has failed."""
         if len(self._works) == 1:
