@@ -3,10 +3,12 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from datetime import timedelta
 from pathlib import Path
 from threading import Thread
 
@@ -474,14 +476,89 @@ def test_a_rank_that_is_late_is_named(aggregator):
 
 
 def _late_main():
-    from datetime import timedelta
-
     os.environ["HOCKET_HOST"] = f"host{os.environ['RANK']}"
     dist.init_process_group("hocket", timeout=timedelta(seconds=deadline(2)))
     result = _late()
     if dist.get_rank() != 1:
         time.sleep(deadline(2))
     return result
+
+
+class Relay:
+    """Stands before an aggregator. Once it is cut, nothing comes through any more of what one rank says or is told."""
+
+    def __init__(self, address, rank):
+        self.cut = False
+        self._label = f"rank {rank} (".encode()
+        self._to = address.split(":")
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self._sockets = [self._listener]
+        Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self):
+        with suppress(OSError):
+            while True:
+                down, _ = self._listener.accept()
+                up = socket.create_connection((self._to[0], int(self._to[1])))
+                self._sockets += [down, up]
+                labels = []
+                Thread(target=self._pass_on, args=(down, up, labels), daemon=True).start()
+                Thread(target=self._pass_on, args=(up, down, labels), daemon=True).start()
+
+    def _pass_on(self, source, target, labels):
+        with suppress(OSError):
+            while piece := source.recv(1 << 16):
+                if self._label in piece:
+                    labels.append(True)
+                if not (self.cut and labels):
+                    target.sendall(piece)
+            if not (self.cut and labels):
+                target.shutdown(socket.SHUT_WR)
+
+    def close(self):
+        for one in self._sockets:
+            one.close()
+
+
+def _out_of_reach(flag):
+    """Broadcast; rank 1 begins when the aggregator cannot hear it any more, and the others time out there."""
+    me = int(os.environ["RANK"])
+    os.environ["HOCKET_HOST"] = f"host{me}"
+    if me == 1:
+        os.environ["HOCKET_AGGREGATOR_STALL_S"] = "0.5"
+    dist.init_process_group("hocket", timeout=timedelta(seconds=4))
+    dist.barrier()
+    if me == 1:
+        Path(flag).touch()
+        time.sleep(1)
+    data = torch.full((100,), me + 10.0)
+    try:
+        dist.broadcast(data, 0)
+    except CommError as error:
+        return str(error)
+    finally:
+        dist.destroy_process_group()
+    return data.tolist()
+
+
+def test_a_rank_that_the_aggregator_lost_takes_nothing_for_the_result_when_others_leave(aggregator, tmp_path):
+    relay, flag = Relay(aggregator.address, 1), tmp_path / "cut"
+
+    def watch():
+        while not relay.cut:
+            relay.cut = flag.exists()
+            time.sleep(0.02)
+
+    Thread(target=watch, daemon=True).start()
+    environment = aggregator.environment(HOCKET_AGGREGATOR=relay.address, HOCKET_AGGREGATOR_STALL_S="60")
+    try:
+        found = run_ranks(_out_of_reach, 3, str(flag), backend=None, timeout_s=100, env=environment)
+    finally:
+        relay.cut = True
+        relay.close()
+    assert all(isinstance(one, str) for one in found), found
+    assert "could not agree how to go on" in found[1]
 
 
 def _thrice():
