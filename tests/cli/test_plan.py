@@ -99,7 +99,7 @@ SELENE = ("--cluster", "selene-like")
         (["gpt-7b", "-n", "8", "--precision", "fp8", *SELENE], "float8 products, which no plan carries out"),
         (["gpt-7b", "-n", "8", "--precision", "float16", *SELENE], "half precision, whose loss must be scaled"),
         (["gpt-7b", "-n", "8", "--precision", "float32", *SELENE], "--precision float32: gpt-7b is in bfloat16"),
-        (["gpt-7b", "-n", "8", "--shard", "hsdp", *SELENE], "apply torch's fully_shard on a 2-D mesh"),
+        (["gpt-7b", "-n", "8", "--shard", "hsdp", *SELENE], "and shard_degree = the workers of a host"),
         (["gpt-7b", "-n", "8", "--constant", "jitter=nan", *SELENE], "jitter: nan is no number that can be reached"),
         (["gpt-7b", "-n", "8", "--constant", "step_s=inf", *SELENE], "step_s: inf is no number that can be reached"),
         (["gpt-7b", "-n", "8", "--device", "tpu", *SELENE], "take cpu, or meta for no times"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import time
 
@@ -112,6 +113,23 @@ def test_1024_workers_are_planned_in_seconds(selene: Network, name: str, batch: 
     degrees = plan.data_parallel_degree * plan.tensor_parallel_degree * plan.pipeline_parallel_degree
     assert degrees == 1024
     assert plan.resolve(1024) == plan
+
+
+def test_parameters_are_sharded_inside_hosts_where_the_network_is_slow() -> None:
+    slow = cluster.load("star:hosts=8,bandwidth=100Gbit/s,server=dgx-a100")
+    found = search(named_transformer("gpt-7b"), slow, workers=64, batch=512, fixed={"tensor_parallel_degree": 1})
+    steps = {one.plan.shard_degree: one for one in found.ranked if one.plan.data_parallel_degree == 64}
+    among, memory = steps[8], 80 * 2**30
+    assert among.memory.total < memory
+    plan = dataclasses.replace(among.plan, shard_degree=0, bucket_bytes=None)
+    among_all = predict(plan, named_transformer("gpt-7b"), slow, workers=64, batch=512)
+    assert among.step_s < 0.9 * among_all.step_s  # the same parts of a batch, each of which gathers everything
+    state, all_state = (
+        one.memory.parameters + one.memory.gradients + one.memory.optimizer for one in (among, among_all)
+    )
+    assert state == pytest.approx(8 * all_state)
+    wanted = search(named_transformer("gpt-7b"), slow, workers=64, batch=512, fixed={"shard_degree": 4})
+    assert {(one.plan.shard, one.plan.shard_degree) for one in wanted.ranked} == {("parameters", 4)}
 
 
 def test_less_memory_never_makes_a_faster_plan(selene: Network) -> None:

@@ -47,16 +47,18 @@ def test_layouts_on_random_clusters_take_what_the_simulator_says(study: ModuleTy
     assert abs(apart(study, seed, 8)[-1][0]) < 0.10
 
 
-@pytest.mark.parametrize("shard", ["none", "optimizer", "gradients", "parameters"])
+@pytest.mark.parametrize(
+    ("shard", "among"), [("none", 0), ("optimizer", 0), ("gradients", 0), ("parameters", 0), ("parameters", 2)]
+)
 @pytest.mark.parametrize(("pipeline", "stages"), [(1, 1), (2, 1), (2, 2)])
-def test_what_the_constants_say_is_not_reached_is_in_both(shard: str, pipeline: int, stages: int) -> None:
+def test_what_the_constants_say_is_not_reached_is_in_both(shard: str, among: int, pipeline: int, stages: int) -> None:
     where = cluster.load(
         "star:hosts=4,bandwidth=40Gbit/s,latency=2us,server=dgx-a100,server.devices=2,server.flops=2e14"
     )
     usual = Constants.of({"fetch_share": 0.5, "network_share": 0.7, "jitter": 0.02})
     plan = Plan(
         pipeline_parallel_degree=pipeline, stages_per_rank=stages, micro_batches=4 if pipeline > 1 else 1,
-        pipeline_schedule="interleaved" if stages > 1 else "1f1b", shard=shard,
+        pipeline_schedule="interleaved" if stages > 1 else "1f1b", shard=shard, shard_degree=among,
     )  # fmt: skip
     workload = transformer(1024, 8, 16, sequence=512)
     found = predict(plan, workload, where, workers=8, batch=64, constants=usual)

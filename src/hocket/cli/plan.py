@@ -38,6 +38,9 @@ def plan(
         int | None, typer.Option("--data-parallel-degree", "--data", min=1, help="Fix the data-parallel degree.")
     ] = None,
     shard: Annotated[str | None, typer.Option(help="Fix it: none, optimizer, gradients, parameters.")] = None,
+    shard_degree: Annotated[
+        int | None, typer.Option(min=0, help="Fix among how many neighbours parameters are sharded (HSDP); 0 for all.")
+    ] = None,
     recompute: Annotated[bool | None, typer.Option("--recompute/--no-recompute", help="Fix recomputation.")] = None,
     micro_batches: Annotated[int | None, typer.Option(min=1, help="Fix the pipeline's micro-batches.")] = None,
     precision: Annotated[
@@ -63,6 +66,7 @@ def plan(
         "pipeline_parallel_degree": pipeline,
         "data_parallel_degree": data,
         "shard": shard,
+        "shard_degree": shard_degree,
         "recompute": recompute,
         "micro_batches": micro_batches,
         "precision": precision,

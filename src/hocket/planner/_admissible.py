@@ -61,6 +61,19 @@ class Grid:
     shards: tuple[str, ...]  # stages of sharding, the least first
     recomputations: tuple[tuple[bool, str], ...]  # (recompute, recompute_part), the cheapest in time first
     sequence: tuple[bool, ...]  # whether the sequence is divided where tensors are
+    local: int  # workers of a host
+
+    def sharded(self, layout: Layout) -> Iterator[tuple[str, int]]:
+        """Yield what may be sharded among a layout's replicas, and among how many of them: all (0), or a host's."""
+        if layout.replicas == 1:
+            yield self.shards[0], 0
+            return
+        inside = self.local // layout.degree("tensor")  # replicas that a host has
+        apart = 1 < inside < layout.replicas and layout.replicas % inside == 0 and "shard_degree" not in self.fixed
+        for shard in self.shards:
+            yield shard, self.fixed.get("shard_degree", 0)
+            if shard == "parameters" and apart:
+                yield shard, inside
 
 
 def grid_of(workload: Workload, network: Network, workers: int, batch: int, fixed: Mapping[str, Any]) -> Grid:
@@ -101,7 +114,7 @@ def grid_of(workload: Workload, network: Network, workers: int, batch: int, fixe
         near = [n for n in _divisors(workers) if n <= data][-1]
         rule = f"{data} does not divide {workers} workers"
         raise PlanError("no plan keeps this:", [PlanFinding("data_parallel_degree", rule, f"use a divisor, as {near}")])
-    shards = (fixed["shard"],) if "shard" in fixed else _SHARDS
+    shards = (fixed["shard"],) if "shard" in fixed else ("parameters",) if fixed.get("shard_degree") else _SHARDS
     core = any(one.part == "core" for layer in workload.layers for one in layer.operations)
     recomputations: list[tuple[bool, str]] = [(False, "layers"), (True, "layers")]
     if core:
@@ -112,7 +125,7 @@ def grid_of(workload: Workload, network: Network, workers: int, batch: int, fixe
         recomputations = [one for one in recomputations if not one[0] or one[1] == fixed["recompute_part"]]
     apart = core  # layers of which shared operations are known; a captured layer is divided as a whole
     sequence = (fixed["sequence_parallel"],) if "sequence_parallel" in fixed else ((True,) if apart else (False,))
-    return Grid(workers, batch, fixed, degrees, shards, tuple(recomputations), sequence)
+    return Grid(workers, batch, fixed, degrees, shards, tuple(recomputations), sequence, network.local)
 
 
 def undivided(plan: Plan, workload: Workload) -> list[PlanFinding]:

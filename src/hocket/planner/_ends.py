@@ -16,7 +16,7 @@ from ._network import NOTHING, Cost
 from ._pipeline import Followed, plan_order
 from ._plan import Plan
 from ._profile import LayerTimes, Profile
-from .axes import replicas
+from .axes import copy_group, replicas, shard_group
 
 # Of the optimizer's state every byte is read and written; gradients are zeroed, accumulated, checked and read.
 _GRADIENT_PASSES = 4
@@ -137,7 +137,7 @@ def fetched(plan: Plan, profile: Profile) -> Constants:
     have a ring each.
     """
     constants = profile.constants
-    _, hosts, beside = profile.network.members(*replicas(plan))
+    _, hosts, beside = profile.network.members(*shard_group(plan))
     share = constants.fetch_share
     share = max(share, min(USUAL.fetch_share, share * beside)) if hosts > 1 else share
     return dataclasses.replace(constants, gather_share=constants.gather_share * share)
@@ -159,11 +159,13 @@ def follow_gathers(
     p, constants, held = plan.pipeline_parallel_degree, profile.constants, profile.held(plan).parameter_bytes
     ahead = constants.overlap and constants.prefetch
     sizes = [float(held[a:b].sum()) for a, b in itertools.pairwise(edges)]
-    port = int(profile.network.members(*replicas(plan))[1] == 1)
-    blocks = []
+    port = int(_inside(profile, shard_group(plan)))
+    blocks, averages = [], [0.0] * p  # of copies of a rank's shards
     for stage, (first, end) in enumerate(itertools.pairwise(edges)):
         beside = _beside([sum(sizes[rank::p]) for rank in range(p)], stage % p)
-        columns = _blocks(plan, profile, times, np.arange(first, end), beside)
+        layers = np.arange(first, end)
+        columns = _blocks(plan, profile, times, layers, beside)
+        averages[stage % p] += float(_among_copies(plan, profile, layers, beside).sum())
         blocks.append(list(zip(*(one.tolist() for one in columns), strict=True)))
     weights = [float(times.backward[a:b].sum()) / 2 for a, b in itertools.pairwise(edges)]
     whole = [sum(one[3] for one in stage) for stage in blocks]
@@ -196,8 +198,9 @@ def follow_gathers(
             link.free_s += message.hop if shared else 0.0
             came[forward, onward, micro] = rank.free_s + message.hop * (2 if shared else 1)
     ends = tuple(rank.free_s for rank in ranks)
-    for link, rank, more in zip(links, ranks, left, strict=True):
+    for link, rank, more, average in zip(links, ranks, left, averages, strict=True):
         link.add(more, rank.free_s)
+        link.add(average, rank.free_s)
     found = Followed(max(ends), tuple(last[stage] for stage in range(len(blocks))), ends, plain.followed)
     found = dataclasses.replace(found, links=tuple(link.free_s for link in links))
     return found.later((plan.micro_batches / plain.followed - 1) * found.seconds)
@@ -211,8 +214,10 @@ def _blocks(
     beside: tuple[int, tuple[float, ...]] | None = None,
 ) -> tuple[np.ndarray, ...]:
     """Return seconds of every block: to gather its parameters, to reduce its gradients, and of both passes."""
-    copies, stride = replicas(plan)
+    (size, stride), copies = shard_group(plan), copy_group(plan)[0]
     held, constants = profile.held(plan), fetched(plan, profile)
+    if beside is not None:  # a stage has as many of these groups after one another as there are copies
+        beside = beside[0] * copies, tuple(one for one in beside[1] for _ in range(copies))
     parameters, gradients, forward, backward = (
         profile.by_block(values[layers], layers)
         for values in (
@@ -225,12 +230,30 @@ def _blocks(
 
     def seconds(kind: str, sizes: np.ndarray) -> np.ndarray:
         known = {
-            nbytes: profile.network.collective(kind, nbytes, copies, stride, constants, beside=beside).seconds
+            nbytes: profile.network.collective(kind, nbytes, size, stride, constants, beside=beside).seconds
             for nbytes in set(sizes.tolist())
         }
         return np.array([known[nbytes] for nbytes in sizes.tolist()])
 
     return seconds("all_gather", parameters), seconds("reduce_scatter", gradients), forward, backward
+
+
+def _among_copies(
+    plan: Plan, profile: Profile, layers: np.ndarray, beside: tuple[int, tuple[float, ...]] | None = None
+) -> np.ndarray:
+    """Return seconds in which ranks that hold the same shard of every block average its gradients, once a step."""
+    gradients = profile.by_block(profile.held(plan).gradient_bytes[layers], layers)
+    size, stride = copy_group(plan)
+    if size == 1:
+        return np.zeros(len(gradients))
+    cost = functools.partial(profile.network.collective, "all_reduce", size=size, stride=stride, beside=beside)
+    each = [cost(nbytes / shard_group(plan)[0], constants=profile.constants).seconds for nbytes in gradients.tolist()]
+    return np.array(each)
+
+
+def _inside(profile: Profile, group: tuple[int, int]) -> bool:
+    """Return whether the members of such a group, its size and stride, are all on one host."""
+    return profile.network.members(*group)[1] == 1
 
 
 def _of_rank(
@@ -243,10 +266,11 @@ def _of_rank(
 
 def _whole(plan: Plan, profile: Profile, own: np.ndarray, m: int) -> tuple[Cost, float]:
     """Return one reduction of all gradients of a rank, and what of its gathers and reductions is under way a step."""
-    held, (copies, stride) = profile.held(plan), replicas(plan)
-    cost = functools.partial(profile.network.collective, size=copies, stride=stride, constants=profile.constants)
+    held, (size, stride) = profile.held(plan), shard_group(plan)
+    cost = functools.partial(profile.network.collective, size=size, stride=stride, constants=profile.constants)
     whole = cost("reduce_scatter", float(held.gradient_bytes[own].sum()))
-    return whole, m * (whole.seconds + 2 * cost("all_gather", float(held.parameter_bytes[own].sum())).seconds)
+    fetched_s = m * (whole.seconds + 2 * cost("all_gather", float(held.parameter_bytes[own].sum())).seconds)
+    return whole, fetched_s + float(_among_copies(plan, profile, own).sum())
 
 
 def _exchange(
@@ -263,14 +287,18 @@ def _exchange(
     def cost(kind: str, nbytes: float) -> Cost:
         return profile.network.collective(kind, nbytes, copies, stride, constants)
 
-    whole = cost(kind, float(gradients.sum()))
     if plan.shard == "parameters":
+        whole = _whole(plan, profile, layers, m)[0]
         each, back, forward, backward = _blocks(plan, profile, times, layers)
+        last = _among_copies(plan, profile, layers)
         if constants.overlap and constants.prefetch:
-            gather, exposed = _meanwhile(each, back, forward, backward, m)
+            apart = _inside(profile, shard_group(plan))
+            gather, exposed = _meanwhile(each, back, forward, backward, m, last, apart=apart)
         else:
-            gather, exposed = m * 2 * float(each.sum()), m * float(back.sum())
-        return exposed, gather, whole, max(0.0, m * float(2 * each.sum() + back.sum()) - gather - exposed)
+            gather, exposed = m * 2 * float(each.sum()), m * float(back.sum()) + float(last.sum())
+        spent = m * float(2 * each.sum() + back.sum()) + float(last.sum())
+        return exposed, gather, whole, max(0.0, spent - gather - exposed)
+    whole = cost(kind, float(gradients.sum()))
     exposed = whole.seconds
     if constants.overlap:
         bucket, link = BucketSizes.choose(float(gradients.sum()), plan.bucket_bytes).most, Stream()
@@ -285,33 +313,47 @@ def _exchange(
 
 
 def _meanwhile(
-    gathers: np.ndarray, reduces: np.ndarray, forward: np.ndarray, backward: np.ndarray, passes: int
+    gathers: np.ndarray,
+    reduces: np.ndarray,
+    forward: np.ndarray,
+    backward: np.ndarray,
+    passes: int,
+    last: np.ndarray,
+    *,
+    apart: bool,
 ) -> tuple[float, float]:
     """Return what stays exposed of fetching sharded layers and of reducing their gradients, all on one link.
 
     The next layer's parameters are asked for when one begins to be computed, the reduction of its gradients when it
-    ends. Passes follow each other; from the second on all take as long.
+    ends. Passes follow each other; from the second on all take as long. Behind each reduction of the last pass ranks
+    that hold the same average it, which takes `last`, on a link of their own if that is `apart`.
     """
     rank, link = Stream(), Stream()
+    between = Stream() if apart else link
     ends: list[float] = []
     begun = left = 0.0  # when the last layer began, and the reduction that its end asks for
-    for _ in range(min(passes, 2)):
+    more = 0.0  # what follows that reduction among copies
+    for number in range(min(passes, 2)):
+        averaged = last if number == min(passes, 2) - 1 else np.zeros(len(last))
+        none = [0.0] * len(forward)
         columns = (
-            (gathers.tolist(), forward.tolist(), [0.0] * len(forward)),
-            (gathers[::-1].tolist(), backward[::-1].tolist(), reduces[::-1].tolist()),
+            (gathers.tolist(), forward.tolist(), none, none),
+            (gathers[::-1].tolist(), backward[::-1].tolist(), reduces[::-1].tolist(), averaged[::-1].tolist()),
         )
-        for gather, compute, reduce in itertools.chain.from_iterable(zip(*column, strict=True) for column in columns):
+        for gather, compute, reduce, average in itertools.chain.from_iterable(
+            zip(*column, strict=True) for column in columns
+        ):
             there = link.add(gather, begun)
             if left:
-                link.add(left, rank.free_s)
-            begun, left = max(rank.free_s, there), reduce
+                between.add(more, link.add(left, rank.free_s))
+            begun, left, more = max(rank.free_s, there), reduce, average
             rank.add(compute, there)
         ends.append(rank.free_s)
     computed = float(forward.sum() + backward.sum())
     fetched = ends[0] + (passes - 1) * (ends[-1] - ends[0] if passes > 1 else 0.0) - passes * computed
     if left:
-        link.add(left, rank.free_s)
-    return fetched, max(0.0, link.free_s - rank.free_s)
+        between.add(more, link.add(left, rank.free_s))
+    return fetched, max(0.0, link.free_s - rank.free_s, between.free_s - rank.free_s)
 
 
 def _reduce_buckets(
@@ -338,7 +380,7 @@ def _reduce_buckets(
 
 def optimizer_s(plan: Plan, profile: Profile, layers: np.ndarray) -> float:
     """Return the time of the update, which reads and writes state and reads gradients; each rank does its part."""
-    sharded = replicas(plan)[0] if plan.shard != "none" else 1
+    sharded = shard_group(plan)[0] if plan.shard != "none" else 1
     held, workload = profile.held(plan), profile.workload
     share = held.parameter_bytes[layers] / sharded
     if workload.optimizer_s:

@@ -138,6 +138,8 @@ def with_reasons(found: Search) -> Plan:
     reasons = {one.field: one.reason(plan, parts) for one in AXES if one.name == "data" or one.degree(plan) > 1}
     if plan.shard != "none":
         reasons["shard"] = f"the least sharding within {NEAR:.0%} of the shortest step{within}"
+    if plan.shard_degree:
+        reasons["shard_degree"] = "parameters are gathered from fewer workers, for more memory"
     if plan.recompute:
         reasons["recompute"] = "without it the activations do not fit, or only smaller micro-batches do"
     if plan.bucket_bytes:

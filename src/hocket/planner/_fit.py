@@ -71,7 +71,7 @@ def reference_plans(plans: Iterable[Plan], workers: int) -> list[Plan]:
     for plan in plans:
         one = plan.resolve(workers)
         degrees = tuple(axis.degree(one) for axis in inner())
-        ways = (one.shard != "none") + sum(degree > 1 for degree in degrees)
+        ways = (one.shard != "none") + (one.shard_degree > 0) + sum(degree > 1 for degree in degrees)
         if ways <= 1 and not one.recompute and one.stages_per_rank == 1:
             forms.setdefault((one.shard, degrees), []).append(plan)
     ends = [

@@ -21,7 +21,7 @@ from ._pipeline import plan_order
 from ._plan import Plan
 from ._profile import LayerTimes, Profile
 from ._time import cuts_of, predict
-from .axes import replicas, sharing
+from .axes import copy_group, replicas, shard_group, sharing
 
 Pick = Callable[[Collective, float], Schedule]
 
@@ -134,6 +134,8 @@ class _GraphOfStep:
         p, d = plan.pipeline_parallel_degree, plan.data_parallel_degree
         self.places = np.arange(graph.world).reshape(p, d, -1)
         self.copies, self.stride = replicas(plan)
+        # Of each rank the gradients of blocks that ranks with the same shard average, as far as they are reduced.
+        self.reduced: list[list[tuple[float, list[Work]]]] = [[] for _ in range(p)]
         self.order = plan_order(plan)
         self.scale = micro / profile.workload.batch
         self.arrived: dict[tuple[bool, int, int], Work] = {}
@@ -142,7 +144,8 @@ class _GraphOfStep:
         # Of each rank, for blocks that are gathered: what was computed before the last block, and that block's gather.
         self.before: list[list[Work]] = [[] for _ in range(p)]
         self.computed: list[list[Work]] = [[] for _ in range(p)]
-        self.left: list[tuple[float, str, list[Work]] | None] = [None] * p
+        # The gradients that its last block has left: bytes, whether they are complete, and what they come from.
+        self.left: list[tuple[float, bool, list[Work]] | None] = [None] * p
         back = times.backward + times.again
         self.seconds = {
             "F": times.forward + times.tensor_forward,
@@ -157,9 +160,10 @@ class _GraphOfStep:
         """Add all of it; `behind_s` come behind the passes of every rank."""
         for rank, action in self.order.played.sequence:
             self._action(rank, action)
-        for rank, left in enumerate(self.left):
-            if left:
-                self.reductions[rank] += self._collective(rank, "reduce_scatter", *left)
+        for rank in range(len(self.places)):
+            self._reduce_left(rank)
+            for nbytes, after in self.reduced[rank]:
+                self.reductions[rank] += self._collective(rank, "all_reduce", nbytes, "gradients of copies", after)
         held = self.profile.held(self.plan).parameter_bytes
         for rank in range(len(self.places)):
             own = self._own(rank)
@@ -182,12 +186,16 @@ class _GraphOfStep:
     def _collective(self, rank: int, kind: str, nbytes: float, name: str, after: Iterable[Work]) -> list[Work]:
         """Add a collective of every group of a stage's ranks that hold the same parameters."""
         constants = self.profile.constants
-        if self.plan.shard == "parameters":
+        if self.plan.shard == "parameters" and kind != "all_reduce":
             constants = fetched(self.plan, self.profile)
         found = []
         if nbytes:
-            schedule, moved = self.profile.schedule(kind, nbytes, self.copies, self.stride, constants)
-            for group in self.places[rank].reshape(self.copies, self.stride).T:
+            size, stride = replicas(self.plan)
+            if self.plan.shard == "parameters":
+                size, stride = copy_group(self.plan) if kind == "all_reduce" else shard_group(self.plan)
+            schedule, moved = self.profile.schedule(kind, nbytes, size, stride, constants)
+            members = self.places[rank].reshape(-1, size, stride)
+            for group in np.moveaxis(members, 1, 2).reshape(-1, size):
                 if constants.collective_s:
                     after = [*after, self.graph.compute(group, constants.collective_s, stream="network", after=after)]
                 label = f"{name} ({schedule.name})"
@@ -256,14 +264,29 @@ class _GraphOfStep:
         work: Work | None = None
         for parameters, gradients, seconds in blocks if kind == "F" else reversed(blocks):
             gathered = self._collective(rank, "all_gather", parameters, "parameters", self.before[rank])
-            if left := self.left[rank]:
-                self.reductions[rank] += self._collective(rank, "reduce_scatter", *left)
+            self._reduce_left(rank)
             work = self.graph.compute(where, seconds, name=name, after=[*came, *gathered])
             self.before[rank] = [*self.computed[rank], *gathered]
             self.computed[rank] = [work]
-            self.left[rank] = (gradients, "gradients", [work]) if kind in ("B", "W") else None
+            self.left[rank] = (gradients, action == self.completes[stage], [work]) if kind in ("B", "W") else None
         assert work is not None
         return work
+
+    def _reduce_left(self, rank: int) -> None:
+        """Reduce the gradients that a rank's last block has left, among copies too if they are complete."""
+        left, self.left[rank] = self.left[rank], None
+        if left is None:
+            return
+        nbytes, complete, after = left
+        found = self._collective(rank, "reduce_scatter", nbytes, "gradients", after)
+        self.reductions[rank] += found
+        size = copy_group(self.plan)[0]
+        if complete and size > 1:
+            part = nbytes * size / self.copies
+            if len(self.places) > 1:  # whose last pass nobody knows beforehand
+                self.reduced[rank].append((part, found))
+            else:
+                self.reductions[rank] += self._collective(rank, "all_reduce", part, "gradients of copies", found)
 
 
 def _buckets(sizes: NDArray[np.float64], limit: float) -> list[tuple[int, int, int, float]]:

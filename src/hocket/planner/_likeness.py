@@ -13,10 +13,10 @@ import numpy as np
 
 from ._constants import Constants
 from ._plan import Plan
-from .axes import inner
+from .axes import copy_group, inner
 
 _SHARDS = {"none": 0.0, "optimizer": 1.0, "gradients": 1.5, "parameters": 3.0}
-_FORM, _PARTS, _STAGES = 3.0, 0.5, 1.0  # distances of twice the degree, parts of a batch, and stages of a rank
+_FORM, _PARTS, _STAGES, _COPIES = 3.0, 0.5, 1.0, 0.5  # distances of twice as much
 _LONGER = 0.25  # of the natural logarithm: what a run may be longer than predicted, and not be taken for disturbed
 
 
@@ -25,6 +25,7 @@ def place(plan: Plan) -> tuple[float, ...]:
     return (
         *(_FORM * math.log2(axis.degree(plan)) for axis in inner()),
         _SHARDS[plan.shard],
+        _COPIES * math.log2(copy_group(plan)[0]),
         _PARTS * math.log2(plan.micro_batches * plan.accumulate),
         _STAGES * math.log2(plan.stages_per_rank),
         float(plan.recompute),

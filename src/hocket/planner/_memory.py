@@ -16,7 +16,7 @@ from hocket.workload import Layer, Share, Workload
 from ._bucket_sizes import BucketSizes
 from ._plan import Plan
 from ._stages import in_flight, stage_cuts
-from .axes import axis, replicas, sharing
+from .axes import axis, replicas, shard_group, sharing
 
 PROCESS_NBYTES = 260 * 2**20
 """Of the interpreter with torch and a Trainer, before there is a model: Python 3.11, torch 2.13."""
@@ -136,7 +136,7 @@ def memory_of(
     """
     if cuts is None:
         cuts = stage_cuts(plan, workload, [layer.flops + 1e-9 for layer in workload.layers])
-    pipeline, (copies, _) = plan.pipeline_parallel_degree, replicas(plan)
+    pipeline, copies, shared = plan.pipeline_parallel_degree, replicas(plan)[0], shard_group(plan)[0]
     micro = -(-batch // (max(1, plan.data_parallel_degree) * plan.micro_batches * plan.accumulate))
     columns = _columns(workload, plan, micro / workload.batch)
     edges = [0, *cuts, len(workload.layers)]
@@ -150,12 +150,12 @@ def memory_of(
         largest, output, back = np.bincount(blocks[mine], own[0]).max(), own[4].max(), own[5].max()
         whole, weights = gradients, parameters
         if plan.shard != "none":
-            optimizer /= copies
+            optimizer /= shared
         if plan.shard in ("gradients", "parameters"):
-            gradients /= copies
+            gradients /= shared
         buffers = arriving = 0.0
         if plan.shard == "parameters":
-            parameters /= copies
+            parameters /= shared
             buffers += 2 * largest  # a layer that is computed with, and the next one, gathered
         if copies > 1:
             buffers += 2 * min(BucketSizes.choose(whole, plan.bucket_bytes).most, whole)
@@ -169,11 +169,11 @@ def memory_of(
         held, process, mapped = saved * in_flight(plan, rank), 0.0, 0.0
         if sharers:
             # An update in C++ makes two values of a tensor's size; the largest tensor is at most a layer's.
-            largest_update = own[0].max() / (1 if plan.shard == "none" else copies)
+            largest_update = own[0].max() / (1 if plan.shard == "none" else shared)
             process = PROCESS_NBYTES + 2 * float(largest_update)
             # Of each reduction and each gathering in place a rank reads the part of every other rank.
             gone = {"none": 2 * whole, "optimizer": whole + weights, "gradients": buffers + weights}
-            mapped = gone.get(plan.shard, buffers) * (min(copies, sharers) - 1) / copies
+            mapped = gone.get(plan.shard, buffers) * (min(shared, sharers) - 1) / shared
         return Memory(
             parameters,
             gradients,

@@ -102,6 +102,8 @@ class Plan:
         synchronisation: when workers agree: "every_step"; or, not serially equivalent, "local:H" (parameters averaged
             every H steps), "stale:S" and "ssp:S" (asynchronous, bounded), "hogwild" (no locks, within a host).
         choices: path of a table of collective algorithms; "" for the default.
+        shard_degree: among how many neighbouring data-parallel groups parameters are sharded; 0 for all. Among the
+            workers of a host, say, while other hosts hold copies (HSDP, hybrid sharding; Zhao et al. 2023).
         predicted: what a planner expects, by name with its unit, as "step_s"; information only.
         reasons: why a field is as it is, by the field's name; information only.
 
@@ -141,6 +143,7 @@ class Plan:
     compression: str = "none"
     synchronisation: Annotated[str, AfterValidator(_as_synchronisation), Wanted("a rule", WRITTEN)] = "every_step"
     choices: str = ""
+    shard_degree: int = 0
     predicted: Annotated[Mapping[str, float], Wanted("a table of numbers", "a table")] = field(
         default_factory=dict, hash=False
     )
@@ -296,13 +299,12 @@ def _flattened(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 _HYBRID = (
-    "sharding within a host and replicating between hosts (HSDP), which no plan carries out yet",
-    'say "parameters" to shard among all, or apply torch\'s fully_shard on a 2-D mesh in a loop of your own, on '
-    'the backend "hocket"',
+    "sharding within a host and replicating between hosts (HSDP), which takes two fields",
+    'say shard = "parameters", and shard_degree = the workers of a host',
 )
 _FP8 = ("float8 products, which no plan carries out and no constant of the planner is fitted to", 'say "bfloat16"')
-# Words that others have for what is not there: what it is, and the remedy.
-_NOT_CARRIED_OUT = {
+# Words that others have for what is not there, or is said otherwise: what it is, and the remedy.
+_OTHER_WORDS = {
     **{("shard", word): _HYBRID for word in ("hybrid", "hsdp", "hybrid_shard")},
     **{("precision", word): _FP8 for word in ("fp8", "fp8_e4m3", "fp8_e4m3fn", "fp8_e5m2")},
     ("precision", "fp16"): ("half precision, whose loss must be scaled, which no plan does", 'say "bfloat16"'),
@@ -321,7 +323,7 @@ def _told(fault: Any) -> PlanFinding:
     """Return what pydantic has found in our words."""
     name, value, context = fault["loc"][0], fault["input"], fault.get("ctx", {})
     wanted = next((one for one in _values().model_fields[name].metadata if isinstance(one, Wanted)), None)
-    if isinstance(value, str) and (told := _NOT_CARRIED_OUT.get((name, value.lower().replace("float", "fp")))):
+    if isinstance(value, str) and (told := _OTHER_WORDS.get((name, value.lower().replace("float", "fp")))):
         return PlanFinding(name, f"{value!r} is {told[0]}", told[1])
     if fault["type"] == "literal_error":
         return PlanFinding(name, f"there is no {value!r}", f"choose among {context['expected']}")

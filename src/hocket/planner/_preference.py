@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from ._plan import Plan
-from .axes import inner, product
+from .axes import copy_group, inner, product
 
 NEAR = 0.05
 """Predicted times that differ by less say nothing of which plan is faster.
@@ -20,13 +20,15 @@ _SHARDS = ("none", "optimizer", "gradients", "parameters")
 def simplicity(plan: Plan) -> tuple[int, ...]:
     """Return a key, less for simpler plans: how many ways to divide a model, what is sharded, degrees, stages, parts.
 
-    So plain data parallelism comes before a sharded optimizer, that before sharded gradients and parameters, and all of
-    them before plans that divide tensors or layers, or compute activations again: the model runs as it was written.
+    So plain data parallelism comes before a sharded optimizer, that before sharded gradients and parameters, sharding
+    among all before sharding among some, and all of them before plans that divide tensors or layers, or compute
+    activations again: the model runs as it was written.
     """
     ways = sum(axis.degree(plan) > 1 for axis in inner()) + plan.recompute
     return (
         ways,
         _SHARDS.index(plan.shard),
+        copy_group(plan)[0] > 1,
         product(plan, *inner()),
         plan.stages_per_rank,
         plan.accumulate * plan.micro_batches,

@@ -43,6 +43,9 @@ def _counts(plan: Plan) -> Iterator[PlanFinding]:
     if plan.data_parallel_degree < 1 and plan.data_parallel_degree != -1:
         rule = f"must be 1 or more, or -1 for the rest of the world, not {plan.data_parallel_degree}"
         yield PlanFinding("data_parallel_degree", rule, "leave it out to get the rest")
+    if plan.shard_degree < 0:
+        rule = f"must be a number of workers, or 0 for all, not {plan.shard_degree}"
+        yield PlanFinding("shard_degree", rule, "leave it out to get all")
     if plan.batch_norm_group < 0:
         rule = f"must be a number of workers, or 0 for all, not {plan.batch_norm_group}"
         yield PlanFinding("batch_norm_group", rule, "leave it out to get all")
@@ -82,6 +85,12 @@ def _other(plan: Plan) -> Iterator[PlanFinding]:
     if plan.batch_norm_group and not plan.sync_batch_norm:
         rule = "is the size of the groups in which batch norm is synchronised, and it is not"
         yield PlanFinding("batch_norm_group", rule, "say sync_batch_norm = true, or leave it out")
+    if plan.shard_degree and plan.shard != "parameters":
+        rule = f"says among how many parameters are sharded, and shard = {plan.shard!r} shards none"
+        yield PlanFinding("shard_degree", rule, 'say shard = "parameters", or leave it out')
+    if plan.shard_degree == 1:
+        rule = "parameters that are sharded among 1 worker are whole on each"
+        yield PlanFinding("shard_degree", rule, 'say shard = "none", or a shard_degree of 2 or more')
     if plan.priority:
         yield from _priority(plan)
     if plan.compression != "none":
@@ -146,6 +155,9 @@ def _world(plan: Plan, world_size: int) -> Iterator[PlanFinding]:
     if data not in (-1, rest):
         rule = f"{data} data{words and ' x '}{words} is {data * each} workers, and there are {world_size}"
         yield PlanFinding("data_parallel_degree", rule, f"say {rest}, or -1 for the rest of the world")
+    if plan.shard_degree and rest % plan.shard_degree:
+        rule = f"groups of {plan.shard_degree} do not divide {rest} data-parallel workers"
+        yield PlanFinding("shard_degree", rule, f"choose a divisor of {rest}, or 0 for all")
     if plan.batch_norm_group and rest % plan.batch_norm_group:
         rule = f"groups of {plan.batch_norm_group} do not divide {rest} data-parallel workers"
         yield PlanFinding("batch_norm_group", rule, f"choose a divisor of {rest}, or 0 for all")

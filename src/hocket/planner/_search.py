@@ -79,10 +79,14 @@ def admissible_plans(
     grid = grid_of(workload, network_of(cluster).first(workers), workers, batch, fixed or {})
     found = []
     for layout in layouts(grid, len(workload.layers)):
-        shards = grid.shards if layout.replicas > 1 else grid.shards[:1]
-        for shard, (again, part) in itertools.product(shards, grid.recomputations):
-            sequence = layout.degree("tensor") > 1 and grid.sequence[-1]
-            plan = layout.plan(shard=shard, recompute=again, recompute_part=part, sequence_parallel=sequence)
+        for (shard, among), (again, part) in itertools.product(grid.sharded(layout), grid.recomputations):
+            plan = layout.plan(
+                shard=shard,
+                shard_degree=among,
+                recompute=again,
+                recompute_part=part,
+                sequence_parallel=layout.degree("tensor") > 1 and grid.sequence[-1],
+            )
             if not plan.findings(workers, batch=batch):
                 found.append(plan)
     return found
@@ -189,11 +193,10 @@ class _Hunt:
     def _shards(self, layout: Layout, sequence: bool, recompute: bool, part: str) -> bool:
         """Whether all stages of sharding fit: computing more again gains nothing then."""
         every, cuts = True, None
-        for shard in self.grid.shards:
-            if layout.replicas == 1 and shard != self.grid.shards[0]:
-                continue
+        for shard, among in self.grid.sharded(layout):
             open_fields = {
                 "shard": shard,
+                "shard_degree": among,
                 "sequence_parallel": sequence,
                 "recompute": recompute,
                 "recompute_part": part,
@@ -213,7 +216,7 @@ class _Hunt:
             fits = not self.limit or memory.total <= self.limit
             if self.least is None or memory.total < self.least[0]:
                 self.least = (memory.total, plan)
-            key = (layout.degrees, layout.stages, shard)
+            key = (layout.degrees, layout.stages, shard, among)
             if not fits:
                 every = False
                 if recompute or len(self.misfits) >= 64:

@@ -47,6 +47,7 @@ def test_bytes_of_state_are_those_of_the_formulas() -> None:
         Plan(shard="optimizer"): (4, 4, 8 / 4),
         Plan(shard="gradients"): (4, 4 / 4, 8 / 4),
         Plan(shard="parameters"): (4 / 4, 4 / 4, 8 / 4),
+        Plan(shard="parameters", shard_degree=2): (4 / 2, 4 / 2, 8 / 2),
         Plan(tensor_parallel_degree=4): (4 / 4, 4 / 4, 8 / 4),
         Plan(pipeline_parallel_degree=4, split=("2", "4", "6"), micro_batches=4): (4 / 4, 4 / 4, 8 / 4),
         Plan(tensor_parallel_degree=2, shard="gradients"): (4 / 2, 4 / 4, 8 / 4),

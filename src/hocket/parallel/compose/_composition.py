@@ -106,5 +106,5 @@ class Composition:
     def predicted_memory(self) -> StateBytes:
         """What the formulas say for a model in float32."""
         state = _memory.state_nbytes(self.optimizer)
-        divided = _memory.predicted(self.elements, self.mesh.replicas.size, self.plan.shard, optimizer_nbytes=state)
+        divided = _memory.predicted(self.elements, self.mesh.shards.size, self.plan.shard, optimizer_nbytes=state)
         return divided + _memory.predicted(self.apart, 1, "none", optimizer_nbytes=state)

@@ -1,7 +1,8 @@
 """Each rank holds a part of every parameter, and a whole block only while it is computed: torch's FSDP2 underneath."""
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -10,17 +11,19 @@ from torch.distributed.device_mesh import DeviceMesh
 from ..batches import mapped
 from ..mesh import World
 from ..state import Owned, ParameterPlacement, ShardBox, is_excluded
+from ._copies import AverageOfCopies
 from ._overlap import ForwardPrefetch, OverlappedAllGather, OverlappedReduceScatter, on_several_hosts
 from ._strategy import ShardingStrategy
 
 
 class FullySharded(ShardingStrategy):
-    """Parameters, gradients and optimizer state divided among data-parallel ranks (stage 3 of ZeRO).
+    """Parameters, gradients and optimizer state divided among data-parallel ranks (stage 3 of ZeRO), or some (HSDP).
 
     Each block of a module is gathered before it is computed, in the forward and in the backward pass, and its gradients
     are reduce-scattered after. What belongs to no block is held like one more. A stage of a pipeline has the blocks of
     the model that it was cut from, as far as they are in it. While a block is computed the next one is gathered and
-    the gradients of the one before are reduced, but for CPUs of one host (`_overlap.py`).
+    the gradients of the one before are reduced, but for CPUs of one host (`_overlap.py`). Where other ranks hold copies
+    of the same shards, these average what the reduce-scatters of the last pass have brought (`_copies.py`).
     """
 
     def __init__(
@@ -28,7 +31,8 @@ class FullySharded(ShardingStrategy):
         # what this rank computes, with the model's name for each of their parameters
         modules: Sequence[tuple[torch.nn.Module, Mapping[str, str]]],
         places: Mapping[str, ParameterPlacement],  # where each parameter lies in the model's own, by the model's names
-        world: World,  # the ranks
+        world: World,  # the ranks among which they are divided
+        copies: World,  # the ranks that hold the same shards
         whole: Sequence[str],  # names of the model's blocks
         # gives parameters their memory, if they have none yet: those of one block after another
         fill: Callable[[Iterable[torch.Tensor]], None] = lambda _: None,
@@ -39,6 +43,8 @@ class FullySharded(ShardingStrategy):
         self._sharded: list[tuple[torch.nn.Parameter, Owned]] = []
         self._reductions: list[OverlappedReduceScatter] = []
         self._ahead: list[ForwardPrefetch] = []
+        self._averages: list[AverageOfCopies] = []
+        self._copies = copies
         several_hosts = on_several_hosts(world)
         for module, names in modules:
             excluded = dict.fromkeys(p for p in module.parameters() if is_excluded(p))
@@ -66,7 +72,11 @@ class FullySharded(ShardingStrategy):
                     self._take(original, module.get_parameter(name), places[names[name]], world)
                     original.data = original.new_empty(0)  # optimizers and programs may hold on to it
                     del left[name]
-            if device == "cpu" and several_hosts:
+            if copies.size > 1:
+                for together, parameters in _held(module, groups, set(excluded)):
+                    self._averages.append(average := AverageOfCopies(parameters, copies))
+                    together[0].set_all_reduce_hook(average)
+            elif device == "cpu" and several_hosts:
                 self._overlap(module, groups, set(excluded))
 
     def _overlap(
@@ -74,16 +84,11 @@ class FullySharded(ShardingStrategy):
     ) -> None:
         """Have collectives overlap with computation, as they do on GPUs anyway."""
         under_way: deque[Any] = deque()
-        rest = dict.fromkeys(p for p in module.parameters() if p not in excluded)
-        for group in [*groups, [module]]:
-            parameters = [p for one in group for p in one.parameters() if p in rest]
-            for parameter in parameters:
-                rest.pop(parameter, None)
+        for group, parameters in _held(module, groups, excluded):
             reduction = OverlappedReduceScatter(parameters, under_way)
             self._reductions.append(reduction)
-            first: Any = group[0]
-            first.set_custom_all_gather(OverlappedAllGather())
-            first.set_custom_reduce_scatter(reduction)
+            group[0].set_custom_all_gather(OverlappedAllGather())
+            group[0].set_custom_reduce_scatter(reduction)
         self._ahead.append(ForwardPrefetch(groups))
 
     def _take(self, original: torch.nn.Parameter, sharded: Any, place: ParameterPlacement, world: World) -> None:
@@ -94,7 +99,7 @@ class FullySharded(ShardingStrategy):
         each = -(-original.shape[0] // world.size)
         offsets = (world.rank * each, *(0 for _ in original.shape[1:]))
         leaf = torch.nn.Parameter(local, original.requires_grad)
-        item = Owned(leaf, original, ShardBox(place, offsets), 1)
+        item = Owned(leaf, original, ShardBox(place, offsets), self._copies.size)
         if not original.requires_grad:
             self.frozen.append(item)
             return
@@ -103,10 +108,25 @@ class FullySharded(ShardingStrategy):
 
     # Gradients are reduced in every pass, and weights gathered in the next forward: there is nothing to publish.
 
+    @contextmanager
+    def passing(self, last: bool) -> Iterator[None]:
+        """See ShardingStrategy."""
+        for average in self._averages:
+            average.last = last
+        yield
+
+    def adding(self) -> AbstractContextManager[None]:
+        """See ShardingStrategy."""
+        return self.passing(last=False)
+
     def collect(self) -> None:
         """See ShardingStrategy."""
         for reduction in self._reductions:
             reduction.finish()
+        for average in self._averages:
+            average.begin()
+        for average in self._averages:
+            average.finish()
         for ahead in self._ahead:
             ahead.settle()
         for sharded, item in self._sharded:
@@ -117,9 +137,23 @@ class FullySharded(ShardingStrategy):
         """See ShardingStrategy."""
         for reduction in self._reductions:
             reduction.forget()
+        for average in self._averages:
+            average.forget()
         for sharded, _ in self._sharded:
             sharded.grad = None
         super().forget()
+
+
+def _held(
+    module: torch.nn.Module, groups: list[list[torch.nn.Module]], excluded: set[torch.nn.Parameter]
+) -> Iterator[tuple[list[Any], list[torch.nn.Parameter]]]:
+    """Yield what FSDP2 holds together, the module itself last, each with the sharded parameters in it alone."""
+    rest = dict.fromkeys(p for p in module.parameters() if p not in excluded)
+    for group in [*groups, [module]]:
+        parameters = [p for one in group for p in one.parameters() if p in rest]
+        for parameter in parameters:
+            rest.pop(parameter, None)
+        yield group, parameters
 
 
 def _call_with_hooks(block: torch.nn.Module) -> None:

@@ -21,6 +21,8 @@ class Mesh:
     axes: Mapping[str, World]  # by the name of an axis, the ranks along it that have this rank's place on all others
     batch_norm: World  # the ranks along the data axis that share the statistics of batch norm
     replicas: World  # the ranks that hold the same parameters
+    shards: World  # of those the ranks among which parameters are sharded, if they are
+    copies: World  # of those the ranks that hold the same shards then
     statistics: World  # the ranks of `batch_norm`, with all that hold parts of the same samples
 
     def __getitem__(self, name: str) -> World:
@@ -29,14 +31,18 @@ class Mesh:
     @property
     def worlds(self) -> list[World]:
         """All groups of this rank, some of them more than once."""
-        return [self.whole, *self.axes.values(), self.batch_norm, self.replicas, self.statistics]
+        alike = [self.replicas, self.shards, self.copies]
+        return [self.whole, *self.axes.values(), self.batch_norm, *alike, self.statistics]
 
     @classmethod
-    def make(cls, whole: World, degrees: Mapping[str, int] | None = None, *, batch_norm: int = 1) -> "Mesh":
+    def make(
+        cls, whole: World, degrees: Mapping[str, int] | None = None, *, batch_norm: int = 1, shard: int = 0
+    ) -> "Mesh":
         """Make the groups; a collective operation over `whole`.
 
         `degrees` are those of all axes but the data's that are not 1; their product divides the world. So many
-        neighbours on the data axis as `batch_norm` says share its statistics.
+        neighbours on the data axis as `batch_norm` says share its statistics, and parameters are sharded among so many
+        as `shard` says; 0 for all.
         """
         sizes = {axis.name: (degrees or {}).get(axis.name, 1) for axis in inner()}
         known = 1
@@ -45,19 +51,24 @@ class Mesh:
         sizes["data"] = whole.size // known
         places = list(itertools.product(*(range(sizes[axis.name]) for axis in AXES)))
 
-        def keys(dropped: Collection[str], norm: int = 1) -> list[tuple[int, ...]]:
-            """Return of every rank its place on the axes that are not dropped: ranks with equal ones form a group."""
+        def keys(dropped: Collection[str], among: int = 1, *, across: bool = False) -> list[tuple[int, ...]]:
+            """Return of every rank its place on the axes that are not dropped: ranks with equal ones form a group.
+
+            On the data axis it is that of so many neighbours, or of ranks `across` these that have the same place.
+            """
             return [
                 tuple(
-                    at // norm if axis.name == "data" else at
+                    (at % among if across else at // among) if axis.name == "data" else at
                     for axis, at in zip(AXES, place, strict=True)
                     if axis.name not in dropped
                 )
                 for place in places
             ]
 
-        def group(name: str, dropped: Collection[str], norm: int = 1, *, own: bool = False) -> World:
-            return _world(whole, name, keys(dropped, norm), own=own)
+        def group(
+            name: str, dropped: Collection[str], among: int = 1, *, own: bool = False, across: bool = False
+        ) -> World:
+            return _world(whole, name, keys(dropped, among, across=across), own=own)
 
         axes = {axis.name: group(axis.name, [axis.name], own=axis.own_group and sizes[axis.name] > 1) for axis in AXES}
         norms = group("batch_norm", (), batch_norm)
@@ -67,13 +78,17 @@ class Mesh:
         together = any(sizes[name] > 1 for name in alike if name != "data")
         replicas = group("replicas", alike) if together else axes["data"]
         statistics = group("statistics", dividing, batch_norm) if any(sizes[name] > 1 for name in dividing) else norms
-        return cls(whole, axes, norms, replicas, statistics)
+        shards, copies = replicas, World(0, 1, None)
+        if shard and shard < sizes["data"]:
+            shards, copies = group("shards", (), shard), group("copies", (), shard, across=True)
+        return cls(whole, axes, norms, replicas, shards, copies, statistics)
 
     @classmethod
     def of(cls, plan: Plan, whole: World) -> "Mesh":
         """Make the groups of a plan whose degrees are filled in; a collective operation over `whole`."""
         norm = (plan.batch_norm_group or plan.data_parallel_degree) if plan.sync_batch_norm else 1
-        return cls.make(whole, {axis.name: axis.degree(plan) for axis in inner()}, batch_norm=norm)
+        degrees = {axis.name: axis.degree(plan) for axis in inner()}
+        return cls.make(whole, degrees, batch_norm=norm, shard=plan.shard_degree)
 
 
 # Of every world the groups that were made of it: a group costs connections, and threads that wake up now and then, for

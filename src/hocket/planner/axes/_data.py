@@ -11,7 +11,8 @@ if TYPE_CHECKING:
 
 def _describe(plan: "Plan") -> str:
     degree = plan.data_parallel_degree
-    sharded = f" ({plan.shard} sharded)" if plan.shard != "none" else ""
+    among = f" among {plan.shard_degree}" if plan.shard_degree else ""
+    sharded = f" ({plan.shard} sharded{among})" if plan.shard != "none" else ""
     return f"{'all' if degree == -1 else degree} data{sharded}"
 
 
@@ -25,7 +26,7 @@ DATA = Axis(
     divides="batch",
     does="each rank computes its part of every batch; gradients are averaged in buckets while back-propagation goes on",
     costs="an all_reduce of the gradients",
-    settings={"shard": "shard"},
+    settings={"shard": "shard", "shard_degree": "shard_degree"},
     replicates=True,
     describe=_describe,
     reason=_reason,

@@ -43,6 +43,21 @@ def replicas(plan: "Plan") -> tuple[int, int]:
     return product(plan, *mine), product(plan, *AXES[last + 1 :])
 
 
+def shard_group(plan: "Plan") -> tuple[int, int]:
+    """Return among how many of those ranks their state is sharded, and how many ranks are from each to the next.
+
+    All of them, but for a plan with a `shard_degree`; where nothing is sharded it is of no meaning.
+    """
+    size, stride = replicas(plan)
+    return plan.shard_degree or size, stride
+
+
+def copy_group(plan: "Plan") -> tuple[int, int]:
+    """Return how many ranks hold the same shard, and how many ranks are from each to the next."""
+    size, stride = shard_group(plan)
+    return replicas(plan)[0] // size, size * stride
+
+
 def sharing(plan: "Plan") -> tuple[str, int]:
     """Return the axis whose ranks do parts of every layer, as its shares say, and how many; ("tensor", 1) for none."""
     found = [(one.name, one.degree(plan)) for one in AXES if one.priced_by_shares and one.degree(plan) > 1]
