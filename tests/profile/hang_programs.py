@@ -34,6 +34,7 @@ def compute_until_told(folder: Path) -> None:
 
 def read_in_compiled_code(folder: Path) -> None:
     pipe = os.open(folder / "pipe", os.O_RDWR)
+    time.sleep(0.5)  # what is told is the last place that was seen before, and this program may be quicker than a look
     ctypes.PyDLL(None).read(pipe, ctypes.create_string_buffer(1), 1)  # a PyDLL keeps the interpreter's lock
 
 
