@@ -5,8 +5,6 @@ All ranks measure together, as they will train together.
 
 import dataclasses
 import math
-import os
-import statistics
 import time
 from collections.abc import Callable
 from functools import partial
@@ -19,27 +17,15 @@ from hocket.parallel.batches import mapped, samples_in
 from hocket.parallel.mesh import World, join
 from hocket.parallel.partition import DRY_RUNS
 from hocket.parallel.pipeline import in_steps
-from hocket.planner import Constants, Network, Plan, fitted
+from hocket.planner import Plan, fitted
 from hocket.workload import Workload, capture, trial
 
-from ._overheads import degrees, timed, usual, with_overheads
+from ._measured_network import MEASURED, measured_network
+from ._overheads import degrees, with_overheads
 from ._references import Calibration, further_plans, merged, run_references
 
-_SIZES = (1 << 12, 1 << 20, 1 << 22)
-_ROUNDS = 8
 _ROUNDS_OF_MODEL = 5
 _ENOUGH_S = 0.3  # of steps of the model in a row
-_LONG_S = 0.5  # of a collective: larger ones are not measured then
-# What is measured needs no shares of nominal rates; starting a collective is in the measured latency.
-_MEASURED = Constants(
-    matmul_share=1.0,
-    memory_share=1.0,
-    kernel_s=0.0,
-    inside_share=1.0,
-    network_share=1.0,
-    collective_s=0.0,
-    basis="measured",
-)
 
 
 def calibrate(
@@ -70,9 +56,9 @@ def calibrate(
     workload, at_once = _workload(model, optimizer, inputs, world, 0.2 * seconds if seconds else math.inf)
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     say("2 of 4: the network")
-    network, share = _network(device, world)
+    network, share = measured_network(device, world)
     network = dataclasses.replace(network, at_once=at_once)
-    constants = dataclasses.replace(_MEASURED, gather_share=share, fitted_workers=world.size)
+    constants = dataclasses.replace(MEASURED, gather_share=share, fitted_workers=world.size)
     if world.size == 1:
         return Calibration(workload, network, constants)
     say("3 of 4: what steps, stages and shards cost besides")
@@ -143,50 +129,3 @@ def _kind(optimizer: Any) -> str:
     if "adam" in name or "lamb" in name:
         return "adam"
     return "momentum" if any(group.get("momentum") for group in optimizer.param_groups) else "sgd"
-
-
-def _network(device: torch.device, world: World) -> tuple[Network, float]:
-    """Latency and bandwidth by all-reduces of two sizes, T = 2 (n - 1) alpha + 2 (n - 1)/n S beta, as of a ring.
-
-    And what an all-gather reaches of that.
-    """
-    n = world.size
-    if n == 1:
-        sharers = int(device.type == "cpu")
-        alone = ("one rank", 1, 1, 1e18, 0.0, 1e18, 1e18, 0.0, 0.0, 0.0, _memory(device, 1), 0.0)
-        return Network(*alone, sharers=sharers), 1.0
-    found = {_SIZES[0]: _timed(lambda data: dist.all_reduce(data, group=world.group), _SIZES[0], device, world)}
-    for nbytes in _SIZES[1:]:
-        found[nbytes] = _timed(lambda data: dist.all_reduce(data, group=world.group), nbytes, device, world)
-        if found[nbytes] * nbytes > _LONG_S * _SIZES[1]:
-            break
-    small, large = _SIZES[0], max(found)
-    slope = max(1e-13, (found[large] - found[small]) / (large - small))
-    rate = 2 * (n - 1) / n / slope
-    latency = max(1e-7, (found[small] - small * slope) / (2 * (n - 1)))
-
-    def gather(data: torch.Tensor) -> None:
-        part = data[: len(data) // n].clone()
-        dist.all_gather_into_tensor(data[: len(part) * n], part, group=world.group)
-
-    share = ((n - 1) * latency + (n - 1) / n * large / rate) / _timed(gather, large, device, world)
-    sharers = int(os.environ.get("LOCAL_WORLD_SIZE", n)) if device.type == "cpu" else 0
-    made = ("these ranks", n, 1, rate, latency, rate, rate, latency, 0.0, 0.0, _memory(device, n), 0.0)
-    return Network(*made, sharers=sharers), max(0.01, min(1.0, share))
-
-
-def _memory(device: torch.device, ranks: int) -> int:
-    if device.type == "cuda":
-        return int(torch.cuda.get_device_properties(device).total_memory)
-    here = int(os.environ.get("LOCAL_WORLD_SIZE", ranks))
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // here
-
-
-def _timed(work: Callable[[torch.Tensor], Any], nbytes: int, device: torch.device, world: World) -> float:
-    """Of some rounds, the mean over ranks."""
-    data, each = torch.zeros(nbytes // 4, device=device), []
-    for _ in range(_ROUNDS):
-        each.append(timed(partial(work, data), device, world))
-        if world.from_root(sum(each)) > _LONG_S:
-            break
-    return statistics.mean(world.from_all(usual(each)))

@@ -96,14 +96,17 @@ class _Measured:
         tensor_s = max(0.0, several - one) / (2 * _SEVERAL - 2)
         hidden = self._besides("much") / _BLOCKS if self.prefetch else 0.0
         waited = max(one, self._besides("much parameters", "much") / _BLOCKS - max(0.0, large - one - hidden))
-        fetches = sum(
-            times * self.network.collective(kind, 4.0 * _WIDE * _WIDE, ranks, 1, self.constants).seconds
-            for kind, times in (("all_gather", 2), ("reduce_scatter", 1))
+        thin_s, wide_s = (
+            sum(
+                times * self.network.collective(kind, 4.0 * width * width, ranks, 1, self.constants).seconds
+                for kind, times in (("all_gather", 2), ("reduce_scatter", 1))
+            )
+            for width in (_THIN, _WIDE)
         )
         crowd = self.network.crowding(ranks)
         return {
-            "fetch_share": min(1.0, max(0.02, fetches / max(1e-9, large - one))),
-            "block_s": max(0.0, waited - 2 * tensor_s) / crowd / waiting(ranks),
+            "fetch_share": min(1.0, max(0.02, (wide_s - thin_s) / max(1e-9, large - one))),
+            "block_s": max(0.0, waited - thin_s - 2 * tensor_s) / crowd / waiting(ranks),
             "tensor_s": tensor_s / crowd,
         }
 

@@ -168,7 +168,10 @@ def _references(known: Calibration, workers: int, batch: int) -> list[Plan]:
     ]
     each.sort(key=lambda one: one.step_s)
     hopeful = [one for one in each if one.step_s <= _HOPELESS * each[0].step_s]
-    forms = [(one.plan.shard == "parameters", *(axis.degree(one.plan) > 1 for axis in inner())) for one in hopeful]
+    forms = [
+        (one.plan.shard == "parameters", one.plan.shard_degree, *(axis.degree(one.plan) > 1 for axis in inner()))
+        for one in hopeful
+    ]
     turns = [forms[:number].count(form) for number, form in enumerate(forms)]
     return [one.plan for _, one in sorted(zip(turns, hopeful, strict=True), key=lambda pair: pair[0])]
 

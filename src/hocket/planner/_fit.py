@@ -58,27 +58,25 @@ class MeasuredPlan:
 def reference_plans(plans: Iterable[Plan], workers: int) -> list[Plan]:
     """Those of some plans that stand for their forms.
 
-    Data parallelism; with a sharded optimizer, or sharded parameters; each other axis with its least degree and with
-    its largest, with one stage of each rank. All with the fewest parts of a batch that there are and, but for the
-    sharded optimizer, with four times as many; with sharded gradients, which are reduced for every part, with those
-    only.
+    Data parallelism; with a sharded optimizer, or sharded parameters, among all ranks and among those of a host; each
+    other axis with its least degree and with its largest, with one stage of each rank. All with the fewest parts of a
+    batch that there are and, but for the sharded optimizer, with four times as many; with sharded gradients, which are
+    reduced for every part, with those only.
 
     Args:
         plans: Admissible ones.
         workers: How many.
     """
-    forms: dict[tuple[str, tuple[int, ...]], list[Plan]] = {}
+    forms: dict[tuple[str, int, tuple[int, ...]], list[Plan]] = {}
     for plan in plans:
         one = plan.resolve(workers)
         degrees = tuple(axis.degree(one) for axis in inner())
-        ways = (one.shard != "none") + (one.shard_degree > 0) + sum(degree > 1 for degree in degrees)
+        ways = (one.shard != "none") + sum(degree > 1 for degree in degrees)
         if ways <= 1 and not one.recompute and one.stages_per_rank == 1:
-            forms.setdefault((one.shard, degrees), []).append(plan)
-    ends = [
-        {degree for degree in column if degree > 1} for column in zip(*(degrees for _, degrees in forms), strict=True)
-    ]
+            forms.setdefault((one.shard, one.shard_degree, degrees), []).append(plan)
+    ends = [{degree for degree in column if degree > 1} for column in zip(*(form[-1] for form in forms), strict=True)]
     found = []
-    for (shard, degrees), alike in forms.items():
+    for (shard, _, degrees), alike in forms.items():
         if any(degree > 1 and degree not in (min(end), max(end)) for degree, end in zip(degrees, ends, strict=True)):
             continue
         parts = {plan.micro_batches * plan.accumulate: plan for plan in alike}
