@@ -5,17 +5,18 @@
     python -m benchmarks.plans --ranks 2 --workloads edsr         a look
     python -m benchmarks.plans --read FOLDER                      the table of what --out FOLDER holds
 
-For every workload and world: ranks are calibrated as `Trainer(plan="auto")` does it, by `hocket.calibrate`;
-then every admissible plan is predicted, run, and measured: all plans take turns, three steps each of which the last two
-count; those near the fastest have more turns. What slowed all plans of a turn alike is divided out, and the lower
-quartile of the slowest rank's steps is taken, because the machine has slow phases (of the same plan the median went
-from 107 ms to 188 ms, the fastest from 104 to 113). What counts is how far the plan that the
-planner prefers (the simplest of those that are predicted to be as fast as the fastest) is behind the one that was
-measured to be the fastest, and the error of the predictions: of those made before, which hold for the machine as it was
-during calibration; and of those whose constants are fitted again on the reference plans as measured in the turns, which
-hold for the machine as it was when all others were measured ("blind": without the references themselves). "Itself" is
-how far the first half of a plan's own turns is from the second. On a machine where nothing else runs. Of parts of a
-batch, 1 and 4 (of a pipeline with p ranks p and 4 p) stand for all.
+For every workload and world: ranks are calibrated as `Trainer(plan="auto")` does it, by `hocket.calibrate`; then every
+admissible plan is predicted, run, and measured: all plans take turns, three steps each of which the last two count;
+those near the fastest have more turns. What slowed all plans of a turn alike is divided out, and the lower quartile of
+the slowest rank's steps is taken, because the machine has slow phases (of the same plan the median went from 107 ms to
+188 ms, the fastest from 104 to 113). What counts is how far the plan that the planner prefers (the simplest of those
+that are predicted to be as fast as the fastest) is behind the one that was measured to be the fastest, and the error of
+the predictions: of those made before, which hold for the machine as it was during calibration; of the same times how
+much longer bare computation took in the turns than around the calibration ("drift"), which hold for the machine "in
+phase"; and of those whose constants are fitted again on the reference plans as measured in the turns, which hold for
+the machine as it was when all others were measured ("blind": without the references themselves). "Itself" is how far
+the first half of a plan's own turns is from the second. On a machine where nothing else runs. Of parts of a batch, 1
+and 4 (of a pipeline with p ranks p and 4 p) stand for all.
 """
 
 from __future__ import annotations
@@ -240,6 +241,7 @@ def judged(document: dict[str, Any]) -> dict[str, Any]:
         "behind": pick["measured_s"] / best["measured_s"] - 1,
         "best": plans[rows.index(best)].describe(),
         "before": [row["predicted_s"] / row["measured_s"] - 1 for row in rows],
+        "in phase": [document["drift"] * row["predicted_s"] / row["measured_s"] - 1 for row in rows],
         "inside": [low <= row["measured_s"] <= high for row in rows for low, high in [row["interval_s"]]],
         "again": again,
         "blind": [error for error, reference in zip(again, references, strict=True) if not reference],
@@ -318,14 +320,14 @@ def main() -> None:
 def show(documents: list[dict[str, Any]]) -> None:
     """Print the tables."""
     words = "workload, ranks, plans, planner's pick, behind the best, best measured, drift, before: median, worst"
-    words += ", inside, again: median, worst, blind: median, worst"
+    words += ", inside, in phase: median, worst, again: median, worst, blind: median, worst"
     heads = words.split(", ")
     print("| " + " | ".join(heads) + " |\n|" + "---|" * len(heads))
     found = [judged(document) for document in documents]
     for one in found:
         cells = [one["workload"], one["world"], one["plans"], one["pick"], f"{one['behind']:.1%}", one["best"]]
         cells += [f"{one['drift']:.2f}"]
-        for name in ("before", "again", "blind"):
+        for name in ("before", "in phase", "again", "blind"):
             cells += median_and_worst(one[name])
             if name == "before":
                 cells.append(f"{sum(one['inside'])} of {len(one['inside'])}")
@@ -335,7 +337,7 @@ def show(documents: list[dict[str, Any]]) -> None:
     for world in (None, *sorted({one["world"] for one in found})):
         held = [one for each in found if world in (None, each["world"]) for one in each["inside"]]
         print(f"{world or 'all'} ranks: {sum(held)} of {len(held)} inside the interval that is to hold 80%")
-        for name in ("before", "again", "blind", "itself"):
+        for name in ("before", "in phase", "again", "blind", "itself"):
             errors = [error for one in found if world in (None, one["world"]) for error in one[name]]
             within = sum(abs(error) <= FAR for error in errors)
             median, worst = median_and_worst(errors)
