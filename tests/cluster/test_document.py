@@ -30,6 +30,16 @@ def test_presets_survive_being_written(name: str) -> None:
     assert cluster.from_toml(cluster.to_toml(described)) == described
 
 
+def test_devices_that_compute_products_in_float8_say_how_fast() -> None:
+    rates = {"dgx-h100": 1979e12, "dgx-h200": 1979e12, "dgx-b200": 4500e12, "mi300x": 2614.9e12}
+    rates |= {"dgx-a100": 0.0, "dgx1": 0.0, "ac922": 0.0}
+    for kind, rate in rates.items():
+        described = cluster.load(f"rails:hosts=2,server={kind}")
+        assert set(described.float8_flops[described.ranks]) == {rate}, kind
+    given = cluster.load("star:hosts=2,server.float8_flops=2TFLOP/s")
+    assert set(given.float8_flops[given.ranks]) == {2e12}
+
+
 def test_other_parameters_make_another_cluster() -> None:
     assert cluster.load("star:hosts=3") != cluster.load("star:hosts=4")
     assert cluster.load("star:hosts=3") != cluster.load("star:hosts=3,latency=1us")

@@ -70,6 +70,7 @@ class Cluster:
         routing: "shortest", or "ecmp": where paths cost the same, a hash of the flow decides.
         tables: Paths that are given explicitly, as links, by (source, destination); they come before `routing`.
         flops: Floating-point operations per second of every node, 0 where unknown or none.
+        float8_flops: The same of matrix products in float8, 0 where unknown or none.
         memory_Bps: Memory bandwidth of every node in bytes per second, 0 where unknown or none.
         memory_nbytes: Memory of every node in bytes, 0 where unknown or none.
         reached: What trainings reach of nominal rates here, by the planner's names of constants; none if unknown.
@@ -94,11 +95,12 @@ class Cluster:
     flops: Floats = field(default_factory=lambda: np.zeros(0))
     memory_Bps: Floats = field(default_factory=lambda: np.zeros(0))
     memory_nbytes: Indices = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    float8_flops: Floats = field(default_factory=lambda: np.zeros(0))
     reached: Mapping[str, float | str] = field(default_factory=dict)
     recipe: Mapping[str, object] | None = None
 
     def __post_init__(self) -> None:
-        for name in ("flops", "memory_Bps", "memory_nbytes"):
+        for name in ("flops", "float8_flops", "memory_Bps", "memory_nbytes"):
             given = getattr(self, name)
             if not len(given):
                 object.__setattr__(self, name, np.zeros(len(self.node_names), dtype=given.dtype))

@@ -24,6 +24,7 @@ class _Node(TomlTable):
     forwards: bool | None = None
     reduction: ReductionField = None
     flops: Flops | None = None
+    float8_flops: Flops | None = None
     memory_bandwidth: Rate | None = None
     memory: Bytes | None = None
 
@@ -82,6 +83,7 @@ def _build_explicit(form: _Explicit) -> Cluster:
             forwards=node.forwards,
             reduction=node.reduction.capability() if node.reduction else None,
             flops=node.flops or 0.0,
+            float8_flops=node.float8_flops or 0.0,
             memory_Bps=node.memory_bandwidth or 0.0,
             memory_nbytes=node.memory or 0,
             path=f"nodes[{index}]",
@@ -220,6 +222,8 @@ def to_toml(cluster: Cluster, *, explicit: bool = False) -> str:
             node["reduction"] = ReductionTable.of(cluster.reductions[index]).model_dump()
         if cluster.flops[index]:
             node["flops"] = format_flops(float(cluster.flops[index]))
+        if cluster.float8_flops[index]:
+            node["float8_flops"] = format_flops(float(cluster.float8_flops[index]))
         if cluster.memory_Bps[index]:
             node["memory_bandwidth"] = format_rate(float(cluster.memory_Bps[index]))
         if cluster.memory_nbytes[index]:

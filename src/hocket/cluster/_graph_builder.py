@@ -19,6 +19,7 @@ class GraphBuilder:
         self.ranks: list[int] = []
         self.forwards: list[bool] = []
         self.flops: list[float] = []
+        self.float8_flops: list[float] = []
         self.memory: list[float] = []
         self.sizes: list[int] = []
         self.links: list[tuple[int, int, float, float, int]] = []
@@ -42,6 +43,7 @@ class GraphBuilder:
         forwards: bool | None = None,
         reduction: Reduction | None = None,
         flops: float = 0.0,
+        float8_flops: float = 0.0,
         memory_Bps: float = 0.0,
         memory_nbytes: int = 0,
         path: str = "",
@@ -57,6 +59,7 @@ class GraphBuilder:
         self.hosts.append(self.host(host) if host is not None else -1)
         self.forwards.append(kind not in _ENDPOINTS if forwards is None else forwards)
         self.flops.append(flops)
+        self.float8_flops.append(float8_flops)
         self.memory.append(memory_Bps)
         self.sizes.append(memory_nbytes)
         if reduction is not None:
@@ -106,6 +109,7 @@ class GraphBuilder:
             routing=routing,
             tables=dict(tables or {}),
             flops=np.array(self.flops, dtype=np.float64),
+            float8_flops=np.array(self.float8_flops, dtype=np.float64),
             memory_Bps=np.array(self.memory, dtype=np.float64),
             memory_nbytes=np.array(self.sizes, dtype=np.int64),
             reached=dict(reached or {}),

@@ -34,6 +34,7 @@ class PlainHost(_Server):
     kind: Literal["host"] = "host"
     ranks: int = Field(default=1, ge=1)
     flops: Flops | None = None
+    float8_flops: Flops | None = None  # of matrix products in float8, where the device has them
     memory: Bytes | None = None  # of the host; its ranks share it
     memory_bandwidth: Rate = 10e9
     memory_latency: Seconds = 200e-9
@@ -46,6 +47,7 @@ class PlainHost(_Server):
                 "host",
                 host=name,
                 flops=self.flops or 0.0,
+                float8_flops=self.float8_flops or 0.0,
                 memory_Bps=self.memory_bandwidth,
                 memory_nbytes=self.memory or 0,
             )
@@ -58,6 +60,7 @@ class PlainHost(_Server):
                 "device",
                 host=name,
                 flops=self.flops or 0.0,
+                float8_flops=self.float8_flops or 0.0,
                 memory_Bps=self.memory_bandwidth,
                 memory_nbytes=(self.memory or 0) // self.ranks,
             )
@@ -69,6 +72,7 @@ class PlainHost(_Server):
 class _DeviceServer(_Server):
     devices: int = Field(default=8, ge=1)
     flops: Flops | None = None
+    float8_flops: Flops | None = None  # of matrix products in float8; V100 and A100 have none
     device_memory: Bytes | None = None
     device_memory_bandwidth: Rate | None = None
     pcie: Rate = 12e9
@@ -82,6 +86,7 @@ class _DeviceServer(_Server):
             "device",
             host=name,
             flops=self.flops or 0.0,
+            float8_flops=self.float8_flops or 0.0,
             memory_Bps=self.device_memory_bandwidth or 0.0,
             memory_nbytes=self.device_memory or 0,
         )
@@ -277,6 +282,7 @@ class DgxH100(_NvSwitchServer):
 
     kind: Literal["dgx-h100"] = "dgx-h100"
     flops: Flops | None = 989e12  # bf16 tensor cores, dense, data sheet
+    float8_flops: Flops | None = 1979e12  # dense: half of the sheet's 3,958 with sparsity
     device_memory: Bytes | None = 80 * 2**30
     device_memory_bandwidth: Rate | None = 3350e9
     nvlink: Rate = 450e9
@@ -299,6 +305,7 @@ class DgxB200(DgxH100):
 
     kind: Literal["dgx-b200"] = "dgx-b200"  # type: ignore[assignment]
     flops: Flops | None = 2250e12  # bf16 tensor cores, dense: half of the sheet's 36 PFLOP/s with sparsity, by eight
+    float8_flops: Flops | None = 4500e12  # dense: half of the sheet's 72 PFLOP/s with sparsity, by eight
     device_memory: Bytes | None = 180 * 10**9
     device_memory_bandwidth: Rate | None = 8000e9
     nvlink: Rate = 900e9
@@ -313,6 +320,7 @@ class Mi300x(_DeviceServer):
     kind: Literal["mi300x"] = "mi300x"
     devices: int = Field(default=8, ge=2, le=8)
     flops: Flops | None = 1307.4e12  # bf16, dense
+    float8_flops: Flops | None = 2614.9e12  # dense, data sheet
     device_memory: Bytes | None = 192 * 10**9
     device_memory_bandwidth: Rate | None = 5300e9
     nvlink: Rate = 64e9  # of one link; Infinity Fabric, not NVLink

@@ -214,6 +214,7 @@ class Torus(Topology):
                 host=f"host{index}",
                 forwards=True,
                 flops=server.flops or 0.0,
+                float8_flops=server.float8_flops or 0.0,
                 memory_Bps=server.memory_bandwidth,
                 reduction=capability,
             )
