@@ -96,7 +96,11 @@ SELENE = ("--cluster", "selene-like")
         (["llama-3-8b:sequence=long", "-n", "2"], "'sequence=long'; write sequence=32768"),
         (["gpt-7b", "-n", "8", "--data", "3", *SELENE], "3 does not divide 8 workers; use a divisor, as 2"),
         (["gpt-7b", "-n", "8", "--micro-batches", "9", *SELENE], "with a batch of 8 and micro_batches = 9"),
-        (["gpt-7b", "-n", "8", "--precision", "fp8", *SELENE], "float8 products, which no plan carries out"),
+        (["gpt-7b", "-n", "8", "--precision", "fp8", *SELENE], "selene-like compute no products in float8"),
+        (["gpt-7b", "-n", "8", "--precision", "fp8_e4m3", *SELENE], 'say "float8"'),
+        (["gpt-7b:eager=1", "-n", "8"], "'eager=1'; write sequence=32768"),
+        (["resnet50", "-n", "8", "--precision", "fp8", *SELENE], "it is in float32, and float8 is planned beside"),
+        (["gpt-7b", "-n", "8", "--constant", "fused_share=1", *SELENE], "fused_share: 1.0 is no such part"),
         (["gpt-7b", "-n", "8", "--precision", "float16", *SELENE], "half precision, whose loss must be scaled"),
         (["gpt-7b", "-n", "8", "--precision", "float32", *SELENE], "--precision float32: gpt-7b is in bfloat16"),
         (["gpt-7b", "-n", "8", "--shard", "hsdp", *SELENE], "and shard_degree = the workers of a host"),
@@ -355,3 +359,18 @@ def test_two_traces_a_plan_and_a_trace_and_two_plans_compare(capsys: Captured, t
     assert run("compare", str(plan), str(plan)) == 0
     assert run("compare", str(tmp_path), str(one)) == 2
     assert "holds no trace.json or timeline.json" in capsys.readouterr().err
+
+
+def test_float8_is_planned_and_predicted_and_said_to_be_no_more(capsys: Captured, tmp_path: Path) -> None:
+    where, out = ("--cluster", "h100-like", "--precision", "fp8"), tmp_path / "plan.toml"
+    words = ("llama-3-8b:eager=1", "-n", "8", *where, "--constant", "fused_share=0.6")
+    assert run("plan", *words, "-o", str(out)) == 0
+    said = capsys.readouterr().out
+    assert "nothing carries out products in float8 yet" in said
+    assert "60% of the traffic of kernels that only read and write is taken away (assumed)" in said
+    assert "of its bfloat16 peak" in " ".join(said.split())
+    assert 'precision = "float8"' in out.read_text()
+    assert run("predict", "llama-3-8b", *where, "-n", "8,16") == 0
+    assert "float8 products" in capsys.readouterr().out
+    judged = run_json(capsys, "plan", "llama-3-8b", "-n", "8", "--cluster", "h100-like", "--plan", str(out))
+    assert any(row["what"] == "float8 products" for row in judged["assumptions"])  # type: ignore[attr-defined]

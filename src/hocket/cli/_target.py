@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from hocket.cluster import Cluster
-    from hocket.planner import Constants
+    from hocket.planner import Constants, Plan
     from hocket.workload import Workload
 
 TARGET_HELP = (
@@ -57,7 +57,8 @@ def resolve_target(
         _check_device(device)
     if name.removeprefix("gpt-") in SHAPES or name.startswith(("gpt-", "lm-", "llama-", "mixtral-")):
         model, _, changed = target.partition(":")
-        return named_transformer(model, **_sizes(target, changed, ("vocabulary", "sequence"), "sequence=32768"))
+        changes = ("vocabulary", "sequence", *(["eager"] if name.startswith(("llama-", "mixtral-")) else []))
+        return named_transformer(model, **_sizes(target, changed, changes, "sequence=32768"))
     if name.startswith("transformer:"):
         return _shape(target.partition(":")[2])
     if ".py:" in target:
@@ -96,6 +97,23 @@ def constants_of(cluster: Cluster, given: Sequence[str]) -> Constants:
     return Constants.of({**cluster.reached, **told})
 
 
+def in_precision(workload: Workload, plan: Plan, *, asked: bool) -> Workload:
+    """Return the workload with products as a plan says, or in its own precision where none was asked for.
+
+    Raises:
+        TargetError: another precision was asked for.
+        WorkloadError: it cannot be planned in float8.
+    """
+    if plan.precision == "float8":
+        return workload.in_float8()
+    if asked and plan.precision != workload.precision:
+        raise TargetError(f"--precision {plan.precision}: {workload.name} is in {workload.precision}: {_CAST}")
+    return workload
+
+
+_CAST = "what it takes otherwise is not known; capture a model whose parameters are of that precision, or leave it out"
+
+
 def ranks_of_a_host(cluster: Cluster, workers: int) -> int:
     """Return how many of so many ranks share a host, at most."""
     hosts = Counter(cluster.host_of_rank(rank) for rank in range(min(workers, len(cluster.ranks))))
@@ -107,12 +125,12 @@ def _shape(text: str) -> Workload:
 
     modern = ("kv_heads", "feed_forward")  # both or none: a Llama's layers, or GPT's
     experts = ("experts", "active")  # of a Llama's layers
-    known = ("hidden", "layers", "heads", *modern, "vocabulary", "sequence", *experts)
+    known = ("hidden", "layers", "heads", *modern, "vocabulary", "sequence", *experts, "eager")
     written = (
         "hidden=4096,layers=32,heads=32[,kv_heads=8,feed_forward=14336[,experts=8,active=2]][,vocabulary=][,sequence=]"
     )
     values = _sizes("transformer", text, known, written)
-    needed = known[:5] if values.keys() & {*modern, *experts} else known[:3]
+    needed = known[:5] if values.keys() & {*modern, *experts, "eager"} else known[:3]
     missing = [key for key in needed if key not in values]
     if missing:
         raise TargetError(f"transformer: {missing[0]} is missing; write transformer:hidden=4096,layers=32,heads=32")

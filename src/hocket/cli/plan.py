@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ._output import RANKS, Json, bad_input, print_json, print_paragraph, print_table
-from ._target import CONSTANT_HELP, TARGET_HELP, constants_of, ranks_of_a_host, resolve_target
+from ._target import CONSTANT_HELP, TARGET_HELP, constants_of, in_precision, ranks_of_a_host, resolve_target
 
 if TYPE_CHECKING:
     from hocket.cluster import Cluster
@@ -44,7 +44,7 @@ def plan(
     recompute: Annotated[bool | None, typer.Option("--recompute/--no-recompute", help="Fix recomputation.")] = None,
     micro_batches: Annotated[int | None, typer.Option(min=1, help="Fix the pipeline's micro-batches.")] = None,
     precision: Annotated[
-        str | None, typer.Option(help="Of matrix products; refused where the workload is in another.")
+        str | None, typer.Option(help="Of matrix products: the workload's own, or fp8 beside bfloat16 (planned only).")
     ] = None,
     given: Annotated[Path | None, typer.Option("--plan", help="Judge this plan's file instead of searching.")] = None,
     device: Annotated[
@@ -76,8 +76,10 @@ def plan(
         where = load(cluster)
         sharers = ranks_of_a_host(where, workers)
         workload = resolve_target(target, device=device, degrees=_degrees(workers, tensor, given), sharers=sharers)
-        if "precision" in fixed and Plan(**fixed).precision != workload.precision:
-            bad_input("plan", f"--precision {precision}: {workload.name} is in {workload.precision}: {_CAST}")
+        judged = Plan.from_toml(given) if given is not None else Plan()
+        if precision is not None:
+            judged = dataclasses.replace(judged, precision=precision)  # type: ignore[arg-type]
+        workload = in_precision(workload, judged, asked=precision is not None)
         limit = parse_bytes(memory) if memory else None
         size = batch or workers
         if workload_out is not None:
@@ -85,7 +87,7 @@ def plan(
         more: dict[str, Any] = {"workers": workers, "batch": size, "memory_limit": limit}
         more["constants"] = constants_of(where, constant or [])
         if given is not None:
-            _judge(predict(Plan.from_toml(given), workload, where, **more), workload, where, as_json)
+            _judge(predict(judged, workload, where, **more), workload, where, as_json)
             return
         found = search(workload, where, **more, fixed=fixed, keep=keep)
         chosen = with_reasons(found)
@@ -103,13 +105,12 @@ def plan(
     print_table(plan_rows(found))
     typer.echo("")
     _parts(found.best, workload, where)
-    if out is not None:
+    if out is not None and chosen.precision == "float8":
+        typer.echo(f"\nwrote {out}; nothing carries out products in float8 yet")
+    elif out is not None:
         typer.echo(f"\nwrote {out}; `hocket run --plan {out}` or Trainer(plan={str(out)!r}) carries it out")
     else:
         typer.echo("\n" + chosen.to_toml().rstrip())
-
-
-_CAST = "what it takes otherwise is not known; capture a model whose parameters are of that precision, or leave it out"
 
 
 def _degrees(workers: int, tensor: int | None, given: Path | None) -> list[int]:
@@ -145,7 +146,8 @@ def _parts(one: Prediction, workload: Workload, where: Cluster) -> None:
     low, high = one.interval_s
     typer.echo(f"  {f'{LEVEL:.0%} within':12} {low * 1e3:12.3f} ms to {high * 1e3:.3f} ms")
     if one.flops:
-        peak = f", {one.mfu:.1%} of the device's peak" if one.mfu else ""
+        of = "bfloat16 peak" if one.plan.precision == "float8" else "peak"
+        peak = f", {one.mfu:.1%} of the device's {of}" if one.mfu else ""
         typer.echo(f"  model FLOPs  {one.flops_per_worker / 1e12:12.4g} TFLOP/s a device{peak}")
     kinds = ", ".join(f"{kind} {format_bytes(nbytes, 3)}" for kind, nbytes in one.memory.rows() if nbytes)
     typer.echo(f"  memory of the fullest worker: {kinds}")

@@ -1,12 +1,13 @@
 """`hocket predict`: throughput, efficiency and cost by workers, what-ifs, and where it stops scaling."""
 
+import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ._output import RANKS, Json, bad_input, print_json
-from ._target import CONSTANT_HELP, TARGET_HELP, constants_of, ranks_of_a_host, resolve_target
+from ._target import CONSTANT_HELP, TARGET_HELP, constants_of, in_precision, ranks_of_a_host, resolve_target
 from .plan import show_assumptions
 
 if TYPE_CHECKING:
@@ -22,6 +23,9 @@ def predict(
         int | None, typer.Option(min=1, help="Samples of each worker; the workload's own if not given.")
     ] = None,
     plan: Annotated[Path | None, typer.Option(help="A plan's file; data parallelism if not given.")] = None,
+    precision: Annotated[
+        str | None, typer.Option(help="Of matrix products, instead of the plan's: fp8 beside bfloat16 (planned only).")
+    ] = None,
     measured: Annotated[Path | None, typer.Option(help="A CSV of workers and throughput, to be fitted.")] = None,
     rounding: Annotated[float, typer.Option(min=0, help="Half a unit of the last digit of what was measured.")] = 0.0,
     fit_up_to: Annotated[
@@ -64,14 +68,17 @@ def predict(
         else:
             workload = resolve_target(target, device=device, sharers=ranks_of_a_host(where, max(counts)))
             unit = f"{workload.unit}s"
-            given = Plan.from_toml(plan) if plan else None
+            given = Plan.from_toml(plan) if plan else Plan()
+            if precision is not None:
+                given = dataclasses.replace(given, precision=precision)  # type: ignore[arg-type]
+            workload = in_precision(workload, given, asked=precision is not None)
             each = batch or workload.batch
             constants = constants_of(where, constant or [])
             more: dict[str, Any] = {"plan": given, "what_ifs": what_ifs, "constants": constants}
             curves = scaling_curves(workload, where, counts, batch_per_worker=each, **more)
             most = max(counts)
             largest = predict_plan(
-                given or Plan(), workload, where, workers=most, batch=each * most, constants=constants, memory_limit=0
+                given, workload, where, workers=most, batch=each * most, constants=constants, memory_limit=0
             )
             found = assumptions(largest, Network.of(where), precision=workload.precision)
             taken = [dict(zip(("what", "value", "basis"), row, strict=True)) for row in found]

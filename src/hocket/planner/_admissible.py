@@ -115,7 +115,7 @@ def grid_of(workload: Workload, network: Network, workers: int, batch: int, fixe
         rule = f"{data} does not divide {workers} workers"
         raise PlanError("no plan keeps this:", [PlanFinding("data_parallel_degree", rule, f"use a divisor, as {near}")])
     shards = (fixed["shard"],) if "shard" in fixed else ("parameters",) if fixed.get("shard_degree") else _SHARDS
-    core = any(one.part == "core" for layer in workload.layers for one in layer.operations)
+    core = any(one.again for layer in workload.layers for one in layer.operations)
     recomputations: list[tuple[bool, str]] = [(False, "layers"), (True, "layers")]
     if core:
         recomputations.insert(1, (True, "attention"))

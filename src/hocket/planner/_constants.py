@@ -25,6 +25,8 @@ class Constants:
     Attributes:
         matmul_share: Of the device's nominal FLOP/s, what large products reach.
         memory_share: Of the device's nominal memory bandwidth, what kernels that only read and write reach.
+        fused_share: Of the memory traffic of kernels that only read and write, and of their launches, the part that
+            fusion takes away (torch.compile). Kernels that a workload counts as one are fused already. Assumed.
         kernel_s: What launching a kernel adds to its time.
         inside_share: Of the links inside a host, what a collective reaches.
         network_share: Of the links between hosts, what a collective reaches.
@@ -68,6 +70,7 @@ class Constants:
 
     matmul_share: float = 0.72
     memory_share: float = 0.79
+    fused_share: float = 0.0
     kernel_s: float = 4e-6
     inside_share: float = 0.78
     network_share: float = 1.0
@@ -126,7 +129,10 @@ class Constants:
             value = getattr(self, one.name)
             if isinstance(value, float) and not math.isfinite(value):
                 raise PlanError(f"constant {one.name}: {value} is no number that can be reached; give a finite one")
-            if one.name.endswith("_share") and not 0 < value <= 1:
+            if one.name == "fused_share":
+                if not 0 <= value < 1:
+                    raise PlanError(f"constant {one.name}: {value} is no such part; give 0 or more, and less than 1")
+            elif one.name.endswith("_share") and not 0 < value <= 1:
                 raise PlanError(f"constant {one.name}: {value} is no share; give more than 0 and at most 1")
             if (one.name.endswith("_s") or one.name in _AT_LEAST_0) and value < 0:
                 raise PlanError(f"constant {one.name}: {value} must be 0 or more")

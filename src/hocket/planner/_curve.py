@@ -11,6 +11,7 @@ from ._constants import Constants
 from ._findings import PlanError, PlanFinding
 from ._network import Network, network_of
 from ._plan import Plan
+from ._profile import in_precision
 from ._scaling import ScalingFit
 from ._time import Prediction, predict
 
@@ -120,6 +121,7 @@ def scaling_curves(
     # What-ifs change rates; routes are left out of all curves, so that curves differ by what is changed alone.
     network = dataclasses.replace(network_of(cluster), routed=None)
     constants = constants or Constants.of(network.reached)
+    workload = in_precision(plan or Plan(), workload)
     found = []
     for name in ("as it is", *what_ifs):
         case = _changed(name, workload, network, constants)
@@ -205,7 +207,13 @@ def _halved(workload: Workload) -> Workload:
 
 def _halves(operations: tuple[Operation, ...]) -> tuple[Operation, ...]:
     return tuple(
-        dataclasses.replace(one, moved_bytes=one.moved_bytes / 2, saved_bytes=one.saved_bytes / 2) for one in operations
+        dataclasses.replace(
+            one,
+            moved_bytes=one.moved_bytes / 2,
+            saved_bytes=one.saved_bytes / 2,
+            weight_bytes=one.weight_bytes / 2,
+        )
+        for one in operations
     )
 
 

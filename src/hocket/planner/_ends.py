@@ -55,7 +55,7 @@ def ends(
                 found.append(_of_rank(plan, profile, slowed, own, m, crowd))
                 continue
             over = (max(followed.links[rank], followed.ends[rank]) - followed.seconds) * crowd
-            found.append((over, 0.0, optimizer_s(plan, profile, own) * crowd, *_whole(plan, profile, own, m)))
+            found.append((over, 0.0, optimizer_s(plan, profile, own) * crowd, *_whole(plan, profile, times, own, m)))
             continue
         if followed:
             end = (followed.ends[rank] - followed.seconds) * crowd
@@ -221,7 +221,7 @@ def _blocks(
     parameters, gradients, forward, backward = (
         profile.by_block(values[layers], layers)
         for values in (
-            held.parameter_bytes,
+            held.parameter_bytes - times.narrowed,
             held.gradient_bytes,
             times.forward + times.tensor_forward,
             times.backward + times.again + times.tensor_backward,
@@ -264,12 +264,13 @@ def _of_rank(
     return gradients, gather, optimizer_s(plan, profile, own) * crowd, cost, hidden
 
 
-def _whole(plan: Plan, profile: Profile, own: np.ndarray, m: int) -> tuple[Cost, float]:
+def _whole(plan: Plan, profile: Profile, times: LayerTimes, own: np.ndarray, m: int) -> tuple[Cost, float]:
     """Return one reduction of all gradients of a rank, and what of its gathers and reductions is under way a step."""
     held, (size, stride) = profile.held(plan), shard_group(plan)
     cost = functools.partial(profile.network.collective, size=size, stride=stride, constants=profile.constants)
     whole = cost("reduce_scatter", float(held.gradient_bytes[own].sum()))
-    fetched_s = m * (whole.seconds + 2 * cost("all_gather", float(held.parameter_bytes[own].sum())).seconds)
+    gathered = float((held.parameter_bytes - times.narrowed)[own].sum())
+    fetched_s = m * (whole.seconds + 2 * cost("all_gather", gathered).seconds)
     return whole, fetched_s + float(_among_copies(plan, profile, own).sum())
 
 
@@ -288,7 +289,7 @@ def _exchange(
         return profile.network.collective(kind, nbytes, copies, stride, constants)
 
     if plan.shard == "parameters":
-        whole = _whole(plan, profile, layers, m)[0]
+        whole = _whole(plan, profile, times, layers, m)[0]
         each, back, forward, backward = _blocks(plan, profile, times, layers)
         last = _among_copies(plan, profile, layers)
         if constants.overlap and constants.prefetch:

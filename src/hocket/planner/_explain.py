@@ -26,6 +26,12 @@ _WORDS = {
 }
 
 
+_FLOAT8 = (
+    "float8 in linear layers (one scale a tensor, found anew each time) and where their sharded weights are gathered; "
+    "attention, embeddings and output in bfloat16; planned, not carried out"
+)
+
+
 def _s(seconds: float) -> str:
     return format_time(seconds, 3)
 
@@ -36,7 +42,8 @@ def explain(found: Search) -> str:
     limit = f" of {format_bytes(found.memory_limit, 3)}" if found.memory_limit else ""
     low, high = best.interval_s
     reached = f", {best.flops_per_worker / 1e12:.3g} TFLOP/s a device" if best.flops else ""
-    reached += f", {best.mfu:.0%} of its peak" if best.mfu else ""
+    peak = "its bfloat16 peak" if best.plan.precision == "float8" else "its peak"
+    reached += f", {best.mfu:.0%} of {peak}" if best.mfu else ""
     lines = [
         f"{best.plan.describe()} on {best.workers} workers of {best.cluster} takes {_s(best.step_s)} a step "
         f"({_s(low)} to {_s(high)} with {LEVEL:.0%}; {best.throughput:.4g} samples/s{reached}) and "
@@ -164,12 +171,17 @@ def assumptions(one: Prediction, network: Network, *, precision: str) -> list[tu
     micro = -(-one.batch // (plan.data_parallel_degree * parts))
     rows = [
         ("batch", f"{one.batch} samples, {one.batch / one.workers:.4g} a worker, {micro} at a time", "given"),
-        ("precision", precision, "given"),
+        ("precision", _FLOAT8 if precision == "float8" else precision, "given"),
     ]
     if one.measured:
         rows.append(("computation", "each layer's times", "measured"))
     elif network.flops:
         rows.append(("products", f"{constants.matmul_share:.0%} of {format_flops(network.flops)}", basis))
+        if precision == "float8":
+            narrow = f"{constants.matmul_share:.0%} of {format_flops(network.float8_flops)}"
+            rows.append(("float8 products", f"{narrow}, and casts by memory", "assumed"))
+        fused = f"{constants.fused_share:.0%} of the traffic of kernels that only read and write is taken away"
+        rows.append(("fusion", fused if constants.fused_share else "none besides what the workload counts", "assumed"))
         if network.memory_Bps:
             rows.append(("memory", f"{constants.memory_share:.0%} of {format_rate(network.memory_Bps)}", basis))
     if min(network.local, one.workers) > 1:

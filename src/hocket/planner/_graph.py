@@ -19,7 +19,7 @@ from ._memory import memory_of
 from ._network import network_of
 from ._pipeline import plan_order
 from ._plan import Plan
-from ._profile import LayerTimes, Profile
+from ._profile import LayerTimes, Profile, in_precision
 from ._time import cuts_of, predict
 from .axes import copy_group, replicas, shard_group, sharing
 
@@ -63,7 +63,7 @@ def step_graph(
     network = network_of(cluster).first(workers)
     constants = constants or Constants.of(network.reached)
     known = predict(plan, workload, cluster, workers=workers, batch=batch, constants=constants)
-    plan = plan.resolve(workers)
+    plan, workload = plan.resolve(workers), in_precision(plan, workload)
     d, t = plan.data_parallel_degree, sharing(plan)[1]
     m = plan.micro_batches * plan.accumulate
     made = _Simulated(workload, network, constants).on(cluster, pick).of(plan)
@@ -259,7 +259,7 @@ class _GraphOfStep:
         stage, kind, _ = action
         layers = np.arange(self.edges[stage], self.edges[stage + 1])
         held, where = self.profile.held(self.plan), self.places[rank].ravel()
-        columns = (held.parameter_bytes, held.gradient_bytes, self.seconds[kind])
+        columns = (held.parameter_bytes - self.times.narrowed, held.gradient_bytes, self.seconds[kind])
         blocks = list(zip(*(self.profile.by_block(one[layers], layers).tolist() for one in columns), strict=True))
         work: Work | None = None
         for parameters, gradients, seconds in blocks if kind == "F" else reversed(blocks):

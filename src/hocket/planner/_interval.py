@@ -28,6 +28,7 @@ NOISE = 0.07
 """Standard deviation of a measured step, as a part of it."""
 _PHASE = 0.1  # where constants were measured: how much faster or slower such a machine, which is shared, is later on
 _HIDDEN = 0.1  # of the communication that computation is said to hide
+_SPARED = 0.25  # of the computation that fusion and float8 are assumed to take away
 _FARTHER = 0.015  # of a step, for every doubling of the workers beyond those of the fitted runs
 
 
@@ -38,6 +39,7 @@ def spread(
     workers: int,
     hidden_s: float,
     measured: bool,
+    spared_s: float = 0.0,
     alike: float = 0.0,
 ) -> float:
     """Return the factor between a prediction and either end of its interval.
@@ -48,6 +50,7 @@ def spread(
         workers: How many there are.
         hidden_s: Seconds of communication that computation is said to hide.
         measured: Whether the layers' times were measured, whatever constants are.
+        spared_s: Seconds that fusion and float8 are assumed to take away.
         alike: How like the plan is, from 0 to 1, to the run that is most like it.
     """
     known, step_s = _KNOWN[constants.basis], sum(parts.values())
@@ -61,6 +64,7 @@ def spread(
         math.hypot(unmodelled * math.sqrt(1 - alike**2), min(unmodelled, NOISE) * alike) * step_s,
         (_PHASE if constants.basis == "measured" else 0.0) * step_s,
         _HIDDEN * known * hidden_s,
+        _SPARED * spared_s,
         _FARTHER * farther * step_s,
     ]
     return math.exp(DEVIATIONS * math.hypot(*errors) / step_s) if step_s else 1.0

@@ -88,7 +88,7 @@ def _kept(layer: Layer, share: Share, sequence: bool, how: str, scale: float) ->
     if how == "layers":
         # What enters the layer is kept; it is as large as what leaves it.
         return min(layer.output_bytes, layer.saved_bytes) * scale / (share.degree if sequence else 1)
-    return sum(one.saved_bytes for one in share.operations if one.part != "core" or how == "none") * scale
+    return sum(one.saved_bytes for one in share.operations if not one.again or how == "none") * scale
 
 
 def _columns(workload: Workload, plan: Plan, scale: float) -> NDArray[np.float64]:

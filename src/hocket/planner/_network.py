@@ -96,6 +96,7 @@ class Network:
         reached: What trainings reach of the nominal rates, by names of constants (`Constants.of`).
         sharers: How many ranks are processes in the memory of one host; 0 for devices with memory of their own.
         routed: The cluster, whose routes say what groups reach, unless rates were changed by hand.
+        float8_flops: Of a device's matrix products in float8, 0 if it has none or they are unknown.
     """
 
     name: str
@@ -115,6 +116,7 @@ class Network:
     reached: Mapping[str, float | str] = dataclasses.field(default_factory=dict, hash=False)
     sharers: int = 0
     routed: Cluster | None = dataclasses.field(default=None, compare=False, repr=False)
+    float8_flops: float = 0.0
 
     def __getstate__(self) -> dict[str, Any]:
         return {one.name: getattr(self, one.name) for one in dataclasses.fields(self)}  # without what is kept besides
@@ -170,6 +172,7 @@ class Network:
             reached=cluster.reached,
             sharers=local if _computes_in_host_memory(cluster, first) else 0,
             routed=cluster,
+            float8_flops=float(cluster.float8_flops[first]),
         )
 
     def first(self, workers: int) -> "Network":

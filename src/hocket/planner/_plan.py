@@ -31,7 +31,7 @@ PLAN_VARIABLE = "HOCKET_PLAN"
 
 Shard = Literal["none", "optimizer", "gradients", "parameters"]
 Embeddings = Literal["replicated", "table", "row", "hybrid"]
-Precision = Literal["float32", "bfloat16"]
+Precision = Literal["float32", "bfloat16", "float8"]
 RecomputePart = Literal["layers", "attention"]
 
 
@@ -49,6 +49,10 @@ def _as_tuple(value: Any) -> Any:
 
 def _as_bytes(value: Any) -> Any:
     return parse_bytes(value) if isinstance(value, str) else value
+
+
+def _as_precision(value: Any) -> Any:
+    return "float8" if value == "fp8" else value
 
 
 def _as_order(value: str) -> str:
@@ -92,7 +96,8 @@ class Plan:
         recompute: whether activations are computed again in back-propagation instead of kept.
         recompute_part: of what: of whole layers, or of the core of attention only (scores, softmax, dropout), whose
             activations are large and cheap (Korthikanti et al. 2022).
-        precision: of matrix products; parameters and optimizer state are float32 in any case.
+        precision: of matrix products; parameters and optimizer state are float32 in any case. "float8" is that of
+            linear layers, with all else in bfloat16: it is planned and predicted, and nothing carries it out.
         clip_norm: the global norm to which gradients are clipped; None for no clipping.
         bucket_bytes: most bytes of gradients that are reduced together; None to choose by the size of the model.
         priority: whether gradients of the layers that are needed first are sent first, and the next step begins before
@@ -131,7 +136,7 @@ class Plan:
     batch_norm_group: int = 0
     recompute: bool = False
     recompute_part: RecomputePart = "layers"
-    precision: Precision = "float32"
+    precision: Annotated[Precision, BeforeValidator(_as_precision)] = "float32"
     clip_norm: Annotated[float | None, Field(gt=0), Wanted("a positive number", "one, or leave it out")] = None
     bucket_bytes: Annotated[
         int | None,
@@ -188,6 +193,8 @@ class Plan:
         if self.compression != "none":
             words[-1] += f", gradients sent as {self.compression} (not serially equivalent)"
         text = " x ".join(words)
+        if self.precision == "float8":
+            text += ", linear layers in float8"
         if self.synchronisation != "every_step":
             text += f", synchronisation {self.synchronisation}"
         return text if self.embeddings == "replicated" else f"{text}, embeddings by {self.embeddings}"
@@ -302,11 +309,11 @@ _HYBRID = (
     "sharding within a host and replicating between hosts (HSDP), which takes two fields",
     'say shard = "parameters", and shard_degree = the workers of a host',
 )
-_FP8 = ("float8 products, which no plan carries out and no constant of the planner is fitted to", 'say "bfloat16"')
+_FP8 = ("one of the two formats that products in float8 take", 'say "float8"')
 # Words that others have for what is not there, or is said otherwise: what it is, and the remedy.
 _OTHER_WORDS = {
     **{("shard", word): _HYBRID for word in ("hybrid", "hsdp", "hybrid_shard")},
-    **{("precision", word): _FP8 for word in ("fp8", "fp8_e4m3", "fp8_e4m3fn", "fp8_e5m2")},
+    **{("precision", word): _FP8 for word in ("fp8_e4m3", "fp8_e4m3fn", "fp8_e5m2")},
     ("precision", "fp16"): ("half precision, whose loss must be scaled, which no plan does", 'say "bfloat16"'),
 }
 

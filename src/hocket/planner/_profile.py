@@ -22,6 +22,9 @@ Floats = NDArray[np.float64]
 # A backward pass does two products for each one of the forward pass, and reads and writes about twice as much.
 _BACKWARD = 2.0
 _STATE = ("parameter_bytes", "gradient_bytes", "optimizer_bytes")
+# Kernels by which a float8 product casts what it multiplies in each of its three passes: one in two stages for the
+# largest value, one that writes. And of the bytes of an all-reduce, what is left where its all-gather is in float8.
+_CASTS, _GATHERED_IN_FLOAT8 = 3, 0.75
 # Of a measured layer, what is divided is weighed against what is not: so many FLOPs take about as long as a byte from
 # memory. It is so for a CPU's core (some 80 GFLOP/s, 10 GB/s) and an A100 in single precision (19.5 TFLOP/s, 2 TB/s).
 _FLOPS_PER_BYTE = 10.0
@@ -39,6 +42,8 @@ class LayerTimes:
     # of the exchanges of the forward pass, what the wires take; the rest is waiting for ranks that compute beside
     wire_forward: Floats
     wire_backward: Floats  # the same of the backward pass
+    spared: Floats  # what fusion and float8 are assumed to take away of computation
+    narrowed: Floats  # bytes by which float8 makes the layer's parameters fewer where they are gathered
 
     @property
     def total(self) -> Floats:
@@ -87,6 +92,11 @@ class Profile:
             raise PlanError(
                 f"{workload.name} has no measured times and {network.name} does not say how fast its devices are; "
                 "capture the workload on a device, or give the cluster's servers `flops`"
+            )
+        if workload.precision == "float8" and not network.float8_flops:
+            raise PlanError(
+                f"the devices of {network.name} compute no products in float8: V100 and A100 cannot, and H100, H200, "
+                "B200 and MI300X can; take bfloat16, or give the cluster's servers `float8_flops`"
             )
         kinds: dict[Layer, int] = {}
         index = [kinds.setdefault(dataclasses.replace(layer, name=""), len(kinds)) for layer in workload.layers]
@@ -160,7 +170,7 @@ class Profile:
     ) -> tuple[float, ...]:
         kind = self.kinds[number]
         share = kind.share(degree, sequence=sequence, axis=axis)
-        core = 0.0
+        core = spared = narrowed = 0.0
         if share.forward_s > 0:
             passed = scale * (1 - share.fixed_share) + share.fixed_share
             forward, backward = share.forward_s * passed, share.backward_s * passed
@@ -170,28 +180,33 @@ class Profile:
             part = sum(map(_work, share.operations)) / whole if whole else 1 / share.degree
             passed = scale * part * (1 - kind.fixed_share) + kind.fixed_share
             forward, backward = kind.forward_s * passed, kind.backward_s * passed
-            core = forward * sum(_work(one) for one in share.operations if one.part == "core") / (whole * part or 1.0)
+            core = forward * sum(_work(one) for one in share.operations if one.again) / (whole * part or 1.0)
         else:
             forward = 0.0
             for one in share.operations:
-                seconds = self._roofline(one.flops * scale, one.moved_bytes * scale, one.calls)
+                seconds, less, narrower = self._kernel(one, scale)
+                repeats = again == "layers" or (again == "attention" and one.again)
+                spared += (1 + _BACKWARD + repeats) * less
+                narrowed += narrower
                 forward += seconds
-                core += seconds if one.part == "core" else 0.0
+                core += seconds if one.again else 0.0
             backward = _BACKWARD * forward
         if kind.forward_s > 0 and share.degree > 1 and axis == "tensor":  # of measured ones, whose weights are divided
             forward, backward, core = (one * self.constants.divided_times for one in (forward, backward, core))
         repeated = {"none": 0.0, "layers": forward, "attention": core}[again]
-        there, back = (self._exchanges(share, phase, degree, scale, in_step) for phase in ("forward", "backward"))
+        # Of the reduce-scatter and the all-gather into which an all-reduce falls, the latter is of float8.
+        part = _GATHERED_IN_FLOAT8 if sequence and narrowed else 1.0
+        there, back = (self._exchanges(share, phase, degree, scale, in_step, part) for phase in ("forward", "backward"))
         if again == "layers":  # a forward pass that is done again exchanges again
             back += there
-        return forward, backward, repeated, there[0], back[0], there[1], back[1]
+        return forward, backward, repeated, there[0], back[0], there[1], back[1], spared, narrowed
 
-    def _exchanges(self, share: Share, phase: str, degree: int, scale: float, in_step: int) -> Floats:
+    def _exchanges(self, share: Share, phase: str, degree: int, scale: float, in_step: int, part: float) -> Floats:
         """Return what exchanges of a pass take, and what of it wires take; the next function needs what they bring."""
         found = np.zeros(2)
         for each in share.exchanges:
             if each.phase == phase:
-                nbytes = each.nbytes * (scale if each.with_batch else 1.0)
+                nbytes = part * each.nbytes * (scale if each.with_batch else 1.0)
                 found += each.count * np.array(
                     [self._exchange(each.kind, nbytes, degree, in_step), self._wire(each.kind, nbytes, degree)]
                 )
@@ -204,12 +219,40 @@ class Profile:
     def _wire(self, kind: str, nbytes: float, tensor: int) -> float:
         return self.network.collective(kind, nbytes, tensor, 1, self.constants).seconds
 
-    def _roofline(self, flops: float, moved_bytes: float, calls: int) -> float:
+    def _kernel(self, one: Operation, scale: float) -> tuple[float, float, float]:
+        """Return what an operation takes, and what fusion or float8 spares: seconds, and bytes of gathered weights.
+
+        Of kernels that only read and write fusion takes away a part. A product in float8 reads half the bytes, and each
+        of its three passes casts as torchao does with one scale a tensor: what is multiplied is read for its largest
+        value and again to be written in two layouts, weights in each direction. A layer that this would slow down stays
+        in bfloat16.
+        """
+        moved = one.moved_bytes * scale
+        plain = self._roofline(one.flops * scale, moved, one.calls)
+        if not one.flops:
+            spared = plain * self.constants.fused_share
+            return plain - spared, spared, 0.0
+        if self.workload.precision == "float8" and one.weight_bytes:
+            passing, weights = (one.moved_bytes - one.weight_bytes) * scale, one.weight_bytes
+            product = self._roofline(
+                one.flops * scale, 0.75 * passing + 0.5 * weights, one.calls, self.network.float8_flops
+            )
+            narrow = product + self._roofline(0.0, passing + 4 / 3 * weights, _CASTS)
+            if narrow < plain:
+                return narrow, plain - narrow, weights / 2
+        return plain, 0.0, 0.0
+
+    def _roofline(self, flops: float, moved_bytes: float, calls: int, rate: float = 0.0) -> float:
         """Return what a kernel takes: the longer of its arithmetic and its memory traffic, and its launch."""
         network, constants = self.network, self.constants
-        arithmetic = flops / (network.flops * constants.matmul_share)
+        arithmetic = flops / ((rate or network.flops) * constants.matmul_share)
         traffic = moved_bytes / (network.memory_Bps * constants.memory_share) if network.memory_Bps else 0.0
         return max(arithmetic, traffic) + calls * constants.kernel_s
+
+
+def in_precision(plan: Plan, workload: Workload) -> Workload:
+    """Return the workload in the precision of a plan that says float8, and else in its own."""
+    return workload.in_float8() if plan.precision == "float8" else workload
 
 
 def _work(one: Operation) -> float:

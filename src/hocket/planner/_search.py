@@ -20,12 +20,13 @@ from ._memory import Memory, memory_of
 from ._network import Network, network_of
 from ._plan import Plan
 from ._preference import NEAR, preferred
-from ._profile import Profile
+from ._profile import Profile, in_precision
 from ._time import Prediction, cuts_of, predict_within
 from .axes import replicas
 
 # Of the memory: what a plan may need that is preferred for being simple.
 _ROOMY = 0.9
+_PRECISIONS = ("bfloat16", "float8")  # of a workload, that a plan has a word for
 _BUCKETS = tuple(round(2**20 * size) for size in (1, 2, 4, 8, 16, 25, 50, 100, 200))
 
 
@@ -127,6 +128,8 @@ def search(
         remedy = "give it (--memory 80GiB), or to the cluster's servers (server.device_memory=80GiB); 0 is no limit"
         raise PlanError("no plan was found:", [PlanFinding("memory", rule, remedy)])
     network = network.first(workers)
+    precision = {"precision": fixed["precision"]} if fixed and "precision" in fixed else {}
+    workload = in_precision(Plan(**precision), workload)
     hunt = _Hunt(workload, network, constants, grid, limit, keep)
     # Layouts by their lower bound: the first ones are good, and the bound of one that cannot be ranked ends the hunt.
     bounds = sorted(((hunt.bound(one), index, one) for index, one in enumerate(layouts(grid, len(workload.layers)))))
@@ -200,7 +203,7 @@ class _Hunt:
                 "sequence_parallel": sequence,
                 "recompute": recompute,
                 "recompute_part": part,
-                "precision": "bfloat16" if self.workload.precision == "bfloat16" else "float32",
+                "precision": self.workload.precision if self.workload.precision in _PRECISIONS else "float32",
             }
             taken = ("pipeline_schedule", "clip_norm", "bucket_bytes", "precision", "sync_batch_norm")
             open_fields |= {name: self.grid.fixed[name] for name in taken if name in self.grid.fixed}

@@ -26,7 +26,7 @@ from ._memory import Memory, memory_of
 from ._network import Cost, Network, network_of
 from ._pipeline import crowding, follow, stage_works
 from ._plan import Plan
-from ._profile import LayerTimes, Profile
+from ._profile import LayerTimes, Profile, in_precision
 from ._stages import stage_cuts
 from .axes import AXES, product, replicas
 
@@ -112,6 +112,7 @@ class Prediction:
         device_flops: FLOP/s of a device by its data sheet, 0 if unknown.
         constants: What was taken to be reached.
         measured: Whether the layers' times were measured.
+        spared_s: Seconds that fusion and float8 are assumed to take away from the computation of a step.
     """
 
     plan: Plan
@@ -128,6 +129,7 @@ class Prediction:
     device_flops: float = 0.0
     constants: Constants = Constants()
     measured: bool = False
+    spared_s: float = 0.0
 
     @functools.cached_property
     def step_s(self) -> float:
@@ -160,7 +162,7 @@ class Prediction:
         hidden_s = min(max(0.0, self.gradient_cost.seconds - self.parts.gradients), self.parts.compute)
         times = spread(
             dict(self.parts.rows()), self.constants, workers=self.workers, hidden_s=hidden_s, measured=self.measured,
-            alike=alike(self.plan, self.constants, self.workers),
+            spared_s=self.spared_s, alike=alike(self.plan, self.constants, self.workers),
         )  # fmt: skip
         return self.step_s / times, self.step_s * times
 
@@ -231,7 +233,7 @@ def predict_within(
     found = plan.findings(workers, batch=batch) or undivided(plan, workload)
     if found:
         raise PlanError(f"the plan cannot be carried out by {workers} workers with batches of {batch}:", found)
-    profile = (profile or Profile(workload, network, constants)).of(plan)
+    profile = (profile or Profile(in_precision(plan, workload), network, constants)).of(plan)
     workload = profile.workload
     parts_of = plan.micro_batches * plan.accumulate
     micro = math.ceil(batch / (plan.data_parallel_degree * parts_of))
@@ -241,14 +243,14 @@ def predict_within(
     timed = _step(plan, profile, times, cuts, micro, workers, most_s / as_long)
     if timed is None:
         return None
-    parts, cost = timed
+    parts, cost, spared = timed
     parts = parts.scaled(as_long)
     limit = network.memory_nbytes if memory_limit is None else memory_limit
     memory = memory or memory_of(plan, workload, batch=batch, cuts=cuts, sharers=network.sharers)
     flops = 3 * workload.flops / workload.batch
     return Prediction(
         plan, workload.name, network.name, workers, batch, parts, memory, limit, tuple(cuts), cost, flops,
-        network.flops, constants, workload.measured,
+        network.flops, constants, workload.measured, spared * as_long,
     )  # fmt: skip
 
 
@@ -262,7 +264,7 @@ def cuts_of(plan: Plan, profile: Profile, times: LayerTimes, micro: float) -> li
 
 def _step(
     plan: Plan, profile: Profile, times: LayerTimes, cuts: Sequence[int], micro: int, workers: int, most_s: float
-) -> tuple[StepParts, Cost] | None:
+) -> tuple[StepParts, Cost, float] | None:
     p, v = plan.pipeline_parallel_degree, plan.stages_per_rank
     m = plan.micro_batches * plan.accumulate
     edges = [0, *cuts, len(times.forward)]
@@ -341,7 +343,7 @@ def _step(
         interference=constants.interference * min(hidden, compute + recompute),
         overhead=m * handling + sharding + constants.step_s,
     )
-    return parts, cost
+    return parts, cost, m * float(times.spared[layers].sum())
 
 
 def _sharding(plan: Plan, profile: Profile, layers: np.ndarray, passes: float) -> float:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-Part = Literal["shared", "divided", "core"]
+Part = Literal["shared", "divided", "core", "repeated"]
 PARTS: tuple[str, ...] = get_args(Part)
 PHASES = ("forward", "backward")
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
@@ -28,8 +28,10 @@ class Operation:
         saved_bytes: What it leaves in memory for the backward pass.
         part: What tensor parallelism makes of it: "divided" among the group; "shared", every rank does all of it unless
             the sequence is divided; "core", divided, and done again in the backward pass by selective recomputation,
-            which then keeps nothing of it.
+            which then keeps nothing of it; "repeated", as shared, and done again like a core.
         calls: Kernels that it launches.
+        weight_bytes: Of a linear layer's product, the weights among the bytes that it moves, in 16 bits; such products
+            can be in float8. 0 of all else.
     """
 
     name: str
@@ -38,17 +40,24 @@ class Operation:
     saved_bytes: float = 0.0
     part: Part = "shared"
     calls: int = 1
+    weight_bytes: float = 0.0
 
     def __post_init__(self) -> None:
         if self.part not in PARTS:
             raise WorkloadError(f"operation {self.name!r}: part {self.part!r} is not one of {', '.join(PARTS)}")
 
+    @property
+    def again(self) -> bool:
+        """Whether selective recomputation does it again."""
+        return self.part in ("core", "repeated")
+
     def over(self, degree: float) -> "Operation":
         """Return what each of `degree` ranks does of it."""
         if degree == 1:
             return self
-        flops, moved, saved = (one / degree for one in (self.flops, self.moved_bytes, self.saved_bytes))
-        return Operation(self.name, flops, moved, saved, self.part, self.calls)
+        numbers = (self.flops, self.moved_bytes, self.saved_bytes, self.weight_bytes)
+        flops, moved, saved, weights = (one / degree for one in numbers)
+        return Operation(self.name, flops, moved, saved, self.part, self.calls, weights)
 
 
 @dataclass(frozen=True, slots=True)

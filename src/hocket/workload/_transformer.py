@@ -5,6 +5,8 @@ whose sum of a layer is s b h (34 + 5 a s / h) bytes at 16 bits. What each opera
 kernels fused as in those papers: bias with GeLU, bias with dropout and residual, scale with mask and softmax.
 """
 
+from typing import Any
+
 from ._share import Operation, WorkloadError
 from ._workload import Layer, Workload
 
@@ -44,13 +46,13 @@ MIXTRALS: dict[str, tuple[int, int, int, int, int, int, int, int]] = {
 _MOST_LAYERS, _MOST = 10_000, 10**9
 
 
-def named_transformer(name: str, *, batch: int = 1, **more: int) -> Workload:
+def named_transformer(name: str, *, batch: int = 1, **more: Any) -> Workload:
     """One of `SHAPES`, written "gpt-22b" or "22b", of `LLAMAS`, as "llama-3-8b", or of `MIXTRALS`, as "mixtral-8x7b".
 
     Args:
         name: Of the model.
         batch: Samples that activations and FLOPs are given for.
-        more: Instead of its own: `sequence`, `vocabulary`.
+        more: Instead of its own: `sequence`, `vocabulary`; and of the latter two `eager`.
 
     Raises:
         WorkloadError: there is none of this name, or a size is none.
@@ -157,10 +159,10 @@ def _check(**sizes: int) -> None:
 def _block(tokens: float, hidden: int, wide: float, square: float, sequence: int) -> tuple[Operation, ...]:
     """Return a layer's operations; saved bytes sum to s b h (34 + 5 a s / h), FLOPs to 24 s b h^2 (1 + s / (6 h))."""
 
-    def product(name: str, inputs: int, outputs: int, saved: float, part: str = "divided") -> Operation:
+    def product(name: str, inputs: int, outputs: int, saved: float) -> Operation:
         flops = 2 * tokens * inputs * outputs
         moved = 2 * (tokens * (inputs + outputs) + inputs * outputs)
-        return Operation(name, flops, moved, saved, "divided" if part == "divided" else "shared")
+        return Operation(name, flops, moved, saved, "divided", weight_bytes=2.0 * inputs * outputs)
 
     scores = 2 * tokens * sequence * hidden  # FLOPs of one of the two products with s x s matrices
     return (
@@ -194,6 +196,7 @@ def llama(
     sequence: int = 8192,
     experts: int = 1,
     active: int = 1,
+    eager: bool = False,
     batch: int = 1,
     name: str = "",
     gradient_nbytes: int = 4,
@@ -204,6 +207,12 @@ def llama(
 
     Rotary positions, RMS norms, no dropout, an output matrix of its own; products in bfloat16. Attention is counted as
     if it were not causal, as MFU is usually given.
+
+    A norm is one kernel here, as are rotary positions of queries and of keys; a residual is added by a kernel of its
+    own, and SwiGLU takes two. `eager` counts what PyTorch launches for the formulas as they stand in the model's code:
+    norms and rotary positions compute in 32 bits with a kernel for every operator, which reads and writes 9 times and 5
+    times as much, and keys and values are copied for the heads that share them. torch.compile makes of these kernels
+    about the former: `fused_share` of the planner's constants.
 
     With several experts, every rank has all of them, or its part of each where parameters are sharded or tensors
     divided; there is no expert parallelism. Tokens are spread evenly and none is dropped, and the products of all
@@ -219,6 +228,7 @@ def llama(
         sequence: s, tokens of a sample.
         experts: Feed-forward networks of a layer, among which a router chooses; 1 for none to choose.
         active: How many of them each token takes.
+        eager: Whether norms and rotary positions are the kernels of PyTorch's operators, one by one.
         batch: b, samples that activations and FLOPs are given for.
         name: Of the workload.
         gradient_nbytes: Of a parameter's gradient: 32 bits, as FSDP2 with mixed precision reduces it.
@@ -245,7 +255,17 @@ def llama(
 
     def product(label: str, inputs: int, outputs: int, saved: float, rows: int = 1, kinds: int = 1) -> Operation:
         moved = 2 * (rows * tokens * (inputs + outputs) + kinds * inputs * outputs)
-        return Operation(label, 2 * rows * tokens * inputs * outputs, moved, saved, "divided")
+        weights = 2.0 * kinds * inputs * outputs
+        return Operation(label, 2 * rows * tokens * inputs * outputs, moved, saved, "divided", weight_bytes=weights)
+
+    def norm(label: str) -> tuple[Operation, ...]:
+        if not eager:
+            return (Operation(label, moved_bytes=4 * wide, saved_bytes=2 * wide),)
+        # To 32 bits, squares, mean, by the root, to 16 bits, by the weights: 6 + 8 + 4 + 8 + 6 + 4 bytes.
+        return (
+            Operation(f"{label} input", saved_bytes=2 * wide, calls=0),
+            Operation(label, moved_bytes=36 * wide, saved_bytes=6 * wide, part="repeated", calls=8),
+        )
 
     def layer(label: str, kind: str, count: int, operations: tuple[Operation, ...], reductions: int) -> Layer:
         reduced = 2 * wide if reductions else 0.0
@@ -263,11 +283,21 @@ def llama(
         Operation("dispatch", moved_bytes=4 * active * wide, saved_bytes=2 * active * wide, part="shared"),
         Operation("combine", moved_bytes=2 * (active + 1) * wide, saved_bytes=2 * active * wide, part="shared"),
     )[: 3 * (experts > 1)]
+    positions: tuple[Operation, ...] = (
+        Operation("rotary positions", moved_bytes=4 * (wide + kv), part="divided", calls=2),
+    )
+    if eager:
+        positions = (  # to 32 bits, turned, to 16 bits: 6 + 8 + 6 bytes
+            Operation("rotary positions", moved_bytes=20 * (wide + kv), part="core", calls=6),
+            Operation(
+                "copies for heads", moved_bytes=4 * (wide + kv), saved_bytes=4 * (wide - kv), part="core", calls=2
+            ),
+        )[: 2 if kv_heads < heads else 1]
     block = (
-        Operation("attention norm", moved_bytes=4 * wide, saved_bytes=2 * wide),
+        *norm("attention norm"),
         Operation("projection input", saved_bytes=2 * wide, calls=0),
         product("query, key, value", hidden, hidden + 2 * group, 0.0),
-        Operation("rotary positions", moved_bytes=4 * (wide + kv), part="divided", calls=2),
+        *positions,
         # Queries, keys and values, the output, and a sum of exponentials for every row are kept; scores never exist.
         Operation(
             "attention", 4 * tokens * sequence * hidden, 4 * (wide + kv),
@@ -275,7 +305,7 @@ def llama(
         ),
         product("attention output", hidden, hidden, 0.0),
         Operation("attention residual", moved_bytes=6 * wide),
-        Operation("feed-forward norm", moved_bytes=4 * wide, saved_bytes=2 * wide),
+        *norm("feed-forward norm"),
         Operation("feed-forward input", saved_bytes=2 * wide, calls=0),
         *routed[:2],
         product("gate and up", hidden, 2 * feed_forward, 4 * inner, active, experts),
@@ -287,7 +317,7 @@ def llama(
     )  # fmt: skip
     logits = tokens * vocabulary
     head = (
-        Operation("final norm", moved_bytes=4 * wide, saved_bytes=2 * wide),
+        *norm("final norm"),
         Operation("logits", 2 * logits * hidden, 2 * (wide + logits + hidden * vocabulary), 2 * wide, "divided"),
         Operation("loss", moved_bytes=12 * logits, saved_bytes=6 * logits, part="divided", calls=4),
     )

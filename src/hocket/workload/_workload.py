@@ -74,7 +74,8 @@ class Layer:
         )
         operations = self.operations
         if divided:
-            operations = tuple(one.over(1 if one.part == "shared" and not sequence else each) for one in operations)
+            whole = () if sequence else ("shared", "repeated")
+            operations = tuple(one.over(1 if one.part in whole else each) for one in operations)
         exchanges: tuple[Exchange, ...] = ()
         if divided and self.reductions:
             # With sequence parallelism each all-reduce is a reduce-scatter and an all-gather, of the same bytes.
@@ -107,7 +108,8 @@ class Workload:
         name: Of the model.
         batch: Samples that activations, FLOPs and times refer to; they grow in proportion to it.
         layers: In the order of the forward pass.
-        precision: Element type of the computation, as "float32" or "bfloat16".
+        precision: Element type of the computation, as "float32" or "bfloat16"; "float8" where products of linear layers
+            are in float8 and all else in bfloat16 (`in_float8`).
         source: Where the numbers are from: "analytic", "captured on cpu", ...
         unit: What a sample is, as "image" or "sequence".
         optimizer_s: Measured time of the optimizer's step; 0 if not measured.
@@ -172,6 +174,26 @@ class Workload:
         work = [one for share in shares for one in share.operations]
         mine = sum(s.parameter_bytes for s in shares), sum(o.flops for o in work), sum(o.saved_bytes for o in work)
         return DividedShare.of(degree, (self.parameter_bytes, self.flops, self.saved_bytes), mine)
+
+    def in_float8(self) -> "Workload":
+        """Return the same with products of linear layers in float8; what is saved and held stays in 16 and 32 bits.
+
+        Raises:
+            WorkloadError: it is not in bfloat16, was measured, or does not say which products are linear layers'.
+        """
+        if self.precision == "float8":
+            return self
+        why = ""
+        if self.precision != "bfloat16":
+            why = f"it is in {self.precision}, and float8 is planned beside bfloat16"
+        elif self.measured:
+            why = "its times were measured in bfloat16"
+        elif not any(one.weight_bytes for layer in self.layers for one in layer.operations):
+            why = "nothing says which of its products are linear layers'"
+        if why:
+            remedy = "take a shape, as llama-3-8b, or leave float8 out"
+            raise WorkloadError(f"workload {self.name!r} cannot be planned in float8: {why}; {remedy}")
+        return dataclasses.replace(self, precision="float8")
 
     @property
     def in_steps(self) -> "Workload":

@@ -130,6 +130,17 @@ def test_the_launcher_s_plan_is_taken_up_or_refused_by_a_loop_of_one_s_own(monke
         hocket.distribute(model, optimizer)
 
 
+def test_a_plan_with_float8_is_refused_by_all_that_trains(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, _, loss_fn = programs.setting("mlp", torch.float32)
+    optimizer, plan = torch.optim.SGD(model.parameters(), lr=0.1), Plan(precision="float8")
+    said = "precision: products in float8 are planned and predicted, not carried out"
+    with pytest.raises(PlanError, match=said):
+        hocket.Trainer(model, loss_fn, optimizer, plan)
+    monkeypatch.setenv("HOCKET_PLAN", json.dumps(plan.to_json()))
+    with pytest.raises(PlanError, match=said):
+        hocket.distribute(model, optimizer)
+
+
 def test_batches_and_losses_of_a_wrong_kind_are_named() -> None:
     model, data, _ = programs.setting("mlp", torch.float32)
     trainer = hocket.Trainer(model, lambda output, _: output, torch.optim.SGD(model.parameters(), lr=0.1))

@@ -23,7 +23,7 @@ from ..data import DataParallel, synchronise
 from ..mesh import Mesh, World
 from ..mesh import world as _world
 from ..state import Deferred, broadcast_optimizer_state
-from ._refusals import check_optimizer, check_plain
+from ._refusals import check_carried_out, check_optimizer, check_plain
 
 
 def distribute(
@@ -214,6 +214,7 @@ def _joined(group: Any) -> Any:
 def _plain_plan() -> Plan:
     """The launcher's plan, if a loop of the user's own can carry it out."""
     plan = Plan.from_environment() or Plan()
+    check_carried_out(plan)
     for field in ("shard", *(axis.field for axis in inner()), "accumulate", "embeddings", "priority"):
         if getattr(plan, field) != getattr(Plan(), field):
             rule = f"a loop of the program's own is for plain data parallelism, and this plan is {plan.describe()}"

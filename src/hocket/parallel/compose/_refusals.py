@@ -31,12 +31,24 @@ def check_arguments(model: Any, optimizer: Any, plan: Plan) -> None:
         check_elementwise(optimizer, rows=True)
     if plan.priority:
         _check_priority(model, optimizer)
+    check_carried_out(plan)
     if plan.recompute and plan.recompute_part != "layers":
         rule = f"the Trainer computes whole layers again, not {plan.recompute_part!r} alone"
         raise _refusal("recompute_part", rule, 'say recompute_part = "layers"')
     mine = {id(p) for p in model.parameters()}
     if any(id(p) not in mine for group in optimizer.param_groups for p in group["params"]):
         raise ValueError("the optimizer has parameters that the model has not: make it of model.parameters()")
+
+
+def check_carried_out(plan: Plan) -> None:
+    """Refuse what plans can say, for predictions, and nothing carries out.
+
+    Raises:
+        PlanError: the plan says so.
+    """
+    if plan.precision == "float8":
+        rule = "products in float8 are planned and predicted, not carried out"
+        raise _refusal("precision", rule, 'say precision = "bfloat16"')
 
 
 def check_plain(model: Any) -> None:
