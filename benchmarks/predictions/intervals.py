@@ -17,7 +17,7 @@ Case = tuple[float, float]  # predicted by published, and the factor between a p
 
 
 def cases() -> dict[str, list[Case]]:
-    """By kind; nothing that was fitted, and no Float8, which is not modelled."""
+    """By kind; nothing that was fitted."""
     constants, where = language_models.CONSTANTS, language_models.network()
     found: dict[str, list[Case]] = {}
 
@@ -38,8 +38,8 @@ def cases() -> dict[str, list[Case]]:
             one = language_models.compared(given)
             add(f"{given.how} at scale", language_models.tflops(one) / given.tflops, one.throughput_interval)
     for run, ratio, times in llama.ratios():
-        if not run.fitted and run.note != "Float8":
-            add("Llama 3, H100", ratio, (1 / times, times))
+        if not run.fitted:
+            add("Llama 3, Float8" if run.narrow else "Llama 3, H100", ratio, (1 / times, times))
     for one in trainings.TRAININGS:
         if not one.name.startswith("Llama 3"):  # it is above
             add("known trainings", *trainings.case(one))
