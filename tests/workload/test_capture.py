@@ -187,3 +187,41 @@ def test_attention_on_meta_is_one_operator_that_keeps_no_scores() -> None:
     assert found["meta"].flops == found["cpu"].flops == 2 * 1024 * 32 * 96 + 4 * scores * 8
     out = torch.nn.functional.scaled_dot_product_attention(*(torch.zeros(1, 1, 4, 4, device="meta"),) * 3)
     assert out.shape == (1, 1, 4, 4)  # outside of a capture all is as it was
+
+
+class _Biased(nn.Module):
+    """Attention with a bias that is trained, as T5's relative positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inputs, self.bias = nn.Linear(32, 96), nn.Parameter(torch.zeros(1, 4, 16, 16))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Attend with four heads."""
+        query, key, value = self.inputs(x).view(len(x), 16, 3, 4, 8).permute(2, 0, 3, 1, 4)
+        return torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=self.bias)
+
+
+def test_attention_with_a_trained_bias_is_captured_on_meta() -> None:
+    found = capture(_Biased(), torch.zeros(2, 16, 32), device="meta", degrees=())
+    assert found.parameters == 32 * 96 + 96 + 4 * 16 * 16
+    assert found.flops == 2 * 2 * 16 * 32 * 96 + 4 * (2 * 4 * 16 * 16) * 8
+
+
+class _Asking(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Look at a value, as masks of packed sequences do."""
+        y: torch.Tensor = self.inner(x)
+        return y if (x == 0).all() else 2 * y
+
+
+def test_a_model_that_asks_for_values_is_refused_on_meta_with_the_line() -> None:
+    with pytest.raises(
+        WorkloadError, match=r"asks for the value of a tensor.*test_capture.py:\d+\); capture it on cpu"
+    ):
+        capture(_Asking(), torch.zeros(2, 8), device="meta", degrees=())
+    assert capture(_Asking(), torch.zeros(2, 8), degrees=()).parameters == 72

@@ -1,9 +1,12 @@
 """What a forward pass does, unit by unit and call by call: FLOPs, bytes, what autograd keeps, and who reads what."""
 
+import os
 from collections import defaultdict
 from collections.abc import Iterator, Sequence, Set
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
+from traceback import extract_tb
 from typing import Any
 
 import torch
@@ -112,7 +115,9 @@ def _fused(
         more = {"scale": scale, "enable_gqa": enable_gqa}
         plain: Tensor = attend(query, key, value, attn_mask, dropout_p, is_causal, None, **more)[0]
         return plain
-    out: Tensor = _FUSED(query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)[0]
+    # A bias that is trained (T5's) has a gradient in devices' operators, and not in the CPU's; it is kept all the same.
+    mask = None if attn_mask is None else attn_mask.detach()
+    out: Tensor = _FUSED(query, key, value, dropout_p, is_causal, attn_mask=mask, scale=scale)[0]
     return out
 
 
@@ -124,8 +129,20 @@ def _fused_attention() -> Iterator[None]:
         yield
 
 
+_OWN = tuple(str(Path(one).parent) + os.sep for one in (torch.__file__, __file__))
+
+
+def _outside(file: str) -> bool:
+    """Whether a file is neither torch's nor of this package."""
+    return not file.startswith(_OWN)
+
+
 def trace_of(model: nn.Module, units: list[Unit], batch: Any, run: Loss) -> Trace:
-    """Return what a forward pass with its loss does. Raises WorkloadError: the loss has no gradient."""
+    """Return what a forward pass with its loss does.
+
+    Raises:
+        WorkloadError: it has no gradient, or asks for a value on the meta device.
+    """
     at = [0]
     given = [one for one in tree_flatten(batch)[0] if isinstance(one, Tensor)]
     ignored = {storage_of(one) for one in (*model.parameters(), *model.buffers(), *given)}
@@ -140,7 +157,15 @@ def trace_of(model: nn.Module, units: list[Unit], batch: Any, run: Loss) -> Trac
                 at[-1] = index
 
             stack.enter_context(hooked(unit.module.register_forward_pre_hook(enter)))
-        result = run(model, batch)
+        try:
+            result = run(model, batch)
+        except (RuntimeError, NotImplementedError) as error:
+            if "meta tensor" not in str(error):
+                raise
+            rule = f"{type(model).__name__} asks for the value of a tensor, and tensors on the meta device have none"
+            place = next((one for one in reversed(extract_tb(error.__traceback__)) if _outside(one.filename)), None)
+            where = f" ({place.filename}:{place.lineno})" if place else ""
+            raise WorkloadError(f"capture: {rule}{where}; capture it on cpu, or have it not ask") from error
     if not isinstance(result, Tensor) or not result.requires_grad:
         name, trained = type(model).__name__, any(one.requires_grad for one in model.parameters())
         if not trained:
