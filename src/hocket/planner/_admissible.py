@@ -65,13 +65,16 @@ class Grid:
 
     def sharded(self, layout: Layout) -> Iterator[tuple[str, int]]:
         """Yield what may be sharded among a layout's replicas, and among how many of them: all (0), or a host's."""
+        wanted = self.fixed.get("shard_degree", 0)
+        if wanted and layout.replicas % wanted:
+            return
         if layout.replicas == 1:
             yield self.shards[0], 0
             return
         inside = self.local // layout.degree("tensor")  # replicas that a host has
         apart = 1 < inside < layout.replicas and layout.replicas % inside == 0 and "shard_degree" not in self.fixed
         for shard in self.shards:
-            yield shard, self.fixed.get("shard_degree", 0)
+            yield shard, wanted
             if shard == "parameters" and apart:
                 yield shard, inside
 
