@@ -43,6 +43,17 @@ def test_a_plan_is_chosen_explained_and_written(capsys: Captured, tmp_path: Path
     assert plan.describe() in capsys.readouterr().out
 
 
+def test_what_is_not_known_and_what_was_given_are_among_the_assumptions(capsys: Captured) -> None:
+    """A curve on servers of unknown memory says so: "scales up to" 8 workers is no promise that it fits."""
+    words = ["predict", "gpt-22b", "-n", "8", "--cluster", "star:hosts=8,bandwidth=10GB/s,server.flops=100TFLOP/s"]
+    found = run_json(capsys, *words, "--constant", "kernel_s=2us")
+    taken = {row["what"]: (row["value"], row["basis"]) for row in found["assumptions"]}  # type: ignore[attr-defined]
+    assert taken["memory of each"] == ("no limit is known, so every plan fits", "unknown")
+    assert taken["kernel_s"] == ("2us", "given")
+    large = run_json(capsys, *words[:4], "--cluster", "selene-like")
+    assert "memory of each" not in {row["what"] for row in large["assumptions"]}  # type: ignore[attr-defined]
+
+
 def test_a_narrow_terminal_gets_narrow_lines(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ("plan", "gpt-1.7b", "-n", "8", "--cluster", "selene-like", "--batch", "32")
     monkeypatch.setenv("COLUMNS", "90")
@@ -106,6 +117,9 @@ SELENE = ("--cluster", "selene-like")
         (["gpt-7b", "-n", "8", "--shard", "hsdp", *SELENE], "and shard_degree = the workers of a host"),
         (["gpt-7b", "-n", "8", "--constant", "jitter=nan", *SELENE], "jitter: nan is no number that can be reached"),
         (["gpt-7b", "-n", "8", "--constant", "step_s=inf", *SELENE], "step_s: inf is no number that can be reached"),
+        (["gpt-7b", "-n", "8", "--constant", "jitter=5", *SELENE], "jitter: 5 is more than any machine's"),
+        (["gpt-7b", "-n", "8", "--constant", "jitter=0", "--constant", "jitter=1", *SELENE], "jitter is said twice"),
+        (["gpt-7b", "-n", "8", "--shard-degree", "3", *SELENE], "with a batch of 8 and shard_degree = 3"),
         (["gpt-7b", "-n", "8", "--device", "tpu", *SELENE], "take cpu, or meta for no times"),
         (["gpt-7b", "-n", "8", "--cluster", "star:hosts=8"], "star does not say how much memory a worker has"),
     ],

@@ -11,6 +11,8 @@ import pytest
 from hocket import cluster
 from hocket.cli import main
 from hocket.planner import Constants, Network, PlanError, fit_sweep, read_sweep
+from hocket.planner._interval import spread
+from hocket.planner._time import StepParts
 
 SIZES = [2**power for power in range(16, 34, 3)]
 
@@ -23,7 +25,8 @@ def test_a_sweep_that_the_formulas_made_gives_their_constants(ranks: int, name: 
     found, error = fit_sweep(sweep, where, kind="all_reduce", ranks=ranks)
     assert getattr(found, name) == pytest.approx(0.55, rel=0.01)
     assert found.collective_s == pytest.approx(35e-6, rel=0.05)
-    assert (found.basis, found.fitted_workers) == ("fitted", ranks)
+    assert found.swept == ranks
+    assert (found.basis, found.fitted_workers) == ("assumed", 0)  # the sweep says nothing of computation
     assert error < 0.01
 
 
@@ -36,6 +39,108 @@ NCCL = """\
   1073741824     268435456     float     sum      -1   8203.9  130.88  229.04      0
  17179869184    4294967296     float     sum      -1 127997.0  134.22  234.89      0
 """
+
+
+# As the releases before 2.12 print it: no column of a root.
+OLD = """\
+#   Rank  0 Pid  12345 on  host0 device  0 [0x07] Tesla V100-SXM2-16GB
+#   Rank  1 Pid  12345 on  host0 device  1 [0x0a] Tesla V100-SXM2-16GB
+#       size         count    type   redop     time   algbw   busbw  error     time   algbw   busbw  error
+#        (B)    (elements)                     (us)  (GB/s)  (GB/s)            (us)  (GB/s)  (GB/s)
+           8             2   float     sum    43.10    0.00    0.00  1e-07    43.40    0.00    0.00  1e-07
+     1048576        262144   float     sum    119.3    8.79   15.38  2e-07    118.0    8.89   15.55  2e-07
+     2097152        524288   float     sum    158.1   13.26   23.21  2e-07    157.2   13.34   23.35  2e-07
+   134217728      33554432   float     sum   2009.5   66.79  116.88  2e-07   2011.2   66.74  116.79  2e-07
+# Avg bus bandwidth    : 53.5
+"""
+GATHER = """\
+#       size         count    type     time   algbw   busbw  error     time   algbw   busbw  error
+     1048576         32768   float    119.3    8.79   15.38  0e+00    118.0    8.89   15.55  0e+00
+     2097152         65536   float    158.1   13.26   23.21  0e+00    157.2   13.34   23.35  0e+00
+   134217728       4194304   float   2009.5   66.79  116.88  0e+00   2011.2   66.74  116.79  0e+00
+"""
+
+
+@pytest.mark.parametrize("text", [OLD, GATHER], ids=["no root", "no operation"])
+def test_every_version_of_nccl_tests_has_its_time_found(text: str) -> None:
+    """Versions have other columns before the time; the rate, which is behind it, is no time."""
+    without_header = "\n".join(
+        line for line in text.splitlines() if not line.startswith("#") and line.split()[0] != "8"
+    )
+    tagged = "\n".join(f"[1,0]<stdout>:{line}" for line in text.splitlines())
+    labelled = "\n".join(f"0: {line}" for line in text.splitlines())
+    for one in (text, without_header, tagged, labelled):
+        assert read_sweep(one)[134217728] == pytest.approx(2009.5e-6)
+        assert read_sweep(one)[2097152] == pytest.approx(158.1e-6)
+
+
+def test_several_runs_count_as_their_median() -> None:
+    """A disturbed run after others does not take their place."""
+    assert read_sweep(OLD + OLD + OLD.replace("2009.5   66.79", "9999.0   13.42"))[134217728] == pytest.approx(
+        2009.5e-6
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["bytes,us\n1024,1.5\n2048,2\n1MiB,3\n", "us,bytes\n1.5,1024\n2,2048\n3,1048576\n",
+     "bytes,seconds\n1024,1.5e-6\n2048,2e-6\n1048576,3e-6\n"],
+)  # fmt: skip
+def test_a_header_says_which_column_is_what_in_which_unit(text: str) -> None:
+    assert read_sweep(text) == pytest.approx({1024: 1.5e-6, 2048: 2e-6, 2**20: 3e-6})
+
+
+def test_what_bench_prints_is_read() -> None:
+    rows = [
+        {"system": system, "n": 2, "nbytes": n, "registered": False, "median_s": n * scale}
+        for n in (1024, 65536, 2**20)
+        for system, scale in (("hocket", 1e-9), ("gloo", 1e-6))
+    ]
+    text = json.dumps({"rows": rows, "floor": []})
+    assert read_sweep(text, ranks=2) == pytest.approx({1024: 1.024e-6, 65536: 65.536e-6, 2**20: 1048.576e-6})
+    with pytest.raises(PlanError, match="of 2 ranks, not of 4"):
+        read_sweep(text, ranks=4)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("1024,inf\n2048,2\n4096,3\n", "no measurement"),
+        ("1024,1\n2048,-2\n4096,3\n", "no measurement"),
+        ("bytes,hours\n1024,1\n2048,2\n4096,3\n", "no unit of time"),
+        (OLD.replace("158.1   13.26", "185.1   13.26"), "no column of microseconds"),
+        ("# Collective test starting: all_gather_perf\n" + GATHER, "of all_gather, not of all_reduce"),
+        (OLD, "of 2 ranks, not of 8"),
+        ('{"rows": [{}]}', "no measurement of `hocket bench`"),
+    ],
+)
+def test_what_is_no_sweep_of_this_is_refused(text: str, said: str) -> None:
+    with pytest.raises(PlanError, match=said):
+        read_sweep(text, kind="all_reduce", ranks=2 if "column" in said else 8)
+
+
+@pytest.mark.parametrize(("scale", "said"), [(1e-6, "at the least"), (1e6, "no share of its links")])
+def test_times_that_the_links_cannot_have_taken_are_refused(scale: float, said: str) -> None:
+    """Seconds for microseconds, as an example."""
+    where = Network.of(cluster.load("selene-like"))
+    sweep = {n: seconds * scale for n, seconds in read_sweep(NCCL).items()}
+    with pytest.raises(PlanError, match=said):
+        fit_sweep(sweep, where, kind="all_reduce", ranks=8)
+
+
+def test_a_sweep_makes_communication_surer_and_not_computation() -> None:
+    where = Network.of(cluster.load("h100-like"))
+    swept = fit_sweep(read_sweep(NCCL), where, kind="all_reduce", ranks=8)[0]
+
+    def width(name: str, constants: Constants, workers: int = 8) -> float:
+        parts = dict(StepParts().rows()) | {name: 1.0}
+        return spread(parts, constants, workers=workers, hidden_s=0.0, measured=False)
+
+    plain = dataclasses.replace(swept, swept=0)
+    assert width("compute", swept) == width("compute", plain)
+    assert width("gradients", swept) < 0.9 * width("gradients", plain)
+    assert width("gradients", swept) < width("gradients", swept, 32) < width("gradients", swept, 512)
+    assert width("gradients", swept, 512) == width("gradients", plain, 512)  # of a sweep in one host
 
 
 def test_nccl_tests_output_becomes_a_cluster_that_predicts_with_it(

@@ -209,3 +209,23 @@ def test_a_fit_gives_back_the_constants_of_a_curve() -> None:
 def test_too_few_points_are_refused() -> None:
     with pytest.raises(PlanError, match="measure at least four"):
         fit_scaling({"a": {1: 10.0, 2: 19.0}}, 4)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("kernel_s", 4.0, "it is seconds"),
+        ("jitter", "2", "0.01 for 1%"),
+        ("kernel_s", "fast", "as 4us"),
+        ("overlap", "maybe", "true or false"),
+        ("jitter", True, "a number"),
+        ("jiter", 0.1, "is no constant; there are"),
+    ],
+)
+def test_a_constant_in_the_wrong_unit_is_refused(name: str, value: object, said: str) -> None:
+    with pytest.raises(PlanError, match=said):
+        Constants.of({name: value})
+
+
+def test_a_constant_that_is_a_time_may_have_a_unit() -> None:
+    assert Constants.of({"kernel_s": "4 us", "collective_s": "0.00001"}).kernel_s == 4e-6

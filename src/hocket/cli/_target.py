@@ -93,6 +93,9 @@ def constants_of(cluster: Cluster, given: Sequence[str]) -> Constants:
     pairs = [word.partition("=") for word in given]
     if wrong := next((word for word, pair in zip(given, pairs, strict=True) if not pair[1]), None):
         raise TargetError(f"--constant {wrong!r}: write NAME=VALUE, as jitter=0.02")
+    names = [name.strip() for name, _, _ in pairs]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise TargetError(f"--constant {twice} is said twice; say it once")
     told = {name.strip(): {"true": True, "false": False}.get(text.strip(), text.strip()) for name, _, text in pairs}
     return Constants.of({**cluster.reached, **told})
 

@@ -98,7 +98,9 @@ def probe(
 @cluster.command()
 def fit(
     what: Annotated[str, typer.Argument(metavar="CLUSTER", help="Where it was measured; as for `show`.")],
-    sweep: Annotated[Path, typer.Argument(help="nccl-tests' output, or lines of bytes,microseconds.")],
+    sweep: Annotated[
+        Path, typer.Argument(help="nccl-tests' output, `hocket bench --json`, or lines of bytes,microseconds.")
+    ],
     ranks: Annotated[int, typer.Option(*RANKS, min=2, help="How many ranks took part.")],
     collective: Annotated[str, typer.Option(help="What was measured.")] = "all_reduce",
     out: Annotated[Path | None, typer.Option("-o", "--out", help="Write the cluster with its constants here.")] = None,
@@ -116,11 +118,11 @@ def fit(
             text = sweep.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise ValueError(f"{str(sweep)!r} cannot be read: {error}") from None
-        points = read_sweep(text)
+        points = read_sweep(text, kind=collective, ranks=ranks)
         constants, error_share = fit_sweep(points, Network.of(found), kind=collective, ranks=ranks)
         names = ("inside_share" if ranks <= found.ranks_per_host() else "network_share", "collective_s")
         fitted: dict[str, Any] = {name: float(f"{getattr(constants, name):.4g}") for name in names}
-        reached = {**found.reached, **fitted, "basis": "fitted", "fitted_workers": ranks}
+        reached = {**found.reached, **fitted, "swept": ranks}
         made = dataclasses.replace(found, reached=reached, recipe=None)
         if found.recipe is not None:
             made = build({**found.recipe, "reached": reached})

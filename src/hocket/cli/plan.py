@@ -12,6 +12,8 @@ from ._output import RANKS, Json, bad_input, print_json, print_paragraph, print_
 from ._target import CONSTANT_HELP, TARGET_HELP, constants_of, in_precision, ranks_of_a_host, resolve_target
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from hocket.cluster import Cluster
     from hocket.planner import Prediction, Search
     from hocket.workload import DividedShare, Workload
@@ -87,9 +89,11 @@ def plan(
         more: dict[str, Any] = {"workers": workers, "batch": size, "memory_limit": limit}
         more["constants"] = constants_of(where, constant or [])
         if given is not None:
-            _judge(predict(judged, workload, where, **more), workload, where, as_json)
+            one = predict(judged, workload, where, **more)
+            _judge(one, workload, assumed(one, workload, where, constant or []), as_json)
             return
         found = search(workload, where, **more, fixed=fixed, keep=keep)
+        taken = assumed(found.best, workload, where, constant or [])
         chosen = with_reasons(found)
         if out is not None:
             out.write_text(chosen.to_toml(), encoding="utf-8")
@@ -98,13 +102,13 @@ def plan(
     except OSError as error:
         bad_input("plan", f"{error.filename!r} cannot be written: {error.strerror}")
     if as_json:
-        print_json(_as_json(found, workload, where, chosen.to_json()))
+        print_json(_as_json(found, workload, taken, chosen.to_json()))
         return
     print_paragraph(explain(found))
     typer.echo("")
     print_table(plan_rows(found))
     typer.echo("")
-    _parts(found.best, workload, where)
+    _parts(found.best, workload, taken)
     if out is not None and chosen.precision == "float8":
         typer.echo(f"\nwrote {out}; nothing carries out products in float8 yet")
     elif out is not None:
@@ -122,20 +126,20 @@ def _degrees(workers: int, tensor: int | None, given: Path | None) -> list[int]:
     return [degree for degree in range(2, 9) if workers % degree == 0 or degree in (2, 4, 8)] + [tensor or 1]
 
 
-def _judge(one: Prediction, workload: Workload, where: Cluster, as_json: bool) -> None:
+def _judge(one: Prediction, workload: Workload, taken: list[dict[str, str]], as_json: bool) -> None:
     from hocket.units import format_bytes
 
     if as_json:
-        print_json(_row(one, workload) | {"assumptions": _assumed(one, workload, where)})
+        print_json(_row(one, workload) | {"assumptions": taken})
         return
     typer.echo(f"{one.plan.describe()} on {one.workers} workers of {one.cluster}, batch {one.batch}")
-    _parts(one, workload, where)
+    _parts(one, workload, taken)
     if not one.fits:
         typer.echo(f"it does not fit: a worker has {format_bytes(one.memory_limit, 3)}")
         raise SystemExit(1)
 
 
-def _parts(one: Prediction, workload: Workload, where: Cluster) -> None:
+def _parts(one: Prediction, workload: Workload, taken: list[dict[str, str]]) -> None:
     from hocket.planner import LEVEL
     from hocket.units import format_bytes
 
@@ -153,13 +157,15 @@ def _parts(one: Prediction, workload: Workload, where: Cluster) -> None:
     typer.echo(f"  memory of the fullest worker: {kinds}")
     if (share := _divided(one, workload)) is not None:
         typer.echo(f"  tensor parallelism {share}")
-    show_assumptions(_assumed(one, workload, where))
+    show_assumptions(taken)
 
 
-def _assumed(one: Prediction, workload: Workload, where: Cluster) -> list[dict[str, str]]:
+def assumed(one: Prediction, workload: Workload, where: Cluster, given: Sequence[str]) -> list[dict[str, str]]:
+    """Return what a prediction rests on, the constants that the user gave at the end."""
     from hocket.planner import Network, assumptions
 
     found = assumptions(one, Network.of(where), precision=workload.precision)
+    found += [(name.strip(), value.strip(), "given") for name, _, value in (word.partition("=") for word in given)]
     return [dict(zip(("what", "value", "basis"), row, strict=True)) for row in found]
 
 
@@ -194,7 +200,7 @@ def _row(one: Prediction, workload: Workload) -> dict[str, Any]:
     }
 
 
-def _as_json(found: Search, workload: Workload, where: Cluster, chosen: dict[str, Any]) -> dict[str, Any]:
+def _as_json(found: Search, workload: Workload, taken: list[dict[str, str]], chosen: dict[str, Any]) -> dict[str, Any]:
     from hocket.planner import explain
 
     return {
@@ -207,7 +213,7 @@ def _as_json(found: Search, workload: Workload, where: Cluster, chosen: dict[str
         "timed": found.timed,
         "chosen": chosen,
         "explanation": explain(found),
-        "assumptions": _assumed(found.best, workload, where),
+        "assumptions": taken,
         "ranked": [_row(one, workload) for one in found.ranked],
         "too_large": [_row(one, workload) for one in found.too_large],
     }

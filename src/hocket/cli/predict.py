@@ -8,7 +8,7 @@ import typer
 
 from ._output import RANKS, Json, bad_input, print_json
 from ._target import CONSTANT_HELP, TARGET_HELP, constants_of, in_precision, ranks_of_a_host, resolve_target
-from .plan import show_assumptions
+from .plan import assumed, show_assumptions
 
 if TYPE_CHECKING:
     from hocket.planner import Curve, ScalingFit
@@ -41,7 +41,7 @@ def predict(
 ) -> None:
     """Predict throughput, efficiency and cost by workers, and what another network would do."""
     from hocket.cluster import load
-    from hocket.planner import LEVEL, Network, Plan, assumptions, curve_of_fit, curves_svg, fit_scaling, scaling_curves
+    from hocket.planner import LEVEL, Network, Plan, curve_of_fit, curves_svg, fit_scaling, scaling_curves
     from hocket.planner import predict as predict_plan
 
     fits: dict[str, ScalingFit] = {}
@@ -77,11 +77,8 @@ def predict(
             more: dict[str, Any] = {"plan": given, "what_ifs": what_ifs, "constants": constants}
             curves = scaling_curves(workload, where, counts, batch_per_worker=each, **more)
             most = max(counts)
-            largest = predict_plan(
-                given, workload, where, workers=most, batch=each * most, constants=constants, memory_limit=0
-            )
-            found = assumptions(largest, Network.of(where), precision=workload.precision)
-            taken = [dict(zip(("what", "value", "basis"), row, strict=True)) for row in found]
+            largest = predict_plan(given, workload, where, workers=most, batch=each * most, constants=constants)
+            taken = assumed(largest, workload, where, constant or [])
         if svg is not None:
             title = f"{target} on {where.name}"
             svg.write_text(curves_svg(curves, title=title, unit=unit, measured=columns), encoding="utf-8")

@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+from hocket.units import parse_time
+
 from ._findings import PlanError
 
 Basis = Literal["assumed", "fitted", "measured"]
@@ -62,6 +64,8 @@ class Constants:
         in_network: Whether switches that can reduce are made to do so.
         basis: Where these constants are from: they were "assumed", "fitted" on runs elsewhere, or "measured" here.
         fitted_workers: The most workers of the runs that they were fitted on; 0 if on none.
+        swept: How many ranks took part in the sweep to which what collectives reach was fitted (`fit_sweep`); 0 if
+            there was none.
         unmodelled: Standard deviation of what no formula knows, as a part of a step, told by the runs that they were
             fitted on; 0 if on none.
         seen: Of each plan that they were fitted on, its place among plans and the weight with which what it was off by
@@ -97,6 +101,7 @@ class Constants:
     in_network: bool = False
     basis: Basis = "assumed"
     fitted_workers: int = 0
+    swept: int = 0
     unmodelled: float = 0.0
     seen: tuple[tuple[tuple[float, ...], float], ...] = ()
 
@@ -114,14 +119,15 @@ class Constants:
         del known["seen"]  # of runs, which no cluster has
         changed: dict[str, Any] = {}
         for name, value in reached.items():
-            kind = known.get(name)
+            if (kind := known.get(name)) is None:
+                raise PlanError(f"{name} = {value!r} is no constant; there are {', '.join(known)}")
             try:  # a spec on the command line has words only
-                changed[name] = kind(value) if kind in (int, float) else value
+                changed[name] = kind(value) if kind in (int, float) and not isinstance(value, bool) else value
             except ValueError:
-                kind = None
-            if kind is None or not isinstance(changed[name], kind):
-                words = ", ".join(f"{one} ({what.__name__})" for one, what in known.items())
-                raise PlanError(f"{name} = {value!r} is no constant; there are {words}")
+                changed[name] = _time(value) if name.endswith("_s") else None
+            if not isinstance(changed[name], kind):
+                rule = f"it is {_KINDS[kind]}{' or a time, as 4us' if name.endswith('_s') else ''}"
+                raise PlanError(f"constant {name}: {value!r} is no value of it; {rule}")
         return dataclasses.replace(USUAL, **changed)
 
     def __post_init__(self) -> None:
@@ -136,6 +142,11 @@ class Constants:
                 raise PlanError(f"constant {one.name}: {value} is no share; give more than 0 and at most 1")
             if (one.name.endswith("_s") or one.name in _AT_LEAST_0) and value < 0:
                 raise PlanError(f"constant {one.name}: {value} must be 0 or more")
+            if one.name in _AT_MOST_1 and value > 1:
+                unit = "seconds" if one.name.endswith("_s") else "a part of the whole, 0.01 for 1%"
+                raise PlanError(
+                    f"constant {one.name}: {value:g} is more than any machine's; it is {unit}; give at most 1"
+                )
             if one.name == "divided_times" and value <= 0:
                 raise PlanError(f"constant {one.name}: {value} must be more than 0")
         if self.basis not in get_args(Basis):
@@ -161,7 +172,16 @@ class Constants:
         return rows
 
 
-_AT_LEAST_0 = ("jitter", "host_jitter", "congestion", "interference", "fitted_workers", "unmodelled")
+def _time(text: str) -> float | None:
+    try:
+        return parse_time(text)
+    except ValueError:
+        return None
+
+
+_AT_LEAST_0 = ("jitter", "host_jitter", "congestion", "interference", "fitted_workers", "swept", "unmodelled")
+_AT_MOST_1 = ("jitter", "host_jitter", "congestion", "interference", "unmodelled", "kernel_s", "collective_s")
+_KINDS: Mapping[type, str] = {float: "a number", int: "a whole number", bool: "true or false", str: "a word"}
 
 USUAL = Constants(
     network_share=0.8,

@@ -158,7 +158,7 @@ def with_reasons(found: Search) -> Plan:
 
 
 def assumptions(one: Prediction, network: Network, *, precision: str) -> list[tuple[str, str, str]]:
-    """Return what a prediction rests on: name, value, and whether it was given, measured, fitted or assumed.
+    """Return what a prediction rests on: name, value, and whether it is given, measured, fitted, assumed or unknown.
 
     Args:
         one: The prediction.
@@ -167,6 +167,11 @@ def assumptions(one: Prediction, network: Network, *, precision: str) -> list[tu
     """
     constants, plan = one.constants, one.plan
     basis = constants.basis
+    inside_basis, between_basis = basis, basis
+    if constants.swept > network.local:
+        between_basis = "fitted"
+    elif constants.swept:
+        inside_basis = "fitted"
     parts = plan.micro_batches * plan.accumulate
     micro = -(-one.batch // (plan.data_parallel_degree * parts))
     rows = [
@@ -182,14 +187,22 @@ def assumptions(one: Prediction, network: Network, *, precision: str) -> list[tu
             rows.append(("float8 products", f"{narrow}, and casts by memory", "assumed"))
         fused = f"{constants.fused_share:.0%} of the traffic of kernels that only read and write is taken away"
         rows.append(("fusion", fused if constants.fused_share else "none besides what the workload counts", "assumed"))
-        if network.memory_Bps:
-            rows.append(("memory", f"{constants.memory_share:.0%} of {format_rate(network.memory_Bps)}", basis))
+        moved = f"{constants.memory_share:.0%} of {format_rate(network.memory_Bps)}"
+        rows.append(
+            ("memory", moved, basis)
+            if network.memory_Bps
+            else ("memory", "no rate is known, so it takes no time", "unknown")
+        )
+    if not one.memory_limit:
+        rows.append(("memory of each", "no limit is known, so every plan fits", "unknown"))
     if min(network.local, one.workers) > 1:
-        rows.append(("inside hosts", f"{constants.inside_share:.0%} of {format_rate(network.inside_Bps)}", basis))
+        rows.append(
+            ("inside hosts", f"{constants.inside_share:.0%} of {format_rate(network.inside_Bps)}", inside_basis)
+        )
     if one.workers > network.local:
         rate = f"{constants.network_share:.0%} of {format_rate(network.host_Bps)} a host"
         slower = f", {constants.congestion:.1%} slower for every doubling of hosts" if constants.congestion else ""
-        rows.append(("between hosts", rate + slower, basis))
+        rows.append(("between hosts", rate + slower, between_basis))
     if plan.shard == "parameters":
         rows.append(("sharded parameters", f"fetched at {constants.fetch_share:.0%} of that", basis))
     if one.workers > 1:

@@ -18,7 +18,7 @@ DEVIATIONS = 1.2816  # of a normal distribution, to both sides, for 80%
 # Standard deviations of the logarithm of parts, by what makes them err together, where constants are only assumed.
 _TOGETHER = (
     (0.20, ("compute", "recompute", "bubble", "optimizer")),
-    (0.30, ("tensor", "messages", "gather", "gradients")),
+    (0.30, _LINKS := ("tensor", "messages", "gather", "gradients")),
     (0.60, ("straggle", "interference")),
     (0.50, ("crowding", "overhead")),
 )
@@ -57,6 +57,8 @@ def spread(
     errors = []
     for each, names in _TOGETHER:
         less = _KNOWN["measured"] if measured and "compute" in names else known
+        if constants.swept and names == _LINKS:  # a sweep says as much of so many ranks, and less with every doubling
+            less = min(less, _KNOWN["fitted"] * (1 + max(0.0, math.log2(workers / constants.swept))))
         errors.append(each * less * sum(parts[name] for name in names))
     farther = max(0.0, math.log2(workers / max(1, constants.fitted_workers)))
     unmodelled = constants.unmodelled or _UNMODELLED[constants.basis]

@@ -1,51 +1,125 @@
-"""Constants of a cluster, fitted to a measured sweep of a collective: nccl-tests' output, or bytes and times."""
+"""Constants of a cluster, fitted to a measured sweep of a collective: nccl-tests' or `hocket bench`'s, or a table."""
 
 import dataclasses
+import json
 import math
 import re
 import statistics
 from collections.abc import Mapping
 from typing import Any
 
+from hocket.units import parse_bytes
+
 from ._constants import Constants
 from ._findings import PlanError
 from ._network import Network
 
 _LEAST = 3  # sizes
+_LAUNCHER = re.compile(r"^(\[\d+(,\d+)*\](<std\w+>)?:?|\d+:)\s*")  # what mpirun --tag-output and srun -l put before
+_SIZES = ("bytes", "nbytes", "size", "b")
+_TIMES = {"microseconds": 1e-6, "us": 1e-6, "time_us": 1e-6, "milliseconds": 1e-3, "ms": 1e-3, "seconds": 1.0, "s": 1.0}
+_OFF = 0.3  # of a fit's median error, with which it says nothing
+_FASTER = 0.9  # of what the links carry, the least time that is put down to noise
+_SHARES, _STARTS = (0.01, 1.0), (1e-9, 1.0)  # between which constants are
 
 
-def read_sweep(text: str) -> dict[int, float]:
-    """Return seconds by bytes.
+def read_sweep(text: str, *, kind: str = "", ranks: int = 0) -> dict[int, float]:
+    """Return seconds by bytes; of a size that was measured several times the median.
 
     Args:
-        text: nccl-tests' output (its first column is bytes, the sixth the microseconds out of place), or lines "bytes,
-            microseconds"; other lines are passed over.
+        text: nccl-tests' output of any version, of which the times out of place are taken; `hocket bench --json`;
+            or lines "bytes,microseconds", whose header may say another order or unit ("bytes,seconds").
+        kind: Of the collective that it should be, as "all_reduce".
+        ranks: That should have taken part.
 
     Raises:
-        PlanError: fewer than three sizes are in it.
+        PlanError: fewer than three sizes are in it, columns are not what they are said to be, or it says that it is of
+            another collective or of other ranks.
     """
-    found: dict[int, float] = {}
-    for line in text.splitlines():
-        words = re.split(r"[,\s]+", line.strip())
-        numbers = words[:1] + (words[5:6] if len(words) >= 8 else words[1:2])
-        try:
-            nbytes, microseconds = int(numbers[0]), float(numbers[1])
-        except (ValueError, IndexError):
-            continue
-        if nbytes > 0 and microseconds > 0:
-            found[nbytes] = microseconds * 1e-6
+    found: dict[int, list[float]] = {}
+    points, said_kind, said_ranks = _bench(text) if text.lstrip().startswith("{") else _lines(text)
+    if kind and said_kind and kind.replace("_", "") != said_kind.replace("_", ""):
+        raise PlanError(f"the sweep is of {said_kind}, not of {kind}; say so with --collective")
+    if ranks and said_ranks and ranks != said_ranks:
+        raise PlanError(f"the sweep is of {said_ranks} ranks, not of {ranks}; say so with -n")
+    for nbytes, seconds in points:
+        if not (0 < seconds < math.inf and nbytes > 0):
+            raise PlanError(f"{nbytes} bytes in {seconds:g} s are no measurement; give more than 0 of both")
+        found.setdefault(nbytes, []).append(seconds)
     if len(found) < _LEAST:
         raise PlanError(
             f"{len(found)} sizes were read; give lines of bytes,microseconds or nccl-tests' output, 3 or more"
         )
-    return found
+    return {nbytes: statistics.median(times) for nbytes, times in found.items()}
+
+
+def _bench(text: str) -> tuple[list[tuple[int, float]], str, int]:
+    """Return sizes with seconds, and of what collective and how many ranks they say to be."""
+    try:
+        rows = [row for row in json.loads(text)["rows"] if row["system"] == "hocket" and not row["registered"]]
+        return [(row["nbytes"], row["median_s"]) for row in rows], "", max((row["n"] for row in rows), default=0)
+    except (ValueError, KeyError, TypeError):
+        raise PlanError("this JSON is no measurement of `hocket bench`; give what its --json prints") from None
+
+
+def _lines(text: str) -> tuple[list[tuple[int, float]], str, int]:
+    """See `_bench`."""
+    size, time, unit_s = 0, 1, 1e-6  # of a table
+    column = None  # of nccl-tests' time
+    found, kind, ranks = [], "", 0
+    for number, line in enumerate(text.splitlines(), 1):
+        plain = _LAUNCHER.sub("", line.strip())
+        words = re.split(r"[,;\s]+", plain.lstrip("# "))
+        if plain.startswith("#"):
+            if words[0] == "size" and "time" in words:  # the names of columns, which versions have other numbers of
+                column = words.index("time")
+            elif words[0] == "Rank" and len(words) > 1 and words[1].isdecimal():
+                ranks = max(ranks, int(words[1]) + 1)
+            elif words[:3] == ["Collective", "test", "starting:"]:
+                kind = words[-1].removesuffix("_perf")
+            continue
+        names = [word.lower() for word in words]
+        if len(names) == 2 and any(name in _SIZES for name in names):
+            size = 0 if names[0] in _SIZES else 1
+            time = 1 - size
+            if names[time] not in _TIMES:
+                raise PlanError(f"line {number}: {line!r} names no unit of time; write bytes,microseconds")
+            unit_s = _TIMES[names[time]]
+        elif len(words) >= 7 and words[0].isdecimal():
+            nbytes = int(words[0])
+            column = _time_of(words, nbytes) if column is None else column
+            if column is None or column + 1 >= len(words) or not _agree(nbytes, *words[column : column + 2]):
+                rule = "no column of microseconds goes with the GB/s behind it; give nccl-tests' output with its header"
+                raise PlanError(f"line {number}: {line.strip()!r}: {rule}")
+            found.append((nbytes, float(words[column]) * 1e-6))
+        elif len(words) >= 2:
+            try:
+                found.append((parse_bytes(words[size]), float(words[time]) * unit_s))
+            except ValueError:
+                continue
+    return found, kind, ranks
+
+
+def _time_of(words: list[str], nbytes: int) -> int | None:
+    """Return which column is microseconds, with GB/s behind it; sizes of which rates are rounded to 0 do not tell."""
+    told = (at for at in range(2, len(words) - 1) if _agree(nbytes, *words[at : at + 2]) and float(words[at + 1]) > 0)
+    return next(told, None)
+
+
+def _agree(nbytes: int, microseconds: str, rate: str) -> bool:
+    """Whether a time and a rate in GB/s, rounded to two digits, are of so many bytes."""
+    try:
+        expected, said = nbytes / float(microseconds) / 1e3, float(rate)
+    except (ValueError, ZeroDivisionError):
+        return False
+    return abs(expected - said) <= 0.01 + 0.02 * expected
 
 
 def fit_sweep(sweep: Mapping[int, float], network: Network, *, kind: str, ranks: int) -> tuple[Constants, float]:
     """Return what the links reach and what starting a collective costs, and the median error of the fit.
 
     Least squares of the logarithm of time; two constants: the share of the links that the group is bound by (inside a
-    host, or between hosts), and `collective_s`.
+    host, or between hosts), and `collective_s`. What the sweep says nothing of is as sure as it was.
 
     Args:
         sweep: Seconds by bytes, as `read_sweep` gives.
@@ -54,7 +128,7 @@ def fit_sweep(sweep: Mapping[int, float], network: Network, *, kind: str, ranks:
         ranks: How many took part, the first of the cluster.
 
     Raises:
-        PlanError: the cluster has not so many ranks.
+        PlanError: the cluster has not so many ranks, or its links cannot have taken such times.
     """
     from scipy.optimize import least_squares
 
@@ -73,7 +147,19 @@ def fit_sweep(sweep: Mapping[int, float], network: Network, *, kind: str, ranks:
         times = (wires.collective(kind, float(nbytes), ranks, 1, constants).seconds for nbytes in sweep)
         return [math.log(time / measured) for time, measured in zip(times, sweep.values(), strict=True)]
 
-    begin = [math.log(0.7), math.log(max(1e-7, 0.5 * min(sweep.values())))]
-    best = least_squares(residuals, begin, bounds=([math.log(0.01), math.log(1e-9)], [0.0, math.log(1.0)]))
-    found = dataclasses.replace(made(best.x.tolist()), basis="fitted", fitted_workers=ranks)
-    return found, statistics.median(abs(one) for one in residuals(best.x.tolist()))
+    (least_share, most_share), (least_s, most_s) = _SHARES, _STARTS
+    begin = [math.log(0.7), math.log(min(0.5 * most_s, max(1e-7, 0.5 * min(sweep.values()))))]
+    bounds = [math.log(least_share), math.log(least_s)], [math.log(most_share), math.log(most_s)]
+    best = least_squares(residuals, begin, bounds=bounds)
+    found, off = made(best.x.tolist()), dict(zip(sweep, residuals(best.x.tolist()), strict=True))
+    error = statistics.median(abs(one) for one in off.values())
+    largest = max(sweep)
+    said = f"{largest} bytes in {sweep[largest] * 1e6:.4g} us of {kind} on {ranks} ranks of {network.name}"
+    if getattr(found, share) > 0.99 * most_share and off[largest] > -math.log(_FASTER):
+        carry = wires.collective(kind, float(largest), ranks, 1, found).seconds
+        rule = f"its links need {carry * 1e6:.4g} us at the least"
+        raise PlanError(f"{said}: {rule}; correct the cluster, the ranks, the collective or the unit of the times")
+    if error > _OFF or getattr(found, share) < 1.01 * least_share or found.collective_s > 0.99 * most_s:
+        rule = f"no share of its links explains such times (a median error of {error:.0%})"
+        raise PlanError(f"{said}: {rule}; correct the cluster, the ranks, the collective or the unit of the times")
+    return dataclasses.replace(found, swept=ranks), error
