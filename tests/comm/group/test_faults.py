@@ -157,6 +157,33 @@ def test_an_error_on_one_rank_reaches_the_others_with_its_text():
     assert all("failed" in later for _, later in found)
 
 
+def _scale_without_the_others(numel):
+    data = torch.ones(numel)
+    scaled = dist._make_nccl_premul_sum(0.5)
+    with pytest.raises(CollectiveMismatchError):
+        dist.all_reduce(data, scaled if dist.get_rank() == 0 else dist.ReduceOp.SUM)
+    return bool((data == 1).all())
+
+
+@pytest.mark.parametrize("numel", [10, 400_000])
+def test_a_scaled_sum_that_no_other_rank_asks_for_leaves_the_tensor_as_it_is(numel):
+    assert run_ranks(_scale_without_the_others, 2, numel) == [True] * 2
+
+
+def _splits_in_a_subgroup():
+    group = dist.new_group([1, 3])
+    if dist.get_rank() in (1, 3):
+        expected = 2 if dist.get_rank() == 1 else 3
+        with pytest.raises(CollectiveMismatchError) as caught:
+            dist.all_to_all_single(torch.ones(2 + expected), torch.ones(4), [2, expected], [2, 2], group=group)
+        return str(caught.value)
+    return None
+
+
+def test_split_sizes_that_differ_name_ranks_of_the_world():
+    assert "rank 3 sends 2 elements to rank 3, which expects 3" in run_ranks(_splits_in_a_subgroup, 4)[1]
+
+
 def _disagree(case):
     me = dist.get_rank()
     odd = me == 1
@@ -328,7 +355,22 @@ def _wrong_arguments():
         lambda: dist.all_to_all([whole, *row[1:]], row),
         lambda: dist.all_to_all_single(torch.ones(n, dtype=torch.int64), torch.ones(n)),
         lambda: dist.all_to_all_single(torch.ones(n), torch.ones(n), [n + 1] + [0] * (n - 1)),
+        lambda: dist.all_to_all_single(torch.ones(n), torch.ones(n), [n + 1, -1], [n + 1, -1]),
+        lambda: dist.all_to_all_single(torch.tensor(1.0), torch.tensor(1.0)),
         lambda: dist.all_reduce(torch.ones(3), dist.ReduceOp.BAND),
+        # All elements of these are one in memory, where no result of several can be written.
+        lambda: dist.all_reduce(torch.ones(1).expand(3)),
+        lambda: dist.all_reduce_coalesced([one, torch.ones(1).expand(3)]),
+        lambda: world.broadcast([torch.ones(1).expand(3)], _rooted(c10d.BroadcastOptions(), 1 - dist.get_rank())),
+        lambda: world.reduce([torch.ones(1).expand(3)], _rooted(c10d.ReduceOptions(), dist.get_rank())),
+        lambda: dist.all_gather([torch.ones(1).expand(3)] * n, one),
+        lambda: dist.all_gather_single(torch.ones(1).expand(3 * n), one),
+        lambda: dist.reduce_scatter_single(torch.ones(1).expand(3), torch.ones(3 * n)),
+        lambda: dist.all_to_all_single(torch.ones(1).expand(n), torch.ones(n)),
+        lambda: world.gather([[torch.ones(1).expand(3)] * n], [one], _rooted(c10d.GatherOptions(), dist.get_rank())),
+        lambda: world.scatter([torch.ones(1).expand(3)], [row], _rooted(c10d.ScatterOptions(), dist.get_rank())),
+        lambda: world.recv([torch.ones(1).expand(3)], 1 - dist.get_rank(), 0),
+        lambda: world.recv_anysource([torch.ones(1).expand(3)], 0),
     ]
     accepted = []
     for number, call in enumerate(calls):

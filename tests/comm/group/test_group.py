@@ -100,6 +100,52 @@ def test_forked_data_workers_do_not_disturb_the_group():
     assert run_ranks(_workers_fork_while_operations_run, 2) == [expected] * 2
 
 
+def _input_among_outputs(numel):
+    """Whether operations are right whose input lies where another rank's part is to be written."""
+    me, n = dist.get_rank(), dist.get_world_size()
+
+    def mine(length):
+        return torch.arange(float(length)) * (me + 1)
+
+    def part(r, length, begin=0):
+        return torch.arange(float(begin), float(begin + length)) * (r + 1)
+
+    found = {}
+    row = [torch.zeros(numel) for _ in range(n)]
+    row[1 - me].copy_(mine(numel))
+    dist.all_gather(row, row[1 - me])
+    found["all_gather"] = all(torch.equal(row[r], part(r, numel)) for r in range(n))
+    whole = torch.zeros(n * numel)
+    place = whole.view(n, numel)[1 - me]
+    place.copy_(mine(numel))
+    dist.all_gather_single(whole, place)
+    found["all_gather_single"] = torch.equal(whole, torch.cat([part(r, numel) for r in range(n)]))
+    row = [torch.zeros(numel) for _ in range(n)]
+    row[1].copy_(mine(numel))
+    dist.gather(row[1], row if me == 0 else None, 0)
+    found["gather"] = me != 0 or all(torch.equal(row[r], part(r, numel)) for r in range(n))
+    row = [part(0, numel) * (r + 1) for r in range(n)]
+    target = row[1]
+    dist.scatter(target, row if me == 0 else None, 0)
+    found["scatter"] = torch.equal(target, part(0, numel) * (me + 1))
+    for registered in (False, True):
+        whole = comm.empty(n * numel) if registered else torch.empty(n * numel)
+        whole.copy_(mine(n * numel))
+        target = whole.view(n, numel)[1 - me]
+        dist.reduce_scatter_single(target, whole)
+        found[f"reduce_scatter, registered {registered}"] = torch.equal(target, part(2, numel, me * numel))
+    buffer = torch.zeros(n * numel + 5)
+    buffer[: n * numel].copy_(mine(n * numel))
+    dist.all_to_all_single(buffer[5:], buffer[: n * numel])
+    found["all_to_all"] = torch.equal(buffer[5:], torch.cat([part(r, numel, me * numel) for r in range(n)]))
+    return [kind for kind, right in found.items() if not right]
+
+
+@pytest.mark.parametrize("numel", [10, 400_000])
+def test_an_input_may_lie_where_another_part_is_written(numel):
+    assert run_ranks(_input_among_outputs, 2, numel, timeout_s=60) == [[]] * 2
+
+
 def _big():
     me, n = dist.get_rank(), dist.get_world_size()
     numel = int(2.2 * 2**30)

@@ -41,7 +41,7 @@ class AggregatedTransport:
         """See Transport."""
 
         def make() -> Request:
-            return self._reduction(Kind.ALL_REDUCE, _scaled(flat, op), op, flat, kept=True)
+            return self._reduction(Kind.ALL_REDUCE, flat, op, flat, kept=True)
 
         fits = flat.numel() and _can_reduce(op, flat.dtype)
         return self.agreement.do(make if fits else None, lambda s: self._hosts.all_reduce(flat, op, s), timeout_s)
@@ -51,7 +51,7 @@ class AggregatedTransport:
 
         def make() -> Request:
             target = flat if self._rank == root else None
-            return self._reduction(Kind.REDUCE, _scaled(flat, op), op, target, root=self._positions[root])
+            return self._reduction(Kind.REDUCE, flat, op, target, root=self._positions[root])
 
         fits = flat.numel() and _can_reduce(op, flat.dtype)
         return self.agreement.do(make if fits else None, lambda s: self._hosts.reduce(flat, op, root, s), timeout_s)
@@ -88,7 +88,7 @@ class AggregatedTransport:
         """See Transport."""
 
         def make() -> Request:
-            send = torch.cat([_scaled(inputs[r], op) for r in self._order])
+            send = torch.cat([inputs[r] for r in self._order])
             return self._reduction(Kind.REDUCE_SCATTER, send, op, output)
 
         fits = output.numel() and _can_reduce(op, output.dtype) and len({one.numel() for one in inputs}) == 1
@@ -156,11 +156,6 @@ def locate_by_gathering(
 
 def _can_reduce(op: ReduceOperator, dtype: torch.dtype) -> bool:
     return wire_operator(op) is not None and wire_element(dtype) is not None
-
-
-def _scaled(flat: Tensor, op: ReduceOperator) -> Tensor:
-    """Return what this rank contributes."""
-    return flat if op.factor is None else flat * op.factor
 
 
 def _seen(flat: Tensor, op: ReduceOperator) -> Tensor:

@@ -40,8 +40,6 @@ class EngineTransport:
     def all_reduce(self, flat: torch.Tensor, op: ReduceOperator, timeout_s: float) -> str:
         """See Transport."""
         flat = flat.view(op.view or flat.dtype)
-        if op.factor is not None:
-            flat.mul_(op.factor)
         options = c10d.AllreduceOptions()
         options.reduceOp = op.engine_operator
         self._wait(self._engine.allreduce([flat], options), timeout_s)
@@ -52,16 +50,12 @@ class EngineTransport:
         """See Transport."""
         flat = flat.view(op.view or flat.dtype)
         # Engines leave partial results in the tensors of other ranks; those belong to the user.
-        data = flat if self._engine.rank() == root and op.factor is None else flat.clone()
-        if op.factor is not None:
-            data.mul_(op.factor)
+        data = flat if self._engine.rank() == root else flat.clone()
         options = c10d.ReduceOptions()
         options.reduceOp, options.rootRank = op.engine_operator, root
         self._wait(self._engine.reduce([data], options), timeout_s)
         if self._engine.rank() == root:
             op.finish(data, self._engine.size())
-            if data is not flat:
-                flat.copy_(data)
         return self._name
 
     def broadcast(self, flat: torch.Tensor, root: int, timeout_s: float) -> str:
@@ -78,7 +72,7 @@ class EngineTransport:
     def reduce_scatter(self, output: torch.Tensor, inputs: Flats, op: ReduceOperator, timeout_s: float) -> str:
         """See Transport."""
         dtype = op.view or output.dtype
-        sources = [i.view(dtype) if op.factor is None else i.view(dtype) * op.factor for i in inputs]
+        sources = [i.view(dtype) for i in inputs]
         options = c10d.ReduceScatterOptions()
         options.reduceOp = op.engine_operator
         self._wait(self._engine.reduce_scatter([output.view(dtype)], [sources], options), timeout_s)

@@ -68,13 +68,27 @@ def check_alike(kind: str, what: str, tensor: Tensor, like: Tensor) -> None:
         )
 
 
+def check_writable(kind: str, tensors: Sequence[Tensor]) -> None:
+    """Raise ValueError if elements of a tensor that is to be written share memory, as those of `expand` do."""
+    for tensor in tensors:
+        if not tensor.is_contiguous() and any(
+            step == 0 and length > 1 for step, length in zip(tensor.stride(), tensor.shape, strict=True)
+        ):
+            raise ValueError(
+                f"{kind}: the result cannot be written to a tensor of shape {tuple(tensor.shape)} and strides "
+                f"{tensor.stride()}, whose elements share memory; clone() it first"
+            )
+
+
 def check_splits(which: str, tensor: Tensor, sizes: Sequence[int], world: int) -> None:
     """Raise ValueError if `tensor` cannot be split along its first axis as `sizes` says (empty: equally)."""
-    rows = tensor.size(0) if tensor.dim() else 0
-    if sizes and (len(sizes) != world or sum(sizes) != rows):
+    if not tensor.dim():
+        raise ValueError(f"all_to_all: the {which} has no axis along which it could be divided")
+    rows = tensor.size(0)
+    if sizes and (len(sizes) != world or sum(sizes) != rows or min(sizes) < 0):
         raise ValueError(
-            f"all_to_all: the {which} split sizes {list(sizes)} must be {world} numbers that add up to the first axis "
-            f"of the tensor, {rows}"
+            f"all_to_all: the {which} split sizes {list(sizes)} must be {world} numbers, none below 0, that add up to "
+            f"the first axis of the tensor, {rows}"
         )
     if not sizes and rows % world:
         raise ValueError(f"all_to_all: the first axis of the {which}, {rows}, cannot be divided among {world} ranks")
@@ -82,6 +96,6 @@ def check_splits(which: str, tensor: Tensor, sizes: Sequence[int], world: int) -
 
 def split_rows(flat: Tensor, tensor: Tensor, sizes: Sequence[int], world: int) -> Sequence[Tensor]:
     """Return views of `flat` (the flat form of `tensor`) for `sizes` rows each (empty: equally many)."""
-    rows = tensor.size(0) if tensor.dim() else 0
+    rows = tensor.size(0)
     row = flat.numel() // rows if rows else 0
     return cut(flat, [n * row for n in sizes] if sizes else [rows // world * row] * world)

@@ -1,5 +1,6 @@
 """c10d's collectives in terms of transports: users' tensors in, flat tensors across the seam, results back."""
 
+import operator
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -8,8 +9,18 @@ from torch import Tensor
 from torch.distributed import Work
 
 from .. import torch_adapter as c10d
-from ..transport import Transport, flatten, split, write_back
-from ._arguments import check_alike, check_list, check_root, check_splits, only, only_list, options, split_rows
+from ..transport import Transport, apart, flatten, split, write_back
+from ._arguments import (
+    check_alike,
+    check_list,
+    check_root,
+    check_splits,
+    check_writable,
+    only,
+    only_list,
+    options,
+    split_rows,
+)
 from ._reductions import Reductions
 
 
@@ -24,6 +35,8 @@ class Collectives(Reductions):
             return self._elsewhere(tensor, "broadcast", [tensor], opts)
         root = opts.rootRank
         check_root("broadcast", root, self._size)
+        if self._rank != root:
+            check_writable("broadcast", [tensor])
 
         def action(timeout_s: float) -> str:
             flat = flatten(tensor)
@@ -41,8 +54,13 @@ class Collectives(Reductions):
         if (backend := self._device_backend([tensor])) is None:
             return self._elsewhere(tensor, "allgather", [targets], [tensor], opts)
         check_list("all_gather", "output", targets, tensor, self._size)
+        check_writable("all_gather", targets)
         return backend.submit(
-            "all_gather", opts, list(targets), targets, lambda s: _gather_lists(backend.transport, targets, tensor, s)
+            "all_gather",
+            opts,
+            list(targets),
+            targets,
+            lambda s: self._gather_lists(backend.transport, targets, tensor, s),
         )
 
     def allgather_coalesced(
@@ -54,14 +72,15 @@ class Collectives(Reductions):
             return self._elsewhere(inputs[0], "allgather_coalesced", outputs, inputs, opts)
         for i, tensor in enumerate(inputs):
             check_list("all_gather", "output", [of_rank[i] for of_rank in outputs], tensor, self._size)
+        everything = [t for of_rank in outputs for t in of_rank]
+        check_writable("all_gather", everything)
 
         def action(timeout_s: float) -> str:
             path = ""
             for i, tensor in enumerate(inputs):
-                path = _gather_lists(backend.transport, [of_rank[i] for of_rank in outputs], tensor, timeout_s)
+                path = self._gather_lists(backend.transport, [of_rank[i] for of_rank in outputs], tensor, timeout_s)
             return path
 
-        everything = [t for of_rank in outputs for t in of_rank]
         return backend.submit("all_gather", opts, everything, everything, action)
 
     def all_gather_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> Work:
@@ -84,12 +103,13 @@ class Collectives(Reductions):
                     f"{tensor.numel()}"
                 )
             check_alike("all_gather", "the output", output, tensor)
+        check_writable("all_gather", outputs)
 
         def action(timeout_s: float) -> str:
             path = ""
             for output, tensor in zip(outputs, inputs, strict=True):
                 flat = flatten(output)
-                path = backend.transport.all_gather(split(flat, self._size), flatten(tensor), timeout_s)
+                path = self._all_gather(backend.transport, split(flat, self._size), flatten(tensor), timeout_s)
                 write_back(flat, output)
             return path
 
@@ -111,14 +131,13 @@ class Collectives(Reductions):
         check_splits("output", output, received, self._size)
         check_splits("input", tensor, sent, self._size)
         check_alike("all_to_all", "the output", output, tensor)
+        check_writable("all_to_all", [output])
 
         def action(timeout_s: float) -> str:
             flat = flatten(output)
-            path = backend.transport.all_to_all(
-                split_rows(flat, output, received, self._size),
-                split_rows(flatten(tensor), tensor, sent, self._size),
-                timeout_s,
-            )
+            parts = split_rows(flat, output, received, self._size)
+            given = apart(split_rows(flatten(tensor), tensor, sent, self._size), parts, operator.eq)
+            path = backend.transport.all_to_all(parts, given, timeout_s)
             write_back(flat, output)
             return path
 
@@ -133,10 +152,12 @@ class Collectives(Reductions):
             raise ValueError(f"all_to_all: {len(outputs)} outputs and {len(inputs)} inputs for {self._size} ranks")
         for tensor in (*outputs, *inputs):
             check_alike("all_to_all", "one of the tensors", tensor, inputs[0])
+        check_writable("all_to_all", outputs)
 
         def action(timeout_s: float) -> str:
             flats = [flatten(t) for t in outputs]
-            path = backend.transport.all_to_all(flats, [flatten(t) for t in inputs], timeout_s)
+            given = apart([flatten(t) for t in inputs], flats, operator.eq)
+            path = backend.transport.all_to_all(flats, given, timeout_s)
             for flat, output in zip(flats, outputs, strict=True):
                 write_back(flat, output)
             return path
@@ -154,10 +175,14 @@ class Collectives(Reductions):
         targets = only_list(outputs) if self._rank == root else None
         if targets is not None:
             check_list("gather", "output", targets, tensor, self._size)
+            check_writable("gather", targets)
 
         def action(timeout_s: float) -> str:
             flats = [flatten(t) for t in targets] if targets is not None else None
-            path = backend.transport.gather(flats, flatten(tensor), root, timeout_s)
+            flat = flatten(tensor)
+            if flats is not None:
+                (flat,) = apart([flat], flats, lambda _, r: r == root)
+            path = backend.transport.gather(flats, flat, root, timeout_s)
             for flat, target in zip(flats or (), targets or (), strict=True):
                 write_back(flat, target)
             return path
@@ -175,10 +200,13 @@ class Collectives(Reductions):
         sources = only_list(inputs) if self._rank == root else None
         if sources is not None:
             check_list("scatter", "input", sources, tensor, self._size)
+        check_writable("scatter", [tensor])
 
         def action(timeout_s: float) -> str:
             flat = flatten(tensor)
-            given = [flatten(t) for t in sources] if sources is not None else None
+            given = None
+            if sources is not None:
+                given = apart([flatten(t) for t in sources], [flat], lambda r, _: r == root)
             path = backend.transport.scatter(flat, given, root, timeout_s)
             write_back(flat, tensor)
             return path
@@ -195,10 +223,13 @@ class Collectives(Reductions):
     alltoall_base = all_to_all_single
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
+    def _gather_lists(self, transport: Transport, targets: Sequence[Tensor], tensor: Tensor, timeout_s: float) -> str:
+        flats = [flatten(t) for t in targets]
+        path = self._all_gather(transport, flats, flatten(tensor), timeout_s)
+        for flat, target in zip(flats, targets, strict=True):
+            write_back(flat, target)
+        return path
 
-def _gather_lists(transport: Transport, targets: Sequence[Tensor], tensor: Tensor, timeout_s: float) -> str:
-    flats = [flatten(t) for t in targets]
-    path = transport.all_gather(flats, flatten(tensor), timeout_s)
-    for flat, target in zip(flats, targets, strict=True):
-        write_back(flat, target)
-    return path
+    def _all_gather(self, transport: Transport, parts: Sequence[Tensor], flat: Tensor, timeout_s: float) -> str:
+        (given,) = apart([flat], parts, lambda _, r: r == self._rank)
+        return transport.all_gather(parts, given, timeout_s)

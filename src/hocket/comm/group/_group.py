@@ -20,7 +20,7 @@ from ..shm import SharedMemoryTransport
 from ..shm import cuda_ipc as _cuda_ipc
 from ..timeouts import timeout_setting
 from ..transport import observers as _observe
-from ._arguments import check_root, only
+from ._arguments import check_root, check_writable, only
 from ._collectives import Collectives
 from ._device_backend import DeviceBackend, HostStagedWork
 from ._hosts import find_hosts, open_transport
@@ -168,6 +168,7 @@ class HocketGroup(Collectives):
         """Receive from one rank."""
         tensor = only(tensors)
         check_root("recv", src, self._size)
+        check_writable("recv", [tensor])
         if self._shares_gpu(tensor):
             staged = torch.empty_like(tensor, device="cpu")
             return HostStagedWork(self.recv([staged], src, tag), staged, tensor)
@@ -178,6 +179,7 @@ class HocketGroup(Collectives):
     def recv_anysource(self, tensors: Any, tag: int = 0) -> Work:
         """Receive from whichever rank sends first."""
         tensor = only(tensors)
+        check_writable("recv", [tensor])
         if self._shares_gpu(tensor):
             staged = torch.empty_like(tensor, device="cpu")
             return HostStagedWork(self.recv_anysource([staged], tag), staged, tensor)

@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.distributed import Work
 
 from .. import torch_adapter as c10d
-from ..transport import ReduceOperator, Transport, flatten, reducer, split, write_back
-from ._arguments import check_alike, check_list, check_root, only, only_list, options
+from ..transport import ReduceOperator, Transport, apart, flatten, reducer, split, write_back
+from ._arguments import check_alike, check_list, check_root, check_writable, only, only_list, options
 from ._device_backend import DeviceBackend
 
 
@@ -37,9 +37,11 @@ class Reductions(c10d.ProcessGroupBase):  # type: ignore[misc]
         op = reducer(opts.reduceOp, tensor.dtype)
         transport = backend.transport
         # Of one element any stride is contiguous, but transports want 1.
-        if tensor.is_contiguous() and not tensor.requires_grad and (tensor.dim() != 1 or tensor.stride(0) == 1):
+        plain = tensor.is_contiguous() and not tensor.requires_grad and op.factor is None
+        if plain and (tensor.dim() != 1 or tensor.stride(0) == 1):
             flat = tensor if tensor.dim() == 1 else tensor.view(-1)
             return backend.submit("all_reduce", opts, [tensor], flat, lambda s: transport.all_reduce(flat, op, s))
+        check_writable("all_reduce", [tensor])
         return backend.submit("all_reduce", opts, [tensor], tensor, lambda s: _reduce_one(transport, tensor, op, s))
 
     def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: Any = None) -> Work:
@@ -48,6 +50,7 @@ class Reductions(c10d.ProcessGroupBase):  # type: ignore[misc]
         if (backend := self._device_backend(tensors)) is None:
             return self._elsewhere(tensors[0], "allreduce_coalesced", tensors, opts)
         ops = [reducer(opts.reduceOp, t.dtype) for t in tensors]
+        check_writable("all_reduce", tensors)
 
         def action(timeout_s: float) -> str:
             path = ""
@@ -65,12 +68,15 @@ class Reductions(c10d.ProcessGroupBase):  # type: ignore[misc]
             return self._elsewhere(tensor, "reduce", [tensor], opts)
         op, root = reducer(opts.reduceOp, tensor.dtype), opts.rootRank
         check_root("reduce", root, self._size)
+        if self._rank == root:
+            check_writable("reduce", [tensor])
 
         def action(timeout_s: float) -> str:
             flat = flatten(tensor)
-            path = backend.transport.reduce(flat, op, root, timeout_s)
+            share = op.share(flat)
+            path = backend.transport.reduce(share, op, root, timeout_s)
             if self._rank == root:
-                write_back(flat, tensor)
+                _put(share, flat, tensor)
             return path
 
         return backend.submit("reduce", opts, [tensor], tensor, action)
@@ -83,10 +89,11 @@ class Reductions(c10d.ProcessGroupBase):  # type: ignore[misc]
             return self._elsewhere(output, "reduce_scatter", [output], [sources], opts)
         op = reducer(opts.reduceOp, output.dtype)
         check_list("reduce_scatter", "input", sources, output, self._size)
+        check_writable("reduce_scatter", [output])
 
         def action(timeout_s: float) -> str:
             flat = flatten(output)
-            path = backend.transport.reduce_scatter(flat, [flatten(t) for t in sources], op, timeout_s)
+            path = self._reduce_scatter(backend.transport, flat, [flatten(t) for t in sources], op, timeout_s)
             write_back(flat, output)
             return path
 
@@ -106,6 +113,7 @@ class Reductions(c10d.ProcessGroupBase):  # type: ignore[misc]
                 return self._elsewhere(inputs[0], "_reduce_scatter_base", outputs[0], inputs[0], opts)
             return self._elsewhere(inputs[0], "reduce_scatter_tensor_coalesced", outputs, inputs, opts)
         ops = [reducer(opts.reduceOp, t.dtype) for t in outputs]
+        check_writable("reduce_scatter", outputs)
         for output, tensor in zip(outputs, inputs, strict=True):
             if tensor.numel() != output.numel() * self._size:
                 raise ValueError(
@@ -118,11 +126,18 @@ class Reductions(c10d.ProcessGroupBase):  # type: ignore[misc]
             path = ""
             for output, tensor, op in zip(outputs, inputs, ops, strict=True):
                 flat = flatten(output)
-                path = backend.transport.reduce_scatter(flat, split(flatten(tensor), self._size), op, timeout_s)
+                parts = split(flatten(tensor), self._size)
+                path = self._reduce_scatter(backend.transport, flat, parts, op, timeout_s)
                 write_back(flat, output)
             return path
 
         return backend.submit("reduce_scatter", opts, list(outputs), inputs, action)
+
+    def _reduce_scatter(
+        self, transport: Transport, flat: Tensor, parts: Sequence[Tensor], op: ReduceOperator, timeout_s: float
+    ) -> str:
+        given = apart([op.share(part) for part in parts], [flat], lambda r, _: r == self._rank)
+        return transport.reduce_scatter(flat, given, op, timeout_s)
 
     # torch before 2.13 and some of its libraries use these names.
     _reduce_scatter_base = reduce_scatter_single
@@ -131,6 +146,14 @@ class Reductions(c10d.ProcessGroupBase):  # type: ignore[misc]
 
 def _reduce_one(transport: Transport, tensor: Tensor, op: ReduceOperator, timeout_s: float) -> str:
     flat = flatten(tensor)
-    path = transport.all_reduce(flat, op, timeout_s)
-    write_back(flat, tensor)
+    share = op.share(flat)
+    path = transport.all_reduce(share, op, timeout_s)
+    _put(share, flat, tensor)
     return path
+
+
+def _put(result: Tensor, flat: Tensor, tensor: Tensor) -> None:
+    """Put the result into `tensor`, whose flat form `flat` is."""
+    if result is not flat:
+        flat.copy_(result)
+    write_back(flat, tensor)

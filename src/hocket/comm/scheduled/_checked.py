@@ -100,8 +100,7 @@ class CheckedTransport:
             _fold(flat, frames, op)
 
         large = lambda s: self.inner.all_reduce(flat, op, s)  # noqa: E731
-        payload = _contribution(flat, op)
-        return self._do("all_reduce", flat, timeout_s, large, small, op=op, payload=payload, early=op.factor is None)
+        return self._do("all_reduce", flat, timeout_s, large, small, op=op, payload=lambda: _bytes(flat), early=True)
 
     def reduce(self, flat: Tensor, op: ReduceOperator, root: int, timeout_s: float) -> str:
         """See Transport."""
@@ -111,8 +110,7 @@ class CheckedTransport:
                 _fold(flat, frames, op)
 
         large = lambda s: self.inner.reduce(flat, op, root, s)  # noqa: E731
-        payload = _contribution(flat, op)
-        return self._do("reduce", flat, timeout_s, large, small, op=op, root=root, payload=payload)
+        return self._do("reduce", flat, timeout_s, large, small, op=op, root=root, payload=lambda: _bytes(flat))
 
     def broadcast(self, flat: Tensor, root: int, timeout_s: float) -> str:
         """See Transport."""
@@ -286,11 +284,6 @@ class CheckedTransport:
 
 def _bytes(flat: Tensor) -> Tensor:
     return flat.view(torch.uint8)
-
-
-def _contribution(flat: Tensor, op: ReduceOperator) -> Callable[[], Tensor]:
-    """Return what makes the bytes that this rank brings to a reduction."""
-    return lambda: _bytes(flat if op.factor is None else flat * op.factor)
 
 
 def _fold(flat: Tensor, frames: Sequence[Frame], op: ReduceOperator) -> None:

@@ -102,8 +102,6 @@ class ScheduledTransport:
 
     def all_reduce(self, flat: Tensor, op: ReduceOperator, timeout_s: float) -> str:
         """See Transport."""
-        if op.factor is not None:
-            flat.mul_(op.factor)
         path = self._in_place("all_reduce", flat, op, 0, timeout_s)
         op.finish(flat, self._size)
         return path
@@ -111,8 +109,6 @@ class ScheduledTransport:
     def reduce(self, flat: Tensor, op: ReduceOperator, root: int, timeout_s: float) -> str:
         """See Transport."""
         data = flat if self._rank == root else flat.clone()  # others' tensors stay as they are
-        if op.factor is not None:
-            data.mul_(op.factor)
         path = self._in_place("reduce", data, op, root, timeout_s)
         if self._rank == root:
             op.finish(data, self._size)
@@ -132,10 +128,7 @@ class ScheduledTransport:
         """See Transport."""
         if any(one.numel() != output.numel() for one in inputs):
             return self._engine.reduce_scatter(output, inputs, op, timeout_s)
-        given = dict(enumerate(inputs))
-        if op.factor is not None:
-            given = {block: tensor * op.factor for block, tensor in given.items()}
-        path = self._blocks("reduce_scatter", given, {self._rank: output}, op, 0, timeout_s)
+        path = self._blocks("reduce_scatter", dict(enumerate(inputs)), {self._rank: output}, op, 0, timeout_s)
         op.finish(output, self._size)
         return path
 

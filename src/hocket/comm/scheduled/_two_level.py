@@ -63,8 +63,6 @@ class TwoLevelTransport:
     def all_reduce(self, flat: Tensor, op: ReduceOperator, timeout_s: float) -> str:
         """See Transport."""
         plain = _plain(op)
-        if op.factor is not None:
-            flat.mul_(op.factor)
         if flat.numel() * flat.element_size() < RAILS_NBYTES:
             self._inside.reduce(flat, plain, 0, timeout_s)
             path = "leaders"
@@ -94,8 +92,6 @@ class TwoLevelTransport:
         root_host, root_local = self._places[root]
         plain = _plain(op)
         data = flat if self._rank == root else flat.clone()
-        if op.factor is not None:
-            data.mul_(op.factor)
         self._inside.reduce(data, plain, root_local, timeout_s)
         path = ""
         if self._local == root_local:
@@ -132,9 +128,6 @@ class TwoLevelTransport:
             return self._flat.reduce_scatter(output, inputs, op, timeout_s)
         plain = _plain(op)
         of_rails = [torch.cat([inputs[ranks[local]] for ranks in self._hosts]) for local in range(self._local_size)]
-        if op.factor is not None:
-            for one in of_rails:
-                one.mul_(op.factor)
         rail = torch.empty(len(self._hosts) * output.numel(), dtype=output.dtype)
         self._inside.reduce_scatter(rail, of_rails, plain, timeout_s)
         path = self.between.reduce_scatter(output, list(rail.view(len(self._hosts), -1)), plain, timeout_s)
@@ -162,5 +155,5 @@ class TwoLevelTransport:
 
 
 def _plain(op: ReduceOperator) -> ReduceOperator:
-    """Return the same without what is done once, before the first level or after the last."""
-    return op._replace(factor=None, average=False)
+    """Return the same without what is done once, after the last level."""
+    return op._replace(average=False)

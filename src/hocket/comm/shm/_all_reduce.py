@@ -90,8 +90,6 @@ def all_reduce(
     )
     if op.view is not None:
         flat = flat.view(op.view)
-    if op.factor is not None:
-        flat.mul_(op.factor)
     if channel.size == 2 or nbytes <= channel.one_shot:
         return _one_shot(channel, plans, flat, op, place)
     if nbytes >= channel.sizes.chain:
@@ -119,8 +117,7 @@ def reduce(channel: Channel, flat: torch.Tensor, op: ReduceOperator, root: int, 
     channel.begin("reduce", timeout_s=timeout_s, dtype=flat.dtype, numel=flat.numel(), operator=op.number, root=root)
     if op.view is not None:
         flat = flat.view(op.view)
-    source = flat if op.factor is None else flat * op.factor
-    blocks = _Blocks(channel, source)
+    blocks = _Blocks(channel, flat)
     blocks.contribute(0)
     channel.meet()
     blocks.reduce(flat if channel.rank == root else None, op)

@@ -103,7 +103,7 @@ def reduce_scatter(
     places = [p for _, p in channel.details()]
     dtype = op.view or output.dtype
     output, inputs = output.view(dtype), [i.view(dtype) for i in inputs]
-    direct = op.factor is None and all(places)
+    direct = all(places)
     if direct:
         whole = n * numel
         buffers = [
@@ -113,8 +113,6 @@ def reduce_scatter(
         step = channel.sizes.direct_piece // output.element_size()
     else:
         step = min(channel.sizes.piece, channel.sizes.slot // n) // output.element_size()
-    if op.factor is not None:
-        inputs = [i * op.factor for i in inputs]
     # A rank whose output is its own input must not overwrite it before its turn in the order of ranks.
     overlaps = me >= 2 and output.data_ptr() == inputs[me].data_ptr()
     for start in range(0, numel, step):
@@ -158,8 +156,9 @@ def all_to_all(
     if not torch.equal(sent, expected):
         r, s = (sent != expected).nonzero()[0].tolist()
         raise CollectiveMismatchError(
-            f"all_to_all #{channel.seq} of group {channel.name!r}: rank {r} sends {int(sent[r, s])} elements to rank "
-            f"{s}, which expects {int(expected[r, s])}; input splits and output splits must agree"
+            f"all_to_all #{channel.seq} of group {channel.name!r}: rank {channel.global_ranks[r]} sends "
+            f"{int(sent[r, s])} elements to rank {channel.global_ranks[s]}, which expects {int(expected[r, s])}; "
+            "input splits and output splits must agree"
         )
     sources = [t.view(_BYTES) for t in inputs]
     targets = [t.view(_BYTES) for t in outputs]

@@ -1,7 +1,7 @@
 """The seam between the process group and whatever moves bytes: errors, operators, flat tensors, observers."""
 
 from ._errors import CollectiveMismatchError, CollectiveTimeoutError, CommError, PeerDiedError
-from ._flat import cut, flatten, split, write_back
+from ._flat import apart, cut, flatten, split, write_back
 from ._reduce import ReduceOperator, reducer
 from ._transport import Flats, Transport
 from .observers import (
@@ -17,6 +17,6 @@ from .observers import (
 
 __all__ = [
     "CollectiveMismatchError", "CollectiveTimeoutError", "CommError", "Flats", "Observer", "OperationRecord",
-    "PeerDiedError", "ProgressObserver", "ReduceOperator", "Transport", "announce_message", "cut", "flatten",
-    "follow", "known_group", "label", "observe", "reducer", "split", "write_back",
+    "PeerDiedError", "ProgressObserver", "ReduceOperator", "Transport", "announce_message", "apart", "cut",
+    "flatten", "follow", "known_group", "label", "observe", "reducer", "split", "write_back",
 ]  # fmt: skip

@@ -1,6 +1,6 @@
 """Between users' tensors (any shape, strides, autograd) and the flat contiguous ones that transports move."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -21,6 +21,32 @@ def write_back(flat: torch.Tensor, tensor: torch.Tensor) -> None:
     if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
         with torch.no_grad():
             tensor.copy_(flat.view(tensor.shape))
+
+
+def apart(
+    sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor], twins: Callable[[int, int], bool]
+) -> Sequence[torch.Tensor]:
+    """Return `sources`, or copies of them where a target that is written would change one that others still need.
+
+    Args:
+        sources: Flat tensors that an operation reads.
+        targets: Flat tensors that it writes, apart from each other.
+        twins: Whether the source and the target of these numbers may be one and the same memory.
+    """
+    spans = [_span(target) for target in targets]
+    lowest, highest = min(begin for begin, _ in spans), max(end for _, end in spans)
+    for i, source in enumerate(sources):
+        begin, end = _span(source)
+        if begin < highest and lowest < end:
+            for j, span in enumerate(spans):
+                if begin < span[1] and span[0] < end and not (span == (begin, end) and twins(i, j)):
+                    return [one.clone() for one in sources]
+    return sources
+
+
+def _span(flat: torch.Tensor) -> tuple[int, int]:
+    begin = flat.data_ptr()
+    return begin, begin + flat.nbytes
 
 
 def split(flat: torch.Tensor, parts: int) -> Sequence[torch.Tensor]:

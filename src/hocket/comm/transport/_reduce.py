@@ -35,9 +35,13 @@ class ReduceOperator(NamedTuple):
     number: int  # number that identifies the operator among ranks
     kernel: Kernel  # kernel that combines two: kernel(a, b, out=c)
     view: torch.dtype | None  # element type to compute with (another view of the same bits), or None
-    factor: float | torch.Tensor | None  # factor of each rank's own contribution (PREMUL_SUM), or None
+    factor: float | torch.Tensor | None  # factor of each rank's contribution (PREMUL_SUM), or None; see `share`
     average: bool  # whether to divide the result by the number of ranks
     engine_operator: ReduceOp.RedOpType  # the operator for an engine that has neither averages nor scaled sums
+
+    def share(self, flat: torch.Tensor) -> torch.Tensor:
+        """Return what this rank contributes: `flat`, or for PREMUL_SUM its multiple, which leaves `flat` as it is."""
+        return flat if self.factor is None else flat * self.factor
 
     def finish(self, result: torch.Tensor, world: int) -> None:
         """Divide `result` by `world` if this is an average; integers are rounded towards zero, as NCCL does."""
