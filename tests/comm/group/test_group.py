@@ -100,6 +100,41 @@ def test_forked_data_workers_do_not_disturb_the_group():
     assert run_ranks(_workers_fork_while_operations_run, 2) == [expected] * 2
 
 
+def _a_forked_child_communicates():
+    """What a child of rank 0 hears, alone with its calls; the parents go on."""
+    me = dist.get_rank()
+    dist.all_reduce(torch.ones(3))
+    (dist.send if me == 0 else dist.recv)(torch.ones(3), 1 - me)
+    heard = ""
+    if me == 0:
+        reader, writer = os.pipe()
+        child = os.fork()
+        if child == 0:
+            for call in (lambda: dist.all_reduce(torch.full((3,), 7.0)), lambda: dist.send(torch.full((3,), 7.0), 1)):
+                try:
+                    call()
+                    os.write(writer, b"accepted\n")
+                except comm.CommError as error:
+                    os.write(writer, f"{error}\n".encode())
+            dist.destroy_process_group()
+            os._exit(0)
+        os.close(writer)
+        with os.fdopen(reader) as file:
+            heard = file.read()
+        os.waitpid(child, 0)
+    dist.all_reduce(total := torch.ones(3))
+    message = torch.full((3,), 5.0)
+    (dist.send if me == 0 else dist.recv)(message, 1 - me)
+    return heard.splitlines(), total.tolist(), message.tolist()
+
+
+def test_a_forked_child_does_not_speak_for_its_rank():
+    (heard, *mine), (_, *theirs) = run_ranks(_a_forked_child_communicates, 2)
+    assert len(heard) == 2
+    assert all("belongs to the process that this one was forked from" in line for line in heard)
+    assert mine == theirs == [[2.0] * 3, [5.0] * 3]
+
+
 def _input_among_outputs(numel):
     """Whether operations are right whose input lies where another rank's part is to be written."""
     me, n = dist.get_rank(), dist.get_world_size()

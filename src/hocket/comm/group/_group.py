@@ -1,6 +1,8 @@
 """The process group "hocket": routes every c10d operation to shared memory or to an engine."""
 
 import atexit
+import copy
+import os
 import threading
 import time
 import weakref
@@ -19,6 +21,7 @@ from ..engines import engine as _engine
 from ..shm import SharedMemoryTransport
 from ..shm import cuda_ipc as _cuda_ipc
 from ..timeouts import timeout_setting
+from ..transport import CommError
 from ..transport import observers as _observe
 from ._arguments import check_root, check_writable, only
 from ._collectives import Collectives
@@ -29,6 +32,7 @@ from ._runner import Runner
 _lives = 0
 _SETTLE_S = 0.5  # for operations that nobody has waited for, when the process ends
 _open_groups: "weakref.WeakSet[HocketGroup]" = weakref.WeakSet()
+_of_the_parent: list[Any] = []  # engines in a forked child, which has none of their threads and must not end them
 
 
 class HocketGroup(Collectives):
@@ -52,7 +56,7 @@ class HocketGroup(Collectives):
         self._store = c10d.PrefixStore(f"hocket/{_count_lives()}/", given.store)
         timeout = _timeout(given.timeout)
         hosts, called = find_hosts(self._store, self._name, rank, size, timeout, self._global_ranks)
-        self._gloo = Gloo(self._store, rank, size, timeout)
+        self._gloo: Any = Gloo(self._store, rank, size, timeout)
         transport, channel, self._tag_matcher = open_transport(
             self._store, self._name, rank, size, timeout, self._global_ranks, self._gloo, hosts, called
         )
@@ -221,6 +225,14 @@ class HocketGroup(Collectives):
         if self._nccl is not None:
             self._nccl.abort()
 
+    def refuse(self, error: CommError) -> None:
+        """Answer all operations from now on with this error, and tell nobody: a child does not speak for the rank."""
+        for backend in (self._host, self._gpu):
+            if backend is not None:
+                backend.runner.refuse(error)
+        _of_the_parent.extend((self._gloo, self._tag_matcher))
+        self._tag_matcher, self._gloo = None, _Refusing(error)
+
     # --- inside -----------------------------------------------------------------------------------------------------
 
     def _device_backend(self, tensors: Sequence[Tensor]) -> DeviceBackend | None:
@@ -272,6 +284,16 @@ class HocketGroup(Collectives):
         return work
 
 
+class _Refusing:
+    """Stands for an engine of the process that this one was forked from."""
+
+    def __init__(self, error: CommError) -> None:
+        self._error = error
+
+    def __getattr__(self, name: str) -> Any:
+        raise copy.copy(self._error)
+
+
 def _timeout(given: timedelta) -> timedelta:
     """Return a group's time-out: torch's default gives way to HOCKET_TIMEOUT (seconds), and to that of the world."""
     if given != c10d.DEFAULT_TIMEOUT:
@@ -302,6 +324,20 @@ def _count_lives() -> int:
 # a functional collective before it comes to that, and every microsecond of that one is felt.
 for _name in ("broadcast", "allgather", "gather", "scatter", "reduce", "reduce_scatter", "alltoall", "barrier"):
     setattr(HocketGroup, _name, c10d.outside_compiler(getattr(HocketGroup, _name)))
+
+
+def _refuse_in_child() -> None:
+    """Keep a forked child out of its parent's groups: to the other ranks its operations would be the parent's."""
+    for group in list(_open_groups):
+        group.refuse(
+            CommError(
+                f"group {group.getGroupName()!r} belongs to the process that this one was forked from, and only that "
+                "one may use it; a child that is to communicate calls dist.init_process_group itself"
+            )
+        )
+
+
+os.register_at_fork(after_in_child=_refuse_in_child)
 
 
 @atexit.register

@@ -114,6 +114,10 @@ class Runner:
         self._queue.close(_CLOSE_S)
         self.leave()
 
+    def refuse(self, error: CommError) -> None:
+        """Answer whatever is submitted from now on with this error; the peers are not told."""
+        self._broken = error
+
     def settle(self, timeout_s: float) -> None:
         """Wait until the progress thread has ended, or for so many seconds.
 
