@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from hocket.sharding import Shard, WholeBatchNorms, cut, gathered, note, noted
+from hocket.sharding import Shard, WholeBatchNorms, cut, gathered, guard_transforms, note, noted
 
 from ...batches import mapped, tensors_in
 from ...mesh import World
@@ -84,7 +84,7 @@ class SpatialParallel:
         if tensor.ndim < _FEWEST_DIMS or noted(tensor) is not None:
             return tensor
         shard = Shard.even(_DIVIDED_DIM, tensor.shape[_DIVIDED_DIM], self.world.size)
-        return note(cut(tensor, shard, self.world.rank), shard, self._peers)
+        return note(cut(tensor, shard, self.world.rank).contiguous(), shard, self._peers)
 
     def whole(self, tensor: torch.Tensor) -> torch.Tensor:
         """The full tensor of which this is a shard; a collective operation."""
@@ -164,5 +164,6 @@ def become_divided(model: nn.Module, form: SpatialParallel) -> None:
     old: Any = type(model)
     about = {"__module__": __name__, "__doc__": old.__doc__}
     divided: Any = type(old.__name__, (DividedModule, old), about)
+    guard_transforms()
     model.spatial = form  # type: ignore[assignment]
     model.__class__ = divided
