@@ -144,3 +144,10 @@ def size(call: OperatorCall, input: Any, dim: int | None = None) -> Outcome:
     else:
         call.answer = input.shape[0] if call.name == "len" else torch.Size(input.shape)
     return REPLICATED
+
+
+@rule("is_same_size")
+def is_same_size(call: OperatorCall, input: Any, other: Any) -> Outcome:
+    """Answer with what the full tensors' sizes say."""
+    call.answer, call.changed = input.shape == other.shape, True
+    return REPLICATED
