@@ -84,7 +84,8 @@ class SpatialParallel:
         if tensor.ndim < _FEWEST_DIMS or noted(tensor) is not None:
             return tensor
         shard = Shard.even(_DIVIDED_DIM, tensor.shape[_DIVIDED_DIM], self.world.size)
-        return note(cut(tensor, shard, self.world.rank).contiguous(), shard, self._peers)
+        mine: torch.Tensor = note(cut(tensor, shard, self.world.rank).contiguous(), shard, self._peers)
+        return mine
 
     def whole(self, tensor: torch.Tensor) -> torch.Tensor:
         """The full tensor of which this is a shard; a collective operation."""
