@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hocket import cluster
@@ -13,7 +14,13 @@ from hocket.planner import Constants, Network, Plan, PlanError, Prediction, assu
 from hocket.planner._profile import Profile
 from hocket.workload import Layer, Operation, Workload, WorkloadError, llama, named_transformer, parse
 
-H100, A100 = Network.of(cluster.load("h100-like")), Network.of(cluster.load("selene-like"))
+
+@functools.cache
+def network_of(name: str) -> Network:
+    return Network.of(cluster.load(name))
+
+
+H100 = network_of("h100-like")
 LLAMA = named_transformer("llama-3-8b")
 NARROW = Plan(precision="float8", shard="parameters")
 
@@ -23,6 +30,7 @@ def predicted(plan: Plan, workload: Workload = LLAMA, **constants: object) -> Pr
     return predict(plan, workload, H100, workers=16, batch=16, constants=told)
 
 
+@settings(max_examples=30, deadline=None)
 @given(
     hidden=st.sampled_from([128, 1024, 8192]),
     feed_forward=st.sampled_from([64, 4096, 30000]),
@@ -35,7 +43,7 @@ def test_no_pass_of_any_layer_is_slower_in_float8(
     hidden: int, feed_forward: int, sequence: int, micro: float, tensor: int, name: str
 ) -> None:
     workload = llama(hidden, 2, 8, 8, feed_forward, sequence=sequence)
-    network = Network.of(cluster.load(name))
+    network = network_of(name)
     plan = Plan(tensor_parallel_degree=tensor, sequence_parallel=tensor > 1)
     constants = Constants.of(network.reached)
     wide, narrow = (Profile(one, network, constants).times(plan, micro) for one in (workload, workload.in_float8()))
@@ -120,6 +128,7 @@ def test_what_float8_and_fusion_take_away_makes_an_interval_wider() -> None:
     assert wide(plain) < wide(predicted(Plan(precision="float8")))
 
 
+@settings(max_examples=10, deadline=None)
 @given(st.lists(st.floats(0, 0.99), min_size=2, max_size=4))
 def test_the_more_is_fused_the_shorter_is_a_step(shares: list[float]) -> None:
     steps = [predicted(Plan(precision="bfloat16"), fused_share=one).step_s for one in sorted(shares)]
