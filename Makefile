@@ -9,7 +9,9 @@ INPUTS := pyproject.toml constraints.txt
 # tests' time is spent waiting for ranks, deadlines and slow links.
 WORKERS ?= $(shell $(PYTHON) -c 'import os; print(max(3, (os.cpu_count() or 1) * 3 // 2))')
 # At most ten tests that fail run once more, alone; CONTRIBUTING.md says why.
-PYTEST = $(BIN)/python tests/twice.py '--numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder'
+# Compiled first, also where PYTHONDONTWRITEBYTECODE is set (as in many images): hundreds of processes that the tests start
+# would compile each module anew.
+PYTEST = $(BIN)/python -m compileall -q src tests && $(BIN)/python tests/twice.py '--numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder'
 
 NEWEST := .venv-newest-torch
 

@@ -1,6 +1,7 @@
 import gc
 import os
 import signal
+import sys
 import threading
 import time
 
@@ -13,6 +14,7 @@ from hocket.testing import deadline, preload
 
 os.environ.setdefault("HOCKET_CALIBRATION", "off")  # nothing is kept in the home of who runs the tests
 preload("tests.preload")
+sys.dont_write_bytecode = False  # tests as pytest rewrites them: the next run need not compile them again
 os.environ.setdefault("HOCKET_RUN_DIR", "off")  # no `hocket run` of a test leaves a directory in the checkout
 torch.set_num_threads(1)  # small tensors: several threads only wait for each other, for long where cores are busy
 _STARTING = {"run_ranks", "subprocess", "run", "fabric", "launch"}  # names in a file, or its folder
