@@ -46,6 +46,7 @@ WORLDS = (
     128,
     130,
 )
+SMALL = 9  # up to here every dtype and operator, from here on one of them by turns: the transfers are the same
 LARGE = 33  # from here on one dtype and operator
 CASES = (("sum", np.int64), ("max", np.int32), ("min", np.float32), ("xor", np.uint8), ("sum", np.float64))
 VARIANTS = {
@@ -111,10 +112,14 @@ def port_load(schedule: Schedule) -> tuple[Fraction, Fraction, int]:
 
 @every_algorithm
 def test_executes_to_what_numpy_says(algorithm: Algorithm) -> None:
-    for collective, parameters in served(algorithm):
+    for number, (collective, parameters) in enumerate(served(algorithm)):
         schedule = algorithm.build(collective, **parameters)
         generator = np.random.default_rng(collective.world)
-        for operator, dtype in CASES if collective.world < LARGE else CASES[:1]:
+        turn = number % len(CASES)
+        cases = (
+            CASES if collective.world <= SMALL else CASES[turn : turn + 1] if collective.world < LARGE else CASES[:1]
+        )
+        for operator, dtype in cases:
             data = generator.integers(0, 100, (collective.world, schedule.chunks, 1)).astype(dtype)
             value, must = expected(collective, schedule.chunks, data, operator)
             got = run(schedule, data, operator)
