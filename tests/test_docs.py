@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from hocket.cli import main
 from hocket.testing import deadline
 
 from .processes import script_output
@@ -117,19 +118,28 @@ def test_the_tutorial_runs(tmp_path: Path) -> None:
     assert (tmp_path / "checkpoint").is_dir()
 
 
-def test_the_page_on_checkpoints_runs(tmp_path: Path) -> None:
+def test_the_page_on_checkpoints_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     page = DOCS / "checkpoints.md"
     (tmp_path / "page.py").write_text(code(page))
-    run("page.py", cwd=tmp_path)
-    commands = re.findall(r"^\$ hocket (.*)$", page.read_text(), re.MULTILINE)
-    verified, exported = (run("-m", "hocket", *command.split(), cwd=tmp_path) for command in commands)
+    script_output(tmp_path / "page.py", cwd=tmp_path)
+    monkeypatch.chdir(tmp_path)
+    verify, export = (command.split() for command in re.findall(r"^\$ hocket (.*)$", page.read_text(), re.MULTILINE))
+
+    def hocket(words: list[str]) -> tuple[object, str, str]:
+        with pytest.raises(SystemExit) as ended:
+            main(words)
+        return ended.value.code, *capsys.readouterr()
+
+    status, verified, _ = hocket(verify)
+    assert status == 0
     assert re.fullmatch(r"checkpoint is whole: 2 files of [\d.]+ \w+ have the checksums .*\n", verified)
-    assert exported == "exported has model.safetensors\n"
+    assert hocket(export)[:2] == (0, "exported has model.safetensors\n")
     (tmp_path / "checkpoint" / "__0_0.distcp").write_bytes(b"damaged")
-    command = [sys.executable, "-m", "hocket", *commands[0].split()]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=110, check=False)
-    assert done.returncode == 2
-    assert "is damaged: __0_0.distcp has 7 bytes of" in done.stderr
+    status, _, said = hocket(verify)
+    assert status == 2
+    assert "is damaged: __0_0.distcp has 7 bytes of" in said
 
 
 @pytest.mark.timeout(400)
@@ -154,8 +164,8 @@ def test_fine_tuning_loses_the_same_without_the_lines_of_hocket_and_on_two_ranks
     assert all(line.endswith("# hocket") for line in own)
     (tmp_path / "plain.py").write_text("\n".join(line for line in script.splitlines() if line not in own))
     (tmp_path / "tuned.py").write_text(script)
-    one = [float(line.split()[1]) for line in run("plain.py", cwd=tmp_path).splitlines()]
-    two = run("-m", "hocket", "run", "-n", "2", "tuned.py", cwd=tmp_path).replace("[0] ", "")
+    one = [float(line.split()[1]) for line in script_output(tmp_path / "plain.py").splitlines()]
+    two = script_output(tmp_path / "tuned.py", n=2)
     assert len(one) == 12
     assert [float(line.split()[1]) for line in two.splitlines()] == pytest.approx(one, rel=1e-6)
 
