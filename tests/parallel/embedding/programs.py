@@ -21,7 +21,7 @@ from hocket.workloads import example
 
 SAMPLES = 26
 BATCH = 8  # the last of four has two samples
-EPOCHS = 6
+EPOCHS = 3
 WORDS, PADDING = 37, 3
 HOWS: tuple[Any, ...] = ("table", "row", "hybrid")
 

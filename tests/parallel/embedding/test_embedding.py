@@ -22,7 +22,7 @@ def test_losses_and_weights_are_those_of_one_process(ranks: int) -> None:
     results = run_ranks(programs.all_cases, ranks)
     for (optimizer, how), (losses, weights) in results[0].items():
         expected_losses, expected = plain(optimizer)
-        assert len(losses) == 24
+        assert len(losses) == 12
         np.testing.assert_allclose(losses, expected_losses, rtol=1e-10, err_msg=f"{optimizer}, {how}")
         for name, weight in weights.items():
             np.testing.assert_allclose(

@@ -13,7 +13,7 @@ from ... import programs
 from . import trainer_programs
 
 WORDS = ("local:1", "local:3", "stale:2", "ssp:1", "hogwild")
-ALL_SAMPLES = programs.SAMPLES * programs.EPOCHS
+ALL_SAMPLES = programs.SAMPLES * trainer_programs.EPOCHS
 
 
 def one_process(name: str) -> list[float]:
