@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +129,24 @@ def test_the_launcher_s_plan_is_taken_up_or_refused_by_a_loop_of_one_s_own(monke
     assert hocket.Trainer(model, loss_fn, optimizer).plan.clip_norm == 2.0
     with pytest.raises(PlanError, match="shard: a loop of the program's own is for plain data parallelism"):
         hocket.distribute(model, optimizer)
+
+
+@pytest.mark.parametrize(
+    ("plan", "remedy"),
+    [
+        (Plan(clip_norm=2.0), "call torch.nn.utils.clip_grad_norm_ before optimizer.step()"),
+        (Plan(recompute=True), "use torch.utils.checkpoint in the model"),
+        (Plan(precision="bfloat16"), "compute under torch.autocast"),
+        (Plan(synchronisation="local:8"), "use hocket.Trainer"),
+    ],
+)
+def test_what_a_loop_of_one_s_own_has_to_do_itself_is_refused_in_a_plan(
+    monkeypatch: pytest.MonkeyPatch, plan: Plan, remedy: str
+) -> None:
+    model, _, _ = programs.setting("mlp", torch.float32)
+    monkeypatch.setenv("HOCKET_PLAN", json.dumps(plan.to_json()))
+    with pytest.raises(PlanError, match=re.escape(remedy)):
+        hocket.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1))
 
 
 def test_a_plan_with_float8_is_refused_by_all_that_trains(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable, Iterable
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import torch
 
@@ -215,14 +215,35 @@ def _plain_plan() -> Plan:
     """The launcher's plan, if a loop of the user's own can carry it out."""
     plan = Plan.from_environment() or Plan()
     check_carried_out(plan)
-    for field in ("shard", *(axis.field for axis in inner()), "accumulate", "embeddings", "priority"):
+    for field in (
+        "shard",
+        *(axis.field for axis in inner()),
+        "accumulate",
+        "embeddings",
+        "priority",
+        "synchronisation",
+    ):
         if getattr(plan, field) != getattr(Plan(), field):
             rule = f"a loop of the program's own is for plain data parallelism, and this plan is {plan.describe()}"
-            raise PlanError(
-                "the plan cannot be carried out by hocket.distribute:",
-                [PlanFinding(field, rule, "use hocket.Trainer, or run without --plan")],
-            )
+            raise _not_here(field, rule, "use hocket.Trainer, or run without --plan")
+    for field, remedy in _OF_THE_LOOP.items():
+        if (value := getattr(plan, field)) != getattr(Plan(), field):
+            rule = f"the plan says {value!r}, which is up to a loop of the program's own"
+            raise _not_here(field, rule, f"{remedy}, and leave {field} out of the plan; or use hocket.Trainer")
     return plan
+
+
+def _not_here(field: str, rule: str, remedy: str) -> PlanError:
+    finding = PlanFinding(field, rule, remedy)
+    return PlanError("the plan cannot be carried out by hocket.distribute:", [finding])
+
+
+# Fields of a plan that a Trainer carries out, with what a loop of the program's own says instead.
+_OF_THE_LOOP: Final = {
+    "clip_norm": "call torch.nn.utils.clip_grad_norm_ before optimizer.step()",
+    "recompute": "use torch.utils.checkpoint in the model",
+    "precision": "compute under torch.autocast",
+}
 
 
 def _neighbours(world: World, ranks: int) -> World:
