@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from hocket.parallel.pipeline import balance, measure, split
-from hocket.planner._balance import Link, slowest
+from hocket.planner.network._balance import Link, slowest
 
 LINK = {"link": Link(1e6, 1e-4)}
 

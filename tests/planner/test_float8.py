@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from hocket import cluster
 from hocket.planner import Constants, Network, Plan, PlanError, Prediction, assumptions, predict, search
-from hocket.planner._profile import Profile
+from hocket.planner.step._profile import Profile
 from hocket.workload import Layer, Operation, Workload, WorkloadError, llama, named_transformer, parse
 
 

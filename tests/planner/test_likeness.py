@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hocket.planner import Constants, MeasuredPlan, Plan, fitted, predict, reference_plans, resemblance, search
-from hocket.planner._likeness import least_longer, likeness, longer, place, weights
+from hocket.planner.step._likeness import least_longer, likeness, longer, place, weights
 from hocket.workload import Workload
 
 from .test_captured import captured as captured  # a fixture

@@ -11,8 +11,8 @@ import pytest
 from hocket import cluster
 from hocket.cli import main
 from hocket.planner import Constants, Network, PlanError, fit_sweep, read_sweep
-from hocket.planner._interval import spread
-from hocket.planner._time import StepParts
+from hocket.planner.step._interval import spread
+from hocket.planner.step._time import StepParts
 
 SIZES = [2**power for power in range(16, 34, 3)]
 

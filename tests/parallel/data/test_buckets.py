@@ -18,7 +18,7 @@ from hocket import cluster
 from hocket.comm.shm._memory import shared_memory
 from hocket.parallel.data._bucket import bucket_layout
 from hocket.planner import BucketSizes, Plan, predict
-from hocket.planner._bucket_sizes import MAX_BUCKET_NBYTES, MIN_BUCKET_NBYTES
+from hocket.planner.plan._bucket_sizes import MAX_BUCKET_NBYTES, MIN_BUCKET_NBYTES
 from hocket.testing import RankError, run_ranks
 from hocket.workload import Layer, Operation, Workload
 

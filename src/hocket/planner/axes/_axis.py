@@ -12,9 +12,9 @@ from hocket.workload import Workload
 from .._findings import PlanFinding
 
 if TYPE_CHECKING:
-    from .._network import Network
-    from .._plan import Plan
-    from .._time import StepParts
+    from ..network import Network
+    from ..plan import Plan
+    from ..step import StepParts
 
 Divides = Literal["batch", "layers", "tensors", "samples", "nothing"]
 

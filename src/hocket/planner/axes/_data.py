@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 from ._axis import Axis
 
 if TYPE_CHECKING:
-    from .._plan import Plan
-    from .._time import StepParts
+    from ..plan import Plan
+    from ..step import StepParts
 
 
 def _describe(plan: "Plan") -> str:

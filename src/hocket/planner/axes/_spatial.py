@@ -11,9 +11,9 @@ from .._findings import PlanFinding
 from ._axis import Axis
 
 if TYPE_CHECKING:
-    from .._network import Network
-    from .._plan import Plan
-    from .._time import StepParts
+    from ..network import Network
+    from ..plan import Plan
+    from ..step import StepParts
 
 
 def _rules(plan: Plan) -> Iterator[PlanFinding]:

@@ -10,7 +10,7 @@ from ._spatial import SPATIAL
 from ._tensor import TENSOR
 
 if TYPE_CHECKING:
-    from .._plan import Plan
+    from ..plan import Plan
 
 AXES: Final[tuple[Axis, ...]] = (PIPELINE, DATA, TENSOR, SPATIAL)
 """In the order of ranks, the slowest first: rank = ((p * data + d) * tensor + t) * spatial + s."""

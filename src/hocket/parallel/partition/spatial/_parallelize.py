@@ -84,12 +84,12 @@ class SpatialParallel:
         if tensor.ndim < _FEWEST_DIMS or noted(tensor) is not None:
             return tensor
         shard = Shard.even(_DIVIDED_DIM, tensor.shape[_DIVIDED_DIM], self.world.size)
-        mine: torch.Tensor = note(cut(tensor, shard, self.world.rank).contiguous(), shard, self._peers)
-        return mine
+        return note(cut(tensor, shard, self.world.rank).contiguous(), shard, self._peers)
 
     def whole(self, tensor: torch.Tensor) -> torch.Tensor:
         """The full tensor of which this is a shard; a collective operation."""
-        return gathered(tensor)
+        whole: torch.Tensor = gathered(tensor)
+        return whole
 
     def call(self, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """The model's own forward on shards of its inputs.

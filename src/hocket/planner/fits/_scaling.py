@@ -14,9 +14,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ._constants import slowest_of
-from ._findings import PlanError
-from ._interval import DEVIATIONS
+from .._findings import PlanError
+from ..network import slowest_of
+from ..step import DEVIATIONS
 
 CONGESTION = 0.05
 """t, assumed: what hashed paths cost of a large collective on tapered networks with every doubling of the hosts."""

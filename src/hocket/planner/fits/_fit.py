@@ -12,13 +12,10 @@ from dataclasses import dataclass
 
 from hocket.workload import Workload
 
-from ._constants import Constants
-from ._interval import NOISE
-from ._likeness import place, weights
-from ._network import Network
-from ._plan import Plan
-from ._time import predict
-from .axes import inner
+from ..axes import inner
+from ..network import Constants, Network
+from ..plan import Plan
+from ..step import NOISE, place, predict, weights
 
 # How far (standard deviation of the natural logarithm) each constant may be from what small models said of it.
 _BELIEF = {

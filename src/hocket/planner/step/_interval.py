@@ -9,7 +9,7 @@ published runs that were not fitted lie inside (docs/predictions.md has the tabl
 import math
 from collections.abc import Mapping
 
-from ._constants import Constants
+from ..network import Constants
 
 LEVEL = 0.8
 """Of what is measured, the part that is to lie inside of an interval."""

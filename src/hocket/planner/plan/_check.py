@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from hocket.timeline import Timeline
 
-from ._findings import PlanError, PlanFinding
+from .._findings import PlanError, PlanFinding
 from ._plan import Plan
 
 # What a plan file says of each part that a timeline can show; see `with_reasons`.

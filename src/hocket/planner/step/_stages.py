@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from hocket.schedule.pipeline import NAMED_ORDERS
 from hocket.workload import Workload
 
-from ._balance import CUT_SLACK, LOCAL, Link, balance
-from ._findings import PlanError, PlanFinding
-from ._pipeline import plan_order
-from ._plan import Plan
+from .._findings import PlanError, PlanFinding
+from ..network import CUT_SLACK, LOCAL, Link, balance
+from ..plan import Plan, plan_order
 
 _FEW = 400  # layers, for which the exact way is fast enough
 

@@ -19,9 +19,9 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from hocket.schedule.pipeline import NAMED_ORDERS
 from hocket.units import parse_bytes
 
-from ._findings import PlanError, PlanFinding
+from .._findings import PlanError, PlanFinding
+from ..axes import axis, inner, product
 from ._synchronisation import WRITTEN, Synchronisation
-from .axes import axis, inner, product
 
 RULES: list[Callable[[Plan, int | None, int | None], list[PlanFinding]]] = []
 """Each returns what a plan breaks, in a world of some size (if known) and with batches of some size (if known)."""

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ._constants import Constants
-from ._plan import Plan
-from .axes import copy_group, inner
+from ..axes import copy_group, inner
+from ..network import Constants
+from ..plan import Plan
 
 _SHARDS = {"none": 0.0, "optimizer": 1.0, "gradients": 1.5, "parameters": 3.0}
 _FORM, _PARTS, _STAGES, _COPIES = 3.0, 0.5, 1.0, 0.5  # distances of twice as much

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from ._plan import Plan
-from .axes import copy_group, inner, product
+from ..axes import copy_group, inner, product
+from ..plan import Plan
 
 NEAR = 0.05
 """Predicted times that differ by less say nothing of which plan is faster.

@@ -12,17 +12,13 @@ from hocket.schedule.pipeline import NAMED_ORDERS
 from hocket.units import format_bytes
 from hocket.workload import Workload
 
+from .._findings import PlanError, PlanFinding
+from ..axes import replicas
+from ..network import Constants, Network, network_of
+from ..plan import Plan
+from ..step import Memory, Prediction, Profile, cuts_of, in_precision, least_longer, memory_of, predict_within
 from ._admissible import Grid, Layout, grid_of, layouts
-from ._constants import Constants
-from ._findings import PlanError, PlanFinding
-from ._likeness import least_longer
-from ._memory import Memory, memory_of
-from ._network import Network, network_of
-from ._plan import Plan
 from ._preference import NEAR, preferred
-from ._profile import Profile, in_precision
-from ._time import Prediction, cuts_of, predict_within
-from .axes import replicas
 
 # Of the memory: what a plan may need that is preferred for being simple.
 _ROOMY = 0.9

@@ -10,13 +10,11 @@ import numpy as np
 
 from hocket.simulate import StageWork, Stream
 
-from ._bucket_sizes import BucketSizes
-from ._constants import USUAL, Constants
-from ._network import NOTHING, Cost
-from ._pipeline import Followed, plan_order
-from ._plan import Plan
+from ..axes import copy_group, replicas, shard_group
+from ..network import NOTHING, USUAL, Constants, Cost
+from ..plan import BucketSizes, Plan, plan_order
+from ._pipeline import Followed
 from ._profile import LayerTimes, Profile
-from .axes import copy_group, replicas, shard_group
 
 # Of the optimizer's state every byte is read and written; gradients are zeroed, accumulated, checked and read.
 _GRADIENT_PASSES = 4

@@ -15,20 +15,17 @@ from hocket.cluster import Cluster
 from hocket.schedule.pipeline import NAMED_ORDERS
 from hocket.workload import Workload
 
-from ._admissible import undivided
-from ._balance import LOCAL, Link
-from ._constants import Constants, slowest_of, waiting
+from .._findings import PlanError, PlanFinding
+from ..axes import AXES, product, replicas
+from ..network import LOCAL, Constants, Cost, Link, Network, network_of, slowest_of, waiting
+from ..plan import Plan, undivided
 from ._ends import ends, follow_gathers
-from ._findings import PlanError, PlanFinding
 from ._interval import spread
 from ._likeness import alike, longer
 from ._memory import Memory, memory_of
-from ._network import Cost, Network, network_of
 from ._pipeline import crowding, follow, stage_works
-from ._plan import Plan
 from ._profile import LayerTimes, Profile, in_precision
 from ._stages import stage_cuts
-from .axes import AXES, product, replicas
 
 # Pipelines whose ranks share processors are followed from event to event up to so many actions times ranks, some 50 ms.
 _FOLLOWED = 4096

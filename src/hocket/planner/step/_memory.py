@@ -13,10 +13,9 @@ from numpy.typing import NDArray
 from hocket.units import format_bytes
 from hocket.workload import Layer, Share, Workload
 
-from ._bucket_sizes import BucketSizes
-from ._plan import Plan
+from ..axes import axis, replicas, shard_group, sharing
+from ..plan import BucketSizes, Plan
 from ._stages import in_flight, stage_cuts
-from .axes import axis, replicas, shard_group, sharing
 
 PROCESS_NBYTES = 260 * 2**20
 """Of the interpreter with torch and a Trainer, before there is a model: Python 3.11, torch 2.13."""

@@ -9,10 +9,10 @@ from typing import Any
 
 from hocket.workload import Workload
 
-from ._findings import PlanError, PlanFinding
-from ._network import Network
-from ._plan import Plan
-from .axes import AXES, axis, inner
+from .._findings import PlanError, PlanFinding
+from ..axes import AXES, axis, inner
+from ..network import Network
+from ..plan import Plan, undivided
 
 _SHARDS = ("none", "optimizer", "gradients", "parameters")
 _MICRO = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256)
@@ -129,11 +129,6 @@ def grid_of(workload: Workload, network: Network, workers: int, batch: int, fixe
     apart = core  # layers of which shared operations are known; a captured layer is divided as a whole
     sequence = (fixed["sequence_parallel"],) if "sequence_parallel" in fixed else ((True,) if apart else (False,))
     return Grid(workers, batch, fixed, degrees, shards, tuple(recomputations), sequence, network.local)
-
-
-def undivided(plan: Plan, workload: Workload) -> list[PlanFinding]:
-    """Return what the plan divides that the workload's layers do not say how to divide."""
-    return [found for one in AXES if one.degree(plan) > 1 for found in one.refused(plan, workload)]
 
 
 def layouts(grid: Grid, layers: int) -> Iterator[Layout]:

@@ -1,53 +1,18 @@
-"""A plan's pipeline: its order, and what a rank of it spends besides its own work."""
+"""A plan's pipeline, followed from action to action: what a rank of it spends besides its own work."""
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hocket.schedule import ScheduleError
-from hocket.schedule.pipeline import NAMED_ORDERS, PipelineOrder, pipeline_order
+from hocket.schedule.pipeline import NAMED_ORDERS
 from hocket.simulate import StageWork, simulate_order
 
-from ._findings import PlanError, PlanFinding
+from ..plan import order_of, plan_order
 
 if TYPE_CHECKING:
-    from ._plan import Plan
+    from ..plan import Plan
     from ._profile import LayerTimes
-
-
-@functools.lru_cache(maxsize=64)
-def _order(schedule: str, p: int, v: int, m: int) -> PipelineOrder:
-    return pipeline_order(schedule, p, v, m)
-
-
-def plan_order(plan: "Plan") -> PipelineOrder:
-    """Return what each rank of a plan's pipeline does when; without a pipeline, the parts that one rank accumulates.
-
-    Raises:
-        PlanError: there is no such order for the plan's shape.
-    """
-    p, v, m = plan.pipeline_parallel_degree, plan.stages_per_rank, plan.micro_batches * plan.accumulate
-    try:
-        return _order(plan.pipeline_schedule if p > 1 else "1f1b", p, v, m)
-    except ScheduleError as error:
-        finding = PlanFinding("pipeline_schedule", str(error), f"choose one of {', '.join(NAMED_ORDERS)}")
-        raise PlanError("the plan cannot be carried out:", [finding]) from None
-
-
-def order_findings(plan: "Plan") -> Iterator[PlanFinding]:
-    """Return what stands against the order of a plan's pipeline: another shape, or a number of micro-batches."""
-    p, v, m = plan.pipeline_parallel_degree, plan.stages_per_rank, plan.micro_batches
-    named = NAMED_ORDERS.get(plan.pipeline_schedule)
-    if named is None:
-        try:
-            pipeline_order(plan.pipeline_schedule, p, v, m)
-        except ScheduleError as error:
-            yield PlanFinding("pipeline_schedule", str(error), f"mend it, or choose one of {', '.join(NAMED_ORDERS)}")
-    elif not named.admits(p, v, m):
-        rule = f"{plan.pipeline_schedule!r} on {p} ranks cannot run {m} micro-batches"
-        remedy = f'take {named.nearest(p, v, m)}, or pipeline_schedule = "gpipe", which takes any number'
-        yield PlanFinding("micro_batches", rule, remedy)
 
 
 def stage_works(
@@ -121,7 +86,7 @@ _ACTIONS = 256  # forwards of all stages, that are followed in some 2 ms
 
 @functools.lru_cache(maxsize=1024)  # plans that differ in what they shard have the same pipeline
 def _followed(schedule: str, p: int, v: int, m: int, stages: tuple[StageWork, ...]) -> Followed:
-    timing = simulate_order(_order(schedule, p, v, m), stages)
+    timing = simulate_order(order_of(schedule, p, v, m), stages)
     last: dict[int, tuple[float, float]] = {}
     for rank in timing.spans:
         before = len(last)

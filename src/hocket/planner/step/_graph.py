@@ -12,16 +12,13 @@ from hocket.schedule.pipeline import PipelineAction
 from hocket.simulate import StepGraph, Work, simulate_step
 from hocket.workload import Workload
 
-from ._bucket_sizes import BucketSizes
-from ._constants import Constants
+from ..axes import copy_group, replicas, shard_group, sharing
+from ..network import Constants, network_of
+from ..plan import BucketSizes, Plan, plan_order
 from ._ends import fetched, optimizer_s
 from ._memory import memory_of
-from ._network import network_of
-from ._pipeline import plan_order
-from ._plan import Plan
 from ._profile import LayerTimes, Profile, in_precision
 from ._time import cuts_of, predict
-from .axes import copy_group, replicas, shard_group, sharing
 
 Pick = Callable[[Collective, float], Schedule]
 

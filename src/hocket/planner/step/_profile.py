@@ -11,12 +11,10 @@ from numpy.typing import NDArray
 
 from hocket.workload import Layer, Operation, Share, Workload
 
-from ._balance import Link
-from ._constants import Constants, waiting
-from ._findings import PlanError
-from ._network import Network
-from ._plan import Plan
-from .axes import AXES, product, sharing
+from .._findings import PlanError
+from ..axes import AXES, product, sharing
+from ..network import Constants, Link, Network, waiting
+from ..plan import Plan
 
 Floats = NDArray[np.float64]
 # A backward pass does two products for each one of the forward pass, and reads and writes about twice as much.

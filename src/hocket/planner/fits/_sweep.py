@@ -10,9 +10,8 @@ from typing import Any
 
 from hocket.units import parse_bytes
 
-from ._constants import Constants
-from ._findings import PlanError
-from ._network import Network
+from .._findings import PlanError
+from ..network import Constants, Network
 
 _LEAST = 3  # sizes
 _LAUNCHER = re.compile(r"^(\[\d+(,\d+)*\](<std\w+>)?:?|\d+:)\s*")  # what mpirun --tag-output and srun -l put before

@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args
 
 from hocket.units import parse_time
 
-from ._findings import PlanError
+from .._findings import PlanError
 
 Basis = Literal["assumed", "fitted", "measured"]
 

@@ -2,11 +2,13 @@
 
 from collections.abc import Iterator
 
+from hocket.workload import Workload
+
+from .._findings import PlanFinding
+from ..axes import AXES, Axis, inner, product
 from ._compression import parse_compression
-from ._findings import PlanFinding
-from ._pipeline import order_findings
+from ._order import order_findings
 from ._plan import RULES, Plan
-from .axes import AXES, Axis, inner, product
 
 
 def broken_rules(plan: Plan, world_size: int | None, batch: int | None) -> list[PlanFinding]:
@@ -172,3 +174,8 @@ def _batch(plan: Plan, world_size: int | None, batch: int) -> Iterator[PlanFindi
         if parts > 1 and batch < parts * max(1, data):
             rule = f"a batch of {batch} samples cannot be cut into {parts} parts on each of {data} workers"
             yield PlanFinding(name, rule, f"use batches of {parts * data} samples or more, or fewer parts")
+
+
+def undivided(plan: Plan, workload: Workload) -> list[PlanFinding]:
+    """Return what the plan divides that the workload's layers do not say how to divide."""
+    return [found for one in AXES if one.degree(plan) > 1 for found in one.refused(plan, workload)]

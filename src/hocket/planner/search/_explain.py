@@ -4,13 +4,12 @@ import dataclasses
 
 from hocket.units import format_bytes, format_flops, format_rate, format_time
 
-from ._interval import LEVEL
-from ._network import Network
-from ._plan import Plan
+from ..axes import AXES
+from ..network import Network
+from ..plan import Plan
+from ..step import LEVEL, Prediction
 from ._preference import NEAR
 from ._search import Search
-from ._time import Prediction
-from .axes import AXES
 
 _WORDS = {
     "compute": "computation",

@@ -7,13 +7,11 @@ from dataclasses import dataclass
 from hocket.cluster import Cluster
 from hocket.workload import Operation, Workload
 
-from ._constants import Constants
-from ._findings import PlanError, PlanFinding
-from ._network import Network, network_of
-from ._plan import Plan
-from ._profile import in_precision
-from ._scaling import ScalingFit
-from ._time import Prediction, predict
+from .._findings import PlanError, PlanFinding
+from ..fits import ScalingFit
+from ..network import Constants, Network, network_of
+from ..plan import Plan
+from ..step import Prediction, in_precision, predict
 
 _STREAMING = 0.95  # of the link, ISC'20 abstract (facts, algorithms 2.8)
 WHAT_IFS: Mapping[str, str] = {

@@ -1,0 +1,20 @@
+"""A cluster as closed forms see it: wires, what groups do to them, and constants of what is reached."""
+
+from ._balance import CUT_SLACK, LOCAL, Link, balance
+from ._constants import USUAL, Constants, slowest_of, waiting
+from ._network import NOTHING, Cost, Network, network_of
+
+__all__ = [
+    "CUT_SLACK",
+    "LOCAL",
+    "NOTHING",
+    "USUAL",
+    "Constants",
+    "Cost",
+    "Link",
+    "Network",
+    "balance",
+    "network_of",
+    "slowest_of",
+    "waiting",
+]

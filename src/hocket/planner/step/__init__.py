@@ -1,0 +1,32 @@
+"""What a step of a plan takes: its time part by part, its memory, how sure that is, and the same as tasks."""
+
+from ._graph import step_graph
+from ._interval import DEVIATIONS, LEVEL, NOISE, spread
+from ._likeness import least_longer, place, resemblance, weights
+from ._memory import Memory, memory_of
+from ._profile import Profile, in_precision
+from ._stages import balanced_cuts, in_flight
+from ._time import Prediction, StepParts, cuts_of, predict, predict_within
+
+__all__ = [
+    "DEVIATIONS",
+    "LEVEL",
+    "NOISE",
+    "Memory",
+    "Prediction",
+    "Profile",
+    "StepParts",
+    "balanced_cuts",
+    "cuts_of",
+    "in_flight",
+    "in_precision",
+    "least_longer",
+    "memory_of",
+    "place",
+    "predict",
+    "predict_within",
+    "resemblance",
+    "spread",
+    "step_graph",
+    "weights",
+]
