@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from hocket.parallel.pipeline._trace import plain_numbers, trace
+from hocket.parallel.pipeline._forward_recorder import plain_numbers
+from hocket.parallel.pipeline._trace import trace
 
 
 class Repeats(nn.Module):

@@ -11,7 +11,9 @@ import torch
 from torch import fx
 
 from . import _values
-from ._trace import Traced, computed, trace, undisturbed, without_large_gradients
+from ._replay import computed
+from ._trace import Traced, trace
+from ._undisturbed import undisturbed, without_large_gradients
 
 Tensor = torch.Tensor
 

@@ -16,8 +16,9 @@ from hocket.sharding import gathered
 from ..batches import trees as _trees
 from ..partition.tensor import CutParameters, reading_cut_parameters
 from . import _values
+from ._replay import attribute, computed, given
 from ._stage import Segment, Stage
-from ._trace import Traced, attribute, computed, given
+from ._trace import Traced
 
 
 @dataclass(frozen=True)

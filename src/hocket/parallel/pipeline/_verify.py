@@ -13,7 +13,8 @@ from . import _micro, _values
 from ._flight import Flight
 from ._numbers import OtherBranchError
 from ._stage import Stage
-from ._trace import UNCUT, SplitError, undisturbed, without_large_gradients
+from ._trace import UNCUT, SplitError
+from ._undisturbed import undisturbed, without_large_gradients
 
 Tensor = torch.Tensor
 
