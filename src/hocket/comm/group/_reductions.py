@@ -2,15 +2,17 @@
 
 from collections.abc import Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, strided
 from torch.distributed import Work
 
 from .. import torch_adapter as c10d
 from ..transport import ReduceOperator, Transport, apart, flatten, reducer, split, write_back
 from ._arguments import check_alike, check_list, check_root, check_writable, only, only_list, options
 from ._device_backend import DeviceBackend
+from ._sparse import check_sparse, reduce_sparse
 
 
 class Reductions(c10d.ProcessGroupBase):  # type: ignore[misc]
@@ -19,6 +21,7 @@ class Reductions(c10d.ProcessGroupBase):  # type: ignore[misc]
     _rank: int
     _size: int
     _host: DeviceBackend
+    _global_ranks: Sequence[int]
 
     def _device_backend(self, tensors: Sequence[Tensor]) -> DeviceBackend | None:
         """Return the backend for `tensors`; None if they go to an engine as they are."""
@@ -32,6 +35,8 @@ class Reductions(c10d.ProcessGroupBase):  # type: ignore[misc]
         """All-reduce of one tensor in place."""
         tensor = only(tensors)
         opts = options(c10d.AllreduceOptions, opts, timeout)
+        if tensor.layout is not strided and tensor.is_cpu:
+            return self._sparse(tensor, opts)
         if (backend := self._device_backend((tensor,))) is None:
             return self._elsewhere(tensor, "allreduce", [tensor], opts)
         op = reducer(opts.reduceOp, tensor.dtype)
@@ -43,6 +48,13 @@ class Reductions(c10d.ProcessGroupBase):  # type: ignore[misc]
             return backend.submit("all_reduce", opts, [tensor], flat, lambda s: transport.all_reduce(flat, op, s))
         check_writable("all_reduce", [tensor])
         return backend.submit("all_reduce", opts, [tensor], tensor, lambda s: _reduce_one(transport, tensor, op, s))
+
+    def _sparse(self, tensor: Tensor, opts: Any) -> Work:
+        op = reducer(opts.reduceOp, tensor.dtype)
+        check_sparse(tensor, op)
+        transport, numbers = self._host.transport, self._global_ranks
+        action = partial(reduce_sparse, transport, tensor, op, numbers)
+        return self._host.submit("all_reduce", opts, [tensor], tensor.coalesce().values(), action)
 
     def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: Any = None) -> Work:
         """All-reduce of several tensors in place, as one operation."""
