@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import weakref
 
@@ -71,6 +72,42 @@ def test_a_cut_inside_a_skip_carries_the_skipped_tensor_too() -> None:
     assert found["body.0"].output_bytes == one + 4 * 16 * 4
     assert found["body.2"].output_bytes == one
     assert found["first"].parameters == 72 + 8  # with the model's own
+
+
+class _Encoder(nn.Module):
+    """As models of libraries have it: a list of blocks of one class, with what stands before and behind it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Linear(4, 8)
+        self.blocks = nn.ModuleList(nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True) for _ in "123")
+        self.norm = nn.LayerNorm(8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.norm(x)
+
+
+class _WithHead(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = _Encoder()
+        self.head = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.encoder(x))
+
+
+def test_the_blocks_of_an_encoder_in_a_model_with_a_head_are_layers() -> None:
+    sample = torch.zeros(2, 3, 4)
+    found, encoder = (capture(model, sample, device="meta") for model in (_WithHead(), _Encoder()))
+    names = ["embedding", "blocks.0", "blocks.1", "blocks.2", "norm"]
+    assert [layer.name for layer in encoder.layers] == names
+    assert [layer.name for layer in found.layers] == [*(f"encoder.{name}" for name in names), "head.0", "head.1"]
+    inside = dataclasses.replace(found, layers=found.layers[: len(names)])
+    assert (inside.parameter_bytes, inside.flops) == (encoder.parameter_bytes, encoder.flops)
 
 
 def test_the_meta_device_gives_the_same_but_for_times() -> None:

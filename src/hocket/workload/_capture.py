@@ -41,8 +41,9 @@ def capture(
 ) -> Workload:
     """Run a step of a model and say what it asked for. Its parameters and gradients stay as they are.
 
-    Layers are the module's parts at which a pipeline can be cut: what stands in it, and in its sequences and lists of
-    modules, in the order in which they run.
+    Layers are the module's parts at which a pipeline can be cut: what stands in it, in its sequences and lists of
+    modules, and in a module that holds a list of blocks (the encoder of a model with a head), in the order in which
+    they run.
 
     Args:
         model: On any device; a copy is moved if `device` is another.

@@ -21,19 +21,35 @@ class Unit:
 
 
 def units_of(model: nn.Module) -> list[Unit]:
-    """Return the parts at which a chain can be cut."""
+    """Return the parts at which a chain can be cut.
+
+    Those are what stands in the model, in its sequences and lists, and in modules that hold a list of blocks of one
+    class: an encoder in a model with a head, say. Blocks themselves stay whole.
+    """
     found: list[Unit] = []
 
-    def visit(module: nn.Module, name: str) -> None:
+    def visit(module: nn.Module, name: str, block: bool) -> None:
         for key, child in module.named_children():
             inner = f"{name}.{key}" if name else key
-            if isinstance(child, nn.Sequential | nn.ModuleList) and len(child):
-                visit(child, inner)
+            chain = isinstance(child, nn.Sequential | nn.ModuleList)
+            if (chain and len(list(child.children()))) or (not block and not chain and _holds_blocks(child)):
+                visit(child, inner, block or chain)
             else:
                 found.append(Unit(inner, child))
 
-    visit(model, "")
+    visit(model, "", False)
     return found or [Unit("model", model)]
+
+
+def _holds_blocks(module: nn.Module) -> bool:
+    """Return whether a list of several modules of one class is in a module, outside of other lists and sequences."""
+    for child in module.children():
+        if isinstance(child, nn.ModuleList):
+            if len(child) > 1 and len({type(one) for one in child}) == 1:
+                return True
+        elif not isinstance(child, nn.Sequential) and _holds_blocks(child):
+            return True
+    return False
 
 
 @contextmanager
