@@ -50,7 +50,7 @@ class BucketTrial:
 
     @classmethod
     def of(cls, composition: Composition) -> BucketTrial | None:
-        """For a model whose gradients are averaged in buckets; None where they are not, or wait for a pipeline."""
+        """Return a trial where gradients are averaged in buckets; None where they are not, or wait for a pipeline."""
         form, mesh = composition.form, composition.mesh
         if not isinstance(form, Replicated) or mesh["data"].size == 1 or mesh["pipeline"].size > 1:
             return None
@@ -59,7 +59,7 @@ class BucketTrial:
         return cls(composition.plan.bucket_bytes, default, total, form.resize, mesh.whole)
 
     def step(self, seconds: float) -> None:
-        """A step was made, and took so long; a collective operation at the end of the trial."""
+        """Note that a step was made, and took so long; a collective operation at the end of the trial."""
         if self.chosen is not None:
             return
         turn, number = divmod(self._made, self._each)
@@ -78,7 +78,7 @@ class BucketTrial:
         self._resize(self.chosen)
 
     def to_json(self) -> dict[str, Any]:
-        """What was tried and chosen; nothing is chosen before `STEPS` steps."""
+        """Return what was tried and chosen; nothing is chosen before `STEPS` steps."""
         found = [{"bucket_bytes": size} for size in self.sizes]
         for row, median in zip(found, self.medians, strict=False):
             row["step_s"] = median  # type: ignore[assignment]

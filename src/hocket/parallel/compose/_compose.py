@@ -47,7 +47,7 @@ def compose(
     sample: Any,
     loss_form: LossForm,
 ) -> Composition:
-    """Makes ranks alike and changes the model as the plan says; a collective operation.
+    """Make ranks alike and change the model as the plan says; a collective operation.
 
     Args:
         model: the user's.
@@ -186,7 +186,7 @@ def _passes(
 
 
 def _groups(model: torch.nn.Module, optimizer: Any) -> dict[str, int]:
-    """The number of its parameter group, for each parameter of the model that the optimizer is to update."""
+    """Return the number of its parameter group, for each parameter of the model that the optimizer is to update."""
     numbers = {id(p): number for number, group in enumerate(optimizer.param_groups) for p in group["params"]}
     return {name: numbers[id(p)] for name, p in model.named_parameters() if p.requires_grad and id(p) in numbers}
 

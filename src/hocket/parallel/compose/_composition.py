@@ -73,7 +73,7 @@ class Composition:
         self.form.finish()
 
     def copies(self) -> list[tuple[Owned, int]]:
-        """What this rank updates, each with how many ranks of the world update the same."""
+        """Return what this rank updates, each with how many ranks of the world update the same."""
         found = []
         sharing = math.prod(self.mesh[axis.name].size for axis in AXES if axis.divides == "tensors")
         for item in self.form.owned:
@@ -82,7 +82,7 @@ class Composition:
         return found
 
     def shards(self) -> list[TensorShard]:
-        """What this rank holds of the model's parameters and buffers."""
+        """Return what this rank holds of the model's parameters and buffers."""
         found = [shard for item in (*self.form.owned, *self.form.frozen) for shard in item.shards(item.leaf.detach())]
         for module, names in self.modules:
             for name, buffer in module.named_buffers():
@@ -91,7 +91,7 @@ class Composition:
         return found
 
     def compression_report(self) -> dict[str, Any] | None:
-        """What compression of gradients has saved and cost; None where they go as they are."""
+        """Return what compression of gradients has saved and cost; None where they go as they are."""
         compression = self.form.compression
         return None if compression is None else compression.report()
 
@@ -104,7 +104,7 @@ class Composition:
         return _memory.counted(weights, gradients, self.optimizer)
 
     def predicted_memory(self) -> StateBytes:
-        """What the formulas say for a model in float32."""
+        """Return what the formulas say for a model in float32."""
         state = _memory.state_nbytes(self.optimizer)
         divided = _memory.predicted(self.elements, self.mesh.shards.size, self.plan.shard, optimizer_nbytes=state)
         return divided + _memory.predicted(self.apart, 1, "none", optimizer_nbytes=state)

@@ -42,7 +42,7 @@ def distribute(
     compression: str | None = None,
     timeout_s: float | None = None,
 ) -> tuple[DataParallel, Any, DistributedLoader | None]:
-    """Makes a model, its optimizer and its loader train on all ranks as they would on one; the loop stays as it is.
+    """Make a model, its optimizer and its loader train on all ranks as they would on one; the loop stays as it is.
 
     Batch sizes, and with them learning rates and schedules, are global: with n ranks each computes an n-th of every
     batch, and the losses and parameters of one device come out, up to floating-point rounding, for any n. Batches that
@@ -192,7 +192,7 @@ def _check_trains(optimizer: Any, model: DataParallel) -> None:
 
 
 def shard(loader: Iterable[Any], *, group: Any = None) -> ShardedLoader:
-    """Divides a loader among ranks for evaluation: every sample exactly once, nothing repeated.
+    """Divide a loader among ranks for evaluation: every sample exactly once, nothing repeated.
 
     Args:
         loader: a torch DataLoader, or an iterable of batches that is the same on every rank, or what
@@ -212,7 +212,7 @@ def _joined(group: Any) -> Any:
 
 
 def _plain_plan() -> Plan:
-    """The launcher's plan, if a loop of the user's own can carry it out."""
+    """Return the launcher's plan, if a loop of the user's own can carry it out."""
     plan = Plan.from_environment() or Plan()
     check_carried_out(plan)
     for field in (
@@ -247,14 +247,14 @@ _OF_THE_LOOP: Final = {
 
 
 def _neighbours(world: World, ranks: int) -> World:
-    """The group of this rank and its neighbours, `ranks` of them together."""
+    """Return the group of this rank and its neighbours, `ranks` of them together."""
     if ranks == world.size or world.size == 1:
         return world
     return Mesh.make(world, batch_norm=ranks).batch_norm
 
 
 def take_own_gpu(model: torch.nn.Module) -> None:
-    """Moves a model that is on a GPU to this rank's own."""
+    """Move a model that is on a GPU to this rank's own."""
     devices = {p.device for p in model.parameters()}
     if len(devices) == 1 and next(iter(devices)).type == "cuda":
         own = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())

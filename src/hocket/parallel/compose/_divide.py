@@ -33,7 +33,7 @@ Inputs = tuple[Any, ...] | dict[str, Any]
 
 
 def sample_inputs(sample: Any, plan: Plan) -> Inputs:
-    """The sample as positional inputs, or as keywords.
+    """Return the sample as positional inputs, or as keywords.
 
     Raises:
         PlanError: the plan needs one, and there is none.
@@ -275,7 +275,7 @@ CARRIED: dict[str, Callable[[Draft], None]] = {
 
 
 def _micro_batch(sample: Inputs, parts: int) -> Inputs:
-    """One of so many parts of a batch, with two samples at the least, which batch norm wants."""
+    """Return one of so many parts of a batch, with two samples at the least, which batch norm wants."""
     whole = samples_in(sample)
     each = max(2, whole // parts)
     part: Inputs = mapped(sample, lambda one: one[:each] if one.dim() and len(one) == whole else one)

@@ -40,7 +40,7 @@ def _held_before(composition: Composition) -> set[str]:
 
 
 def load(composition: Composition, path: Path, *, weights_only: bool) -> tuple[dict[str, Any], Any]:
-    """See `Trainer.load`; returns what `save` was given."""
+    """See `Trainer.load`; return what `save` was given."""
     about, extra = checkpoint.read(
         path,
         composition.shards(),

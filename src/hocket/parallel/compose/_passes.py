@@ -34,13 +34,13 @@ class Passes(Protocol):
     state: ForwardState | None
 
     def train(self, parts: Sequence[BatchPart]) -> Callable[[], torch.Tensor]:
-        """Adds up the gradients of the batch and has them averaged; returns what waits for the global loss."""
+        """Add up the gradients of the batch and have them averaged; return what waits for the global loss."""
 
     def value(self, part: BatchPart, metric: LossFn) -> Any:
-        """The metric of a part of a batch, where this rank knows it."""
+        """Return the metric of a part of a batch, where this rank knows it."""
 
     def measured(self, part: BatchPart, loss_fn: LossFn | None = None, *, whole: bool = False) -> list[MeasuredLoss]:
-        """The loss of a part of a batch, without a backward; [] where this rank does not know it.
+        """Return the loss of a part of a batch, without a backward; [] where this rank does not know it.
 
         Args:
             part: of the batch.
@@ -227,7 +227,7 @@ class StagedPasses:
         return found
 
     def _keep_step(self, part: BatchPart) -> None:
-        """All data-parallel ranks run as many micro-batches as the one with the fewest samples can."""
+        """Have all data-parallel ranks run as many micro-batches as the one with the fewest samples can."""
         fewest = max(1, part.total // self._data.size)
         self._pipeline.micro_batches = min(self._micro_batches, fewest)
 

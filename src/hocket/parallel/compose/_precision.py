@@ -17,7 +17,7 @@ _exact = False
 
 @contextmanager
 def exactly() -> Iterator[None]:
-    """Opens a block in which all is computed in the precision of the parameters."""
+    """Open a block in which all is computed in the precision of the parameters."""
     global _exact
     before, _exact = _exact, True
     try:
@@ -27,7 +27,7 @@ def exactly() -> Iterator[None]:
 
 
 def in_precision(function: Callable[..., R], precision: str, device: str) -> Callable[..., R]:
-    """The function, computed under autocast where `precision` is "bfloat16": forward only, as torch wants it."""
+    """Return the function under autocast where `precision` is "bfloat16": forward only, as torch wants it."""
     if precision == "float32":
         return function
 
@@ -40,6 +40,6 @@ def in_precision(function: Callable[..., R], precision: str, device: str) -> Cal
 
 
 def cast_module(module: torch.nn.Module, precision: str, device: str) -> None:
-    """Has calls of `module` computed in that precision; the module stays the same object."""
+    """Have calls of `module` computed in that precision; the module stays the same object."""
     if precision != "float32":
         module.forward = in_precision(module.forward, precision, device)

@@ -46,7 +46,7 @@ class Predictor:
             composition.model.forward = _staged(composition, self._pipeline, names or order[: len(sample)], named)
 
     def batches(self, given: Any, targets: bool) -> Iterator[Any]:
-        """The inputs of each global batch of a loader, the same on every rank.
+        """Yield the inputs of each global batch of a loader, the same on every rank.
 
         Args:
             given: The loader.
@@ -64,7 +64,7 @@ class Predictor:
             yield self.inputs(batch, targets)
 
     def inputs(self, batch: Any, targets: bool) -> Any:
-        """The model's inputs of a batch: one value, its keywords, or all of a tuple or list but the target."""
+        """Return the model's inputs of a batch: one value, its keywords, or all of a tuple or list but the target."""
         if isinstance(batch, Mapping):
             return self._taken(batch)
         if not isinstance(batch, tuple | list):
@@ -72,7 +72,7 @@ class Predictor:
         return tuple(batch[:-1] if targets and len(batch) > 1 else batch)
 
     def output(self, inputs: Any) -> Any:
-        """The model's output for a global batch; a collective operation."""
+        """Return the model's output for a global batch; a collective operation."""
         inputs, data = self._global(inputs), self._data
         most = 1 if self._pipeline is None else self._composition.plan.micro_batches
         cutter = Cutter(None)
@@ -97,7 +97,7 @@ class Predictor:
         return self._pipeline.forward(inputs, everywhere=True, micro_batches=micro_batches, join=join)
 
     def _divides(self, inputs: Any, cutter: Cutter) -> bool:
-        """Whether the batch may be divided: for inputs of a kind this is tried once, by two samples that differ."""
+        """Return whether the batch may be divided: tried once for inputs of a kind, by two samples that differ."""
         key = _outline(inputs)
         if key is not None and key in self._divisible:
             return self._divisible[key]
@@ -114,7 +114,7 @@ class Predictor:
         return divides
 
     def _global(self, inputs: Any) -> Any:
-        """The global batch's inputs, where a loader of `Trainer.batches` has yielded this rank's part of them."""
+        """Return the global inputs, where a loader of `Trainer.batches` has yielded this rank's part of them."""
         note = _batch.current(inputs)
         share = None if note is None else note.share
         if note is None or share is None or share.world != self._data.size or self._data.size == 1:
@@ -130,7 +130,7 @@ class Predictor:
         return mapped(inputs, lambda _: next(source))
 
     def _gathered(self, mine: Any, samples: int) -> Any:
-        """The global output of those of the data-parallel ranks' parts, on every rank."""
+        """Return the global output of those of the data-parallel ranks' parts, on every rank."""
         data, tensors = self._data, tensors_in(mine)
         shards = [BatchShard.of(samples, data.size, rank) for rank in range(data.size)]
         own = shards[data.rank].samples
@@ -187,7 +187,7 @@ def _staged(composition: Composition, pipeline: Pipeline, names: Sequence[str], 
 
 
 def is_loader(given: Any) -> bool:
-    """Whether batches are to be taken from it, and it is no batch itself; a list of tuples or lists is a loader."""
+    """Return whether it is to give batches, and is no batch itself; a list of tuples or lists is a loader."""
     if isinstance(given, list):
         return bool(given) and all(isinstance(item, tuple | list) for item in given)
     batch = isinstance(given, torch.Tensor | tuple | Mapping | str | bytes) or hasattr(given, "__array__")
@@ -195,7 +195,7 @@ def is_loader(given: Any) -> bool:
 
 
 def joined(outputs: Iterable[Any]) -> Any:
-    """The outputs of several batches as that of one: tensors joined along the samples.
+    """Return the outputs of several batches as that of one: tensors joined along the samples.
 
     Raises:
         ValueError: They have different shapes.
@@ -221,7 +221,7 @@ def _neutral(name: str, value: Any) -> bool:
 
 
 def _apart(both: Any, first: Any, second: Any) -> bool:
-    """Whether an output of two samples is those of each alone, side by side, up to rounding."""
+    """Return whether an output of two samples is those of each alone, side by side, up to rounding."""
     outline = _outline(both)
     if outline is None or any(_outline(one) != outline for one in (first, second)):
         return False
@@ -242,7 +242,10 @@ def _apart(both: Any, first: Any, second: Any) -> bool:
 
 
 def _outline(value: Any) -> bytes | None:
-    """Equal for structures that differ in the sizes and numbers of tensors at most; None where that cannot be told."""
+    """Return bytes that are equal for structures that differ in the sizes and numbers of tensors at most.
+
+    None where that cannot be told.
+    """
     try:
         return pickle.dumps(mapped(value, lambda one: torch.empty((0,) * one.ndim, dtype=one.dtype, device="meta")))
     except Exception:

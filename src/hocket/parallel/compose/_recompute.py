@@ -12,7 +12,7 @@ from ..data import blocks
 
 
 def recompute(module: torch.nn.Module) -> list[str]:
-    """Has each block of `module` keep only its inputs, and compute the rest again when gradients are wanted.
+    """Have each block of `module` keep only its inputs, and compute the rest again when gradients are wanted.
 
     Returns:
         The names of the blocks.

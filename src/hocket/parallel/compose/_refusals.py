@@ -16,7 +16,7 @@ from ..state import check_elementwise
 
 
 def check_arguments(model: Any, optimizer: Any, plan: Plan) -> None:
-    """Refuses what can be seen before anything is changed.
+    """Refuse what can be seen before anything is changed.
 
     Raises:
         PlanError: the plan cannot be carried out on this model with this optimizer.
@@ -139,7 +139,7 @@ def check_gradient_hooks(model: torch.nn.Module, plan: Plan, mesh: Mesh) -> None
 
 
 def check_tied(pipeline: Pipeline, plan: Plan, mesh: Mesh) -> None:
-    """Refuses plans that weights which stages share do not allow; a collective operation.
+    """Refuse plans that weights which stages share do not allow; a collective operation.
 
     Raises:
         PlanError: with the rule and the remedy.

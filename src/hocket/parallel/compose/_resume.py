@@ -19,7 +19,7 @@ from ._preemption import Preemption
 def resume(
     path: str | Path, loader: DistributedLoader, *, extra: Callable[[], Any] | None = None, **objects: Any
 ) -> Any:
-    """Goes on where a run of the program was told to end, if one was, and saves there should this one be.
+    """Go on where a run of the program was told to end, if one was, and save there should this one be.
 
     A collective operation, called once, after `hocket.distribute` and before the loop. From here on SIGTERM and SIGUSR1
     (a preemption, Slurm's `--signal=USR1@90`, an eviction, `kill`) write a checkpoint when the program has done with

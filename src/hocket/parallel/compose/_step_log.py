@@ -34,7 +34,7 @@ class StepLog:
         self._steps: deque[tuple[float, float]] = deque(maxlen=_KEPT)
 
     def begin(self) -> float:
-        """A step begins; when, in seconds of perf_counter."""
+        """Note that a step begins; return when, in seconds of perf_counter."""
         other = None if StepLog._listening is None else StepLog._listening()
         if other is not self:
             if other is not None:
@@ -44,19 +44,19 @@ class StepLog:
         return time.perf_counter()
 
     def add(self, begin_s: float, end_s: float) -> None:
-        """A step was made; times are of perf_counter."""
+        """Note that a step was made; times are of perf_counter."""
         mark_step(begin_s, end_s)
         self._seen += 1
         if self._seen > _WARM_UP:  # the first ones set up kernels, buffers and the optimizer's state
             self._steps.append((begin_s, end_s))
 
     def timeline(self, world: World) -> Timeline:
-        """Of all ranks, each with its first step at zero; a collective operation."""
+        """Return the timeline of all ranks, each with its first step at zero; a collective operation."""
         parts = world.from_all(self._own(world.rank))
         return Timeline("run", tuple(span for part in parts for span in part.spans))
 
     def checked(self, plan: Plan, rank: int) -> dict[str, Any]:
-        """Under "prediction" this rank's part of a step beside the plan's, where there is something to compare."""
+        """Return as "prediction" this rank's part of a step beside the plan's, where there is something to compare."""
         if "step_s" not in plan.predicted or not self._steps:
             return {}
         found = check_run(plan, self._own(rank), steps=len(self._steps))

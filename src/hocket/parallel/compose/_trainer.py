@@ -157,7 +157,7 @@ class Trainer:
         return self._composition.model
 
     def batches(self, loader: Iterable[Any]) -> Iterator[Any]:
-        """This rank's part of each batch of the next epoch over `loader`; see `hocket.distribute` for what it may be.
+        """Yield this rank's part of each batch of the next epoch of `loader`; `hocket.distribute` says what it may be.
 
         After `load`, the first call for each loader goes on where the saved run had stopped. Where the plan relaxes
         synchronisation, workers may get different numbers of parts, and the models are made alike at the epoch's end.
@@ -168,7 +168,7 @@ class Trainer:
         return iter(shared) if self._preemption is None else self._preemption.batches(shared)
 
     def step(self, batch: Any) -> torch.Tensor:
-        """One step of training: forward, backward, and the update of the weights.
+        """Take one step of training: forward, backward, and the update of the weights.
 
         Args:
             batch: what `batches` has yielded, or a global batch that is the same on every rank.
@@ -219,7 +219,7 @@ class Trainer:
             self.grad_norm = clip(composition.copies(), norm, self._mesh.whole, local=composition.local)
 
     def finish(self) -> None:
-        """Waits for what `step` has left under way, which is nothing unless the plan says `priority` or is relaxed.
+        """Wait for what `step` has left under way, which is nothing unless the plan says `priority` or is relaxed.
 
         `evaluate`, `save` and `load` do so by themselves, and with `priority` so do `model` and state dicts: this is
         for programs that read parameters that they have kept. With `priority` a rank may call it alone; a relaxed plan
@@ -233,7 +233,7 @@ class Trainer:
 
     @torch.no_grad()
     def evaluate(self, loader: Iterable[Any], metric: Callable[[Any, Any], Any] | None = None) -> float:
-        """The mean over all samples of `loader`, each exactly once, of a metric or of the loss; the same on every rank.
+        """Return the mean of a metric or the loss over all samples of `loader`, each exactly once, alike on every rank.
 
         Args:
             loader: batches of inputs and target, as for training.
@@ -269,7 +269,7 @@ class Trainer:
 
     @torch.no_grad()
     def predict(self, given: Any, *, targets: bool = True) -> Any:
-        """The model's output for a global batch, in evaluation mode, whole and the same on every rank.
+        """Return the model's output for a global batch, in evaluation mode, whole and the same on every rank.
 
         A collective operation; all ranks give the same. The batch is divided among data-parallel ranks and into
         micro-batches where two of its samples, computed together and apart, show that this gives the same output;
@@ -306,7 +306,7 @@ class Trainer:
     # --- checkpoints ------------------------------------------------------------------------------------------------
 
     def save(self, path: str | Path, extra: Any = None) -> None:
-        """Writes a checkpoint that can be loaded under any plan and with any number of ranks; a collective operation.
+        """Write a checkpoint that can be loaded under any plan and with any number of ranks; a collective operation.
 
         It holds weights, buffers, the optimizer's state and settings, random states, the number of steps, and where the
         loaders of `batches` stand: files of torch's DCP, under the model's own names, with their checksums. What
@@ -326,7 +326,7 @@ class Trainer:
         _in_and_out.save(self._composition, Path(path), about, extra)
 
     def load(self, path: str | Path, *, weights_only: bool = True) -> Any:
-        """Goes on where `save` was called, whatever the plan and the number of ranks were; a collective operation.
+        """Go on where `save` was called, whatever the plan and the number of ranks were; a collective operation.
 
         Args:
             path: what `save` was given.
@@ -354,7 +354,7 @@ class Trainer:
         return extra
 
     def resume(self, path: str | Path, extra: Callable[[], Any] | None = None) -> Any:
-        """Goes on where a run was told to end, if one was, and saves there should this one be; a collective operation.
+        """Go on where a run was told to end, if one was, and save there should this one be; a collective operation.
 
         From here on SIGTERM and SIGUSR1 (a preemption, Slurm's `--signal=USR1@90`, an eviction, `kill`) write a
         checkpoint after the step that all ranks have made, and end the program: with exit status 75, or, under `hocket
@@ -385,7 +385,7 @@ class Trainer:
     # --- weights ----------------------------------------------------------------------------------------------------
 
     def state_dict(self, *, rank0_only: bool = False) -> dict[str, Any]:
-        """The whole model's state dict, as the plain model has it, whatever the plan; a collective operation.
+        """Return the whole model's state dict, as the plain model has it, whatever the plan; a collective operation.
 
         Tensors are copies on the CPU; keys that are tied share one. What is on its way is 32 MiB or one tensor.
 
@@ -397,7 +397,7 @@ class Trainer:
         return _in_and_out.state_dict(self._composition, rank0_only=rank0_only)
 
     def load_state_dict(self, source: Mapping[str, Any] | str | Path, strict: bool = True) -> IncompatibleKeys:
-        """Takes the weights of a plain model, whatever the plan; a collective operation. Rank 0's source counts.
+        """Take the weights of a plain model, whatever the plan; a collective operation. Rank 0's source counts.
 
         The optimizer keeps its state. What is on its way is 32 MiB or one tensor, if `source` is a path.
 
@@ -418,7 +418,7 @@ class Trainer:
         return found
 
     def save_model(self, folder: str | Path, max_shard_size: int | str = "5GB") -> None:
-        """Writes the whole model as safetensors, which plain torch and transformers load; a collective operation.
+        """Write the whole model as safetensors, which plain torch and transformers load; a collective operation.
 
         One file `model.safetensors`, or several and their index, as Hugging Face has them; tied weights once. The
         `config.json` of a model of transformers stands beside. No rank holds more than one tensor, or 32 MiB.
@@ -435,7 +435,7 @@ class Trainer:
         _in_and_out.save_model(self._composition, Path(folder), parse_bytes(max_shard_size))
 
     def close(self) -> None:
-        """Lets go of what relaxed synchronisation holds: shared memory, threads. The model is then this rank's own.
+        """Let go of what relaxed synchronisation holds: shared memory, threads. The model is then this rank's own.
 
         Not needed at the end of a program, nor for other plans.
         """
@@ -453,11 +453,11 @@ class Trainer:
         return getattr(self.optimizer, "trust_ratios", None)
 
     def memory(self) -> StateBytes:
-        """The bytes of weights, gradients and optimizer state that this rank holds now."""
+        """Return the bytes of weights, gradients and optimizer state that this rank holds now."""
         return self._composition.memory()
 
     def report(self) -> dict[str, Any]:
-        """The plan, this rank's place in it, its memory, and what was decided about the model; JSON values.
+        """Return the plan, this rank's place in it, its memory, and what was decided about the model; JSON values.
 
         After some steps of a plan that predicts its time (an automatic one, or one of `hocket plan -o`), "prediction"
         has the seconds of a step's parts as predicted and as this rank measured them, and the error of the whole.
@@ -487,7 +487,7 @@ class Trainer:
         }
 
     def timeline(self) -> Timeline:
-        """The last steps (50 at most, not the first two) of all ranks; a collective operation.
+        """Return the last steps (50 at most, not the first two) of all ranks; a collective operation.
 
         `hocket.timeline.write_perfetto` makes of it what Perfetto and `hocket compare` open. Computation is the time in
         which a rank did not wait for communication.
@@ -518,7 +518,7 @@ class Trainer:
 
 
 def read_plan(plan: Plan | str | Path | None) -> Plan:
-    """The plan that was meant: as given, of a file, of the launcher, or the default one.
+    """Return the plan that was meant: as given, of a file, of the launcher, or the default one.
 
     Raises:
         PlanError: it cannot be read.

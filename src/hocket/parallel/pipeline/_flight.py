@@ -35,7 +35,7 @@ class Flight:
         self.loss: Tensor | None = None
 
     def forward(self, run: Callable[..., Any], inputs: Any, *, split_backward: bool) -> Any:
-        """Runs the stage: the values of `stage.gives`, or the model's output.
+        """Run the stage: return the values of `stage.gives`, or the model's output.
 
         Args:
             run: the stage's module, or what runs it with recomputation.
@@ -55,12 +55,12 @@ class Flight:
         return [self._taken[name] if name in self._taken else self._made[name] for name in stage.gives]
 
     def expects(self) -> list[Tensor]:
-        """Those tensors of `stage.gives` that have a gradient, in order."""
+        """Return those tensors of `stage.gives` that have a gradient, in order."""
         values = [self._taken[n] if n in self._taken else self._made[n] for n in self._stage.gives]
         return [tensor for tensor in _values.tensors_of(values) if tensor.requires_grad]
 
     def arrived(self, gradients: Sequence[Tensor]) -> None:
-        """Takes the gradients of those tensors of `stage.gives` that have one, in order."""
+        """Take the gradients of those tensors of `stage.gives` that have one, in order."""
         source = iter(gradients)
         for name in self._stage.gives:
             passes = name in self._taken
@@ -73,22 +73,22 @@ class Flight:
                     self._root_gradients.append(gradient)
 
     def start_from_loss(self) -> None:
-        """Makes the loss what the backward starts from."""
+        """Make the loss what the backward starts from."""
         assert self.loss is not None
         self.start_from([self.loss], [torch.ones_like(self.loss)])
 
     def start_from(self, roots: list[Tensor], gradients: list[Tensor]) -> None:
-        """Makes tensors of the model's output what the backward starts from."""
+        """Make tensors of the model's output what the backward starts from."""
         self._roots, self._root_gradients = roots, gradients
 
     def backward(self) -> list[Tensor]:
-        """Accumulates the parameters' gradients; the gradients of those tensors of `stage.takes` that have one."""
+        """Accumulate the parameters' gradients; return those of the tensors of `stage.takes` that have one."""
         if self._roots:
             torch.autograd.backward(self._roots, self._root_gradients)
         return self._gradients_of_taken()
 
     def backward_of_inputs(self) -> list[Tensor]:
-        """The first half of `backward`: all of what it returns, and as little as can be of what it accumulates."""
+        """Do the first half of `backward`: all of what it returns, and as little as can be of what it accumulates."""
         wanted = [t for t in self._leaves() if t.requires_grad]
         if self._roots and wanted:
             _, self._rest = torch_adapter.backward_of_inputs(self._roots, self._root_gradients, wanted, self._trained())
@@ -96,7 +96,7 @@ class Flight:
         return self._gradients_of_taken()
 
     def backward_of_weights(self) -> None:
-        """The second half of `backward`."""
+        """Do the second half of `backward`."""
         if self._rest is not None:
             torch_adapter.backward_of_weights(self._trained(), self._rest)
         elif self._roots:
@@ -110,7 +110,7 @@ class Flight:
         return [tensor for name in self._stage.takes for tensor in _values.tensors_of(self._taken[name])]
 
     def _gradients_of_taken(self) -> list[Tensor]:
-        """Of every tensor that takes part in the graph: what came back through this stage, and past it."""
+        """Return, for every tensor that takes part in the graph, what came back through this stage, and past it."""
         found = []
         for name in self._stage.takes:
             tensors = _values.tensors_of(self._taken[name])

@@ -81,7 +81,7 @@ class ForwardRecorder(TorchFunctionMode, Numbers):
         self._thread = threading.get_ident()
 
     def tensors(self) -> dict[int, Tensor]:
-        """The tensors that were met, by id; they are no longer kept here, where checks in the graph would keep them."""
+        """Return the tensors that were met, by id, and let go of them: checks in the graph would keep them here."""
         found = {key: tensor for key, (tensor, _) in self._nodes.items()}
         self._nodes.clear()
         return found
@@ -316,7 +316,7 @@ class ForwardRecorder(TorchFunctionMode, Numbers):
 
     @contextlib.contextmanager
     def _watching(self) -> Iterator[None]:
-        """Calls of modules, lengths and ranges, autograd functions, buffers that are set, and autocast."""
+        """Open a block that notes calls of modules, lengths, ranges, autograd functions, buffers set, and autocast."""
         call, assign = torch.nn.Module.__call__, torch.nn.Module.__setattr__
         apply = torch.autograd.Function.__dict__["apply"]
         enter, leave = torch.autocast.__enter__, torch.autocast.__exit__
@@ -382,7 +382,7 @@ class ForwardRecorder(TorchFunctionMode, Numbers):
         return Range
 
     def _function(self, apply: Any, function: Any, args: Any, kwargs: Any) -> Any:
-        """A user's autograd function is one step: looked into, it would lose its backward."""
+        """Note a user's autograd function as one step: looked into, it would lose its backward."""
         if not self._active():
             return apply(*args, **kwargs)
         if function is torch.utils.checkpoint.CheckpointFunction:
@@ -396,7 +396,7 @@ class ForwardRecorder(TorchFunctionMode, Numbers):
         return self._step("call_function", applied, apply, args, kwargs)
 
     def _buffer(self, module: torch.nn.Module, name: str, value: Tensor) -> None:
-        """A buffer that is set is one that is changed in place: stages keep the buffer that they have."""
+        """Note a buffer that is set as one that is changed in place: stages keep the buffer that they have."""
         old = module._buffers.get(name)
         if old is None or old is value:
             return

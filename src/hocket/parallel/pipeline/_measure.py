@@ -40,7 +40,7 @@ class Times:
         return tuple(f + b for f, b in zip(self.forward_s, self.backward_s, strict=True))
 
     def of_modules(self) -> dict[str, float]:
-        """Seconds of each module, with those inside it; "" is all of the model."""
+        """Return the seconds of each module, with those inside it; "" is all of the model."""
         sums: dict[str, float] = {}
         for path, seconds in zip(self.modules, self.total_s, strict=True):
             parts = path.split(".") if path else []
@@ -51,7 +51,7 @@ class Times:
 
 
 def measure(model: torch.nn.Module, sample: Any, *, repeats: int = 5) -> Times:
-    """Times each step of a model on a sample: the best of some runs after one to warm up.
+    """Time each step of a model on a sample: the best of some runs after one to warm up.
 
     The best and not the median, because what disturbs a measurement (other processes, a clock that falls) only ever
     adds, and a single step that seems slow would make a bad split.
@@ -68,7 +68,7 @@ def measure(model: torch.nn.Module, sample: Any, *, repeats: int = 5) -> Times:
 
 
 def measured(traced: Traced, *, repeats: int = 5) -> Times:
-    """Like `measure`, of a model that has been traced already."""
+    """Do as `measure` does, with a model that has been traced already."""
     runs = []
     with undisturbed(traced.model), torch.enable_grad(), without_large_gradients(traced.model):
         for _ in range(repeats + 1):
@@ -85,7 +85,7 @@ def measured(traced: Traced, *, repeats: int = 5) -> Times:
 
 
 def _run(traced: Traced) -> list[tuple[float, float]]:
-    """Seconds of each step, forward and backward, of one run."""
+    """Return the seconds of each step, forward and backward, of one run."""
     clock = _clock(traced.model)
     return [_step(traced, node, clock) for node in traced.steps]
 
@@ -112,7 +112,7 @@ def _step(traced: Traced, node: fx.Node, clock: Callable[[], float]) -> tuple[fl
 
 
 def _grown(tensor: Tensor, source: fx.Node) -> Tensor:
-    """The tensor as it comes out of a step with a gradient; parameters as they are."""
+    """Return the tensor as it comes out of a step with a gradient; parameters as they are."""
     if source.op == "get_attr":
         return tensor
     if not tensor.requires_grad:

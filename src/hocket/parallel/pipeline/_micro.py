@@ -34,7 +34,7 @@ class Micro:
 
 
 def samples_of(inputs: Any, target: Any) -> int:
-    """How many samples a batch has: the length of its first tensor, the target's first.
+    """Return how many samples a batch has: the length of its first tensor, the target's first.
 
     Raises:
         ValueError: there is no tensor with a first axis, or an empty batch.
@@ -48,7 +48,7 @@ def samples_of(inputs: Any, target: Any) -> int:
 
 
 def outline(value: Any) -> Any:
-    """What a model's code can see of its inputs without looking into tensors: which there are, and which are None."""
+    """Return what a model's code can see of inputs without looking into tensors: which there are, which are None."""
     if isinstance(value, Mapping):
         return {key: outline(item) for key, item in value.items() if item is not None}
     if isinstance(value, tuple | list):
@@ -59,7 +59,7 @@ def outline(value: Any) -> Any:
 
 
 def sizes(samples: int, count: int, fewest: int = 1) -> list[int]:
-    """Samples of each micro-batch: as equal as they can be, none with less than `fewest`, so fewer for a short batch.
+    """Return samples of each micro-batch: as equal as they can be, none below `fewest`, so fewer for a short batch.
 
     Raises:
         ValueError: all samples are fewer than that.
@@ -74,12 +74,12 @@ def sizes(samples: int, count: int, fewest: int = 1) -> list[int]:
 
 
 def first(inputs: Any, samples: int, size: int) -> Any:
-    """The first `size` of a batch's `samples`."""
+    """Return the first `size` of a batch's `samples`."""
     return _part(inputs, samples, 0, size)
 
 
 def cut(inputs: Any, target: Any, count: int, fewest: int = 1) -> list[Micro]:
-    """At most `count` micro-batches; a tensor whose first axis is not the batch's belongs whole to each of them.
+    """Make at most `count` micro-batches; a tensor whose first axis is not the batch's belongs whole to each of them.
 
     Args:
         inputs: the model's positional inputs, or a dict of keywords.

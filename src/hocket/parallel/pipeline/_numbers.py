@@ -47,7 +47,7 @@ class SameAnswer:
         self.allowed = [answer]
 
     def __call__(self, *values: Any) -> None:
-        """SameAnswer a batch.
+        """Check a batch.
 
         Raises:
             OtherBranchError: it gives another answer.

@@ -35,7 +35,7 @@ class StageCut:
 
 
 def cuts(traced: Traced) -> list[StageCut]:
-    """What crosses before each step; index 0 is before the first and empty."""
+    """Return what crosses before each step; index 0 is before the first and empty."""
     place = {node: i for i, node in enumerate(traced.steps)}
     last_use = {}
     for node, i in place.items():
@@ -51,12 +51,12 @@ def cuts(traced: Traced) -> list[StageCut]:
 
 
 def holding(traced: Traced) -> list[bool]:
-    """Which steps use parameters that are trained."""
+    """Return which steps use parameters that are trained."""
     return [any(one.requires_grad for one in weights(traced, node)) for node in traced.steps]
 
 
 def weights(traced: Traced, node: fx.Node) -> list[torch.nn.Parameter]:
-    """The parameters that a step uses."""
+    """Return the parameters that a step uses."""
     if node.op == "call_module":
         return list(traced.model.get_submodule(str(node.target)).parameters())
     own = [source.meta["value"] for source in node.all_input_nodes if source.op == "get_attr"]
@@ -64,7 +64,7 @@ def weights(traced: Traced, node: fx.Node) -> list[torch.nn.Parameter]:
 
 
 def build(traced: Traced, begins: Sequence[int], seconds: Sequence[float] = ()) -> list[Stage]:
-    """The stages of a model.
+    """Build the stages of a model.
 
     Args:
         traced: the model.
@@ -125,7 +125,7 @@ class _Cutting:
 
 
 def _loose(traced: Traced, crossing: set[str]) -> bool:
-    """Whether the shape of something that crosses a cut depends on the numbers in tensors, or may."""
+    """Return whether the shape of something that crosses a cut depends on the numbers in tensors, or may."""
     loose: set[fx.Node] = set()
     for node in traced.graph.nodes:
         if node.meta.get("loose") or not loose.isdisjoint(node.all_input_nodes):
@@ -134,7 +134,7 @@ def _loose(traced: Traced, crossing: set[str]) -> bool:
 
 
 def _aligned(traced: Traced, begins: Sequence[int], other: Traced) -> list[int]:
-    """Where the other mode's steps begin the same stages: before the same call, or the next one that it makes, too."""
+    """Find where the other mode's steps begin the same stages: before the same call, or the next that it makes, too."""
     places = {mark: i for i, mark in enumerate(_marks(other))}
     marks = _marks(traced)
     found: list[int] = []
@@ -145,7 +145,7 @@ def _aligned(traced: Traced, begins: Sequence[int], other: Traced) -> list[int]:
 
 
 def _marks(traced: Traced) -> list[tuple[str, str, int]]:
-    """Of each step, what it calls in which module, and how many times that was called before."""
+    """Return, of each step, what it calls in which module, and how many times that was called before."""
     seen: Counter[tuple[str, str]] = Counter()
     marks = []
     for node in traced.steps:
@@ -157,7 +157,7 @@ def _marks(traced: Traced) -> list[tuple[str, str, int]]:
 
 
 def _segments(traced: Traced, begin: int, end: int) -> tuple[Segment, ...]:
-    """The layers of a stage: runs of steps in one block, that is a child of a list of modules or of the model."""
+    """Return the layers of a stage: runs of steps in one block, a child of a list of modules or of the model."""
     between = cuts(traced)
     bounds = [begin]
     block = None
@@ -185,7 +185,7 @@ def _block(model: torch.nn.Module, path: str) -> str:
 
 
 def copied(value: Any) -> Any:
-    """A node of the graph: a copy that may be changed in place."""
+    """Return a copy that may be changed in place: a node of the graph."""
     tensors = [tensor.clone() for tensor in _values.tensors_of(value)]
     return _values.filled(_values.described(value), tensors)
 
@@ -322,7 +322,7 @@ def order_digest(stages: Sequence[Stage]) -> str:
 
 
 def canonical_names(model: torch.nn.Module) -> dict[int, str]:
-    """The model's own name of each parameter and buffer by identity; the first where there are several."""
+    """Return the model's own name of each parameter and buffer by identity; the first where there are several."""
     names: dict[int, str] = {}
     values: list[tuple[str, Any]] = [*model.named_parameters(), *model.named_buffers()]
     for name, value in values:

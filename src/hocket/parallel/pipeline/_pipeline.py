@@ -120,7 +120,7 @@ class Pipeline:
         return self._tied.parameters
 
     def step(self, inputs: Any, target: Any, weight: float = 1.0) -> Tensor:
-        """Forward and backward of a batch: accumulates gradients, and updates nothing.
+        """Run forward and backward of a batch: accumulate gradients, and update nothing.
 
         Args:
             inputs: the model's positional inputs, or a dict of keywords, the same on every rank.
@@ -133,7 +133,7 @@ class Pipeline:
         return self.from_last(self.accumulate(inputs, target, lambda output, micro: self._loss(output, micro, weight)))
 
     def accumulate(self, inputs: Any, target: Any, loss_of: LossOf) -> Tensor:
-        """Accumulates the gradients of a loss of a batch; returns it where `holds_last`, else a tensor to receive it.
+        """Accumulate the gradients of a loss of a batch; return it where `holds_last`, else a tensor to receive it.
 
         Args:
             inputs: the model's positional inputs, the same on every rank.
@@ -165,7 +165,7 @@ class Pipeline:
     def evaluate(
         self, inputs: Any, target: Any, loss_of: LossOf | None = None, *, alike: bool = False, graph: bool = False
     ) -> Tensor:
-        """The loss of a batch on every rank, without a backward; see `accumulate`.
+        """Return the loss of a batch on every rank, without a backward; see `accumulate`.
 
         Args:
             inputs: see `accumulate`.
@@ -195,7 +195,7 @@ class Pipeline:
         micro_batches: int | None = None,
         join: Callable[[list[Any], list[Micro]], Any] | None = None,
     ) -> Any:
-        """The model's output for a batch, without gradients.
+        """Return the model's output for a batch, without gradients.
 
         Args:
             inputs: the model's positional inputs, or a dict of keywords, the same on every rank.
@@ -230,7 +230,7 @@ class Pipeline:
             raise StageError(f"stage {box[0].stage} of {self._count} of the pipeline has failed: {box[0].said}")
 
     def _cut(self, inputs: Any, target: Any, count: int) -> list[Micro]:
-        """The micro-batches of a batch that is like the sample, or an error on every rank alike."""
+        """Return the micro-batches of a batch that is like the sample, or raise an error on every rank alike."""
         if self.stages[0].settled is not None:
             self.stages[0].settled.check()
         known, found = self.stages[0].outline, _micro.outline(inputs)
@@ -242,7 +242,7 @@ class Pipeline:
         return _micro.cut(inputs, target, count, self.stages[0].fewest)
 
     def _from_last(self, output: Any) -> Any:
-        """What the rank of the last stage has, on every rank; a collective operation."""
+        """Return what the rank of the last stage has, on every rank; a collective operation."""
         if self._world.size == 1:
             return output
         last = (self._count - 1) % self._world.size
@@ -333,7 +333,7 @@ def _warn_of_batch_norm(stages: Sequence[Stage], micro_batches: int) -> None:
 
 
 def _joined(outputs: list[Any], micros: list[Micro]) -> Any:
-    """One output of those of the micro-batches: tensors joined along the samples, all else as in the first."""
+    """Return one output of those of the micro-batches: tensors joined along the samples, all else as in the first."""
     parts = [_values.tensors_of(output) for output in outputs]
     whole = [torch.cat(column) if column[0].dim() else torch.stack(column) for column in zip(*parts, strict=True)]
     source = iter(whole)

@@ -18,7 +18,7 @@ HOW: Final = ("none", "stage", "layer")
 
 
 def runner(stage: Stage, how: str) -> Callable[..., Any]:
-    """What to call instead of the stage's module.
+    """Return what to call instead of the stage's module.
 
     Args:
         stage: the stage.

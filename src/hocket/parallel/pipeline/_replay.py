@@ -11,7 +11,7 @@ from torch import fx
 
 
 def computed(node: fx.Node, root: torch.nn.Module, value_of: Callable[[fx.Node], Any]) -> Any:
-    """Takes one step with the values of its arguments: with gradients and casts as in the model's forward."""
+    """Take one step with the values of its arguments: with gradients and casts as in the model's forward."""
     args, kwargs = given(node.args, value_of), given(node.kwargs, value_of)
     if node.op == "call_module":
         function: Any = root.get_submodule(str(node.target))
@@ -43,7 +43,7 @@ def given(noted: Any, value_of: Callable[[fx.Node], Any]) -> Any:
 
 
 def attribute(root: torch.nn.Module, path: str) -> Any:
-    """The parameter or buffer at a dotted path."""
+    """Return the parameter or buffer at a dotted path."""
     value: Any = root
     for name in path.split("."):
         value = getattr(value, name)

@@ -46,7 +46,7 @@ class StageSpan(NamedTuple):
 
 
 def idle_shares(spans: Sequence[Sequence[StageSpan]]) -> list[float]:
-    """The share of a step, from the first rank's begin to the last one's end, that each rank did not compute.
+    """Return the share of a step, from the first rank's begin to the last one's end, that each rank did not compute.
 
     Args:
         spans: `Pipeline.spans` of every rank. The ranks must run on one host, whose clock they share.
@@ -106,7 +106,7 @@ class Run:
         self.spans: list[StageSpan] = []
 
     def perform(self, actions: Sequence[PipelineAction]) -> None:
-        """Carries out `actions` in order and waits until all that was sent is on its way."""
+        """Carry out `actions` in order and wait until all that was sent is on its way."""
         self._halved = {(a.stage, a.micro_batch) for a in actions if a.kind == "I"}
         doing = {
             "F": self._forward,

@@ -36,7 +36,7 @@ def split(
     verify: bool = True,
     cut: bool = True,
 ) -> list[Stage]:
-    """Cuts a model into stages that make the same output one after the other.
+    """Cut a model into stages that make the same output one after the other.
 
     The model is run on the sample and what it does is noted; it is then cut where the slowest stage takes the least
     time, by measurement on this device, or before the modules in `points`. The stages hold the model's own submodules

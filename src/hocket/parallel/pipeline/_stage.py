@@ -100,7 +100,7 @@ class Stage:
         return self.index == self.count - 1
 
     def parameters(self) -> dict[str, torch.nn.Parameter]:
-        """Its parameters by the model's names."""
+        """Return its parameters by the model's names."""
         return {self.names[name]: parameter for name, parameter in self.module.named_parameters()}
 
     def __str__(self) -> str:

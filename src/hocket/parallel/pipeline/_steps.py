@@ -16,7 +16,7 @@ __all__ = ["in_steps", "steps_of"]
 
 
 def steps_of(model: torch.nn.Module, sample: Any) -> list[WorkloadStep]:
-    """The steps between which `split` cuts a model, measured on this device.
+    """Return the steps between which `split` cuts a model, measured on this device.
 
     Args:
         model: the user's; parameters, buffers, gradients and random numbers are as before afterwards.
@@ -40,7 +40,7 @@ def steps_of(model: torch.nn.Module, sample: Any) -> list[WorkloadStep]:
 
 
 def in_steps(workload: Workload, model: torch.nn.Module, sample: Any) -> Workload:
-    """The workload with the steps between which `split` would cut its model, if it can be cut.
+    """Return the workload with the steps between which `split` would cut its model, if it can be cut.
 
     Args:
         workload: captured with the sample.

@@ -44,7 +44,7 @@ class Tied:
         return [self._mine[name] for name, holders in self._holders.items() if self._rank in holders]
 
     def make_equal(self) -> None:
-        """Gives every copy the values of the first holder's."""
+        """Give every copy the values of the first holder's."""
         for name, (first, *others) in self._holders.items():
             if self._rank == first:
                 for rank in others:
@@ -56,13 +56,13 @@ class Tied:
         self._wire.drain()
 
     def set_aside(self) -> None:
-        """Puts away what earlier steps have accumulated, which is summed over the holders already."""
+        """Put away what earlier steps have accumulated, which is summed over the holders already."""
         self._before = {name: self._mine[name].grad for name in self._holders if name in self._mine}
         for name in self._before:
             self._mine[name].grad = None
 
     def sum_gradients(self) -> None:
-        """Adds up the gradients of this step; all holders must call it, after their last backward."""
+        """Add up the gradients of this step; all holders must call it, after their last backward."""
         for name, (first, *others) in self._holders.items():
             if self._rank != first and self._rank not in others:
                 continue

@@ -73,7 +73,7 @@ class Traced:
 
 
 def trace(model: torch.nn.Module, sample: Any) -> Traced:
-    """Runs a model once on a sample and notes what it does.
+    """Run a model once on a sample and note what it does.
 
     Args:
         model: the user's; its buffers and the random numbers are as before afterwards.
@@ -87,7 +87,7 @@ def trace(model: torch.nn.Module, sample: Any) -> Traced:
 
 
 def traced_in_both_modes(model: torch.nn.Module, sample: Any) -> Traced:
-    """As `trace`, but the Python state of the model goes on, so that a comparison sees what changes in each forward."""
+    """Do as `trace` does, but let the model's Python state go on: a comparison sees what changes in each forward."""
     earlier: dict[int, Tensor] = {}
     found = _followed(model, sample, True, earlier)
     modes = [(module, module.training) for module in model.modules()]
@@ -101,7 +101,7 @@ def traced_in_both_modes(model: torch.nn.Module, sample: Any) -> Traced:
 
 
 def _followed(model: torch.nn.Module, sample: Any, grad: bool, earlier: dict[int, Tensor]) -> Traced:
-    """As `trace`, in the mode in which the model is, with gradients or without."""
+    """Do as `trace` does, in the mode in which the model is, with gradients or without."""
     whole: dict[str, str] = {}
     compiled: set[str] = set()
     while True:

@@ -39,7 +39,7 @@ def without_large_gradients(model: torch.nn.Module, kept: dict[str, torch.Tensor
 
 @contextlib.contextmanager
 def undisturbed(model: torch.nn.Module) -> Iterator[None]:
-    """Puts buffers, gradients and the state of the random numbers back as they were."""
+    """Open a block after which buffers, gradients and the state of the random numbers are put back as they were."""
     devices = sorted({p.device for p in model.parameters() if p.device.type == "cuda"}, key=str)
     buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
     homes = [(module, dict(module._buffers)) for module in model.modules() if module._buffers]

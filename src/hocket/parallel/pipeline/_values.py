@@ -15,12 +15,12 @@ Tensor = torch.Tensor
 
 
 def tensors_of(values: Any) -> list[Tensor]:
-    """The tensors in a structure, in order."""
+    """Return the tensors in a structure, in order."""
     return _trees.tensors_in(values)
 
 
 def described(values: Any) -> Any:
-    """The structure with meta tensors (shape, type, whether a gradient flows back) instead of tensors."""
+    """Return the structure with meta tensors (shape, type, whether a gradient flows back) instead of tensors."""
     return _trees.mapped(values, _meta)
 
 
@@ -29,7 +29,7 @@ def _meta(tensor: Tensor) -> Tensor:
 
 
 def pickled(description: Any) -> bytes:
-    """The bytes of a description."""
+    """Return the bytes of a description."""
     stream = io.BytesIO()
     _Pickler(stream).dump(description)
     return stream.getvalue()
@@ -49,13 +49,13 @@ def _remade(kind: Any, items: tuple[Any, ...]) -> Any:
 
 
 def filled(description: Any, tensors: Iterable[Tensor]) -> Any:
-    """The structure of `description` with these tensors in it."""
+    """Return the structure of `description` with these tensors in it."""
     source = iter(tensors)
     return _trees.mapped(description, lambda _: next(source))
 
 
 def empty_for(description: Any, device: torch.device) -> list[Tensor]:
-    """Tensors to receive into; leaves of the autograd graph where a gradient flows back."""
+    """Return tensors to receive into; leaves of the autograd graph where a gradient flows back."""
     return [
         torch.empty(meta.shape, dtype=meta.dtype, device=device, requires_grad=meta.requires_grad)
         for meta in tensors_of(description)
@@ -63,12 +63,12 @@ def empty_for(description: Any, device: torch.device) -> list[Tensor]:
 
 
 def leaves(values: Any) -> Any:
-    """The structure with its tensors cut off from the graph that made them, ready to collect gradients themselves."""
+    """Return the structure with its tensors cut off from the graph that made them, to collect gradients themselves."""
     return _trees.mapped(values, lambda tensor: tensor.detach().requires_grad_(tensor.requires_grad))
 
 
 def fingerprint(values: Any) -> bytes:
-    """Equal for structures that differ in the numbers inside tensors at most."""
+    """Return bytes that are equal for structures that differ in the numbers inside tensors at most."""
     return pickle.dumps(_trees.mapped(values, _shape))
 
 
@@ -87,10 +87,10 @@ class _Shape(tuple[Any, ...]):
 
 
 def nbytes(values: Any) -> int:
-    """Bytes of the tensors in a structure."""
+    """Return the bytes of the tensors in a structure."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors_of(values))
 
 
 def dense(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """The tensors as they are sent: outside the graph, contiguous."""
+    """Return the tensors as they are sent: outside the graph, contiguous."""
     return [tensor.detach().contiguous() for tensor in tensors]

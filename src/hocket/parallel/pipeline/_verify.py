@@ -22,7 +22,7 @@ Tensor = torch.Tensor
 def compare(
     model: torch.nn.Module, stages: Sequence[Stage], inputs: Any, *, cut: bool = True
 ) -> tuple[int, tuple[str, ...]]:
-    """Runs model and stages on the sample, training and evaluating, and compares outputs and gradients.
+    """Run model and stages on the sample, training and evaluating, and compare outputs and gradients.
 
     A branch that fewer samples take otherwise is no matter where the stages give the model's output all the same.
 
@@ -66,14 +66,14 @@ def compare(
 
 
 def _buffers(model: torch.nn.Module) -> dict[str, Tensor]:
-    """The buffers, but for those of batch norm."""
+    """Return the buffers, but for those of batch norm."""
     norms = [module for module in model.modules() if isinstance(module, torch.nn.modules.batchnorm._NormBase)]
     known = {id(buffer) for norm in norms for buffer in norm.buffers()}
     return {name: buffer for name, buffer in model.named_buffers() if id(buffer) not in known}
 
 
 def _hold(model: torch.nn.Module, stages: Sequence[Stage], inputs: Any, training: bool, *, needed: bool) -> bool:
-    """Whether stages hold for fewer samples than they were made with; an error if they need to."""
+    """Return whether stages hold for fewer samples than they were made with; raise an error if they need to."""
     try:
         theirs = _results(model, lambda: (_trees.called(model, inputs), None), backward=False)
     except Exception as error:
@@ -109,7 +109,7 @@ def _failed(model: torch.nn.Module, error: Exception) -> SplitError:
 
 
 def chained(stages: Sequence[Stage], inputs: Any) -> tuple[Any, Callable[[list[Tensor]], None]]:
-    """The model's output from its stages one after the other, and what runs their backwards from its gradients."""
+    """Return the output of the stages one after the other, and what runs their backwards from its gradients."""
     flights = []
     output: Any = []
     for stage in stages:

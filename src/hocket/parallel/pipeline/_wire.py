@@ -44,7 +44,7 @@ class StageWire:
         self._under_way: list[tuple[Any, Tensor]] = []
 
     def send(self, peer: int, tensors: Sequence[Tensor]) -> None:
-        """Starts sending tensors to a rank of the pipeline."""
+        """Start sending tensors to a rank of the pipeline."""
         self._under_way = [(work, tensor) for work, tensor in self._under_way if not work.is_completed()]
         for tensor in _values.dense(tensors):
             work = dist.isend(tensor, group=self._world.group, group_dst=peer, tag=_TAG)
@@ -52,12 +52,12 @@ class StageWire:
                 self._under_way.append((work, tensor))
 
     def receive(self, peer: int, buffers: Sequence[Tensor]) -> list[Any]:
-        """Starts receiving into `buffers`; wait for what is returned with `wait`."""
+        """Start receiving into `buffers`; wait for what is returned with `wait`."""
         group = self._world.group
         return [dist.irecv(buffer.detach(), group=group, group_src=peer, tag=_TAG) for buffer in buffers]
 
     def send_values(self, peer: int, key: Key, values: Any) -> None:
-        """Sends a structure, with its description if the receiver cannot know it.
+        """Send a structure, with its description if the receiver cannot know it.
 
         Raises:
             ValueError: its shapes are not those that went with `key` before.
@@ -76,7 +76,7 @@ class StageWire:
         self.send(peer, _values.tensors_of(values))
 
     def receive_values(self, peer: int, key: Key, device: torch.device) -> tuple[Any, list[Any]]:
-        """Starts receiving a structure: the structure, and what to `wait` for before it is used."""
+        """Start receiving a structure: return it, and what to `wait` for before it is used."""
         description = self._known.get((peer, key)) if self._fixed else None
         if description is None:
             description = self._known[peer, key] = self._receive_object(peer)
@@ -84,7 +84,7 @@ class StageWire:
         return _values.filled(description, buffers), self.receive(peer, buffers)
 
     def wait(self, works: Sequence[Any]) -> None:
-        """Waits until messages have arrived, or raises what the process group does at a deadline or a death."""
+        """Wait until messages have arrived, or raise what the process group does at a deadline or a death."""
         if not works:
             return
         begin_s = time.perf_counter()
@@ -105,7 +105,7 @@ class StageWire:
         return values
 
     def drain(self) -> None:
-        """Waits until all that was sent is on its way."""
+        """Wait until all that was sent is on its way."""
         for work, _ in self._under_way:
             work.wait()
         self._under_way = []

@@ -20,7 +20,7 @@ def backward_of_inputs(
     inputs: Sequence[Tensor],
     parameters: Sequence[torch.nn.Parameter],
 ) -> tuple[list[Tensor | None], Any]:
-    """The gradients of `inputs` only, and what `backward_of_weights` needs to go on (Qi et al. 2023, Zero Bubble).
+    """Return the gradients of `inputs` only, and what `backward_of_weights` needs (Qi et al. 2023, Zero Bubble).
 
     A parameter that no input meets on its way to the outputs would be lost in torch's grouping; its gradient is
     accumulated here and now.
@@ -41,7 +41,7 @@ def backward_of_inputs(
 
 
 def backward_of_weights(parameters: Sequence[torch.nn.Parameter], groups: Any) -> None:
-    """Accumulates the gradients of `parameters` that `backward_of_inputs` has left over.
+    """Accumulate the gradients of `parameters` that `backward_of_inputs` has left over.
 
     torch stores what autograd hands out as it is; two parameters may then hold the same memory, or one an expanded
     number, and adding the next micro-batch's to it in place would be wrong.

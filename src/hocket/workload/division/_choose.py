@@ -27,7 +27,7 @@ class RegionChoice:
 
 
 def choose(model: nn.Module, recording: Recording, ranks: int) -> RegionChoice:
-    """Regions that do not share layers, the largest first; then what is left, each layer by itself."""
+    """Return regions that do not share layers, the largest first; then what is left, each layer by itself."""
     names = {module: name for name, module in model.named_modules()}
     free, tied, refused = _free(model, names, recording)
     loose = _loose(model)
@@ -96,7 +96,7 @@ def choose(model: nn.Module, recording: Recording, ranks: int) -> RegionChoice:
 
 
 def apart(region: Region, why: str, ranks: int) -> list[Region]:
-    """The layers of a region that turned out not to go together, each by itself, where it can be cut."""
+    """Return the layers of a region that turned out not to go together, each by itself, where it can be cut."""
     found = []
     for name, module in zip(region.names, region.roles, strict=False):
         if len(region.roles) > 1 and type(module) in CHANNEL:
@@ -112,7 +112,7 @@ def apart(region: Region, why: str, ranks: int) -> list[Region]:
 def _free(
     model: nn.Module, names: dict[nn.Module, str], recording: Recording
 ) -> tuple[set[nn.Module], list[tuple[Any, nn.Module]], dict[str, str]]:
-    """Layers that may be cut; embeddings with the layer that has the same matrix; why others may not."""
+    """Return layers that may be cut; embeddings with the layer that has the same matrix; why others may not."""
     users: dict[int, list[nn.Module]] = {}
     for module in names:
         for parameter in module.parameters(recurse=False):
@@ -152,7 +152,7 @@ def _free(
 
 
 def _loose(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Parameters that no known layer has, by name: those that a user's module works with as they are."""
+    """Return parameters that no known layer has, by name: those that a user's module works with as they are."""
     layers = {m for m in model.modules() if is_layer(m)}
     layers |= {m.out_proj for m in layers if isinstance(m, nn.MultiheadAttention)}
     held = {id(p) for m in layers for p in m.parameters(recurse=False)}
@@ -174,7 +174,7 @@ def _heads(module: nn.MultiheadAttention, name: str, recording: Recording, ranks
 
 
 def _hidden(module: Any, name: str, recording: Recording, ranks: int) -> Region:
-    """A recurrent layer or cell: a part of the hidden units on every rank."""
+    """Return the region of a recurrent layer or cell: a part of the hidden units on every rank."""
     size = module.hidden_size
     if size % ranks:
         raise CannotShard(f"{size} hidden units cannot be shared out over {ranks} ranks")
@@ -189,7 +189,7 @@ def _hidden(module: Any, name: str, recording: Recording, ranks: int) -> Region:
 def _tied(
     embedding: nn.Embedding, linear: nn.Module, names: dict[nn.Module, str], recording: Recording, ranks: int
 ) -> Region:
-    """An embedding and the output layer with the same matrix: both by words, or both by features."""
+    """Return the region of an embedding and the output layer of the same matrix: both by words, or both by features."""
     called = {call.module for call in recording.calls}
     if embedding not in called or linear not in called:
         raise CannotShard("the sample did not get there")
@@ -215,7 +215,7 @@ def _check_embedding(embedding: Any) -> None:
 
 
 def _alone(module: nn.Module, name: str, why: str, ranks: int) -> Region | None:
-    """A layer that pairs with no other."""
+    """Return the region of a layer that pairs with no other."""
     if isinstance(module, TABLES):
         _check_embedding(module)
         words, features = module.weight.shape

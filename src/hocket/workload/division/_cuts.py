@@ -13,7 +13,7 @@ from ._regions import TABLES, TRANSPOSED, Role
 
 
 def cut_tensors(module: Any, role: Role) -> Iterator[tuple[torch.Tensor, Shard]]:
-    """The tensors of a layer of which every rank has a part, each with how it is cut; all others stay whole."""
+    """Yield the tensors of a layer of which every rank has a part, each with how it is cut; all others stay whole."""
     for tensor, split in _cut(module, role):
         if tensor is not None:
             yield tensor, split

@@ -11,7 +11,7 @@ from ._regions import Region
 
 
 def disjoint(regions: list[Region]) -> list[Region]:
-    """Regions that share no layers, so that most layers are in one, and then most parameters.
+    """Return regions that share no layers, so that most layers are in one, and then most parameters.
 
     Where each region overlaps the next only, as in a chain of layers, the choice is the best there is (the independent
     set of greatest weight in a forest); otherwise the largest come first.
@@ -37,7 +37,7 @@ def disjoint(regions: list[Region]) -> list[Region]:
 
 
 def _independent(tree: Any, weights: list[tuple[int, int]]) -> list[int]:
-    """The heaviest nodes of a tree of which no two are neighbours."""
+    """Return the heaviest nodes of a tree of which no two are neighbours."""
     root = min(tree)
     parents = {child: parent for parent, child in nx.dfs_edges(tree, root)}
     without: dict[int, tuple[tuple[int, int], list[int]]] = {}

@@ -46,7 +46,7 @@ WEIGHTED: tuple[type[nn.Module], ...] = (
 
 
 def is_layer(module: nn.Module) -> bool:
-    """Whether a module is recorded as a layer, with the weights that are its own; others are looked into.
+    """Return whether a module is recorded as a layer, with the weights that are its own; others are looked into.
 
     What makes a layer's weight of other parameters (weight norm) leaves it none of its own.
     """
@@ -184,12 +184,12 @@ class _Recorder(TorchFunctionMode):
         return value
 
     def forget(self) -> None:
-        """Lets go of all tensors."""
+        """Let go of all tensors."""
         self._values.clear()
         self._kept.clear()
 
     def complete(self, outputs: list[torch.Tensor]) -> None:
-        """The model has returned; what comes after it is not its own."""
+        """Note that the model has returned; what comes after it is not its own."""
         self.recording.complete = True
         self.recording.outputs = [self._value(tensor) for tensor in outputs]
         for tensor, value in self._kept:
@@ -197,7 +197,7 @@ class _Recorder(TorchFunctionMode):
 
 
 def storage_of(tensor: torch.Tensor) -> int:
-    """A number that is the storage's own while it lives; the tensor's, where it has none (inside vmap)."""
+    """Return a number that is the storage's own while it lives; the tensor's, where it has none (inside vmap)."""
     try:
         key: int = StorageWeakRef(tensor.untyped_storage()).cdata  # type: ignore[no-untyped-call]
     except NotImplementedError:
@@ -214,7 +214,7 @@ def record(
     tensors_in: Returned,
     watch: Callable[[Recording], AbstractContextManager[Any]] = lambda _: nullcontext(),
 ) -> Recording:
-    """Has `run` run the model on a sample in training mode, and returns what the model did.
+    """Have `run` run the model on a sample in training mode, and return what the model did.
 
     The model is afterwards what it was, see `unchanged`. `tensors_in` finds the tensors in what the model returns;
     `watch` makes a block around the run, of the recording that grows in it.
@@ -229,7 +229,7 @@ def record(
 
 @contextmanager
 def recorded(model: nn.Module, tensors_in: Returned) -> Iterator[Recording]:
-    """In the block the model's first forward pass is recorded; the recording grows call by call."""
+    """Open a block in which the model's first forward pass is recorded; the recording grows call by call."""
     recorder = _Recorder(model)
     handles = []
 
@@ -253,7 +253,7 @@ def recorded(model: nn.Module, tensors_in: Returned) -> Iterator[Recording]:
 
 @contextmanager
 def _functions_heard(recorder: _Recorder) -> Iterator[None]:
-    """A user's autograd function is one call, without a rule: its backward may do anything."""
+    """Open a block in which a user's autograd function is one call, without a rule: its backward may do anything."""
     original = torch.autograd.Function.__dict__["apply"]
 
     def apply(cls: Any, *args: Any) -> Any:

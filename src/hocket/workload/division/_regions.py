@@ -181,13 +181,13 @@ class Stuck(Exception):
 
 
 def outputs_of(module: nn.Module) -> int:
-    """Number of output features or channels of a linear layer or a convolution."""
+    """Return the number of output features or channels of a linear layer or a convolution."""
     layer: Any = module
     return int(layer.out_features if type(module) is nn.Linear else layer.out_channels)
 
 
 def inputs_of(module: nn.Module) -> int:
-    """Number of its input features or channels."""
+    """Return the number of its input features or channels."""
     layer: Any = module
     return int(layer.in_features if type(module) is nn.Linear else layer.in_channels)
 
@@ -230,13 +230,13 @@ class RegionSearch:
                 self._derived.update(call.outputs)
 
     def may_make_parts(self, module: nn.Module | None) -> bool:
-        """Whether a layer may be the beginning of a region."""
+        """Return whether a layer may be the beginning of a region."""
         if module is None or module not in self._free or type(module) not in CHANNEL:
             return False
         return getattr(module, "groups", 1) == 1 and outputs_of(module) % self.ranks == 0
 
     def from_layer(self, module: nn.Module) -> Region:
-        """The region that begins with a layer.
+        """Return the region that begins with a layer.
 
         Raises:
             CannotShard: there is none; says why.
@@ -244,7 +244,7 @@ class RegionSearch:
         return self._from([{module: Shard.even(0, outputs_of(module), self.ranks)}])
 
     def from_parameter(self, name: str, alone: bool = False) -> Region:
-        """The region that begins with a parameter; where it is to be alone, what is made with it is gathered.
+        """Return the region that begins with a parameter; where it is to be alone, what is made with it is gathered.
 
         Raises:
             CannotShard: there is none; says why.
@@ -268,7 +268,7 @@ class RegionSearch:
         return max(found, key=lambda one: (one.weights, -sum(e.nbytes for e in one.extras)))
 
     def _shards(self, name: str, wanted: Shard | None = None) -> list[Shard]:
-        """How a parameter may be divided, the likeliest first: as what is made of it is to be."""
+        """Return how a parameter may be divided, the likeliest first: as what is made of it is to be."""
         shape = self._of[name].shape
         dims = [dim for dim, size in enumerate(shape) if size % self.ranks == 0 and size]
         if wanted is not None and (alike := [dim for dim in dims if shape[dim] == wanted.size]):
@@ -302,7 +302,7 @@ class RegionSearch:
         raise CannotShard(reason)
 
     def _makers(self, value: RecordedValue, wanted: Shard) -> list[Seeds]:
-        """What made a tensor, so that it can be made in parts; several ways, where it can be divided in several."""
+        """Return what made a tensor, for it to be made in parts; several ways, where it can be divided in several."""
         found: Seeds = {}
         ways: list[Seeds] = [found]
         waiting, seen = [value], set()
@@ -457,7 +457,7 @@ class RegionSearch:
         weights: set[RecordedValue] | None = None,
         alone: bool = False,
     ) -> list[Shard | None]:
-        """How a function's results lie; `weights` are divided parameters, and what is made of such alone."""
+        """Return how a function's results lie; `weights` are divided parameters, and what is made of such alone."""
         weights = set() if weights is None else weights
         if call.name in LAYERS and call.name not in PRODUCTS:
             raise CannotShard(f"{call.name} is given shards outside of a layer")

@@ -24,7 +24,7 @@ SEQUENCE = -2
 def sequences(
     model: nn.Module, recording: Recording, regions: list[Region], ranks: int
 ) -> tuple[list[Region], dict[str, str]]:
-    """Stretches of the model that can work on parts of the sequence, given what is cut.
+    """Return stretches of the model that can work on parts of the sequence, given what is cut.
 
     Returns:
         The stretches, and why others cannot, by the name of the layer with which they begin.
@@ -65,11 +65,11 @@ class _SequenceSearch(RegionSearch):
         self._parts = {value for region in regions for value in region.parts}
 
     def may_begin(self, call: Call) -> bool:
-        """Whether a call adds up over the ranks what could stay in parts."""
+        """Return whether a call adds up over the ranks what could stay in parts."""
         return self.may_scatter(call) and self._roles[call.module].kind in ("row", "heads")  # type: ignore[index]
 
     def may_scatter(self, call: Call) -> bool:
-        """Whether a call's output is the same on all ranks and could be cut along the sequence."""
+        """Return whether a call's output is the same on all ranks and could be cut along the sequence."""
         if call.module is None:
             return False
         role = self._roles.get(call.module)
@@ -80,7 +80,7 @@ class _SequenceSearch(RegionSearch):
         return tokens and len(shape) >= 2 and shape[SEQUENCE] % self.ranks == 0
 
     def stretch(self, module: nn.Module) -> Region:
-        """The stretch that begins with a layer, and with all others that it needs.
+        """Return the stretch that begins with a layer, and with all others that it needs.
 
         Raises:
             CannotShard: there is none; says why.
@@ -162,7 +162,7 @@ class _SequenceSearch(RegionSearch):
         return zone
 
     def function(self, region: Region, call: Call, states: dict[RecordedValue, Shard], *_: Any) -> list[Shard | None]:
-        """As of any region; a function that works on parts of something else is given whole sequences."""
+        """Do as for any region; a function that works on parts of something else is given whole sequences."""
         if any(value in self._parts for value in call.inputs):
             raise CannotShard(f"{call.name} would be given parts of the sequence")
         return super().function(region, call, states)

@@ -33,7 +33,7 @@ class CollectiveCount:
 
 
 def tally(regions: list[Region], recording: Recording) -> list[CollectiveCount]:
-    """The operations of a forward and a backward pass on the sample, by phase and kind."""
+    """Return the operations of a forward and a backward pass on the sample, by phase and kind."""
     found: dict[tuple[str, str], list[int]] = {}
     for one in exchanges(regions, recording):
         found.setdefault((one.phase, one.kind), []).append(one.nbytes)
@@ -42,7 +42,7 @@ def tally(regions: list[Region], recording: Recording) -> list[CollectiveCount]:
 
 
 def exchanges(regions: list[Region], recording: Recording) -> list[Exchanged]:
-    """Every operation of a forward and a backward pass on the sample."""
+    """Return every operation of a forward and a backward pass on the sample."""
     found: list[Exchanged] = []
     roles: dict[nn.Module | None, Role] = {m: role for region in regions for m, role in region.roles.items()}
     gathers = {(m, place) for region in regions for m, places in region.gathers.items() for place in places}
@@ -53,7 +53,7 @@ def exchanges(regions: list[Region], recording: Recording) -> list[Exchanged]:
         found.append(Exchanged(phase, kind, nbytes, call.index, with_batch))
 
     def enter(place: int) -> None:
-        """A tensor is used on parts of a layer: once for all layers that use it."""
+        """Note that a tensor is used on parts of a layer: once for all layers that use it."""
         value = call.inputs[place]
         if value in entered:
             return
@@ -65,7 +65,7 @@ def exchanges(regions: list[Region], recording: Recording) -> list[Exchanged]:
             add("backward", "all_reduce", value.nbytes)
 
     def leave() -> None:
-        """Parts are added up."""
+        """Note that parts are added up."""
         out = call.outputs[0]
         if call.module not in scatters:
             add("forward", "all_reduce", out.nbytes)
@@ -109,7 +109,7 @@ def exchanges(regions: list[Region], recording: Recording) -> list[Exchanged]:
 
 
 def _recurrent(call: Call, role: Role, enter: Callable[[int], None]) -> list[Exchanged]:
-    """What a recurrent layer exchanges: hidden units after each step, outputs after each layer."""
+    """Return what a recurrent layer exchanges: hidden units after each step, outputs after each layer."""
     layer: Any = call.module
     out, cell = call.outputs[0], isinstance(layer, CELLS)
     if role.whole:

@@ -30,7 +30,7 @@ LABEL = "halo"
 def fetch(
     world: World, tensor: torch.Tensor, shard: Shard, wanted: Sequence[Interval], fill: float = 0.0
 ) -> torch.Tensor:
-    """The rows of this rank's wanted interval.
+    """Return the rows of this rank's wanted interval.
 
     Args:
         world: the ranks.
@@ -46,7 +46,7 @@ def fetch(
 
 
 def total(world: World, tensor: torch.Tensor) -> torch.Tensor:
-    """The sum over the ranks, on every rank."""
+    """Return the sum over the ranks, on every rank."""
     summed: torch.Tensor = _Total.apply(world, tensor)  # type: ignore[no-untyped-call]
     return summed
 
@@ -102,12 +102,12 @@ class _Fetch(torch.autograd.Function):
 
 
 def _shares(mine: Interval, theirs: Sequence[Interval], rank: int) -> list[Interval]:
-    """What of `mine` is each other rank's; nothing is this rank's own, which need not travel."""
+    """Return what of `mine` is each other rank's; nothing is this rank's own, which need not travel."""
     return [(mine[0], mine[0]) if r == rank else overlap(mine, one) for r, one in enumerate(theirs)]
 
 
 def _cut(tensor: torch.Tensor, dim: int, rows: Interval, first: int) -> torch.Tensor:
-    """Rows of a tensor whose own first row has the number `first`."""
+    """Return rows of a tensor whose own first row has the number `first`."""
     begin, end = rows
     return tensor.narrow(dim, begin - first, end - begin) if begin < end else tensor.narrow(dim, 0, 0)
 
@@ -115,7 +115,7 @@ def _cut(tensor: torch.Tensor, dim: int, rows: Interval, first: int) -> torch.Te
 def _exchanged(
     world: World, parts: Sequence[torch.Tensor], like: torch.Tensor, dim: int, taken: Sequence[Interval]
 ) -> dict[int, torch.Tensor]:
-    """Sends `parts`, one for each rank, and receives rows `taken` of each rank; empty ones are left out."""
+    """Send `parts`, one for each rank, and receive rows `taken` of each rank; empty ones are left out."""
     shape = list(like.shape)
     others = math.prod(shape[:dim]) * math.prod(shape[dim:][1:])
     sent = torch.cat([part.reshape(-1) for part in parts])

@@ -71,7 +71,7 @@ class SpatialParallel:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """A block in which the model and functions of its output work on shards."""
+        """Open a block in which the model and functions of its output work on shards."""
         self._depth += 1
         try:
             with WholeBatchNorms(self._peers) if self._depth == 1 else nullcontext():
@@ -87,12 +87,12 @@ class SpatialParallel:
         return note(cut(tensor, shard, self.world.rank).contiguous(), shard, self._peers)
 
     def whole(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The full tensor of which this is a shard; a collective operation."""
+        """Return the full tensor of which this is a shard; a collective operation."""
         whole: torch.Tensor = gathered(tensor)
         return whole
 
     def call(self, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """The model's own forward on shards of its inputs.
+        """Run the model's own forward on shards of its inputs.
 
         Raises:
             ValueError: no input can be divided.
@@ -125,14 +125,14 @@ class DividedModule(nn.Module):
     spatial: SpatialParallel
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The model's own."""
+        """Run the model's own forward."""
         return self.spatial.call(super().forward, args, kwargs)
 
 
 def parallelize(
     model: nn.Module, world: World, *, statistics: World | None = None, samples: World | None = None
 ) -> SpatialParallel:
-    """Divides each sample that goes through `model` among the ranks of `world`, in place; a collective operation.
+    """Divide each sample that goes through `model` among the ranks of `world`, in place; a collective operation.
 
     Inputs with two or more spatial dims are divided along the first: the height of images (N, C, H, W), the depth of
     volumes (N, C, D, H, W). Convolutions and poolings fetch what rows their outputs need from the ranks that own them;

@@ -54,7 +54,7 @@ class Applied:
                 self._without_fast_path(encoder)
 
     def undo(self) -> None:
-        """Puts everything back."""
+        """Put everything back."""
         while self._undo:
             self._undo.pop()()
         self.cuts.clear()
@@ -122,7 +122,7 @@ class Applied:
             self._set(module, "out_channels", module.out_channels // self._world.size)
 
     def _without_fast_path(self, encoder: Any) -> None:
-        """Torch's fused inference takes weights out of the layers, which are parts now."""
+        """Keep torch's fused inference away: it takes weights out of the layers, which are parts now."""
         if not any(hasattr(module, "form") for module in encoder.modules()):
             return
         if isinstance(encoder, nn.TransformerEncoder):
@@ -143,7 +143,7 @@ def _become(tensor: torch.Tensor, data: torch.Tensor) -> None:
 
 
 def _sharing(regions: list[Region], recording: Recording) -> dict[nn.Module, list[Shared]]:
-    """What layers that are given the same tensors have in common: for each of their inputs."""
+    """Return what layers that are given the same tensors have in common: for each of their inputs."""
     makers = {m: role for r in regions for m, role in r.roles.items() if role.kind in ("column", "heads", "hidden")}
     inputs: dict[tuple[nn.Module, int], list[RecordedValue]] = {}
     for call in recording.calls:

@@ -38,7 +38,7 @@ class CutMultiheadAttention(nn.MultiheadAttention):
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """As nn.MultiheadAttention; attention weights are None where the model was seen not to use them."""
+        """Do as nn.MultiheadAttention does; attention weights are None where the model was seen not to use them."""
         with as_local():
             return self._attend(
                 query, key, value, key_padding_mask, need_weights, attn_mask, average_attn_weights, is_causal
@@ -93,7 +93,7 @@ class CutMultiheadAttention(nn.MultiheadAttention):
         return out, weights
 
     def _project(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, alike: bool) -> Any:
-        """This rank's heads of queries, keys and values."""
+        """Return this rank's heads of queries, keys and values."""
         copies: dict[int, torch.Tensor] = {}
         for place, tensor in enumerate((query, key, value)):
             if id(tensor) not in copies:
@@ -112,7 +112,7 @@ class CutMultiheadAttention(nn.MultiheadAttention):
     def _mask(
         self, attn_mask: torch.Tensor | None, padding: torch.Tensor | None, q: torch.Tensor
     ) -> torch.Tensor | None:
-        """Both masks as one that is added to the scores: (batch or 1, this rank's heads or 1, queries or 1, keys)."""
+        """Join both masks to one to add to the scores: (batch or 1, this rank's heads or 1, queries or 1, keys)."""
         total = None
         if attn_mask is not None:
             total = _added(attn_mask, q.dtype)
@@ -126,7 +126,7 @@ class CutMultiheadAttention(nn.MultiheadAttention):
         return total
 
     def extra_repr(self) -> str:
-        """How it is cut."""
+        """Return how it is cut."""
         return f"{self.num_heads} heads, parallel over {self.form.world.size}"
 
 

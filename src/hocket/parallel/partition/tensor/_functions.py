@@ -26,7 +26,7 @@ from ...mesh import World
 
 
 def copy_to(world: World, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """The tensors, which are the same on all ranks, for use on parts: their gradients are added over the ranks.
+    """Return the tensors, which are the same on all ranks, for use on parts: their gradients are added over the ranks.
 
     Several tensors of one type share one all_reduce.
     """
@@ -37,7 +37,7 @@ def copy_to(world: World, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 
 def reduce_from(world: World, tensor: torch.Tensor) -> torch.Tensor:
-    """The sum over the ranks."""
+    """Return the sum over the ranks."""
     if world.size == 1:
         return tensor
     total: torch.Tensor = _Reduce.apply(world, tensor)  # type: ignore[no-untyped-call]
@@ -45,7 +45,7 @@ def reduce_from(world: World, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def gather(world: World, tensor: torch.Tensor, split: Shard) -> torch.Tensor:
-    """The full tensor from its parts, for use that is the same on all ranks."""
+    """Return the full tensor from its parts, for use that is the same on all ranks."""
     if world.size == 1:
         return tensor
     full: torch.Tensor = _Gather.apply(world, tensor, split, False)  # type: ignore[no-untyped-call]
@@ -53,7 +53,7 @@ def gather(world: World, tensor: torch.Tensor, split: Shard) -> torch.Tensor:
 
 
 def gather_partial(world: World, tensor: torch.Tensor, split: Shard) -> torch.Tensor:
-    """The full tensor from its parts, for use on parts of something else: gradients are added over the ranks."""
+    """Return the full tensor from its parts, for use on parts of something else: gradients are added over the ranks."""
     if world.size == 1:
         return tensor
     full: torch.Tensor = _Gather.apply(world, tensor, split, True)  # type: ignore[no-untyped-call]
@@ -61,7 +61,7 @@ def gather_partial(world: World, tensor: torch.Tensor, split: Shard) -> torch.Te
 
 
 def scatter(world: World, tensor: torch.Tensor, split: Shard) -> torch.Tensor:
-    """This rank's part of a tensor that all ranks have."""
+    """Return this rank's part of a tensor that all ranks have."""
     if world.size == 1:
         return tensor
     part: torch.Tensor = _Scatter.apply(world, tensor, split)  # type: ignore[no-untyped-call]
@@ -69,7 +69,7 @@ def scatter(world: World, tensor: torch.Tensor, split: Shard) -> torch.Tensor:
 
 
 def reduce_scatter(world: World, tensor: torch.Tensor, split: Shard) -> torch.Tensor:
-    """This rank's part of the sum over the ranks."""
+    """Return this rank's part of the sum over the ranks."""
     if world.size == 1:
         return tensor
     part: torch.Tensor = _ReduceScatter.apply(world, tensor, split)  # type: ignore[no-untyped-call]

@@ -43,7 +43,7 @@ class Shared:
         self._left = 0
 
     def copy(self, world: World, tensor: torch.Tensor, given: Shard | None) -> torch.Tensor:
-        """The tensor, for use on parts; gathered first, where every rank has a part of it."""
+        """Return the tensor, for use on parts; gathered first, where every rank has a part of it."""
         key = (torch.is_grad_enabled(), tensor._version, given)
         if (
             self._copy is not None
@@ -106,11 +106,11 @@ class LayerPartition:
         return self
 
     def note(self, y: torch.Tensor, split: Shard | None) -> torch.Tensor:
-        """A result, which says how it is divided."""
+        """Return a result that says how it is divided."""
         return y if split is None else note(y, split, peers_of(self.world))
 
     def enter(self, x: torch.Tensor, place: int = 0) -> torch.Tensor:
-        """What the layer computes on, in the place of its input of that number, however that is divided."""
+        """Return what the layer computes on, in the place of its input of that number, however that is divided."""
         given = noted(x)
         if self.kind in ("column", "heads", "vocabulary", "hidden"):
             return self.shared[place].copy(self.world, x, given)
@@ -126,7 +126,7 @@ class LayerPartition:
         return scatter(self.world, x, wanted)
 
     def leave(self, y: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """What the layer returns."""
+        """Return what the layer gives, made of its result on this rank."""
         if self.kind == "column":
             split = _split(y.dim(), self.channel, self.segments, self.world.size)
             if not self.whole:
@@ -144,12 +144,12 @@ class LayerPartition:
         return y if bias is None else y + bias.view(-1, *(1,) * (-1 - self.channel))
 
     def _along(self, full: torch.Tensor) -> Shard | None:
-        """How a tensor's sequence is divided; None where it stays whole, as one whose length ranks cannot share."""
+        """Return how the sequence is divided; None where it stays whole, as one whose length ranks cannot share."""
         length = full.shape[SEQUENCE] if self.scatters else 1
         return None if length % self.world.size else Shard.even(full.dim() + SEQUENCE, length, self.world.size)
 
     def before_channels(self, _: nn.Module, args: Any) -> Any:
-        """Hook before the forward of a layer that works channel by channel: its code means shards."""
+        """Have the code of a layer that works channel by channel mean shards: a hook before its forward."""
         with as_local():
             x = self.enter(args[0])
         self.blocks.append(as_local())
@@ -157,7 +157,7 @@ class LayerPartition:
         return (x, *args[1:])
 
     def after_channels(self, _: nn.Module, __: Any, y: Any) -> Any:
-        """Hook after it: its results say what they are."""
+        """Have the layer's results say what they are: a hook after its forward."""
         self.blocks.pop().__exit__(None, None, None)
         return None if y is None else self.note(y, _split(y.dim(), self.channel, self.outputs, self.world.size))
 
@@ -173,7 +173,7 @@ class CutLayer(nn.Module):
     form: LayerPartition
 
     def forward(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """The layer's result, from and to what its form says."""
+        """Return the layer's result, from and to what its form says."""
         layer: Any = self
         with as_local():
             form, bias = self.form, layer.bias
@@ -188,7 +188,7 @@ class CutLayer(nn.Module):
             return form.leave(y, bias)
 
     def extra_repr(self) -> str:
-        """The layer's own, and its form."""
+        """Return the layer's own, and its form."""
         return f"{super().extra_repr()}, {self.form.kind} parallel over {self.form.world.size}"
 
 
@@ -213,7 +213,7 @@ class CutEmbedding(nn.Embedding):
     form: LayerPartition
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        """Full vectors, on every rank."""
+        """Return full vectors, on every rank."""
         form = self.form
         with as_local():
             ids = form.enter(ids)
@@ -236,7 +236,7 @@ class CutEmbeddingBag(nn.EmbeddingBag):
     form: LayerPartition
 
     def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """Full vectors, on every rank."""
+        """Return full vectors, on every rank."""
         args, kwargs = mapped(gathered, (args, kwargs))
         with as_local():
             return self.form.leave(super().forward(*args, **kwargs), None)
@@ -248,7 +248,7 @@ class CutDropout(nn.Module):
     form: LayerPartition
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Drops by numbers of this rank alone, where it is given a part."""
+        """Drop by numbers of this rank alone, where it is given a part."""
         split = noted(x)
         if split is None or not self.training:
             return super().forward(x)  # type: ignore[no-any-return]
@@ -271,7 +271,7 @@ class CutNorm(nn.Module):
     normalized_shape: tuple[int, ...]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """The norm, however its input is divided."""
+        """Return the norm, however its input is divided."""
         with as_local():
             split = noted(x)
             if split is not None and split.dim >= x.dim() - len(self.normalized_shape):

@@ -13,7 +13,7 @@ from ...mesh import World
 
 @contextmanager
 def own_numbers(world: World, device: torch.device) -> Iterator[None]:
-    """In the block torch's default generator for `device` gives numbers that are this rank's alone.
+    """Open a block in which torch's default generator for `device` gives numbers that are this rank's alone.
 
     Their seed is drawn from the common generator of the CPU, once on every rank, so that ranks stay in step, and so
     that activation checkpointing, which replays that generator, replays these numbers too.
@@ -29,7 +29,7 @@ def own_numbers(world: World, device: torch.device) -> Iterator[None]:
 
 
 def align(world: World, device: torch.device) -> None:
-    """Gives all ranks rank 0's states of the default generators: dropout drops alike, and code decides alike."""
+    """Give all ranks rank 0's states of the default generators: dropout drops alike, and code decides alike."""
     on_gpu = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
     states, on_gpu = world.from_root((RngStates.now(), on_gpu))
     states.install()

@@ -90,7 +90,7 @@ class TensorParallel:
         return "\n".join([*lines, *map(str, self.collectives)])
 
     def left_whole(self, most: int = 3) -> list[str]:
-        """The layers with most parameter bytes that every rank has all of, the largest first, each with the reason."""
+        """Return the layers of most parameter bytes that every rank has all of, largest first, each with the reason."""
         reasons = dict(self.refused)
         nbytes: Counter[str] = Counter()
         for name, parameter in self.model.named_parameters():
@@ -106,7 +106,7 @@ class TensorParallel:
     def chunks(
         self, name: str, tensor: torch.Tensor, offsets: tuple[int, ...] | None = None
     ) -> list[tuple[tuple[int, ...], torch.Tensor]]:
-        """The boxes in the full tensor that a box of this rank's part is: several, where the part has segments.
+        """Return the boxes in the full tensor that a box of this rank's part is: several, where the part has segments.
 
         Args:
             name: of the parameter; `tensor` may also be a gradient or optimizer state that is cut alike.
@@ -131,7 +131,7 @@ class TensorParallel:
         return found
 
     def part(self, name: str, full: torch.Tensor) -> torch.Tensor:
-        """This rank's part of a full tensor that is to be cut as parameter `name` is."""
+        """Return this rank's part of a full tensor that is to be cut as parameter `name` is."""
         piece = self.pieces.get(name)
         if piece is None:
             return full
@@ -141,7 +141,7 @@ class TensorParallel:
 def parallelize(
     model: nn.Module, world: World, sample: Any, *, sequence: bool = False, verify: bool = True
 ) -> TensorParallel:
-    """Cuts the layers of `model` over the ranks of `world`, in place; a collective operation.
+    """Cut the layers of `model` over the ranks of `world`, in place; a collective operation.
 
     The model is run on the sample, and what is seen decides: pairs of layers between which every rank has its part
     (MLPs, attention by heads, convolutions) need one all_reduce forward and one backward; what pairs with nothing is
@@ -217,7 +217,7 @@ def parallelize(
 
 
 def is_leaf(module: nn.Module) -> bool:
-    """Whether a graph of the model must take the module as one: it is cut."""
+    """Return whether a graph of the model must take the module as one: it is cut."""
     return hasattr(module, "form")
 
 

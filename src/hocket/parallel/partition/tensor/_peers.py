@@ -61,12 +61,12 @@ _local = threading.local()
 
 
 def begin_forward(*_: Any) -> None:
-    """Hook of the whole model before its forward: code of the user's runs now."""
+    """Note that code of the user's runs now: a hook of the whole model before its forward."""
     _local.depth = getattr(_local, "depth", 0) + 1
 
 
 def end_forward(_: nn.Module, __: Any, output: Any) -> Any:
-    """Hook of the whole model after its forward: what it returns is whole."""
+    """Return what the whole model gives as a whole: a hook after its forward."""
     _local.depth -= 1
     return mapped(output, gathered)
 

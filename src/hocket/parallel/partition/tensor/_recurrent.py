@@ -23,7 +23,7 @@ Weights = list[Any]
 
 
 def _step(kind: str, x: torch.Tensor, hidden: torch.Tensor, h: Any, c: Any, weights: Weights) -> Any:
-    """The next hidden units and cells of this rank.
+    """Return the next hidden units and cells of this rank.
 
     Args:
         kind: "LSTM", "GRU", "RNN_TANH" or "RNN_RELU".
@@ -51,7 +51,7 @@ class CutRecurrent(nn.RNNBase):
     form: LayerPartition
 
     def forward(self, input: Any, hx: Any = None) -> Any:
-        """As the layer's own: outputs, and the states after the last step."""
+        """Do as the layer's own forward does: return outputs, and the states after the last step."""
         hx, packed = mapped(gathered, hx), isinstance(input, tuple)
         input = mapped(gathered, input) if packed or self.form.whole else input
         with as_local():
@@ -107,7 +107,7 @@ class CutRecurrent(nn.RNNBase):
         return out, (final, cell) if batched else (final.squeeze(1), cell.squeeze(1))
 
     def _run(self, x: Any, hidden: Any, h: Any, c: Any, weights: Weights, reverse: bool) -> Any:
-        """One layer in one direction: this rank's hidden units after each step, and its cells after the last."""
+        """Run one layer in one direction: this rank's hidden units after each step, and its cells after the last."""
         gates = F.linear(x, weights[0], weights[2])
         found: list[Any] = [None] * len(gates)
         order = range(len(gates))[:: -1 if reverse else 1]
@@ -119,7 +119,7 @@ class CutRecurrent(nn.RNNBase):
         return torch.stack(found), c
 
     def extra_repr(self) -> str:
-        """The layer's own, and how it is cut."""
+        """Return the layer's own, and how it is cut."""
         return f"{super().extra_repr()}, hidden units parallel over {self.form.world.size}"
 
 
@@ -129,7 +129,7 @@ class CutCell(nn.RNNCellBase):
     form: LayerPartition
 
     def forward(self, input: torch.Tensor, hx: Any = None) -> Any:
-        """As the cell's own: the next hidden units, of an LSTM with the next cells."""
+        """Do as the cell's own forward does: return the next hidden units, of an LSTM with the next cells."""
         hx = mapped(gathered, hx)
         with as_local():
             own: Any = self
@@ -152,7 +152,7 @@ class CutCell(nn.RNNCellBase):
             return both[0], both[1]
 
     def extra_repr(self) -> str:
-        """The cell's own, and how it is cut."""
+        """Return the cell's own, and how it is cut."""
         return f"{super().extra_repr()}, hidden units parallel over {self.form.world.size}"
 
 

@@ -61,7 +61,7 @@ class Verifier:
     def sort_out(
         self, regions: Sequence[Region], base: Sequence[Region] = ()
     ) -> tuple[list[Region], list[tuple[Region, str]]]:
-        """The regions that are right, and those that are not, with what went wrong; `base` is cut besides.
+        """Return the regions that are right, and those that are not, with what went wrong; `base` is cut besides.
 
         All ranks come to the same result. Many right regions cost one comparison.
         """
@@ -186,7 +186,7 @@ class _NoDropout(TorchFunctionMode):
 
 @contextmanager
 def _training(model: nn.Module) -> Iterator[None]:
-    """In the block the model is in training mode; afterwards modes are as before."""
+    """Open a block in which the model is in training mode; afterwards modes are as before."""
     modes = {module: module.training for module in model.modules()}
     if not model.training:
         model.train()
@@ -208,7 +208,7 @@ def _training(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _moved(model: nn.Module, device: torch.device) -> Iterator[None]:
-    """In the block weights are a little off, alike on all ranks."""
+    """Open a block in which weights are a little off, alike on all ranks."""
     generator = torch.Generator().manual_seed(_SEED)
     saved = [(p, p.data) for p in model.parameters() if not is_deferred(p)]
     try:
