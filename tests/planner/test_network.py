@@ -12,7 +12,7 @@ from hocket import cluster
 from hocket.algorithms import REGISTRY, ClosedForm, ring
 from hocket.algorithms._algorithm import algorithm
 from hocket.planner import Constants, Network, Plan, predict, step_graph
-from hocket.planner import _network as network
+from hocket.planner.network import _network as network
 from hocket.schedule import Collective, Schedule
 from hocket.workload import Layer, Operation, Workload
 
