@@ -483,12 +483,14 @@ def guard_transforms() -> None:
 
     apply._hocket_plain = plain  # type: ignore[attr-defined]
     torch.autograd.Function.apply = classmethod(apply)  # type: ignore[assignment, method-assign]
-    from . import torch_adapter
+    from torch._functorch import eager_transforms, vmap
+    from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+    from torch.autograd import forward_ad
 
     def entering(plain: Any) -> Any:
         def enter(*args: Any, **kwargs: Any) -> Any:
             if any(type(one) is ShardedTensor for one in args):
-                with torch_adapter.outside_transforms():  # the full tensor is made outside of the transform
+                with temporarily_clear_interpreter_stack():  # the full tensor is made outside of the transform
                     args = tuple(gathered(one) for one in args)
             return plain(*args, **kwargs)
 
@@ -502,9 +504,15 @@ def guard_transforms() -> None:
 
         return leave
 
-    for guard, seams in ((entering, torch_adapter.ENTERING), (leaving, torch_adapter.LEAVING)):
-        for module, name in seams:
-            setattr(module, name, guard(getattr(module, name)))
+    for module, name, guard in (
+        (vmap, "_add_batch_dim", entering),
+        (vmap, "_remove_batch_dim", leaving),
+        (eager_transforms, "_wrap_for_grad", entering),
+        (eager_transforms, "_wrap_functional_tensor", entering),
+        (eager_transforms, "_unwrap_for_grad", leaving),
+        (forward_ad, "make_dual", entering),
+    ):
+        setattr(module, name, guard(getattr(module, name)))
 
 
 _WATCHED = (ShardedTensor, GatheredView)
