@@ -21,7 +21,7 @@ class Reductions(c10d.ProcessGroupBase):  # type: ignore[misc]
     _rank: int
     _size: int
     _host: DeviceBackend
-    _global_ranks: Sequence[int]
+    _global_ranks: list[int]
 
     def _device_backend(self, tensors: Sequence[Tensor]) -> DeviceBackend | None:
         """Return the backend for `tensors`; None if they go to an engine as they are."""
