@@ -16,6 +16,7 @@ import numpy as np
 from hocket._sweep import start_ticks
 
 from . import _layout as lay
+from ._stacks import stacks_of
 
 _STALE_S = 1.8  # the watcher of a rank runs four times a second, unless compiled code keeps the interpreter's lock
 _DUMP_S = 1.0
@@ -235,14 +236,8 @@ def _dumped(path: Path, pid: int) -> tuple[str, ...]:
     time.sleep(0.05)
     with file.open("rb") as dump:
         dump.seek(before)
-        blocks = dump.read().decode(errors="replace").split("Thread 0x")
-    lines = []
-    for line in blocks[-1].splitlines():  # the main thread stands last
-        if line.startswith('  File "'):
-            name, rest = line[8:].split('", line ')
-            number, _, function = rest.partition(" in ")
-            lines.append(f"{name}:{number} {function}")
-    return tuple(lines)
+        stacks = stacks_of(dump.read().decode(errors="replace"))
+    return tuple(list(stacks.values())[-1]) if stacks else ()  # the main thread stands last
 
 
 def _boot_of_this_host() -> str:

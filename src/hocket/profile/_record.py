@@ -223,13 +223,17 @@ class RankRecord:
         self._seconds[lay.STEP_S_AT // 8] = seconds
         self._words[lay.STEP_AT // 8] = steps
 
-    def alive(self, stack: str, busy: float, nbytes: int = 0) -> None:
-        """Say that the interpreter runs, where its main thread is, which share of a core it has, and the memory."""
+    def alive(self, stack: str | None, busy: float, nbytes: int = 0) -> None:
+        """Say that the interpreter runs, where its main thread is, which share of a core it has, and the memory.
+
+        A stack of None is the one before.
+        """
         now_s = time.perf_counter()
-        raw = stack.encode()[: lay.STACK_NBYTES - lay.STACK.size]
-        at = lay.STACK_AT + lay.STACK.size
-        self._map[at : at + len(raw)] = raw
-        lay.STACK.pack_into(self._map, lay.STACK_AT, now_s, len(raw))
+        if stack is not None:
+            raw = stack.encode()[: lay.STACK_NBYTES - lay.STACK.size]
+            at = lay.STACK_AT + lay.STACK.size
+            self._map[at : at + len(raw)] = raw
+            lay.STACK.pack_into(self._map, lay.STACK_AT, now_s, len(raw))
         self._seconds[lay.BUSY_AT // 8] = busy
         self._words[lay.MEMORY_AT // 8] = nbytes
         self._seconds[lay.ALIVE_AT // 8] = now_s

@@ -17,7 +17,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hocket import comm
@@ -28,13 +27,13 @@ from ._hang import Hang, find_hang, standing
 from ._links import links_used
 from ._live import live_ranks, users_frame
 from ._record import RankRecord
+from ._stacks import StackReader
 
 if TYPE_CHECKING:
     from hocket.planner import Plan
 
 _T = TypeVar("_T")
 _EVERY_S = 0.25
-_FRAMES = 40
 _LINKS_EVERY_S = 1.0
 _LINKS_SHARE = 0.002  # of a core may looking at connections take
 _LAST_WORD_S = 2.0  # may a program that ends wait for the thread, which may be telling why ranks have waited
@@ -187,7 +186,9 @@ class Watch:
         if signal.getsignal(signal.SIGQUIT) is signal.SIG_DFL:
             faulthandler.register(signal.SIGQUIT, file=self._stacks, all_threads=True)
         self._cpu = _Cpu(self._main.native_id or record.pid)
-        self.record.alive("\n".join(main_stack(self._main.ident)), 1.0)
+        self._reader = StackReader(self._main.ident or 0)
+        self._stack = self._reader.read() or []
+        self.record.alive("\n".join(self._stack), 1.0)
         os.register_at_fork(after_in_child=self._forget)
         # Unlike atexit's, this runs in children of multiprocessing, too.
         self._at_exit = multiprocessing.util.Finalize(None, self._end, exitpriority=0)
@@ -228,6 +229,7 @@ class Watch:
         with contextlib.suppress(ValueError):
             gc.callbacks.remove(self._collected)
         self._at_exit.cancel()
+        self._reader.close()
 
     def _end(self) -> None:
         self._over.set()
@@ -245,11 +247,12 @@ class Watch:
                 self._look()
 
     def _sample(self) -> None:
-        stack = main_stack(self._main.ident)
         numbers, busy = self._cpu.sample()
         nbytes = resident_nbytes()
-        self.record.alive("\n".join(stack), busy, nbytes)
-        text = self.record.text(users_frame(stack))
+        stack = self._reader.read()
+        self.record.alive(None if stack is None else "\n".join(stack), busy, nbytes)
+        self._stack = self._stack if stack is None else stack
+        text = self.record.text(users_frame(self._stack))
         self.record.row(1, lay.SAMPLE, text=text, nbytes=nbytes, times=numbers)
 
     def _note_links(self, now_s: float) -> None:
@@ -309,18 +312,6 @@ def hang_s() -> float:
         return float(os.environ.get("HOCKET_HANG_S", "6"))
     except ValueError:
         return 6.0
-
-
-def main_stack(ident: int | None) -> list[str]:
-    """Return the frames of a thread as "FILE:LINE FUNCTION", the innermost first."""
-    frame: FrameType | None = sys._current_frames().get(ident or 0)
-    while frame is not None and frame.f_code.co_filename == __file__:
-        frame = frame.f_back  # where the watch itself begins
-    lines: list[str] = []
-    while frame is not None and len(lines) < _FRAMES:
-        lines.append(f"{frame.f_code.co_filename}:{frame.f_lineno} {frame.f_code.co_qualname}")
-        frame = frame.f_back
-    return lines
 
 
 def resident_nbytes() -> int:
