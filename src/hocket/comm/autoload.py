@@ -1,5 +1,6 @@
 """Registers the backend "hocket" with torch; torch calls `register` at import through the package's entry point."""
 
+import functools
 import importlib
 import os
 import sys
@@ -64,6 +65,7 @@ def _say_if_alone() -> None:
 
     plain = torch.autograd.backward
 
+    @functools.wraps(plain)
     def backward(*args: Any, **kwargs: Any) -> None:
         if torch.autograd.backward is backward:
             torch.autograd.backward = plain

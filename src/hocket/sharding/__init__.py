@@ -16,7 +16,7 @@ from ._engine import (
     WholeBatchNorms,
     as_local,
     gathered,
-    guard_autograd_functions,
+    guard_transforms,
     note,
     noted,
     user_line,
@@ -34,6 +34,6 @@ __all__ = [
     "NO_ANSWER", "PARTIAL", "REPLICATED", "RULES", "CannotShard", "FetchedRows", "GatheredView", "Interval",
     "LocalShard", "NeedsShard", "Operand", "OperatorCall", "Placement", "Shard", "ShardPeers", "ShardedTensor",
     "ShardingError", "SlidingWindow", "WholeBatchNorms", "apply_rule", "as_local", "changes_first", "cut", "full_shape",
-    "gathered", "guard_autograd_functions", "halo_nbytes", "halo_rows", "join", "leaves", "mapped", "note",
+    "gathered", "guard_transforms", "halo_nbytes", "halo_rows", "join", "leaves", "mapped", "note",
     "noted", "operator_name", "overlap", "placements_of", "reshaped", "rule_for", "user_line",
 ]  # fmt: skip

@@ -12,7 +12,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ._call import NO_ANSWER, FetchedRows, LocalShard, Operand, OperatorCall, Outcome, placements_of
-from ._operators import canonical
+from ._operators import aten_name
 from ._placement import PARTIAL, REPLICATED, CannotShard, Placement, Shard
 from ._pointwise import aligned
 from ._table import RULES, apply, rule_for
@@ -31,7 +31,7 @@ class _Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.steps: list[tuple[str, Any, Any, Any]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = canonical(func.overloadpacket.__name__)
+        name = aten_name(func)
         if rule_for(name) is None:
             from torch._decomp import decomposition_table
 
@@ -137,7 +137,9 @@ def _examined(call: OperatorCall) -> Any:
 
 def _examined_by(call: OperatorCall) -> Any:
     steps, result, shards = _traced(call, local=False)
-    mine, _, _ = _traced(call, local=True)
+    mine, my_result, _ = _traced(call, local=True)
+    if _answers(result) != _answers(my_result):
+        call.refuse("has no rule, and tells what differs on shards")
     steps.pop()
     mine.pop()
     tensors = [leaf for step in steps[:1] for leaf in leaves(step[1:3]) if isinstance(leaf, torch.Tensor)]
@@ -172,6 +174,11 @@ def _broadcast(call: OperatorCall) -> _Broadcast | None:
     except CannotShard:
         return None
     return None if found is _POINTWISE else _Broadcast(found)
+
+
+def _answers(result: Any) -> list[Any]:
+    """Return what of a result is no tensor."""
+    return [leaf for leaf in leaves(result) if not isinstance(leaf, torch.Tensor)]
 
 
 def _is_pointwise(name: str) -> bool:

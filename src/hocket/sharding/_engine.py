@@ -8,6 +8,7 @@ tensors, or refused. So whatever way a program takes, a shard is never taken for
 
 from __future__ import annotations
 
+import functools
 import sys
 import traceback
 import weakref
@@ -105,7 +106,7 @@ def noted(tensor: Any) -> Shard | None:
     return tensor.__dict__["_hocket_shard"] if kind is ShardedTensor else None
 
 
-def gathered(tensor: torch.Tensor) -> torch.Tensor:
+def gathered(tensor: Any) -> Any:
     """Return the full tensor, on every rank; a collective operation where the tensor is divided."""
     if type(tensor) is not ShardedTensor:
         return tensor
@@ -155,6 +156,8 @@ _MAGIC = frozenset(["__get__", "__set__"])
 
 def _called(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Make a call with divided tensors as if with the full ones."""
+    if kwargs.get("out") is not None:
+        return _written(func, args, dict(kwargs))
     tensors: list[Any] = []
     key: list[Any] = [getattr(func, "__self__", func) if getattr(func, "__name__", "") in _MAGIC else func]
     known = _describe(args, key, tensors) and (not kwargs or _describe(kwargs, key, tensors))
@@ -188,6 +191,19 @@ def _called(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     else:
         result = plan.func(*args, **kwargs)
     return _noted(result, plan.shards, peers)
+
+
+def _written(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Make a call that writes to tensors which it is given, divided or not."""
+    out = kwargs.pop("out")
+    made = _called(func, args, kwargs)
+    for target, value in zip(leaves(out), leaves(made), strict=True):
+        if target.numel() == 0 and type(target) is torch.Tensor:
+            target.resize_(full_shape(value.shape, noted(value)))
+        if full_shape(target.shape, noted(target)) != full_shape(value.shape, noted(value)):
+            raise _refusal(operator_name(func), target, "is given a tensor of another shape to write to")
+        _called(torch.Tensor.copy_, (target, value), {})
+    return out if isinstance(out, torch.Tensor) else type(made)(out)
 
 
 def _describe(tree: Any, key: list[Any], tensors: list[Any]) -> bool:
@@ -235,7 +251,7 @@ def _examined(func: Any, args: Any, kwargs: dict[str, Any], marks: Any) -> Any:
     given = [leaf for leaf in leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
     views = [leaf for leaf in given if type(leaf) is GatheredView]
     for view in views:
-        written = changes_first(func, kwargs) and (view is kwargs.get("out") or (args and view is args[0]))
+        written = changes_first(func, kwargs) and args and view is args[0]
         _check_view(view, operator_name(func), bool(written))
     divided = [leaf for leaf in given if type(leaf) is ShardedTensor]
     if not divided:
@@ -356,12 +372,14 @@ def _on_gathered(call: OperatorCall, args: Any, kwargs: dict[str, Any], error: C
             fulls[id(leaf)] = leaf, gathered(leaf)
         return fulls[id(leaf)][1]
 
-    target = (kwargs.get("out") if kwargs.get("out") is not None else args[0]) if call.in_place else None
+    target = next(iter((*args, *kwargs.values()))) if call.in_place else None
     if isinstance(target, tuple | list):
         raise _refusal(call.name, next(iter(target)), f"writes to several tensors, and {error.reason}") from error
     full_args, full_kwargs = mapped(full, (args, kwargs))
     result = call.func(*full_args, **full_kwargs)
     if type(target) is ShardedTensor:
+        if fulls[id(target)][1].shape != full_shape(target.shape, target._hocket_shard):
+            raise _refusal(call.name, target, f"changes the shape, and {error.reason}") from error
         target.copy_(cut(fulls[id(target)][1], target._hocket_shard, call.rank))
         return None if result is None else target
     for part, whole in fulls.values() if not call.in_place else ():
@@ -424,6 +442,8 @@ def user_line() -> str:
 class WholeBatchNorms(TorchFunctionMode):
     """Has batch norm of replicated tensors made by the peers, whose ranks may share its statistics.
 
+    Copies that torch makes without asking the tensor (`torch.as_tensor(x, dtype=...)`) are made of the full one.
+
     Args:
         peers: the ranks.
     """
@@ -434,6 +454,8 @@ class WholeBatchNorms(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func in _COPYING:
+            return func(*mapped(gathered, args), **kwargs)
         if func is not torch.nn.functional.batch_norm or ShardedTensor in types:
             return func(*args, **kwargs)
         peers = self._peers
@@ -444,10 +466,12 @@ class WholeBatchNorms(TorchFunctionMode):
         return Local(peers, func).result(call, outcome)
 
 
-def guard_autograd_functions() -> None:
-    """Have every `torch.autograd.Function` of a user called on gathered tensors: torch does not ask tensors there.
+def guard_transforms() -> None:
+    """Have autograd functions of a user, and `torch.func`, given gathered tensors: torch does not ask tensors there.
 
-    Its backward is the user's, and may mix what is divided. Those of `torch.distributed` hand on what they are given.
+    The backward of a `torch.autograd.Function` is the user's, and may mix what is divided. Those of `torch.distributed`
+    hand on what they are given. What a function under `torch.func` makes of divided tensors from outside is refused.
+    A loss whose weights torch drops before it asks tensors is given gathered ones, too.
     """
     plain: Any = torch.autograd.Function.__dict__["apply"]  # a class method; from torch 2.15 on one of C's
     if hasattr(getattr(plain, "__func__", plain), "_hocket_plain"):
@@ -461,6 +485,41 @@ def guard_autograd_functions() -> None:
 
     apply._hocket_plain = plain  # type: ignore[attr-defined]
     torch.autograd.Function.apply = classmethod(apply)  # type: ignore[assignment, method-assign]
+    from . import torch_adapter
+
+    def entering(plain: Any) -> Any:
+        def enter(*args: Any, **kwargs: Any) -> Any:
+            if any(type(one) is ShardedTensor for one in args):
+                with torch_adapter.outside_transforms():  # the full tensor is made outside of the transform
+                    args = tuple(gathered(one) for one in args)
+            return plain(*args, **kwargs)
+
+        return enter
+
+    def leaving(plain: Any) -> Any:
+        def leave(tensor: Any, *args: Any) -> Any:
+            if noted(tensor) is not None:
+                raise _refusal("torch.func", tensor, "makes of a divided tensor that is none of the arguments")
+            return plain(tensor, *args)
+
+        return leave
+
+    for guard, seams in ((entering, torch_adapter.ENTERING), (leaving, torch_adapter.LEAVING)):
+        for module, name in seams:
+            setattr(module, name, guard(getattr(module, name)))
+    plain_loss = torch.nn.functional.l1_loss
+
+    @functools.wraps(plain_loss)
+    def l1_loss(*args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("weight") is not None or len(args) > _L1_LOSS_WITHOUT_WEIGHT:
+            args, kwargs = mapped(gathered, (args, kwargs))
+            with torch._C.DisableTorchFunction():  # a mode would be asked without the weights, too
+                return plain_loss(*args, **kwargs)
+        return plain_loss(*args, **kwargs)
+
+    torch.nn.functional.l1_loss = l1_loss
 
 
 _WATCHED = (ShardedTensor, GatheredView)
+_L1_LOSS_WITHOUT_WEIGHT = 5  # arguments
+_COPYING = frozenset([torch.tensor, torch.as_tensor, torch.asarray])

@@ -94,7 +94,17 @@ _BINARY = [
     "lshift",
     "rshift",
 ]
-_DUNDERS = {**{f"__r{one}__": one for one in _BINARY}, **{f"__i{one}__": one for one in _BINARY}}
+_NUMBERS = ["bool", "int", "float", "complex"]
+_DUNDERS = {
+    **{f"__r{one}__": one for one in _BINARY},
+    **{f"__i{one}__": one for one in _BINARY},
+    # Python's numbers are of the full tensor's only element, which one rank may have.
+    **{f"__{one}__": f"python_{one}" for one in _NUMBERS},
+}
+_HOMES = frozenset(["torch", "operator", "_operator", "builtins"])
+_PLACES = (torch, torch.Tensor, torch.nn.functional, torch.autograd)
+# Operators whose ATen form takes its arguments in another order than torch.nn.functional's, which the rules follow.
+_OTHER_ORDER = frozenset(["embedding", "batch_norm", "instance_norm"])
 
 _UNTAGGED_NAMES = """
 to type type_as contiguous clone detach alias copy fill zero zeros_like ones_like full_like empty_like isclose softsign
@@ -126,14 +136,25 @@ def operator_name(func: Any) -> str:
         return f"get_{getattr(func.__self__, '__name__', '')}"
     if name == "__set__":
         return f"set_{getattr(func.__self__, '__name__', '')}"
-    return canonical(_DUNDERS.get(name, name))
+    home = getattr(func, "__module__", None) or "torch"
+    foreign = home.partition(".")[0] not in _HOMES or (home.startswith("torch._ops.") and home != "torch._ops.aten")
+    if foreign and not any(getattr(place, name, None) is func for place in _PLACES):  # a program may wrap torch's own
+        return f"{home}.{name}"  # a user's function, which may be named as one of torch's
+    name = canonical(_DUNDERS.get(name, name))
+    return f"aten_{name}" if name in _OTHER_ORDER and home != "torch.nn.functional" else name
+
+
+def aten_name(func: Any) -> str:
+    """Return the name of one of ATen's operators, as `operator_name` has it."""
+    name = canonical(func.overloadpacket.__name__)
+    return f"aten_{name}" if name in _OTHER_ORDER or func.namespace != "aten" else name
 
 
 def changes_first(func: Any, kwargs: dict[str, Any]) -> bool:
     """Return whether a call changes its first argument, or another that it is given to write to."""
     name: str = getattr(func, "__name__", "")
     if name.startswith("__"):
-        return name in ("__setitem__", "__set__") or (name.startswith("__i") and name in _DUNDERS)
+        return name in ("__setitem__", "__set__") or (name.startswith("__i") and name.strip("_")[1:] in _BINARY)
     return name.endswith("_") or kwargs.get("out") is not None or kwargs.get("inplace") is True
 
 

@@ -113,7 +113,7 @@ _ASKED = """
 dim get_ndim get_dtype get_device get_requires_grad get_is_cuda get_is_cpu get_layout get_is_sparse get_is_nested
 get_is_quantized get_is_meta get_itemsize get_grad_fn get_is_leaf get_grad get_is_mps get_name get_names get_output_nr
 is_floating_point is_complex is_contiguous element_size data_ptr stride storage_offset is_signed requires_grad_
-register_hook retain_grad hash repr format untyped_storage backward is_inference is_same_size is_shared is_pinned
+register_hook retain_grad hash repr format untyped_storage backward is_inference is_shared is_pinned
 register_post_accumulate_grad_hook is_leaf
 """
 
@@ -130,7 +130,7 @@ def data(call: OperatorCall, input: Any) -> Outcome:
     return call.shard(input)
 
 
-@rule("size", "get_shape", "shape", "numel", "len")
+@rule("size", "get_shape", "shape", "numel", "len", "get_nbytes")
 def size(call: OperatorCall, input: Any, dim: int | None = None) -> Outcome:
     """Answer with the full tensor's sizes: the program computes with them."""
     shard = call.shard(input)
@@ -139,8 +139,15 @@ def size(call: OperatorCall, input: Any, dim: int | None = None) -> Outcome:
         call.changed = dim % input.ndim == shard.dim
         return REPLICATED
     call.changed = True
-    if call.name == "numel":
-        call.answer = math.prod(input.shape)
+    if call.name in ("numel", "get_nbytes"):
+        call.answer = math.prod(input.shape) * (1 if call.name == "numel" else input.dtype.itemsize)
     else:
         call.answer = input.shape[0] if call.name == "len" else torch.Size(input.shape)
+    return REPLICATED
+
+
+@rule("is_same_size")
+def is_same_size(call: OperatorCall, input: Any, other: Any) -> Outcome:
+    """Answer with what the full tensors' sizes say."""
+    call.answer, call.changed = input.shape == other.shape, True
     return REPLICATED

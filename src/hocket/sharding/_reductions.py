@@ -124,6 +124,12 @@ def elementwise_loss(call: OperatorCall, *args: Any, **kwargs: Any) -> Outcome:
     """Return how a loss for each element lies, or their mean or sum over the full tensor."""
     values = _bound(call, args, kwargs)
     reduction = values.pop("reduction", "mean")
+    if call.name == "mse_loss" and values.get("weight") is not None and reduction == "mean":
+        call.refuse("divides by the sum of weights")
+    if reduction not in ("none", "mean", "sum"):
+        call.refuse("is called in a form that has no rule")
+    if call.name == "gaussian_nll_loss" and len({one.ndim for one in call.operands()}) > 1:
+        call.refuse("has variances of fewer dims")
     values, shard, _ = aligned(call, values)
     function: Any = getattr(F, call.name)
     if reduction == "none":

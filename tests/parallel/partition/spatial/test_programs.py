@@ -15,6 +15,18 @@ from hocket.sharding import ShardingError, as_local
 from hocket.testing import run_ranks
 
 
+class Centred(torch.autograd.Function):
+    """Takes the mean of all rows away, in its backward too."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x - x.mean(2, keepdim=True)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+        return gradients[0] - gradients[0].sum(2, keepdim=True) / gradients[0].shape[2]
+
+
 class Odd(nn.Module):
     """Does with shards what models do: shapes, views, indices, broadcasts, joins, and things that no rule knows."""
 
@@ -55,12 +67,27 @@ class Odd(nn.Module):
                     "chosen": y.argmax(1),
                     "sum": y.sum((2, 3)),
                 }
+            case "autograd":
+                made: torch.Tensor = Centred.apply(y)
+                return made
+            case "vmap":
+                return torch.func.vmap(lambda one: one - one.mean(1, keepdim=True))(y)
+            case "gradient":
+                return y + torch.func.grad(lambda one: one.logsumexp(2).square().sum())(y)
+            case "forwards":
+                return torch.func.jvp(lambda one: one.softmax(2), (y,), (y.detach(),))[1]
+            case "copy":
+                return y * torch.asarray(y.detach(), copy=True).logsumexp(2, keepdim=True)
+            case "weights":
+                weights = torch.arange(float(y.shape[2]), dtype=y.dtype)[:, None].expand(y.shape)
+                return torch.nn.functional.l1_loss(y, torch.zeros(y.shape, dtype=y.dtype), weight=weights)
             case "size":
                 return y.sum() / (y.numel() * len(y) * y.size(-2))
         raise ValueError(self.what)
 
 
-WHATS = ("shuffle", "last", "crop", "halves", "rows", "places", "attention", "many", "size", "other shards")
+WHATS = ("shuffle", "last", "crop", "halves", "rows", "places", "attention", "many", "size", "other shards", "autograd",
+         "vmap", "gradient", "forwards", "copy", "weights")  # fmt: skip
 
 
 def outcomes(whats: tuple[str, ...], divide: bool) -> list[Any]:
@@ -134,6 +161,11 @@ def test_losses_of_shards_are_those_of_the_whole() -> None:
             torch.testing.assert_close(weight, wanted_weight, rtol=1e-11, atol=1e-12, msg=name)
 
 
+class Closed(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.func.vmap(lambda one: one + x)(torch.ones(3, 1, 1, 1, 1))
+
+
 class InPlace(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = x + 1
@@ -153,6 +185,7 @@ def refused() -> list[Any]:
     found: list[Any] = []
     for model, x in (
         (nn.Linear(3, 2), torch.randn(4, 3)),
+        (Closed(), torch.randn(2, 1, 4, 4)),
         (InPlaceOfView(), torch.randn(2, 1, 4, 4)),
         (InPlace(), torch.randn(1, 1, 4, 4)),
     ):
@@ -166,7 +199,8 @@ def refused() -> list[Any]:
 
 
 def test_what_cannot_be_done_is_said_with_the_remedy() -> None:
-    first, second, third = run_ranks(refused, 2)[1]
+    first, closed, second, third = run_ranks(refused, 2)[1]
+    assert "makes of a divided tensor that is none of the arguments" in closed
     assert "no input of the model can be divided among 2 ranks" in first
     assert "spatial_parallel_degree = 1" in first
     assert "changes a view in place" in second

@@ -1,0 +1,27 @@
+"""Names that torch keeps to itself and may move between releases: where `torch.func` meets tensors of a program."""
+
+from types import ModuleType
+from typing import Final
+
+from torch._functorch import eager_transforms, vmap
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+from torch.autograd import forward_ad
+
+outside_transforms = temporarily_clear_interpreter_stack
+"""Opens a block in which no transform is under way."""
+
+
+def _there(*named: tuple[ModuleType, str]) -> tuple[tuple[ModuleType, str], ...]:
+    """Return those that this torch has; tests/sharding/test_beyond_rules.py fails where it has others instead."""
+    return tuple((module, name) for module, name in named if hasattr(module, name))
+
+
+ENTERING: Final = _there(
+    (vmap, "_add_batch_dim"),
+    (eager_transforms, "_wrap_for_grad"),
+    (eager_transforms, "_wrap_functional_tensor"),
+    (forward_ad, "make_dual"),
+)
+"""Functions through which a transform takes tensors in."""
+LEAVING: Final = _there((vmap, "_remove_batch_dim"), (eager_transforms, "_unwrap_for_grad"))
+"""Functions through which it gives them back."""

@@ -1,0 +1,148 @@
+"""What torch does past the rules: tensors to write to, numbers of Python, names that two functions share."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.overrides import handle_torch_function, has_torch_function_unary
+
+from hocket.sharding import Shard, ShardingError, as_local, cut, gathered, note, noted, operator_name
+
+from .memory_peers import MemoryPeers, in_ranks
+
+
+def normalize(x: torch.Tensor) -> torch.Tensor:
+    """Named as one of torch's functions, and another."""
+    if has_torch_function_unary(x):
+        made: torch.Tensor = handle_torch_function(normalize, (x,), x)
+        return made
+    return x / x.norm()
+
+
+def written(function: Callable[..., Any], *shape: int, **kwargs: Any) -> Callable[[torch.Tensor], torch.Tensor]:
+    def call(x: torch.Tensor) -> torch.Tensor:
+        out = torch.zeros(shape)
+        assert function(x, **kwargs, out=out) is out
+        return out.cumsum(0)
+
+    return call
+
+
+def into_a_row(x: torch.Tensor) -> torch.Tensor:
+    rows = torch.zeros(2, *x.shape)
+    torch.mul(x, 2, out=rows[1])
+    return rows.sum(0)
+
+
+def pair(x: torch.Tensor) -> Any:
+    out = torch.empty(0), torch.empty(0, dtype=torch.long)
+    return torch.max(x, 1, out=out).values + out[0]
+
+
+TABLE = torch.arange(24.0).view(6, 4)
+CASES: dict[str, tuple[tuple[int, ...], Callable[[torch.Tensor], Any]]] = {
+    "sum": ((4, 6, 2), written(torch.add, 4, 6, 2, other=1)),
+    "where": ((4, 6), into_a_row),
+    "two": ((4, 6), pair),
+    "total": ((4, 6), written(torch.sum, 6, dim=0)),
+    "mean": ((4, 6), written(torch.mean, 4, dim=1)),
+    "softmax": ((4, 6), written(torch.softmax, 4, 6, dim=1)),
+    "nothing yet": ((4, 6), written(torch.exp, 0)),
+    "bytes": ((4, 6), lambda x: x * x.nbytes),
+    "same size": ((4, 6), lambda x: x * (2 if x.is_same_size(torch.empty(4, 6)) else 1)),
+    "number": ((1, 1), lambda x: x * float(x) * (2 if x > -9 else 1) * int(x + 9)),
+    "a table first": ((6, 4), lambda x: torch.embedding(x, torch.tensor([[0, 2, 1], [1, 1, 5]]))),
+    "indices last": ((4, 6), lambda x: torch.embedding(TABLE, (x.abs() * 2).long() % 6)),
+    "aten": ((6, 4), lambda x: torch.ops.aten.embedding(x, torch.tensor([0, 2, 1, 4]))),
+    "batch norm": ((2, 4, 6), lambda x: torch.batch_norm(x, TABLE[0], TABLE[1], None, None, True, 0.1, 1e-5, False)),
+    "instance norm": ((2, 4, 6), lambda x: torch.instance_norm(x, TABLE[0], None, None, None, True, 0.1, 1e-5, False)),
+    "weights": ((4, 6), lambda x: F.mse_loss(x, torch.zeros(4, 6), weight=torch.arange(24.0).view(4, 6))),
+    "variances": ((2, 4, 4), lambda x: F.gaussian_nll_loss(x, torch.zeros(2, 4, 4), torch.ones(2, 4))),
+    "a word that is a number": (
+        (4, 6),
+        lambda x: torch.binary_cross_entropy_with_logits(x, torch.ones(4, 6), reduction=1),
+    ),
+    "a user's": ((4, 6), normalize),
+}
+
+
+@pytest.mark.parametrize("exchanges", [False, True])
+@pytest.mark.parametrize("name", CASES)
+def test_what_is_made_is_that_of_the_full_tensor(name: str, exchanges: bool) -> None:
+    shape, function = CASES[name]
+    full = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    expected = function(full)
+    for dim in range(len(shape)):
+        if not exchanges and shape[dim] % 2:
+            continue
+        shard = Shard.even(dim, shape[dim], 2)
+
+        def run(peers: MemoryPeers, shard: Shard = shard) -> torch.Tensor:
+            peers.gathers = True
+            made: torch.Tensor = gathered(function(note(cut(full, shard, peers.rank).clone(), shard, peers)))
+            return made
+
+        for found in in_ranks(2, exchanges, run):
+            with as_local():
+                torch.testing.assert_close(found, expected)
+
+
+def test_a_tensor_of_another_shape_is_not_written_to() -> None:
+    full = torch.zeros(4, 6)
+
+    def run(peers: MemoryPeers) -> Any:
+        shard = Shard.even(0, 4, 2)
+        return torch.add(note(cut(full, shard, peers.rank), shard, peers), 1, out=torch.zeros(3))
+
+    with pytest.raises(ShardingError, match="another shape"):
+        in_ranks(2, False, run)
+
+
+def test_what_is_written_to_stays_divided() -> None:
+    def run(peers: MemoryPeers) -> Any:
+        shard = Shard.even(0, 4, 2)
+        x, out = (note(torch.ones(2, 3), shard, peers) for _ in range(2))
+        assert torch.add(x, 1, out=out) is out
+        assert noted(out) == shard
+        return out.sum(1)
+
+    with as_local():
+        assert all(one.tolist() == [6.0, 6.0] for one in in_ranks(2, False, run))
+
+
+def test_a_function_of_torch_that_a_program_wraps_keeps_its_rule(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = F.softplus
+
+    def softplus(*args: Any, **kwargs: Any) -> Any:
+        return plain(*args, **kwargs)
+
+    assert operator_name(softplus) != "softplus"
+    monkeypatch.setattr(F, "softplus", softplus)
+    assert operator_name(softplus) == "softplus"
+
+
+def test_back_propagation_that_the_backend_listens_to_keeps_its_rule() -> None:
+    """Ranks under a launcher listen twice; where that went unknown, GPT-2 divided by tensors stalled."""
+    script = """
+import torch
+from hocket.comm import autoload, torch_adapter
+from hocket.sharding import operator_name
+autoload._say_if_alone()
+torch_adapter.before_backward(torch_adapter)
+print(operator_name(torch.autograd.backward))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "WORLD_SIZE": "2"},
+    )
+    assert done.stdout.split() == ["backward"]
