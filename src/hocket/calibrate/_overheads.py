@@ -214,14 +214,17 @@ def in_turns(
     """Return seconds of a step of each, on the slowest rank; a collective operation.
 
     Each has `turns` turns of `together` steps, of several the first not counted, which finds the caches as another left
-    them; where steps take long there are fewer turns, `long_s` in all, and none begins after the instant `until_s`
-    (`time.perf_counter` of rank 0) but the first.
+    them; of single steps those of the first turn are not counted, which set up what later ones find. Where steps take
+    long there are fewer turns, `long_s` of those that count, and none begins after the instant `until_s`
+    (`time.perf_counter` of rank 0) but the first that counts.
     """
+    cold = 1 if together == 1 else 0
     each: list[list[float]] = [[] for _ in steps]
-    for _ in range(turns):
+    for turn in range(turns):
         for step, own in zip(steps, each, strict=True):
             own += [timed(step, device, world) for _ in range(together)][min(1, together - 1) :]
-        if world.from_root(sum(map(sum, each)) > long_s or time.perf_counter() > until_s):
+        spent_s = sum(sum(own[cold:]) for own in each)
+        if world.from_root(turn >= cold and (spent_s > long_s or time.perf_counter() > until_s)):
             break
     return [max(column) for column in zip(*world.from_all([usual(own) for own in each]), strict=True)]
 
