@@ -216,17 +216,17 @@ def in_turns(
     Each has `turns` turns of `together` steps, of several the first not counted, which finds the caches as another left
     them; of single steps those of the first turn are not counted, which set up what later ones find. Where steps take
     long there are fewer turns, `long_s` of those that count, and none begins after the instant `until_s`
-    (`time.perf_counter` of rank 0) but the first that counts.
+    (`time.perf_counter` of rank 0) but the first that count: two of single steps, one of several.
     """
-    cold = 1 if together == 1 else 0
+    cold, fewest = (1, 2) if together == 1 else (0, 1)
     each: list[list[float]] = [[] for _ in steps]
     for turn in range(turns):
         for step, own in zip(steps, each, strict=True):
             own += [timed(step, device, world) for _ in range(together)][min(1, together - 1) :]
         spent_s = sum(sum(own[cold:]) for own in each)
-        if world.from_root(turn >= cold and (spent_s > long_s or time.perf_counter() > until_s)):
+        if world.from_root(turn + 1 >= cold + fewest and (spent_s > long_s or time.perf_counter() > until_s)):
             break
-    return [max(column) for column in zip(*world.from_all([usual(own) for own in each]), strict=True)]
+    return [max(column) for column in zip(*world.from_all([_lower_quartile(own[cold:]) for own in each]), strict=True)]
 
 
 def _step(probe: _Probe, device: torch.device, world: World) -> Callable[[], Any]:
@@ -249,6 +249,10 @@ def timed(work: Callable[[], Any], device: torch.device, world: World) -> float:
 
 
 def usual(each: list[float]) -> float:
-    """Return the lower quartile, without the first two: whatever disturbs a measurement makes it longer."""
-    rest = each[min(2, len(each) - 1) :]
-    return statistics.quantiles(rest, n=4, method="inclusive")[0] if len(rest) > 1 else rest[0]
+    """Return the lower quartile, without the first two, which set up what later ones find."""
+    return _lower_quartile(each[min(2, len(each) - 1) :])
+
+
+def _lower_quartile(each: list[float]) -> float:
+    """Return what a step takes that hardly anything disturbs: whatever does makes it longer."""
+    return statistics.quantiles(each, n=4, method="inclusive")[0] if len(each) > 1 else each[0]
