@@ -36,7 +36,7 @@ _TURNS = 8  # over two of the phases of 10 to 20 s that shared machines have
 _STEPS = 3
 _LONG_S = 20.0
 _ALL_S = 30.0  # of all plans: no other is built after it
-_FEWEST, _LATE_S = 5, 12.0  # so many plans are built in so many seconds in any case: one of each form, as a rule
+_FEWEST, _LATE_S = 6, 12.0  # so many plans are built in so many seconds in any case: one of each form, as a rule
 _HOPELESS = 5.0  # times the fastest: no search would prefer what is predicted to take so long
 _NEAR, _FINALISTS = 1.1, 2  # times the fastest, and how many of those are run that were not among the references
 _DISTURBED, _AGAIN = 0.2, 2  # of the natural logarithm: a run that is off by more is looked into, two at the most
@@ -67,7 +67,7 @@ def run_references(
     inputs: Any,  # inputs of a global batch, positional or by keyword
     known: Calibration,  # what was captured and measured so far
     world: World,  # the ranks
-    # of rank 0's `time.perf_counter`: plans are built in the first half of what is left, and five for 12 s in any case
+    # of rank 0's `time.perf_counter`: plans are built in the first half of what is left, and six for 12 s in any case
     until_s: float = math.inf,
     plans: Sequence[Plan] | None = None,  # which, on rank 0; references of all forms if None
 ) -> list[MeasuredPlan]:
@@ -169,9 +169,13 @@ def _references(known: Calibration, workers: int, batch: int) -> list[Plan]:
     each.sort(key=lambda one: one.step_s)
     hopeful = [one for one in each if one.step_s <= _HOPELESS * each[0].step_s]
     forms = [
-        (one.plan.shard == "parameters", one.plan.shard_degree, *(axis.degree(one.plan) > 1 for axis in inner()))
+        (
+            one.plan.shard == "parameters", one.plan.shard_degree,
+            one.plan.micro_batches > 2 * one.plan.pipeline_parallel_degree,  # few say nothing of what each costs
+            *(axis.degree(one.plan) > 1 for axis in inner()),
+        )
         for one in hopeful
-    ]
+    ]  # fmt: skip
     turns = [forms[:number].count(form) for number, form in enumerate(forms)]
     return [one.plan for _, one in sorted(zip(turns, hopeful, strict=True), key=lambda pair: pair[0])]
 
