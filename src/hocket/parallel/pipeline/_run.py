@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -17,6 +18,7 @@ from ._stage import Stage
 from ._wire import Key, StageWire
 
 Tensor = torch.Tensor
+_COMPUTES = frozenset("FBIW")
 
 
 class StageFailure(NamedTuple):
@@ -118,9 +120,25 @@ class Run:
             "SEND_B": self._send_backward,
             "RECV_B": self._receive_backward,
         }
-        for action in actions:
-            doing[action.kind](action)
+        for compute, group in itertools.groupby(actions, lambda action: action.kind in _COMPUTES):
+            for action in group if compute else self._receives_first(list(group)):
+                doing[action.kind](action)
         self._wire.drain()
+
+    def _receives_first(self, messages: list[PipelineAction]) -> list[PipelineAction]:
+        """Return the messages between two computations, receives before sends where none needs a description.
+
+        Between hosts a sender is told that its receiver is ready on the connection that bears the messages: behind a
+        large one it would be told late.
+        """
+        receives = [action for action in messages if action.kind.startswith("RECV")]
+        if not all(action.kind == "RECV_B" or self._is_known(action) for action in receives):
+            return messages
+        return receives + [action for action in messages if action not in receives]
+
+    def _is_known(self, action: PipelineAction) -> bool:
+        peer, key = (action.stage - 1) % self._ranks, self._key(action.stage, action.micro_batch)
+        return self._wire.knows(peer, key)
 
     # --- computing ----------------------------------------------------------------------------------------------------
 

@@ -75,6 +75,10 @@ class StageWire:
             )
         self.send(peer, _values.tensors_of(values))
 
+    def knows(self, peer: int, key: Key) -> bool:
+        """Return whether `receive_values` can begin without waiting for a description."""
+        return self._fixed and (peer, key) in self._known
+
     def receive_values(self, peer: int, key: Key, device: torch.device) -> tuple[Any, list[Any]]:
         """Start receiving a structure: return it, and what to `wait` for before it is used."""
         description = self._known.get((peer, key)) if self._fixed else None
