@@ -19,7 +19,7 @@ class Cold:
 
     def __call__(self) -> None:
         self.calls += 1
-        time.sleep(0.3 if self.calls == 1 else 0.01)
+        time.sleep(1.0 if self.calls == 1 else 0.01)
 
 
 def measured(long_s: float, until_s: float, together: int) -> tuple[list[float], list[int]]:
@@ -37,4 +37,4 @@ def test_a_first_step_never_counts_however_little_time_there_is(
 ) -> None:
     for took, made in run_ranks(measured, 2, long_s, until_s, together):
         assert made == [calls, calls]
-        assert max(took) < 0.2
+        assert max(took) < 0.8

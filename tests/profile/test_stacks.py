@@ -2,8 +2,10 @@
 
 import importlib.util
 import os
+import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -65,8 +67,27 @@ def test_a_deep_stack_neither_blocks_nor_grows(monkeypatch: pytest.MonkeyPatch) 
     reader.close()
 
 
-def test_no_frame_of_another_thread_is_touched() -> None:
+def test_frames_of_the_recorder_amid_a_programs_take_none_of_its_own_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loader is called through the recorder; the program's frame inside it is the innermost."""
+    monkeypatch.setattr(_stacks, "_OWN", (f"{_stacks.__file__}:", f"{__file__}:{own_line()}"))
+    reader = _stacks.StackReader(threading.main_thread().ident or 0)
+    found = through_the_recorder(lambda: reader.read() or [])
+    reader.close()
+    assert found[0].endswith(" <lambda>")
+    assert found[1].endswith(" through_the_recorder")
+
+
+def through_the_recorder(load: Callable[[], list[str]]) -> list[str]:
+    return load()
+
+
+def own_line() -> int:
+    return through_the_recorder.__code__.co_firstlineno + 1
+
+
+def test_no_frame_of_another_thread_is_touched(monkeypatch: pytest.MonkeyPatch) -> None:
     """A training must not die of its record: main makes and ends frames while another thread reads its stack."""
+    monkeypatch.setattr(sys, "_current_frames", None)
     reads = 0
     over = threading.Event()
     reader = _stacks.StackReader(threading.main_thread().ident or 0)

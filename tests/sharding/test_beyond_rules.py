@@ -105,6 +105,16 @@ def test_a_tensor_of_another_shape_is_not_written_to() -> None:
         in_ranks(2, False, run)
 
 
+def test_a_tensor_of_a_type_that_torch_would_not_write_is_not_written_to() -> None:
+    def run(peers: MemoryPeers) -> Any:
+        shard = Shard.even(0, 4, 2)
+        x = note(cut(torch.ones(4, 6), shard, peers.rank), shard, peers)
+        return torch.add(x, 0.5, out=torch.zeros(4, 6, dtype=torch.long))
+
+    with pytest.raises(ShardingError, match=r"torch.int64 to write torch.float32"):
+        in_ranks(2, False, run)
+
+
 def test_what_is_written_to_stays_divided() -> None:
     def run(peers: MemoryPeers) -> Any:
         shard = Shard.even(0, 4, 2)

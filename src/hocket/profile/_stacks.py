@@ -8,6 +8,7 @@ interpreter's lock.
 import contextlib
 import faulthandler
 import fcntl
+import itertools
 import os
 import re
 import time
@@ -15,6 +16,7 @@ import time
 _FRAMES = 40
 _PIPE_NBYTES = 1 << 20  # what a process without privileges may ask for; past it the rest of a dump is lost
 _SHARE = 0.001  # of a core may reading stacks take
+_OWN = (f"{__file__}:", f"{os.path.dirname(__file__)}/_watch.py:")  # innermost where the watch itself begins
 _THREAD = re.compile(r"hread 0x0*([0-9a-f]+) ")
 _FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
 _ESCAPED = re.compile(r"\\(?:x[0-9a-f]{2}|u[0-9a-f]{4}|U[0-9a-f]{8})")
@@ -40,9 +42,8 @@ class StackReader:
         faulthandler.dump_traceback(self._write_to, all_threads=True)
         stacks = stacks_of(self._dump())
         self._due_s = time.perf_counter() + (time.thread_time() - before_s) / _SHARE
-        stack = stacks.get(self._ident, [])
-        here = sum(1 for line in stack if line.startswith((f"{__file__}:", _WATCH)))  # where the watch itself begins
-        return stack[here : here + _FRAMES]
+        stack = itertools.dropwhile(lambda line: line.startswith(_OWN), stacks.get(self._ident, []))
+        return list(itertools.islice(stack, _FRAMES))
 
     def close(self) -> None:
         """Close its pipe."""
@@ -56,9 +57,6 @@ class StackReader:
             while part := os.read(self._read_from, _PIPE_NBYTES):
                 parts.append(part)
         return b"".join(parts).decode(errors="replace")
-
-
-_WATCH = f"{os.path.dirname(__file__)}/_watch.py:"
 
 
 def stacks_of(dump: str) -> dict[int, list[str]]:

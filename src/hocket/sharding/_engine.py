@@ -156,7 +156,7 @@ _MAGIC = frozenset(["__get__", "__set__"])
 
 def _called(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Make a call with divided tensors as if with the full ones."""
-    if kwargs.get("out") is not None:
+    if any(isinstance(leaf, torch.Tensor) for leaf in leaves(kwargs.get("out"))):
         return _written(func, args, dict(kwargs))
     tensors: list[Any] = []
     key: list[Any] = [getattr(func, "__self__", func) if getattr(func, "__name__", "") in _MAGIC else func]
@@ -202,6 +202,10 @@ def _written(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
             target.resize_(full_shape(value.shape, noted(value)))
         if full_shape(target.shape, noted(target)) != full_shape(value.shape, noted(value)):
             raise _refusal(operator_name(func), target, "is given a tensor of another shape to write to")
+        if not torch.can_cast(value.dtype, target.dtype):
+            raise _refusal(
+                operator_name(func), target, f"is given a tensor of {target.dtype} to write {value.dtype} to"
+            )
         _called(torch.Tensor.copy_, (target, value), {})
     return out if isinstance(out, torch.Tensor) else type(made)(out)
 
@@ -455,7 +459,8 @@ class WholeBatchNorms(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func in _COPYING:
-            return func(*mapped(gathered, args), **kwargs)
+            args, kwargs = mapped(gathered, (args, kwargs))
+            return func(*args, **kwargs)
         if func is not torch.nn.functional.batch_norm or ShardedTensor in types:
             return func(*args, **kwargs)
         peers = self._peers
@@ -511,11 +516,14 @@ def guard_transforms() -> None:
 
     @functools.wraps(plain_loss)
     def l1_loss(*args: Any, **kwargs: Any) -> Any:
-        if kwargs.get("weight") is not None or len(args) > _L1_LOSS_WITHOUT_WEIGHT:
-            args, kwargs = mapped(gathered, (args, kwargs))
-            with torch._C.DisableTorchFunction():  # a mode would be asked without the weights, too
-                return plain_loss(*args, **kwargs)
-        return plain_loss(*args, **kwargs)
+        weighted = kwargs.get("weight") is not None or len(args) > _L1_LOSS_WITHOUT_WEIGHT
+        whole = isinstance(torch_adapter.current_mode(), WholeBatchNorms)
+        ours = whole or any(type(one) in _WATCHED for one in leaves((args, kwargs)))
+        if not (weighted and ours):  # other modes, such as those that record a model, are asked as always
+            return plain_loss(*args, **kwargs)
+        args, kwargs = mapped(gathered, (args, kwargs))
+        with torch._C.DisableTorchFunction():  # a mode would be asked without the weights, too
+            return plain_loss(*args, **kwargs)
 
     torch.nn.functional.l1_loss = l1_loss
 

@@ -78,6 +78,8 @@ class Odd(nn.Module):
                 return torch.func.jvp(lambda one: one.softmax(2), (y,), (y.detach(),))[1]
             case "copy":
                 return y * torch.asarray(y.detach(), copy=True).logsumexp(2, keepdim=True)
+            case "copy by name":
+                return y * torch.as_tensor(data=y.detach(), dtype=torch.float64).logsumexp(2, keepdim=True)
             case "weights":
                 weights = torch.arange(float(y.shape[2]), dtype=y.dtype)[:, None].expand(y.shape)
                 return torch.nn.functional.l1_loss(y, torch.zeros(y.shape, dtype=y.dtype), weight=weights)
@@ -87,7 +89,7 @@ class Odd(nn.Module):
 
 
 WHATS = ("shuffle", "last", "crop", "halves", "rows", "places", "attention", "many", "size", "other shards", "autograd",
-         "vmap", "gradient", "forwards", "copy", "weights")  # fmt: skip
+         "vmap", "gradient", "forwards", "copy", "copy by name", "weights")  # fmt: skip
 
 
 def outcomes(whats: tuple[str, ...], divide: bool) -> list[Any]:
