@@ -12,7 +12,16 @@ import torch
 from hocket.planner import Plan, inner
 
 from ..batches import LossForm
-from ..data import BroadcastBuffers, FullySharded, Replicated, ShardedOptimizer, ShardingStrategy, blocks, synchronise
+from ..data import (
+    BroadcastBuffers,
+    FullySharded,
+    Replicated,
+    ShardedOptimizer,
+    ShardingStrategy,
+    blocks,
+    on_several_hosts,
+    synchronise,
+)
 from ..data.priority import Prioritised
 from ..mesh import Mesh, World
 from ..pipeline import Pipeline
@@ -163,9 +172,18 @@ def _pipeline(draft: Draft, loss: LossFn) -> Pipeline | None:
         return None
     again = "stage" if plan.recompute else "none"
     order = plan.pipeline_schedule, plan.micro_batches
-    pipeline = Pipeline(draft.stages, ranks, *order, loss, recompute=again)
+    pipeline = Pipeline(draft.stages, ranks, *order, loss, recompute=again, alike=_alike(draft.mesh))
     check_tied(pipeline, plan, draft.mesh)
     return pipeline
+
+
+def _alike(mesh: Mesh) -> World | None:
+    """Return the ranks that share tensors, where they are on one host and the next stage is on another."""
+    tensor = mesh["tensor"]
+    if tensor.size == 1:
+        return None
+    spread = mesh.whole.from_all((on_several_hosts(tensor), on_several_hosts(mesh["pipeline"])))
+    return tensor if any(stages for _, stages in spread) and not any(ranks for ranks, _ in spread) else None
 
 
 def _passes(

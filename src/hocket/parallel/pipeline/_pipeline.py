@@ -50,6 +50,7 @@ class Pipeline:
         on_last_backward: called with each stage before its last backward of a step.
         on_gradients: called with each stage when its gradients are complete: after its last backward, or at the end of
             the step for stages with tied weights.
+        alike: the ranks that hold the same values at each cut, to send a part each; None to have each send all.
 
     Attributes:
         stages: this rank's.
@@ -74,6 +75,7 @@ class Pipeline:
         fixed_shapes: bool | None = None,
         on_last_backward: Callable[[Stage], None] | None = None,
         on_gradients: Callable[[Stage], None] | None = None,
+        alike: World | None = None,
     ) -> None:
         self.stages = tuple(stages)
         self.micro_batches = micro_batches
@@ -100,7 +102,7 @@ class Pipeline:
                 "shapes that cross a cut of this model depend on the numbers in a batch, and each message must be "
                 'described: say pipeline_schedule = "gpipe", or micro_batches = 2'
             )
-        self._wire = StageWire(world, fixed_shapes=fixed)
+        self._wire = StageWire(world, fixed_shapes=fixed, alike=alike)
         self._describing_wire = StageWire(world, fixed_shapes=False)
         self._tied = Tied(self.stages, world, self._wire)
         self._tied.make_equal()

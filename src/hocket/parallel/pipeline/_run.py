@@ -246,10 +246,11 @@ class Run:
         self._taken[action.stage, action.micro_batch] = self._wire.receive_values(peer, key, self._device)
 
     def _send_backward(self, action: PipelineAction) -> None:
-        self._wire.send((action.stage - 1) % self._ranks, self._to_send.pop((action.stage, action.micro_batch)))
+        found = self._to_send.pop((action.stage, action.micro_batch))
+        self._wire.send_alike((action.stage - 1) % self._ranks, found)
 
     def _receive_backward(self, action: PipelineAction) -> None:
         flight = self._flights[action.stage, action.micro_batch]
         buffers = [torch.empty_like(t, memory_format=torch.contiguous_format) for t in flight.expects()]
-        works = self._wire.receive((action.stage + 1) % self._ranks, buffers)
+        works = self._wire.receive_alike((action.stage + 1) % self._ranks, buffers)
         self._gradients[action.stage, action.micro_batch] = (buffers, works)

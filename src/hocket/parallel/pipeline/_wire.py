@@ -4,6 +4,10 @@ The first time that micro-batches of some shapes pass a cut, the sender describe
 receiver knows and can post its receives before the sender has computed. Both sides know from the batch, which every
 rank has, whether it is the first time. Messages between two ranks go in the order of the schedule on both sides. Every
 wait has the deadline of the process group, and ends in its error if the peer has died.
+
+Ranks that share tensors hold the same values at a cut. Where those of a stage are on one host and the next stage on
+another, each sends its part of them, and the receivers gather the parts inside their host (Narayanan et al., Efficient
+Large-Scale Language Model Training on GPU Clusters Using Megatron-LM, 2021, section 4.1).
 """
 
 from __future__ import annotations
@@ -25,6 +29,28 @@ Tensor = torch.Tensor
 Key = tuple[Any, ...]
 
 _TAG: Final = 0x5049  # "PI": apart from a user's own sends and receives
+_LEAST_NBYTES: Final = (
+    1 << 16
+)  # of a tensor that is sent in parts: gathering costs more than sending a smaller one twice
+
+
+class _Part:
+    """A part of a tensor that is on its way here, while other ranks get the others."""
+
+    def __init__(self, work: Any, part: Tensor, whole: Tensor, group: Any) -> None:
+        self._work = work
+        self._part = part
+        self._whole = whole
+        self._group = group
+
+    def wait(self) -> None:
+        """Wait until this rank's part has arrived."""
+        self._work.wait()
+
+    def gather(self) -> None:
+        """Fill the tensor; a collective operation."""
+        own = self._part.view(torch.uint8).clone()  # of any type
+        dist.all_gather_into_tensor(self._whole.view(-1).view(torch.uint8), own, group=self._group)
 
 
 class StageWire:
@@ -34,10 +60,12 @@ class StageWire:
         world: the ranks of the pipeline.
         fixed_shapes: whether shapes that cross a cut follow from the shapes of the batch. If not, every message is
             described anew, which costs one more small message each.
+        alike: the ranks that hold the same values at each cut and send a part each; None where each sends all.
     """
 
-    def __init__(self, world: World, *, fixed_shapes: bool = True) -> None:
+    def __init__(self, world: World, *, fixed_shapes: bool = True, alike: World | None = None) -> None:
         self._world = world
+        self._alike = alike
         self._fixed = fixed_shapes
         self._sent: dict[tuple[int, Key], bytes] = {}
         self._known: dict[tuple[int, Key], Any] = {}
@@ -73,7 +101,27 @@ class StageWire:
                 "earlier micro-batch of the same shapes, so the receiver cannot know them. Pass fixed_shapes=False to "
                 "have every message described, or split elsewhere with split="
             )
-        self.send(peer, _values.tensors_of(values))
+        self.send_alike(peer, _values.tensors_of(values))
+
+    def send_alike(self, peer: int, tensors: Sequence[Tensor]) -> None:
+        """Start sending what all ranks that share tensors hold: this rank's part of it, or all."""
+        self.send(peer, [self._own(tensor) for tensor in _values.dense(tensors)])
+
+    def receive_alike(self, peer: int, buffers: Sequence[Tensor]) -> list[Any]:
+        """Start receiving it into contiguous `buffers`; wait for what is returned with `wait`."""
+        wholes = [buffer.detach() for buffer in buffers]
+        parts = [self._own(whole) for whole in wholes]
+        works = self.receive(peer, parts)
+        for number, (part, whole) in enumerate(zip(parts, wholes, strict=True)):
+            if part is not whole and self._alike is not None:
+                works[number] = _Part(works[number], part, whole, self._alike.group)
+        return works
+
+    def _own(self, tensor: Tensor) -> Tensor:
+        """Return the part of a contiguous tensor that this rank sends or receives."""
+        if self._alike is None or tensor.nbytes < _LEAST_NBYTES or tensor.numel() % self._alike.size:
+            return tensor
+        return tensor.view(-1).chunk(self._alike.size)[self._alike.rank]
 
     def knows(self, peer: int, key: Key) -> bool:
         """Return whether `receive_values` can begin without waiting for a description."""
@@ -85,7 +133,7 @@ class StageWire:
         if description is None:
             description = self._known[peer, key] = self._receive_object(peer)
         buffers = _values.empty_for(description, device)
-        return _values.filled(description, buffers), self.receive(peer, buffers)
+        return _values.filled(description, buffers), self.receive_alike(peer, buffers)
 
     def wait(self, works: Sequence[Any]) -> None:
         """Wait until messages have arrived, or raise what the process group does at a deadline or a death."""
@@ -95,6 +143,9 @@ class StageWire:
         for work in works:
             work.wait()
         comm.announce_message("recv", 0, self._world.size, begin_s, time.perf_counter())
+        for work in works:
+            if isinstance(work, _Part):
+                work.gather()
 
     def broadcast_values(self, root: int, key: Key, values: Any, device: torch.device) -> Any:
         """Return the structure that rank `root` gives as `values`, on every rank; a collective operation."""

@@ -230,8 +230,10 @@ class _GraphOfStep:
             for one in (_PLAIN, profile.constants)
         ]
         more = rates[0] / rates[1] / profile.constants.message_share
-        sent = self.graph.send(self.places[rank].ravel(), there, whole / t * more, name=name, after=[last])
-        if t > 1 and not plan.sequence_parallel:  # those who get its parts collect the whole
+        in_parts = profile.in_parts(plan)
+        each = whole / t if in_parts else whole
+        sent = self.graph.send(self.places[rank].ravel(), there, each * more, name=name, after=[last])
+        if in_parts and not plan.sequence_parallel:  # those who get the parts collect the whole
             seconds = profile._wire("all_gather", whole, t)
             sent = self.graph.compute(
                 there, seconds, stream=f"from stage {stage}", name="parts of a message", after=[sent]

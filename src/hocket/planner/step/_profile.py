@@ -154,6 +154,11 @@ class Profile:
         stride = product(plan, *AXES[1:])
         return [int(not self.network.crosses(stride, one * stride)) for one in range(plan.pipeline_parallel_degree)]
 
+    def in_parts(self, plan: Plan) -> bool:
+        """Return whether ranks that share tensors send a part each: these are on one host, the next stage is not."""
+        together = not self.network.local % plan.tensor_parallel_degree
+        return plan.tensor_parallel_degree > 1 and together and 0 in self.ports(plan)
+
     def held(self, plan: Plan) -> Held:
         """Return what a rank holds of every layer, as its tensor degree divides them."""
         return self._held(*sharing(plan))

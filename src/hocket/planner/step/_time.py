@@ -366,12 +366,12 @@ def _hops(plan: Plan, profile: Profile, edges: Sequence[int], micro: int) -> lis
         return found
     share = profile.constants.message_share
     links = [Link(link.rate_Bps * share, link.latency_s) for link in profile.links(plan)]
+    in_parts = profile.in_parts(plan)
     for stage, edge in enumerate(edges[1:-1]):
         link = links[stage % p]
         nbytes = float(profile.output_bytes[edge - 1]) * micro / profile.workload.batch
-        # Each of the ranks that share tensors sends its part; those who get them collect the whole.
-        seconds = float(link.seconds(nbytes / t)) if nbytes else 0.0
-        if t > 1 and not plan.sequence_parallel:
+        seconds = float(link.seconds(nbytes / t if in_parts else nbytes)) if nbytes else 0.0
+        if in_parts and not plan.sequence_parallel:  # those who get the parts collect the whole
             seconds += profile.network.collective("all_gather", nbytes, t, 1, profile.constants).seconds
         found.append(seconds)
     return found
