@@ -28,7 +28,7 @@ VARIABLE = "HOCKET_CALIBRATION"
 """Environment variable: "again" measures although a calibration is kept, "off" keeps and takes none, "keep" keeps one
 that was measured while others computed, too."""
 
-_FORM = 5  # of the files
+_FORM = 6  # of the files
 _BUSY = 0.5  # of the cores: more that is wanted by others makes times that are not worth keeping
 
 

@@ -7,7 +7,6 @@ turns, so that a slow phase of the machine meets all alike: it is their differen
 
 import dataclasses
 import math
-import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -114,12 +113,13 @@ class _Measured:
         """Return what an exchange of ranks that share tensors costs, and what it reaches of its rate."""
         count, thin_wire = self._exchanges("exchanges")
         exchange_s = max(0.0, self._besides("exchanges") - thin_wire) / count
-        # As much is computed and sent in more exchanges, while all compute; then what sending takes is left.
+        # The same is computed in more exchanges, while all ranks compute. The gradients are the same, too: reducing
+        # those of more layers between hosts would take far longer than the exchanges do.
         count, wire = self._exchanges("much divided")
         more, more_wire = self._exchanges("often divided")
-        exchange_s = max(
-            exchange_s, (self._besides("often divided", "much divided") - more_wire + wire) / (more - count)
-        )
+        loop_s = self._besides("parts")
+        often_s = self._besides("often divided", "much divided") - loop_s - more_wire + wire
+        exchange_s = max(exchange_s, often_s / (more - count))
         sent = self._besides("much divided", "much") - count * exchange_s
         return {
             "exchange_s": exchange_s / waiting(degrees(self.network.world)[0]),
@@ -134,13 +134,13 @@ class _Measured:
         """Of a divided chain, how many exchanges there are in a step, and what their collectives take."""
         probe, degree = self.probes[name], degrees(self.network.world)[0]
         with torch.device("meta"):  # where no random numbers are drawn
-            batch = torch.zeros(probe.rows * degree, probe.width)
+            batch = torch.zeros(probe.rows * degree // probe.plan.accumulate, probe.width)
             meta: Workload = capture(_model(probe), batch, degrees=[degree])
         made = [one for layer in meta.layers for one in layer.share(degree).exchanges]
         wire = sum(
             one.count * self.network.collective(one.kind, one.nbytes, degree, 1, self.constants).seconds for one in made
         )
-        return sum(one.count for one in made), wire
+        return probe.plan.accumulate * sum(one.count for one in made), probe.plan.accumulate * wire
 
 
 def _probes(ranks: int) -> dict[str, _Probe]:
@@ -162,7 +162,7 @@ def _probes(ranks: int) -> dict[str, _Probe]:
         "exchanges": _Probe(divided, width=thin),
         "much": _Probe(width=wide, rows=_MANY_ROWS),
         "much divided": _Probe(divided, width=wide, rows=_MANY_ROWS),
-        "often divided": _Probe(divided, width=wide, rows=_MANY_ROWS // 2, blocks=2 * _BLOCKS),
+        "often divided": _Probe(dataclasses.replace(divided, accumulate=_SEVERAL), width=wide, rows=_MANY_ROWS),
         "much parameters": _Probe(Plan(shard="parameters"), width=wide, rows=_MANY_ROWS),
     }
     if ranks % stages == 0:
@@ -254,5 +254,5 @@ def usual(each: list[float]) -> float:
 
 
 def _lower_quartile(each: list[float]) -> float:
-    """Return what a step takes that hardly anything disturbs: whatever does makes it longer."""
-    return statistics.quantiles(each, n=4, method="inclusive")[0] if len(each) > 1 else each[0]
+    """Return what a step takes that hardly anything disturbs, of up to four the least: what does makes it longer."""
+    return sorted(each)[(len(each) - 1) // 4]

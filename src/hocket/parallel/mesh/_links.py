@@ -1,6 +1,7 @@
 """What the links between the ranks of a pipeline carry."""
 
 import time
+import weakref
 from typing import Any, Final
 
 import torch
@@ -13,6 +14,8 @@ from .world import World
 _SIZES: Final = (1 << 12, 1 << 18)
 _ROUNDS: Final = 4
 _LONG_S: Final = 0.2  # of a message: there are fewer rounds of these
+# What was found, by the group of all ranks: the ranks of its pipelines, and the kind of device.
+_known: "weakref.WeakKeyDictionary[Any, dict[tuple[Any, ...], Link]]" = weakref.WeakKeyDictionary()
 
 
 def link_of(ranks: World, whole: World, device: torch.device) -> Link:
@@ -20,13 +23,21 @@ def link_of(ranks: World, whole: World, device: torch.device) -> Link:
 
     Neighbouring links take turns, so that half of the ranks are waiting, as in a pipeline: where ranks share
     processors, messages of all at once would wait for these. A collective operation over `whole`; the result, of the
-    slowest link, is the same on all of its ranks.
+    slowest link, is the same on all of its ranks. It is measured once for each way to form pipelines of these ranks.
 
     Args:
         ranks: Ranks of this rank's pipeline, two or more.
         whole: The ranks of all pipelines, which send at the same time, as they will.
         device: Device of what is sent.
     """
+    pipelines = whole.from_all([dist.get_global_rank(ranks.group, rank) for rank in range(ranks.size)])
+    known, key = _known.setdefault(whole.group, {}), (device.type, *map(tuple, pipelines))
+    if key not in known:
+        known[key] = _measured(ranks, whole, device)
+    return known[key]
+
+
+def _measured(ranks: World, whole: World, device: torch.device) -> Link:
     found: list[float] = []
     for nbytes in _SIZES:
         data = torch.zeros(nbytes // 4, device=device)
