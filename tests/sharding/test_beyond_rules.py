@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
-from hocket.sharding import Shard, ShardingError, as_local, cut, gathered, note, noted, operator_name
+from hocket.sharding import Shard, ShardingError, as_local, cut, gathered, guard_torch, note, noted, operator_name
 
 from .memory_peers import MemoryPeers, in_ranks
 
@@ -46,6 +46,7 @@ def pair(x: torch.Tensor) -> Any:
     return torch.max(x, 1, out=out).values + out[0]
 
 
+guard_torch()  # as training does
 TABLE = torch.arange(24.0).view(6, 4)
 CASES: dict[str, tuple[tuple[int, ...], Callable[[torch.Tensor], Any]]] = {
     "sum": ((4, 6, 2), written(torch.add, 4, 6, 2, other=1)),
@@ -63,6 +64,7 @@ CASES: dict[str, tuple[tuple[int, ...], Callable[[torch.Tensor], Any]]] = {
     "aten": ((6, 4), lambda x: torch.ops.aten.embedding(x, torch.tensor([0, 2, 1, 4]))),
     "batch norm": ((2, 4, 6), lambda x: torch.batch_norm(x, TABLE[0], TABLE[1], None, None, True, 0.1, 1e-5, False)),
     "instance norm": ((2, 4, 6), lambda x: torch.instance_norm(x, TABLE[0], None, None, None, True, 0.1, 1e-5, False)),
+    "weighted": ((4, 6), lambda x: F.l1_loss(x, torch.zeros(4, 6), weight=torch.arange(24.0).view(4, 6))),
     "weights": ((4, 6), lambda x: F.mse_loss(x, torch.zeros(4, 6), weight=torch.arange(24.0).view(4, 6))),
     "variances": ((2, 4, 4), lambda x: F.gaussian_nll_loss(x, torch.zeros(2, 4, 4), torch.ones(2, 4))),
     "a word that is a number": (

@@ -16,11 +16,11 @@ from ._engine import (
     WholeBatchNorms,
     as_local,
     gathered,
-    guard_transforms,
     note,
     noted,
     user_line,
 )
+from ._guards import guard_torch
 from ._operators import changes_first, operator_name
 from ._placement import PARTIAL, REPLICATED, CannotShard, Interval, Placement, Shard, cut, full_shape, join, reshaped
 from ._table import RULES, rule_for
@@ -34,6 +34,6 @@ __all__ = [
     "NO_ANSWER", "PARTIAL", "REPLICATED", "RULES", "CannotShard", "FetchedRows", "GatheredView", "Interval",
     "LocalShard", "NeedsShard", "Operand", "OperatorCall", "Placement", "Shard", "ShardPeers", "ShardedTensor",
     "ShardingError", "SlidingWindow", "WholeBatchNorms", "apply_rule", "as_local", "changes_first", "cut", "full_shape",
-    "gathered", "guard_transforms", "halo_nbytes", "halo_rows", "join", "leaves", "mapped", "note",
+    "gathered", "guard_torch", "halo_nbytes", "halo_rows", "join", "leaves", "mapped", "note",
     "noted", "operator_name", "overlap", "placements_of", "reshaped", "rule_for", "user_line",
 ]  # fmt: skip

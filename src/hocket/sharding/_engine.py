@@ -8,7 +8,6 @@ tensors, or refused. So whatever way a program takes, a shard is never taken for
 
 from __future__ import annotations
 
-import functools
 import sys
 import traceback
 import weakref
@@ -201,11 +200,9 @@ def _written(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         if target.numel() == 0 and type(target) is torch.Tensor:
             target.resize_(full_shape(value.shape, noted(value)))
         if full_shape(target.shape, noted(target)) != full_shape(value.shape, noted(value)):
-            raise _refusal(operator_name(func), target, "is given a tensor of another shape to write to")
+            raise refusal(operator_name(func), target, "is given a tensor of another shape to write to")
         if not torch.can_cast(value.dtype, target.dtype):
-            raise _refusal(
-                operator_name(func), target, f"is given a tensor of {target.dtype} to write {value.dtype} to"
-            )
+            raise refusal(operator_name(func), target, f"is given a tensor of {target.dtype} to write {value.dtype} to")
         _called(torch.Tensor.copy_, (target, value), {})
     return out if isinstance(out, torch.Tensor) else type(made)(out)
 
@@ -271,9 +268,7 @@ def _examined(func: Any, args: Any, kwargs: dict[str, Any], marks: Any) -> Any:
         return _back_propagated(func, args, kwargs, divided)
     if name in _OF_MEMORY:
         hook = name == "register_hook"
-        raise _refusal(
-            name, divided[0], "would see a part's gradient" if hook else "asks how the tensor lies in memory"
-        )
+        raise refusal(name, divided[0], "would see a part's gradient" if hook else "asks how the tensor lies in memory")
     call = OperatorCall(
         name, mapped(_operand, tuple(args)), mapped(_operand, kwargs), peers.size, peers.rank, peers.exchanges, func,
         changes_first(func, kwargs),
@@ -337,7 +332,7 @@ def _back_propagated(func: Any, args: Any, kwargs: dict[str, Any], divided: list
     roots, given = _listed(named.get("outputs", named.get("tensors"))), _listed(named.get("gradients"))
     given = given or _listed(named.get("grad_outputs")) or _listed(named.get("grad_tensors")) or [None] * len(roots)
     if any(noted(root) != noted(one) for root, one in zip(roots, given, strict=False)):
-        raise _refusal(func.__name__, divided[0], "begins with a gradient that is divided in another way")
+        raise refusal(func.__name__, divided[0], "begins with a gradient that is divided in another way")
     found = func(*args, **kwargs)
     for gradient, of in zip(found or (), _listed(named.get("inputs")), strict=False):
         if type(of) is ShardedTensor and gradient is not None:
@@ -378,12 +373,12 @@ def _on_gathered(call: OperatorCall, args: Any, kwargs: dict[str, Any], error: C
 
     target = next(iter((*args, *kwargs.values()))) if call.in_place else None
     if isinstance(target, tuple | list):
-        raise _refusal(call.name, next(iter(target)), f"writes to several tensors, and {error.reason}") from error
+        raise refusal(call.name, next(iter(target)), f"writes to several tensors, and {error.reason}") from error
     full_args, full_kwargs = mapped(full, (args, kwargs))
     result = call.func(*full_args, **full_kwargs)
     if type(target) is ShardedTensor:
         if fulls[id(target)][1].shape != full_shape(target.shape, target._hocket_shard):
-            raise _refusal(call.name, target, f"changes the shape, and {error.reason}") from error
+            raise refusal(call.name, target, f"changes the shape, and {error.reason}") from error
         target.copy_(cut(fulls[id(target)][1], target._hocket_shard, call.rank))
         return None if result is None else target
     for part, whole in fulls.values() if not call.in_place else ():
@@ -414,9 +409,9 @@ def _own_view(result: Any, views: list[Any]) -> Any:
 def _check_view(view: Any, name: str, written: bool) -> None:
     source: _Source = view._hocket_source
     if source.memory._version != source.version:
-        raise _refusal(name, view, "reads a view that was gathered, after the tensor itself was changed in place")
+        raise refusal(name, view, "reads a view that was gathered, after the tensor itself was changed in place")
     if written and (source.base or source.tensor() is not None):
-        raise _refusal(name, view, "changes a view in place whose tensor is divided in another way")
+        raise refusal(name, view, "changes a view in place whose tensor is divided in another way")
 
 
 _OF_MEMORY = frozenset(
@@ -425,7 +420,7 @@ _OF_MEMORY = frozenset(
 )
 
 
-def _refusal(name: str, tensor: torch.Tensor, why: str) -> ShardingError:
+def refusal(name: str, tensor: torch.Tensor, why: str) -> ShardingError:
     """Return the error that names the line of the user's program, the tensor, and the remedy."""
     shard = tensor.__dict__.get("_hocket_shard")
     shape = list(full_shape(tensor.shape, shard))
@@ -471,63 +466,4 @@ class WholeBatchNorms(TorchFunctionMode):
         return Local(peers, func).result(call, outcome)
 
 
-def guard_transforms() -> None:
-    """Have autograd functions of a user, and `torch.func`, given gathered tensors: torch does not ask tensors there.
-
-    The backward of a `torch.autograd.Function` is the user's, and may mix what is divided. Those of `torch.distributed`
-    hand on what they are given. What a function under `torch.func` makes of divided tensors from outside is refused.
-    A loss whose weights torch drops before it asks tensors is given gathered ones, too.
-    """
-    plain: Any = torch.autograd.Function.__dict__["apply"]  # a class method; from torch 2.15 on one of C's
-    if hasattr(getattr(plain, "__func__", plain), "_hocket_plain"):
-        return
-
-    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        watched = torch._C._is_torch_function_enabled() and any(type(one) in _WATCHED for one in args)
-        if watched and not cls.__module__.startswith("torch.distributed"):
-            args = tuple(gathered(one) for one in args)
-        return plain.__get__(None, cls)(*args, **kwargs)
-
-    apply._hocket_plain = plain  # type: ignore[attr-defined]
-    torch.autograd.Function.apply = classmethod(apply)  # type: ignore[assignment, method-assign]
-    from . import torch_adapter
-
-    def entering(plain: Any) -> Any:
-        def enter(*args: Any, **kwargs: Any) -> Any:
-            if any(type(one) is ShardedTensor for one in args):
-                with torch_adapter.outside_transforms():  # the full tensor is made outside of the transform
-                    args = tuple(gathered(one) for one in args)
-            return plain(*args, **kwargs)
-
-        return enter
-
-    def leaving(plain: Any) -> Any:
-        def leave(tensor: Any, *args: Any) -> Any:
-            if noted(tensor) is not None:
-                raise _refusal("torch.func", tensor, "makes of a divided tensor that is none of the arguments")
-            return plain(tensor, *args)
-
-        return leave
-
-    for guard, seams in ((entering, torch_adapter.ENTERING), (leaving, torch_adapter.LEAVING)):
-        for module, name in seams:
-            setattr(module, name, guard(getattr(module, name)))
-    plain_loss = torch.nn.functional.l1_loss
-
-    @functools.wraps(plain_loss)
-    def l1_loss(*args: Any, **kwargs: Any) -> Any:
-        weighted = kwargs.get("weight") is not None or len(args) > _L1_LOSS_WITHOUT_WEIGHT
-        whole = isinstance(torch_adapter.current_mode(), WholeBatchNorms)
-        ours = whole or any(type(one) in _WATCHED for one in leaves((args, kwargs)))
-        if not (weighted and ours):  # other modes, such as those that record a model, are asked as always
-            return plain_loss(*args, **kwargs)
-        args, kwargs = mapped(gathered, (args, kwargs))
-        with torch._C.DisableTorchFunction():  # a mode would be asked without the weights, too
-            return plain_loss(*args, **kwargs)
-
-    torch.nn.functional.l1_loss = l1_loss
-
-
-_WATCHED = (ShardedTensor, GatheredView)
-_L1_LOSS_WITHOUT_WEIGHT = 5  # arguments
 _COPYING = frozenset([torch.tensor, torch.as_tensor, torch.asarray])

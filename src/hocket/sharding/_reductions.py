@@ -124,7 +124,7 @@ def elementwise_loss(call: OperatorCall, *args: Any, **kwargs: Any) -> Outcome:
     """Return how a loss for each element lies, or their mean or sum over the full tensor."""
     values = _bound(call, args, kwargs)
     reduction = values.pop("reduction", "mean")
-    if call.name == "mse_loss" and values.get("weight") is not None and reduction == "mean":
+    if call.name in ("mse_loss", "l1_loss") and values.get("weight") is not None and reduction == "mean":
         call.refuse("divides by the sum of weights")
     if reduction not in ("none", "mean", "sum"):
         call.refuse("is called in a form that has no rule")

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from hocket.sharding import Shard, WholeBatchNorms, cut, gathered, guard_transforms, note, noted
+from hocket.sharding import Shard, WholeBatchNorms, cut, gathered, guard_torch, note, noted
 
 from ...batches import mapped, tensors_in
 from ...mesh import World
@@ -165,6 +165,6 @@ def become_divided(model: nn.Module, form: SpatialParallel) -> None:
     old: Any = type(model)
     about = {"__module__": __name__, "__doc__": old.__doc__}
     divided: Any = type(old.__name__, (DividedModule, old), about)
-    guard_transforms()
+    guard_torch()
     model.spatial = form  # type: ignore[assignment]
     model.__class__ = divided

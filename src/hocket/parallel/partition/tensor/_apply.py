@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hocket.sharding import Shard, cut, guard_transforms
+from hocket.sharding import Shard, cut, guard_torch
 from hocket.workload.division import CHANNEL, CutParameter, RecordedValue, Recording, Region, Role, cut_tensors
 
 from ...mesh import World
@@ -46,7 +46,7 @@ class Applied:
             for name, one in region.tensors.items():
                 self._cut_parameter(model.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2], one)
         if regions:
-            guard_transforms()
+            guard_torch()
             self._hook(model.register_forward_pre_hook(begin_forward, prepend=True))
             self._hook(model.register_forward_hook(end_forward, always_call=True))
         for encoder in model.modules():

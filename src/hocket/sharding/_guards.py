@@ -1,0 +1,97 @@
+"""Stands where torch does not ask tensors how a function is to be called, so that no shard gets through unseen.
+
+torch is changed for the whole process, once; what meets no divided tensor is done as always.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from . import torch_adapter
+from ._engine import GatheredView, ShardedTensor, gathered, noted, refusal
+from ._trees import mapped
+
+
+def guard_torch() -> None:
+    """Have torch ask about shards in autograd functions, `torch.func`, old constructors and weighted losses, too."""
+    if not _guarded:
+        _guarded.append(True)
+        _guard_autograd_functions()
+        _guard_transforms()
+        _guard_constructor()
+        _mend_l1_loss()
+
+
+_guarded: list[bool] = []
+_WATCHED = (ShardedTensor, GatheredView)
+
+
+def _guard_autograd_functions() -> None:
+    """Give autograd functions of a user gathered tensors, since their backward may mix what is divided.
+
+    Those of `torch.distributed` hand on what they are given.
+    """
+    plain: Any = torch.autograd.Function.__dict__["apply"]  # a class method; from torch 2.15 on one of C's
+
+    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        watched = torch._C._is_torch_function_enabled() and any(type(one) in _WATCHED for one in args)
+        if watched and not cls.__module__.startswith("torch.distributed"):
+            args = tuple(gathered(one) for one in args)
+        return plain.__get__(None, cls)(*args, **kwargs)
+
+    torch.autograd.Function.apply = classmethod(apply)  # type: ignore[assignment, method-assign]
+
+
+def _guard_transforms() -> None:
+    """Give `torch.func` gathered tensors; what a function under it makes of divided ones from outside is refused."""
+
+    def entering(plain: Any) -> Any:
+        def enter(*args: Any, **kwargs: Any) -> Any:
+            if any(type(one) is ShardedTensor for one in args):
+                with torch_adapter.outside_transforms():  # the full tensor is made outside of the transform
+                    args = tuple(gathered(one) for one in args)
+            return plain(*args, **kwargs)
+
+        return enter
+
+    def leaving(plain: Any) -> Any:
+        def leave(tensor: Any, *args: Any) -> Any:
+            if noted(tensor) is not None:
+                raise refusal("torch.func", tensor, "makes of a divided tensor that is none of the arguments")
+            return plain(tensor, *args)
+
+        return leave
+
+    for guard, seams in ((entering, torch_adapter.ENTERING), (leaving, torch_adapter.LEAVING)):
+        for module, name in seams:
+            setattr(module, name, guard(getattr(module, name)))
+
+
+def _guard_constructor() -> None:
+    """Give `torch.Tensor(x)`, the constructor of old programs, the full tensor."""
+    plain = torch.Tensor.__new__
+
+    def new(*args: Any, **kwargs: Any) -> Any:  # named so: torch.compile, loaded later, compares it with its own
+        if any(type(one) in _WATCHED for one in (*args, *kwargs.values())):
+            args, kwargs = mapped(gathered, (args, kwargs))
+        return plain(*args, **kwargs)
+
+    torch.Tensor.__new__ = new  # type: ignore[method-assign]
+
+
+def _mend_l1_loss() -> None:
+    """Have whoever answers for tensors in `l1_loss` hear of its weights, which torch drops on the way there.
+
+    The function that passes the question on is replaced, not the loss: programs hold the loss by other names.
+    """
+    functional: Any = torch.nn.functional
+    plain = functional.handle_torch_function
+
+    def handle(function: Any, relevant: Any, *args: Any, **kwargs: Any) -> Any:
+        if function is functional.l1_loss and "weight" not in kwargs and relevant[2:] not in ((), (None,)):
+            kwargs["weight"] = relevant[2]
+        return plain(function, relevant, *args, **kwargs)
+
+    functional.handle_torch_function = handle
