@@ -1,5 +1,6 @@
 """Buffers that a forward pass changes, where a batch passes in parts: each as one pass of the whole batch leaves it."""
 
+import itertools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ from hocket.comm import torch_adapter
 
 from ..mesh import World
 
+_NAMED = 3  # modules of a kind in a warning
 Modules = Sequence[tuple[torch.nn.Module, Mapping[str, str]]]
 _CLOSE = 1e-4
 """Relative: what parts of a batch leave in a buffer is what the batch leaves, but for rounding in float32."""
@@ -226,7 +228,7 @@ def _distance(one: torch.Tensor, other: torch.Tensor) -> float:
 def tell(
     found: Sequence[ChangedBuffer], off: float, loss_differs: bool, cuts: Sequence[str], *, speak: bool
 ) -> list[str]:
-    """Return a line for each module whose state, or whose result, is not that of one device; warn of them.
+    """Return a line for each kind of module whose state, or result, is not that of one device; warn of them.
 
     Args:
         found: Buffers that a forward pass changes.
@@ -239,19 +241,29 @@ def tell(
     for one in found:
         if one.kind == "other":
             by_owner.setdefault(id(one.owner), []).append(one)
+    alike: dict[type, list[list[ChangedBuffer]]] = {}
+    for some in by_owner.values():
+        alike.setdefault(type(some[0].owner), []).append(some)
     how = " and ".join(cuts)
     lines = []
-    for some in by_owner.values():
-        owner, prefix = some[0].owner, some[0].name.rpartition(".")[0] or "the model"
-        what = ", ".join(f"{one.name.rpartition('.')[2]} by {one.off:.1g}" for one in some)
+    for kind, owners in alike.items():
+        names = [some[0].name.rpartition(".")[0] or "the model" for some in owners]
+        modules = ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
+        most: dict[str, float] = {}
+        for one in itertools.chain.from_iterable(owners):
+            most[one.name.rpartition(".")[2]] = max(one.off, most.get(one.name.rpartition(".")[2], 0.0))
+        what = ", ".join(f"{name} by {off_by:.1g}" for name, off_by in most.items())
         remedy = "layer or group norm"
-        if isinstance(owner, torch.nn.modules.batchnorm._BatchNorm):
+        if issubclass(kind, torch.nn.modules.batchnorm._BatchNorm):
             remedy = "sync_batch_norm = true (ranks only), layer or group norm, or .eval()"
             verb = f"normalises each part of a batch by itself with {how}, so that losses differ from one process's"
         else:
             remedy = "a plan that does not cut batches"
             verb = f"keeps a state that depends on the whole batch, and is rank 0's, part by part, with {how}"
-        lines.append(f"{prefix} ({type(owner).__name__}) {verb} (in the first samples: {what}, relative); use {remedy}")
+        each, most_of = ("each of ", "at most ") if len(owners) > 1 else ("", "")
+        lines.append(
+            f"{each}{modules} ({kind.__name__}) {verb} (in the first samples: {most_of}{what}, relative); use {remedy}"
+        )
     if loss_differs and lines:
         lines[-1] += f". The loss of these samples is {off:.1g} off"
     elif loss_differs:
