@@ -6,7 +6,7 @@ import torch.distributed.checkpoint
 import torch.distributed.fsdp
 import torch.distributed.pipelining  # seconds of imports that every rank of a test would pay anew
 
-import hocket.comm
+import hocket.comm.group
 
 torch.set_num_threads(1)  # a thread pool would not survive the fork
 
