@@ -50,6 +50,11 @@ def test_what_is_not_known_and_what_was_given_are_among_the_assumptions(capsys: 
     taken = {row["what"]: (row["value"], row["basis"]) for row in found["assumptions"]}  # type: ignore[attr-defined]
     assert taken["memory of each"] == ("no limit is known, so every plan fits", "unknown")
     assert taken["kernel_s"] == ("2us", "given")
+    words += ["--constant", "matmul_share=0.5", "--constant", "jitter=0.02"]
+    taken = {row["what"]: (row["value"], row["basis"]) for row in run_json(capsys, *words)["assumptions"]}  # type: ignore[attr-defined]
+    assert taken["products"] == ("50% of 100 TFLOP/s", "given")
+    assert taken["jitter"][1] == "assumed, in part given"
+    assert not {"matmul_share", "host_jitter"} & taken.keys()  # told once
     large = run_json(capsys, *words[:4], "--cluster", "selene-like")
     assert "memory of each" not in {row["what"] for row in large["assumptions"]}  # type: ignore[attr-defined]
 
@@ -381,7 +386,7 @@ def test_float8_is_planned_and_predicted_and_said_to_be_no_more(capsys: Captured
     assert run("plan", *words, "-o", str(out)) == 0
     said = capsys.readouterr().out
     assert "nothing carries out products in float8 yet" in said
-    assert "60% of the traffic of kernels that only read and write is taken away (assumed)" in said
+    assert "60% of the traffic of kernels that only read and write is taken away (given)" in said
     assert "of its bfloat16 peak" in " ".join(said.split())
     assert 'precision = "float8"' in out.read_text()
     assert run("predict", "llama-3-8b", *where, "-n", "8,16") == 0

@@ -161,11 +161,11 @@ def _parts(one: Prediction, workload: Workload, taken: list[dict[str, str]]) -> 
 
 
 def assumed(one: Prediction, workload: Workload, where: Cluster, given: Sequence[str]) -> list[dict[str, str]]:
-    """Return what a prediction rests on, the constants that the user gave at the end."""
+    """Return what a prediction rests on, constants of the user's that nothing else tells at the end."""
     from hocket.planner import Network, assumptions
 
-    found = assumptions(one, Network.of(where), precision=workload.precision)
-    found += [(name.strip(), value.strip(), "given") for name, _, value in (word.partition("=") for word in given)]
+    own = {name.strip(): value.strip() for name, _, value in (word.partition("=") for word in given)}
+    found = assumptions(one, Network.of(where), precision=workload.precision, given=own)
     return [dict(zip(("what", "value", "basis"), row, strict=True)) for row in found]
 
 

@@ -1,6 +1,8 @@
 """Why a plan: the winner against the runner-up in a paragraph, all ranked plans in a table, and what that rests on."""
 
 import dataclasses
+from collections.abc import Mapping
+from types import MappingProxyType
 
 from hocket.units import format_bytes, format_flops, format_rate, format_time
 
@@ -156,14 +158,40 @@ def with_reasons(found: Search) -> Plan:
     return dataclasses.replace(plan, predicted=predicted, reasons=reasons)
 
 
-def assumptions(one: Prediction, network: Network, *, precision: str) -> list[tuple[str, str, str]]:
+_CONSTANTS_OF = {
+    "products": {"matmul_share"},
+    "float8 products": {"matmul_share"},
+    "fusion": {"fused_share"},
+    "memory": {"memory_share"},
+    "inside hosts": {"inside_share"},
+    "between hosts": {"network_share", "congestion"},
+    "sharded parameters": {"fetch_share"},
+    "overlap": {"overlap", "interference"},
+    "jitter": {"jitter", "host_jitter"},
+}  # which constants a row of `assumptions` tells
+
+
+def assumptions(
+    one: Prediction, network: Network, *, precision: str, given: Mapping[str, str] = MappingProxyType({})
+) -> list[tuple[str, str, str]]:
     """Return what a prediction rests on: name, value, and whether it is given, measured, fitted, assumed or unknown.
 
     Args:
         one: The prediction.
         network: Of the cluster.
         precision: Of the workload's computation.
+        given: Constants that the user has set, as they were written.
     """
+    rows = []
+    for name, value, basis in _assumptions(one, network, precision):
+        told = _CONSTANTS_OF.get(name, set())
+        own = told & given.keys()
+        rows.append((name, value, basis if not own else "given" if own == told else f"{basis}, in part given"))
+    shown = {constant for name, *_ in rows for constant in _CONSTANTS_OF.get(name, ())}
+    return [*rows, *((name, value, "given") for name, value in given.items() if name not in shown)]
+
+
+def _assumptions(one: Prediction, network: Network, precision: str) -> list[tuple[str, str, str]]:
     constants, plan = one.constants, one.plan
     basis = constants.basis
     inside_basis, between_basis = basis, basis
