@@ -38,6 +38,7 @@ from .search import (
     with_reasons,
 )
 from .step import (
+    LEAST_PART_NBYTES,
     LEVEL,
     Memory,
     Prediction,
@@ -53,7 +54,8 @@ from .step import (
 )
 
 __all__ = [
-    "AXES", "COMPRESSIONS", "CUT_SLACK", "LEVEL", "NEAR", "PLAN_VARIABLE", "WHAT_IFS", "Axis", "BucketSizes",
+    "AXES", "COMPRESSIONS", "CUT_SLACK", "LEAST_PART_NBYTES", "LEVEL", "NEAR", "PLAN_VARIABLE", "WHAT_IFS", "Axis",
+    "BucketSizes",
     "CompressionSpec", "Constants", "Cost", "Curve", "Link", "MeasuredPlan", "Memory", "Network", "Plan", "PlanCheck",
     "PlanError", "PlanFinding", "Point", "Prediction", "Profile", "ScalingFit", "Search", "StepParts",
     "Synchronisation", "admissible_plans", "assumptions", "axis", "balance", "balanced_cuts", "check_run",

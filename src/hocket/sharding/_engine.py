@@ -466,4 +466,4 @@ class WholeBatchNorms(TorchFunctionMode):
         return Local(peers, func).result(call, outcome)
 
 
-_COPYING = frozenset([torch.tensor, torch.as_tensor, torch.asarray])
+_COPYING = frozenset([torch.tensor, torch.as_tensor, torch.asarray, torch.Tensor.new_tensor, torch.Tensor.new])

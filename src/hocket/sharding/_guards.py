@@ -26,6 +26,7 @@ def guard_torch() -> None:
 
 _guarded: list[bool] = []
 _WATCHED = (ShardedTensor, GatheredView)
+_WEIGHT = 2  # place of the weights among what `l1_loss` has torch look through for tensors that answer
 
 
 def _guard_autograd_functions() -> None:
@@ -78,7 +79,7 @@ def _guard_constructor() -> None:
             args, kwargs = mapped(gathered, (args, kwargs))
         return plain(*args, **kwargs)
 
-    torch.Tensor.__new__ = new  # type: ignore[method-assign]
+    torch.Tensor.__new__ = staticmethod(new)  # type: ignore[method-assign]
 
 
 def _mend_l1_loss() -> None:
@@ -90,8 +91,9 @@ def _mend_l1_loss() -> None:
     plain = functional.handle_torch_function
 
     def handle(function: Any, relevant: Any, *args: Any, **kwargs: Any) -> Any:
-        if function is functional.l1_loss and "weight" not in kwargs and relevant[2:] not in ((), (None,)):
-            kwargs["weight"] = relevant[2]
+        dropped = function is functional.l1_loss and "weight" not in kwargs
+        if dropped and len(relevant) > _WEIGHT and relevant[_WEIGHT] is not None:
+            kwargs["weight"] = relevant[_WEIGHT]
         return plain(function, relevant, *args, **kwargs)
 
     functional.handle_torch_function = handle

@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 
 from hocket import comm
+from hocket.planner import LEAST_PART_NBYTES
 
 from ..mesh import World
 from . import _values
@@ -29,9 +30,6 @@ Tensor = torch.Tensor
 Key = tuple[Any, ...]
 
 _TAG: Final = 0x5049  # "PI": apart from a user's own sends and receives
-_LEAST_NBYTES: Final = (
-    1 << 16
-)  # of a tensor that is sent in parts: gathering costs more than sending a smaller one twice
 
 
 class _Part:
@@ -119,7 +117,7 @@ class StageWire:
 
     def _own(self, tensor: Tensor) -> Tensor:
         """Return the part of a contiguous tensor that this rank sends or receives."""
-        if self._alike is None or tensor.nbytes < _LEAST_NBYTES or tensor.numel() % self._alike.size:
+        if self._alike is None or tensor.nbytes < LEAST_PART_NBYTES or tensor.numel() % self._alike.size:
             return tensor
         return tensor.view(-1).chunk(self._alike.size)[self._alike.rank]
 

@@ -4,12 +4,13 @@ from ._graph import step_graph
 from ._interval import DEVIATIONS, LEVEL, NOISE, spread
 from ._likeness import least_longer, place, resemblance, weights
 from ._memory import Memory, memory_of
-from ._profile import Profile, in_precision
+from ._profile import LEAST_PART_NBYTES, Profile, in_precision
 from ._stages import balanced_cuts, in_flight
 from ._time import Prediction, StepParts, cuts_of, predict, predict_within
 
 __all__ = [
     "DEVIATIONS",
+    "LEAST_PART_NBYTES",
     "LEVEL",
     "NOISE",
     "Memory",

@@ -221,7 +221,7 @@ class _GraphOfStep:
 
     def _sent(self, rank: int, stage: int, onward: int, name: str, last: Work) -> Work:
         plan, profile = self.plan, self.profile
-        t, target = plan.tensor_parallel_degree, onward % len(self.places)
+        target = onward % len(self.places)
         whole = float(profile.output_bytes[self.edges[max(stage, onward)] - 1]) * self.scale
         there = self.places[target].ravel()
         first, stride = min(stage, onward) % len(self.places) * self.places[0].size, self.places[0].size
@@ -230,11 +230,10 @@ class _GraphOfStep:
             for one in (_PLAIN, profile.constants)
         ]
         more = rates[0] / rates[1] / profile.constants.message_share
-        in_parts = profile.in_parts(plan)
-        each = whole / t if in_parts else whole
-        sent = self.graph.send(self.places[rank].ravel(), there, each * more, name=name, after=[last])
-        if in_parts and not plan.sequence_parallel:  # those who get the parts collect the whole
-            seconds = profile._wire("all_gather", whole, t)
+        parts = profile.message_parts(plan, whole)
+        sent = self.graph.send(self.places[rank].ravel(), there, whole / parts * more, name=name, after=[last])
+        if parts > 1 and not plan.sequence_parallel:  # those who get the parts collect the whole
+            seconds = profile._wire("all_gather", whole, parts)
             sent = self.graph.compute(
                 there, seconds, stream=f"from stage {stage}", name="parts of a message", after=[sent]
             )

@@ -18,6 +18,8 @@ from ..plan import Plan
 
 Floats = NDArray[np.float64]
 # A backward pass does two products for each one of the forward pass, and reads and writes about twice as much.
+LEAST_PART_NBYTES = 1 << 14
+"""Bytes of a tensor that ranks which share tensors send in parts; a smaller one is sent sooner than gathered."""
 _BACKWARD = 2.0
 _STATE = ("parameter_bytes", "gradient_bytes", "optimizer_bytes")
 # Kernels by which a float8 product casts what it multiplies in each of its three passes: one in two stages for the
@@ -154,10 +156,14 @@ class Profile:
         stride = product(plan, *AXES[1:])
         return [int(not self.network.crosses(stride, one * stride)) for one in range(plan.pipeline_parallel_degree)]
 
-    def in_parts(self, plan: Plan) -> bool:
-        """Return whether ranks that share tensors send a part each: these are on one host, the next stage is not."""
-        together = not self.network.local % plan.tensor_parallel_degree
-        return plan.tensor_parallel_degree > 1 and together and 0 in self.ports(plan)
+    def message_parts(self, plan: Plan, nbytes: float) -> int:
+        """Return in how many parts the ranks that share tensors send such a message to the next stage.
+
+        One each where they are on one host and the next stage is not, unless it is small; else each sends all of it.
+        """
+        t = plan.tensor_parallel_degree
+        apart = t > 1 and nbytes >= LEAST_PART_NBYTES and not self.network.local % t and 0 in self.ports(plan)
+        return t if apart else 1
 
     def held(self, plan: Plan) -> Held:
         """Return what a rank holds of every layer, as its tensor degree divides them."""

@@ -360,19 +360,19 @@ def _sharding(plan: Plan, profile: Profile, layers: np.ndarray, passes: float) -
 
 def _hops(plan: Plan, profile: Profile, edges: Sequence[int], micro: int) -> list[float]:
     """Seconds of a micro-batch's message from each stage to the next; as long back."""
-    p, t = plan.pipeline_parallel_degree, plan.tensor_parallel_degree
+    p = plan.pipeline_parallel_degree
     found: list[float] = []
     if p == 1:
         return found
     share = profile.constants.message_share
     links = [Link(link.rate_Bps * share, link.latency_s) for link in profile.links(plan)]
-    in_parts = profile.in_parts(plan)
     for stage, edge in enumerate(edges[1:-1]):
         link = links[stage % p]
         nbytes = float(profile.output_bytes[edge - 1]) * micro / profile.workload.batch
-        seconds = float(link.seconds(nbytes / t if in_parts else nbytes)) if nbytes else 0.0
-        if in_parts and not plan.sequence_parallel:  # those who get the parts collect the whole
-            seconds += profile.network.collective("all_gather", nbytes, t, 1, profile.constants).seconds
+        parts = profile.message_parts(plan, nbytes)
+        seconds = float(link.seconds(nbytes / parts)) if nbytes else 0.0
+        if parts > 1 and not plan.sequence_parallel:  # those who get the parts collect the whole
+            seconds += profile.network.collective("all_gather", nbytes, parts, 1, profile.constants).seconds
         found.append(seconds)
     return found
 

@@ -84,6 +84,10 @@ class Odd(nn.Module):
             case "weights":
                 weights = torch.arange(float(y.shape[2]), dtype=y.dtype)[:, None].expand(y.shape)
                 return l1_loss(y, torch.zeros(y.shape, dtype=y.dtype), weight=weights)
+            case "copy by another":
+                return y * torch.zeros(1, dtype=y.dtype).new_tensor(y.detach()).logsumexp(2, keepdim=True)
+            case "new":
+                return y * torch.zeros(1, dtype=y.dtype).new(y.detach()).logsumexp(2, keepdim=True)
             case "constructor":
                 return y * torch.Tensor(y.detach()).logsumexp(2, keepdim=True)
             case "size":
@@ -93,7 +97,7 @@ class Odd(nn.Module):
 
 WHATS = ("shuffle", "last", "crop", "halves", "rows", "places", "attention", "many", "size", "other shards", "autograd",
          "vmap", "gradient", "forwards", "copy", "copy by name", "weights",
-         "constructor")  # fmt: skip
+         "constructor", "copy by another", "new")  # fmt: skip
 
 
 def outcomes(whats: tuple[str, ...], divide: bool) -> list[Any]:
