@@ -32,7 +32,7 @@ Key = tuple[Any, ...]
 _TAG: Final = 0x5049  # "PI": apart from a user's own sends and receives
 
 
-class _Part:
+class _MessagePart:
     """A part of a tensor that is on its way here, while other ranks get the others."""
 
     def __init__(self, work: Any, part: Tensor, whole: Tensor, group: Any) -> None:
@@ -112,7 +112,7 @@ class StageWire:
         works = self.receive(peer, parts)
         for number, (part, whole) in enumerate(zip(parts, wholes, strict=True)):
             if part is not whole and self._alike is not None:
-                works[number] = _Part(works[number], part, whole, self._alike.group)
+                works[number] = _MessagePart(works[number], part, whole, self._alike.group)
         return works
 
     def _own(self, tensor: Tensor) -> Tensor:
@@ -142,7 +142,7 @@ class StageWire:
             work.wait()
         comm.announce_message("recv", 0, self._world.size, begin_s, time.perf_counter())
         for work in works:
-            if isinstance(work, _Part):
+            if isinstance(work, _MessagePart):
                 work.gather()
 
     def broadcast_values(self, root: int, key: Key, values: Any, device: torch.device) -> Any:
