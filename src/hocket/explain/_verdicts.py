@@ -259,7 +259,8 @@ def _explained(parts: Parts, rank: int, cause: str, since: int, extra_s: float) 
 
 def _usual_place(one: RankRun, after_s: float) -> str:
     rows = one.of(SAMPLE)
-    texts, counts = np.unique(rows["text"][rows["posted_s"] > after_s], return_counts=True)
+    read = (rows["posted_s"] > after_s) & (rows["text"] > 0)
+    texts, counts = np.unique(rows["text"][read], return_counts=True)
     return short_place(one.texts[int(texts[np.argmax(counts)])]) if len(texts) else ""
 
 

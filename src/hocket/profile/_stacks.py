@@ -33,6 +33,7 @@ class StackReader:
         with contextlib.suppress(OSError):
             fcntl.fcntl(self._write_to, fcntl.F_SETPIPE_SZ, _PIPE_NBYTES)
         self._due_s = 0.0
+        self._first = True  # the first read, which sets up what later ones find, does not put off the next
 
     def read(self) -> list[str] | None:
         """Return its frames as "FILE:LINE FUNCTION", the innermost first, at most 40; None where it is too early."""
@@ -41,7 +42,9 @@ class StackReader:
         before_s = time.thread_time()
         faulthandler.dump_traceback(self._write_to, all_threads=True)
         stacks = stacks_of(self._dump())
-        self._due_s = time.perf_counter() + (time.thread_time() - before_s) / _SHARE
+        if not self._first:
+            self._due_s = time.perf_counter() + (time.thread_time() - before_s) / _SHARE
+        self._first = False
         stack = itertools.dropwhile(lambda line: line.startswith(_OWN), stacks.get(self._ident, []))
         return list(itertools.islice(stack, _FRAMES))
 

@@ -187,8 +187,7 @@ class Watch:
             faulthandler.register(signal.SIGQUIT, file=self._stacks, all_threads=True)
         self._cpu = _Cpu(self._main.native_id or record.pid)
         self._reader = StackReader(self._main.ident or 0)
-        self._stack = self._reader.read() or []
-        self.record.alive("\n".join(self._stack), 1.0)
+        self.record.alive("\n".join(self._reader.read() or []), 1.0)
         os.register_at_fork(after_in_child=self._forget)
         # Unlike atexit's, this runs in children of multiprocessing, too.
         self._at_exit = multiprocessing.util.Finalize(None, self._end, exitpriority=0)
@@ -251,8 +250,7 @@ class Watch:
         nbytes = resident_nbytes()
         stack = self._reader.read()
         self.record.alive(None if stack is None else "\n".join(stack), busy, nbytes)
-        self._stack = self._stack if stack is None else stack
-        text = self.record.text(users_frame(self._stack))
+        text = 0 if stack is None else self.record.text(users_frame(stack))  # where it is now, not where it was
         self.record.row(1, lay.SAMPLE, text=text, nbytes=nbytes, times=numbers)
 
     def _note_links(self, now_s: float) -> None:
