@@ -62,13 +62,13 @@ assert ROW.size == ROW_TYPE.itemsize == 64
 assert GROUP.itemsize == 64
 
 OPERATION, WAIT, STEP, PHASE, GARBAGE, SAMPLE, ERROR, LINK, VALUE = range(1, 10)
-"""Types of rows. The caller of an operation whose flags hold INLINE was blocked from when it posted it to its end,
-and no row of type WAIT says that again; its readers get one. What a SAMPLE's five numbers are: when; CPU seconds of
-the process, of the main thread; seconds that the main thread was ready and had no core; MHz of its core, or 0. Its
-bytes are the resident memory, its text is where the main thread was, 0 if that was not read then. A LINK's text are
-its own and the peer's address, its bytes and `seq` are the bytes and segments sent again since the first connection, its numbers: when; seconds in use (`_links.ConnectionUse`); round
-trip, the shortest round trip, 0. A VALUE is a number that the program tells of a step (`seq`): its text is the name,
-its numbers: when; the value."""
+"""Types of rows. The caller of an operation whose flags hold INLINE was blocked from when it posted it to its end, and
+no row of type WAIT says that again; its readers get one. What a SAMPLE's five numbers are: when; CPU seconds of the
+process, of the main thread; seconds that the main thread was ready and had no core; MHz of its core, or 0. Its bytes
+are the resident memory, its text is where the main thread was, 0 if that was not read then. A LINK's text are its own
+and the peer's address, its bytes and `seq` are the bytes and segments sent again since the first connection, its
+numbers: when; seconds in use (`_links.ConnectionUse`); round trip, the shortest round trip, 0. A VALUE is a number that
+the program tells of a step (`seq`): its text is the name, its numbers: when; the value."""
 INLINE: Final = 2
 """Of an operation's flags, beside 1 if it was asynchronous. Those of a wait are 1 if it was for a message."""
 POINTS: Final = (SAMPLE, LINK, VALUE)
