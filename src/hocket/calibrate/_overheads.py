@@ -226,7 +226,7 @@ def in_turns(
         spent_s = sum(sum(own[cold:]) for own in each)
         if world.from_root(turn + 1 >= cold + fewest and (spent_s > long_s or time.perf_counter() > until_s)):
             break
-    return [max(column) for column in zip(*world.from_all([_lower_quartile(own[cold:]) for own in each]), strict=True)]
+    return [max(column) for column in zip(*world.from_all([_undisturbed(own[cold:]) for own in each]), strict=True)]
 
 
 def _step(probe: _Probe, device: torch.device, world: World) -> Callable[[], Any]:
@@ -249,10 +249,10 @@ def timed(work: Callable[[], Any], device: torch.device, world: World) -> float:
 
 
 def usual(each: list[float]) -> float:
-    """Return the lower quartile, without the first two, which set up what later ones find."""
-    return _lower_quartile(each[min(2, len(each) - 1) :])
+    """Return what is undisturbed, without the first two, which set up what later ones find."""
+    return _undisturbed(each[min(2, len(each) - 1) :])
 
 
-def _lower_quartile(each: list[float]) -> float:
+def _undisturbed(each: list[float]) -> float:
     """Return what a step takes that hardly anything disturbs, of up to four the least: what does makes it longer."""
     return sorted(each)[(len(each) - 1) // 4]

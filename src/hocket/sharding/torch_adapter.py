@@ -1,18 +1,14 @@
 """Names that torch keeps to itself and may move between releases: where `torch.func` meets tensors of a program."""
 
-from collections.abc import Callable
 from types import ModuleType
 from typing import Final
 
 from torch._functorch import eager_transforms, vmap
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.autograd import forward_ad
-from torch.overrides import _get_current_function_mode
 
 outside_transforms = temporarily_clear_interpreter_stack
 """Opens a block in which no transform is under way."""
-current_mode: Callable[[], object] = _get_current_function_mode
-"""Returns the innermost mode that is asked about functions; None where there is none."""
 
 
 def _there(*named: tuple[ModuleType, str]) -> tuple[tuple[ModuleType, str], ...]:

@@ -172,18 +172,19 @@ def _pipeline(draft: Draft, loss: LossFn) -> Pipeline | None:
         return None
     again = "stage" if plan.recompute else "none"
     order = plan.pipeline_schedule, plan.micro_batches
-    pipeline = Pipeline(draft.stages, ranks, *order, loss, recompute=again, alike=_alike(draft.mesh))
+    pipeline = Pipeline(draft.stages, ranks, *order, loss, recompute=again, alike=_senders_of_parts(draft.mesh))
     check_tied(pipeline, plan, draft.mesh)
     return pipeline
 
 
-def _alike(mesh: Mesh) -> World | None:
+def _senders_of_parts(mesh: Mesh) -> World | None:
     """Return the ranks that share tensors, where they are on one host and the next stage is on another."""
     tensor = mesh["tensor"]
     if tensor.size == 1:
         return None
     spread = mesh.whole.from_all((on_several_hosts(tensor), on_several_hosts(mesh["pipeline"])))
-    return tensor if any(stages for _, stages in spread) and not any(ranks for ranks, _ in spread) else None
+    tensors_spread, stages_spread = map(any, zip(*spread, strict=True))
+    return tensor if stages_spread and not tensors_spread else None
 
 
 def _passes(
