@@ -60,6 +60,26 @@ def test_values_do_not_count_and_forms_do(world: World) -> None:
     assert len(others | {same}) == 4
 
 
+def test_state_of_the_optimizer_plain_attributes_and_chosen_algorithms_count(
+    world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    model, inputs = Net(), (torch.rand(8, 4),)
+
+    def key_of(momentum: float = 0.0) -> str:
+        return kept.key_of(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=momentum), inputs, world)
+
+    found = [key_of(), key_of(0.9)]
+    for turns in (2, 3):
+        model.turns = turns
+        found.append(key_of())
+    table = tmp_path / "choices.toml"
+    monkeypatch.setenv("HOCKET_CHOICES", str(table))
+    for text in ("# one", "# other"):
+        table.write_text(text)
+        found.append(key_of())
+    assert len(set(found)) == len(found)
+
+
 def test_threads_count(world: World) -> None:
     before, threads = key(world), torch.get_num_threads()
     try:

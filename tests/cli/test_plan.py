@@ -302,6 +302,26 @@ def test_a_bundled_workload_is_captured_without_being_run(capsys: Captured, tmp_
     assert "forward_s" not in text.read_text()
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [(["--tensor", "4"], "--tensor: --plan judges"), (["--shard", "none", "-o", "out.toml"], "--shard, --out: --plan")],
+)
+def test_what_a_judged_plan_cannot_follow_is_refused(
+    capsys: Captured, tmp_path: Path, words: list[str], said: str
+) -> None:
+    file = tmp_path / "plan.toml"
+    file.write_text("data_parallel_degree = 8\n")
+    assert run("plan", "gpt-1.7b", "-n", "8", "--cluster", "selene-like", "--plan", str(file), *words) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_plan_whose_workers_do_not_agree_at_every_step_is_not_judged(capsys: Captured, tmp_path: Path) -> None:
+    file = tmp_path / "plan.toml"
+    file.write_text('synchronisation = "local:8"\n')
+    assert run("plan", "gpt-1.7b", "-n", "8", "--cluster", "selene-like", "--plan", str(file)) == 2
+    assert "synchronisation: plans are compared by the time of a step" in capsys.readouterr().err
+
+
 def test_what_does_not_fit_is_judged_so(capsys: Captured, tmp_path: Path) -> None:
     file = tmp_path / "plan.toml"
     file.write_text("data_parallel_degree = 8\n")
@@ -313,9 +333,11 @@ def test_what_does_not_fit_is_judged_so(capsys: Captured, tmp_path: Path) -> Non
 def test_curves_with_what_ifs_cost_and_a_plot(capsys: Captured, tmp_path: Path) -> None:
     picture = tmp_path / "curve.svg"
     words = ["predict", "gpt-1.7b", "--cluster", "selene-like", "--workers", "1,8,64", "--batch", "4"]
-    assert run(*words, "--what-if", "sharp,bigraph,double-network,fp16", "--price", "2", "--svg", str(picture)) == 0
+    assert run(*words, "--what-if", "fp16") == 2
+    assert "gpt-1.7b is in bfloat16" in capsys.readouterr().err
+    assert run(*words, "--what-if", "sharp,bigraph,double-network", "--price", "2", "--svg", str(picture)) == 0
     said = capsys.readouterr().out
-    for name in ("as it is", "sharp", "bigraph", "double-network", "fp16"):
+    for name in ("as it is", "sharp", "bigraph", "double-network"):
         assert f"{name}: " in said
     assert "cost per 1,000" in said
     assert picture.read_text().startswith("<svg")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from hocket import cluster
@@ -60,6 +62,21 @@ def test_what_a_prediction_rests_on_is_listed() -> None:
     assert {"memory", "inside hosts", "between hosts", "sharded parameters", "overlap", "jitter"} <= rows.keys()
 
 
+def test_constants_that_no_other_row_tells_and_fields_that_no_formula_knows_are_listed() -> None:
+    where, workload = cluster.load("star:hosts=2,server=dgx-a100"), transformer(1024, 4, 16, sequence=512)
+    usual = dataclasses.replace(Constants.of({}), gather_share=0.2, block_s=1e-3)
+    for plan, left in ((Plan(), False), (Plan(embeddings="row", compression="fp16"), True)):
+        one = predict(plan, workload, where, workers=16, batch=16, constants=usual)
+        rows = {
+            name: (value, basis) for name, value, basis in assumptions(one, Network.of(where), precision="bfloat16")
+        }
+        assert "gather_share 20.0%" in rows["other constants"][0]
+        assert "block_s 1e+03 us" in rows["other constants"][0]
+        assert "jitter" not in rows["other constants"][0]
+        assert ("left out" in rows) is left
+    assert rows["left out"][0] == "what embeddings and compression of the plan do to time and memory"
+
+
 def test_a_server_that_does_not_say_its_memory_is_refused_and_known_ones_have_theirs() -> None:
     workload = named_transformer("gpt-175b")
     unknown = cluster.load("star:hosts=2,server=commodity,server.flops=100TFLOP/s")
@@ -97,7 +114,19 @@ def test_zero_3_of_175b_is_what_was_published_on_384_and_falls_beyond() -> None:
 
 def test_a_mesh_of_links_serves_a_group_by_those_among_its_members() -> None:
     where = Network.of(cluster.load("mi300x-like"))
-    assert where.mesh
-    whole, pair = (where.wires(size, 1, Constants(inside_share=1.0))[0] for size in (8, 2))
+    assert where.mesh == 7
+    reached = Constants(inside_share=1.0)
+    whole, pair = (where.wires(size, 1, reached)[0] for size in (8, 2))
     assert whole == pytest.approx(7 * 64e9)
     assert pair == pytest.approx(64e9)
+    for workers in (2, 4):  # of fewer than a host has
+        assert where.first(workers).wires(workers, 1, reached)[0] == pytest.approx((workers - 1) * 64e9)
+    assert where.first(4).links(1, 4, 4, reached)[0].rate_Bps == pytest.approx(64e9)  # a message takes one link
+
+
+def test_of_a_pipeline_along_the_ranks_of_hosts_the_messages_between_hosts_take_the_network() -> None:
+    where = Network.of(cluster.load("h100-like"))  # says what is reached, so that no routes are followed
+    links = where.links(1, 16, 8, Constants(inside_share=1.0, network_share=1.0))
+    far = [number for number, link in enumerate(links) if link.latency_s == where.between_s]
+    assert far == [7, 15]
+    assert links[7].rate_Bps == where.rank_Bps < links[0].rate_Bps

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from hocket.cluster import load
 from hocket.planner import Constants, Network, Plan, PlanError, in_flight, plan_order, predict, step_graph
+from hocket.planner.step import _pipeline
 from hocket.schedule.pipeline import NAMED_ORDERS, pipeline_order
 from hocket.simulate import StageWork, simulate_order, simulate_step
 from hocket.workload import Layer, Operation, Workload
@@ -156,3 +157,16 @@ def test_an_order_for_another_shape_or_a_broken_one_is_refused(tmp_path: Path) -
         replace(plan, micro_batches=8).resolve(4)
     with pytest.raises(PlanError, match="there is no 'gpipe2'.*write gpipe, 1f1b, .*, or the path"):
         Plan(pipeline_schedule="gpipe2")
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zero_bubble"])
+def test_gathers_of_many_micro_batches_take_what_following_all_of_them_says(
+    schedule: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    where = load("star:hosts=16,bandwidth=40Gbit/s,latency=2us,server=dgx-a100,server.devices=1")
+    plan = Plan(pipeline_parallel_degree=8, micro_batches=64, pipeline_schedule=schedule, shard="parameters")
+    took = []
+    for actions in (_pipeline._ACTIONS, 10**9):
+        monkeypatch.setattr(_pipeline, "_ACTIONS", actions)
+        took.append(predict(plan, chain(16), where, workers=16, batch=128, constants=PLAIN).step_s)
+    assert took[0] == pytest.approx(took[1], rel=0.01)

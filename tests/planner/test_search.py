@@ -14,6 +14,7 @@ from hocket.planner import (
     Network,
     Plan,
     PlanError,
+    admissible_plans,
     explain,
     plan_rows,
     predict,
@@ -146,6 +147,18 @@ def test_constraints_are_kept(selene: Network) -> None:
     found = search(named_transformer("gpt-7b"), selene, workers=64, batch=128, fixed=fixed)
     for one in found.ranked:
         assert {name: getattr(one.plan, name) for name in fixed} == fixed
+
+
+def test_what_neither_layouts_nor_the_search_decide_is_kept_too(selene: Network) -> None:
+    workload = transformer(1024, 8, 16, sequence=512)
+    fixed = {"embeddings": "row", "priority": False, "compression": "fp16", "pipeline_parallel_degree": 2}
+    for schedule in ("interleaved", "zero_bubble"):
+        kept = fixed | {"pipeline_schedule": schedule}
+        for one in search(workload, selene, workers=8, batch=32, memory_limit=0, fixed=kept).ranked:
+            assert {name: getattr(one.plan, name) for name in kept} == kept
+        plans = admissible_plans(workload, selene, workers=8, batch=32, fixed=kept)
+        assert plans
+        assert all(getattr(plan, name) == value for plan in plans for name, value in kept.items())
 
 
 @pytest.mark.parametrize(

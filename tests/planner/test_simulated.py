@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import sys
 from pathlib import Path
@@ -64,6 +65,22 @@ def test_what_the_constants_say_is_not_reached_is_in_both(shard: str, among: int
     found = predict(plan, workload, where, workers=8, batch=64, constants=usual)
     simulated = simulate_step(step_graph(plan, workload, where, workers=8, batch=64, constants=usual), where).seconds
     assert found.step_s == pytest.approx(simulated, rel=0.05)
+
+
+@pytest.mark.parametrize("shard", ["none", "gradients", "parameters"])
+def test_where_nothing_overlaps_both_say_so(shard: str) -> None:
+    where = cluster.load(
+        "star:hosts=4,bandwidth=200Gbit/s,latency=2us,server=dgx-a100,server.devices=1,server.flops=2e14"
+    )
+    workload, took = transformer(1024, 8, 16, sequence=2048), []
+    for overlap in (True, False):
+        constants = dataclasses.replace(Constants.of({}), jitter=0.0, host_jitter=0.0, overlap=overlap)
+        plan = Plan(shard=shard)
+        found = predict(plan, workload, where, workers=4, batch=16, constants=constants)
+        graph = step_graph(plan, workload, where, workers=4, batch=16, constants=constants)
+        took.append(found.step_s)
+        assert found.step_s == pytest.approx(simulate_step(graph, where).seconds, rel=0.05)
+    assert took[1] > 1.05 * took[0]
 
 
 def test_groups_that_straddle_hosts_are_priced_by_the_links_they_use() -> None:

@@ -12,6 +12,7 @@ from hocket.planner import (
     Network,
     Plan,
     PlanError,
+    ScalingFit,
     fit_scaling,
     plan_order,
     predict,
@@ -197,8 +198,6 @@ def test_switches_that_reduce_spare_half_of_the_traffic_of_many() -> None:
 
 def test_a_fit_gives_back_the_constants_of_a_curve() -> None:
     truth = {"a": (0.1, 0.02, 0.004, 0.02), "b": (0.1, 0.05, 0.0, 0.01)}
-    from hocket.planner import ScalingFit
-
     curves = {name: ScalingFit(4, *values) for name, values in truth.items()}
     points = {name: {n: one.throughput(n) for n in (1, 2, 4, 8, 16)} for name, one in curves.items()}
     for name, found in fit_scaling(points, 4).items():
@@ -209,6 +208,21 @@ def test_a_fit_gives_back_the_constants_of_a_curve() -> None:
 def test_too_few_points_are_refused() -> None:
     with pytest.raises(PlanError, match="measure at least four"):
         fit_scaling({"a": {1: 10.0, 2: 19.0}}, 4)
+    with pytest.raises(PlanError, match="b: 1 measured points"):
+        fit_scaling({"a": {1: 10.0, 2: 19.0, 4: 36.0, 8: 70.0, 16: 130.0}, "b": {1: 10.0}}, 4)
+
+
+def test_a_column_of_one_host_says_nothing_of_several() -> None:
+    one = ScalingFit(4, 0.1, 0.02, 0.004, 0.02)
+    points = {
+        name: {n: one.throughput(n) for n in counts} for name, counts in (("a", (1, 2, 4, 8, 64)), ("b", (1, 2, 3)))
+    }
+    found = fit_scaling(points, 4)
+    assert (found["a"].fitted_workers, found["b"].fitted_workers) == (64, 3)
+    assert found["b"].throughput(4) == pytest.approx(one.throughput(4), rel=0.02)
+    assert dict(found["b"].table())["between hosts, ms per sample"] == "not measured"
+    with pytest.raises(PlanError, match="5 workers are on several hosts.*ask for at most 4"):
+        found["b"].throughput(5)
 
 
 @pytest.mark.parametrize(

@@ -22,13 +22,13 @@ from hocket.parallel.mesh import World
 from hocket.planner import Constants, MeasuredPlan, Network, Plan
 from hocket.workload import parse
 
-from ._references import Calibration
+from ._references import Calibration, kind_of
 
 VARIABLE = "HOCKET_CALIBRATION"
 """Environment variable: "again" measures although a calibration is kept, "off" keeps and takes none, "keep" keeps one
 that was measured while others computed, too."""
 
-_FORM = 6  # of the files
+_FORM = 7  # of the files
 _BUSY = 0.5  # of the cores: more that is wanted by others makes times that are not worth keeping
 
 
@@ -36,12 +36,13 @@ def key_of(model: torch.nn.Module, optimizer: Any, inputs: Any, world: World) ->
     """Return what a calibration depends on, hashed; the same on every rank. A collective operation.
 
     The machine and threads of every rank, the versions, the form of the model with the source of its classes, the
-    optimizer's class, and the shapes of the inputs count; values of parameters and data do not.
+    optimizer's class and the state that it keeps, plain attributes of the modules, the table of collective algorithms
+    that the environment names, and the shapes of the inputs count; values of parameters and data do not.
     """
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     machine = [
         platform.node(), _processor(), len(os.sched_getaffinity(0)), torch.get_num_threads(), _device(device),
-        sys.version, torch.__version__, version("hocket"), os.environ.get("LOCAL_WORLD_SIZE", ""),
+        sys.version, torch.__version__, version("hocket"), os.environ.get("LOCAL_WORLD_SIZE", ""), _choices(),
     ]  # fmt: skip
     classes = {type(module) for module in model.modules()}
     form = [
@@ -49,7 +50,8 @@ def key_of(model: torch.nn.Module, optimizer: Any, inputs: Any, world: World) ->
         sorted(_source(kind) for kind in classes if not kind.__module__.startswith("torch.")),
         [(name, str(p.dtype), tuple(p.shape), p.requires_grad) for name, p in model.named_parameters()],
         [(name, str(b.dtype), tuple(b.shape)) for name, b in model.named_buffers()],
-        f"{type(optimizer).__module__}.{type(optimizer).__qualname__}",
+        [_plain(module) for module in model.modules()],
+        f"{type(optimizer).__module__}.{type(optimizer).__qualname__}, as {kind_of(optimizer)}",
         [len(group["params"]) for group in optimizer.param_groups],
         _shapes(inputs),
     ]
@@ -108,6 +110,21 @@ def _file(key: str) -> Path:
     if not cache.is_absolute():  # a user without a home directory
         raise FileNotFoundError("no home directory")
     return cache / "hocket" / "calibrations" / f"{key[:32]}.json"
+
+
+def _choices() -> str:
+    """Return what the environment says of collective algorithms: text, or what is in the file that it names."""
+    said = os.environ.get("HOCKET_CHOICES", "")
+    try:
+        return Path(said).read_text(encoding="utf-8") if said.endswith(".toml") else said
+    except OSError:
+        return said
+
+
+def _plain(module: torch.nn.Module) -> list[tuple[str, Any]]:
+    """Return attributes that say how a module computes and that its `repr` need not show."""
+    told = sorted(vars(module).items())
+    return [(name, value) for name, value in told if isinstance(value, bool | int | float | str) and name != "training"]
 
 
 def _processor() -> str:

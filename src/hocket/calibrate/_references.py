@@ -61,6 +61,14 @@ class Calibration:
     runs: tuple[MeasuredPlan, ...] = ()
 
 
+def kind_of(optimizer: Any) -> str:
+    """Return the state that an optimizer keeps, in the words of `hocket.workload.capture`."""
+    name = type(optimizer).__name__.lower()
+    if "adam" in name or "lamb" in name:
+        return "adam"
+    return "momentum" if any(group.get("momentum") for group in optimizer.param_groups) else "sgd"
+
+
 def run_references(
     model: torch.nn.Module,  # the user's model, which stays as it is
     optimizer: Any,  # the user's optimizer, which stays as it is

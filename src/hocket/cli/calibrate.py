@@ -31,10 +31,13 @@ def calibrate(
     from hocket.launch import launch
 
     kind = getattr(torch.optim, optimizer, None)
-    if not (isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer)):
+    base = torch.optim.Optimizer
+    if not (isinstance(kind, type) and issubclass(kind, base) and kind is not base):
         bad_input("calibrate", f"--optimizer: torch.optim has no {optimizer!r}; write AdamW, Adam or SGD")
     if ".py:" not in target:
         bad_input("calibrate", f"{target!r} names no function; write train.py:build, which returns (model, sample)")
+    if out is not None and not out.absolute().parent.is_dir():
+        bad_input("calibrate", f"--out {out}: there is no folder {out.absolute().parent}")
     spec = {"target": target, "optimizer": optimizer, "seconds": seconds, "out": str(out.absolute()) if out else None}
     env = {"HOCKET_CALIBRATION": "again"} if again else {}
     ended = launch(["hocket.cli.calibrate", json.dumps(spec)], n, flags=["-m"], env={**env, "HOCKET_RECORD": "off"})
@@ -47,6 +50,7 @@ def _rank(target: str, optimizer: str, seconds: float | None, out: str | None) -
 
     from hocket.calibrate import auto_plan
     from hocket.parallel.mesh import join
+    from hocket.planner import PlanError
 
     from ._target import TargetError, built
 
@@ -58,12 +62,17 @@ def _rank(target: str, optimizer: str, seconds: float | None, out: str | None) -
         if world.rank == 0:
             print(f"hocket calibrate: {error}", file=sys.stderr)
         raise SystemExit(2) from None
-    plan = auto_plan(model, getattr(torch.optim, optimizer)(model.parameters(), lr=1e-3), sample, world, seconds)
-    if world.rank == 0:
-        if out:
+    try:
+        made = getattr(torch.optim, optimizer)(model.parameters(), lr=1e-3)
+        plan = auto_plan(model, made, sample, world, seconds)
+        if world.rank == 0 and out:
             Path(out).write_text(plan.to_toml(), encoding="utf-8")
-        else:
-            print(plan.to_toml(), end="")
+    except (PlanError, OSError) as error:
+        if world.rank == 0:
+            print(f"hocket calibrate: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+    if world.rank == 0 and not out:
+        print(plan.to_toml(), end="")
 
 
 if __name__ == "__main__":

@@ -74,6 +74,9 @@ def plan(
         "precision": precision,
     }
     fixed: dict[str, Any] = {name: value for name, value in wanted.items() if value is not None}
+    if given is not None and (said := [name for name in fixed if name != "precision"] + ["out"] * (out is not None)):
+        flags = ", ".join(f"--{name.removesuffix('_parallel_degree').replace('_', '-')}" for name in said)
+        bad_input("plan", f"{flags}: --plan judges the plan of a file as it is; change the file, or leave --plan out")
     try:
         where = load(cluster)
         sharers = ranks_of_a_host(where, workers)

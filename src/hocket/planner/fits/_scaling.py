@@ -32,8 +32,8 @@ class ScalingFit:
         sample_s: c.
         jitter: s.
         inside_s: i.
-        between_s: w.
-        fitted_workers: The most workers of the points that it was fitted on; 0 for none.
+        between_s: w; not a number where no point has workers on several hosts, so that nothing tells it.
+        fitted_workers: The most workers of the points of its column; 0 for none.
     """
 
     local: int
@@ -47,11 +47,17 @@ class ScalingFit:
         """Seconds per sample of each worker, by what takes them."""
         near = min(workers, self.local)
         hosts = max(1.0, workers / self.local)
+        if hosts > 1 and math.isnan(self.between_s):
+            rule = f"no measured number of workers is above {self.local}, the workers of a host"
+            said = f"{workers} workers are on several hosts, and {rule}, so nothing says what is lost between hosts"
+            raise PlanError(f"nothing to predict: {said}; measure one that is, or ask for at most {self.local}")
         return {
             "compute": self.sample_s,
             "straggle": self.sample_s * self.jitter * slowest_of(workers),
             "inside hosts": self.inside_s * 2 * (near - 1) / near,
-            "between hosts": self.between_s * 2 * (hosts - 1) / hosts * (1 + CONGESTION * math.log2(hosts)),
+            "between hosts": self.between_s * 2 * (hosts - 1) / hosts * (1 + CONGESTION * math.log2(hosts))
+            if hosts > 1
+            else 0.0,
         }
 
     def throughput(self, workers: int) -> float:
@@ -74,7 +80,10 @@ class ScalingFit:
             ("computation, ms per sample", f"{self.sample_s * 1e3:.2f}"),
             ("jitter, of the computation", f"{self.jitter:.1%}"),
             ("inside hosts, ms per sample", f"{self.inside_s * 1e3:.2f}"),
-            ("between hosts, ms per sample", f"{self.between_s * 1e3:.2f}"),
+            (
+                "between hosts, ms per sample",
+                "not measured" if math.isnan(self.between_s) else f"{self.between_s * 1e3:.2f}",
+            ),
         ]
 
 
@@ -100,15 +109,20 @@ def fit_scaling(
                 raise PlanError(f"nothing can be fitted: {said}; give finite ones above 0, of 1 worker or more")
     names = list(columns)
     points = [(number, n, rate) for number, name in enumerate(names) for n, rate in columns[name].items()]
-    if len(points) < 1 + 2 * len(names):
-        rule = f"{len(points)} measured points do not determine a computation and three constants a column"
-        raise PlanError(f"nothing can be fitted: {rule}; measure at least four numbers of workers, one of them 1")
+    most = {name: max(column, default=0) for name, column in columns.items()}
+    wanted = {name: 1 + (local > 1) + (most[name] > local) for name in names}  # constants of a column's own
+    for name in names:
+        if len(columns[name]) < wanted[name] + (len(names) == 1):
+            points_of, own = len(columns[name]), wanted[name]
+            rule = f"{name}: {points_of} measured points do not determine a computation and {own} constants"
+            raise PlanError(f"nothing can be fitted: {rule}; measure at least four numbers of workers, one of them 1")
     guess = max(n / rate for _, n, rate in points if n == min(n for _, n, _ in points))
 
     def made(values: list[float], number: int) -> ScalingFit:
         jitter, inside, between = values[1 + 3 * number : 4 + 3 * number]
-        most = max(n for _, n, _ in points)
-        return ScalingFit(local, values[0] * guess, jitter, inside * guess, between * guess, most)
+        reached = most[names[number]]
+        between_s = between * guess if reached > local else math.nan
+        return ScalingFit(local, values[0] * guess, jitter, inside * guess, between_s, reached)
 
     def residuals(values: list[float]) -> list[float]:
         found = []

@@ -91,8 +91,8 @@ class Network:
         memory_nbytes: Of a device, 0 if unknown.
         reduces: Whether switches reduce: streaming share of the link, 0 if they do not.
         at_once: How many ranks can compute at full speed at once, if they share processors; 0 for all.
-        mesh: Whether the ranks of a host are joined each to each by links of their own: `inside_Bps` is of all that a
-            rank has, and a group of some ranks uses its own only.
+        mesh: Links of a rank, where the ranks of a host are joined each to each by links of their own: `inside_Bps` is
+            of all of them together, and a group of some ranks uses its own only. 0 elsewhere.
         reached: What trainings reach of the nominal rates, by names of constants (`Constants.of`).
         sharers: How many ranks are processes in the memory of one host; 0 for devices with memory of their own.
         routed: The cluster, whose routes say what groups reach, unless rates were changed by hand.
@@ -112,7 +112,7 @@ class Network:
     memory_nbytes: int
     reduces: float
     at_once: float = 0.0
-    mesh: bool = False
+    mesh: int = 0
     reached: Mapping[str, float | str] = dataclasses.field(default_factory=dict, hash=False)
     sharers: int = 0
     routed: Cluster | None = dataclasses.field(default=None, compare=False, repr=False)
@@ -132,15 +132,15 @@ class Network:
         nodes = cluster.ranks[: 2 * local]
         first = int(nodes[0])
         inside_Bps, inside_s, between_s, rank_Bps, host_Bps = float("inf"), 0.0, 0.0, float("inf"), float("inf")
-        mesh = False
+        mesh = 0
         if local > 1:
             ring = nodes[:local]
             routes = cluster.routes(ring, np.roll(ring, -1))
             inside_Bps = min(float(cluster.capacity_Bps[routes[i]].min()) for i in range(local))
             inside_s = max(float(cluster.latency_s[routes[i]].sum()) for i in range(local))
             peers = cluster.routes(np.repeat(nodes[:1], local - 1), nodes[1:local])
-            mesh = local > 2 and all(len(peers[i]) == 1 for i in range(local - 1))
-            if mesh:
+            if local > 2 and all(len(peers[i]) == 1 for i in range(local - 1)):
+                mesh = local - 1
                 inside_Bps = sum(float(cluster.capacity_Bps[peers[i]].min()) for i in range(local - 1))
         if len(nodes) > local:
             route = cluster.routes(nodes[:1], nodes[local : local + 1])[0]
@@ -223,7 +223,7 @@ class Network:
         shares = self._shares(hosts, constants)
         inside = self.inside_Bps * shares[0]
         if self.mesh and local > 1:
-            inside *= (local - 1) / (self.local - 1)
+            inside *= (local - 1) / self.mesh
         return inside, min(self.host_Bps / groups, self.rank_Bps * local) * shares[1], local, hosts
 
     @staticmethod
@@ -338,10 +338,10 @@ class Network:
             shares = (constants.inside_share, constants.network_share)
             loads = self.contention.hops(first, stride, count, shares)
             return [Link(1 / load.seconds if load.seconds else float("inf"), load.latency_s) for load in loads]
-        if stride < self.local:
-            return [Link(self.inside_Bps * constants.inside_share, self.inside_s)] * count
-        rate = min(self.host_Bps / max(1, min(sharers, self.local)), self.rank_Bps) * constants.network_share
-        return [Link(rate, self.between_s)] * count
+        near = Link(self.inside_Bps / max(1, self.mesh) * constants.inside_share, self.inside_s)
+        rate = min(self.host_Bps / max(1, min(sharers, stride, self.local)), self.rank_Bps) * constants.network_share
+        far = Link(rate, self.between_s)
+        return [far if self.crosses(stride, first + number * stride) else near for number in range(count)]
 
 
 @functools.lru_cache(maxsize=4096)

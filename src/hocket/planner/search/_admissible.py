@@ -13,10 +13,17 @@ from .._findings import PlanError, PlanFinding
 from ..axes import AXES, axis, inner
 from ..network import Network
 from ..plan import Plan, undivided
+from ..step import refuse_relaxed
 
 _SHARDS = ("none", "optimizer", "gradients", "parameters")
 _MICRO = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256)
 _STAGES = (1, 2, 3, 4, 6, 8)
+
+
+_DECIDED = {one.field for one in AXES} | {
+    "stages_per_rank", "micro_batches", "accumulate", "shard", "shard_degree", "recompute", "recompute_part",
+    "sequence_parallel",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -39,11 +46,12 @@ class Layout:
     def plan(self, **more: Any) -> Plan:
         """Return it as a plan."""
         piped = self.degree("pipeline") > 1
+        schedule = more.pop("pipeline_schedule", "1f1b")
         degrees: dict[str, Any] = {one.field: degree for one, degree in zip(AXES, self.degrees, strict=True)}
         return Plan(
             **degrees,
             stages_per_rank=self.stages,
-            pipeline_schedule=("interleaved" if self.stages > 1 else more.pop("pipeline_schedule", "1f1b")),
+            pipeline_schedule="interleaved" if self.stages > 1 else schedule,
             micro_batches=self.parts if piped else 1,
             accumulate=1 if piped else self.parts,
             **more,
@@ -62,6 +70,11 @@ class Grid:
     recomputations: tuple[tuple[bool, str], ...]  # (recompute, recompute_part), the cheapest in time first
     sequence: tuple[bool, ...]  # whether the sequence is divided where tensors are
     local: int  # workers of a host
+
+    @property
+    def besides(self) -> dict[str, Any]:
+        """What is fixed of that which neither a layout nor the search decides."""
+        return {name: value for name, value in self.fixed.items() if name not in _DECIDED}
 
     def sharded(self, layout: Layout) -> Iterator[tuple[str, int]]:
         """Yield what may be sharded among a layout's replicas, and among how many of them: all (0), or a host's."""
@@ -93,12 +106,7 @@ def grid_of(workload: Workload, network: Network, workers: int, batch: int, fixe
         rule = f"{network.name} has places for {network.world} workers, and {workers} are wanted"
         raise PlanError("there are not so many:", [PlanFinding("workers", rule, "take a larger cluster, or fewer")])
     given = Plan(**fixed)  # raises for values of a wrong type or word
-    if given.synchronisation != "every_step":
-        rule = (
-            "plans are compared by the time of a step, and workers that do not agree at every step learn less from one"
-        )
-        remedy = "leave it out here; measure the time to a target instead"
-        raise PlanError("no prediction for this:", [PlanFinding("synchronisation", rule, remedy)])
+    refuse_relaxed(given)
     if unknown := undivided(given, workload):
         raise PlanError("no plan keeps this:", unknown)
     degrees: dict[str, tuple[int, ...]] = {}

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from hocket.cluster import Cluster
-from hocket.workload import Operation, Workload
+from hocket.workload import Layer, Operation, Workload
 
 from .._findings import PlanError, PlanFinding
 from ..fits import ScalingFit
@@ -174,9 +174,17 @@ def _changed(
 
 
 def _halved(workload: Workload) -> Workload:
-    """In 16 bits, with the parameters in full precision beside."""
+    """In 16 bits, with the parameters in full precision beside. Raises PlanError: it is not in 32 bits."""
+    if workload.precision != "float32":
+        rule = f"{workload.name} is in {workload.precision}, and fp16 asks what half of 32 bits would do"
+        raise PlanError("nothing to predict:", [PlanFinding("what-if", rule, "leave fp16 out")])
+    layers, finer = _halved_layers(workload.layers), _halved_layers(workload.finer)
+    return dataclasses.replace(workload, layers=layers, finer=finer, precision="bfloat16")
+
+
+def _halved_layers(whole: Sequence[Layer]) -> tuple[Layer, ...]:
     layers = []
-    for layer in workload.layers:
+    for layer in whole:
         shares = tuple(
             dataclasses.replace(
                 share,
@@ -200,7 +208,7 @@ def _halved(workload: Workload) -> Workload:
                 shares=shares,
             )
         )
-    return dataclasses.replace(workload, layers=tuple(layers), precision="bfloat16")
+    return tuple(layers)
 
 
 def _halves(operations: tuple[Operation, ...]) -> tuple[Operation, ...]:

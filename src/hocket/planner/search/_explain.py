@@ -7,7 +7,7 @@ from types import MappingProxyType
 from hocket.units import format_bytes, format_flops, format_rate, format_time
 
 from ..axes import AXES
-from ..network import Network
+from ..network import Constants, Network
 from ..plan import Plan
 from ..step import LEVEL, Prediction
 from ._preference import NEAR
@@ -169,6 +169,9 @@ _CONSTANTS_OF = {
     "overlap": {"overlap", "interference"},
     "jitter": {"jitter", "host_jitter"},
 }  # which constants a row of `assumptions` tells
+_NOT_OF_A_STEP = {"basis", "fitted_workers", "swept", "unmodelled", "seen"}
+_NEUTRAL = {one.name: one.default for one in dataclasses.fields(Constants)} | {"collective_s": 0.0, "kernel_s": 0.0}
+_NOT_TIMED = ("embeddings", "priority", "compression")  # fields of plans that no formula knows
 
 
 def assumptions(
@@ -188,6 +191,18 @@ def assumptions(
         own = told & given.keys()
         rows.append((name, value, basis if not own else "given" if own == told else f"{basis}, in part given"))
     shown = {constant for name, *_ in rows for constant in _CONSTANTS_OF.get(name, ())}
+    others = [
+        f"{name} {value}"
+        for name, value in one.constants.table()
+        if name not in shown | given.keys() | _NOT_OF_A_STEP and getattr(one.constants, name) != _NEUTRAL[name]
+    ]
+    if one.measured:  # each layer's times were measured, launches among them
+        others = [told for told in others if not told.startswith("kernel_s ")]
+    if others:
+        rows.append(("other constants", ", ".join(others), one.constants.basis))
+    if left := [name for name in _NOT_TIMED if getattr(one.plan, name) != getattr(Plan(), name)]:
+        does = "do" if len(left) > 1 else "does"
+        rows.append(("left out", f"what {' and '.join(left)} of the plan {does} to time and memory", "assumed"))
     return [*rows, *((name, value, "given") for name, value in given.items() if name not in shown)]
 
 

@@ -83,6 +83,7 @@ def admissible_plans(
                 recompute=again,
                 recompute_part=part,
                 sequence_parallel=layout.degree("tensor") > 1 and grid.sequence[-1],
+                **grid.besides,
             )
             if not plan.findings(workers, batch=batch):
                 found.append(plan)
@@ -201,9 +202,7 @@ class _Hunt:
                 "recompute_part": part,
                 "precision": self.workload.precision if self.workload.precision in _PRECISIONS else "float32",
             }
-            taken = ("pipeline_schedule", "clip_norm", "bucket_bytes", "precision", "sync_batch_norm")
-            open_fields |= {name: self.grid.fixed[name] for name in taken if name in self.grid.fixed}
-            plan = layout.plan(**open_fields)
+            plan = layout.plan(**open_fields | self.grid.besides)
             self.considered += 1
             if plan.findings(self.grid.workers, batch=self.grid.batch):
                 continue

@@ -6,7 +6,7 @@ from ._likeness import least_longer, place, resemblance, weights
 from ._memory import Memory, memory_of
 from ._profile import LEAST_PART_NBYTES, Profile, in_precision
 from ._stages import balanced_cuts, in_flight
-from ._time import Prediction, StepParts, cuts_of, predict, predict_within
+from ._time import Prediction, StepParts, cuts_of, predict, predict_within, refuse_relaxed
 
 __all__ = [
     "DEVIATIONS",
@@ -26,6 +26,7 @@ __all__ = [
     "place",
     "predict",
     "predict_within",
+    "refuse_relaxed",
     "resemblance",
     "spread",
     "step_graph",

@@ -152,8 +152,21 @@ def follow_gathers(
     """Follow a pipeline whose parameters are sharded: each block is gathered while the one before is computed.
 
     A message shares its port with the gathers that are under way. `works` say what messages take, and `plain` is the
-    same pipeline without gathers.
+    same pipeline without gathers. As many micro-batches are followed as of that one; each round of the rest takes as
+    long as the last one.
     """
+    p, m, few = plan.pipeline_parallel_degree, plan.micro_batches, plain.followed
+    found = _followed_gathers(plan, profile, times, edges, works, few)
+    if few == m:
+        return found
+    shorter = _followed_gathers(plan, profile, times, edges, works, few - p)
+    return found.later((m - few) / p * (found.seconds - shorter.seconds))
+
+
+def _followed_gathers(
+    plan: Plan, profile: Profile, times: LayerTimes, edges: Sequence[int], works: Sequence[StageWork], few: int
+) -> Followed:
+    """Return what `follow_gathers` does, of the first few micro-batches alone."""
     p, constants, held = plan.pipeline_parallel_degree, profile.constants, profile.held(plan).parameter_bytes
     ahead = constants.overlap and constants.prefetch
     sizes = [float(held[a:b].sum()) for a, b in itertools.pairwise(edges)]
@@ -171,8 +184,7 @@ def follow_gathers(
     begun, left = [0.0] * p, [0.0] * p  # when a rank's last block began, and the reduction that its end asks for
     came: dict[tuple[bool, int, int], float] = {}
     last: dict[int, tuple[float, float]] = {}
-    few = dataclasses.replace(plan, micro_batches=plain.followed)
-    for number, (stage, kind, micro) in plan_order(few).played.sequence:
+    for number, (stage, kind, micro) in plan_order(dataclasses.replace(plan, micro_batches=few)).played.sequence:
         rank, link, first_s = ranks[number], links[number], math.inf
         forward, onward = kind == "F", stage + (1 if kind == "F" else -1)
         part = weights[stage] / whole[stage] if whole[stage] else 0.0
@@ -199,9 +211,8 @@ def follow_gathers(
     for link, rank, more, average in zip(links, ranks, left, averages, strict=True):
         link.add(more, rank.free_s)
         link.add(average, rank.free_s)
-    found = Followed(max(ends), tuple(last[stage] for stage in range(len(blocks))), ends, plain.followed)
-    found = dataclasses.replace(found, links=tuple(link.free_s for link in links))
-    return found.later((plan.micro_batches / plain.followed - 1) * found.seconds)
+    found = Followed(max(ends), tuple(last[stage] for stage in range(len(blocks))), ends, few)
+    return dataclasses.replace(found, links=tuple(link.free_s for link in links))
 
 
 def _blocks(

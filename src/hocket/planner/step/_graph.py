@@ -244,17 +244,27 @@ class _GraphOfStep:
         where, base, last = self.places[rank].ravel(), self.edges[stage], None
         sizes = self.profile.held(self.plan).gradient_bytes[base : self.edges[stage + 1]]
         kind = "all_reduce" if self.plan.shard == "none" else "reduce_scatter"
+        late: list[float] = []
         for first, end, count, nbytes in _buckets(sizes, self.limits[rank]):
             spent = float(seconds[base + first : base + end].sum())
             last = self.graph.compute(where, spent, name="backward", after=after)
+            if not self.profile.constants.overlap:
+                late += count * [nbytes / count]
+                continue
             for _ in range(count):
                 self.reductions[rank] += self._collective(rank, kind, nbytes / count, "gradients", [last])
         assert last is not None
+        for nbytes in late:
+            self.reductions[rank] += self._collective(rank, kind, nbytes, "gradients", [last])
         return last
 
     def _by_block(self, rank: int, action: PipelineAction, came: list[Work], name: str) -> Work:
-        """Return a pass through a stage whose blocks are gathered, each while the one before is computed."""
+        """Return a pass through a stage whose blocks are gathered, each while the one before is computed.
+
+        Where nothing overlaps, each is gathered when the one before is computed and its gradients are reduced.
+        """
         stage, kind, _ = action
+        ahead = self.profile.constants.overlap and self.profile.constants.prefetch
         layers = np.arange(self.edges[stage], self.edges[stage + 1])
         held, where = self.profile.held(self.plan), self.places[rank].ravel()
         columns = (held.parameter_bytes - self.times.narrowed, held.gradient_bytes, self.seconds[kind])
@@ -267,14 +277,16 @@ class _GraphOfStep:
             self.before[rank] = [*self.computed[rank], *gathered]
             self.computed[rank] = [work]
             self.left[rank] = (gradients, action == self.completes[stage], [work]) if kind in ("B", "W") else None
+            if not ahead:
+                self.before[rank] = self._reduce_left(rank) or [work]
         assert work is not None
         return work
 
-    def _reduce_left(self, rank: int) -> None:
+    def _reduce_left(self, rank: int) -> list[Work]:
         """Reduce the gradients that a rank's last block has left, among copies too if they are complete."""
         left, self.left[rank] = self.left[rank], None
         if left is None:
-            return
+            return []
         nbytes, complete, after = left
         found = self._collective(rank, "reduce_scatter", nbytes, "gradients", after)
         self.reductions[rank] += found
@@ -285,6 +297,7 @@ class _GraphOfStep:
                 self.reduced[rank].append((part, found))
             else:
                 self.reductions[rank] += self._collective(rank, "all_reduce", part, "gradients of copies", found)
+        return found
 
 
 def _buckets(sizes: NDArray[np.float64], limit: float) -> list[tuple[int, int, int, float]]:

@@ -206,6 +206,16 @@ def predict(
     return found
 
 
+def refuse_relaxed(plan: Plan) -> None:
+    """Raise PlanError for a plan whose workers do not agree at every step: its steps are worth less than others'."""
+    if plan.synchronisation != "every_step":
+        rule = (
+            "plans are compared by the time of a step, and workers that do not agree at every step learn less from one"
+        )
+        remedy = "leave it out here; measure the time to a target instead"
+        raise PlanError("no prediction for this:", [PlanFinding("synchronisation", rule, remedy)])
+
+
 def predict_within(
     most_s: float,
     plan: Plan,
@@ -225,6 +235,7 @@ def predict_within(
     if workers > network.world:
         rule = f"{network.name} has places for {network.world} workers, and {workers} are wanted"
         raise PlanError("there are not so many:", [PlanFinding("workers", rule, "take a larger cluster, or fewer")])
+    refuse_relaxed(plan)
     network = network.first(workers)
     plan = plan.resolve(workers)
     found = plan.findings(workers, batch=batch) or undivided(plan, workload)
