@@ -32,7 +32,11 @@ print(json.dumps({
 
 @pytest.mark.parametrize(
     ("name", "world", "steps"),
-    [("halving_doubling", 65_536, 32), ("aggregation_tree", 60_000, 8), ("ring", 4096, 8190)],
+    [
+        ("halving_doubling", 65_536, 32),
+        ("aggregation_tree", 60_000, 8),
+        pytest.param("ring", 4096, 8190, marks=pytest.mark.long),
+    ],
 )
 def test_large_schedules_take_under_ten_seconds_and_four_gigabytes(name: str, world: int, steps: int) -> None:
     done = subprocess.run(

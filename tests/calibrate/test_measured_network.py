@@ -15,6 +15,7 @@ def _measured() -> tuple[Network, float]:
     return measured_network(torch.device("cpu"), join())
 
 
+@pytest.mark.flaky(reruns=2)  # it measures, on a machine that may be busy
 def test_shared_memory_inside_hosts_is_told_from_the_wire_between_them() -> None:
     found = run([0, 0, 1, 1], _measured)
     assert len({repr(one) for one in found}) == 1  # what all ranks agree on

@@ -107,7 +107,8 @@ def test_manifests_fit_the_operators_definitions(written: Any) -> None:
         assert faults(document, schema) == [".spec.surprise is not known"]
 
 
-def test_the_command_of_each_manifest_trains_with_the_variables_that_its_operator_sets(written: Any) -> None:
+@pytest.mark.parametrize("kind", ["TrainJob", pytest.param("JobSet", marks=pytest.mark.long)])
+def test_the_command_of_each_manifest_trains_with_the_variables_that_its_operator_sets(written: Any, kind: str) -> None:
     """Each pod is an emulated host; its variables are the manifest's, and those of Trainer's torch runtime."""
     pytest.importorskip("pyroute2", reason="fabrics need the extra `fabric`")
     try:
@@ -115,29 +116,31 @@ def test_the_command_of_each_manifest_trains_with_the_variables_that_its_operato
     except (FabricError, PermissionError) as error:
         pytest.skip(f"no fabrics here: {error}")
     (secret, runtime, job), (own_secret, job_set) = written
+    words, variables, kept = {
+        "TrainJob": (
+            containers(runtime)["command"] + job["spec"]["trainer"]["args"], job["spec"]["trainer"]["env"], secret,
+        ),
+        "JobSet": (
+            containers(job_set)["command"] + containers(job_set)["args"], containers(job_set)["env"], own_secret,
+        ),
+    }[kind]  # fmt: skip
+    values = {one["name"]: one["value"] for one in variables if "value" in one}
+    asked = {one["name"]: kept["stringData"][one["name"]] for one in variables if "secretKeyRef" in str(one)}
+    operator = {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "2", "PET_MASTER_PORT": "29400"}
     with fabric:
-        for words, variables, kept in (
-            (containers(runtime)["command"] + job["spec"]["trainer"]["args"], job["spec"]["trainer"]["env"], secret),
-            (containers(job_set)["command"] + containers(job_set)["args"], containers(job_set)["env"], own_secret),
-        ):
-            values = {one["name"]: one["value"] for one in variables if "value" in one}
-            asked = {one["name"]: kept["stringData"][one["name"]] for one in variables if "secretKeyRef" in str(one)}
-            hosts = fabric.wiring.hosts
-            operator = {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "2", "PET_MASTER_PORT": "29400"}
-            started = []
-            for rank, host in enumerate(hosts):
-                pod = {**operator, **values, **asked, "PET_NODE_RANK": str(rank)}
-                pod["PET_MASTER_ADDR"] = fabric.address(hosts[0])  # what the pod's name resolves to
-                environment = [f"{name}={value}" for name, value in pod.items()]
-                command = ["env", *environment, sys.executable, "-m", *words]
-                started.append(
-                    fabric.run_in_host(host, command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-                )
-            try:
-                ended = [process.communicate(timeout=deadline(120)) for process in started]
-            finally:
-                for process in started:
-                    process.kill()
-            assert [process.returncode for process in started] == [0, 0], ended
-            lines = sorted(line.partition("] ")[2] for out, _ in ended for line in out.splitlines())
-            assert lines == [f"{rank} {rank % 2} 4.0 7: # t" for rank in range(4)], json.dumps(ended)
+        hosts = fabric.wiring.hosts
+        started = []
+        for rank, host in enumerate(hosts):
+            pod = {**operator, **values, **asked, "PET_NODE_RANK": str(rank)}
+            pod["PET_MASTER_ADDR"] = fabric.address(hosts[0])  # what the pod's name resolves to
+            environment = [f"{name}={value}" for name, value in pod.items()]
+            command = ["env", *environment, sys.executable, "-m", *words]
+            started.append(fabric.run_in_host(host, command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+        try:
+            ended = [process.communicate(timeout=deadline(120)) for process in started]
+        finally:
+            for process in started:
+                process.kill()
+        assert [process.returncode for process in started] == [0, 0], ended
+        lines = sorted(line.partition("] ")[2] for out, _ in ended for line in out.splitlines())
+        assert lines == [f"{rank} {rank % 2} 4.0 7: # t" for rank in range(4)], json.dumps(ended)

@@ -46,19 +46,19 @@ for ORDER in (sorted, set):
 def test_the_order_of_a_stages_parameters_does_not_depend_on_hashes() -> None:
     """They were averaged with other parameters' where each rank is a process of its own; ranks of tests are forks."""
     said = [orders for orders, _ in of_processes()]
-    assert said[0] == said[1] == said[2] != ""
+    assert said[0] == said[1] != ""
 
 
 @functools.cache
 def of_processes() -> list[list[str]]:
-    """What three processes print by the two programs, each process with hashes of its own."""
+    """What two processes print by the two programs, each process with hashes of its own."""
     programs = f"{PROGRAM}\nprint('and then')\n{OF_A_SET}"
     return [
         subprocess.run(
             [sys.executable, "-c", programs], env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True,
             text=True, check=True, timeout=deadline(60),
         ).stdout.split("and then\n")
-        for seed in ("1", "2", "3")
+        for seed in ("1", "2")
     ]  # fmt: skip
 
 

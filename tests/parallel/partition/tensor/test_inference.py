@@ -12,6 +12,8 @@ from hocket.testing import run_ranks
 from . import tensor_programs as programs
 from .small_models import MODELS
 
+WORLDS = [2, pytest.param(4, marks=pytest.mark.long)]
+
 
 @functools.cache
 def stepped(n: int) -> list[dict[str, dict[str, Any]]]:
@@ -19,7 +21,7 @@ def stepped(n: int) -> list[dict[str, dict[str, Any]]]:
 
 
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("n", [2, 4])
+@pytest.mark.parametrize("n", WORLDS)
 def test_outputs_and_gradients_are_those_of_the_plain_module(n: int, name: str) -> None:
     for rank in stepped(n):
         assert rank[name]["outputs"] < 1e-11
@@ -28,7 +30,7 @@ def test_outputs_and_gradients_are_those_of_the_plain_module(n: int, name: str) 
 
 
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("n", [2, 4])
+@pytest.mark.parametrize("n", WORLDS)
 def test_a_pass_communicates_what_was_foretold(n: int, name: str) -> None:
     for rank in stepped(n):
         assert rank[name]["counted"] == rank[name]["expected"]
@@ -58,7 +60,7 @@ def test_layers_pair_up(name: str, columns: set[str], rows: set[str]) -> None:
 
 
 @pytest.mark.parametrize("name", ["gated_mlp", "fused_gate", "separate_heads", "fused_vit", "llama", "fused_grouped"])
-@pytest.mark.parametrize("n", [2, 4])
+@pytest.mark.parametrize("n", WORLDS)
 def test_a_pair_needs_one_all_reduce_forward_and_one_backward(n: int, name: str) -> None:
     found = stepped(n)[0][name]
     tokens_nbytes = 3 * 6 * 16 * 8

@@ -12,6 +12,8 @@ from hocket.testing import run_ranks
 from ...user_models import CASES
 from . import tensor_programs as programs
 
+WORLDS = [2, pytest.param(4, marks=pytest.mark.long)]
+
 
 @functools.cache
 def trained(n: int) -> list[dict[str, dict[str, Any]]]:
@@ -19,7 +21,7 @@ def trained(n: int) -> list[dict[str, dict[str, Any]]]:
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("n", [2, 4])
+@pytest.mark.parametrize("n", WORLDS)
 def test_gradients_and_twenty_steps_are_those_of_the_plain_model(n: int, name: str) -> None:
     for rank in trained(n):
         found = rank[name]
@@ -31,13 +33,13 @@ def test_gradients_and_twenty_steps_are_those_of_the_plain_model(n: int, name: s
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("n", [2, 4])
+@pytest.mark.parametrize("n", WORLDS)
 def test_a_step_communicates_what_was_foretold(n: int, name: str) -> None:
     for rank in trained(n):
         assert rank[name]["counted"] == rank[name]["expected"]
 
 
-@pytest.mark.parametrize(("n", "share"), [(2, 0.55), (4, 0.32)])
+@pytest.mark.parametrize(("n", "share"), [(2, 0.55), pytest.param(4, 0.32, marks=pytest.mark.long)])
 def test_every_rank_has_its_share_of_the_parameters(n: int, share: float) -> None:
     for name in CASES:
         assert trained(n)[0][name]["share"] < share, name
