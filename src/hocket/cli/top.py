@@ -15,7 +15,9 @@ def top(
         Path, typer.Argument(help="A running job's folder; or a folder of runs, of which the newest is taken.")
     ] = Path("runs"),
     every: Annotated[float, typer.Option(min=0.1, help="Seconds from one look to the next.")] = 1.0,
-    once: Annotated[bool, typer.Option("--once", help="Look once; so it is where there is no terminal.")] = False,
+    once: Annotated[
+        bool, typer.Option("--once", help="Look once and end; this is also what happens where stdout is no terminal.")
+    ] = False,
     prometheus: Annotated[
         Path | None, typer.Option(help="Write the ranks' state here at each look, as text that Prometheus reads.")
     ] = None,

@@ -121,7 +121,7 @@ class PredictedStep:
         least_s = 0.02 * max(self.measured_s, self.step_s)
         told = [f"{name} {b * 1e3:.3g} ({a * 1e3:.3g})" for name, a, b in self.rows if max(a, b) >= least_s]
         gains = [
-            f"{one.what} gives {one.throughput:.2f} times the samples a second "
+            f"{one.what}: {one.throughput:.2f} times the samples a second "
             f"({' to '.join(f'{rate:.2f}' for rate in one.within)})"
             for one in self.what_ifs
             if one.step_s == one.step_s

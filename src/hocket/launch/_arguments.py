@@ -47,7 +47,7 @@ class LaunchArguments:
         placement: Where in it the ranks go, once the launcher is inside.
         dry_run: Show what would be launched.
         as_json: Give the summary as JSON on stdout; the ranks then print on stderr.
-        aggregate: Start an aggregator beside the ranks, and have them use it.
+        aggregate: Start an aggregator beside the ranks, which use it where they are on several (emulated) hosts.
         hosts: Ranks of each host that is to be reached by ssh, in the order of ranks; empty for this host alone.
         ssh: Command that opens a connection to a host.
         preflight: Refuse hosts whose versions or script differ.
@@ -190,7 +190,7 @@ def _with_ours(torchruns: argparse.ArgumentParser, *, light: bool = False) -> ar
     group.add_argument(
         "--aggregate",
         action="store_true",
-        help="start an aggregator on this host; the ranks of one host use it where they do not share memory",
+        help="start an aggregator for the ranks of --fabric; ranks that share one host's memory use none",
     )
     group.add_argument(
         "--plan",
