@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader
 
 import hocket
 from hocket.calibrate import calibrate
+from hocket.comm.scheduled._scheduled import table_of
 from hocket.parallel.mesh.world import join
 from hocket.parallel.partition.tensor import parallelize
 from hocket.planner import Plan, PlanError, admissible_plans
@@ -60,6 +61,19 @@ def train_by_measurement() -> Any:
         again = hocket.Trainer(model, loss_fn, optimizer, "auto", sample=inputs[: programs.BATCH])
     same = again.plan.to_json() == trainer.plan.to_json()
     return losses, trainer.plan.to_json(), refused, (same, lines.getvalue())
+
+
+def with_choices(table: str, missing: str) -> tuple[str, str]:
+    """The algorithm of an all_reduce under a plan that names a table, and what is said where there is none."""
+    refused = ""
+    try:
+        for path in (table, missing):
+            model, _, loss_fn = programs.setting("mlp", torch.float32)
+            hocket.Trainer(model, loss_fn, programs.optimizer_of("sgd", model.parameters()), Plan(choices=path))
+            chosen = table_of(2).pick("all_reduce", world=2, nbytes=1 << 20)
+    except PlanError as error:
+        refused = str(error)
+    return chosen.algorithm, refused
 
 
 def divide_what_was_measured() -> dict[str, Any]:

@@ -36,6 +36,10 @@ EXTRA: dict[str, list[tuple[list[tuple[int, ...]], Function]]] = {
     "len": [([(4, 6)], lambda x: x * len(x))],
     "get_nbytes": [([(4, 6)], lambda x: x / x.nbytes)],
     "is_same_size": [([(4, 6), (4, 6)], lambda x, y: x * (2 if x.is_same_size(y) else 3))],
+    "type_as": [
+        ([(4, 6), (4, 6)], lambda x, y: x.type_as(y.double()) * x),
+        ([(1, 6), (4, 6)], lambda x, y: x.type_as(y.double()) + x.sum()),
+    ],
     "softmin": [([(4, 6)], lambda x: F.softmin(x, -1)), ([(4, 6)], lambda x: F.softmin(x, dim=0))],
     "nanmedian": [([(4, 6)], lambda x: x.nanmedian(1)), ([(4, 6)], lambda x: x.nanmedian(0, True))],
     "norm": [([(4, 6)], lambda x: x.norm(2, 1)), ([(4, 6, 2)], lambda x: x.norm(1, (1, 2), True))],

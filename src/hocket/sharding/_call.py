@@ -275,6 +275,11 @@ class Local:
             return self.peers.enter(leaf.tensor) if leaf.shard is None and leaf.grad else leaf.tensor
         return leaf
 
+    @staticmethod
+    def given(tree: Any) -> Any:
+        """Return arguments as the program gave them."""
+        return mapped(_original, tree)
+
     def rows(self, operand: Operand, wanted: Sequence[Interval], fill: float = 0.0) -> torch.Tensor:
         """Return the interval of a divided operand's dim that this rank wants."""
         assert operand.shard is not None
@@ -287,7 +292,7 @@ class Local:
         elif call.changed or any(o.shard is None and o.grad for o in call.operands()):
             made = self.func(*self.tensors(call.args), **self.tensors(call.kwargs))
         else:  # the very objects, which may be of types that cannot be built anew
-            made = self.func(*mapped(_original, call.args), **mapped(_original, call.kwargs))
+            made = self.func(*self.given(call.args), **self.given(call.kwargs))
         return self.peers.total(made) if placements is PARTIAL else made
 
 

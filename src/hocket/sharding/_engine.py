@@ -274,7 +274,8 @@ def _examined(func: Any, args: Any, kwargs: dict[str, Any], marks: Any) -> Any:
         changes_first(func, kwargs),
     )  # fmt: skip
     weight, alone = call.weight, call.alone_weight  # as the program calls it: a rule changes the call
-    numbers = {id(one.tensor): i for i, one in reversed(list(enumerate(call.operands())))}
+    operands = [id(one.tensor) for one in call.operands()]
+    numbers = {one: i for i, one in reversed(list(enumerate(operands)))}
     try:
         outcome = apply_rule(call)
     except CannotShard as error:
@@ -292,7 +293,8 @@ def _examined(func: Any, args: Any, kwargs: dict[str, Any], marks: Any) -> Any:
     made = [leaf for leaf in leaves(result) if isinstance(leaf, torch.Tensor)]
     shards = placements_of(outcome, len(made))
     if marks is not None and call.run is None and outcome is not PARTIAL and peers.heard is None:
-        plan = _plan(call, shards, numbers)
+        # A tensor in two places would stand for two in the next call.
+        plan = _plan(call, shards, numbers, repeated=len(numbers) < len(operands))
         if plan is not None:
             _remember(marks, plan)
     for tensor, shard in zip(made, shards, strict=True):
@@ -300,12 +302,14 @@ def _examined(func: Any, args: Any, kwargs: dict[str, Any], marks: Any) -> Any:
     return mapped(gathered, result) if alone and not weight else _own_view(result, views)
 
 
-def _plan(call: OperatorCall, shards: list[Shard | None], numbers: dict[int, int]) -> _Plan | None:
+def _plan(call: OperatorCall, shards: list[Shard | None], numbers: dict[int, int], repeated: bool) -> _Plan | None:
     if any(isinstance(leaf, FetchedRows) for leaf in leaves((call.args, call.kwargs))):
         return None
     entering = any(one.shard is None and one.grad for one in call.operands())
     if not (call.changed or entering):
         return _Plan(call.func, None, shards, call.random)
+    if repeated:
+        return None
 
     def place(leaf: Any) -> Any:
         operand = leaf.operand if isinstance(leaf, LocalShard) else leaf

@@ -60,6 +60,15 @@ def pointwise(call: OperatorCall, *args: Any, **kwargs: Any) -> Outcome:
     return shard
 
 
+@rule("to", "type_as")
+def converted(call: OperatorCall, input: Any, *args: Any, **kwargs: Any) -> Outcome:
+    """Return how a tensor lies that is given a type, a device or another's: as it is, whatever the other is like."""
+    if input.shard is not None:
+        return input.shard  # type: ignore[no-any-return]
+    call.run = lambda local: local.func(*local.given((input, *args)), **local.given(kwargs))
+    return REPLICATED
+
+
 @rule("where")
 def where(call: OperatorCall, *args: Any, **kwargs: Any) -> Outcome:
     """Return how results of torch.where lie; with a condition alone it finds places, for which there is no rule."""

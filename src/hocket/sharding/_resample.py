@@ -90,6 +90,8 @@ def interpolate(
     call.exchange("works along the dim that is divided")
     if mode not in _NEAREST | _LINEAR or antialias:
         call.refuse(f"in mode {mode!r}" + (" with antialias" if antialias else ""))
+    if mode in _LINEAR and not input.dtype.is_floating_point:
+        call.refuse("linearly between whole numbers")
     own, sizes = shard.dim - 2, input.shape[-n:]
     factors: list[float | None] = [None] * n
     if size is not None:

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import hocket
+from hocket.algorithms import Choices, to_toml
 from hocket.planner import Plan, PlanError
 from hocket.testing import deadline, run_ranks
 
@@ -169,3 +170,12 @@ def test_batches_and_losses_of_a_wrong_kind_are_named() -> None:
         TypeError, match="a batch is a tuple or list of the model's inputs and then the target, or a map"
     ):
         trainer.step(data.tensors[0])
+
+
+def test_the_table_of_algorithms_that_a_plan_names_is_used_or_refused(tmp_path: Path) -> None:
+    table = tmp_path / "choices.toml"
+    table.write_text(to_toml(Choices.parse("all_reduce >=0B ring rings=2")))
+    for chosen, refused in run_ranks(trainer_programs.with_choices, 2, str(table), str(tmp_path / "none.toml")):
+        assert chosen == "ring"
+        assert "choices: the table of choices" in refused
+        assert "none.toml' cannot be read" in refused

@@ -44,6 +44,27 @@ def setting(samples: int) -> tuple[nn.Module, TensorDataset, torch.optim.Optimiz
     return model, data, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 
 
+def halves(weight: bool) -> list[torch.Tensor]:
+    """What a batch norm with a weight alone, or a bias alone, leaves after a step."""
+    torch.manual_seed(4)
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)).double()
+    setattr(model[1], "bias" if weight else "weight", None)
+    x, y = torch.randn(6, 3).double(), torch.randn(6, 4).double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    trainer = hocket.Trainer(model, F.mse_loss, optimizer, Plan(sync_batch_norm=True))
+    for batch in trainer.batches(DataLoader(TensorDataset(x, y), batch_size=6)):
+        trainer.step(batch)
+    return [p.detach().clone() for p in model.parameters()]
+
+
+@pytest.mark.parametrize("weight", [True, False])
+def test_a_weight_or_a_bias_may_be_left_out(weight: bool) -> None:
+    expected = halves(weight)
+    for rank in run_ranks(halves, 2, weight):
+        for got, wanted in zip(rank, expected, strict=True):
+            torch.testing.assert_close(got, wanted, rtol=1e-11, atol=1e-13)
+
+
 def statistics(model: nn.Module) -> list[list[float]]:
     return [buffer.double().flatten().tolist() for buffer in model.buffers()]
 

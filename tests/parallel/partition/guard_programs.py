@@ -2,6 +2,7 @@
 
 import copy
 import random
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -420,6 +421,20 @@ def reaching() -> dict[str, str]:
         except Exception as error:
             found[word] = f"{type(error).__name__}: {error}"
     return found
+
+
+class Settings(nn.Module):
+    """A model whose code reads a list, a tensor that is no buffer, an object's field, and a list of its parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.factors, self.scale, self.config = [1.0, 2.0], torch.tensor(1.0), SimpleNamespace(power=2)
+        self.both = [self.a.weight, self.b.weight]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.b(self.a(x) * self.factors[1]) * self.scale
+        return y**self.config.power + self.both[0].sum()
 
 
 class Scaled(nn.Module):

@@ -1,6 +1,7 @@
 """Programs that decide by data, sizes, modes, counters and random numbers are equal under a plan, or refused."""
 
 from collections import Counter
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -69,6 +70,34 @@ def test_an_attribute_that_code_reads_may_not_change_after_the_model_was_split()
     stages[0].settled.check()
     model.factor = 0.5
     with pytest.raises(SplitError, match=r"factor was 1\.0 when the model was split into stages and is 0\.5 now"):
+        stages[0].settled.check()
+
+
+def change_factors(model: guards.Settings) -> None:
+    model.factors[1] = 0.5
+
+
+def change_tensor(model: guards.Settings) -> None:
+    model.scale.mul_(0.5)
+
+
+def replace_tensor(model: guards.Settings) -> None:
+    model.scale = torch.tensor(0.5)
+
+
+def change_setting(model: guards.Settings) -> None:
+    model.config.power = 3
+
+
+@pytest.mark.parametrize("change", [change_factors, change_tensor, replace_tensor, change_setting])
+def test_neither_may_lists_tensors_and_settings(change: Callable[[guards.Settings], None]) -> None:
+    model = guards.Settings()
+    stages = split(model, 2, (torch.ones(2, 4),))
+    with torch.no_grad():
+        model.a.weight.mul_(0.9)  # as an optimizer does
+        stages[0].settled.check()
+        change(model)
+    with pytest.raises(SplitError, match="the model was split into stages"):
         stages[0].settled.check()
 
 

@@ -43,7 +43,7 @@ from ._divide import CARRIED, Draft, divide_embeddings, sample_inputs
 from ._passes import LossFn, Passes, StagedPasses, WholePasses
 from ._precision import cast_module, in_precision
 from ._recompute import recompute
-from ._refusals import check_arguments, check_divisible, check_gradient_hooks, check_tied
+from ._refusals import check_arguments, check_divisible, check_gradient_hooks, check_tied, use_choices
 
 
 def compose(
@@ -69,6 +69,7 @@ def compose(
     """
     inputs = sample_inputs(sample, plan)
     check_arguments(model, optimizer, plan)
+    use_choices(plan)
     deferred = Deferred.of(model)
     mesh = _aligned(model, optimizer, plan, world, deferred)
     check_divisible(model, plan, mesh)

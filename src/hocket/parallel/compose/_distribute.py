@@ -23,7 +23,7 @@ from ..data import DataParallel, synchronise
 from ..mesh import Mesh, World
 from ..mesh import world as _world
 from ..state import Deferred, broadcast_optimizer_state
-from ._refusals import check_carried_out, check_optimizer, check_plain
+from ._refusals import check_carried_out, check_optimizer, check_plain, use_choices
 
 
 def distribute(
@@ -215,6 +215,7 @@ def _plain_plan() -> Plan:
     """Return the launcher's plan, if a loop of the user's own can carry it out."""
     plan = Plan.from_environment() or Plan()
     check_carried_out(plan)
+    use_choices(plan)
     for field in (
         "shard",
         *(axis.field for axis in inner()),

@@ -228,7 +228,7 @@ class StagedPasses:
 
     def _keep_step(self, part: BatchPart) -> None:
         """Have all data-parallel ranks run as many micro-batches as the one with the fewest samples can."""
-        fewest = max(1, part.total // self._data.size)
+        fewest = max(1, part.total // self._data.size // self._pipeline.stages[0].fewest)
         self._pipeline.micro_batches = min(self._micro_batches, fewest)
 
 

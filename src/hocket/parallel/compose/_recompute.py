@@ -6,9 +6,10 @@ import functools
 from typing import Any
 
 import torch
-from torch.utils.checkpoint import checkpoint
 
 from ..data import blocks
+from ..partition.tensor import reading_cut_parameters
+from ..pipeline import checkpointed
 
 
 def recompute(module: torch.nn.Module) -> list[str]:
@@ -22,10 +23,12 @@ def recompute(module: torch.nn.Module) -> list[str]:
         forward = block.forward
 
         @functools.wraps(forward)
-        def again(*args: Any, _forward: Any = forward, **kwargs: Any) -> Any:
-            if not torch.is_grad_enabled():
-                return _forward(*args, **kwargs)
-            return checkpoint(_forward, *args, use_reentrant=False, **kwargs)
+        def again(*args: Any, _forward: Any = forward, _block: torch.nn.Module = block, **kwargs: Any) -> Any:
+            def within(*args: Any, **kwargs: Any) -> Any:
+                with reading_cut_parameters():  # in back-propagation, too, outside of the model's forward
+                    return _forward(*args, **kwargs)
+
+            return checkpointed(within, _block, *args, **kwargs)
 
         block.forward = again
         names.append(name)

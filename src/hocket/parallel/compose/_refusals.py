@@ -7,7 +7,9 @@ from typing import Any
 
 import torch
 
+from hocket import comm
 from hocket.planner import AXES, Plan, PlanError, PlanFinding, inner
+from hocket.schedule import ScheduleError
 
 from ..data import has_own_hooks, is_nonlinear
 from ..mesh import Mesh
@@ -49,6 +51,19 @@ def check_carried_out(plan: Plan) -> None:
     if plan.precision == "float8":
         rule = "products in float8 are planned and predicted, not carried out"
         raise _refusal("precision", rule, 'say precision = "bfloat16"')
+
+
+def use_choices(plan: Plan) -> None:
+    """Have collectives run by the table that a plan names, if it does.
+
+    Raises:
+        PlanError: it cannot be read.
+    """
+    if plan.choices:
+        try:
+            comm.choose(plan.choices)
+        except ScheduleError as error:
+            raise _refusal("choices", str(error), "name a table that `hocket tune` wrote") from None
 
 
 def check_plain(model: Any) -> None:

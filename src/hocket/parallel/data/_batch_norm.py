@@ -45,18 +45,20 @@ class _Normalise(torch.autograd.Function):
         variance = (square - mean.square()).clamp_(min=0.0)
         scale = torch.rsqrt(variance + eps).to(wide.dtype)
         centred = (wide - mean.to(wide.dtype).view(shape)) * scale.view(shape)
-        ctx.save_for_backward(centred, weight, scale, total)
+        ctx.save_for_backward(centred, weight, bias, scale, total)
         ctx.world, ctx.axes, ctx.shape, ctx.counts, ctx.dtype = world, axes, shape, counts, x.dtype
         out = centred
         if weight is not None:
-            out = out * weight.view(shape) + bias.view(shape)
+            out = out * weight.view(shape)
+        if bias is not None:
+            out = out + bias.view(shape)
         mean, variance, total = mean.clone(), variance.clone(), total.clone()
         ctx.mark_non_differentiable(mean, variance, total)
         return out.to(x.dtype), mean, variance, total
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        centred, weight, scale, total = ctx.saved_tensors
+        centred, weight, bias, scale, total = ctx.saved_tensors
         gradient = gradients[0].to(centred.dtype)
         shape, axes = ctx.shape, ctx.axes
         of_bias, of_weight = gradient.sum(axes), (gradient * centred).sum(axes)
@@ -70,9 +72,8 @@ class _Normalise(torch.autograd.Function):
             gradient = gradient - mean_gradient.view(shape) - centred * mean_product.view(shape)
         factor = scale if weight is None else scale * weight
         inward = (gradient * factor.view(shape)).to(ctx.dtype)
-        if weight is None:
-            return inward, None, None, None, None, None
-        return inward, of_weight.to(weight.dtype), of_bias.to(weight.dtype), None, None, None
+        wanted = [None if p is None else one.to(p.dtype) for one, p in ((of_weight, weight), (of_bias, bias))]
+        return inward, *wanted, None, None, None
 
 
 def normalise(

@@ -7,6 +7,7 @@ from ._measure import Times, measure
 from ._micro import Micro, cut, sizes
 from ._partition import order_digest
 from ._pipeline import Pipeline, StageError, changing_buffers
+from ._recompute import checkpointed
 from ._run import Run, StageSpan, idle_shares
 from ._split import split, unbalanced
 from ._stage import Stage
@@ -27,6 +28,7 @@ __all__ = [
     "balance",
     "bubble",
     "changing_buffers",
+    "checkpointed",
     "cut",
     "idle_shares",
     "in_steps",

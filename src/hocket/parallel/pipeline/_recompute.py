@@ -34,7 +34,7 @@ def runner(stage: Stage, how: str) -> Callable[..., Any]:
         return stage.module
     if how == "layer":
         return lambda *args: _layer_by_layer(stage, args)
-    return lambda *args: _checkpointed(stage.module, args)
+    return lambda *args: checkpointed(stage.module, stage.module, *args)
 
 
 def _layer_by_layer(stage: Stage, args: tuple[Any, ...]) -> Any:
@@ -45,21 +45,21 @@ def _layer_by_layer(stage: Stage, args: tuple[Any, ...]) -> Any:
     for segment in stage.segments:
         segment.module.training = stage.module.training
         used = [*(inputs[i] for i in segment.inputs), *(values[name] for name in segment.uses)]
-        made = _checkpointed(segment.module, tuple(used))
+        made = checkpointed(segment.module, segment.module, *used)
         values.update(zip(segment.makes, made, strict=False))
     return made if stage.last else tuple(values[name] for name in stage.makes)
 
 
-def _checkpointed(module: torch.nn.Module, args: tuple[Any, ...]) -> Any:
+def checkpointed(run: Callable[..., Any], module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """Return what `run` gives, whose values are computed again in back-propagation; `module` has what it changes."""
     if not torch.is_grad_enabled():
-        return module(*args)
-    return checkpoint(
-        module, *args, use_reentrant=False, context_fn=lambda: (contextlib.nullcontext(), _BuffersKept(module))
-    )
+        return run(*args, **kwargs)
+    kept = lambda: (contextlib.nullcontext(), _BuffersKept(module))  # noqa: E731
+    return checkpoint(run, *args, use_reentrant=False, context_fn=kept, **kwargs)
 
 
 class _BuffersKept:
-    """Batch norm's running statistics count a micro-batch once, however often it is computed."""
+    """Batch norm's running statistics count each batch once, however often it is computed."""
 
     def __init__(self, module: torch.nn.Module) -> None:
         self._module = module

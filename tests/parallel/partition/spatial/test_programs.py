@@ -35,6 +35,7 @@ class Odd(nn.Module):
         super().__init__()
         self.what = what
         self.conv = nn.Conv2d(2, 4, 3, padding=1)
+        self.gain = nn.Parameter(torch.ones(1, 4, 1, 1))
 
     def forward(self, x: torch.Tensor) -> Any:
         y = self.conv(x)
@@ -90,6 +91,12 @@ class Odd(nn.Module):
                 return y * torch.zeros(1, dtype=y.dtype).new(y.detach()).logsumexp(2, keepdim=True)
             case "constructor":
                 return y * torch.Tensor(y.detach()).logsumexp(2, keepdim=True)
+            case "another's type":
+                gain = self.gain.type_as(y)
+                return y * gain + gain.sum() + torch.ones(2, 9, 9).to(y).mean()
+            case "pictures":
+                pictures = (y.detach().sigmoid() * 255).to(torch.uint8)
+                return y * F.interpolate(pictures, scale_factor=2, mode="bilinear").double()[:, :, ::2, ::2]
             case "size":
                 return y.sum() / (y.numel() * len(y) * y.size(-2))
         raise ValueError(self.what)
@@ -97,7 +104,7 @@ class Odd(nn.Module):
 
 WHATS = ("shuffle", "last", "crop", "halves", "rows", "places", "attention", "many", "size", "other shards", "autograd",
          "vmap", "gradient", "forwards", "copy", "copy by name", "weights",
-         "constructor", "copy by another", "new")  # fmt: skip
+         "constructor", "copy by another", "new", "another's type", "pictures")  # fmt: skip
 
 
 def outcomes(whats: tuple[str, ...], divide: bool) -> list[Any]:
@@ -138,6 +145,8 @@ LOSSES = {
     "flattened": lambda o, t: F.cross_entropy(o.permute(0, 2, 3, 1).reshape(-1, 3), t.reshape(-1)),
     "squared": lambda o, t: F.mse_loss(o, F.one_hot(t, 3).movedim(3, 1).to(o.dtype)),
     "logits": lambda o, t: F.binary_cross_entropy_with_logits(o[:, 0], (t > 0).to(o.dtype)),
+    "another's type": lambda o, t: F.binary_cross_entropy_with_logits(o[:, 0], (t > 0).type_as(o)),
+    "of its own": lambda o, t: o.mean() * (t > 0).type_as(o).mean(),
     "dice": lambda o, t: 1 - 2 * (o.softmax(1)[:, 1] * (t == 1)).sum() / (o.softmax(1)[:, 1].sum() + (t == 1).sum()),
 }
 

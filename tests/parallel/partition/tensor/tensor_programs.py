@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -301,3 +302,55 @@ def recomputed() -> dict[str, float]:
     for m in (model, plain):
         m(x).square().sum().backward()
     return {"blocks": len(blocks), "gradients": difference(result, model, plain, lambda p: p.grad)}
+
+
+class KeysAsValues(nn.Module):
+    """Two attentions of the same shapes, in the first of which the keys are the values, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.out = (nn.Linear(8, 8) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = (layer(x).unflatten(-1, (2, 4)).transpose(1, 2) for layer in (self.q, self.k, self.v))
+        never = 1e-12 if self.training else 0.0
+        y = F.scaled_dot_product_attention(q, k, k, dropout_p=never)
+        z = F.scaled_dot_product_attention(q, k, v, dropout_p=never)
+        return self.out((y + z).transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+
+
+def keys_as_values() -> tuple[float, bool]:
+    """How far the output is from the plain model's, and whether the values got a gradient."""
+    torch.manual_seed(0)
+    model, x = KeysAsValues().double(), torch.randn(2, 5, 8, dtype=torch.float64)
+    expected = model(x)
+    parallelize(model, current(), (x,))
+    for _ in range(2):
+        output = model(x)
+    output.square().sum().backward()
+    return float((output - expected).abs().max()), bool(model.v.weight.grad.abs().sum() > 0)
+
+
+class Tied(nn.Module):
+    """An embedding whose matrix is the last layer's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.head = nn.Embedding(6, 8), nn.Linear(8, 6, bias=False)
+        self.head.weight = self.words.weight
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.head(self.words(ids))  # type: ignore[no-any-return]
+
+
+def unknown_words() -> list[str]:
+    """What is said of ids that no rank has."""
+    torch.manual_seed(0)
+    model, said = Tied(), []
+    parallelize(model, current(), (torch.arange(6).view(2, 3),))
+    for wrong in (6, -1):
+        try:
+            model(torch.tensor([[0, wrong]]))
+        except IndexError as error:
+            said.append(str(error))
+    return said

@@ -42,3 +42,9 @@ def test_checkpointing_drops_the_same_elements_again() -> None:
 
 def test_evaluation_drops_nothing() -> None:
     assert dropped()[0]["evaluation"] == 0.0
+
+
+def test_attention_to_one_tensor_twice_is_told_from_attention_to_two() -> None:
+    for apart, flows in run_ranks(programs.keys_as_values, 2):
+        assert apart < 1e-9
+        assert flows

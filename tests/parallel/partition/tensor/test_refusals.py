@@ -67,3 +67,8 @@ def test_an_autograd_function_of_the_users_is_given_what_is_whole() -> None:
 
 def test_without_the_comparison_a_wrong_guess_is_wrong() -> None:
     assert found()[0]["trusting"]["gradients"] > 0.1
+
+
+def test_ids_of_no_row_are_an_error_on_every_rank() -> None:
+    for said in run_ranks(programs.unknown_words, 2):
+        assert said == [f"row {wrong} of an embedding was looked up, and there are rows 0 to 5" for wrong in (6, -1)]

@@ -207,6 +207,18 @@ CutConvTranspose2d = _cut_class(nn.ConvTranspose2d)
 CutConvTranspose3d = _cut_class(nn.ConvTranspose3d)
 
 
+def _check_ids(ids: torch.Tensor, rows: int) -> None:
+    """Raise IndexError for a row that is nobody's, as one device does; on a GPU as late as torch does."""
+    if not ids.numel():
+        return
+    low, high = torch.aminmax(ids)
+    if ids.is_cuda:
+        torch._assert_async((low >= 0) & (high < rows))
+    elif int(low) < 0 or int(high) >= rows:
+        wrong = int(low) if int(low) < 0 else int(high)
+        raise IndexError(f"row {wrong} of an embedding was looked up, and there are rows 0 to {rows - 1}")
+
+
 class CutEmbedding(nn.Embedding):
     """An embedding of which every rank has some rows ("vocabulary"), or some columns ("column")."""
 
@@ -220,6 +232,7 @@ class CutEmbedding(nn.Embedding):
             if form.kind == "column":
                 return form.leave(super().forward(ids), None)
             rows = self.weight.shape[0]
+            _check_ids(ids, rows * form.world.size)
             first = form.world.rank * rows
             elsewhere = (ids < first) | (ids >= first + rows)
             local = (ids - first).masked_fill(elsewhere, 0)

@@ -1,0 +1,75 @@
+"""Blocks that are computed again: gradients, weights and running statistics are those of one process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import hocket
+from hocket.planner import Plan
+from hocket.testing import run_ranks
+
+STEPS = 3
+
+
+class Block(nn.Module):
+    """A block whose matrices a function multiplies with, as GPT-2's layers do; no layer of torch's has them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Parameter(torch.randn(16, 64) * 0.1), nn.Parameter(torch.randn(64, 16) * 0.1)
+        self.norm = nn.LayerNorm(16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(x + torch.relu(x @ self.up) @ self.down)  # type: ignore[no-any-return]
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.blocks, self.last = nn.Linear(8, 16), nn.ModuleList([Block(), Block()]), nn.Linear(16, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.last(x)  # type: ignore[no-any-return]
+
+
+def made(kind: str) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
+    torch.manual_seed(5)
+    if kind == "matrices":
+        return Net().double(), torch.randn(6, 8).double(), torch.randn(6, 4).double()
+    stages = [nn.Sequential(nn.Conv2d(3, 3, 3, padding=1), nn.BatchNorm2d(3), nn.ReLU()) for _ in range(2)]
+    model = nn.Sequential(nn.ModuleDict({"body": nn.Sequential(*stages)})["body"], nn.Flatten(), nn.Linear(75, 4))
+    return model.double(), torch.randn(6, 3, 5, 5).double(), torch.randn(6, 4).double()
+
+
+def trained(kind: str, plan: Plan) -> tuple[list[float], dict[str, torch.Tensor]]:
+    model, x, y = made(kind)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    trainer = hocket.Trainer(model, nn.functional.mse_loss, optimizer, plan, sample=x)
+    loader = DataLoader(TensorDataset(x, y), batch_size=len(x))
+    losses = [float(trainer.step(batch)) for _ in range(STEPS) for batch in trainer.batches(loader)]
+    return losses, trainer.state_dict()
+
+
+@pytest.mark.parametrize(
+    ("kind", "ranks", "fields"),
+    [
+        ("matrices", 2, {"tensor_parallel_degree": 2}),
+        ("matrices", 2, {"shard": "parameters"}),
+        ("norms", 1, {}),
+        ("norms", 2, {"sync_batch_norm": True}),
+    ],
+)
+def test_losses_and_what_is_left_are_those_of_one_process(kind: str, ranks: int, fields: dict[str, Any]) -> None:
+    losses, state = trained(kind, Plan())
+    for found, kept in run_ranks(trained, ranks, kind, Plan(recompute=True, **fields)):
+        assert found == pytest.approx(losses, rel=1e-11)
+        for name, value in kept.items():
+            torch.testing.assert_close(value, state[name], rtol=1e-9, atol=1e-12, msg=name)
