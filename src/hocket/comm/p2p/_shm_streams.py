@@ -1,10 +1,11 @@
 """Point-to-point inside a host: a stream of bytes from every rank to every other, through shared memory.
 
 Each rank owns an inbox with a ring of bytes for every sender. A sender writes bytes, then its count of bytes produced;
-the receiver reads that count, then the bytes, then writes its count of bytes consumed. Who changes a count wakes the
-other side if it sleeps. Nothing moves by itself: a rank that waits for one message moves all of its messages, so two
-ranks that send each other more than a ring holds do not block each other. Messages carry no head: both sides know from
-the schedule what comes next. For the fence between bytes and counts see `_kernel`.
+the receiver reads that count, then the bytes, then writes its count of bytes consumed. A sender that finds its ring
+empty begins at the ring's begin again, and writes there at which count it did so, before the bytes. Who changes a count
+wakes the other side if it sleeps. Nothing moves by itself: a rank that waits for one message moves all of its messages,
+so two ranks that send each other more than a ring holds do not block each other. Messages carry no head: both sides
+know from the schedule what comes next. For the fence between bytes and counts see `_kernel`.
 """
 
 from __future__ import annotations
@@ -23,16 +24,26 @@ from ..shm import PAGE, Address, Liveness, SharedSegment, host_identity
 from ..shm import kernel as _kernel
 from ..transport import CollectiveTimeoutError, PeerDiedError
 
-STREAM_NBYTES: Final = (
-    1 << 19
-)  # a message of this size is on its way before its receiver has come; fits in the L2 cache
+_LEAST_NBYTES: Final = 1 << 19  # of a ring
+_MOST_NBYTES: Final = 1 << 24
+_INBOX_NBYTES: Final = 1 << 26  # all rings of an inbox, unless the least ones take more
+_PIECE_NBYTES: Final = 1 << 18  # the other side is told of each piece, so that both copy at once
 _LINE: Final = 16  # words of 4 bytes
 _BELL, _ASLEEP, _LEFT = 0, _LINE, 2 * _LINE  # in the inbox's first page
-_PRODUCED, _CONSUMED = 0, _LINE  # in a stream's head
+_PRODUCED, _BASE, _CONSUMED = 0, 1, _LINE  # in a stream's head; the base is the count at which the ring begins
 _HEAD_NBYTES: Final = 2 * 4 * _LINE
 _WORD: Final = 0xFFFFFFFF
 _SPINS: Final = 20
 _SLICE_S: Final = 0.1
+
+
+def stream_nbytes(size: int) -> int:
+    """Return the size of a ring among so many ranks of a host: a message of it is on its way before its receiver comes.
+
+    Stages of a pipeline compute on with messages of megabytes under way: one that did not fit would wait until its
+    sender waits, too. Pages that nothing was written to take no memory.
+    """
+    return max(_LEAST_NBYTES, min(_MOST_NBYTES, _INBOX_NBYTES >> (size - 1).bit_length()))
 
 
 class ShmStreams:
@@ -232,36 +243,40 @@ class _Stream:
     """One direction between two ranks, seen from one of them; both counts lie in the receiver's inbox."""
 
     def __init__(self, streams: ShmStreams, inbox: SharedSegment, sender: int, peer: int) -> None:
-        begin = PAGE + sender * (_HEAD_NBYTES + STREAM_NBYTES)
+        self._nbytes = stream_nbytes(streams.size)
+        begin = PAGE + sender * (_HEAD_NBYTES + self._nbytes)
         self.peer = peer
         self.queue: deque[StreamTransfer] = deque()
         self._streams = streams
         self._counts = inbox.view[begin : begin + _HEAD_NBYTES].cast("I")
-        self._ring = inbox.tensor.narrow(0, begin + _HEAD_NBYTES, STREAM_NBYTES)
+        self._ring = inbox.tensor.narrow(0, begin + _HEAD_NBYTES, self._nbytes)
 
     def advance(self) -> bool:
         """Move bytes of the first message, then of the next; say whether any moved."""
-        moved = False
-        while self.queue and self._move(self.queue[0]):
-            moved = True
+        moved = untold = False
+        while self.queue and (size := self._move(self.queue[0])):
+            moved, untold = True, size < _PIECE_NBYTES
+            if not untold:
+                self._streams.ring(self.peer)
             if not self.queue[0].left:
                 self.queue.popleft()
-        if moved:
+        if untold:
             self._streams.ring(self.peer)
         return moved
 
-    def _move(self, message: StreamTransfer) -> bool:
+    def _move(self, message: StreamTransfer) -> int:
         counts = self._counts
-        mine, theirs = (_PRODUCED, _CONSUMED) if message.sending else (_CONSUMED, _PRODUCED)
-        count = counts[mine]
-        used = (counts[_PRODUCED] - counts[_CONSUMED]) & _WORD
-        free_nbytes = STREAM_NBYTES - used if message.sending else used
-        place = count % STREAM_NBYTES
-        size = min(free_nbytes, STREAM_NBYTES - place, message.left)
-        if not size:
-            return False
+        mine = _PRODUCED if message.sending else _CONSUMED
+        count, used = counts[mine], (counts[_PRODUCED] - counts[_CONSUMED]) & _WORD
+        free_nbytes = self._nbytes - used if message.sending else used
+        if not free_nbytes or not message.left:
+            return 0
         if _kernel.fence is not None:
             _kernel.fence()
+        if message.sending and not used:
+            counts[_BASE] = count  # an empty ring begins anew, in pages that are there and warm
+        place = ((count - counts[_BASE]) & _WORD) % self._nbytes
+        size = min(free_nbytes, self._nbytes - place, message.left, _PIECE_NBYTES)
         begin = message.data.numel() - message.left
         ring, data = self._ring[place : place + size], message.data[begin : begin + size]
         if message.sending:
@@ -272,7 +287,7 @@ class _Stream:
             _kernel.fence()
         counts[mine] = (count + size) & _WORD
         message.left -= size
-        return True
+        return size
 
 
 def open_streams(store: Any, rank: int, size: int, timeout: timedelta) -> ShmStreams:
@@ -307,7 +322,7 @@ def publish_streams(store: Any, rank: int, size: int) -> ShmStreams:
     Raises:
         OSError: no shared memory.
     """
-    inbox = SharedSegment.create(f"inbox-{rank}", PAGE + size * (_HEAD_NBYTES + STREAM_NBYTES))
+    inbox = SharedSegment.create(f"inbox-{rank}", PAGE + size * (_HEAD_NBYTES + stream_nbytes(size)))
     store.set(f"inbox/{rank}", json.dumps([host_identity(), os.getpid(), inbox.fd]))
 
     def find(peer: int) -> tuple[SharedSegment, int]:

@@ -1,0 +1,66 @@
+"""Messages in shared memory: what is under way, and what goes through a ring whose base moves."""
+
+from __future__ import annotations
+
+import random
+import time
+
+import torch
+import torch.distributed as dist
+
+from hocket.comm.p2p._shm_streams import stream_nbytes
+from hocket.testing import deadline, run_ranks
+
+
+def while_the_sender_does_something_else(numel: int, pause_s: float) -> float:
+    dist.barrier()
+    begin_s = time.monotonic()
+    values = torch.arange(numel, dtype=torch.float32)
+    if dist.get_rank() == 0:
+        work = dist.isend(values, 1)
+        time.sleep(pause_s)
+        work.wait()
+    else:
+        got = torch.zeros(numel)
+        dist.recv(got, 0)
+        assert torch.equal(got, values)
+    return time.monotonic() - begin_s
+
+
+def test_messages_of_megabytes_arrive_while_their_sender_computes() -> None:
+    pause_s = deadline(2.0)
+    took = run_ranks(while_the_sender_does_something_else, 2, 1 << 21, pause_s)
+    assert took[1] < pause_s / 2 < took[0]
+
+
+def both_ways(seed: int) -> bool:
+    """Messages of 0 bytes to more than a ring, some waited for late, in both directions at once."""
+    draw, rank, right = random.Random(seed), dist.get_rank(), True
+    sizes = [draw.choice((0, 1, 13, 1 << 12, (1 << 18) - 4, 1 << 18, 700_001, 1 << 20)) for _ in range(40)]
+    sizes += [stream_nbytes(2) + 12345]
+    waiting = []
+    for number, nbytes in enumerate(sizes):
+        sent = (torch.arange(nbytes) + 7 * number + rank).to(torch.uint8)
+        got = torch.zeros(nbytes, dtype=torch.uint8)
+        waiting.append((dist.isend(sent, 1 - rank), dist.irecv(got, 1 - rank), number, got))
+        while waiting and draw.random() < 0.5:
+            out, back, earlier, held = waiting.pop(0)
+            back.wait()
+            out.wait()
+            right = right and torch.equal(held, (torch.arange(len(held)) + 7 * earlier + 1 - rank).to(torch.uint8))
+    for out, back, earlier, held in waiting:
+        back.wait()
+        out.wait()
+        right = right and torch.equal(held, (torch.arange(len(held)) + 7 * earlier + 1 - rank).to(torch.uint8))
+    return right
+
+
+def test_random_messages_in_both_directions_arrive_as_they_were_sent() -> None:
+    for seed in range(6):
+        assert run_ranks(both_ways, 2, seed) == [True, True]
+
+
+def test_rings_of_many_ranks_take_no_more_than_those_of_few() -> None:
+    assert [stream_nbytes(n) for n in (1, 2, 4, 5, 8, 64, 128, 512)] == [
+        1 << 24, 1 << 24, 1 << 24, 1 << 23, 1 << 23, 1 << 20, 1 << 19, 1 << 19,
+    ]  # fmt: skip
