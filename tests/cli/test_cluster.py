@@ -85,6 +85,10 @@ def test_simulate_compares_algorithms(capsys: pytest.CaptureFixture[str]) -> Non
     assert code == 0
     assert out.count("*") >= 3  # one explains it
     arguments = ("simulate", "collective", "--cluster", "star:hosts=4,reduction=true", "--bytes", "64B", "--json")
+    inside = ("simulate", "collective", "--cluster", "star:hosts=2,server=dgx-h100", "--bytes", "1MiB", "--json")
+    code, out, _ = run(capsys, *inside)  # whose only switches that reduce are those of each host
+    assert code == 0
+    assert "ring" in json.loads(out)["seconds"]
     seconds = json.loads(run(capsys, *arguments)[1])["seconds"]
     assert {"ring", "aggregation_tree"} <= set(seconds)
     assert all(value[0] > 0 for value in seconds.values())

@@ -115,7 +115,10 @@ SELENE = ("--cluster", "selene-like")
         (["gpt-7b", "-n", "8", "--precision", "fp8", *SELENE], "selene-like compute no products in float8"),
         (["gpt-7b", "-n", "8", "--precision", "fp8_e4m3", *SELENE], 'say "float8"'),
         (["gpt-7b:eager=1", "-n", "8"], "'eager=1'; write sequence=32768"),
-        (["resnet50", "-n", "8", "--precision", "fp8", *SELENE], "it is in float32, and float8 is planned beside"),
+        (
+            ["resnet50", "-n", "8", "--device", "meta", "--precision", "fp8", *SELENE],
+            "it is in float32, and float8 is planned beside",
+        ),
         (["gpt-7b", "-n", "8", "--constant", "fused_share=1", *SELENE], "fused_share: 1.0 is no such part"),
         (["gpt-7b", "-n", "8", "--precision", "float16", *SELENE], "half precision, whose loss must be scaled"),
         (["gpt-7b", "-n", "8", "--precision", "float32", *SELENE], "--precision float32: gpt-7b is in bfloat16"),

@@ -81,6 +81,8 @@ def test_time_predicts_and_writes_a_trace(tmp_path):
         ),
         (("show", "ring", "--svg", "/absent/a.svg"), "cannot be written"),
         (("show", "aggregation_tree", "--msccl", "a.xml"), "MSCCL has no switches"),
+        (("show", "1f1b", "--stages", "4", "--svg", "a.svg"), "--svg: an order of a pipeline has none"),
+        (("time", "1f1b", "--message", "50ms", "--cluster", "star:hosts=4"), "--message is for an order without"),
     ],
 )
 def test_bad_input_is_one_error_and_exit_code_2(words, text):
@@ -88,3 +90,13 @@ def test_bad_input_is_one_error_and_exit_code_2(words, text):
     assert result.exit_code == 2, result.output
     assert text in result.output
     assert "Traceback" not in result.output
+
+
+@pytest.mark.parametrize("words", [("-n", "8"), ("--collective", "all_gather")])
+def test_a_file_of_another_schedule_than_was_asked_for_is_refused(tmp_path, words):
+    (tmp_path / "ring.txt").write_text(run("show", "ring", "-n", "4", "--text").output)
+    asked = ("time", str(tmp_path / "ring.txt"), "--bytes", "1MiB", "--cluster", "star:hosts=8")
+    assert run(*asked).exit_code == 0
+    result = run(*asked, *words)
+    assert result.exit_code == 2
+    assert "is all_reduce world=4" in result.output

@@ -91,7 +91,7 @@ def test_two_launchers_meet_by_a_secret_and_garbage_on_their_ports_changes_nothi
     pids = [json.loads((tmp_path / f"said-{rank}").read_text())["pid"] for rank in range(2)]
     found = listening([*pids, *(process.pid for process in processes)])
     assert {address for address, _ in found} == {"0100007F"}  # 127.0.0.1, as was named
-    garbage([one for _, one in found], 2000, seed=3)
+    garbage([one for _, one in found], 800, seed=3)
     (tmp_path / "end").touch()
     for process in processes:
         out, err = process.communicate(timeout=deadline(60))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import io
 from typing import Any
 
@@ -52,6 +53,7 @@ def train_by_measurement() -> Any:
             hocket.Trainer(model, loss_fn, optimizer, "auto", sample=sample)
         except PlanError as error:
             refused.append(str(error))
+    hocket.calibrate.auto_plan = functools.partial(hocket.calibrate.auto_plan, seconds=3)
     trainer = hocket.Trainer(model, loss_fn, optimizer, "auto", sample=inputs[: programs.BATCH])
     loader = DataLoader(data, batch_size=programs.BATCH, shuffle=True)
     losses = [float(trainer.step(batch)) for _ in range(programs.EPOCHS) for batch in trainer.batches(loader)]

@@ -95,7 +95,7 @@ def test_degrees_that_straddle_hosts_are_priced_by_the_network_and_not_searched(
     assert across > 4 * inside  # ranks 6 to 11 of hosts of 8
     assert where.first(6).collective("all_gather", 50e6, 6, 1, Constants()).seconds < 2 * inside  # six on one host
     workload = transformer(12288, 96, 96, name="175b")
-    found = search(workload, where, workers=1536, batch=1536)
+    found = search(workload, where, workers=384, batch=384)
     degrees = {one.plan.tensor_parallel_degree for one in found.ranked}
     assert all(8 % degree == 0 for degree in degrees)
 

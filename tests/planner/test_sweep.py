@@ -30,6 +30,19 @@ def test_a_sweep_that_the_formulas_made_gives_their_constants(ranks: int, name: 
     assert error < 0.01
 
 
+def test_what_was_fitted_to_a_tapered_network_gives_the_sweep_again() -> None:
+    """On a cluster that says nothing of what is reached, as it is; and then written with what was found."""
+    words = {"topology": "fattree", "k": 4, "taper": 8.0}
+    where = Network.of(cluster.build(words))
+    truth = dataclasses.replace(Constants.of({}), network_share=0.1)
+    sweep = {n: where.collective("all_reduce", float(n), 16, 1, truth).seconds for n in SIZES}
+    found, _ = fit_sweep(sweep, where, kind="all_reduce", ranks=16)
+    reached = {"network_share": found.network_share, "collective_s": found.collective_s, "swept": 16}
+    again = Network.of(cluster.build({**words, "reached": reached}))
+    for nbytes, seconds in sweep.items():
+        assert again.collective("all_reduce", float(nbytes), 16, 1, found).seconds == pytest.approx(seconds, rel=0.1)
+
+
 NCCL = """\
 # out-of-place                       in-place
 #       size         count      type   redop    root     time   algbw   busbw #wrong
@@ -96,10 +109,17 @@ def test_what_bench_prints_is_read() -> None:
         for n in (1024, 65536, 2**20)
         for system, scale in (("hocket", 1e-9), ("gloo", 1e-6))
     ]
-    text = json.dumps({"rows": rows, "floor": []})
+    text = json.dumps({"collective": "all_reduce", "rows": rows, "floor": []})
     assert read_sweep(text, ranks=2) == pytest.approx({1024: 1.024e-6, 65536: 65.536e-6, 2**20: 1048.576e-6})
     with pytest.raises(PlanError, match="of 2 ranks, not of 4"):
         read_sweep(text, ranks=4)
+    with pytest.raises(PlanError, match="of all_reduce, not of all_gather"):
+        read_sweep(text, kind="all_gather")
+
+
+def test_columns_of_a_table_are_found_by_their_names() -> None:
+    text = "count,us,bytes\n1,9,1024\n2,19,2048\n3,29,4096\n"
+    assert read_sweep(text) == pytest.approx({1024: 9e-6, 2048: 19e-6, 4096: 29e-6})
 
 
 @pytest.mark.parametrize(
@@ -108,6 +128,7 @@ def test_what_bench_prints_is_read() -> None:
         ("1024,inf\n2048,2\n4096,3\n", "no measurement"),
         ("1024,1\n2048,-2\n4096,3\n", "no measurement"),
         ("bytes,hours\n1024,1\n2048,2\n4096,3\n", "no unit of time"),
+        ("1024,256,9\n2048,512,19\n4096,1024,29\n", "no header says"),
         (OLD.replace("158.1   13.26", "185.1   13.26"), "no column of microseconds"),
         ("# Collective test starting: all_gather_perf\n" + GATHER, "of all_gather, not of all_reduce"),
         (OLD, "of 2 ranks, not of 8"),

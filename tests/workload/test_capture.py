@@ -119,6 +119,24 @@ def test_the_meta_device_gives_the_same_but_for_times() -> None:
         assert (one.output_bytes, one.state_bytes) == (other.output_bytes, other.state_bytes)
 
 
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_weights_are_read_once_however_large_the_batch_is_and_of_tables_the_rows(device: str) -> None:
+    model = nn.Sequential(nn.Embedding(10_000, 16), nn.Flatten(), nn.Linear(64, 8))
+    for batch in (2, 8):
+        found = capture(model, torch.zeros(batch, 4, dtype=torch.long), device=device)
+        (lookup,), (product,) = found.layers[0].operations, found.layers[-1].operations
+        assert lookup.moved_bytes == batch * 4 * (8 + 2 * 16 * 4)  # ids, rows, and what is made of them
+        assert lookup.fixed_bytes == 0
+        assert product.fixed_bytes == (64 * 8 + 8) * 4
+        assert product.moved_bytes > product.fixed_bytes
+
+
+@pytest.mark.parametrize(("optimizer", "tensors"), [("sgd", 0), ("momentum", 1), ("adam", 2)])
+def test_an_optimizer_keeps_its_state_in_the_type_of_the_parameters(optimizer: str, tensors: int) -> None:
+    found = capture(nn.Linear(10, 10).bfloat16(), torch.rand(8, 10).bfloat16(), optimizer=optimizer)
+    assert found.layers[0].optimizer_bytes == tensors * 2 * 110
+
+
 def test_a_model_far_too_large_is_captured_on_the_meta_device() -> None:
     with torch.device("meta"):
         model = nn.Sequential(*(nn.Linear(2**15, 2**15, bias=False) for _ in range(40)))

@@ -94,6 +94,10 @@ def show(
 
     order = orders.asked("show", what, world, stages, micro_batches)
     if order is not None:
+        if given := [
+            flag for flag, one in (("--svg", svg), ("--msccl", msccl), ("--cluster", cluster)) if one is not None
+        ]:
+            bad_input("schedule show", f"{', '.join(given)}: an order of a pipeline has none; leave it out")
         orders.show(order, text=text, as_json=as_json)
         return
     asked = _resolve("show", what, kind, world, root, cluster)

@@ -1,5 +1,6 @@
 """`hocket simulate`: what collectives, training steps and pipelines would take on a cluster. No clock is involved."""
 
+import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -29,7 +30,7 @@ def collective(
 ) -> None:
     """Compare all algorithms that serve a collective on a cluster, by size; the fastest is marked."""
     from hocket.algorithms import candidates, cluster_tree, get
-    from hocket.cluster import load
+    from hocket.cluster import ClusterError, load
     from hocket.schedule import Collective
     from hocket.simulate import simulate_schedule
     from hocket.units import format_bytes, parse_bytes
@@ -41,8 +42,9 @@ def collective(
         schedules = {one.name: one(wanted) for one in candidates(wanted)}
         tree = get("aggregation_tree")
         if found.reductions and kind in tree.kinds:
-            parents, switches = cluster_tree(found, range(wanted.world))
-            schedules[tree.name] = tree(wanted, parents=parents, switches=switches)
+            with contextlib.suppress(ClusterError):  # switches inside hosts reduce, and none that all ranks reach
+                parents, switches = cluster_tree(found, range(wanted.world))
+                schedules[tree.name] = tree(wanted, parents=parents, switches=switches)
         seconds = {
             name: [simulate_schedule(one, found, nbytes, seed=seed).seconds for nbytes in sizes]
             for name, one in schedules.items()
@@ -84,6 +86,10 @@ def step(
     with one_error("simulate step"):
         found = load(cluster)
         schedule = resolve(algorithm, "all_reduce", world or found.world, 0, cluster).schedule
+        if schedule.collective.kind != "all_reduce":
+            raise ValueError(
+                f"--algorithm {algorithm}: {schedule.collective} averages no gradients; give an all_reduce"
+            )
         ranks = schedule.world
         graph = StepGraph(ranks)
         graph.compute(None, parse_time(forward), name="forward")

@@ -216,6 +216,7 @@ class Torus(Topology):
                 flops=server.flops or 0.0,
                 float8_flops=server.float8_flops or 0.0,
                 memory_Bps=server.memory_bandwidth,
+                memory_nbytes=server.memory or 0,
                 reduction=capability,
             )
             layout.ranks.append(node)

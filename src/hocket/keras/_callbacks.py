@@ -44,6 +44,16 @@ class Follow(keras.callbacks.Callback):  # type: ignore[misc]  # Keras carries n
         """Have all ranks validate with rank 0's moving averages."""
         self._broadcast.send_state()
 
+    def on_train_end(self, logs: Any = None) -> None:
+        """Take over what a callback of rank 0 has restored. Stages of a pipeline keep what each of them has trained."""
+        if type(self._broadcast).gather is StateBroadcast.gather:
+            self._broadcast.align()
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """See class."""
+        if self._after_batches:
+            self._follow()
+
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """See class."""
         if self._after_batches:
@@ -51,13 +61,14 @@ class Follow(keras.callbacks.Callback):  # type: ignore[misc]  # Keras carries n
 
     def _follow(self) -> None:
         model = self.model
-        rate: Any = getattr(model.optimizer, "_learning_rate", None)
+        optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)  # that of a loss scale has another's
+        rate: Any = getattr(optimizer, "_learning_rate", None)
         settable = isinstance(rate, keras.Variable)
         mine = (bool(model.stop_training), float(rate) if settable else None)
         stop, value = self._world.from_root(mine)
         model.stop_training = stop
         if settable and value != mine[1]:
-            model.optimizer.learning_rate = value
+            optimizer.learning_rate = value
 
 
 class CollectOptimizerState(keras.callbacks.Callback):  # type: ignore[misc]

@@ -42,9 +42,11 @@ class SharedData(_private.DataAdapter):  # type: ignore[misc]  # Keras carries n
         self._agreed = False
         self._loader: Any = None
         if _private.is_torch_dataloader(source):
-            self._loader = _loaders.get(source)
-            if self._loader is None:
+            before = self._loader = _loaders.get(source)
+            if before is None or not before.is_among(world):
                 self._loader = _loaders[source] = DistributedLoader(source, group=everyone.group, among=world)
+                if before is not None:  # of a model that is parallel in another way
+                    self._loader.resume(before.position())
 
     def get_torch_dataloader(self) -> Any:
         """Return what yields this rank's part of the batches of an epoch."""
@@ -86,6 +88,11 @@ class SharedData(_private.DataAdapter):  # type: ignore[misc]  # Keras carries n
     def repeatable(self) -> bool:
         """Whether another process can take up the sequence of batches where this one has left it."""
         return self._loader is not None or isinstance(self._inner, _private.ArrayDataAdapter)
+
+    @property
+    def of_arrays(self) -> bool:
+        """Whether it was given as arrays."""
+        return isinstance(self._inner, _private.ArrayDataAdapter)
 
     def position(self) -> Any:
         """Return where the sequence stands besides the global random numbers."""

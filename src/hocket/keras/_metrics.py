@@ -14,7 +14,7 @@ from hocket.parallel.mesh import World
 
 from . import _private
 
-_WHOLE_BATCH = frozenset({keras.losses.dice, keras.losses.tversky})
+_WHOLE_BATCH = frozenset({keras.losses.dice, keras.losses.tversky, keras.losses.circle})
 """Functions of Keras' that return one number for the batch."""
 
 _MEANS = frozenset({"sum_over_batch_size", "mean"})
@@ -31,7 +31,7 @@ def is_mean_over_samples(loss: Any) -> bool:
         return False
     if getattr(loss, "additive", False):
         return True
-    return _is_kerases(loss) and _is_kerases_function(getattr(loss, "fn", None))
+    return _is_kerases(loss) and _is_kerases_function(getattr(loss, "fn", None)) and not _along_samples(loss)
 
 
 def is_sum_over_samples(metric: Any) -> bool:
@@ -43,7 +43,16 @@ def is_sum_over_samples(metric: Any) -> bool:
     """
     if getattr(metric, "additive", False):
         return True
-    return _is_kerases(metric) and _is_kerases_function(getattr(metric, "_fn", None))
+    return _is_kerases(metric) and _is_kerases_function(getattr(metric, "_fn", None)) and not _along_samples(metric)
+
+
+def _along_samples(wrapper: Any) -> bool:
+    """Whether a loss or metric is around a function that works along the axis of the samples, or along all."""
+    given = getattr(wrapper, "_fn_kwargs", None) or {}
+    if "axis" not in given:
+        return False
+    axis = given["axis"]
+    return axis is None or 0 in (axis if isinstance(axis, tuple | list) else (axis,))
 
 
 def _is_kerases(value: Any) -> bool:

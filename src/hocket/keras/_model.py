@@ -225,7 +225,7 @@ class Model:
             validation_data = (self._shared("validation_data", val_x, val_y, val_weight, size, validation_steps),)
         resume = self._resume
         if resume is not None:
-            resume.follow(training, [one.callback for one in wrap(callbacks)])
+            resume.follow(training, [one.callback for one in wrap(callbacks)], steps_per_epoch)
         self._broadcast.build(training, steps_per_epoch)
         self._broadcast.shard_optimizer()
         with self._steps.installed(training=True):

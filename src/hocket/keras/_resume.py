@@ -41,7 +41,7 @@ class Resume(keras.callbacks.Callback):  # type: ignore[misc]  # Keras carries n
         self._before = 0  # epochs of the runs before
         self._preemption = Preemption(world, path, lambda: None)  # epochs' ends have saved
 
-    def follow(self, data: SharedData, callbacks: Sequence[Any]) -> None:
+    def follow(self, data: SharedData, callbacks: Sequence[Any], steps: int | None) -> None:
         """Say what is to be trained on, and beside which callbacks.
 
         Raises:
@@ -53,6 +53,11 @@ class Resume(keras.callbacks.Callback):  # type: ignore[misc]  # Keras carries n
             raise ValueError(
                 "resume: generators and PyDatasets cannot be taken up where an earlier run has left them; give fit "
                 "arrays or a torch DataLoader"
+            )
+        if steps is not None and data.of_arrays:
+            raise ValueError(
+                f"resume: with steps_per_epoch = {steps} an epoch of arrays begins where the one before has ended, and "
+                "that cannot be taken up; leave steps_per_epoch out, or give fit a torch DataLoader"
             )
         self._data = data
         self._others = [one for one in callbacks if isinstance(one, tuple(_CONDUCT))]

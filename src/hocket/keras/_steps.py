@@ -193,7 +193,7 @@ class Steps:
                 return plain(x, y, y_pred, sample_weight, *args, **kwargs)
             weight = share.weight if self._keras_step else 1.0
             if self._gather_outputs or any(_mask(t) is not None for t in _private.tree.flatten(y_pred)):
-                factor = self.world.size / weight if weight else 0.0
+                factor = self.world.size / share.weight if share.weight else 0.0
                 y, sample_weight = self._whole(y, share), self._whole(sample_weight, share)
                 y_pred = self._whole(y_pred, share, factor)
             loss = plain(x, y, y_pred, sample_weight, *args, **kwargs)

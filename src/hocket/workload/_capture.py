@@ -23,7 +23,7 @@ from ._trial import sum_of_outputs, tried_out
 from ._units import Loss, Unit, samples, units_of
 from ._workload import Layer, Workload
 
-_STATE_NBYTES = {"sgd": 0, "momentum": 4, "adam": 8}
+_STATE = {"sgd": 0, "momentum": 1, "adam": 2}  # tensors beside each parameter, of its type
 
 
 def capture(
@@ -64,8 +64,8 @@ def capture(
         WorkloadError: the optimizer is unknown, the batch has no tensor, or the model gives nothing that can be
             back-propagated.
     """
-    if optimizer not in _STATE_NBYTES:
-        raise WorkloadError(f"capture: optimizer {optimizer!r} is not one of {', '.join(_STATE_NBYTES)}")
+    if optimizer not in _STATE:
+        raise WorkloadError(f"capture: optimizer {optimizer!r} is not one of {', '.join(_STATE)}")
     place = torch.device(device) if device is not None else _device_of(model)
     here = model if place == _device_of(model) else _copied(model, place)
     batch = _moved(sample, place)
@@ -78,7 +78,7 @@ def capture(
             timing = time_of(here, units, batch, run, repeats)
             optimizer_s = optimizer_time(here, optimizer)
         alone = partial(dry_shares, here, units, batch, run, dry_runs or {}, degrees)
-        layers = _layers(here, units, trace, timing, _STATE_NBYTES[optimizer], degrees, alone, repeats)
+        layers = _layers(here, units, trace, timing, _STATE[optimizer], degrees, alone, repeats)
     size = samples(batch)
     precision = str(next((p.dtype for p in here.parameters()), torch.float32)).removeprefix("torch.")
     source = "captured on the meta device" if place.type == "meta" else f"captured on {place.type}"
@@ -90,7 +90,7 @@ def _layers(
     units: list[Unit],
     trace: Trace,
     timing: Timing | None,
-    state_nbytes: int,
+    states: int,
     degrees: Sequence[int],
     alone: Callable[[Mapping[int, tuple[int, int, int]], int], dict[int, tuple[Share, ...]]],
     repeats: int,
@@ -104,7 +104,7 @@ def _layers(
     counted: set[int] = set()
     for index in order:
         own = [*units[index].module.parameters(), *(loose if place[index] == 0 else ())]
-        held[index] = Holding([one for one in own if id(one) not in counted], state_nbytes)
+        held[index] = Holding([one for one in own if id(one) not in counted], states)
         counted.update(id(one) for one in own)
     shares = shares_of(model, trace, held, degrees)
     state = {index: holding.nbytes() for index, holding in held.items()}
@@ -113,7 +113,9 @@ def _layers(
     layers = []
     for index in order:
         unit, own_state, spent = units[index], held[index], trace.total(index)
-        work = Operation("forward", spent.flops, spent.moved, spent.saved, calls=max(1, spent.calls))
+        work = Operation(
+            "forward", spent.flops, spent.moved, spent.saved, calls=max(1, spent.calls), fixed_bytes=spent.fixed
+        )
         crossing = sum(
             nbytes
             for nbytes, first, last in trace.lives.values()

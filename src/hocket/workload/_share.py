@@ -32,6 +32,8 @@ class Operation:
         calls: Kernels that it launches.
         weight_bytes: Of a linear layer's product, the weights among the bytes that it moves, in 16 bits; such products
             can be in float8. 0 of all else.
+        fixed_bytes: Of the bytes that it moves, those that do not grow with the batch: weights. A linear layer's
+            product of known weights (`weight_bytes`) needs no other word of them.
     """
 
     name: str
@@ -41,6 +43,7 @@ class Operation:
     part: Part = "shared"
     calls: int = 1
     weight_bytes: float = 0.0
+    fixed_bytes: float = 0.0
 
     def __post_init__(self) -> None:
         if self.part not in PARTS:
@@ -55,9 +58,9 @@ class Operation:
         """Return what each of `degree` ranks does of it."""
         if degree == 1:
             return self
-        numbers = (self.flops, self.moved_bytes, self.saved_bytes, self.weight_bytes)
-        flops, moved, saved, weights = (one / degree for one in numbers)
-        return Operation(self.name, flops, moved, saved, self.part, self.calls, weights)
+        numbers = (self.flops, self.moved_bytes, self.saved_bytes, self.weight_bytes, self.fixed_bytes)
+        flops, moved, saved, weights, fixed = (one / degree for one in numbers)
+        return Operation(self.name, flops, moved, saved, self.part, self.calls, weights, fixed)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,10 +22,10 @@ _COMPUTING = ("column", "row", "heads", "channels", "hidden")
 
 @dataclass(frozen=True)
 class Holding:
-    """The parameters of a unit that no unit before it has, and bytes of optimizer state for each number in them."""
+    """The parameters of a unit that no unit before it has, and how many tensors like each the optimizer keeps."""
 
     parameters: list[nn.Parameter]
-    state_nbytes: int
+    states: int
 
     def nbytes(self, cut: frozenset[int] = frozenset(), degree: int = 1) -> tuple[int, int, int]:
         """Parameters, gradients, optimizer state of one rank; of those in `cut` each of `degree` ranks has a part."""
@@ -35,7 +35,7 @@ class Holding:
             parameters += count * one.element_size()
             if one.requires_grad:
                 gradients += count * one.element_size()
-                state += count * self.state_nbytes
+                state += count * self.states * one.element_size()
         return parameters, gradients, state
 
 
@@ -117,8 +117,11 @@ def _shares(regions: list[Region], trace: Trace, held: Mapping[int, Holding], de
                 each = degree if call in divided else 1
                 spent.flops += did.flops / each
                 spent.moved += did.moved / each
+                spent.fixed += did.fixed / each
                 spent.calls += did.calls
-        work = Operation("forward", spent.flops, spent.moved, float(kept[unit]), "divided", max(1, spent.calls))
+        work = Operation(
+            "forward", spent.flops, spent.moved, float(kept[unit]), "divided", max(1, spent.calls), 0.0, spent.fixed
+        )
         made = tuple(
             Exchange(phase, kind, nbytes, count, with_batch)
             for (phase, kind, nbytes, with_batch), count in exchanged.get(unit, Counter()).items()

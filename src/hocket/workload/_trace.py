@@ -22,12 +22,16 @@ from .division import Recording, recorded, storage_of
 
 @dataclass
 class Spent:
-    """What something asks for: floating-point operations, bytes read and written, bytes kept, kernels."""
+    """What something asks for: floating-point operations, bytes read and written, bytes kept, kernels.
+
+    Of the bytes read and written `fixed` are of weights, however large the batch is.
+    """
 
     flops: float = 0.0
     moved: float = 0.0
     saved: float = 0.0
     calls: int = 0
+    fixed: float = 0.0
 
 
 @dataclass
@@ -38,6 +42,7 @@ class Trace:
     order: list[int] = field(default_factory=list)
     # By unit, and the place of the call in the recording.
     spent: defaultdict[tuple[int, int], Spent] = field(default_factory=lambda: defaultdict(Spent))
+    weights: set[int] = field(default_factory=set)  # storages of parameters and buffers
     # What autograd keeps: unit, call, storage, bytes.
     saved: list[tuple[int, int, int, int]] = field(default_factory=list)
     # Of every storage that was made: bytes, and the places in `order` of its maker and of its last reader.
@@ -47,7 +52,8 @@ class Trace:
         """Of all calls in a unit."""
         mine = [spent for (where, _), spent in self.spent.items() if where == unit]
         flops, moved = sum(one.flops for one in mine), sum(one.moved for one in mine)
-        return Spent(flops, moved, sum(one.saved for one in mine), sum(one.calls for one in mine))
+        saved, calls, fixed = (sum(getattr(one, name) for one in mine) for name in ("saved", "calls", "fixed"))
+        return Spent(flops, moved, saved, calls, fixed)
 
     @property
     def call(self) -> int:
@@ -89,7 +95,9 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 trace.lives[storage_of(one)] = (one.untyped_storage().nbytes(), step, step)
         in_place = bool(made) and func.overloadpacket.__name__.endswith("_")
         if fresh or in_place:  # a view moves nothing
-            spent.moved += sum(one.numel() * one.element_size() for one in (*given, *made))
+            read = given[1:] + made if func.overloadpacket in _LOOKUPS else given  # rows, not the table that has them
+            spent.moved += sum(one.numel() * one.element_size() for one in (*read, *made))
+            spent.fixed += sum(one.numel() * one.element_size() for one in read if storage_of(one) in trace.weights)
             spent.calls += 1
         if func.overloadpacket in flop_registry:
             spent.flops += flop_registry[func.overloadpacket](*args, **(kwargs or {}), out_val=out)
@@ -103,6 +111,10 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 _FUSED = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+_LOOKUPS = frozenset(
+    getattr(torch.ops.aten, name)
+    for name in ("embedding", "_embedding_bag", "_embedding_bag_forward_only", "index", "index_select", "gather")
+)
 
 
 def _fused(
@@ -145,11 +157,13 @@ def trace_of(model: nn.Module, units: list[Unit], batch: Any, run: Loss) -> Trac
     """
     at = [0]
     given = [one for one in tree_flatten(batch)[0] if isinstance(one, Tensor)]
-    ignored = {storage_of(one) for one in (*model.parameters(), *model.buffers(), *given)}
+    weights = {storage_of(one) for one in (*model.parameters(), *model.buffers())}
+    ignored = weights | {storage_of(one) for one in given}
     with ExitStack() as stack:
         stack.enter_context(_fused_attention())
         recording = stack.enter_context(recorded(model, returned))
         trace = stack.enter_context(watching(recording, ignored, at))
+        trace.weights = weights
         for index, unit in enumerate(units):
 
             def enter(*_: Any, index: int = index) -> None:

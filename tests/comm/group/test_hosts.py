@@ -278,7 +278,7 @@ def _one_goes(how, numel):
 @pytest.mark.parametrize(
     ("layout", "numel"),
     [
-        ([0, 1, 2], 10),
+        pytest.param([0, 1, 2], 10, marks=pytest.mark.long),
         pytest.param([0, 1, 2, 3], 300_001, marks=pytest.mark.long),
         ([0, 0, 1, 1], 10),
         pytest.param([0, 0, 1, 1], 300_001, marks=pytest.mark.long),

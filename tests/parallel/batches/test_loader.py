@@ -430,3 +430,18 @@ def test_data_of_a_rank_s_own_is_refused() -> None:
         assert all("rank 1 and rank 0 hold different data: first samples" in found[i] for i in (0, 1, 3)), found
         assert all("hold different data: 13 samples and 12" in found[i] for i in (2, 4)), found
         assert found[5:] == ["none", "none"]
+
+
+def test_a_position_that_was_taken_up_is_told_again_before_the_first_batch() -> None:
+    data = TensorDataset(torch.arange(12.0))
+    first = DistributedLoader(DataLoader(data, batch_size=3, shuffle=True))
+    for _ in zip(range(2), first, strict=False):
+        pass
+    there = first.position()
+    second = DistributedLoader(DataLoader(data, batch_size=3, shuffle=True))
+    second.resume(there)
+    again = second.position()
+    assert (again["epoch"], again["batch"]) == (there["epoch"], there["batch"]) == (0, 2)
+    third = DistributedLoader(DataLoader(data, batch_size=3, shuffle=True))
+    third.resume(again)
+    assert [part[0].tolist() for part in third] == [part[0].tolist() for part in second]

@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import DataLoader, TensorDataset
 
+import hocket
 from hocket.planner import Plan
 from hocket.testing import run_ranks
 
@@ -81,3 +83,19 @@ def test_outputs_and_generated_tokens_are_those_of_one_process() -> None:
 def test_four_ranks_with_two_axes_predict_what_one_process_does() -> None:
     for rank in run_ranks(prediction_programs.predict, 4, FOUR, timeout_s=110):
         check(rank, FOUR)
+
+
+def stepped_after_an_evaluation() -> list[float]:
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 1).double()
+    trainer = hocket.Trainer(model, torch.nn.functional.mse_loss, torch.optim.SGD(model.parameters(), lr=0.1))
+    x = torch.randn(63, 4, dtype=torch.float64)
+    trainer.evaluate(DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=64))
+    # As many samples as a rank's part of that evaluation had.
+    return [float(trainer.step((x[:32], x[:32].sum(1, keepdim=True)))) for _ in range(3)]
+
+
+def test_a_global_batch_after_an_evaluation_is_not_taken_for_a_part() -> None:
+    alone = stepped_after_an_evaluation()
+    for found in run_ranks(stepped_after_an_evaluation, 2):
+        assert found == pytest.approx(alone, rel=1e-12)

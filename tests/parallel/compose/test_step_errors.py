@@ -47,7 +47,10 @@ def one_fails(plan: Plan) -> tuple[str, str, float]:
 STAGED = Plan(pipeline_parallel_degree=2, micro_batches=2)
 
 
-@pytest.mark.parametrize(("ranks", "plan"), [(2, Plan()), (2, Plan(shard="parameters")), (2, STAGED), (4, STAGED)])
+@pytest.mark.parametrize(
+    ("ranks", "plan"),
+    [(2, Plan()), (2, Plan(shard="parameters")), (2, STAGED), pytest.param(4, STAGED, marks=pytest.mark.long)],
+)
 def test_an_error_of_one_rank_is_an_error_of_all(ranks: int, plan: Plan) -> None:
     *others, failed = run_ranks(one_fails, ranks, plan, timeout_s=60)
     said = f"rank {ranks - 1} has failed in its step: ValueError: this sample is damaged"

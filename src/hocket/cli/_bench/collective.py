@@ -71,7 +71,7 @@ def work() -> None:
                     "busbw_Bps": numel * 4 / median_s * bus_factor(kind, rank.n),
                 }
             )
-    rank.report({"rows": rows, "floor": floors})
+    rank.report({"collective": kind, "rows": rows, "floor": floors})
 
 
 def _operation(rank: Rank, collective: str, system: str, numel: int, zeros: Callable[..., torch.Tensor]) -> Operation:

@@ -116,8 +116,9 @@ def time(order: PipelineOrder, given: Timed, *, trace: Path | None, as_json: boo
                 raise ValueError("--bytes needs a --cluster whose links they cross; without one give --message 1ms")
             timing = simulate_order(order, works, given.at_once or float("inf"))
         else:
-            if given.at_once is not None:
-                raise ValueError("--at-once is for an order without --cluster")
+            if given.at_once is not None or parse_time(given.message):
+                flag = "--message" if given.at_once is None else "--at-once"
+                raise ValueError(f"{flag} is for an order without --cluster")
             graph = order_graph(order, works, parse_bytes(given.nbytes or "1MB"))
             timing = simulate_step(graph, load(given.cluster), trace=trace is not None)
         if trace is not None:

@@ -33,7 +33,18 @@ def resolve(word: str, kind: str, world: int | None, root: int, cluster_word: st
     """
     cluster = None if cluster_word is None else load(cluster_word)
     if Path(word).suffix in (".txt", ".json", ".xml") or Path(word).is_file():
-        return Asked(_read(Path(word)), None, {}, cluster)
+        read = _read(Path(word))
+        made = read.collective
+        if (
+            world not in (None, made.world)
+            or (kind != "all_reduce" and kind != made.kind)
+            or root not in (0, made.root)
+        ):
+            wanted = Collective(kind, world or made.world, root)
+            raise ScheduleError(
+                f"{word} is {made}, and {wanted} was asked for; leave that out, or give such a schedule"
+            )
+        return Asked(read, None, {}, cluster)
     name, parameters = parse_spelled(word)
     ranks = world if world is not None else DEFAULT_WORLD if cluster is None else len(cluster.ranks)
     given: dict[str, Any] = dict(parameters)

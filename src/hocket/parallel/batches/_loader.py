@@ -130,6 +130,8 @@ class SharedLoader:
 
     def position(self) -> dict[str, Any]:
         """Return where the sequence of batches stands, for `resume`; what has been yielded counts as used."""
+        if self._stream is None and self._given is not None:  # resumed, and nothing has been yielded since
+            return {"epoch": self._upcoming, "batch": self._skip, "initial": self._given}
         initial = None if self._stream is None else (self._seed, self._initial, self._initial_generators)
         try:
             over = self._begun >= len(self)
@@ -138,6 +140,10 @@ class SharedLoader:
         if over or not self._begun:
             return {"epoch": self._upcoming, "batch": 0, "initial": initial}
         return {"epoch": self._position - 1, "batch": self._begun, "initial": initial}
+
+    def is_among(self, world: World) -> bool:
+        """Return whether batches are shared out among as many ranks, of which this one has the same place."""
+        return (self._among.size, self._among.rank) == (world.size, world.rank)
 
     def resume(self, position: dict[str, Any]) -> None:
         """Make the next iteration go on where `position` was taken, with any number of ranks."""

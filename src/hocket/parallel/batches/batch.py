@@ -106,6 +106,18 @@ def leave(owner: object) -> None:
         _tell(_last)
 
 
+@contextmanager
+def put_back() -> Iterator[None]:
+    """Open a block after which the batch in use is that of before: an evaluation between two steps, say."""
+    global _last
+    before = _last
+    try:
+        yield
+    finally:
+        if not _open:
+            _last = before
+
+
 def _tell(note: Note) -> None:
     for listener in listeners:
         listener.batch_began(note)

@@ -20,6 +20,7 @@ from hocket.timeline import Timeline
 from hocket.units import parse_bytes
 
 from ..batches import BatchPart, BatchSplitter, DistributedLoader, Keywords, LossForm, LossTally, SharedLoader
+from ..batches.batch import put_back
 from ..data import Relaxation, ReplicaMarks
 from ..mesh import world as _world
 from ..state import IncompatibleKeys, StateBytes, checkpoint, clip, deferred, process_memory
@@ -249,7 +250,7 @@ class Trainer:
         tally = LossTally(self._loss_form if metric is None else LossForm("mean"))
         self.model.eval()
         try:
-            with self._errors.told("evaluation"):
+            with self._errors.told("evaluation"), put_back():
                 for batch in DistributedLoader(loader, among=self._mesh["data"]):
                     (part,) = self._splitter.parts(batch, 1)
                     if metric is None:
@@ -321,7 +322,8 @@ class Trainer:
         """
         self._check_known()
         self.finish()
-        positions = [shared.position() for shared in self._loaders]
+        # Of loaders that this run has not opened yet, those of the run before.
+        positions = [shared.position() for shared in self._loaders] + self._positions[len(self._loaders) :]
         about = {"steps": self.steps, "plan": self.plan.to_json(), "loaders": positions}
         _in_and_out.save(self._composition, Path(path), about, extra)
 

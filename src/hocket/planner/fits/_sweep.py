@@ -55,15 +55,17 @@ def read_sweep(text: str, *, kind: str = "", ranks: int = 0) -> dict[int, float]
 def _bench(text: str) -> tuple[list[tuple[int, float]], str, int]:
     """Return sizes with seconds, and of what collective and how many ranks they say to be."""
     try:
-        rows = [row for row in json.loads(text)["rows"] if row["system"] == "hocket" and not row["registered"]]
-        return [(row["nbytes"], row["median_s"]) for row in rows], "", max((row["n"] for row in rows), default=0)
+        read = json.loads(text)
+        rows = [row for row in read["rows"] if row["system"] == "hocket" and not row["registered"]]
+        points = [(row["nbytes"], row["median_s"]) for row in rows]
+        return points, read.get("collective", ""), max((row["n"] for row in rows), default=0)
     except (ValueError, KeyError, TypeError):
         raise PlanError("this JSON is no measurement of `hocket bench`; give what its --json prints") from None
 
 
 def _lines(text: str) -> tuple[list[tuple[int, float]], str, int]:
     """See `_bench`."""
-    size, time, unit_s = 0, 1, 1e-6  # of a table
+    size, time, unit_s, named = 0, 1, 1e-6, 2  # of a table, and how many columns it has
     column = None  # of nccl-tests' time
     found, kind, ranks = [], "", 0
     for number, line in enumerate(text.splitlines(), 1):
@@ -78,11 +80,12 @@ def _lines(text: str) -> tuple[list[tuple[int, float]], str, int]:
                 kind = words[-1].removesuffix("_perf")
             continue
         names = [word.lower() for word in words]
-        if len(names) == 2 and any(name in _SIZES for name in names):
-            size = 0 if names[0] in _SIZES else 1
-            time = 1 - size
-            if names[time] not in _TIMES:
+        if len(names) >= 2 and any(name in _SIZES for name in names):
+            size = next(at for at, name in enumerate(names) if name in _SIZES)
+            told = [at for at, name in enumerate(names) if name in _TIMES]
+            if len(told) != 1:
                 raise PlanError(f"line {number}: {line!r} names no unit of time; write bytes,microseconds")
+            time, named = told[0], len(names)
             unit_s = _TIMES[names[time]]
         elif len(words) >= 7 and words[0].isdecimal():
             nbytes = int(words[0])
@@ -92,6 +95,9 @@ def _lines(text: str) -> tuple[list[tuple[int, float]], str, int]:
                 raise PlanError(f"line {number}: {line.strip()!r}: {rule}")
             found.append((nbytes, float(words[column]) * 1e-6))
         elif len(words) >= 2:
+            if len(words) > 2 and len(words) != named and words[0][:1].isdecimal():
+                rule = "which of these is the time, no header says; write bytes,microseconds above them"
+                raise PlanError(f"line {number}: {line.strip()!r}: {rule}")
             try:
                 found.append((parse_bytes(words[size]), float(words[time]) * unit_s))
             except ValueError:
@@ -133,7 +139,7 @@ def fit_sweep(sweep: Mapping[int, float], network: Network, *, kind: str, ranks:
 
     if not 2 <= ranks <= network.world:
         raise PlanError(f"{network.name} has {network.world} ranks, and {ranks} were measured; give 2 or more of them")
-    wires = network.first(ranks)
+    wires = dataclasses.replace(network.first(ranks), routed=None)  # as predictions with what was fitted take it
     share = "inside_share" if ranks <= wires.local else "network_share"
     known = Constants.of(network.reached)
 

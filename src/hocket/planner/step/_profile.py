@@ -236,7 +236,8 @@ class Profile:
         value and again to be written in two layouts, weights in each direction. A layer that this would slow down stays
         in bfloat16.
         """
-        moved = one.moved_bytes * scale
+        fixed = one.fixed_bytes or one.weight_bytes
+        moved = (one.moved_bytes - fixed) * scale + fixed
         plain = self._roofline(one.flops * scale, moved, one.calls)
         if not one.flops:
             spared = plain * self.constants.fused_share

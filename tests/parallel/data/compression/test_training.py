@@ -31,7 +31,9 @@ def runs(shard: str, n: int) -> list[list[dict[str, Any]]]:
     return run_ranks(programs.train_all, n, [plain, *plans(shard=shard)], timeout_s=100)
 
 
-@pytest.mark.parametrize(("shard", "n"), [("none", 2), ("none", 3), ("optimizer", 2), ("gradients", 3)])
+@pytest.mark.parametrize(
+    ("shard", "n"), [("none", 2), pytest.param("none", 3, marks=pytest.mark.long), ("optimizer", 2), ("gradients", 3)]
+)
 def test_every_method_learns_and_leaves_the_same_weights_on_every_rank(shard: str, n: int) -> None:
     found = runs(shard, n)
     plain = found[0][0]["losses"]

@@ -138,7 +138,7 @@ def drawn(strategy: st.SearchStrategy[Case], count: int) -> list[Case]:
     return found
 
 
-@pytest.mark.parametrize("ranks", [2, 3, pytest.param(4, marks=pytest.mark.long)])
+@pytest.mark.parametrize("ranks", [2, *(pytest.param(n, marks=pytest.mark.long) for n in (3, 4))])
 def test_random_layers_are_those_of_one_process(ranks: int) -> None:
     check(
         ranks, [*drawn(convolutions(), 100), *drawn(transposed(), 40), *drawn(pools(), 50), *drawn(upsamplings(), 30)]
