@@ -49,6 +49,7 @@ def epochs(text: str) -> dict[int, tuple[float, float]]:
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.long
 def test_trainer_learns_to_sort_and_goes_on_under_another_plan(tmp_path: Path) -> None:
     checkpoint, plan = str(tmp_path / "checkpoint"), tmp_path / "plan.toml"
     plan.write_text("tensor_parallel_degree = 2\n")

@@ -102,6 +102,7 @@ def test_two_workers_train_and_report(tmp_path: Path) -> None:
     assert_no_worker_left(run, within_s=0.0)
 
 
+@pytest.mark.long
 def test_json_is_the_only_thing_on_stdout(tmp_path: Path) -> None:
     done = hocket("train", "edsr", "-n", "1", "--steps", "2", *_SMALL, "--json", cwd=tmp_path)
     result = json.loads(done.stdout)

@@ -85,9 +85,7 @@ def doctor(fabric: Fabric, place: Path, what: str) -> "subprocess.CompletedProce
 
 @pytest.mark.parametrize("fabric", [200], indirect=True)
 def test_what_stands_between_hosts_is_named(fabric: Fabric, tmp_path: Path) -> None:
-    for what in FOUND:
-        if what == "link":
-            continue
+    for what in ("none", "interface", "port"):
         if what == "port":
             for link in fabric.counters():
                 if "b" in link.split("->"):
@@ -99,6 +97,17 @@ def test_what_stands_between_hosts_is_named(fabric: Fabric, tmp_path: Path) -> N
         assert ran.returncode == status
         if what == "none":
             assert "warning" not in ran.stdout
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("fabric", [200], indirect=True)
+@pytest.mark.parametrize("what", ["memory", "shm", "torch"])
+def test_what_is_wrong_on_one_host_is_named(fabric: Fabric, tmp_path: Path, what: str) -> None:
+    ran = doctor(fabric, tmp_path, what)
+    print(ran.stdout, ran.stderr)
+    status, text = FOUND[what]
+    assert text in ran.stdout + ran.stderr
+    assert ran.returncode == status
 
 
 @pytest.mark.parametrize("fabric", [20], indirect=True)

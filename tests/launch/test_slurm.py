@@ -132,12 +132,9 @@ def losses(text: str) -> list[str]:
     return re.findall(r"^(?:\[0\] )?(step \d+ .*)$", text, flags=re.MULTILINE)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
-    "told",
-    [
-        [(signal.SIGUSR1, "step 3")],
-        pytest.param([(signal.SIGTERM, "step 3"), (signal.SIGUSR1, "step 11")], marks=pytest.mark.long),
-    ],
+    "told", [[(signal.SIGUSR1, "step 3")], [(signal.SIGTERM, "step 3"), (signal.SIGUSR1, "step 11")]]
 )
 def test_a_job_that_is_told_to_end_saves_and_goes_on_with_the_same_losses(
     hocket: Any, script: Any, tmp_path: Path, told: list[tuple[signal.Signals, str]]

@@ -197,6 +197,7 @@ def test_two_aggregators_share_long_messages_and_take_turns_with_short_ones(tmp_
     assert [sum(count.values()) for count in counts] == [5, 5]
 
 
+@pytest.mark.long
 def test_one_of_two_aggregators_that_dies_changes_no_result(tmp_path):
     with _started(tmp_path / "one") as one, _started(tmp_path / "two") as two:
 
@@ -386,6 +387,7 @@ def test_kills_at_any_moment_of_long_operations(tmp_path, aggregator):
     assert all(one.failures for one in stats), stats
 
 
+@pytest.mark.long
 def test_an_aggregator_that_stalls_is_left_and_found_again(tmp_path, aggregator):
     def disturb(mark):
         _wait_for(mark, 10)

@@ -218,7 +218,7 @@ class Waiting(nn.Module):
 
 
 def idle() -> dict[tuple[str, int], float]:
-    """Mean idle share of the ranks by schedule and micro-batches, the least of six steps."""
+    """Mean idle share of the ranks by schedule and micro-batches, the least of four steps."""
     world = current()
     model = nn.Sequential(*[Waiting() for _ in range(world.size)])
     points = [str(i) for i in range(1, world.size)]
@@ -228,7 +228,7 @@ def idle() -> dict[tuple[str, int], float]:
         pipeline = Pipeline(mine, world, schedule, micro, F.mse_loss)
         inputs, target = (torch.randn(2 * micro, 8),), torch.zeros(2 * micro, 8)
         shares = []
-        for _ in range(6):
+        for _ in range(4):
             pipeline.step(inputs, target)
             shares.append(sum(idle_shares(world.from_all(pipeline.spans))) / world.size)
         found[schedule, micro] = min(shares)

@@ -96,6 +96,7 @@ def test_the_failure_of_a_worker_is_an_error_for_the_others(env: dict[str, str])
         assert "failed while worker" in text
 
 
+@pytest.mark.long
 def test_a_worker_that_does_not_come_is_waited_for_until_the_deadline() -> None:
     found = run_ranks(programs.late, 2, timeout_s=30)
     name, seconds, text = found[0]

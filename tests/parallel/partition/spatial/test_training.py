@@ -30,7 +30,9 @@ def runs(spatial: int) -> list[tuple[str, Plan, str]]:
     ]
 
 
-@pytest.mark.parametrize(("ranks", "spatial"), [(2, 2), (3, 3), pytest.param(4, 2, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    ("ranks", "spatial"), [(2, 2), *(pytest.param(*one, marks=pytest.mark.long) for one in ((3, 3), (4, 2)))]
+)
 def test_training_on_slabs_is_that_of_one_process(ranks: int, spatial: int) -> None:
     wanted = runs(spatial)
     found = run_ranks(models.train_all, ranks, wanted, timeout_s=110)
