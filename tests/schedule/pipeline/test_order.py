@@ -74,14 +74,17 @@ def plain(action: Any) -> PipelineAction:
     return PipelineAction(action.stage_index, action.computation_type.value, action.microbatch_index)
 
 
+TORCHS = [shape for shape in GRID if shape[0] in ("gpipe", "1f1b", "interleaved", "zero_bubble")]
+
+
 def test_named_orders_are_torchs_action_by_action() -> None:
-    assert len(GRID) > 400
-    for shape in GRID:
+    assert len(TORCHS) > 400
+    for shape in TORCHS:
         theirs = tuple(tuple(plain(action) for action in rank) for rank in torchs(*shape))
         assert pipeline_order(*shape).ranks == theirs, shape
 
 
-@pytest.mark.parametrize(("name", "p", "v", "m"), [shape for shape in GRID if shape[3] in (1, 4, 6)])
+@pytest.mark.parametrize(("name", "p", "v", "m"), [shape for shape in TORCHS if shape[3] in (1, 4, 6)])
 def test_messages_are_torchs_between_every_two_ranks(name: str, p: int, v: int, m: int) -> None:
     order = pipeline_order(name, p, v, m).with_messages()
     theirs = _add_send_recv(dict(enumerate(torchs(name, p, v, m))), lambda stage: stage % p, p * v)
