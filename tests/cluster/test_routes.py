@@ -148,3 +148,21 @@ def test_65536_flows_are_routed_within_seconds(spec: str) -> None:
     taken_s = time.process_time() - begin
     assert len(routes) == 65_536
     assert taken_s < 5  # 0.1 to 0.5 s on an idle core
+
+
+def test_devices_of_a_host_that_meet_at_a_switch_outside_are_joined_there() -> None:
+    nodes = [f'{{name="{host}{n}",kind="device",host="{host}"}}' for host in "ab" for n in range(2)]
+    links = [f'{{ends=["{host}{n}","s"],bandwidth="10 GB/s"}}' for host in "ab" for n in range(2)]
+    text = f'nodes = [{", ".join(nodes)}, {{name="s",kind="switch"}}]\nlinks = [{", ".join(links)}]\n'
+    described = cluster.from_toml(text)
+
+    def way(a: str, b: str) -> list[str]:
+        found = described.routes(np.array([described.node(a)]), np.array([described.node(b)]))[0]
+        return [described.link_names[link] for link in found]
+
+    assert way("a0", "a1") == ["a0->s", "s->a1"]
+    assert way("b1", "a0") == ["b1->s", "s->a0"]
+    assert way("b1", "b1") == []
+    apart = cluster.from_toml(text.replace('"b1","s"', '"b1","t"').replace("}]\n", '}, {name="t",kind="switch"}]\n', 1))
+    with pytest.raises(ClusterError, match="no path leads from b0 to b1"):
+        apart.routes(np.array([apart.node("b0")]), np.array([apart.node("b1")]))

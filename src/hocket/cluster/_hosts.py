@@ -97,12 +97,14 @@ class HostRouter:
         from_host, to_host = self._hosts[source], self._hosts[destination]
         pieces: list[tuple[Indices, Indices]] = []
         exits, entries = np.full(len(source), -1, dtype=np.int64), np.full(len(source), -1, dtype=np.int64)
-        apart = np.flatnonzero((from_host != to_host) & ((from_host >= 0) | (to_host >= 0)))
+        # Nodes of a host that nothing inside joins, as devices that meet at a switch outside, leave it and come back.
+        same = (from_host >= 0) & (from_host == to_host)
+        same[same] = self._joined_inside(source[same], destination[same])
+        apart = np.flatnonzero(~same & ((from_host >= 0) | (to_host >= 0)))
         for begin in range(0, len(apart), _CHUNK):
             flows = apart[begin : begin + _CHUNK]
             exits[flows], entries[flows] = self._doors(source[flows], destination[flows], seed)
         # First to the own door, or to the destination if it is in the same host.
-        same = (from_host >= 0) & (from_host == to_host)
         until = np.where(exits >= 0, self._tail[exits], np.where(same, destination, source))
         pieces += self._inside(source, until)
         out = np.flatnonzero(exits >= 0)
@@ -122,6 +124,15 @@ class HostRouter:
         offsets = np.zeros(len(source) + 1, dtype=np.int64)
         np.cumsum(np.bincount(owner, minlength=len(source)), out=offsets[1:])
         return Routes(offsets, links[np.argsort(owner, kind="stable")])
+
+    def _joined_inside(self, source: Indices, destination: Indices) -> NDArray[np.bool_]:
+        """Return whether a path within their host joins nodes of one."""
+        found = np.zeros(len(source), dtype=np.bool_)
+        shapes = self._shape_of[self._hosts[source]]
+        for number, shape in enumerate(self._shapes):
+            flows = np.flatnonzero(shapes == number)
+            found[flows] = shape.distance[self._number[source[flows]], self._number[destination[flows]]] < _FAR
+        return found
 
     def _inside(self, source: Indices, destination: Indices) -> list[tuple[Indices, Indices]]:
         """Return the paths within hosts, by shape; nodes outside of hosts stay where they are."""
