@@ -1,5 +1,6 @@
 """Ranks on several hosts (told apart by HOCKET_HOST): two levels, schedules between hosts, the same results."""
 
+import gc
 import os
 import signal
 import time
@@ -11,6 +12,7 @@ from torch.distributed import ReduceOp
 
 from hocket import comm
 from hocket.comm import CollectiveMismatchError, CommError
+from hocket.comm.scheduled import FlatFrames, TwoLevelFrames
 from hocket.profile import Recorder
 from hocket.schedule import ScheduleError
 from hocket.testing import deadline
@@ -300,3 +302,30 @@ def test_between_hosts_too_the_rank_at_fault_is_named(how, layout, numel):
         if layout == [0, 1, 2]:
             assert "rank 1 (host host1)" in text
             assert "all_reduce #2 of group '0'" in text
+
+
+def _split_in_a_large_group():
+    """As in a group whose lengths do not fit into a frame."""
+    dist.all_reduce(torch.ones(1))  # the group is made when it is first used
+    frames = [one for one in gc.get_objects() if isinstance(one, FlatFrames | TwoLevelFrames)]
+    assert frames
+    for one in frames:
+        one.most_nbytes = 8
+    first, second = _mismatch("splits", 10), "no error"
+    n, me = dist.get_world_size(), dist.get_rank()
+    got, sent = torch.zeros(n), torch.arange(n, dtype=torch.float32) + n * me
+    try:
+        dist.all_to_all_single(got, sent)
+    except CommError as error:
+        second = str(error)
+    return *first, second, got.tolist()
+
+
+@pytest.mark.parametrize("layout", [[0, 1, 2], [0, 0, 1, 1]])
+def test_splits_are_compared_in_groups_of_any_size(layout):
+    n = len(layout)
+    for rank, (text, usable, again, got) in enumerate(run(layout, _split_in_a_large_group)):
+        assert "sends 2 elements to rank 0, which expects 1" in text
+        assert usable
+        assert again == "no error"
+        assert got == [rank + n * other for other in range(n)]

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import random
+import signal
 import time
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 
+from hocket.comm import PeerDiedError, open_streams
 from hocket.comm.p2p._shm_streams import stream_nbytes
 from hocket.testing import deadline, run_ranks
 
@@ -58,6 +62,71 @@ def both_ways(seed: int) -> bool:
 def test_random_messages_in_both_directions_arrive_as_they_were_sent() -> None:
     for seed in range(6):
         assert run_ranks(both_ways, 2, seed) == [True, True]
+
+
+def empty_first() -> float:
+    streams = open_streams(dist.PrefixStore("own", dist.distributed_c10d._get_default_store()), dist.get_rank(), 2,
+                           timedelta(seconds=30))  # fmt: skip
+    values = torch.full((4,), 7.0)
+    if dist.get_rank() == 0:
+        waiting = [streams.send(torch.empty(0), 1), streams.send(values, 1)]
+    else:
+        waiting = [streams.receive(torch.empty(0), 0), streams.receive(values.zero_(), 0)]
+    for one in waiting:
+        one.wait(10.0)
+    dist.barrier()
+    return float(values.sum())
+
+
+def test_a_message_of_no_bytes_holds_up_nothing() -> None:
+    assert run_ranks(empty_first, 2) == [28.0, 28.0]
+
+
+def leaves(pause_s: float) -> tuple[str, float]:
+    """Rank 1 leaves its group and lives on; rank 0 waits for it."""
+    dist.barrier()
+    begin_s, said = time.monotonic(), ""
+    if dist.get_rank() == 1:
+        dist.destroy_process_group()
+        time.sleep(pause_s)
+    else:
+        try:
+            dist.recv(torch.zeros(4), 1)
+        except PeerDiedError as error:
+            said = str(error)
+    return said, time.monotonic() - begin_s
+
+
+def test_who_leaves_its_group_is_waited_for_no_longer() -> None:
+    (said, seconds), _ = run_ranks(leaves, 2, deadline(4.0), group_timeout_s=60)
+    assert "rank 1 died or left" in said
+    assert seconds < deadline(3.0)
+
+
+def rung_all_the_time() -> tuple[str, float]:
+    """Rank 1 dies while rank 2 keeps sending to rank 0, which waits for rank 1."""
+    dist.barrier()
+    begin_s, said = time.monotonic(), ""
+    if dist.get_rank() == 1:
+        time.sleep(0.5)
+        os.kill(os.getpid(), signal.SIGKILL)
+    if dist.get_rank() == 2:
+        while time.monotonic() < begin_s + deadline(6.0):
+            dist.isend(torch.ones(8), 0)
+            time.sleep(0.02)
+        return said, 0.0
+    try:
+        dist.recv(torch.zeros(4), 1)
+    except PeerDiedError as error:
+        said = str(error)
+    return said, time.monotonic() - begin_s
+
+
+def test_a_peer_that_dies_is_noticed_while_another_rings() -> None:
+    found = run_ranks(rung_all_the_time, 3, expect_death=[1], group_timeout_s=60)
+    said, seconds = found[0]
+    assert "rank 1 died" in said
+    assert seconds < deadline(4.0)
 
 
 def test_rings_of_many_ranks_take_no_more_than_those_of_few() -> None:

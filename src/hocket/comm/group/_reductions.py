@@ -1,5 +1,6 @@
 """c10d's reductions in terms of transports; see `_collectives`."""
 
+import time
 from collections.abc import Sequence
 from datetime import timedelta
 from functools import partial
@@ -65,9 +66,9 @@ class Reductions(c10d.ProcessGroupBase):  # type: ignore[misc]
         check_writable("all_reduce", tensors)
 
         def action(timeout_s: float) -> str:
-            path = ""
+            path, end_s = "", time.monotonic() + timeout_s
             for tensor, op in zip(tensors, ops, strict=True):
-                path = _reduce_one(backend.transport, tensor, op, timeout_s)
+                path = _reduce_one(backend.transport, tensor, op, max(0.001, end_s - time.monotonic()))
             return path
 
         return backend.submit("all_reduce", opts, list(tensors), tensors, action)

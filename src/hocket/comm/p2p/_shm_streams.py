@@ -79,6 +79,8 @@ class ShmStreams:
         return self._begin(StreamTransfer(self, self.peer(peer).inward, flat.view(torch.uint8), sending=False))
 
     def _begin(self, message: StreamTransfer) -> StreamTransfer:
+        if not message.left:  # nothing travels
+            return message
         message.stream.queue.append(message)
         message.stream.advance()
         if message.left:
@@ -131,7 +133,8 @@ class ShmStreams:
             CollectiveTimeoutError: it was not within `timeout_s`.
             PeerDiedError: its peer has died.
         """
-        deadline_s = time.monotonic() + timeout_s
+        looked_s = time.monotonic()
+        deadline_s = looked_s + timeout_s
         idle = 0
         while message.left:
             if self.advance():
@@ -147,7 +150,11 @@ class ShmStreams:
                     f"rank {self.rank}: {message.left} bytes {message.direction} rank {message.stream.peer} are late",
                     (message.stream.peer,),
                 )
-            if not self.sleep(self.advance, left_s) and message.stream.peer in self.dead():
+            rung, now_s = self.sleep(self.advance, left_s), time.monotonic()
+            if rung and now_s < looked_s + 2 * _SLICE_S:  # others may ring all the time
+                continue
+            looked_s = now_s
+            if message.stream.peer in self.dead():
                 self.advance()  # what it had sent before it died is still here
                 if message.left:
                     raise PeerDiedError(

@@ -24,6 +24,7 @@ from ._shm_streams import ShmStreams
 
 _SPINS: Final = 30
 _GRACE_S: Final = 2e-3
+_LOOK_S: Final = 0.3  # between looks for peers that have died, while others ring
 """How long the group's thread leaves the tending to whoever may be about to wait; a hand-over costs some 50 us."""
 
 
@@ -45,6 +46,7 @@ class TagMatcher:
         self._open: set[TaggedRequest] = set()
         self._count = 0
         self._tended = False
+        self._looked_s = time.monotonic()  # for peers that have died
         self._waiters = 0
         self._closed = False
         self._needed = threading.Event()
@@ -57,7 +59,7 @@ class TagMatcher:
     # --- posting ----------------------------------------------------------------------------------------------------
 
     def send(self, tensor: Tensor, peer: int, tag: int) -> TaggedRequest:
-        """Begin to send; up to half a MiB is gone when this returns, if the peer has not left as much lying."""
+        """Begin to send; what fits into the peer's ring is gone when this returns."""
         with self._lock:
             request = self._request(peer, tag, tensor, receives=False)
             head = torch.tensor([tag, request.nbytes, request.form], dtype=torch.int64)
@@ -264,11 +266,12 @@ class TagMatcher:
             self._lock.acquire()
             self._tended = False
             self._lock.notify_all()
-        if not rung:
+        if not rung or time.monotonic() > self._looked_s + _LOOK_S:  # others may ring all the time
             self._check_alive()
 
     def _check_alive(self) -> None:
         """End what waits for peers that have died; what they had sent before is delivered first."""
+        self._looked_s = time.monotonic()
         dead = self._shm_streams.dead()
         if not dead or self._pump():
             return
@@ -311,6 +314,7 @@ class TagMatcher:
         """Give up; what is under way is lost."""
         with self._lock:
             self._closed = True
+            self._shm_streams.leave()  # peers that still wait for this rank are told
             self._needed.set()
             self._lock.notify_all()
             self._shm_streams.wake()

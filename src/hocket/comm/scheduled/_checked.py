@@ -155,12 +155,14 @@ class CheckedTransport:
         return self._do("scatter", flat, timeout_s, lambda s: self.inner.scatter(flat, inputs, root, s), root=root)
 
     def all_to_all(self, outputs: Flats, inputs: Flats, timeout_s: float) -> str:
-        """See Transport. The frames carry how much every rank sends to and expects of each other."""
+        """See Transport. The frames carry how much every rank sends to and expects of each other, where it fits."""
         lengths = torch.tensor([t.numel() for t in (*inputs, *outputs)])
-        table: list[list[int]] = []
+        fits = lengths.nbytes <= self._frames.most_nbytes
 
         def compare(frames: list[Frame]) -> None:
-            table.extend(frame.payload.view(torch.int64).tolist() for frame in frames)
+            agree([frame.payload.view(torch.int64).tolist() for frame in frames])
+
+        def agree(table: list[list[int]]) -> None:
             for r in range(self._size):
                 for s in range(self._size):
                     sent, expected = table[r][s], table[s][self._size + r]
@@ -171,12 +173,17 @@ class CheckedTransport:
                             "splits must agree"
                         )
 
-        large = lambda s: self.inner.all_to_all(outputs, inputs, s)  # noqa: E731
-        payload = lengths.view(torch.uint8) if lengths.nbytes <= self._frames.most_nbytes else None
-        return self._do(
-            "all_to_all", inputs[0][:0], timeout_s, large, payload=(lambda: payload) if payload is not None else None,
-            compare=compare if payload is not None else None,
-        )  # fmt: skip
+        def large(left_s: float) -> str:
+            end_s = time.monotonic() + left_s
+            if not fits:
+                every = [torch.empty_like(lengths) for _ in range(self._size)]
+                self.inner.all_gather(every, lengths, left_s)
+                agree([one.tolist() for one in every])
+            return self.inner.all_to_all(outputs, inputs, max(0.001, end_s - time.monotonic()))
+
+        payload = (lambda: lengths.view(torch.uint8)) if fits else None
+        compared = compare if fits else None
+        return self._do("all_to_all", inputs[0][:0], timeout_s, large, payload=payload, compare=compared)
 
     def barrier(self, timeout_s: float) -> str:
         """See Transport."""
@@ -214,7 +221,7 @@ class CheckedTransport:
                 path = large(max(0.001, deadline_s - time.monotonic()))
                 self._early.agree(max(0.001, deadline_s - time.monotonic()))
                 return path
-            frames = self._agree(contract, timeout_s)
+            frames = self._agree(contract, max(0.001, deadline_s - time.monotonic()))
             if compare is not None:
                 compare(frames)
             if fused and small is not None:

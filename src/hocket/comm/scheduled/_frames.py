@@ -5,6 +5,7 @@ different operations still exchange their frames, see that they differ, and stay
 """
 
 import struct
+import time
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -129,6 +130,7 @@ class FlatFrames:
 
     def finish_gather(self, timeout_s: float) -> Tensor:
         """Return the bytes of all ranks' frames one after the other, this rank's first, then the next rank's."""
+        deadline_s = time.monotonic() + timeout_s
         ends = [self._mine]  # where the frames of the rank after so many others end
         arrivals = self._arrivals[0]
         self._arrivals.reverse()
@@ -137,8 +139,8 @@ class FlatFrames:
             if self._leaving is None:
                 leaving = self._memory[: ends[count - 1]]
                 self._leaving = self._point_to_point.send(leaving, (self._rank - distance) % self._size)
-            arriving.wait(timeout_s)
-            self._leaving.wait(timeout_s)
+            arriving.wait(max(0.001, deadline_s - time.monotonic()))
+            self._leaving.wait(max(0.001, deadline_s - time.monotonic()))
             self._leaving = None
             begin, view = 0, _view(place)
             for _ in range(count):
