@@ -185,3 +185,8 @@ def test_nccl_inspectors_files_are_read(tmp_path: Path) -> None:
     assert rows["finished_s"] - rows["started_s"] == pytest.approx(502e-6, abs=1e-6)
     assert not any(one.waits_s for one in live)
     assert "<h2>Collectives by size" in report(explain(tmp_path))
+
+
+def test_a_dump_without_groups_is_read(tmp_path: Path) -> None:
+    (tmp_path / "trace_0").write_bytes(pickle.dumps({"version": "2.10", "pg_config": {}, "entries": []}))
+    assert "0 operations of 1 of 1 ranks" in explain(tmp_path).lines()[-1]

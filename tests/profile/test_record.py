@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hocket.comm import OperationRecord
 from hocket.profile import OPERATION, WAIT, read_run, watch
 from hocket.profile import _layout as lay
+from hocket.profile._live import live_ranks
 from hocket.profile._record import RankRecord
 from hocket.testing import run_ranks
 
@@ -96,3 +97,11 @@ def test_operations_of_a_real_group_are_waited_for_once_each(tmp_path: Path) -> 
         (own,) = operations[operations["nbytes"] == 40]
         assert (inline["posted_s"], inline["finished_s"]) == (own["posted_s"], own["finished_s"])
         assert len(waits[waits["nbytes"] == 80]) <= 1, "the operation may have been over before"
+
+
+def test_records_of_an_earlier_job_with_more_ranks_are_left_out(tmp_path: Path) -> None:
+    for world, ranks in ((4, range(4)), (2, range(2))):
+        for rank in ranks:
+            RankRecord(tmp_path, rank, world)
+    assert [(one.rank, one.world) for one in read_run(tmp_path).ranks] == [(0, 2), (1, 2)]
+    assert [(one.rank, one.world) for one in live_ranks(tmp_path)] == [(0, 2), (1, 2)]

@@ -148,6 +148,12 @@ def parts_of(run: RunRecord) -> Parts | None:
     first = max(first, last - max(10, min(_LATEST, _CELLS // len(run.ranks))) + 1)
     # A step begins where the one before it ended, and of the first no record tells.
     first = max(first, *(int(some[-1]) - len(one.steps) + 2 for one, some in zip(run.ranks, numbers, strict=True)))
+    for one, some in zip(run.ranks, numbers, strict=True):
+        if one.lost and len(
+            one.operations
+        ):  # of steps before the first operation that was kept all would be computation
+            known = int(np.searchsorted(one.steps, one.operations["finished_s"][0]))
+            first = max(first, int(some[-1]) - len(one.steps) + 2 + known)
     if last < first:
         return None
     bounds = np.stack(

@@ -229,7 +229,8 @@ def _heat(parts: Parts) -> dict[str, Any]:
     low, high = float(np.quantile(work, 0.02)), float(max(np.quantile(work, 0.99), np.median(work, axis=1).max()))
     scaled = np.clip((rows - low) / max(high - low, 1e-9) * 255, 0, 255).astype(np.uint8)
     return {
-        "ranks": work.shape[0], "rows": rows.shape[0], "fold": fold, "steps": work.shape[1], "first": parts.first,
+        "numbers": [one.rank for one in parts.run.ranks], "ranks": work.shape[0], "rows": rows.shape[0], "fold": fold,
+        "steps": work.shape[1], "first": parts.first,
         "low": low, "high": high, "cells": base64.b64encode(scaled.tobytes()).decode(),
     }  # fmt: skip
 

@@ -176,13 +176,13 @@ def _straggler(parts: Parts) -> list[Verdict]:
     return [
         Verdict(
             kind,
-            f"rank {rank} of {parts.run.world} (host {one.host}) is late{begun}: {word}, "
+            f"rank {one.rank} of {parts.run.world} (host {one.host}) is late{begun}: {word}, "
             f"{extra_s * 1e3:.3g} ms more in each step than the others; without it steps would be {gain:.0%} shorter",
             f"late in {(late > 0).mean():.0%} of {len(late)} steps; {cause_s / extra_s:.0%} of it is {cause}; "
             f"the same steps replayed take {before_s:.3g} s with and {after_s:.3g} s without",
             step,
             "high" if gain > 2 * _LEAST_GAIN and (surely or (late > 0).mean() > 0.8) else "medium",
-            (rank,),
+            (one.rank,),
             gain * share,
             parts.first + since if since else None,
         )
@@ -325,8 +325,10 @@ def _stages(parts: Parts) -> list[Verdict]:
     if not parts.of(BUBBLE).any():
         return []
     stages, work = parts.stages(), np.median(parts.work, axis=1)
-    mean_s = np.array([work[stages == stage].mean() for stage in np.unique(stages)])
-    slowest = int(mean_s.argmax())
+    numbers = np.unique(stages)  # those whose ranks' records are there
+    mean_s = np.array([work[stages == stage].mean() for stage in numbers])
+    place = int(mean_s.argmax())
+    slowest = int(numbers[place])
     gain = float(mean_s.max() - mean_s.mean()) / float(np.median(parts.lengths_s))
     if len(mean_s) < 2 or gain < 2 * _LEAST_GAIN or _share(parts, parts.of(BUBBLE)) < 0.1:
         return []
@@ -334,8 +336,8 @@ def _stages(parts: Parts) -> list[Verdict]:
     return [
         Verdict(
             "unbalanced stages",
-            f"stage {slowest} of the pipeline computes {mean_s[slowest] * 1e3:.3g} ms a step and the others "
-            f"{np.delete(mean_s, slowest).mean() * 1e3:.3g} ms in the mean; cut evenly, steps would be {gain:.0%} "
+            f"stage {slowest} of the pipeline computes {mean_s[place] * 1e3:.3g} ms a step and the others "
+            f"{np.delete(mean_s, place).mean() * 1e3:.3g} ms in the mean; cut evenly, steps would be {gain:.0%} "
             "shorter",
             f"ms a step of the stages: {each}{', ...' if len(mean_s) > _MOST_STAGES else ''}; "
             f"they wait {_share(parts, parts.of(BUBBLE)):.0%} of their time for messages",
@@ -387,7 +389,8 @@ def _busy(parts: Parts) -> list[Verdict]:
         Verdict(
             "busy machine",
             f"ranks are ready and have no core {share:.0%} of the time: more runs here than the machine has cores for",
-            f"{len(parts.run.ranks)} ranks, {len(cores)} cores; up to {ready.max():.0%} on rank {int(ready.argmax())}",
+            f"{len(parts.run.ranks)} ranks, {len(cores)} cores; up to {ready.max():.0%} on rank "
+            f"{parts.run.ranks[int(ready.argmax())].rank}",
             "fewer ranks or threads on a host (OMP_NUM_THREADS), or end what else runs there",
             "high", (), share * _share(parts, parts.of(COMPUTATION)) / 3,
         )

@@ -37,7 +37,8 @@ def read_any(path: str | Path) -> tuple[RunRecord, list[LiveRank]]:
 
 
 def run_of(folder: Path, ranks: Sequence[DumpedRank]) -> tuple[RunRecord, list[LiveRank]]:
-    world = max(max(one.rank for one in ranks) + 1, *(max(g[1], default=0) + 1 for one in ranks for g in one.groups))
+    known = [max(g[1], default=0) + 1 for one in ranks for g in one.groups]
+    world = max([max(one.rank for one in ranks) + 1, *known])
     times = [at for one in ranks for op in one.operations for at in (op.begun_s, op.ended_s) if at is not None]
     zero_s, last_s = min(times, default=0.0), max(times, default=0.0)
     runs, live = [], []

@@ -2,10 +2,12 @@
 
 import contextlib
 import json
+import math
 import mmap
 import os
 import signal
 import socket
+import struct
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -117,12 +119,35 @@ def live_ranks(folder: Path, *, only: int | None = None, dump: bool = True) -> l
         only: The one rank that is asked for.
         dump: Whether ranks whose interpreter does not answer are asked for their stacks by SIGQUIT.
     """
-    pattern = "rank-*.record" if only is None else lay.FILE.format(only)
+    paths = files_of_newest(folder) if only is None else [folder / lay.FILE.format(only)]
     found = []
-    for path in sorted(folder.glob(pattern)):
+    for path in paths:
         with contextlib.suppress(OSError, ValueError, IndexError, KeyError):
             found.append(_read(path, dump and only is None))
     return found
+
+
+def files_of_newest(folder: Path) -> list[Path]:
+    """Return the records of the job that began last in a folder, and not those of one with more ranks before it."""
+    worlds: dict[Path, int] = {}
+    newest = (-math.inf, 0)
+    for path in sorted(folder.glob("rank-*.record")):
+        try:
+            with path.open("rb") as file:
+                _, _, world, _, _, _, epoch_s, begun_s, *_ = lay.HEAD.unpack(file.read(lay.HEAD.size))
+        except (OSError, struct.error):
+            world, epoch_s, begun_s = 0, -math.inf, 0.0
+        worlds[path] = world
+        newest = max(newest, (epoch_s + begun_s, world))
+    return [path for path, world in worlds.items() if world in (0, newest[1])]
+
+
+def pid_namespace() -> str:
+    """Return in which namespace process numbers of this process count; "" where that is not known."""
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""
 
 
 def texts_of(raw: Any) -> list[Any]:
@@ -171,7 +196,8 @@ def _read(path: Path, dump: bool) -> LiveRank:
     stack = tuple(raw[at : at + length].decode(errors="replace").splitlines())
     silent_s = now_s - float(seconds[lay.ALIVE_AT // 8])
     busy = float(seconds[lay.BUSY_AT // 8])
-    state = "ended" if seconds[lay.ENDED_AT // 8] else _state(pid, began, silent_s, busy, here)
+    seen = here and about.get("pids", pid_namespace()) == pid_namespace()  # another container's numbers are its own
+    state = "ended" if seconds[lay.ENDED_AT // 8] else _state(pid, began, silent_s, busy, seen)
     if state == "native" and dump and (dumped := _dumped(path, pid)):
         stack, stack_s = dumped, now_s
     since_s, peer, _, receives = lay.MESSAGE.unpack_from(raw, lay.MESSAGE_AT)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from . import _layout as lay
-from ._live import texts_of
+from ._live import files_of_newest, texts_of
 
 Rows = np.ndarray[Any, Any]
 _MOST_ROWS = 8_000_000  # of each kind are read, of all ranks: half a gigabyte, and the waits besides
@@ -146,7 +146,7 @@ def read_run(path: str | Path) -> RunRecord:
     """
     folder = find_folder(Path(path))
     found = []
-    files = sorted(folder.glob("rank-*.record"))
+    files = files_of_newest(folder)
     most = max(1_000, _MOST_ROWS // max(1, len(files)))
     for file in files:
         if file.stat().st_size != lay.file_nbytes():

@@ -16,6 +16,7 @@ from hocket._sweep import start_ticks
 from hocket.comm import OperationRecord, known_group
 
 from . import _layout as lay
+from ._live import pid_namespace
 
 _GROUP_NBYTES, _ROW_NBYTES, _RING = lay.GROUP.itemsize, lay.ROW.size, lay.RING_ROWS[0]
 _GROUP_WORDS = _GROUP_NBYTES // 8
@@ -70,6 +71,7 @@ class RankRecord:
             {
                 "host": os.environ.get("HOCKET_HOST") or socket.gethostname(),
                 "boot": _boot(),
+                "pids": pid_namespace(),
                 "argv": [word[:500] for word in sys.argv[:60]],
                 "cores": sorted(os.sched_getaffinity(0)),
                 "main_thread": threading.main_thread().native_id,
