@@ -3,12 +3,10 @@
 All ranks measure together, as they will train together.
 """
 
-import contextlib
 import dataclasses
-import gc
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -16,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from hocket.parallel.batches import mapped, samples_in
+from hocket.parallel.compose import old_objects_set_aside
 from hocket.parallel.mesh import World, join
 from hocket.parallel.partition import DRY_RUNS
 from hocket.parallel.pipeline import in_steps
@@ -52,21 +51,8 @@ def calibrate(
         seconds: About how long to measure: a fifth of it the model, a third what is besides, the rest plans; each part
             is measured once at the least. One to two minutes, and more surely, if not given.
     """
-    with _old_objects_set_aside():
+    with old_objects_set_aside():
         return _calibrated(model, optimizer, inputs, world or join(), say, seconds)
-
-
-@contextlib.contextmanager
-def _old_objects_set_aside() -> Iterator[None]:
-    """Keep what is there from being looked through by each collection of garbage: half a second for every trainer."""
-    ours = gc.get_freeze_count() == 0
-    if ours:
-        gc.freeze()
-    try:
-        yield
-    finally:
-        if ours:
-            gc.unfreeze()
 
 
 def _calibrated(

@@ -1,8 +1,9 @@
 """A plan carried out on a model: the Trainer, `distribute()`, and what they are composed of."""
 
 from ._distribute import distribute, shard
+from ._garbage import old_objects_set_aside
 from ._preemption import Preemption
 from ._resume import resume
 from ._trainer import Trainer
 
-__all__ = ["Preemption", "Trainer", "distribute", "resume", "shard"]
+__all__ = ["Preemption", "Trainer", "distribute", "old_objects_set_aside", "resume", "shard"]

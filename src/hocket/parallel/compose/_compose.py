@@ -40,6 +40,7 @@ from ..state import (
 from ._composition import Composition
 from ._distribute import take_own_gpu
 from ._divide import CARRIED, Draft, divide_embeddings, sample_inputs
+from ._garbage import old_objects_set_aside
 from ._passes import LossFn, Passes, StagedPasses, WholePasses
 from ._precision import cast_module, in_precision
 from ._recompute import recompute
@@ -77,13 +78,14 @@ def compose(
     frozen = {id(p) for p in model.parameters() if not p.requires_grad}
     groups, outline = _groups(model, optimizer), ModelOutline.of(model, optimizer)
     draft = Draft(model, optimizer, plan, mesh, inputs)
-    with nullcontext() if deferred is None else deferred.streaming():
-        for name, carry_out in CARRIED.items():
-            if mesh[name].size > 1:
-                carry_out(draft)
-        _normalised(draft)
-        tables = divide_embeddings(draft)
-    gc.collect()  # activations of the sample
+    with old_objects_set_aside():
+        with nullcontext() if deferred is None else deferred.streaming():
+            for name, carry_out in CARRIED.items():
+                if mesh[name].size > 1:
+                    carry_out(draft)
+            _normalised(draft)
+            tables = divide_embeddings(draft)
+        gc.collect()  # activations of the sample
     if deferred is not None and plan.shard == "parameters" and mesh.replicas.size > 1 and not plan.priority:
         draft.fill = deferred.fill  # a block at a time
     elif deferred is not None:
