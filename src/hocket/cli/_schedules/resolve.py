@@ -35,15 +35,10 @@ def resolve(word: str, kind: str, world: int | None, root: int, cluster_word: st
     if Path(word).suffix in (".txt", ".json", ".xml") or Path(word).is_file():
         read = _read(Path(word))
         made = read.collective
-        if (
-            world not in (None, made.world)
-            or (kind != "all_reduce" and kind != made.kind)
-            or root not in (0, made.root)
-        ):
+        same = world in (None, made.world) and root in (0, made.root)
+        if not same or kind not in ("all_reduce", made.kind):
             wanted = Collective(kind, world or made.world, root)
-            raise ScheduleError(
-                f"{word} is {made}, and {wanted} was asked for; leave that out, or give such a schedule"
-            )
+            raise ScheduleError(f"{word} is {made}, and {wanted} was asked for; leave that out, or give one of that")
         return Asked(read, None, {}, cluster)
     name, parameters = parse_spelled(word)
     ranks = world if world is not None else DEFAULT_WORLD if cluster is None else len(cluster.ranks)

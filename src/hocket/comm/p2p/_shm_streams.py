@@ -276,7 +276,7 @@ class _Stream:
         mine = _PRODUCED if message.sending else _CONSUMED
         count, used = counts[mine], (counts[_PRODUCED] - counts[_CONSUMED]) & _WORD
         free_nbytes = self._nbytes - used if message.sending else used
-        if not free_nbytes or not message.left:
+        if not free_nbytes:
             return 0
         if _kernel.fence is not None:
             _kernel.fence()

@@ -24,8 +24,8 @@ from ._shm_streams import ShmStreams
 
 _SPINS: Final = 30
 _GRACE_S: Final = 2e-3
-_LOOK_S: Final = 0.3  # between looks for peers that have died, while others ring
 """How long the group's thread leaves the tending to whoever may be about to wait; a hand-over costs some 50 us."""
+_LOOK_S: Final = 0.3  # between looks for peers that have died, while others ring
 
 
 class TagMatcher:

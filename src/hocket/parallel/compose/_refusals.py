@@ -54,7 +54,7 @@ def check_carried_out(plan: Plan) -> None:
 
 
 def use_choices(plan: Plan) -> None:
-    """Have collectives run by the table that a plan names, if it does.
+    """Have collectives run by the table that a plan names, if it does, from here on in this process.
 
     Raises:
         PlanError: it cannot be read.

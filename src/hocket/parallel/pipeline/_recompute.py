@@ -50,7 +50,7 @@ def _layer_by_layer(stage: Stage, args: tuple[Any, ...]) -> Any:
     return made if stage.last else tuple(values[name] for name in stage.makes)
 
 
-def checkpointed(run: Callable[..., Any], module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+def checkpointed(run: Callable[..., Any], module: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
     """Return what `run` gives, whose values are computed again in back-propagation; `module` has what it changes."""
     if not torch.is_grad_enabled():
         return run(*args, **kwargs)

@@ -48,7 +48,8 @@ class SettledAttributes:
         if type(value) in _PLAIN:
             return value
         if isinstance(value, torch.Tensor):
-            return torch.Tensor, id(value), 0 if id(value) in self._trained else value._version
+            settled = id(value) in self._trained or value.is_inference()
+            return torch.Tensor, id(value), 0 if settled else value._version
         if type(value) in (list, tuple, dict) and len(value) <= _MOST:
             leaves = [leaf for pair in value.items() for leaf in pair] if type(value) is dict else value
             found = tuple(self._seen(leaf) for leaf in leaves)
