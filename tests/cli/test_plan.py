@@ -348,6 +348,15 @@ def test_curves_with_what_ifs_cost_and_a_plot(capsys: Captured, tmp_path: Path) 
     assert [point["workers"] for point in found["curves"][0]["points"]] == [1, 8, 64]  # type: ignore[index]
 
 
+def test_a_column_of_one_host_is_fitted_and_has_nothing_to_say_of_several(capsys: Captured, tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("workers,a\n1,10\n2,19.5\n3,28\n4,37\n")
+    words = ["predict", "edsr", "--cluster", "lassen", "--measured", str(tmp_path / "a.csv")]
+    found = run_json(capsys, *words, "-n", "1,4")
+    assert found["fits"]["a"]["between_s"] is None  # type: ignore[index]
+    assert run(*words, "-n", "1,4,8") == 2
+    assert "8 workers are on several hosts" in capsys.readouterr().err
+
+
 def test_where_it_stops_scaling_is_named_with_the_link(capsys: Captured) -> None:
     words = ["predict", "transformer:hidden=1024,layers=4,heads=8,sequence=16", "--workers", "1,2,4,8", "--batch", "1"]
     found = run_json(capsys, *words, "--cluster", "star:hosts=8,bandwidth=100Mbit/s,server.flops=10TFLOP/s")

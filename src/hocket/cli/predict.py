@@ -1,6 +1,7 @@
 """`hocket predict`: throughput, efficiency and cost by workers, what-ifs, and where it stops scaling."""
 
 import dataclasses
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -87,7 +88,7 @@ def predict(
     except OSError as error:
         bad_input("predict", f"{error.filename!r}: {error.strerror}")
     if as_json:
-        print_json({"target": target, "cluster": where.name, "fits": {n: vars(f) for n, f in fits.items()},
+        print_json({"target": target, "cluster": where.name, "fits": {n: _fit(f) for n, f in fits.items()},
                     "level": LEVEL, "assumptions": taken}
                    | {"curves": [_curve(one, columns) for one in curves]})  # fmt: skip
         return
@@ -104,6 +105,11 @@ def predict(
         show_assumptions(taken)
     if svg is not None:
         typer.echo(f"wrote {svg}")
+
+
+def _fit(one: "ScalingFit") -> dict[str, float | None]:
+    """Return the constants; None for what was not measured, which JSON has no number for."""
+    return {name: None if math.isnan(value) else value for name, value in vars(one).items()}
 
 
 def _numbers(text: str) -> list[int]:

@@ -149,9 +149,8 @@ def parts_of(run: RunRecord) -> Parts | None:
     # A step begins where the one before it ended, and of the first no record tells.
     first = max(first, *(int(some[-1]) - len(one.steps) + 2 for one, some in zip(run.ranks, numbers, strict=True)))
     for one, some in zip(run.ranks, numbers, strict=True):
-        if one.lost and len(
-            one.operations
-        ):  # of steps before the first operation that was kept all would be computation
+        # Of steps before the first operation that the record kept all would count as computation.
+        if one.lost and len(one.operations):
             known = int(np.searchsorted(one.steps, one.operations["finished_s"][0]))
             first = max(first, int(some[-1]) - len(one.steps) + 2 + known)
     if last < first:

@@ -191,13 +191,12 @@ def assumptions(
         own = told & given.keys()
         rows.append((name, value, basis if not own else "given" if own == told else f"{basis}, in part given"))
     shown = {constant for name, *_ in rows for constant in _CONSTANTS_OF.get(name, ())}
+    told = shown | given.keys() | _NOT_OF_A_STEP | ({"kernel_s"} if one.measured else set())  # launches are in times
     others = [
         f"{name} {value}"
         for name, value in one.constants.table()
-        if name not in shown | given.keys() | _NOT_OF_A_STEP and getattr(one.constants, name) != _NEUTRAL[name]
+        if name not in told and getattr(one.constants, name) != _NEUTRAL[name]
     ]
-    if one.measured:  # each layer's times were measured, launches among them
-        others = [told for told in others if not told.startswith("kernel_s ")]
     if others:
         rows.append(("other constants", ", ".join(others), one.constants.basis))
     if left := [name for name in _NOT_TIMED if getattr(one.plan, name) != getattr(Plan(), name)]:
