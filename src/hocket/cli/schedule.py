@@ -224,6 +224,7 @@ def time(
             "schedule time", "a collective is timed with --bytes, on a --cluster: --bytes 1MiB --cluster star:hosts=8"
         )
     from hocket import schedule as schedules
+    from hocket.planner import Constants, expected_collective
     from hocket.simulate import simulate_schedule
     from hocket.units import parse_bytes
 
@@ -235,7 +236,8 @@ def time(
         for word in words:
             nbytes = parse_bytes(word)
             timing = simulate_schedule(asked.schedule, asked.cluster, nbytes, trace=trace is not None)
-            rows.append(_timing_row(timing, nbytes))
+            (expected,) = expected_collective(asked.schedule, asked.cluster, [nbytes])
+            rows.append(_timing_row(timing, nbytes) | {"expected": expected.facts()})
             if trace is not None:
                 # The last size has the file itself, the others stand beside it, as trace.1MiB.json.
                 where = trace if word == words[-1] else trace.with_name(f"{trace.stem}.{word.strip()}{trace.suffix}")
@@ -245,9 +247,19 @@ def time(
         return
     typer.echo(f"{schedules.describe(asked.schedule)}; on {asked.cluster.name}, predicted")
     print_columns(
-        ("bytes", "time", "algbw", "busbw", "busiest link", "used"),
-        [(r["shown"], r["time"], r["algbw"], r["busbw"], r["busiest_link"], f"{r['used']:.0%}") for r in rows],
+        ("bytes", "time", "algbw", "busbw", "busiest link", "used", "expected", "80% of runs"),
+        [
+            (r["shown"], r["time"], r["algbw"], r["busbw"], r["busiest_link"], f"{r['used']:.0%}", *_expected(r))
+            for r in rows
+        ],
     )
+    basis = Constants.of(asked.cluster.reached).basis
+    typer.echo(f"time: at the rates of the links; expected: with what runs reach of them ({basis})")
+
+
+def _expected(row: dict[str, Any]) -> tuple[str, str]:
+    low, high = row["expected"]["interval_s"]
+    return _short(row["expected"]["seconds"], "s"), f"{_short(low, 's')} to {_short(high, 's')}"
 
 
 def _timing_row(timing: Any, nbytes: int) -> dict[str, Any]:

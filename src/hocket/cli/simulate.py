@@ -9,6 +9,7 @@ import typer
 from ._output import RANKS, Json, bad_input, one_error, print_json
 
 if TYPE_CHECKING:
+    from hocket.planner import ExpectedTime
     from hocket.simulate import StepTiming
 
 simulate = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
@@ -31,6 +32,7 @@ def collective(
     """Compare all algorithms that serve a collective on a cluster, by size; the fastest is marked."""
     from hocket.algorithms import candidates, cluster_tree, get
     from hocket.cluster import ClusterError, load
+    from hocket.planner import Constants, expected_collective
     from hocket.schedule import Collective
     from hocket.simulate import simulate_schedule
     from hocket.units import format_bytes, parse_bytes
@@ -49,15 +51,27 @@ def collective(
             name: [simulate_schedule(one, found, nbytes, seed=seed).seconds for nbytes in sizes]
             for name, one in schedules.items()
         }
+        fastest = [min(seconds, key=lambda name: seconds[name][at]) for at in range(len(sizes))]
+        known = Constants.of(found.reached)
+        expected = [
+            expected_collective(schedules[name], found, [nbytes], constants=known, seed=seed)[0]
+            for name, nbytes in zip(fastest, sizes, strict=True)
+        ]
     if as_json:
-        print_json({"cluster": found.name, "collective": str(wanted), "bytes": sizes, "seconds": seconds})
+        reached = [{"algorithm": name} | one.facts() for name, one in zip(fastest, expected, strict=True)]
+        facts = {"cluster": found.name, "collective": str(wanted), "bytes": sizes, "seconds": seconds}
+        print_json(facts | {"expected": reached, "basis": known.basis})
         return
-    typer.echo(f"{wanted} on {found.name}, predicted, in us; * is the fastest")
+    typer.echo(f"{wanted} on {found.name}, predicted at the rates of its links, in us; * is the fastest")
     typer.echo("".join([f"{'':22}", *(f"{format_bytes(nbytes):>14}" for nbytes in sizes)]))
-    best = [min(column) for column in zip(*seconds.values(), strict=True)]
     for name, row in seconds.items():
-        cells = [f"{'*' * (one == least)}{one * 1e6:.2f}" for one, least in zip(row, best, strict=True)]
+        cells = [f"{'*' * (name == best)}{one * 1e6:.2f}" for one, best in zip(row, fastest, strict=True)]
         typer.echo(f"{name:22}" + "".join(f"{cell:>14}" for cell in cells))
+    typer.echo(f"the fastest, with what runs reach of links ({known.basis}), and the interval that holds 80% of them:")
+    ends = [("expected", [one.seconds for one in expected])]
+    ends += [(name, [one.interval_s[end] for one in expected]) for end, name in enumerate(("from", "to"))]
+    for name, times in ends:
+        typer.echo(f"{name:22}" + "".join(f"{one * 1e6:14.2f}" for one in times))
 
 
 @simulate.command()
@@ -78,6 +92,7 @@ def step(
     import numpy as np
 
     from hocket.cluster import load
+    from hocket.planner import expected_step
     from hocket.simulate import StepGraph, simulate_step
     from hocket.units import parse_bytes, parse_time
 
@@ -100,7 +115,8 @@ def step(
         slowdown = np.ones(ranks)
         slowdown[0] = slowest
         timing = simulate_step(graph, found, seed=seed, slowdown=slowdown, trace=trace is not None)
-    _report("step", timing, trace, as_json)
+        expected = expected_step(graph, found, seed=seed, slowdown=slowdown)
+    _report("step", timing, expected, trace, as_json)
 
 
 @simulate.command()
@@ -117,6 +133,7 @@ def pipeline(
 ) -> None:
     """Predict a pipeline of equal stages, one on each rank."""
     from hocket.cluster import load
+    from hocket.planner import expected_step
     from hocket.schedule.pipeline import pipeline_order
     from hocket.simulate import StageWork, order_graph, simulate_step
     from hocket.units import parse_bytes, parse_time
@@ -126,10 +143,11 @@ def pipeline(
         works = [StageWork(parse_time(forward), parse_time(backward))] * stages
         graph = order_graph(pipeline_order(order, stages, 1, micro), works, parse_bytes(activations))
         timing = simulate_step(graph, found, trace=trace is not None)
-    _report("pipeline", timing, trace, as_json)
+        expected = expected_step(graph, found)
+    _report("pipeline", timing, expected, trace, as_json)
 
 
-def _report(verb: str, timing: "StepTiming", trace: Path | None, as_json: bool) -> None:
+def _report(verb: str, timing: "StepTiming", expected: "ExpectedTime", trace: Path | None, as_json: bool) -> None:
     from hocket.timeline import write_perfetto
 
     if trace is not None:
@@ -143,6 +161,7 @@ def _report(verb: str, timing: "StepTiming", trace: Path | None, as_json: bool) 
             {
                 "cluster": timing.cluster.name,
                 "seconds": timing.seconds,
+                "expected": expected.facts(),
                 "compute_s": timing.compute_s.tolist(),
                 "exposed_s": timing.exposed_s.tolist(),
                 "idle_share": timing.idle_share,
@@ -150,5 +169,8 @@ def _report(verb: str, timing: "StepTiming", trace: Path | None, as_json: bool) 
             }
         )
         return
-    for label, value in timing.table():
+    first, *others = timing.table()
+    low, high = (f"{end * 1e3:.3f}" for end in expected.interval_s)
+    told = ("with what runs reach of links", f"{expected.seconds * 1e3:.3f} ms ({low} to {high} ms hold 80%)")
+    for label, value in (first, told, *others):
         typer.echo(f"{label:36} {value}")

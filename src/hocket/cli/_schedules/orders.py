@@ -99,6 +99,7 @@ def check(order: PipelineOrder, *, in_flight: float | None, as_json: bool) -> No
 def time(order: PipelineOrder, given: Timed, *, trace: Path | None, as_json: bool) -> None:
     """Print how long an order takes."""
     from hocket.cluster import load
+    from hocket.planner import expected_order, expected_step
     from hocket.schedule.pipeline import verify
     from hocket.simulate import StageWork, order_graph, simulate_order, simulate_step
     from hocket.timeline import write_perfetto
@@ -115,12 +116,15 @@ def time(order: PipelineOrder, given: Timed, *, trace: Path | None, as_json: boo
             if given.nbytes is not None:
                 raise ValueError("--bytes needs a --cluster whose links they cross; without one give --message 1ms")
             timing = simulate_order(order, works, given.at_once or float("inf"))
+            expected = expected_order(timing.seconds, timing.idle_share)
         else:
             if given.at_once is not None or parse_time(given.message):
                 flag = "--message" if given.at_once is None else "--at-once"
                 raise ValueError(f"{flag} is for an order without --cluster")
             graph = order_graph(order, works, parse_bytes(given.nbytes or "1MB"))
-            timing = simulate_step(graph, load(given.cluster), trace=trace is not None)
+            where = load(given.cluster)
+            timing = simulate_step(graph, where, trace=trace is not None)
+            expected = expected_step(graph, where)
         if trace is not None:
             write_perfetto(timing.timeline if given.cluster else timing.timeline(), trace)
             typer.echo(f"wrote {trace}; open it at https://ui.perfetto.dev", err=True)
@@ -129,13 +133,15 @@ def time(order: PipelineOrder, given: Timed, *, trace: Path | None, as_json: boo
     except OSError as error:
         bad_input("schedule time", f"--trace: {str(trace)!r} cannot be written: {error}")
     if as_json:
-        print_json(_facts(order) | {"seconds": timing.seconds, "idle_share": timing.idle_share})
+        facts = {"seconds": timing.seconds, "expected": expected.facts(), "idle_share": timing.idle_share}
+        print_json(_facts(order) | facts)
         return
-    where = given.cluster or f"messages of {given.message}"
-    typer.echo(
-        f"{order.name}: {order.world} ranks, {order.stages} stages, {order.micro_batches} micro-batches; {where}"
-    )
+    by = given.cluster or f"messages of {given.message}"
+    typer.echo(f"{order.name}: {order.world} ranks, {order.stages} stages, {order.micro_batches} micro-batches; {by}")
     typer.echo(f"step time   {timing.seconds * 1e3:.3f} ms, predicted")
+    low, high = (f"{end * 1e3:.3f}" for end in expected.interval_s)
+    reached = ", with what runs reach of links" if given.cluster else ""
+    typer.echo(f"expected    {expected.seconds * 1e3:.3f} ms{reached}; {low} to {high} ms hold 80% of runs")
     typer.echo(f"idle share  {timing.idle_share:.1%}")
 
 

@@ -1,5 +1,6 @@
 """What a step of a plan takes: its time part by part, its memory, how sure that is, and the same as tasks."""
 
+from ._expected import ExpectedTime, expected_collective, expected_order, expected_step, reached_links
 from ._graph import step_graph
 from ._interval import DEVIATIONS, LEVEL, NOISE, spread
 from ._likeness import least_longer, place, resemblance, weights
@@ -13,12 +14,16 @@ __all__ = [
     "LEAST_PART_NBYTES",
     "LEVEL",
     "NOISE",
+    "ExpectedTime",
     "Memory",
     "Prediction",
     "Profile",
     "StepParts",
     "balanced_cuts",
     "cuts_of",
+    "expected_collective",
+    "expected_order",
+    "expected_step",
     "in_flight",
     "in_precision",
     "least_longer",
@@ -26,6 +31,7 @@ __all__ = [
     "place",
     "predict",
     "predict_within",
+    "reached_links",
     "refuse_relaxed",
     "resemblance",
     "spread",

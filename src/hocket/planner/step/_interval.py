@@ -45,7 +45,7 @@ def spread(
     """Return the factor between a prediction and either end of its interval.
 
     Args:
-        parts: Of the step, seconds by name (`StepParts`).
+        parts: Of the step, seconds by name (`StepParts`); what is left out takes none.
         constants: What they are made of.
         workers: How many there are.
         hidden_s: Seconds of communication that computation is said to hide.
@@ -59,7 +59,7 @@ def spread(
         less = _KNOWN["measured"] if measured and "compute" in names else known
         if constants.swept and names == _LINKS:  # a sweep says as much of so many ranks, and less with every doubling
             less = min(less, _KNOWN["fitted"] * (1 + max(0.0, math.log2(workers / constants.swept))))
-        errors.append(each * less * sum(parts[name] for name in names))
+        errors.append(each * less * sum(parts.get(name, 0.0) for name in names))
     farther = max(0.0, math.log2(workers / max(1, constants.fitted_workers)))
     unmodelled = constants.unmodelled or _UNMODELLED[constants.basis]
     errors += [
