@@ -289,3 +289,17 @@ def test_a_model_of_which_nothing_can_be_divided_is_not() -> None:
     assert all(p.tensor_parallel_degree == 1 for p in admissible_plans(odd, where, workers=2, batch=4))
     with pytest.raises(PlanError, match=r"none of them is known to be divided by any number; use 1"):
         search(odd, where, workers=2, batch=4, fixed={"tensor_parallel_degree": 2})
+
+
+def test_a_frozen_layer_is_charged_half_a_backward_pass_or_none() -> None:
+    def step_s(*frozen: int) -> float:
+        model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(4)))
+        for number in frozen:
+            model[number].requires_grad_(False)
+        workload = capture(model, torch.zeros(BATCH, WIDTH), device="meta", optimizer="sgd")
+        where = Network.of(cluster.load("star:hosts=2,server=dgx-h100"))
+        found = predict(Plan(), workload, where, workers=1, batch=BATCH, constants=Constants(kernel_s=0.0))
+        return found.parts.compute
+
+    assert step_s(1, 2) == pytest.approx(step_s() * (4 + 6) / 12, rel=0.01)  # the loss is small
+    assert step_s(0, 1) == pytest.approx(step_s() * (4 + 4) / 12, rel=0.01)

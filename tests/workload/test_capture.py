@@ -280,3 +280,16 @@ def test_a_model_that_asks_for_values_is_refused_on_meta_with_the_line() -> None
     ):
         capture(_Asking(), torch.zeros(2, 8), device="meta", degrees=())
     assert capture(_Asking(), torch.zeros(2, 8), degrees=()).parameters == 72
+
+
+@pytest.mark.parametrize(("frozen", "shares"), [((), (1, 1, 1, 1)), ((1, 2), (1, 0.5, 0.5, 1)), ((0, 1), (0, 0, 1, 1))])
+def test_frozen_layers_have_half_a_backward_pass_and_none_before_what_is_trained(
+    frozen: tuple[int, ...], shares: tuple[float, ...]
+) -> None:
+    model = nn.Sequential(*(nn.Linear(16, 16) for _ in range(4)))
+    for number in frozen:
+        model[number].requires_grad_(False)
+    workload = capture(model, torch.randn(8, 16), device="meta")
+    assert tuple(layer.backward_share for layer in workload.layers) == shares
+    assert parse(str(workload)) == workload
+    assert workload.step_flops == workload.flops * (1 + 2 * sum(shares) / 4)

@@ -111,6 +111,7 @@ def _layers(
     for index, found in alone(state, repeats if timing else 0).items():
         shares[index] = (*shares.get(index, ()), *found)
     layers = []
+    trained_before = False
     for index in order:
         unit, own_state, spent = units[index], held[index], trace.total(index)
         work = Operation(
@@ -132,11 +133,22 @@ def _layers(
                 forward_s=timing.forward_s[index] if timing else 0.0,
                 backward_s=timing.backward_s[index] if timing else 0.0,
                 fixed_share=round(timing.fixed_share[index], 6) if timing else 0.0,
+                backward_share=_backward_share(own_state.parameters, trained_before),
                 tensors=len(own_state.parameters),
                 shares=shares.get(index, ()),
             )
         )
+        trained_before |= any(one.requires_grad for one in unit.module.parameters())
     return tuple(layers)
+
+
+def _backward_share(parameters: Sequence[nn.Parameter], trained_before: bool) -> float:
+    """Return `Layer.backward_share`: half of a backward pass is for the inputs, half for the parameters."""
+    count = sum(one.numel() for one in parameters)
+    trained = sum(one.numel() for one in parameters if one.requires_grad)
+    if not count:
+        return 1.0 if trained_before else 0.0
+    return round(0.5 * (trained_before or trained > 0) + 0.5 * trained / count, 6)
 
 
 def _device_of(model: nn.Module) -> torch.device:

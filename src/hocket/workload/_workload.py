@@ -27,6 +27,8 @@ class Layer:
         forward_s: Measured time of its forward pass over the batch; 0 if not measured.
         backward_s: Measured time of its backward pass; 0 if not measured.
         fixed_share: Part of the measured times that does not shrink with the batch.
+        backward_share: Of a backward pass, which is twice a forward pass, the part that is done: half where the
+            layer's own parameters are frozen, nothing where nothing before it is trained either.
         tensor_limit: Of a layer known by its shape alone: among how many ranks it can be divided at most. Degrees that
             divide this number can be used, and its operations say what of them is divided.
         reductions: All-reduces of its output that dividing it so takes in each of the forward and backward passes.
@@ -48,6 +50,7 @@ class Layer:
     forward_s: float = 0.0
     backward_s: float = 0.0
     fixed_share: float = 0.0
+    backward_share: float = 1.0
     tensor_limit: int = 1
     reductions: int = 0
     reduced_bytes: float = 0.0
@@ -174,6 +177,11 @@ class Workload:
         work = [one for share in shares for one in share.operations]
         mine = sum(s.parameter_bytes for s in shares), sum(o.flops for o in work), sum(o.saved_bytes for o in work)
         return DividedShare.of(degree, (self.parameter_bytes, self.flops, self.saved_bytes), mine)
+
+    @property
+    def step_flops(self) -> float:
+        """Floating-point operations of a forward and a backward pass over `batch` samples."""
+        return sum(layer.flops * (1 + 2 * layer.backward_share) for layer in self.layers)
 
     def in_float8(self) -> "Workload":
         """Return the same with products of linear layers in float8; what is saved and held stays in 16 and 32 bits.

@@ -191,15 +191,15 @@ class Profile:
             forward, backward = kind.forward_s * passed, kind.backward_s * passed
             core = forward * sum(_work(one) for one in share.operations if one.again) / (whole * part or 1.0)
         else:
-            forward = 0.0
+            forward, back_times = 0.0, _BACKWARD * kind.backward_share
             for one in share.operations:
                 seconds, less, narrower = self._kernel(one, scale)
                 repeats = again == "layers" or (again == "attention" and one.again)
-                spared += (1 + _BACKWARD + repeats) * less
+                spared += (1 + back_times + repeats) * less
                 narrowed += narrower
                 forward += seconds
                 core += seconds if one.again else 0.0
-            backward = _BACKWARD * forward
+            backward = back_times * forward
         if kind.forward_s > 0 and share.degree > 1 and axis == "tensor":  # of measured ones, whose weights are divided
             forward, backward, core = (one * self.constants.divided_times for one in (forward, backward, core))
         repeated = {"none": 0.0, "layers": forward, "attention": core}[again]

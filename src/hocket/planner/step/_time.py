@@ -255,7 +255,7 @@ def predict_within(
     parts = parts.scaled(as_long)
     limit = network.memory_nbytes if memory_limit is None else memory_limit
     memory = memory or memory_of(plan, workload, batch=batch, cuts=cuts, sharers=network.sharers)
-    flops = 3 * workload.flops / workload.batch
+    flops = workload.step_flops / workload.batch
     return Prediction(
         plan, workload.name, network.name, workers, batch, parts, memory, limit, tuple(cuts), cost, flops,
         network.flops, constants, workload.measured, spared * as_long,
