@@ -118,3 +118,13 @@ def test_orders_that_wait_for_each_other_are_refused() -> None:
 def test_works_are_those_of_the_stages() -> None:
     with pytest.raises(SimulationError, match="1f1b has 2 stages, and the work of 1 is given"):
         simulate_order(pipeline_order("1f1b", 2, 1, 4), [StageWork(1, 1)])
+
+
+@pytest.mark.parametrize("at_once", [math.inf, 1.99])  # of both loops: a rank that computes alone is not slowed
+def test_messages_pass_a_port_while_others_are_on_their_way(at_once: float) -> None:
+    where = load("star:hosts=2,bandwidth=8Gbit/s,latency=5ms")  # two links, 10 ms
+    order = pipeline_order("gpipe", 2, 1, 8)
+    works = [StageWork(1e-4, 1e-4, hop=1e-3, latency=10e-3)] * 2
+    simulated = simulate_step(order_graph(order, works, 1e6), where).seconds
+    assert simulate_order(order, works, at_once).seconds == pytest.approx(simulated, rel=0.02)
+    assert simulated < 0.04  # eight messages, one after the other with all that they take, would need 88 ms each way

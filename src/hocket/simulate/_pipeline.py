@@ -27,9 +27,10 @@ class StageWork:
         backward: Computation of the backward pass, with what is done again.
         forward_exchange: What follows the forward pass without a processor: exchanges of ranks that share tensors.
         backward_exchange: The same of the backward pass.
-        hop: Of a message from this stage to the next, or back.
+        hop: Of a message from this stage to the next, or back, while it keeps its port busy.
         weights: The part of the backward pass that is for the weights; half of it if not given.
         port: Through which these messages go; those of another port of the same rank go beside them.
+        latency: Of a message besides; others pass its port meanwhile.
     """
 
     forward: float
@@ -39,6 +40,7 @@ class StageWork:
     hop: float = 0.0
     weights: float | None = None
     port: int = 0
+    latency: float = 0.0
 
     def seconds(self, kind: str) -> tuple[float, float]:
         """Return computation of an action, and the exchange that follows it."""
@@ -115,7 +117,7 @@ def simulate_order(order: PipelineOrder, stages: Sequence[StageWork], at_once: f
 
 def _unhindered(order: PipelineOrder, stages: Sequence[StageWork]) -> OrderTiming:
     """Follow an order where no rank waits for a processor: from the end of one action to that of the next."""
-    rows, hops = order.handovers, [(stage.hop, stage.port) for stage in stages]
+    rows, hops = order.handovers, [(stage.hop, stage.port, stage.latency) for stage in stages]
     computes, exchanges = zip(*(stage.seconds(kind) for kind in COMPUTES for stage in stages), strict=True)
     world, arrived = order.world, [math.inf] * (2 * order.stages * order.micro_batches) + [0.0]
     at, free_s, idle = [0] * world, [0.0] * world, [True] * world
@@ -143,8 +145,8 @@ def _unhindered(order: PipelineOrder, stages: Sequence[StageWork]) -> OrderTimin
         at[number] += 1
         free_s[number], idle[number], there = now, True, now
         if boundary >= 0:
-            hop, port = hops[boundary]
-            there = max(now, sent.get((number, port), 0.0), received.get((target, port), 0.0)) + hop
+            hop, port, latency = hops[boundary]
+            there = max(now + latency, sent.get((number, port), 0.0), received.get((target, port), 0.0)) + hop
             sent[number, port] = received[target, port] = there
         if makes >= 0:
             arrived[makes] = there
@@ -178,7 +180,7 @@ class _OrderRun:
         self.now = 0.0
         self.ranks = [_OrderRank(list(reversed(row))) for row in order.computing]
         self._seconds = {kind: [stage.seconds(kind) for stage in stages] for kind in COMPUTES}
-        self._hops = [(stage.hop, stage.port) for stage in stages]
+        self._hops = [(stage.hop, stage.port, stage.latency) for stage in stages]
         self._last = len(stages) - 1
         self._arrived: dict[tuple[str, int, int], float] = {}
         self._free_out: dict[tuple[int, int], float] = {}  # when a rank has sent what it has to send through a port
@@ -235,9 +237,9 @@ class _OrderRun:
         source, target = stage % len(self.ranks), onward % len(self.ranks)
         there = self.now
         if source != target:
-            hop, port = self._hops[min(stage, onward)]
+            hop, port, latency = self._hops[min(stage, onward)]
             free = max(self._free_out.get((source, port), 0.0), self._free_in.get((target, port), 0.0))
-            there = max(self.now, free) + hop
+            there = max(self.now + latency, free) + hop
             self._free_out[source, port] = self._free_in[target, port] = there
         self._arrived["F" if kind == "F" else "B", onward, number] = there
 

@@ -206,7 +206,7 @@ def _followed_gathers(
             message = works[min(stage, onward)]
             shared = message.port == port and link.free_s > rank.free_s
             link.free_s += message.hop if shared else 0.0
-            came[forward, onward, micro] = rank.free_s + message.hop * (2 if shared else 1)
+            came[forward, onward, micro] = rank.free_s + message.latency + message.hop * (2 if shared else 1)
     ends = tuple(rank.free_s for rank in ranks)
     for link, rank, more, average in zip(links, ranks, left, averages, strict=True):
         link.add(more, rank.free_s)

@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from hocket.schedule.pipeline import NAMED_ORDERS
 from hocket.simulate import StageWork, simulate_order
@@ -15,8 +15,20 @@ if TYPE_CHECKING:
     from ._profile import LayerTimes
 
 
+class Hop(NamedTuple):
+    """Seconds of a micro-batch's message from one stage to the next, or back."""
+
+    busy_s: float = 0.0  # in which its port carries nothing else
+    latency_s: float = 0.0  # what else it takes
+
+    @property
+    def seconds(self) -> float:
+        """All of it."""
+        return self.busy_s + self.latency_s
+
+
 def stage_works(
-    times: "LayerTimes", edges: Sequence[int], hops: Sequence[float], handling: float, ports: Sequence[int]
+    times: "LayerTimes", edges: Sequence[int], hops: Sequence[Hop], handling: float, ports: Sequence[int]
 ) -> tuple[StageWork, ...]:
     """Return what a micro-batch asks of every stage; each is handled once a pass.
 
@@ -33,9 +45,10 @@ def stage_works(
     )
     for stage, (begin, end) in enumerate(zip(edges[:-1], edges[1:], strict=True)):
         forward, backward, wire, wire_back, weights = (float(one[begin:end].sum()) for one in ways)
-        hop = hops[stage] if stage < len(hops) else 0.0
+        hop = hops[stage] if stage < len(hops) else Hop()
         port = ports[stage % len(ports)]
-        found.append(StageWork(forward + handling / 2, backward + handling / 2, wire, wire_back, hop, weights, port))
+        both = forward + handling / 2, backward + handling / 2
+        found.append(StageWork(*both, wire, wire_back, hop.busy_s, weights, port, hop.latency_s))
     return tuple(found)
 
 

@@ -23,7 +23,7 @@ from ._ends import ends, follow_gathers
 from ._interval import spread
 from ._likeness import alike, longer
 from ._memory import Memory, memory_of
-from ._pipeline import crowding, follow, stage_works
+from ._pipeline import Hop, crowding, follow, stage_works
 from ._profile import LayerTimes, Profile, in_precision
 from ._stages import stage_cuts
 
@@ -308,7 +308,7 @@ def _step(
         stages = stage_works(alone, edges, hops, constants.stage_s, ports)
         followed = follow(plan, stages)
     if followed:
-        plain = follow(plan, tuple(dataclasses.replace(one, hop=0.0) for one in stages))
+        plain = follow(plan, tuple(dataclasses.replace(one, hop=0.0, latency=0.0) for one in stages))
         assert plain is not None
         tensor[worst] = float((alone.tensor_forward + alone.tensor_backward)[layers].sum())
         bubble = plain.seconds - compute - recompute - m * (tensor[worst] + handling)
@@ -369,10 +369,10 @@ def _sharding(plan: Plan, profile: Profile, layers: np.ndarray, passes: float) -
     return (constants.optimizer_shard_s + again * constants.gradient_shard_s) * waiting(together)
 
 
-def _hops(plan: Plan, profile: Profile, edges: Sequence[int], micro: int) -> list[float]:
-    """Seconds of a micro-batch's message from each stage to the next; as long back."""
+def _hops(plan: Plan, profile: Profile, edges: Sequence[int], micro: int) -> list[Hop]:
+    """Return what a micro-batch's message takes from each stage to the next; as long back."""
     p = plan.pipeline_parallel_degree
-    found: list[float] = []
+    found: list[Hop] = []
     if p == 1:
         return found
     share = profile.constants.message_share
@@ -381,17 +381,17 @@ def _hops(plan: Plan, profile: Profile, edges: Sequence[int], micro: int) -> lis
         link = links[stage % p]
         nbytes = float(profile.output_bytes[edge - 1]) * micro / profile.workload.batch
         parts = profile.message_parts(plan, nbytes)
-        seconds = float(link.seconds(nbytes / parts)) if nbytes else 0.0
+        late = link.latency_s if nbytes else 0.0
         if parts > 1 and not plan.sequence_parallel:  # those who get the parts collect the whole
-            seconds += profile.network.collective("all_gather", nbytes, parts, 1, profile.constants).seconds
-        found.append(seconds)
+            late += profile.network.collective("all_gather", nbytes, parts, 1, profile.constants).seconds
+        found.append(Hop(nbytes / parts / link.rate_Bps, late))
     return found
 
 
-def _messages(hops: Sequence[float], ranks: int) -> np.ndarray:
+def _messages(hops: Sequence[Hop], ranks: int) -> np.ndarray:
     """Of every rank of the pipeline the time of its messages for one micro-batch: one each way behind every stage."""
     spent = np.zeros(ranks)
-    for stage, seconds in enumerate(hops):
-        spent[stage % ranks] += seconds
-        spent[(stage + 1) % ranks] += seconds
+    for stage, hop in enumerate(hops):
+        spent[stage % ranks] += hop.seconds
+        spent[(stage + 1) % ranks] += hop.seconds
     return spent
