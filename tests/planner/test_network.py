@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 from collections.abc import Iterator
 from fractions import Fraction
 
+import numpy as np
 import pytest
 
 from hocket import cluster
-from hocket.algorithms import REGISTRY, ClosedForm, ring
+from hocket.algorithms import REGISTRY, ClosedForm, get, ring
 from hocket.algorithms._algorithm import algorithm
 from hocket.planner import Constants, Network, Plan, predict, step_graph
 from hocket.planner.network import _network as network
 from hocket.schedule import Collective, Schedule
+from hocket.simulate import StepGraph, simulate_step
 from hocket.workload import Layer, Operation, Workload
+
+# The links' own rates.
+PLAIN = Constants(inside_share=1.0, network_share=1.0, collective_s=0.0)
 
 
 @pytest.fixture
@@ -54,3 +60,52 @@ def test_a_cluster_is_looked_at_once_and_forgotten_with_it() -> None:
     del where
     gc.collect()
     assert len(network._networks) < before
+
+
+@pytest.mark.parametrize(
+    ("spec", "workers", "size", "stride"),
+    [
+        ("star:hosts=2,bandwidth=4Gbit/s,latency=1us,server=commodity,server.devices=3,server.nics=1", 4, 4, 1),
+        ("rails:hosts=3,spines=1,bandwidth=7Gbit/s,latency=2us,server=dgx-b200", 18, 18, 1),
+        ("star:hosts=2,bandwidth=2Gbit/s,latency=2us,server.ranks=6", 8, 4, 2),
+    ],
+)
+@pytest.mark.parametrize("kind", ["all_reduce", "all_gather", "reduce_scatter"])
+def test_groups_that_lie_on_hosts_in_different_ways_take_what_the_simulator_says(
+    spec: str, workers: int, size: int, stride: int, kind: str
+) -> None:
+    # Who is done with a step first goes on, and shares the port with who is behind: a circulant loses a third by it.
+    where = cluster.load(spec)
+    cost = Network.of(where).first(workers).collective(kind, 1e8, size, stride, PLAIN)
+    schedule, graph = get(cost.algorithm)(Collective(kind, size), **dict(cost.given)), StepGraph(workers)
+    for ranks in np.arange(workers).reshape(-1, size, stride).swapaxes(1, 2).reshape(-1, size):
+        graph.collective(schedule, 1e8, ranks=ranks)
+    assert cost.seconds == pytest.approx(simulate_step(graph, where).seconds, rel=0.05)
+
+
+def test_a_group_of_all_ranks_has_the_ports_of_its_hosts_to_itself() -> None:
+    where = Network.of(cluster.load("star:hosts=4,bandwidth=2Gbit/s,latency=2us,server.ranks=6"))
+    unrouted = dataclasses.replace(where, routed=None)  # as of clusters that say what is reached
+    eight, twelve = (
+        unrouted.first(workers).collective("all_reduce", 1e8, workers, 1, PLAIN).seconds for workers in (8, 12)
+    )
+    assert eight < 2 * twelve  # 6 and 2 ranks pass 7/4 of the vector along the hosts; two times 6 pass all of it
+    assert eight == pytest.approx(where.first(8).collective("all_reduce", 1e8, 8, 1, PLAIN).seconds, rel=0.2)
+
+
+@pytest.mark.parametrize(
+    ("spec", "workers"),
+    [
+        ("single:server=mi300x", 8),
+        pytest.param("rails:hosts=2,server=dgx-h100,bandwidth=400Gbit/s", 16, marks=pytest.mark.long),
+    ],
+)
+def test_collectives_of_a_measured_cluster_use_all_links_in_the_simulator_too(spec: str, workers: int) -> None:
+    where = cluster.load(f"{spec},reached.network_share=0.8,reached.inside_share=0.7")
+    work = (Operation("forward", 1e9, saved_bytes=1e6),)
+    layers = (Layer("l", "x", 5 * 10**8, 2 * 10**9, 2 * 10**9, 0, 1e5, work, 1e-3, 2e-3),)
+    workload, plan = Workload("net", 1, layers), Plan(shard="gradients", bucket_bytes=2 * 10**9)
+    found = predict(plan, workload, where, workers=workers, batch=workers)
+    simulated = simulate_step(step_graph(plan, workload, where, workers=workers, batch=workers), where).seconds
+    assert found.parts.gather > found.parts.compute
+    assert found.step_s == pytest.approx(simulated, rel=0.05)

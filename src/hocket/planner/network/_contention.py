@@ -1,8 +1,10 @@
 """What algorithms reach on a cluster's own routes, where all groups of a shape talk at once.
 
 Hashed paths meet, levels are tapered, devices share a root complex. The schedule's steps are taken one after the other;
-in each the link with the most bytes for its rate says how long it takes. Rates and latencies of `Network` are those of
-two hosts; these are those of the links that a group really uses.
+in each the link with the most bytes for its rate says how long it takes. Where groups lie on hosts in different ways,
+steps overlap: who is done first goes on, and shares links with who is behind. There the simulator says how much longer,
+or shorter, a collective takes. Rates and latencies of `Network` are those of two hosts; these are those of the links
+that a group really uses.
 """
 
 import functools
@@ -14,9 +16,15 @@ from numpy.typing import NDArray
 from hocket.algorithms import Algorithm, ClosedForm
 from hocket.cluster import Cluster
 from hocket.schedule import Collective
+from hocket.simulate import StepGraph, simulate_step
 
 MOST_RANKS = 128
 """Up to so many the routes are looked at: some milliseconds for each shape of a group."""
+
+
+_MOST_TRANSFERS = 4096
+"""Of all groups of a shape together: so many are simulated, in some tenths of a second."""
+_LARGE_NBYTES = 1e15  # of a vector, beside which latency is nothing
 
 
 class Load(NamedTuple):
@@ -54,6 +62,7 @@ class Contention:
     def __init__(self, cluster: Cluster, workers: int) -> None:
         self._cluster, self._nodes = cluster, cluster.ranks[:workers]
         self._steps = functools.lru_cache(maxsize=1024)(self._steps_of)
+        self.astray = functools.lru_cache(maxsize=1024)(self._astray)
         self.hops = functools.lru_cache(maxsize=1024)(self._hops)
 
     def rates(
@@ -83,6 +92,42 @@ class Contention:
         late = sum(times * one.latency_s for times, one in loads)
         bytewise = sum(times * one.seconds for times, one in loads)
         return late * form.steps / number, bytewise * float(form.wire) / wire
+
+    def uneven(self, size: int, stride: int) -> bool:
+        """Return whether groups of this shape lie on hosts in different ways."""
+        block, world = size * stride, len(self._nodes)
+        local = min(self._cluster.ranks_per_host(), world)
+        return world > local and bool(local % block and block % local)
+
+    def _astray(
+        self,
+        algorithm: Algorithm,
+        given: tuple[tuple[str, Any], ...],
+        collective: Collective,
+        stride: int,
+        form: ClosedForm,
+    ) -> tuple[float, float]:
+        """Return how many times as long as `rates` says latency and bytes take where nobody waits for a step's end.
+
+        Args:
+            algorithm: Which.
+            given: Its parameters.
+            collective: Of a group; all groups of the shape talk at once.
+            stride: From each member to the next.
+            form: The closed form.
+        """
+        schedule, size, world = algorithm(collective, **dict(given)), collective.world, len(self._nodes)
+        if schedule.transfer_count * (world // size) > _MOST_TRANSFERS:
+            return 1.0, 1.0
+        groups = np.arange(world).reshape(-1, size, stride).swapaxes(1, 2).reshape(-1, size)
+        late, each = self.rates(algorithm, given, collective, stride, (1.0, 1.0), form)
+        played = []
+        for nbytes in (0.0, _LARGE_NBYTES):
+            graph = StepGraph(world)
+            for ranks in groups:
+                graph.collective(schedule, nbytes, ranks=ranks)
+            played.append(simulate_step(graph, self._cluster).seconds)
+        return played[0] / late if late else 1.0, played[1] / (_LARGE_NBYTES * each) if each else 1.0
 
     def _steps_of(
         self, algorithm: Algorithm, given: tuple[tuple[str, Any], ...], collective: Collective, stride: int

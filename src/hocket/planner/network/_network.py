@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import math
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -61,6 +61,8 @@ class _CostLine(NamedTuple):
     each: float  # seconds for each byte, everywhere
     # latency and seconds for each byte on the links that are really used, by who talks beside (`Contention.rates`)
     routed: Callable[[tuple[int, tuple[float, ...]] | None], tuple[float, float]]
+    # by how many times that is wrong because steps do not wait for each other (`Contention.astray`)
+    astray: Callable[[], tuple[float, float]]
 
     def slowest(self, nbytes: float) -> str:
         """Where most of the time goes, in the words of `Cost.link`."""
@@ -199,6 +201,10 @@ class Network:
         changed = any(getattr(self, name) != getattr(own, name) for name in _RATES)
         return None if changed else Contention(self.routed, self.world)
 
+    def routes(self, size: int, stride: int) -> Contention | None:
+        """Return what groups of such a shape do to the links, where that says what collectives reach."""
+        return self.contention if self.world % (size * stride) == 0 else None
+
     def crowding(self, ranks: int) -> float:
         """How many times longer computation takes while so many ranks compute."""
         return max(1.0, ranks / self.at_once) if self.at_once else 1.0
@@ -207,12 +213,14 @@ class Network:
         """Of a group of every `stride`-th rank: members on each host, hosts, and such groups that share a host.
 
         Some groups of a size that does not divide the host lie across two of them, and all wait for those: six of eight
-        ranks a host are pairs on three hosts, since in the worst group no more than two are sure to be together.
+        ranks a host are pairs on three hosts, since in the worst group no more than two are sure to be together. A host
+        has such groups at its first and its last rank only, `stride` of them beside each other.
         """
         local = max(1, math.gcd(size * stride, self.local) // stride) if stride < self.local else 1
         while size % local:
             local -= 1
-        return local, size // local, max(1, self.local // local)
+        across = stride if size * stride >= self.world else 2 * stride
+        return local, size // local, max(1, min(self.local // local, across))
 
     def wires(self, size: int, stride: int, constants: Constants) -> tuple[float, float, int, int]:
         """Bytes per second inside, bytes per second of the whole group between hosts, members on a host, and hosts.
@@ -257,21 +265,26 @@ class Network:
             return NOTHING
         lines = self._lines(kind, size, stride, constants)
         share = constants.gather_share if kind in ("all_gather", "reduce_scatter") else 1.0
-        contention = self.contention if self.world % (size * stride) == 0 else None
+        contention = self.routes(size, stride)
         best, least = lines[0], (0.0, float("inf"))
+        uneven = contention is not None and contention.uneven(size, stride)
+        step_by_step = []
         for bound, place in sorted([(one.late_s + one.each * nbytes, one.place) for one in lines]):
             line = lines[place]
             if only not in (None, (line.algorithm.name, line.given)):
                 continue
-            if bound >= least[0] + least[1] * nbytes:
+            if bound >= least[0] + least[1] * nbytes and not uneven:
                 break
             late, each = line.late_s, line.each
             if contention:
                 late, each = line.routed(beside)
                 each /= share
             late += constants.collective_s
+            step_by_step.append((late + each * nbytes, place, late, each))
             if late + each * nbytes < least[0] + least[1] * nbytes:
                 best, least = line, (late, each)
+        if uneven:
+            best, least = self._astray(sorted(step_by_step), lines, nbytes, constants.collective_s)
         seconds = least[0] + least[1] * nbytes
         best_cost = Cost(seconds, best.algorithm.name, best.slowest(nbytes), best.given, least[0])
         local, hosts = self.members(size, stride)[:2]
@@ -286,6 +299,25 @@ class Network:
                 best_cost, Cost(near + far + constants.collective_s, name, link), key=lambda one: one.seconds
             )
         return best_cost
+
+    @staticmethod
+    def _astray(
+        found: "Sequence[tuple[float, int, float, float]]", lines: "Sequence[_CostLine]", nbytes: float, start_s: float
+    ) -> "tuple[_CostLine, tuple[float, float]]":
+        """Return the fastest algorithm where steps do not wait for each other, its latency and its seconds a byte.
+
+        `found` are seconds, place, latency and seconds a byte of algorithms step by step, the fastest first. What is no
+        faster step by step than the best so far is not looked at: that costs a simulation.
+        """
+        best, least = lines[found[0][1]], (0.0, float("inf"))
+        for seconds, place, late, each in found:
+            if seconds >= least[0] + least[1] * nbytes:
+                break
+            later, slower = lines[place].astray()
+            late, each = start_s + (late - start_s) * later, each * slower
+            if late + each * nbytes < least[0] + least[1] * nbytes:
+                best, least = lines[place], (late, each)
+        return best, least
 
     @functools.cached_property
     def _lines(self) -> "Callable[[str, int, int, Constants], tuple[_CostLine, ...]]":
@@ -311,8 +343,13 @@ class Network:
             each = wire_in / rate_in, (wire - wire_in) / rate_out
             asked = (one, given, Collective(kind, size), stride, self._shares(hosts, constants), form)
             routed = functools.lru_cache(maxsize=64)(functools.partial(self._routed, *asked))
-            found.append(_CostLine(place, one, given, hosts, *late, *each, sum(late), sum(each), routed))
+            astray = functools.partial(self._factors, one, given, Collective(kind, size), stride, form)
+            found.append(_CostLine(place, one, given, hosts, *late, *each, sum(late), sum(each), routed, astray))
         return tuple(found)
+
+    def _factors(self, *asked: Any) -> tuple[float, float]:
+        assert self.contention is not None
+        return self.contention.astray(*asked)
 
     def _routed(self, *asked: Any) -> tuple[float, float]:
         assert self.contention is not None

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.algorithms import get
+from hocket.algorithms import direct, get, ring
 from hocket.cluster import Cluster
 from hocket.schedule import Collective, Schedule
 from hocket.schedule.pipeline import PipelineAction
@@ -13,7 +13,7 @@ from hocket.simulate import StepGraph, Work, simulate_step
 from hocket.workload import Workload
 
 from ..axes import copy_group, replicas, shard_group, sharing
-from ..network import Constants, network_of
+from ..network import Constants, Cost, network_of
 from ..plan import BucketSizes, Plan, plan_order
 from ._ends import fetched, optimizer_s
 from ._memory import memory_of
@@ -103,10 +103,29 @@ class _Simulated(Profile):
         if self._pick:
             return self._pick(Collective(kind, size), nbytes), nbytes
         cost = self.network.collective(kind, nbytes, size, stride, constants)
-        made = get(cost.algorithm)(Collective(kind, size), **dict(cost.given))
+        made = self._made(cost, Collective(kind, size), stride)
         best = self.network.collective(kind, nbytes, size, stride, _PLAIN, only=(cost.algorithm, cost.given))
         moved = best.seconds - best.latency_s
         return made, nbytes * ((cost.seconds - cost.latency_s) / moved if moved else 1.0)
+
+    def _made(self, cost: Cost, collective: Collective, stride: int) -> Schedule:
+        """Return the schedule of a cost.
+
+        Where rates are those of two hosts, a cost counts all links of a mesh, and all ports that a ring can pass.
+        """
+        local, hosts, _ = self.network.members(collective.world, stride)
+        if not self.network.routes(collective.world, stride):
+            if hosts == 1 and self.network.mesh:
+                return direct(collective)
+            if cost.algorithm == "ring" and hosts > 1 and local > 1:
+                # A ring for each member of a host, which enters and leaves hosts at the same place.
+                orders = []
+                for turn in range(local):
+                    ranks = np.roll(np.arange(collective.world).reshape(hosts, local), -turn, axis=1)
+                    ranks[1::2] = ranks[1::2, ::-1]
+                    orders.append(ranks.ravel())
+                return ring(collective, orders=orders)
+        return get(cost.algorithm)(collective, **dict(cost.given))
 
     def _wire(self, kind: str, nbytes: float, tensor: int) -> float:
         if tensor == 1 or nbytes <= 0:
