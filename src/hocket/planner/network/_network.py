@@ -283,7 +283,7 @@ class Network:
             step_by_step.append((late + each * nbytes, place, late, each))
             if late + each * nbytes < least[0] + least[1] * nbytes:
                 best, least = line, (late, each)
-        if uneven:
+        if uneven and step_by_step:
             best, least = self._astray(sorted(step_by_step), lines, nbytes, constants.collective_s)
         seconds = least[0] + least[1] * nbytes
         best_cost = Cost(seconds, best.algorithm.name, best.slowest(nbytes), best.given, least[0])
