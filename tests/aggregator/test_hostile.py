@@ -118,6 +118,7 @@ SINS = {
     "a segment cut wrongly": ([OPEN, codec.data_head(1, 1, 0, 32), bytes(32)], "next is 0"),
     "a confirmation of nothing": ([wire.Ack(1, 5)], "ACK of operation 5"),
     "a confirmation where none is due": ([OPEN, wire.Ack(1, 1)], "ACK of operation 1"),
+    "a confirmation before its part": ([OPEN._replace(kind=Kind.REDUCE), wire.Ack(1, 1)], "ACK of operation 1"),
     "a handle out of turn": ([wire.Join(9, 1, (Level(1, 0, 0, 1),), b"x", b"")], "group 9 after group 1"),
 }
 

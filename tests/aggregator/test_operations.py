@@ -8,7 +8,7 @@ import pytest
 from hocket.aggregator import AggregationClient, AggregationError, ElementType, Kind, Limits, Operator, fold
 from hocket.testing import deadline
 
-from .world import TOKEN, aggregators, members, members_of_tree
+from .world import TOKEN, LongWire, aggregators, members, members_of_tree
 
 INTEGERS = [t for t in ElementType if "FLOAT" not in t.name]
 FLOATS = [t for t in ElementType if "FLOAT" in t.name]
@@ -238,6 +238,24 @@ def test_a_tree_of_aggregators_sums_its_leaves_first(shape):
         for server in servers:
             assert server.stats().operations["all_reduce"] == 1
     _check_every_kind(outcome, 333, by_leaves)
+
+
+def test_a_far_root_with_one_child_gets_all_before_it_hears_that_all_have_it():
+    limits = Limits(window_nbytes=1 << 14, segment_nbytes=1 << 12)
+    data = np.arange(5 << 12, dtype=np.uint8)  # more than one window, so that the leaf waits for the root's credits
+
+    def broadcast(group):
+        receive = np.zeros_like(data)
+        send, wanted = (data, None) if group.position == 0 else (None, receive)
+        group.post(Kind.BROADCAST, send, wanted, segment=1 << 12, timeout_s=deadline(10)).wait()
+        return receive
+
+    with aggregators(limits=limits) as root:
+        wire = LongWire(root, delay_s=0.05)
+        with aggregators(limits=limits, parent=wire.address) as leaf:
+            assert np.array_equal(members_of_tree([root, leaf], (2,), broadcast)[1], data)
+        assert root.stats().groups_failed == 0
+        wire.close()
 
 
 def test_a_tree_without_a_parent_fails_with_the_reason():

@@ -1,6 +1,8 @@
 """Aggregators and clients of one test, on threads, over loopback."""
 
+import socket
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
@@ -28,6 +30,45 @@ def aggregators(count=1, limits=None, parent=None, tokens=(TOKEN,)):
             server.stop()
             thread.join(deadline(10))
             assert not thread.is_alive()
+
+
+class LongWire:
+    """Stands between an aggregator and one who connects to `address`; what the aggregator says comes later, or never.
+
+    It carries until the two ends close.
+    """
+
+    def __init__(self, server, delay_s=0.0):
+        self.cut = threading.Event()  # once it is set nothing is carried, and nothing ends
+        self._server, self._delay_s = server, delay_s
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = self._listener.getsockname()
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def close(self):
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+    def _accept(self):
+        try:
+            while True:
+                near, _ = self._listener.accept()
+                far = socket.create_connection(self._server.address)
+                threading.Thread(target=self._carry, args=(near, far, 0.0), daemon=True).start()
+                threading.Thread(target=self._carry, args=(far, near, self._delay_s), daemon=True).start()
+        except OSError:
+            return
+
+    def _carry(self, source, target, delay_s):
+        try:
+            while data := source.recv(1 << 16):
+                if self.cut.is_set():
+                    continue
+                time.sleep(delay_s)
+                target.sendall(data)
+            target.shutdown(socket.SHUT_WR)
+        except OSError:
+            return
 
 
 def on_threads(total, one):

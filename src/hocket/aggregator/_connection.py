@@ -71,10 +71,11 @@ class Connection(FrameLink):
                 if self._incoming is not None:
                     buffer, self._incoming = self._incoming, None
                     group, member = self._find(frame.group)
-                    if group.ended:
+                    operation = group.operations.get(frame.sequence)
+                    if operation is None:  # it, or its group, has ended while the segment came
                         group.pool.give(buffer)
                     else:
-                        group.operations[frame.sequence].take(member, frame.offset, buffer)
+                        operation.take(member, frame.offset, buffer)
             case wire.Open():
                 group, member = self._find(frame.group)
                 if not group.ended:

@@ -183,7 +183,7 @@ class GroupOperation:
     def acknowledge(self, member: Member) -> None:
         """Note that a member has its part of the result. Raises ProtocolError: it cannot know."""
         known = member.index in self.opened and member.index not in self.acknowledged
-        if self.request.kind not in COMMITTED or not known:
+        if self.request.kind not in COMMITTED or not known or self._owes(member):
             raise ProtocolError(f"an ACK of operation {self.request.sequence} by {member.label}")
         self.acknowledged.add(member.index)
         if len(self.acknowledged) == self._group.size:
@@ -263,8 +263,6 @@ class GroupOperation:
             self.request.kind in COMMITTED and member.index not in self.acknowledged
         ):
             return True
-        if self._reducing:
-            return self._cursors.get(member.index, 0) < self.request.nbytes
         return self._owes(member)
 
     def missing(self) -> list[Member]:
@@ -277,6 +275,8 @@ class GroupOperation:
         return slow or [member for member in members if member.link.waiting]
 
     def _owes(self, member: Member) -> bool:
+        if self._reducing:
+            return self._cursors.get(member.index, 0) < self.request.nbytes
         if self.request.kind == Kind.BARRIER:
             return False
         if self.request.kind == Kind.BROADCAST:

@@ -4,6 +4,7 @@ import errno
 import socket
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 
 from . import _frames as wire
 from ._group import Group
@@ -44,7 +45,8 @@ class Upstream(FrameLink):
         self._changed = changed
         self._window_nbytes = 0
         self._credit_nbytes = 0
-        self._blocked: deque[tuple[int, int, Array, Release]] = deque()
+        # what waits for credits: the operation, how many bytes it takes, and what sends it
+        self._blocked: deque[tuple[int, int, Callable[[], None]]] = deque()
         self._down_nbytes = 0
         self._incoming: Array | None = None
         self._applicant = Applicant(token)
@@ -63,18 +65,21 @@ class Upstream(FrameLink):
 
     def send_up(self, sequence: int, offset: int, payload: Array, release: Release) -> None:
         """See Parent."""
-        self._blocked.append((sequence, offset, payload, release))
+        send = partial(self.send_data, _HANDLE, sequence, offset, payload, release)
+        self._blocked.append((sequence, payload.nbytes, send))
         self._send_allowed()
 
     def _send_allowed(self) -> None:
-        while self._blocked and self._blocked[0][2].nbytes <= self._credit_nbytes:
-            sequence, offset, payload, release = self._blocked.popleft()
-            self._credit_nbytes -= payload.nbytes
-            self.send_data(_HANDLE, sequence, offset, payload, release)
+        while self._blocked and self._blocked[0][1] <= self._credit_nbytes:
+            _, nbytes, send = self._blocked.popleft()
+            self._credit_nbytes -= nbytes
+            send()
 
     def acknowledge(self, sequence: int) -> None:
-        """See Parent."""
-        self.send(wire.Ack(_HANDLE, sequence))
+        """See Parent; behind the operation's own segments, and before those of later ones."""
+        behind = max((at for at, blocked in enumerate(self._blocked, 1) if blocked[0] == sequence), default=0)
+        self._blocked.insert(behind, (sequence, 0, partial(self.send, wire.Ack(_HANDLE, sequence))))
+        self._send_allowed()
 
     def consumed(self, nbytes: int) -> None:
         """See Parent."""
