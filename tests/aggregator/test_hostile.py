@@ -291,6 +291,35 @@ def test_strangers_keep_no_client_out():
             sock.close()
 
 
+def test_who_finds_no_place_is_told_so():
+    with aggregators(limits=Limits(connections=2)) as server:
+        clients = [AggregationClient(server.address, TOKEN) for _ in range(2)]
+        for _ in range(3):
+            with pytest.raises(AggregatorLostError, match="2 connections: no more are taken"):
+                AggregationClient(server.address, TOKEN)
+        for client in clients:
+            client.close()
+
+
+def test_who_listens_and_says_nothing_is_no_aggregator():
+    silent = pytest.raises(AggregatorLostError, match="no time left to be let in")
+    with socket.create_server(("127.0.0.1", 0)) as listener, silent:
+        AggregationClient(listener.getsockname()[:2], TOKEN, timeout_s=0.2, stall_s=60.0)
+
+
+def test_a_group_of_a_connection_that_has_ended_is_an_error_of_the_connection():
+    with aggregators() as server:
+        client = AggregationClient(server.address, TOKEN)
+    for _ in range(3):
+        with pytest.raises(AggregatorLostError, match="is lost"):
+            client.join("late", 1, 0)
+
+
+def test_whoever_has_all_the_time_there_is_gets_it():
+    with aggregators(limits=Limits(stall_s=float("inf"))) as server:
+        still_serves(server, stall_s=float("inf"))
+
+
 def test_quotas_for_groups_members_operations_and_bytes():
     limits = Limits(groups=3, members=4, operations=2, nbytes=1 << 23, window_nbytes=1 << 20)
     with aggregators(limits=limits) as server:

@@ -64,6 +64,9 @@ class AggregationClient:
         except AggregationError:
             self.close()
             raise
+        except TimeoutError as error:
+            self.close()
+            raise AggregatorLostError(str(error)) from None
 
     def join(
         self, name: str, total: int, position: int, *, levels: Sequence[wire.Level] | None = None, label: str = ""
@@ -76,6 +79,9 @@ class AggregationClient:
             position: Position of this member.
             levels: Way up the tree, this aggregator's level first; by default all members are its children.
             label: Name of this member in errors.
+
+        Raises:
+            AggregatorLostError: the connection is gone.
         """
         with self.lock:
             self._handle += 1
@@ -84,7 +90,7 @@ class AggregationClient:
             self._groups[self._handle] = group
             text = (label or f"member {position}").encode()[:200]
             self._link.send(wire.Join(self._handle, total, tuple(levels), name.encode(), text))
-            self._pump()
+            self.look()
             return group
 
     def close(self) -> None:

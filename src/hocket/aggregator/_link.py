@@ -15,6 +15,8 @@ from ._pool import Array
 _AT_ONCE: Final = 32
 _MOST_AWAITED_NBYTES: Final = 32 << 10
 """More would make the kernel clamp the window that it offers the peer to what is awaited."""
+_MOST_STALL_S: Final = 32_767
+"""The kernel counts no further."""
 _MOST_CONTROL_NBYTES: Final = 1 << 18
 """Replies may wait for a peer that does not read; more than this shows that it asks without reading."""
 
@@ -23,6 +25,7 @@ Release = Callable[[], None]
 
 def prepare(sock: socket.socket, stall_s: float) -> None:
     """Set the options of every connection: no waiting for full packets, and an end to a peer that has vanished."""
+    stall_s = min(stall_s, _MOST_STALL_S)
     sock.setblocking(False)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

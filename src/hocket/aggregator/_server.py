@@ -7,6 +7,7 @@ import socket
 import time
 from collections.abc import Sequence
 
+from ._codec import encode
 from ._connection import Connection
 from ._directory import Directory
 from ._frames import ProtocolError, Refuse
@@ -23,6 +24,7 @@ log = logging.getLogger("hocket.aggregator")
 _TICK_S = 0.1
 _PARENT_S = 10.0
 _BREATH_S = 0.01
+_GREETING_NBYTES = 1 << 10
 
 
 class Aggregator:
@@ -133,11 +135,17 @@ class Aggregator:
                 # A client proves itself at once, so who has taken the longest goes: strangers keep none out.
                 self._drop(min(strangers, key=lambda link: link.began_s), "others wait, and it is silent", refused=True)
             elif full:
-                self._refused(address, f"{len(clients)} connections: no more are taken")
-                sock.close()
+                self._turn_away(sock, address, f"{len(clients)} connections: no more are taken")
                 continue
             prepare(sock, self.limits.stall_s)
             self._add(Connection(sock, address, self._tokens, self.limits, self._directory, self._note))
+
+    def _turn_away(self, sock: socket.socket, peer: str, reason: str) -> None:
+        self._refused(peer, reason)
+        sock.setblocking(False)
+        with sock, contextlib.suppress(OSError):
+            sock.send(encode(Refuse(reason)))
+            sock.recv(_GREETING_NBYTES)  # what is closed unread takes the reason back
 
     def _add(self, link: Connection | Upstream) -> None:
         self._links.add(link)
