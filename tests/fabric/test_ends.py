@@ -5,10 +5,12 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from hocket.cluster import load
 from hocket.fabric import Fabric, FabricError, fabrics
 from hocket.fabric._namespace import in_network
 from hocket.testing import deadline
@@ -84,6 +86,23 @@ def test_what_keeper_and_warden_could_not_end_goes_with_the_next_fabric(up: Up, 
     assert not set(left) & set(in_network(set(fabric._state.numbers)))
     assert inside.wait(timeout=deadline(5)) == -signal.SIGKILL
     assert [state.name for state in fabrics()] == [other.name]
+
+
+def test_of_two_that_come_up_at_once_one_has_the_name(temporary: Path) -> None:
+    def make(_: int) -> Fabric | str:
+        try:
+            return Fabric(load(SPEC), name="same")
+        except FabricError as error:
+            return str(error)
+
+    with ThreadPoolExecutor(2) as pool:
+        made = list(pool.map(make, range(2)))
+    ((fabric,), (refusal,)) = ([one for one in made if isinstance(one, kind)] for kind in (Fabric, str))
+    assert isinstance(fabric, Fabric)
+    assert "'same'" in str(refusal)
+    assert [state.keeper for state in fabrics()] == [fabric.keeper]
+    assert fabric.counters()
+    fabric.close()
 
 
 def test_the_kernel_removes_the_namespaces_themselves(up: Up) -> None:

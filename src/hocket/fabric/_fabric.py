@@ -242,7 +242,7 @@ def clear_stale() -> None:
     for state in _state.read_all():
         if not state.alive:
             _sweep.end_in_network(set(state.numbers), _sweep.GRACE_S, _sweep.belongs_to(state.name))
-            _sweep.remove_files((state.file, state.socket))
+            _sweep.remove_files_of(state.keeper, (state.file, state.socket))
 
 
 def _start_keeper(order: Mapping[str, Any]) -> "subprocess.Popen[str]":

@@ -20,7 +20,7 @@ from hocket._sweep import start_ticks
 from ._build import Networks
 from ._errors import FabricError
 from ._namespace import enter, new_network, new_user
-from ._sweep import end_in_network, remove_files, stand_by
+from ._sweep import end_in_network, remove_files, remove_files_of, stand_by
 from ._wiring import Wiring
 
 _MOST_NBYTES = 1 << 16
@@ -43,10 +43,10 @@ def main() -> None:
         user = _rights()
         networks = Networks(wiring, order["seed"])
         numbers = {os.fstat(fd).st_ino for fd in networks.fds}
+        _write_state(order, networks.fds, user)
         warden, pipe = _warden(numbers, (file, sock))
         try:
             server = _listen(sock)
-            _write_state(order, networks.fds, user)
             print(json.dumps({"up": True}), flush=True)
             _detach()
             _serve(server, networks, order["owner"])
@@ -56,7 +56,7 @@ def main() -> None:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             # An owner that runs inside and takes its fabric down is not to be ended by it.
             end_in_network(numbers, _END_GRACE_S, lambda pid: pid != order["owner"])
-            remove_files((file, sock))
+            remove_files_of(os.getpid(), (file, sock))
             os.write(pipe, b".")
             os.waitpid(warden, 0)
     except (FabricError, OSError) as error:
@@ -132,9 +132,14 @@ def _write_state(order: dict[str, Any], fds: list[int], user: bool) -> None:
         "wiring": order["wiring"],
     }
     part = f"{order['file']}.{me}"
-    with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        json.dump(state, file)
-    os.rename(part, order["file"])
+    try:
+        with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            json.dump(state, file)
+        os.link(part, order["file"])  # which, unlike a rename, takes the place of no other's
+    except FileExistsError:
+        raise FabricError(f"a fabric {order['name']!r} has just come up; choose another name") from None
+    finally:
+        remove_files((part,))
 
 
 def _serve(server: socket.socket, networks: Networks, owner: int | None) -> None:

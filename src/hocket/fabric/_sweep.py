@@ -38,6 +38,14 @@ def remove_files(paths: tuple[str, ...]) -> None:
             os.unlink(path)
 
 
+def remove_files_of(keeper: int, paths: tuple[str, ...]) -> None:
+    """Remove a fabric's files, of which the first holds its name, unless the name is another fabric's by now."""
+    with contextlib.suppress(OSError, ValueError), open(paths[0]) as file:
+        if json.load(file)["keeper"] != keeper:
+            return
+    remove_files(paths[::-1])  # the name last: what is removed after it could be another's
+
+
 def stand_by(pipe: int, keeper: int, numbers: set[int], paths: tuple[str, ...]) -> None:
     """Run as the warden: wait until the keeper has gone, then end what it left. Ends this process.
 
@@ -47,7 +55,5 @@ def stand_by(pipe: int, keeper: int, numbers: set[int], paths: tuple[str, ...]) 
         signal.signal(number, signal.SIG_IGN)
     if not os.read(pipe, 1):
         end_in_network(numbers, GRACE_S)
-        with contextlib.suppress(OSError, ValueError), open(paths[0]) as file:
-            if json.load(file)["keeper"] == keeper:  # else the name is another fabric's by now
-                remove_files(paths)
+        remove_files_of(keeper, paths)
     os._exit(0)
