@@ -106,6 +106,16 @@ def test_a_link_without_a_way_back_is_refused_by_name() -> None:
         wire(cluster.from_toml(text))
 
 
+def test_hosts_without_a_way_to_each_other_are_refused_by_name() -> None:
+    text = """
+nodes = [{ name = "a" }, { name = "m" }, { name = "b" }]
+links = [{ ends = ["a", "m"], bandwidth = "10 MB/s" }, { ends = ["m", "b"], bandwidth = "10 MB/s" }]
+"""
+    with pytest.raises(FabricError, match="no way leads from a to b.*forwards = true"):
+        wire(cluster.from_toml(text))
+    assert wire(cluster.from_toml(text.replace('"m" }', '"m", forwards = true }', 1))).hops(0, 2) == 2
+
+
 def test_plain_values_and_back() -> None:
     wiring = wire(cluster.from_toml(DIAMOND + '[[routes]]\npath = ["a", "s", "v", "t", "b"]\n'))
     assert Wiring.from_json(wiring.as_json()) == wiring

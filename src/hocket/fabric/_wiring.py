@@ -147,7 +147,7 @@ def wire(cluster: "Cluster") -> Wiring:
     uses all of them and "shortest" the first link. Explicit paths come before both.
 
     Raises:
-        FabricError: a link has no way back, or there are more nodes than addresses.
+        FabricError: a link has no way back, a host no way to another, or there are more nodes than addresses.
     """
     names, kinds, place = _nodes(cluster)
     if len(names) > MOST_NODES:
@@ -168,6 +168,7 @@ def wire(cluster: "Cluster") -> Wiring:
         if kind == "host" and cluster.forwards[index]:
             forwards[place[index]] = True
     routes = _routes(ports_of, heads, costs, forwards, cluster.routing == "ecmp")
+    _refuse_islands(cluster.name, names, {index for index, kind in enumerate(kinds) if kind == "host"}, routes)
     given = _given(cluster, place, where, len(names))
     nodes = tuple(
         Node(
@@ -250,6 +251,15 @@ def _routes(
             ]
             routes[tail][goal] = best if ecmp else best[:1]
     return routes
+
+
+def _refuse_islands(cluster: str, names: list[str], hosts: set[int], routes: list[dict[int, list[int]]]) -> None:
+    for host in sorted(hosts):
+        if lacking := hosts - routes[host].keys() - {host}:
+            raise FabricError(
+                f"{cluster}: no way leads from {names[host]} to {names[min(lacking)]}; add a link, or let a host "
+                "between them pass on what is for others (`forwards = true`)"
+            )
 
 
 def _distances(goal: int, into: list[list[tuple[int, int]]], costs: list[int], forwards: list[bool]) -> dict[int, int]:
