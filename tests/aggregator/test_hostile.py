@@ -27,7 +27,7 @@ from hocket.aggregator import _frames as wire
 from hocket.aggregator._handshake import key_of, prove
 from hocket.testing import deadline
 
-from .world import TOKEN, aggregators, members, members_of_tree
+from .world import TOKEN, LongWire, aggregators, members, members_of_tree
 
 OTHER = b"another token, also long enough"
 
@@ -524,3 +524,28 @@ def test_a_member_of_another_leaf_that_dies_is_known_by_name():
         assert [(one.code, one.member, "rank 3" in str(one)) for one in outcomes] == [
             (FailCode.MEMBER_LOST, 3, True)
         ] * 3
+
+
+def test_silence_between_aggregators_is_noticed_on_both_sides():
+    limits = Limits(stall_s=min(deadline(0.4), 1.5))
+    with aggregators(limits=limits) as root:
+        wire = LongWire(root)
+        with (
+            aggregators(limits=limits, parent=wire.address) as far,
+            aggregators(limits=limits, parent=root.address) as near,
+        ):
+
+            def action(group):
+                all_reduce(group)
+                time.sleep(1.5 * limits.stall_s)  # nobody asks for anything: that is no silence
+                all_reduce(group)
+                wire.cut.set()
+                try:
+                    return all_reduce(group, timeout_s=30)
+                except AggregationError as error:
+                    return error
+
+            outcomes = members_of_tree([root, far, near], (2, 1), action)
+        wire.close()
+    assert [outcome.code for outcome in outcomes] == [FailCode.PARENT_LOST, FailCode.PARENT_LOST, FailCode.MEMBER_LOST]
+    assert all("no answer for" in str(outcome) for outcome in outcomes)

@@ -33,13 +33,10 @@ def aggregators(count=1, limits=None, parent=None, tokens=(TOKEN,)):
 
 
 class LongWire:
-    """Stands between an aggregator and one who connects to `address`; what the aggregator says comes later, or never.
-
-    It carries until the two ends close.
-    """
+    """Stands between an aggregator and one who connects to `address`; what the former says comes later, or never."""
 
     def __init__(self, server, delay_s=0.0):
-        self.cut = threading.Event()  # once it is set nothing is carried, and nothing ends
+        self.cut = threading.Event()  # once it is set nothing is carried, no end of a side either
         self._server, self._delay_s = server, delay_s
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = self._listener.getsockname()
@@ -66,7 +63,8 @@ class LongWire:
                     continue
                 time.sleep(delay_s)
                 target.sendall(data)
-            target.shutdown(socket.SHUT_WR)
+            if not self.cut.is_set():
+                target.shutdown(socket.SHUT_WR)
         except OSError:
             return
 

@@ -53,6 +53,11 @@ class Connection(FrameLink):
         self._incoming: Array | None = None
         self._trash: Array | None = None
 
+    @property
+    def leads_to_others(self) -> bool:
+        """Whether the client is an aggregator, which always reads; ranks read only what they wait for."""
+        return any(len(member.span) > 1 and not group.ended for group, member in self.places.values())
+
     def place(self, data: wire.Data) -> memoryview:
         """Return where a segment shall lie; of a group that has ended, nowhere in particular."""
         group, member = self._find(data.group)

@@ -9,7 +9,7 @@ from typing import Final
 
 from ._codec import data_head, encode
 from ._decoder import Decoder, Place
-from ._frames import Frame, FrameType, ProtocolError
+from ._frames import Frame, FrameType, Ping, ProtocolError
 from ._pool import Array
 
 _AT_ONCE: Final = 32
@@ -55,6 +55,7 @@ class FrameLink:
         self.moved_s = self.heard_s
         """When the queue was last empty or became shorter."""
         self.changed = changed
+        self._asked_s = 0.0
         self._out: deque[tuple[memoryview, Release | None]] = deque()
         self._control_nbytes = 0
         self._awaited_nbytes = 1
@@ -102,6 +103,15 @@ class FrameLink:
                 view, release = out[0]
                 out[0] = view[sent:], release
         self._control_nbytes = 0
+
+    def answers(self, now_s: float, most_s: float) -> bool:
+        """Return whether a peer that always reads has shown life in time; one that is quiet is asked."""
+        if self._asked_s >= self.heard_s:
+            return now_s - self._asked_s <= most_s
+        if now_s - self.heard_s > most_s / 4:
+            self._asked_s = now_s
+            self.send(Ping(0))
+        return True
 
     def await_nbytes(self, nbytes: int) -> None:
         """Let the kernel wake this process only for so many bytes, or an end: on a slow link every packet is an event.

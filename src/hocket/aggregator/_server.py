@@ -22,7 +22,6 @@ from ._upstream import Upstream
 log = logging.getLogger("hocket.aggregator")
 
 _TICK_S = 0.1
-_PARENT_S = 10.0
 _BREATH_S = 0.01
 _GREETING_NBYTES = 1 << 10
 
@@ -266,8 +265,12 @@ class Aggregator:
                 self._drop(link, f"it has not proved itself within {limits.hello_s:g} s", refused=True)
             elif link.waiting and now_s - link.moved_s > limits.stall_s:
                 self._drop(link, f"it has taken nothing of what waits for it for {limits.stall_s:g} s", refused=True)
-            elif isinstance(link, Upstream) and not link.group.formed and now_s - link.heard_s > _PARENT_S:
-                self._drop(link, f"no answer for {_PARENT_S:g} s")
+            elif isinstance(link, Upstream):
+                if not link.answers(now_s, limits.stall_s):
+                    self._drop(link, f"no answer for {limits.stall_s:g} s")
+            # A child that waits for its own children reads nothing meanwhile, for as long as it lets these.
+            elif link.leads_to_others and not link.answers(now_s, 2 * limits.stall_s):
+                self._drop(link, f"no answer for {2 * limits.stall_s:g} s")
         self._directory.check(now_s)
 
     def _close(self) -> None:

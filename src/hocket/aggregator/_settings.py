@@ -27,7 +27,8 @@ class Limits:
         segment_nbytes: Bytes of the longest segment.
         hello_s: Seconds for a client to prove itself.
         join_s: Seconds from the first member of a group to the last.
-        stall_s: Seconds after which a peer that takes nothing of what waits for it is dropped.
+        stall_s: Seconds after which a peer that takes nothing of what waits for it is dropped, or a parent that does
+            not answer; an aggregator below has twice as long to answer.
     """
 
     connections: int = 1024

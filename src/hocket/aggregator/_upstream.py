@@ -57,6 +57,14 @@ class Upstream(FrameLink):
         """Whether children take what comes down more slowly than it comes: then nothing more is read."""
         return self._down_nbytes > self._window_nbytes > 0
 
+    def answers(self, now_s: float, most_s: float) -> bool:
+        """See FrameLink."""
+        if self.paused:  # what it may have answered is not read
+            self.heard_s = now_s
+        if not self._window_nbytes:  # it takes no questions yet, and owes an answer to the greeting
+            return now_s - self.heard_s <= most_s
+        return super().answers(now_s, most_s)
+
     # --- the way up, called by the group ------------------------------------------------------------------------------
 
     def open(self, request: wire.Open) -> None:
