@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -549,3 +550,32 @@ def test_silence_between_aggregators_is_noticed_on_both_sides():
         wire.close()
     assert [outcome.code for outcome in outcomes] == [FailCode.PARENT_LOST, FailCode.PARENT_LOST, FailCode.MEMBER_LOST]
     assert all("no answer for" in str(outcome) for outcome in outcomes)
+
+
+def test_a_leaf_takes_no_reason_back_while_more_comes_from_above():
+    def flood(sock, over):
+        with suppress(OSError):
+            while not over.wait(0.001):
+                sock.sendall(codec.encode(wire.Pong(0)) * 100)
+
+    with socket.create_server(("127.0.0.1", 0)) as above, aggregators(parent=above.getsockname()) as leaf:
+        client = AggregationClient(leaf.address, TOKEN)
+        client.join("tree", 2, 0, levels=(Level(1, 0, 0, 1), Level(2, 0, 0, 1)), label="rank 0")
+        sock, _ = above.accept()
+        nonce = codec.decode(wire.FrameType.HELLO, 0, sock.recv(1000)[8:]).nonce
+        sock.sendall(codec.encode(wire.Challenge(1, bytes(32), prove(TOKEN, b"server", 1, nonce, bytes(32)))))
+        sock.recv(1000)
+        sock.sendall(codec.encode(wire.Welcome(1 << 16, 1 << 20, 4, 4)) + codec.encode(wire.Joined(1, 5)))
+        over = threading.Event()
+        flooding = threading.Thread(target=flood, args=(sock, over))
+        flooding.start()
+        time.sleep(0.1)
+        _die(client)
+        said = b""
+        while part := sock.recv(1000):  # to a proper end: a reset could have thrown away what was said
+            said += part
+        over.set()
+        flooding.join()
+        sock.close()
+    assert b"rank 0" in said
+    assert b"is gone" in said

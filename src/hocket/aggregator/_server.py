@@ -198,12 +198,11 @@ class Aggregator:
     def _flush_one(self, link: Connection | Upstream) -> None:
         try:
             link.flush()
+            if isinstance(link, Upstream) and link.over and not link.waiting:
+                # The parent closes in its turn; to close what is not read would take back the reason just sent.
+                link.sock.shutdown(socket.SHUT_WR)
         except OSError as error:
             self._drop(link, str(error))
-            return
-        if isinstance(link, Upstream) and link.over and not link.waiting:
-            self._remove(link)
-            link.close()
             return
         interest = selectors.EVENT_WRITE if link.waiting else 0
         if not (isinstance(link, Upstream) and link.paused):

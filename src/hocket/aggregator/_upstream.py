@@ -55,7 +55,7 @@ class Upstream(FrameLink):
     @property
     def paused(self) -> bool:
         """Whether children take what comes down more slowly than it comes: then nothing more is read."""
-        return self._down_nbytes > self._window_nbytes > 0
+        return not self.over and self._down_nbytes > self._window_nbytes > 0
 
     def answers(self, now_s: float, most_s: float) -> bool:
         """See FrameLink."""
@@ -108,6 +108,8 @@ class Upstream(FrameLink):
 
     def place(self, data: wire.Data) -> memoryview:
         """Return where a segment from the parent shall lie."""
+        if self.over:
+            return memoryview(bytearray(data.nbytes))
         operation = self.group.operations.get(data.sequence)
         if operation is None or data.offset + data.nbytes > operation.request.nbytes:
             raise wire.ProtocolError(f"a segment of operation {data.sequence} from the parent, which is not under way")
@@ -116,6 +118,8 @@ class Upstream(FrameLink):
 
     def handle(self, frame: wire.Frame) -> None:
         """Handle one frame of the parent's."""
+        if self.over:
+            return
         match frame:
             case wire.Data():
                 assert self._incoming is not None
