@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from hocket.launch import LaunchError, launch, parse_arguments
+from hocket.launch._run_directory import LaunchDirectory
 from hocket.planner import Plan
 from hocket.profile import read_run
 from hocket.testing import deadline
@@ -96,6 +97,21 @@ def test_which_directory(monkeypatch: pytest.MonkeyPatch, script: Any, tmp_path:
     (tmp_path / "file").write_text("")
     with pytest.raises(LaunchError, match="no directory for this run can be made"):
         launch([path], 1, flags=["--run-dir", str(tmp_path / "file" / "x")])
+
+
+def test_two_runs_that_begin_in_the_same_second_have_a_directory_each(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    make, path = os.makedirs, str(tmp_path / "runs" / "train-1")
+
+    def other_is_first(name: str, mode: int = 0o777, exist_ok: bool = False) -> None:
+        if name == path and not os.path.exists(name):
+            make(name)
+        make(name, mode, exist_ok)
+
+    monkeypatch.setattr(os, "makedirs", other_is_first)
+    assert LaunchDirectory(path, new=True).path == f"{path}-2"
+    assert LaunchDirectory(path).path == path
 
 
 SSH = """#!/bin/sh

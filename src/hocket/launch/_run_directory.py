@@ -14,6 +14,7 @@ Under `--hosts` what hosts have in a directory of their own is brought together 
 import contextlib
 import errno
 import io
+import itertools
 import json
 import os
 import re
@@ -110,11 +111,14 @@ class LaunchDirectory:
         if new and runs.name == "runs" and not runs.exists():
             runs.mkdir(parents=True, exist_ok=True)
             (runs / ".gitignore").write_text("*\n")
-        taken, names = True, (f"{path}-{number}" if number > 1 else path for number in range(1, 1000))
-        while taken:
-            self.path = os.path.abspath(next(names))
-            taken = new and os.path.exists(self.path)
-        os.makedirs(self.path, exist_ok=True)
+        for number in itertools.count(1):
+            self.path = os.path.abspath(f"{path}-{number}" if number > 1 else path)
+            try:
+                os.makedirs(self.path, exist_ok=not new)
+                break
+            except FileExistsError:  # of two runs that begin in the same second only one has made it
+                if not new:
+                    raise
         self._suffix = suffix
         self._facts: dict[str, Any] = {}
         if not suffix:
