@@ -114,10 +114,22 @@ def test_run_shows_what_it_would_do_without_doing_it(hocket: Command, tmp_path: 
     assert done.returncode == 0
     assert len([line for line in done.stdout.splitlines() if line.endswith(f"script {script} arg")]) == 3
     assert "A='b c'" in done.stdout
+    shown = hocket("run", *flags, "--hosts", "a:2", str(script), "two  spaces").stdout
+    assert " A='b c' " in shown
+    assert shown.endswith(" 'two  spaces'\n")
     plan = json.loads(hocket("run", *flags, "--json", str(script)).stdout)
     assert plan["nproc"] == 3
     assert plan["environment"]["A"] == "b c"
     assert not (tmp_path / "ran").exists()
+
+
+def test_a_batch_script_keeps_the_flags_of_the_user_s_script(hocket: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    allocation = {"JOB_ID": "7", "JOB_NUM_NODES": "2", "NTASKS": "2", "TASKS_PER_NODE": "1(x2)"}
+    for name, value in allocation.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    monkeypatch.delenv("RANK", raising=False)
+    done = hocket("run", "-n", "1", "--dry-run", "--", __file__, "--dry-run", "x")
+    assert f" -n 1 -- {__file__} --dry-run x\n" in done.stdout
 
 
 def test_doctor_finds_this_machine_fit(hocket: Command) -> None:

@@ -45,7 +45,9 @@ def run(context: typer.Context) -> None:
             else step_command(context.args, arguments.nproc, os.environ)
         )
         if step is not None and arguments.dry_run:
-            typer.echo(batch_script([word for word in step if word != "--dry-run"], os.environ))
+            last = len(step) - len(arguments.arguments)  # what follows is the script's own
+            own = [word for word in step[:last] if word != "--dry-run"]
+            typer.echo(batch_script([*own, *step[last:]], os.environ))
             return
         if step is not None:
             if not {"HOCKET_SECRET", "HOCKET_SECRET_FILE"} & os.environ.keys():
@@ -95,15 +97,15 @@ def _show(arguments: "LaunchArguments") -> None:
     if arguments.as_json:
         print_json(planned)
         return
-    variables = " ".join(f"{key}={shlex.quote(value)}" for key, value in planned["environment"].items())
+    variables = [f"{key}={shlex.quote(value)}" for key, value in planned["environment"].items()]
+    line = " ".join([*variables, shlex.join(planned["command"])])
     hosts = planned["emulated_hosts"]
     for host, ranks in arguments.hosts.items():
-        typer.echo(f"{host}: {ranks} x {shlex.join([*variables.split(), *planned['command']])}")
+        typer.echo(f"{host}: {ranks} x {line}")
     if arguments.hosts:
         return
     for rank in range(arguments.nproc):
-        line = f"LOCAL_RANK={rank} {variables} {shlex.join(planned['command'])}".replace("  ", " ")
-        typer.echo(f"{hosts[rank]}: {line}" if hosts else line)
+        typer.echo(f"{f'{hosts[rank]}: ' if hosts else ''}LOCAL_RANK={rank} {line}")
     typer.echo(f"rendezvous: {planned['rendezvous']}; hosts: {planned['hosts']}; restarts: {planned['restarts']}")
 
 
