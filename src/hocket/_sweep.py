@@ -45,7 +45,9 @@ def variable_of(pid: int, name: str) -> str | None:
     except OSError:
         return None
     key = f"{name}=".encode()
-    return next((item[len(key) :].decode() for item in environment.split(b"\0") if item.startswith(key)), None)
+    return next(
+        (item[len(key) :].decode(errors="replace") for item in environment.split(b"\0") if item.startswith(key)), None
+    )
 
 
 def end_processes(find: Callable[[], Iterable[int]], grace_s: float) -> set[int]:

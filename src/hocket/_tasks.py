@@ -222,7 +222,7 @@ def _ancestor(variable: str) -> str:
     """Return what names the process that started the tasks of this host: the nearest without the task's variable."""
     pid = os.getpid()
     while pid > 1 and variable_of(pid, variable) is not None:
-        with open(f"/proc/{pid}/stat") as file:
+        with open(f"/proc/{pid}/stat", errors="replace") as file:
             pid = int(file.read().rpartition(")")[2].split()[1])
     return f"{socket.gethostname()}-{pid}-{start_ticks(pid)}"
 

@@ -5,6 +5,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import tempfile
 import textwrap
 from pathlib import Path
@@ -12,12 +13,14 @@ from typing import Any
 
 import pytest
 
+from hocket._sweep import job_of
+from hocket.comm.shm import state_of
 from hocket.launch import _listener, _worker
 from hocket.launch._failure import RankFailure, describe, read_failure
 from hocket.launch._merge import Merger
 from hocket.testing import deadline
 
-from ..processes import free_port
+from ..processes import free_port, until
 
 WAIT = "import time; time.sleep(60)"
 
@@ -316,6 +319,24 @@ def test_a_rank_that_is_stopped_while_ranks_start_is_ended_and_named_soon_after_
         f"hocket: rank 1 (process {first.pid}) was stopped (SIGSTOP) for longer than HOCKET_TIMEOUT allows" in ran.err
     )
     assert "`kill -CONT PROCESS` lets a stopped rank go on in time" in ran.err
+
+
+def test_a_process_is_known_whose_name_or_job_is_no_text() -> None:
+    source = "import ctypes; ctypes.CDLL(None).prctl(15, b'123456789012345\\xe8'[3:]); print(flush=True); input()"
+    environment = {**os.environb, b"HOCKET_JOB": b"\xe8"}
+    process = subprocess.Popen(
+        [sys.executable, "-c", source], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
+    )
+    try:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.send_signal(signal.SIGSTOP)
+        until(lambda: _listener._is_stopped(process.pid))
+        assert "kill -CONT" in state_of(process.pid)
+        assert job_of(process.pid) == "\ufffd"
+    finally:
+        process.kill()
+        process.communicate()
 
 
 @pytest.mark.parametrize(("timeout_s", "seconds", "ended"), [(2.0, 20, True), (2.0, 6, False), (None, 1000, False)])

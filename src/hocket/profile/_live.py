@@ -231,7 +231,7 @@ def _state(pid: int, began: int, silent_s: float, busy: float, here: bool) -> st
         return "silent" if silent_s > 4 * _STALE_S else _use(busy)
     if start_ticks(pid) != began:
         return "dead"
-    letter = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    letter = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
     if letter in "ZX":
         return "dead"
     if letter in "tT":

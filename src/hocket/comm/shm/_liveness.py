@@ -11,7 +11,7 @@ LONGER: Final = "If it only needs longer: HOCKET_TIMEOUT=SECONDS, or timeout_s o
 def state_of(pid: int) -> str:
     """Return, for a message, that a process of this host is stopped and how it goes on; "" if it is not."""
     try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        state = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
     except (OSError, IndexError):
         return ""
     return f" and is stopped (SIGSTOP; `kill -CONT {pid}` lets it go on)" if state in "Tt" else ""
