@@ -8,6 +8,7 @@ import select
 import subprocess
 import sys
 import termios
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hocket.launch import launch
-from hocket.launch._console import LineAssembler, Terminal
+from hocket.launch._console import LineAssembler, Output, Terminal
 from hocket.testing import deadline
 
 pieces = st.lists(st.sampled_from([b"a", b"bc", b"\n", b"\r", b"\r\n", b"12%"]), max_size=30).map(b"".join)
@@ -110,6 +111,27 @@ def test_endless_lines_do_not_fill_the_memory() -> None:
     lines = [line for _ in range(40) for line in assembler.feed(b"x" * 100_000)]
     assert sum(map(len, lines)) + sum(map(len, assembler.rest())) == 4_000_000
     assert lines
+
+
+@pytest.mark.parametrize("buffering", [-1, 0])
+def test_a_stream_that_does_not_block_loses_nothing(buffering: int) -> None:
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    lines = [b"%d " % k + bytes(k % 7) * 50 for k in range(4000)]
+    found = bytearray()
+
+    def slowly() -> None:
+        while chunk := os.read(read, 1 << 12):
+            found.extend(chunk)
+
+    with open(write, "wb", buffering) as stream:
+        reader = threading.Thread(target=slowly, daemon=True)
+        threading.Timer(0.05, reader.start).start()
+        for first in range(0, 4000, 1000):  # each more than a pipe takes
+            Output(stream).lines(b"", lines[first : first + 1000])
+    reader.join(deadline(20))
+    os.close(read)
+    assert bytes(found) == b"".join(line + b"\n" for line in lines)
 
 
 class Screen:

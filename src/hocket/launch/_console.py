@@ -3,6 +3,7 @@
 import io
 import os
 import re
+import select
 import threading
 from typing import BinaryIO, cast
 
@@ -51,8 +52,20 @@ class Output:
         self._write(data)
 
     def _write(self, data: bytes) -> None:
-        self._stream.write(data)
-        self._stream.flush()
+        # Who started us may have made the stream non-blocking, as Node.js does with pipes. And a raw one, as standard
+        # streams are under PYTHONUNBUFFERED, takes what it can: it returns how much, or None.
+        raw, left = isinstance(self._stream, io.RawIOBase), data
+        while True:
+            try:
+                if left:
+                    taken = self._stream.write(left)
+                    left = left[(taken or 0) if raw else len(left) :]
+                if not left:
+                    self._stream.flush()
+                    return
+            except BlockingIOError as error:
+                left = left[error.characters_written if left else 0 :]
+            select.select([], [self._stream], [])
 
 
 class Terminal(Output):
