@@ -86,6 +86,13 @@ def test_torchrun_s_variables_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     assert parse_arguments(["-n", "2", "s.py"]).nproc == 2
 
 
+def test_a_variable_that_is_no_number_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "30s")
+    with pytest.raises(ArgumentError, match="TORCH_ELASTIC_SHUTDOWN_TIMEOUT=30s: give a whole number"):
+        parse_arguments(["s.py"])
+    assert parse_arguments(["--shutdown-timeout=3", "s.py"]).grace_s == 3
+
+
 def test_one_host_gets_a_rendezvous_of_its_own_and_several_what_they_ask_for() -> None:
     alone = parse_arguments(["-n", "2", "s.py"]).flags
     assert (alone.rdzv_backend, alone.rdzv_endpoint, alone.local_addr) == ("c10d", "localhost:0", "localhost")

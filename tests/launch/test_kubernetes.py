@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import stat
 import subprocess
 import sys
@@ -65,9 +66,28 @@ def test_manifests_say_what_the_command_line_said(written: Any, tmp_path: Path) 
     assert job["metadata"]["name"] == "my-train"
 
 
+def test_words_reach_the_script_as_they_are_and_older_files_are_closed_to_others(script: Any, tmp_path: Path) -> None:
+    place = tmp_path / "job.yaml"
+    place.touch(0o644)
+    words = ["$(HOME)", "a$$b", "100$", "\U0001f600 \u00e9\x7f\\ud83d\n"]
+    more = [f"-x=MARK={words[0]}", "--timeout=1234567.5"]
+    for path in write_manifests(parse_arguments([*more, f"--kubernetes={place}", script(""), *words])):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        job = list(yaml.safe_load_all(path.read_text()))[-1]
+        container = job["spec"]["trainer"] if job["kind"] == "TrainJob" else containers(job)
+        # As Kubernetes reads them: https://kubernetes.io/docs/tasks/inject-data-application/define-command-argument-container/
+        assert [word.replace("$$", "$") for word in container["args"][-4:]] == words
+        assert not any(re.search(r"(?<!\$)(\$\$)*\$\(", word) for word in container["args"])
+        assert container["args"][0] == "--timeout=1234567.5"
+        assert {"name": "MARK", "value": "$$(HOME)"} in container["env"]
+
+
 def test_what_pods_cannot_be_is_refused(script: Any) -> None:
     with pytest.raises(ArgumentError, match="give the number of pods"):
         parse_arguments(["--kubernetes=job.yaml", "--nnodes=1:4", script("")])
+    for flags in (["--hosts=a,b"], ["--fabric=star:hosts=2"]):
+        with pytest.raises(ArgumentError, match="--kubernetes says where all ranks are"):
+            parse_arguments(["--kubernetes=job.yaml", *flags, script("")])
 
 
 def faults(value: Any, schema: Any, path: str = "") -> list[str]:

@@ -337,7 +337,10 @@ def _complete(flags: argparse.Namespace, target: str, arguments: tuple[str, ...]
     if flags.timeout is not None and not flags.timeout > 0:
         raise ArgumentError(f"--timeout {flags.timeout}: give a number of seconds above 0")
     if flags.shutdown_timeout is None:
-        flags.shutdown_timeout = int(os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", GRACE_S))
+        said = os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(GRACE_S))
+        if not said.isdecimal():
+            raise ArgumentError(f"TORCH_ELASTIC_SHUTDOWN_TIMEOUT={said}: give a whole number of seconds")
+        flags.shutdown_timeout = int(said)
     if flags.aggregate and str(flags.nnodes) not in ("1", "1:1"):
         raise ArgumentError(
             "--aggregate is for one host; for several start `hocket aggregator` on one of them, and give its address "
@@ -350,6 +353,8 @@ def _complete(flags: argparse.Namespace, target: str, arguments: tuple[str, ...]
             raise ArgumentError(str(error)) from None
     ranks_of_pod = str(flags.nproc_per_node)
     nproc = _nproc(ranks_of_pod)
+    if flags.kubernetes is not None and (flags.hosts, flags.hostfile, flags.fabric) != (None, None, None):
+        raise ArgumentError("--kubernetes says where all ranks are; leave out --hosts, --hostfile, --fabric")
     if flags.kubernetes is not None and str(flags.nnodes) != "1:1" and not str(flags.nnodes).isdigit():
         raise ArgumentError(f"--nnodes {flags.nnodes}: with --kubernetes give the number of pods")
     flags.nproc_per_node = str(nproc)

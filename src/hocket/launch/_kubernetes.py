@@ -36,6 +36,7 @@ def write_manifests(arguments: LaunchArguments) -> tuple[Path, Path]:
     for path, documents in ((first, train_job(arguments)), (second, job_set(arguments))):
         text = "---\n".join("".join(f"{line}\n" for line in _yaml(document)) for document in documents)
         with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+            os.fchmod(file.fileno(), 0o600)  # an older file may have been open to others
             file.write(text)
     return first, second
 
@@ -130,9 +131,15 @@ def _pod(container: dict[str, Any]) -> dict[str, Any]:
 
 def _words(arguments: LaunchArguments) -> list[str]:
     """Return what follows `hocket run`; numbers of pods and ranks are in variables, as are those of `-x`."""
-    limit = [] if arguments.timeout_s is None else [f"--timeout={arguments.timeout_s:g}"]
+    limit = [] if arguments.timeout_s is None else [f"--timeout={arguments.timeout_s}"]
     place = [f"--run-dir={arguments.flags.run_dir}"] if arguments.flags.run_dir else []
-    return [*limit, *place, *arguments.host_flags, "--", arguments.target, *arguments.arguments]
+    words = [*limit, *place, *arguments.host_flags, "--", arguments.target, *arguments.arguments]
+    return [_literal(word) for word in words]
+
+
+def _literal(text: str) -> str:
+    """Return what Kubernetes makes this text of: it puts variables for $(NAME), and $ for $$."""
+    return text.replace("$", "$$")
 
 
 def _resources(arguments: LaunchArguments) -> dict[str, Any]:
@@ -151,7 +158,7 @@ def _secret(arguments: LaunchArguments) -> tuple[dict[str, Any], list[dict[str, 
         if is_secret(key):
             kept[key] = value
         else:
-            variables.append({"name": key, "value": value})
+            variables.append({"name": key, "value": _literal(value)})
     for key in kept:
         variables.append({"name": key, "valueFrom": {"secretKeyRef": {"name": name, "key": key}}})
     return {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name}, "stringData": kept}, variables
@@ -180,4 +187,6 @@ def _yaml(value: dict[str, Any], pad: str = "") -> Iterator[str]:
                 yield f"{pad}  - {first.lstrip()}"
                 yield from rest
         else:
-            yield f"{pad}{key}: {json.dumps(item)}"
+            # JSON writes what is beyond 16 bits as two surrogates, which YAML refuses.
+            written = re.sub(r"[^ -~]", lambda one: f"\\U{ord(one[0]):08x}", json.dumps(item, ensure_ascii=False))
+            yield f"{pad}{key}: {written}"
