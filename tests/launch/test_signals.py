@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -9,11 +10,13 @@ import textwrap
 import time
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from hocket import _sweep
+from hocket.launch._job import is_abandoned, new_job_name
 from hocket.testing import deadline
 
 # Each rank starts a child in its own session, one in a session apart, and one by fork alone, as data loaders do.
@@ -155,6 +158,18 @@ def test_clean_removes_what_a_crash_has_left(job: Any, running: Any, temporary: 
     assert running() == []
     assert not directory.exists()
     assert name not in clean()
+
+
+def test_a_job_of_another_host_that_shares_the_temporary_directory_is_not_taken_for_dead(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    mine = re.sub(r"^\d+", str(gone.pid), new_job_name())
+    assert is_abandoned(mine)
+    assert not is_abandoned(new_job_name())
+    monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(nodename="another"))
+    assert not is_abandoned(mine)
 
 
 def test_a_rank_whose_launcher_has_gone_before_it_could_ask_ends(script: Any, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """One launch on this host: its name, its directory, its warden, and its end."""
 
 import contextlib
+import hashlib
 import os
 import secrets
 import shutil
@@ -20,21 +21,26 @@ _PREFIX = "hocket-job-"
 
 
 def new_job_name() -> str:
-    """`PID-START-NAMESPACE-RANDOM` of the launcher: enough to tell later whether it still runs."""
+    """`PID-START-PLACE-RANDOM` of the launcher: enough to tell later whether it still runs."""
     pid = os.getpid()
-    return f"{pid}-{_sweep.start_ticks(pid)}-{_pid_namespace()}-{secrets.token_hex(4)}"
+    return f"{pid}-{_sweep.start_ticks(pid)}-{_place()}-{secrets.token_hex(4)}"
 
 
 def is_abandoned(job: str) -> bool:
-    """Return whether a job's launcher has gone; of one in another process namespace that cannot be known."""
-    pid, started, namespace, *_ = [*job.split("-"), "", "", ""]
-    if not (pid.isdigit() and started.isdigit()) or namespace != str(_pid_namespace()):
+    """Return whether a job's launcher has gone; of one in another process namespace or host that cannot be known."""
+    pid, started, place, *_ = [*job.split("-"), "", "", ""]
+    if not (pid.isdigit() and started.isdigit()) or place != _place():
         return False
     return _sweep.start_ticks(int(pid)) != int(started)
 
 
-def _pid_namespace() -> int:
-    return os.stat("/proc/self/ns/pid").st_ino
+def _place() -> str:
+    """Return what names this process namespace and host: hosts may share the temporary directory.
+
+    The first namespace of every host has the same number.
+    """
+    names = f"{os.stat('/proc/self/ns/pid').st_ino} {os.uname().nodename}"
+    return hashlib.sha256(names.encode(errors="replace")).hexdigest()[:10]
 
 
 def job_directories() -> dict[str, str]:
