@@ -18,8 +18,10 @@ import pytest
 
 from hocket.cluster import load
 from hocket.fabric import Fabric, FabricError
-from hocket.launch import ArgumentError, parse_arguments
-from hocket.launch._hosts import read_hosts
+from hocket.launch import ArgumentError, LaunchResult, parse_arguments
+from hocket.launch._hosts import MARK, read_hosts
+from hocket.launch._node import _status
+from hocket.launch._ssh import _Host
 from hocket.testing import deadline
 
 from ..processes import processes_with, until
@@ -79,6 +81,20 @@ def test_flags_of_the_job_reach_the_hosts_and_those_about_hosts_do_not(script: A
     assert arguments.arguments == ("--hosts", "c")
     with pytest.raises(ArgumentError, match="leave out --nnodes"):
         parse_arguments(["--hosts", "a,b", "--nnodes", "2", script("")])
+
+
+def test_what_a_host_says_is_found_behind_a_greeting_without_a_line_end() -> None:
+    noise: list[bytes] = []
+    host = _Host("a", 1, ["echo", f'news\n\nWelcome, user{MARK}{{"a": 1}}'], {"stderr": os.devnull})
+    assert host.hear(noise.append) == {"a": 1}
+    assert noise == [b"news", b"", b"Welcome, user"]
+    host.process.communicate(timeout=deadline(20))
+
+
+def test_a_rank_s_status_does_not_pass_for_a_lost_connection_or_a_saved_job() -> None:
+    statuses = [("failed", 255), ("failed", 75), ("failed", 3), ("saved", 75), ("saved", 0), ("interrupted", 130)]
+    found = [_status(LaunchResult(outcome, code, 1, 0.0, 0)) for outcome, code in statuses]
+    assert found == [1, 1, 3, 75, 0, 130]
 
 
 class Site:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final
 
 MARK: Final = "HOCKET-NODE "  # before what a host says to the launcher of its job
+LOST: Final = 255  # exit status by which ssh says that its connection has failed
 BEAT_S: Final = 1.0  # between two signs of life of that launcher
 
 _ENTRY = re.compile(

@@ -19,13 +19,17 @@ import threading
 import time
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hocket import _sweep
 
 from ._facts import resources, versions
-from ._hosts import MARK
+from ._hosts import LOST, MARK
+from ._job import SAVED
 from ._probe import ProbeServer, listen, probe
+
+if TYPE_CHECKING:
+    from ._launch import LaunchResult
 
 _SILENCE_S = 5.0  # after which it is taken for dead, or cut off
 _GRACE_S = 2.0  # for the ranks to end by themselves then
@@ -122,7 +126,12 @@ def main() -> None:
         raise SystemExit(f"hocket run: {error}") from None
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(result.exit_code)  # all is cleaned up, and the end of a store waits for a host that is cut off
+    os._exit(_status(result))  # all is cleaned up, and the end of a store waits for a host that is cut off
+
+
+def _status(result: "LaunchResult") -> int:
+    """Return the exit status for the launcher of the job, to which some numbers say more than that a rank failed."""
+    return 1 if result.outcome == "failed" and result.exit_code in (SAVED, LOST) else result.exit_code
 
 
 def _say(message: dict[str, Any]) -> None:

@@ -25,7 +25,7 @@ from ._child import Child
 from ._console import outputs
 from ._doctor import Diagnosis
 from ._failure import LaunchError
-from ._hosts import BEAT_S, MARK, passed_on
+from ._hosts import BEAT_S, LOST, MARK, passed_on
 from ._job import PASSED_ON, SAVED
 from ._merge import Merger, RankStream
 from ._preflight import compare, judge, rounds
@@ -38,7 +38,6 @@ _OPTIONS = (
 _LATE_S = 3.0  # beyond the ranks' grace, for a host to end what it has, before its connection is cut
 _LOST_S = 1.0  # for the others to end after a host is lost, before their ranks get 2 s more, and SIGKILL
 _KEEP_S = 60.0  # for a host to send its logs and records
-_LOST = 255  # as ssh says that its connection has failed
 
 
 class _Host:
@@ -83,16 +82,18 @@ class _Host:
                 status = self.process.wait()
                 raise LaunchError(
                     f"{self.name} is not reached by ssh; try `ssh {self.name} true`"
-                    if status == _LOST
+                    if status == LOST
                     else f"on {self.name} Hocket did not start (exit status {status}); is it installed there for "
                     f"{sys.executable}?"
                 )
             line += letter
             if letter == b"\n":
-                if line.startswith(MARK.encode()):
-                    found: dict[str, Any] = json.loads(line[len(MARK) :])
+                said, mark, rest = line.partition(MARK.encode())  # a login shell may end without a new line
+                if said:
+                    noise(said.rstrip(b"\n"))
+                if mark:
+                    found: dict[str, Any] = json.loads(rest)
                     return found
-                noise(line.rstrip(b"\n"))
                 line = b""
 
 
@@ -173,7 +174,7 @@ def run_on_hosts(
         finally:
             merger.close_ends()
             # Where a host is cut off, the launchers of others may wait for it, and end when their connection does.
-            lost = any(host.process.poll() == _LOST for host in hosts)
+            lost = any(host.process.poll() == LOST for host in hosts)
             _end(hosts, signal.SIGTERM, _LOST_S if lost else arguments.grace_s + _LATE_S if started else 0.0)
             ended.set()
             if directory is not None and started:
@@ -294,7 +295,7 @@ def _keep(
 ) -> None:
     """Bring what hosts have in directories of their own into ours, and say what the records of all ranks tell."""
     for host in hosts:
-        if host.facts["shared"] or host.process.returncode not in range(_LOST):
+        if host.facts["shared"] or host.process.returncode not in range(LOST):
             continue
         try:
             # Only what our launcher there has written, without links and paths that lead elsewhere.
@@ -348,11 +349,11 @@ def _follow(
             assert status is not None
             what = (
                 "the connection to it is lost, or its launcher there was killed"
-                if status == _LOST
+                if status == LOST
                 else f"exit status {status}"
             )
             say(f"{host.name} failed: {what}; the other hosts are ended")
-            return "failed", 1 if status == _LOST else status if status > 0 else 128 - status
+            return "failed", 1 if status == LOST else status if status > 0 else 128 - status
         if None not in statuses:
             return ("saved", SAVED) if SAVED in statuses else ("finished", 0)
         time.sleep(0.05)
