@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from hocket.cluster import load
 from hocket.fabric import Fabric, FabricError
+from hocket.launch import _doctor, _facts
 from hocket.launch._preflight import judge, rounds
 from hocket.testing import deadline
 
@@ -143,3 +144,33 @@ def test_the_slow_host_is_named_and_no_other(count: int, slow: int, way: str, ra
             links[hosts[a], hosts[b]] = {"problem": None, "rate_Bps": rate_Bps, "latency_s": 1e-4, "to": ""}
     (found,) = [one for one in judge(hosts, links) if one.status != "ok"]
     assert found.found.startswith(f"{bad} {way} at ")
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_control_group_s_limits_count_wherever_they_stand(
+    version: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a Slurm job or a systemd unit, whose process is in a group below the one with the limit."""
+    own = {1: "4:memory:/job/step\n3:cpu,cpuacct:/job/step\n", 2: "0::/job/step\n"}[version]
+    memory, cores = ((tmp_path / name if version == 1 else tmp_path) / "job" for name in ("memory", "cpu"))
+    gib, inactive = 1 << 30, "total_inactive_file" if version == 1 else "inactive_file"
+    files = [
+        {"memory.limit_in_bytes": gib, "memory.usage_in_bytes": gib // 2, "cpu.cfs_quota_us": 150_000},
+        {"memory.max": gib, "memory.current": gib // 2, "cpu.max": "150000 100000"},
+    ][version - 1]
+    files |= {"memory.stat": f"anon 1\n{inactive} {gib // 4}\nactive_file 0", "cpu.cfs_period_us": 100_000}
+    for name, said in files.items():
+        folder = memory if name.startswith("memory") else cores
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(f"{said}\n")
+    (tmp_path / "own").write_text(own)
+    monkeypatch.setattr(_facts, "_GROUPS", tmp_path)
+    monkeypatch.setattr(_facts, "_OWN_GROUPS", tmp_path / "own")
+    assert _facts.memory() == (gib, 3 * gib // 4)
+    assert _facts.quota_cores() == 1.5
+    assert _facts.resources()["memory"] == gib
+    found = _doctor._memory()
+    assert (found.status, found.found) == ("warning", "0.8 GiB free of 1.0 GiB")
+    (tmp_path / "own").write_text("")
+    assert _facts.memory()[0] != gib
+    assert _facts.quota_cores() is None

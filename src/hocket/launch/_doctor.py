@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ._clean import leftovers
+from ._facts import memory, quota_cores
 
 _MIB = 1 << 20
 _GIB = 1 << 30
@@ -85,7 +86,7 @@ def _backend() -> Diagnosis:
 def _cores() -> Diagnosis:
     usable, present = len(os.sched_getaffinity(0)), os.cpu_count() or 1
     found = f"{usable} usable of {present}, load {os.getloadavg()[0]:.1f}"
-    quota = _cgroup_cores()
+    quota = quota_cores()
     if quota is not None and quota < usable:
         return Diagnosis(
             "cores",
@@ -103,18 +104,8 @@ def _cores() -> Diagnosis:
     return Diagnosis("cores", "ok", found)
 
 
-def _cgroup_cores() -> float | None:
-    """Return the CPU quota of this control group (version 2), in cores."""
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-    except (OSError, ValueError):
-        return None
-    return None if quota == "max" else int(quota) / int(period)
-
-
 def _memory() -> Diagnosis:
-    lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
-    total, free = (int(lines[key].split()[0]) * 1024 for key in ("MemTotal", "MemAvailable"))
+    total, free = memory()
     found = f"{free / _GIB:.1f} GiB free of {total / _GIB:.1f} GiB"
     if free < 2 * _GIB:
         return Diagnosis("memory", "warning", found, "each rank needs about 0.5 GiB before the model; start fewer")
@@ -217,7 +208,7 @@ def _gpu() -> Diagnosis:
     if torch.cuda.is_available():
         names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
         return Diagnosis("GPU", "ok", ", ".join(names))
-    if Path("/dev/nvidia0").exists():
+    if any(Path("/dev").glob("nvidia[0-9]*")):  # a container may have been given another than the first
         if torch.version.cuda is None:
             return Diagnosis(
                 "GPU", "warning", "there is one, but torch is the CPU build", "install the CUDA build of torch"
