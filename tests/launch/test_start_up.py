@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,8 @@ from typing import Any
 import pytest
 from torch.distributed.run import get_args_parser
 
-from hocket.launch import _arguments, parse_arguments
+from hocket.launch import LaunchError, _arguments, launch, parse_arguments
+from hocket.launch._launch import _allow_files
 from hocket.testing import deadline
 
 _HEAVY = "torch numpy networkx scipy sympy jinja2 pandas hocket.planner hocket.simulate hocket.cluster"
@@ -82,3 +84,18 @@ def test_ranks_get_the_same_environment_from_both(launched: Any, script: Any) ->
         assert one.keys() == other.keys() - elastics
         assert {key: one[key] for key in one.keys() - each} == {key: other[key] for key in one.keys() - each}
         assert os.path.dirname(one["TORCHELASTIC_ERROR_FILE"]).startswith(os.path.dirname(one["HOCKET_SAVED_FILE"]))
+
+
+@pytest.mark.parametrize(("limits", "raised"), [((32, 64), None), ((32, -1), (112, -1)), ((4096, 4096), None)])
+def test_a_launcher_may_open_what_its_ranks_need_or_says_so_before_any_starts(
+    limits: tuple[int, int], raised: tuple[int, int] | None, monkeypatch: pytest.MonkeyPatch, script: Any
+) -> None:
+    given: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "getrlimit", lambda _: limits)
+    monkeypatch.setattr(resource, "setrlimit", lambda _, both: given.append(both))
+    if limits[1] == 64:
+        with pytest.raises(LaunchError, match=r"8 ranks needs up to 112 open files, and .* have 64; .*ulimit -n 112"):
+            launch([script("")], 8)
+    else:
+        _allow_files(8)
+    assert given == ([] if raised is None else [raised])

@@ -3,6 +3,7 @@
 import contextlib
 import io
 import os
+import resource
 import signal
 import sys
 import time
@@ -28,6 +29,7 @@ from ._run_directory import RUN_VARIABLE, LaunchDirectory, worth_saying
 
 TIMED_OUT = 124  # as timeout(1) says it
 _LOOK_S = 1.0  # between two looks at who has come, in a store that all hosts share
+_FILES, _FILES_OF_RANK = 40, 9  # that a launcher has open at most: pipes, logs, a descriptor of each process
 OUTPUT_CLOSED = 128 + signal.SIGPIPE
 
 
@@ -101,6 +103,7 @@ def run(arguments: LaunchArguments, stdout: BinaryIO | None = None, stderr: Bina
     begin_s = time.monotonic()
     sys.stdout.flush()
     sys.stderr.flush()
+    _allow_files(len(arguments.hosts) or arguments.nproc)
     directory = _open_directory(arguments)
     if arguments.hosts:
         from ._ssh import run_on_hosts
@@ -154,6 +157,23 @@ def run(arguments: LaunchArguments, stdout: BinaryIO | None = None, stderr: Bina
     if arguments.placement is not None:
         arguments.placement.close()
     return _concluded(result, directory)
+
+
+def _allow_files(ranks: int) -> None:
+    """Let this process open what so many ranks need of it: in the middle of the start it would be too late.
+
+    Raises:
+        LaunchError: It may not.
+    """
+    needed = _FILES + _FILES_OF_RANK * ranks
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if 0 <= soft < needed:  # -1 is no limit
+        if 0 <= hard < needed:
+            raise LaunchError(
+                f"the launcher of {ranks} ranks needs up to {needed} open files, and this process may have {hard}; "
+                f"raise that limit (ulimit -n {needed}), or start fewer"
+            )
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
 def _open_directory(arguments: LaunchArguments) -> LaunchDirectory | None:
