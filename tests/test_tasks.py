@@ -74,6 +74,8 @@ def test_each_launcher_s_variables_say_which_task_this_is() -> None:
         ({**OPEN_MPI, "OMPI_COMM_WORLD_SIZE": ""}, "OMPI_COMM_WORLD_SIZE is missing"),
         ({"PMIX_RANK": "1", "PMIX_NAMESPACE": "x"}, "PMIX_RANK=1"),
         ({"PMI_RANK": "1", "PMI_SIZE": "2"}, "PMI_RANK=1"),
+        ({**SLURM, "SLURM_PROCID": "5"}, "SLURM_PROCID=5 and SLURM_NODEID=2 do not fit SLURM_STEP_NUM_TASKS=5"),
+        ({**SLURM, "SLURM_NODEID": "3"}, "several components of a heterogeneous job"),
     ],
 )
 def test_tasks_that_are_half_described_are_refused(variables: dict[str, str], missing: str) -> None:

@@ -77,7 +77,15 @@ def described(environment: Mapping[str, str] | None = None) -> LaunchedTask | No
     if "SLURM_STEP_ID" in env and int(env.get("SLURM_STEP_NUM_TASKS", "1")) > 1:
         names = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_NODEID")
         rank, size, local_rank, node = _numbers(env, *names)
-        local_size = tasks_per_node(env.get("SLURM_STEP_TASKS_PER_NODE", str(size)))[node]
+        counts = tasks_per_node(env.get("SLURM_STEP_TASKS_PER_NODE", str(size)))
+        if rank >= size or node >= len(counts):
+            raise TasksError(
+                f"SLURM_PROCID={rank} and SLURM_NODEID={node} do not fit SLURM_STEP_NUM_TASKS={size} and "
+                f"SLURM_STEP_TASKS_PER_NODE={','.join(map(str, counts))}, as in a step of several components of a "
+                "heterogeneous job; start one component (srun --het-group=0), or set RANK, WORLD_SIZE, LOCAL_RANK, "
+                "MASTER_ADDR and MASTER_PORT in each task"
+            )
+        local_size = counts[node]
         first = next(expand_hosts(env.get("SLURM_STEP_NODELIST") or env["SLURM_JOB_NODELIST"]))
         job = f"slurm-{env.get('SLURM_JOB_ID')}.{env['SLURM_STEP_ID']}"
         return LaunchedTask("srun", rank, size, local_rank, local_size, job, _LOCAL if local_size == size else first)
