@@ -154,11 +154,15 @@ def test_a_control_group_s_limits_count_wherever_they_stand(
     own = {1: "4:memory:/job/step\n3:cpu,cpuacct:/job/step\n", 2: "0::/job/step\n"}[version]
     memory, cores = ((tmp_path / name if version == 1 else tmp_path) / "job" for name in ("memory", "cpu"))
     gib, inactive = 1 << 30, "total_inactive_file" if version == 1 else "inactive_file"
-    files = [
+    limits: list[dict[str, int | str]] = [
         {"memory.limit_in_bytes": gib, "memory.usage_in_bytes": gib // 2, "cpu.cfs_quota_us": 150_000},
         {"memory.max": gib, "memory.current": gib // 2, "cpu.max": "150000 100000"},
-    ][version - 1]
-    files |= {"memory.stat": f"anon 1\n{inactive} {gib // 4}\nactive_file 0", "cpu.cfs_period_us": 100_000}
+    ]
+    files = {
+        **limits[version - 1],
+        "memory.stat": f"anon 1\n{inactive} {gib // 4}\nactive_file 0",
+        "cpu.cfs_period_us": 100_000,
+    }
     for name, said in files.items():
         folder = memory if name.startswith("memory") else cores
         folder.mkdir(parents=True, exist_ok=True)
