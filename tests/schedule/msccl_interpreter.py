@@ -13,7 +13,7 @@ def run(text, choose):
     """Run a program once; `choose` says which of the thread blocks that can go on does."""
     root = ElementTree.fromstring(text)
     kind, world, loop = root.get("coll"), int(root.get("ngpus")), int(root.get("nchunksperloop"))
-    in_place = root.get("inplace") == "1" and kind != "alltoall"
+    in_place = root.get("inplace") == "1"
     share = loop // world if kind in ("allgather", "reduce_scatter", "alltoall") else loop
     length = {"i": share if kind == "allgather" else loop, "o": share if kind == "reduce_scatter" else loop}
     memory, scratch = {}, {}

@@ -135,6 +135,12 @@ VIA = Schedule(
         Step.of(1, 0, 12, 14, reduce=False),
     ),
 )  # fmt: skip
+ALL_TO_ALL = to_msccl(
+    Schedule(
+        "direct", Collective("all_to_all", 3), 9,
+        (Step.of([0, 0, 1, 1, 2, 2], [1, 2, 0, 2, 0, 1], [1, 2, 3, 5, 6, 7], reduce=False),),
+    )
+)  # fmt: skip
 PROGRAMS = (
     SCRATCH,
     *map(
@@ -168,8 +174,10 @@ def mutants(count, seed=0):
         root = ElementTree.fromstring(rng.choice(PROGRAMS))
         for _ in range(rng.choice((1, 1, 2))):
             blocks, steps = list(root.iter("tb")), list(root.iter("step"))
-            way = rng.randrange(10)
-            if way == 0:
+            way = rng.randrange(11)
+            if way == 10:
+                root.set("inplace", "1" if root.get("inplace") == "0" else "0")
+            elif way == 0:
                 block = rng.choice(blocks)
                 block.set(rng.choice(("send", "recv", "chan", "id")), str(rng.randrange(-1, 3)))
             elif way == 1:
@@ -236,6 +244,24 @@ def changed(text, old, new, count=1):
     return text.replace(old, new, count)
 
 
+OVERLAP = """
+<algo name="overlap" nchunksperloop="1" ngpus="2" coll="broadcast" inplace="1">
+  <gpu id="0" i_chunks="1" o_chunks="0" s_chunks="3">
+    <tb id="0" send="1" recv="-1" chan="0">
+      <step s="0" type="cpy" srcbuf="i" srcoff="0" dstbuf="s" dstoff="0" cnt="1" depid="-1" deps="-1" hasdep="0"/>
+      <step s="1" type="cpy" srcbuf="s" srcoff="0" dstbuf="s" dstoff="1" cnt="2" depid="-1" deps="-1" hasdep="0"/>
+      <step s="2" type="s" srcbuf="s" srcoff="2" dstbuf="i" dstoff="0" cnt="1" depid="-1" deps="-1" hasdep="0"/>
+    </tb>
+  </gpu>
+  <gpu id="1" i_chunks="1" o_chunks="0" s_chunks="0">
+    <tb id="0" send="-1" recv="0" chan="0">
+      <step s="0" type="r" srcbuf="i" srcoff="0" dstbuf="i" dstoff="0" cnt="1" depid="-1" deps="-1" hasdep="0"/>
+    </tb>
+  </gpu>
+</algo>
+"""
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -249,8 +275,31 @@ def changed(text, old, new, count=1):
         (changed(SCRATCH, '<tb id="1" send="-1"', '<tb id="0" send="-1"'), "two thread blocks 0"),
         (changed(SCRATCH, '<tb id="1" send="-1"', '<tb id="1" send="0"'), "share the connection send=0"),
         (changed(SCRATCH, 's_chunks="1"', 's_chunks="0"'), r"s\[0\] lies outside"),
+        (changed(SCRATCH, 'i_chunks="1"', 'i_chunks="0"', 2), r"i\[0\] lies outside"),
+        # of three ranks each sends a block that another block's receive may have written before
+        (changed(ALL_TO_ALL, 'inplace="0"', 'inplace="1"'), r"both touch i\[0\]"),
+        # what is copied second may be what was copied first, or what was there before
+        (OVERLAP, "that it reads itself"),
+        (changed(SCRATCH, "</algo>", '<gpu id="0" s_chunks="9"/></algo>'), r"must stand once, and not \[0, 1, 0\]"),
+        (SCRATCH.replace('chan="0"', 'chan="1"'), "they are 0 to 0"),
+        (changed(PROGRAMS[1], 'nchunksperloop="3"', 'nchunksperloop="0"'), "nchunksperloop=0"),
+        (changed(PROGRAMS[6], 'nchunksperloop="3"', 'nchunksperloop="2"'), "needs a multiple of 3"),
+        (changed(PROGRAMS[1], 'nchunksperloop="3"', 'nchunksperloop="1000000000"'), "12 chunks are received in all"),
+        (changed(PROGRAMS[1], 'chan="0"', 'chan="x"'), "chan='x' is no whole number"),
     ],
 )  # fmt: skip
 def test_programs_that_compute_something_else_are_refused(text, message):
     with pytest.raises(ScheduleError, match=message):
         from_msccl(text)
+
+
+def test_an_all_to_all_in_place_of_two_ranks_is_read():
+    """A block that goes is replaced by the one that comes, and a rank's own stays where it is."""
+    swap = Schedule("swap", Collective("all_to_all", 2), 4, (Step.of([0, 1], [1, 0], [1, 2], reduce=False),))
+    text = changed(to_msccl(swap), 'inplace="0"', 'inplace="1"')
+    assert is_right(text, random.Random(0))
+    assert from_msccl(text).merged() == swap
+
+
+def test_an_operation_of_nothing_takes_no_time():
+    assert verify(from_msccl(changed(to_msccl(halving_doubling(4)), 'cnt="0"', 'cnt="1000000000000"'))) == ()

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ._collective import Collective, ScheduleError
-from ._msccl_program import LOCAL, RECEIVES, REDUCES, SENDS, MscclOperation, Place
+from ._collective import ScheduleError
+from ._msccl_program import LOCAL, RECEIVES, REDUCES, SENDS, MscclOperation, MscclPlaces, Place
 
 Touches = dict[tuple[int, int], list[tuple[MscclOperation, bool]]]
 """By (gpu, chunk) the operations that read (False) or wrote it, in their order."""
@@ -30,38 +30,17 @@ class MscclMessage:
 class MscclBuffers:
     """The memory of all ranks; see the head of this module."""
 
-    def __init__(self, collective: Collective, chunks: int, in_place: bool) -> None:
-        self._collective = collective
-        self._pieces = chunks // collective.blocks
-        self._in_place = in_place
+    def __init__(self, places: MscclPlaces, chunks: int) -> None:
+        self._places = places
         self._held: dict[tuple[int, Place], int] = {}  # (gpu, place) -> chunk
         self._current: dict[tuple[int, int], set[Place]] = {}  # (gpu, chunk) -> places with its latest value
         self._parked: dict[tuple[int, Place], MscclMessage] = {}  # arrived in scratch, not yet reduced
         self._touches: Touches = {}
-        for gpu in range(collective.world):
-            for chunk in range(chunks):
-                block = np.array(chunk // self._pieces)
-                if collective.before(np.array(gpu), block):
-                    self._current[gpu, chunk] = {self._home(gpu, chunk)}
-                    self._held[gpu, self._home(gpu, chunk)] = chunk
-
-    def _home(self, gpu: int, chunk: int) -> Place:
-        """Return where a rank has a chunk in the beginning."""
-        block, piece = divmod(chunk, self._pieces)
-        if self._collective.kind == "all_to_all":
-            return "i", block % self._collective.world * self._pieces + piece
-        return self._same(gpu, ("i", piece)) if self._collective.kind == "all_gather" else ("i", chunk)
-
-    def _same(self, gpu: int, place: Place) -> Place:
-        """Return one name for a place that has two, because input and output share memory."""
-        buffer, offset = place
-        if not self._in_place:
-            return place
-        if self._collective.kind == "all_gather" and buffer == "i":
-            return "o", gpu * self._pieces + offset
-        if self._collective.kind == "reduce_scatter" and buffer == "o":
-            return "i", gpu * self._pieces + offset
-        return ("i", offset) if self._collective.kind != "all_gather" and buffer == "o" else place
+        rows = np.arange(chunks) // places.pieces
+        for gpu in range(places.collective.world):
+            for chunk in np.flatnonzero(places.collective.before(np.array(gpu), rows)).tolist():
+                self._current[gpu, chunk] = {places.begin(gpu, chunk)}
+                self._held[gpu, places.begin(gpu, chunk)] = chunk
 
     def follow(
         self, ordered: list[MscclOperation], sent: dict[int, MscclOperation]
@@ -81,16 +60,16 @@ class MscclBuffers:
         messages: list[MscclMessage] = []
         carried: dict[tuple[int, int], int] = {}  # (order of a send, offset) -> chunk
         for one in ordered:
-            for k in range(one.count):
-                source = self._same(one.gpu, (one.source[0], one.source[1] + k))
-                target = self._same(one.gpu, (one.target[0], one.target[1] + k))
+            for k in range(one.count if one.verb != "nop" else 0):
+                source = self._places.one_name(one.gpu, (one.source[0], one.source[1] + k))
+                target = self._places.one_name(one.gpu, (one.target[0], one.target[1] + k))
                 if one.verb in RECEIVES:
                     sender = sent[one.order]
                     chunk = carried[sender.order, k]
                     reduce = one.verb in REDUCES
                     messages.append(MscclMessage(sender.gpu, one.gpu, chunk, chunk + 1, reduce, sender, one))
                     self._arrive(one, messages[-1], target)
-                elif one.verb in LOCAL and one.verb != "nop":
+                elif one.verb in LOCAL:
                     self._local(one, source, target)
                 if one.verb in SENDS:
                     place = target if one.verb in RECEIVES else source

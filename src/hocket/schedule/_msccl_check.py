@@ -12,8 +12,8 @@ from xml.etree import ElementTree
 
 import numpy as np
 
-from ._collective import Collective, ScheduleError
-from ._msccl_program import RECEIVES, SENDS, Blocks, MscclOperation, Place
+from ._collective import ScheduleError
+from ._msccl_program import RECEIVES, SENDS, Blocks, MscclOperation, MscclPlaces, Place, number_of
 
 _MASK = (1 << 64) - 1
 _SIZES = {"i": "i_chunks", "o": "o_chunks", "s": "s_chunks"}
@@ -44,66 +44,40 @@ def check_connections(blocks: Blocks, world: int) -> None:
 class _Memory:
     """What every place of every rank holds, and who touched it last."""
 
-    def __init__(self, root: ElementTree.Element, collective: Collective, chunks: int) -> None:
-        self.collective, self.pieces = collective, chunks // collective.blocks
-        self.in_place = root.get("inplace") == "1"
-        self.scratch = {int(gpu.get("id", "-1")): int(gpu.get("s_chunks", "-1")) for gpu in root.iter("gpu")}
+    def __init__(self, root: ElementTree.Element, places: MscclPlaces, chunks: int) -> None:
+        self.places, collective = places, places.collective
+        self.sizes = {
+            number_of(gpu, "id"): {buffer: number_of(gpu, name, -1) for buffer, name in _SIZES.items()}
+            for gpu in root.iter("gpu")
+        }
         self._random = random.Random(chunks)  # noqa: S311 - numbers that collide with nothing, not secrets
         self._values: dict[Cell, int] = {}
         self._written: dict[Cell, MscclOperation] = {}
         self._read: dict[Cell, list[MscclOperation]] = {}
-        rows = np.arange(chunks) // self.pieces
+        rows = np.arange(chunks) // places.pieces
         self.promised = [0] * chunks
         for rank in range(collective.world):
             for chunk in np.flatnonzero(collective.before(np.array(rank), rows)).tolist():
-                value = self._values[rank, self._begin(rank, chunk)] = self._random.getrandbits(64)
+                value = self._values[rank, places.begin(rank, chunk)] = self._random.getrandbits(64)
                 self.promised[chunk] = (self.promised[chunk] + value) & _MASK
-
-    def _begin(self, rank: int, chunk: int) -> Place:
-        """Return where a rank has a chunk of its input."""
-        block, piece = divmod(chunk, self.pieces)
-        kind = self.collective.kind
-        if kind == "all_to_all":
-            return "i", block % self.collective.world * self.pieces + piece
-        return self.one_name(rank, ("i", piece if kind == "all_gather" else chunk))
-
-    def _end(self, rank: int, chunk: int) -> Place:
-        """Return where a rank must have a chunk of the result."""
-        block, piece = divmod(chunk, self.pieces)
-        kind = self.collective.kind
-        if kind == "all_to_all":
-            return "o", block // self.collective.world * self.pieces + piece
-        return self.one_name(rank, ("o", piece if kind == "reduce_scatter" else chunk))
-
-    def one_name(self, rank: int, place: Place) -> Place:
-        """Return one name for a place that has two because input and output share memory."""
-        buffer, offset = place
-        if not self.in_place or self.collective.kind == "all_to_all" or buffer == "s":
-            return place
-        if self.collective.kind == "all_gather":
-            return ("o", rank * self.pieces + offset) if buffer == "i" else place
-        if self.collective.kind == "reduce_scatter":
-            return ("i", rank * self.pieces + offset) if buffer == "o" else place
-        return "i", offset
 
     def cell(self, one: MscclOperation, place: Place) -> Cell:
         """Return a place of an operation; raise ScheduleError if its buffer has none there."""
         buffer, offset = place
-        collective, pieces = self.collective, self.pieces
-        whole = pieces * collective.vector_blocks
-        parts = {"i": "all_gather", "o": "reduce_scatter"}
-        size = (
-            self.scratch.get(one.gpu, -1)
-            if buffer == "s"
-            else pieces
-            if parts.get(buffer) == collective.kind
-            else whole
-        )
+        kind = self.places.collective.kind
+        sizes = self.sizes[one.gpu]
+        size = sizes.get(buffer, 0)
+        if buffer in ("i", "o"):
+            apart = {"i": "all_gather", "o": "reduce_scatter"}[buffer] == kind
+            whole = self.places.pieces * (1 if apart else self.places.collective.vector_blocks)
+            # Memory that both buffers share is as large as the larger of them.
+            said = max(sizes["i"], sizes["o"]) if self.places.in_place else size
+            size = min(whole, said) if said >= 0 else whole
         if buffer not in _SIZES or offset < 0 or 0 <= size <= offset:
             raise ScheduleError(
                 f"{one}: {buffer}[{offset}] lies outside of the buffer, which has {max(0, size)} chunks"
             )
-        return one.gpu, self.one_name(one.gpu, place)
+        return one.gpu, self.places.one_name(one.gpu, place)
 
     def read(self, one: MscclOperation, cell: Cell) -> int:
         """Return what a place holds; what was never written is a number that nothing else is."""
@@ -128,20 +102,21 @@ class _Memory:
     def check_result(self) -> None:
         """Raise ScheduleError if a rank does not hold what the collective promises it."""
         chunks = len(self.promised)
-        rows = np.arange(chunks) // self.pieces
-        for rank in range(self.collective.world):
-            for chunk in np.flatnonzero(self.collective.after(np.array(rank), rows)).tolist():
-                place = self._end(rank, chunk)
+        collective = self.places.collective
+        rows = np.arange(chunks) // self.places.pieces
+        for rank in range(collective.world):
+            for chunk in np.flatnonzero(collective.after(np.array(rank), rows)).tolist():
+                place = self.places.end(rank, chunk)
                 if self._values.get((rank, place)) != self.promised[chunk]:
                     raise ScheduleError(
-                        f"the program breaks the contract of {self.collective}: in the end {place[0]}[{place[1]}] of "
+                        f"the program breaks the contract of {collective}: in the end {place[0]}[{place[1]}] of "
                         f"gpu {rank} does not hold the result's chunk {chunk}"
                     )
 
 
 def check_program(
     root: ElementTree.Element,
-    collective: Collective,
+    places: MscclPlaces,
     chunks: int,
     ordered: list[MscclOperation],  # all operations, in an order in which they can happen
     sent: dict[int, MscclOperation],  # of each receive, by its place in that order, its send
@@ -149,16 +124,21 @@ def check_program(
     """Play a program.
 
     Raises:
-        ScheduleError: a place outside of its buffer, two operations that touch one place in no order, or a result that
-            is not the collective's.
+        ScheduleError: a place outside of its buffer, two operations that touch one place in no order, one that writes
+            what it has yet to read, or a result that is not the collective's.
     """
-    memory = _Memory(root, collective, chunks)
+    memory = _Memory(root, places, chunks)
     carried: dict[tuple[int, int], int] = {}  # (order of a send, number of the chunk) -> what it carries
     for one in ordered:
         if one.verb == "nop":
             continue
         if one.count < 1:
             raise ScheduleError(f"{one}: cnt={one.count}; give 1 or more")
+        if one.verb not in ("r", "rcs", "s", "rrs"):
+            # All chunks of an operation are done at once, so none may be written that another of them reads.
+            (_, read), (_, written) = (memory.cell(one, place) for place in (one.source, one.target))
+            if read[0] == written[0] and 0 < abs(read[1] - written[1]) < one.count:
+                raise ScheduleError(f"{one}: it writes chunks that it reads itself, and in what order is not said")
         for k in range(one.count):
             source, target = (one.source[0], one.source[1] + k), (one.target[0], one.target[1] + k)
             arrived = carried[sent[one.order].order, k] if one.verb in RECEIVES else 0

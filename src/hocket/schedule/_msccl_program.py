@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Final
 from xml.etree import ElementTree
 
-from ._collective import ScheduleError
+from ._collective import Collective, ScheduleError
 
 RECEIVES: Final = {"r", "rcs", "rrs", "rrc", "rrcs"}
 SENDS: Final = {"s", "rcs", "rrs", "rrcs"}
@@ -56,23 +56,65 @@ Blocks = dict[tuple[int, int], ThreadBlock]
 """Thread blocks by (gpu, number)."""
 
 
+@dataclass(frozen=True, slots=True)
+class MscclPlaces:
+    """Where the chunks of a collective lie in MSCCL's buffers."""
+
+    collective: Collective
+    pieces: int  # chunks of a block
+    in_place: bool  # whether input and output share memory
+
+    def begin(self, rank: int, chunk: int) -> Place:
+        """Return where a rank has a chunk of its input."""
+        block, piece = divmod(chunk, self.pieces)
+        kind = self.collective.kind
+        if kind == "all_to_all":
+            return self.one_name(rank, ("i", block % self.collective.world * self.pieces + piece))
+        return self.one_name(rank, ("i", piece if kind == "all_gather" else chunk))
+
+    def end(self, rank: int, chunk: int) -> Place:
+        """Return where a rank must have a chunk of the result."""
+        block, piece = divmod(chunk, self.pieces)
+        kind = self.collective.kind
+        if kind == "all_to_all":
+            return self.one_name(rank, ("o", block // self.collective.world * self.pieces + piece))
+        return self.one_name(rank, ("o", piece if kind == "reduce_scatter" else chunk))
+
+    def one_name(self, rank: int, place: Place) -> Place:
+        """Return one name for a place that has two because input and output share memory."""
+        buffer, offset = place
+        if not self.in_place or buffer == "s":
+            return place
+        if self.collective.kind == "all_gather":
+            return ("o", rank * self.pieces + offset) if buffer == "i" else place
+        if self.collective.kind == "reduce_scatter":
+            return ("i", rank * self.pieces + offset) if buffer == "o" else place
+        return "i", offset
+
+
 def blocks_of(root: ElementTree.Element, world: int) -> Blocks:
     """Return all thread blocks of a program.
 
     Raises:
-        ScheduleError: a GPU that is none of the world's, an unknown type of step, or steps in another order.
+        ScheduleError: GPUs that are not those of the world, an unknown type of step, steps in another order, or a
+            channel that is not there.
     """
     blocks: Blocks = {}
-    for gpu in root.iter("gpu"):
-        rank = number_of(gpu, "id")
-        if not 0 <= rank < world:
-            raise ScheduleError(f"gpu {rank}: ngpus={world}, so ids are 0 to {world - 1}")
+    channels = number_of(root, "nchannels", 0)
+    ranks = [number_of(gpu, "id") for gpu in root.iter("gpu")]
+    if sorted(ranks) != list(range(min(world, len(ranks) + 1))):
+        raise ScheduleError(f"ngpus={world}, so each id from 0 to {world - 1} must stand once, and not {ranks[:8]}")
+    for rank, gpu in zip(ranks, root.iter("gpu"), strict=True):
         for block in gpu.iter("tb"):
             key = rank, number_of(block, "id")
             if key in blocks:
                 raise ScheduleError(f"gpu {rank}: there are two thread blocks {key[1]}; give each its own id")
             operations = [_operation(key, place, step) for place, step in enumerate(block.iter("step"))]
-            channel = int(block.get("chan", "0"))
+            channel = number_of(block, "chan", 0)
+            if channels and not 0 <= channel < channels:
+                raise ScheduleError(
+                    f"gpu {rank}, tb {key[1]}: chan={channel}; with nchannels={channels} they are 0 to {channels - 1}"
+                )
             blocks[key] = ThreadBlock(number_of(block, "send"), number_of(block, "recv"), channel, operations)
     return blocks
 
@@ -170,9 +212,9 @@ def text_of(element: ElementTree.Element, name: str) -> str:
     return value
 
 
-def number_of(element: ElementTree.Element, name: str) -> int:
-    """Return a whole number that must be there."""
-    value = text_of(element, name)
+def number_of(element: ElementTree.Element, name: str, default: int | None = None) -> int:
+    """Return a whole number, which must be there if there is no default."""
+    value = text_of(element, name) if default is None else element.get(name, str(default))
     try:
         return int(value)
     except ValueError:

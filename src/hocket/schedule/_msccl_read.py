@@ -14,7 +14,7 @@ from ._collective import Collective, ScheduleError
 from ._ir import Schedule, Step
 from ._msccl_buffers import MscclBuffers, MscclMessage, Touches
 from ._msccl_check import check_connections, check_program
-from ._msccl_program import blocks_of, number_of, run, text_of
+from ._msccl_program import RECEIVES, MscclOperation, MscclPlaces, blocks_of, number_of, run, text_of
 from ._msccl_write import NAMES
 
 _KINDS: Final = {name: kind for kind, name in NAMES.items()} | {"reducescatter": "reduce_scatter"}
@@ -38,13 +38,15 @@ def from_msccl(text: str) -> Schedule:
     name, coll = text_of(root, "name"), text_of(root, "coll")
     if root.tag != "algo" or coll not in _KINDS:
         raise ScheduleError(f"algo {name!r}: coll {coll!r} is none of {', '.join(_KINDS)}")
-    collective = Collective(_KINDS[coll], number_of(root, "ngpus"), int(root.get("root", "0")))
+    collective = Collective(_KINDS[coll], number_of(root, "ngpus"), number_of(root, "root", 0))
     chunks = _chunks(root, collective)
     blocks = blocks_of(root, collective.world)
     ordered, sent = run(blocks)
     check_connections(blocks, collective.world)
-    messages, touches = MscclBuffers(collective, chunks, root.get("inplace") == "1").follow(ordered, sent)
-    check_program(root, collective, chunks, ordered, sent)
+    _check_moved(collective, chunks, ordered)
+    places = MscclPlaces(collective, chunks // collective.blocks, root.get("inplace") == "1")
+    messages, touches = MscclBuffers(places, chunks).follow(ordered, sent)
+    check_program(root, places, chunks, ordered, sent)
     steps = _steps(_ordered(messages, touches))
     return Schedule("".join(c if c.isalnum() or c in "_." else "-" for c in name), collective, chunks, steps)
 
@@ -110,7 +112,20 @@ def _steps(messages: list[tuple[MscclMessage, int]]) -> tuple[Step, ...]:
 
 def _chunks(root: ElementTree.Element, collective: Collective) -> int:
     """Return the chunks of the whole row, from `nchunksperloop` or the buffers' sizes."""
-    vector = int(root.get("nchunksperloop", "0"))
-    if not vector:
-        vector = max(max(int(gpu.get("i_chunks", "0")), int(gpu.get("o_chunks", "0"))) for gpu in root.iter("gpu"))
+    sizes = [number_of(gpu, name, 0) for gpu in root.iter("gpu") for name in ("i_chunks", "o_chunks")]
+    vector = number_of(root, "nchunksperloop", max(sizes, default=0))
+    if vector < 1 or vector % collective.vector_blocks:
+        raise ScheduleError(f"nchunksperloop={vector}: {collective} needs a multiple of {collective.vector_blocks}")
     return vector * collective.blocks // collective.vector_blocks
+
+
+def _check_moved(collective: Collective, chunks: int, ordered: list[MscclOperation]) -> None:
+    """Raise ScheduleError if less is received than the collective needs, before anything is made for every chunk."""
+    at_home = chunks // collective.world if collective.kind == "all_to_all" else 0
+    needed = chunks - at_home if collective.world > 1 else 0
+    moved = sum(one.count for one in ordered if one.verb in RECEIVES)
+    if moved < needed:
+        raise ScheduleError(
+            f"the program breaks the contract of {collective}: {moved} chunks are received in all, and {chunks} make "
+            "the whole; see nchunksperloop"
+        )

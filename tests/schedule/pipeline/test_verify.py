@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from hocket.schedule.pipeline import NAMED_ORDERS, PipelineAction, PipelineOrder, pipeline_order, verify
+from hocket.schedule.pipeline import NAMED_ORDERS, PipelineAction, PipelineOrder, grid, pipeline_order, verify
 
 from .player import Player
 
@@ -132,3 +132,8 @@ def test_memory_in_flight_is_bounded_where_asked() -> None:
 def test_no_more_findings_than_asked_for() -> None:
     empty = PipelineOrder("empty", 4, 64, ((),) * 4)
     assert len(verify(empty, limit=7)) == 7
+
+
+def test_an_order_in_which_nothing_can_happen_has_a_grid():
+    order = PipelineOrder.parse("order none ranks=1 stages=1 micro_batches=1\nrank 0\n  0B0 0F0\n")
+    assert grid(order, verify(order)) == "time\nrank 0\n"

@@ -43,7 +43,8 @@ def grid(order: PipelineOrder, findings: Sequence[OrderFinding] = ()) -> str:
     columns = min(GRID_COLUMNS, int(played.seconds))
     head = ["time", *(str(column) if column % 5 == 0 else "" for column in range(columns))]
     lines = [head, *(row[: columns + 1] for row in rows)]
-    widths = [max(len(line[0]) for line in lines), *[max(len(cell) for row in lines for cell in row[1:])] * columns]
+    widest = max((len(cell) for row in lines for cell in row[1:]), default=0)  # nothing may ever happen
+    widths = [max(len(line[0]) for line in lines), *[widest] * columns]
     text = [" ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=False)).rstrip() for line in lines]
     if order.world > GRID_RANKS:
         text.append(f"{order.world - GRID_RANKS} more ranks are not shown.")
