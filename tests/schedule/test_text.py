@@ -32,7 +32,7 @@ def schedules(draw):
         columns = [list(column) for column in zip(*rows, strict=True)] or [[]] * 5
         one = all(row[3] == row[2] + 1 for row in rows)
         repeat = draw(st.integers(1, 3)) if one else 1
-        shift = draw(st.integers(-2, 2)) if repeat > 1 else 0
+        shift = draw(st.integers(-2, 2))
         steps.append(Step.of(*columns[:4], reduce=columns[4], repeat=repeat, shift=shift))
     return Schedule(draw(st.sampled_from(["ring", "a.b-c"])), collective, chunks, tuple(steps), switches)
 

@@ -37,6 +37,10 @@ class Step:
     repeat: int = 1
     shift: int = 0
 
+    def __post_init__(self) -> None:
+        if self.repeat == 1:  # nothing is shifted, and nothing is printed
+            object.__setattr__(self, "shift", 0)
+
     @classmethod
     def of(
         cls,
@@ -153,7 +157,7 @@ class Schedule:
         One line for what it is, one for its switches if there are any, one a step and one a transfer::
 
             schedule ring all_reduce world=2 chunks=2
-            step repeat=1 shift=0
+            step
               0 -> 1 reduce 0
               1 -> 0 reduce 1
         """
