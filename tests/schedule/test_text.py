@@ -122,3 +122,17 @@ def test_a_part_holds_what_one_rank_does_and_pieces_hold_the_same_bytes():
 def test_nobody_can_write_to_a_step():
     with pytest.raises(ValueError, match="read-only"):
         ring(3).steps[0].source[0] = 2
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("schedule x all_reduce world=2 chunks=1\nstep\n  0 -> 1 copy 9999999999\n", r"line 2: .*below 2\*\*31"),
+        ("schedule x all_reduce world=2 chunks=3000000000\n", r"less than 2\*\*31"),
+        (f"schedule x all_reduce world={'9' * 5000} chunks=2\n", "line 1: 'world=9"),
+        (f"schedule x all_reduce world=2 chunks=2\nstep\n  0 -> {'9' * 5000} copy 0\n", "line 3: endpoint '9"),
+    ],
+)
+def test_numbers_that_are_too_large_are_refused(text, message):
+    with pytest.raises(ScheduleError, match=message):
+        parse(text)

@@ -147,7 +147,8 @@ def verify(
         return
     asked = _resolve("verify", what, kind, world, root, cluster)
     one = asked.schedule
-    findings = schedules.verify(one)
+    with one_error("schedule verify", MemoryError):
+        findings = schedules.verify(one)
     needs, bound = schedules.needs(one), schedules.lower_bounds(one.collective, in_network=bool(one.switches))
     closed = _closed_form(asked)
     loads = () if asked.cluster is None else schedules.link_loads(one, asked.cluster)
@@ -302,7 +303,7 @@ def _perfetto(timing: Any) -> str:
 def _resolve(verb: str, what: list[str], kind: str, world: int | None, root: int, cluster: str | None) -> Asked:
     from ._schedules.resolve import resolve
 
-    with one_error(f"schedule {verb}"):
+    with one_error(f"schedule {verb}"), one_error(f"schedule {verb}", MemoryError):
         return resolve(" ".join(what), kind, world, root, cluster)
 
 

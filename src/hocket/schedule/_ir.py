@@ -54,14 +54,10 @@ class Step:
         shift: int = 0,
     ) -> Step:
         """Make a step of numbers or arrays, which are broadcast to one length; `stop` is `start + 1` if left out."""
-        first = np.asarray(start, dtype=np.int32)
-        last = first + 1 if stop is None else np.asarray(stop, dtype=np.int32)
+        first = _column(start)
+        last = first + 1 if stop is None else _column(stop)
         rows = np.broadcast_arrays(
-            np.atleast_1d(np.asarray(source, dtype=np.int32)),
-            np.asarray(destination, dtype=np.int32),
-            first,
-            last,
-            np.asarray(reduce, dtype=np.bool_),
+            np.atleast_1d(_column(source)), _column(destination), first, last, np.asarray(reduce, dtype=np.bool_)
         )
         columns = [np.array(row) for row in rows]  # a copy, so that nobody else can write to it
         for column in columns:
@@ -146,6 +142,8 @@ class Schedule:
         if len(set(self.switches)) != len(self.switches):
             raise ScheduleError(f"switches {', '.join(self.switches)}: a name stands twice")
         blocks = self.collective.blocks
+        if max(self.chunks, self.endpoints) >= 1 << 31:
+            raise ScheduleError(f"{self.endpoints} endpoints and {self.chunks} chunks: there can be less than 2**31")
         if self.chunks < 1 or self.chunks % blocks:
             raise ScheduleError(f"chunks {self.chunks}: {self.collective} needs a multiple of {blocks}")
         for number, step in enumerate(self.steps):
@@ -272,6 +270,13 @@ class Schedule:
             np.add.at(total, step.columns[side], (step.stop - step.start).astype(np.int64) * step.repeat)
         vector = self.chunks // self.collective.blocks * self.collective.vector_blocks
         return tuple(Fraction(int(chunks), vector) for chunks in total)
+
+
+def _column(numbers: ArrayLike) -> Column:
+    try:
+        return np.asarray(numbers, dtype=np.int32)
+    except OverflowError as error:
+        raise ScheduleError(f"endpoints and chunks are numbers below 2**31: {error}") from None
 
 
 def _merge(step: Step) -> Step:

@@ -9,7 +9,8 @@ from typing import Any, Final
 from ._collective import Collective, ScheduleError
 from ._ir import Schedule, Step
 
-_TRANSFER: Final = re.compile(r"(\S+) -> (\S+) (reduce|copy) (\d+)(?::(\d+))?")
+_Columns = tuple[list[int], list[int], list[int], list[int], list[bool]]
+_TRANSFER: Final = re.compile(r"(\S+) -> (\S+) (reduce|copy) (\d{1,10})(?::(\d{1,10}))?")
 
 
 def parse(text: str) -> Schedule:
@@ -40,13 +41,14 @@ def parse(text: str) -> Schedule:
 
 def _steps(rows: Iterator[tuple[int, str]], world: int, switches: dict[str, int]) -> Iterator[Step]:
     """Read the lines from the first `step` on."""
-    repeat, shift = 1, 0
-    columns: tuple[list[int], list[int], list[int], list[int], list[bool]] | None = None
+    begin, repeat, shift = 0, 1, 0
+    columns: _Columns | None = None
     for number, line in rows:
         words = line.split()
         if words[0] == "step":
             if columns is not None:
-                yield Step.of(*columns[:4], reduce=columns[4], repeat=repeat, shift=shift)
+                yield _step(begin, columns, repeat, shift)
+            begin = number
             settings = _settings(number, words[1:], {"repeat", "shift"})
             repeat, shift = settings.get("repeat", 1), settings.get("shift", 0)
             columns = [], [], [], [], []
@@ -61,13 +63,18 @@ def _steps(rows: Iterator[tuple[int, str]], world: int, switches: dict[str, int]
         columns[3].append(int(stop) if stop else int(start) + 1)
         columns[4].append(verb == "reduce")
     if columns is not None:
-        yield Step.of(*columns[:4], reduce=columns[4], repeat=repeat, shift=shift)
+        yield _step(begin, columns, repeat, shift)
+
+
+def _step(number: int, columns: _Columns, repeat: int, shift: int) -> Step:
+    with _at(number):
+        return Step.of(*columns[:4], reduce=columns[4], repeat=repeat, shift=shift)
 
 
 def _endpoint(number: int, name: str, world: int, switches: dict[str, int]) -> int:
     if name in switches:
         return switches[name]
-    if name.isdecimal() and int(name) < world:
+    if name.isdecimal() and len(name) <= 10 and int(name) < world:
         return int(name)
     raise ScheduleError(f"line {number}: endpoint {name!r} is neither a rank below {world} nor a switch of the header")
 
@@ -76,7 +83,7 @@ def _settings(number: int, words: list[str], known: set[str]) -> dict[str, int]:
     found: dict[str, int] = {}
     for word in words:
         name, _, value = word.partition("=")
-        if name not in known or not re.fullmatch(r"-?\d+", value):
+        if name not in known or not re.fullmatch(r"-?\d{1,10}", value):
             raise ScheduleError(f"line {number}: {word!r}; expected {' or '.join(sorted(known))} = a whole number")
         found[name] = int(value)
     return found

@@ -134,7 +134,7 @@ def test_the_text_is_read_back(shape: tuple[str, int, int, int], messages: bool)
         ("order x ranks=1 stages=1 micro_batches=1\nrank 0\n0G0", "line 3: '0G0'; expected"),
         ("order x ranks=2 stages=2 micro_batches=1\nrank 0\n0F0 0B0", "ranks=2, and the actions of 1 are given"),
         ("order x ranks=2 stages=3 micro_batches=1\nrank 0\nrank 1", "stages that are a multiple of the ranks"),
-        ("order x ranks=1 stages=1 micro_batches=1\nrank 0\n0F1", "rank 0, action 0: 0F1; stages are 0 to 0"),
+        ("order x ranks=1 stages=1 micro_batches=1\nrank 0\n0F1", "line 3: 0F1; stages are 0 to 0"),
     ],
 )
 def test_what_is_no_order_is_refused_with_the_place(text: str, message: str) -> None:
@@ -223,7 +223,7 @@ def test_what_is_meant_and_is_not_there_is_refused(tmp_path: Any) -> None:
     path = tmp_path / "broken.txt"
     path.write_text("order x ranks=1 stages=1 micro_batches=1\nrank 0\n0F0")
     with pytest.raises(
-        ScheduleError, match=r"broken.txt: the order x cannot be carried out: rank 0: 0B0 .* is missing"
+        ScheduleError, match=r"broken.txt: line 2: the order x cannot be carried out: rank 0: 0B0 .* is missing"
     ):
         read_order(str(path))
 
@@ -249,3 +249,38 @@ def test_a_grid_shows_who_computes_when() -> None:
 def test_a_large_grid_is_cut_and_says_so() -> None:
     text = grid(pipeline_order("1f1b", 4, 1, 40))
     assert "33 more columns are not shown." in text
+
+
+BROKEN = "\ufeff# by hand\r\norder x ranks=2 stages=2 micro_batches=1\r\n\r\nrank 0\r\n  0F0\r\n  0B0\r\nrank 1:\r\n"
+
+
+@pytest.mark.parametrize(
+    ("rest", "message"),
+    [
+        ("  1B0  # first\n  1F0\n", r"line 8: the order x .*: rank 1, action 0: 1B0 needs 1F0"),
+        ("  1F0\n", r"line 7: the order x .*: rank 1: 1B0 .* is missing"),
+        ("  1F0\n  1B0 1B0\n", r"line 9: the order x .*: rank 1, action 2: 1B0 is done already"),
+        ("  1F0\n  2B0\n", r"line 9: 2B0; stages are 0 to 1"),
+        (f"  1F{'9' * 5000}\n", "line 8: '1F9"),
+    ],
+)
+def test_what_is_wrong_in_a_file_is_named_with_its_line(rest: str, message: str, tmp_path: Any) -> None:
+    """Also in a file of Windows: its line ends, and the mark at its beginning."""
+    file = tmp_path / "order.txt"
+    file.write_bytes((BROKEN + rest).encode())
+    with pytest.raises(ScheduleError, match=f"order.txt: {message}"):
+        read_order(str(file))
+    file.write_bytes((BROKEN + "  1F0 1B0\r\n").encode())
+    assert read_order(str(file)).stages == 2
+
+
+def test_a_file_that_is_no_text_is_refused_by_name(tmp_path: Any) -> None:
+    (tmp_path / "order.txt").write_bytes("order x".encode("utf-16"))
+    with pytest.raises(ScheduleError, match="order.txt': the file is no text in UTF-8"):
+        read_order(str(tmp_path / "order.txt"))
+
+
+def test_a_wrong_number_of_stages_is_found_at_once() -> None:
+    text = "order x ranks=1 stages=999999999 micro_batches=999999999\nrank 0\n  0F0\n"
+    with pytest.raises(ScheduleError, match="0B0 .* is missing"):
+        read_order(text)

@@ -41,9 +41,9 @@ def asked(
             if (stages or ranks * each) != ranks * each:
                 raise ScheduleError(f"--stages {stages} is no multiple of {ranks} ranks; give as many to each")
             return pipeline_order(word, ranks, each, micro_batches or 8)
-        text = Path(word).read_text() if Path(word).suffix == ".txt" or Path(word).is_file() else ""
+        text = Path(word).read_text("utf-8-sig") if Path(word).suffix == ".txt" or Path(word).is_file() else ""
         lines = (line.split("#", 1)[0].strip() for line in text.splitlines())
-        if not next((line for line in lines if line), "").startswith("order "):
+        if next((line for line in lines if line), "").split()[:1] != ["order"]:
             return None
         order = PipelineOrder.parse(text)
     except (OSError, UnicodeDecodeError):

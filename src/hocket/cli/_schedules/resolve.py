@@ -68,8 +68,8 @@ def _from_cluster(name: str, cluster: Cluster, world: int) -> dict[str, Any]:
 
 def _read(path: Path) -> Schedule:
     try:
-        text = path.read_text()
-    except OSError as error:
+        text = path.read_text("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
         raise ScheduleError(f"the file {str(path)!r} cannot be read: {error}") from None
     try:
         return {".json": from_json, ".xml": from_msccl}.get(path.suffix, parse)(text)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from .._collective import ScheduleError
-from ._order import PipelineAction, PipelineOrder
+from ._order import PipelineAction, PipelineOrder, line_of
 from ._verify import verify
 
 
@@ -215,7 +215,9 @@ def read_order(spelled: str) -> PipelineOrder:
     if "\n" in spelled:
         return _parsed(spelled)
     try:
-        text = Path(spelled).read_text()
+        text = Path(spelled).read_text("utf-8-sig")
+    except UnicodeDecodeError:
+        raise ScheduleError(f"pipeline_schedule = {spelled!r}: the file is no text in UTF-8") from None
     except OSError as error:
         known = ", ".join(NAMED_ORDERS)
         raise ScheduleError(
@@ -232,7 +234,8 @@ def order_name(spelled: str) -> str:
     """Return what people call an order: its name, that in its text, or that of its file."""
     if "\n" not in spelled:
         return spelled if spelled in NAMED_ORDERS else Path(spelled).stem
-    return next((line.split()[1] for line in spelled.splitlines() if line.startswith("order ")), "by hand")
+    words = (line.split() for line in spelled.splitlines())
+    return next((line[1] for line in words if line[:1] == ["order"] and len(line) > 1), "by hand")
 
 
 def order_for_batch(spelled: str, ranks: int, stages_per_rank: int, micro_batches: int) -> PipelineOrder:
@@ -255,7 +258,7 @@ def _built(name: str, ranks: int, stages_per_rank: int, micro_batches: int) -> P
 @functools.lru_cache(maxsize=16)
 def _parsed(text: str) -> PipelineOrder:
     order = PipelineOrder.parse(text)
-    found = verify(order, limit=1)
-    if found:
-        raise ScheduleError(f"the order {order.name} cannot be carried out: {found[0]}")
+    for found in verify(order, limit=1):
+        line = line_of(text, found.rank, found.action)
+        raise ScheduleError(f"line {line}: the order {order.name} cannot be carried out: {found}")
     return order

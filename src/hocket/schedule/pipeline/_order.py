@@ -21,8 +21,8 @@ UNIT: Final = {"F": 1.0, "B": 2.0, "I": 1.0, "W": 1.0}
 """Time of each action where no other is given: both halves of a backward take as long as a forward."""
 
 _NAME: Final = re.compile(r"[\w./:+-]+")
-_ACTION: Final = re.compile(r"(\d+)(SEND_F|RECV_F|SEND_B|RECV_B|F|B|I|W)(\d+)")
-_HEAD: Final = re.compile(r"order (\S+) ranks=(\d+) stages=(\d+) micro_batches=(\d+)")
+_ACTION: Final = re.compile(r"(\d{1,9})(SEND_F|RECV_F|SEND_B|RECV_B|F|B|I|W)(\d{1,9})")
+_HEAD: Final = re.compile(r"order (\S+) ranks=(\d{1,9}) stages=(\d{1,9}) micro_batches=(\d{1,9})")
 _A_LINE: Final = 16
 
 
@@ -103,12 +103,8 @@ class PipelineOrder:
                 "micro-batches; give 1 or more of each, and stages that are a multiple of the ranks"
             )
         for rank, actions in enumerate(self.ranks):
-            for number, (stage, kind, micro_batch) in enumerate(actions):
-                if not (0 <= stage < self.stages and 0 <= micro_batch < self.micro_batches and kind in _KINDS):
-                    raise ScheduleError(
-                        f"rank {rank}, action {number}: {stage}{kind}{micro_batch}; stages are 0 to {self.stages - 1}, "
-                        f"micro-batches 0 to {self.micro_batches - 1}, and kinds {', '.join(_KINDS)}"
-                    )
+            for number, action in enumerate(actions):
+                _check(f"rank {rank}, action {number}", action, self.stages, self.micro_batches)
 
     def __str__(self) -> str:
         """Return one line for what it is, one for each rank, and its actions, 16 a line."""
@@ -126,9 +122,7 @@ class PipelineOrder:
         Raises:
             ScheduleError: with the number of the line that is not understood.
         """
-        rows = [
-            (number, line) for number, raw in enumerate(text.splitlines(), 1) if (line := raw.split("#", 1)[0].strip())
-        ]
+        rows = _rows(text)
         number, line = rows[0] if rows else (1, "")
         head = _HEAD.fullmatch(line)
         if head is None:
@@ -145,6 +139,7 @@ class PipelineOrder:
                 if match is None or not ranks:
                     raise ScheduleError(f"line {number}: {word!r}; expected 'rank 0', or actions as 0F0, 1SEND_B3")
                 ranks[-1].append(PipelineAction(int(match[1]), match[2], int(match[3])))
+                _check(f"line {number}", ranks[-1][-1], int(head[3]), int(head[4]))
         if len(ranks) != int(head[2]):
             raise ScheduleError(f"order {head[1]}: ranks={head[2]}, and the actions of {len(ranks)} are given")
         return cls(head[1], int(head[3]), int(head[4]), tuple(map(tuple, ranks)))
@@ -342,3 +337,32 @@ class PipelineOrder:
 
 
 _KINDS: Final = (*COMPUTES, *MESSAGES)
+
+
+def _check(where: str, action: PipelineAction, stages: int, micro_batches: int) -> None:
+    stage, kind, micro_batch = action
+    if not (0 <= stage < stages and 0 <= micro_batch < micro_batches and kind in _KINDS):
+        raise ScheduleError(
+            f"{where}: {stage}{kind}{micro_batch}; stages are 0 to {stages - 1}, micro-batches 0 to "
+            f"{micro_batches - 1}, and kinds {', '.join(_KINDS)}"
+        )
+
+
+def _rows(text: str) -> list[tuple[int, str]]:
+    """Return the lines that say something, with their numbers."""
+    return [(number, line) for number, raw in enumerate(text.splitlines(), 1) if (line := raw.split("#", 1)[0].strip())]
+
+
+def line_of(text: str, rank: int, action: int | None) -> int:
+    """Return in which line of an order's text an action stands, or where its rank begins if there is none."""
+    at, left = -1, action
+    for number, line in _rows(text)[1:]:
+        if line.startswith("rank"):
+            at += 1
+            if at == rank and left is None:
+                return number
+        elif at == rank and left is not None:
+            left -= len(line.split())
+            if left < 0:
+                return number
+    raise IndexError(f"rank {rank} has no action {action}")
