@@ -54,9 +54,10 @@ def _play(schedule: Schedule, cells: Cells) -> PlayResult:
     state = _State(algebra, values, cells)
     number = 0
     for step in schedule.steps:
-        for times in range(step.repeat):
-            state.apply(number, step.turn(times, schedule.chunks))
-            number += 1
+        if not state.repeated(step):
+            for times in range(step.repeat):
+                state.apply(number + times, step.turn(times, schedule.chunks))
+        number += step.repeat
     wanted = np.flatnonzero(is_rank & collective.after(cells.endpoint, block))
     wrong = wanted[state.spoilt[wanted] | ~algebra.complete(state.values[wanted])]
     return PlayResult(np.stack([cells.endpoint[wrong], cells.chunk[wrong]], axis=1), tuple(state.races))
@@ -147,6 +148,25 @@ class _State:
         self._algebra = algebra
         self._cells = cells
         self._latest = np.zeros(cells.count, np.int32)  # of each cell, the last move that wrote it; scratch
+
+    def repeated(self, step: Step) -> bool:
+        """Do all turns of a repeated step, if no two of its writes can meet; return whether it was done.
+
+        A shift moves all chunks alike, so what is apart in the first turn is apart in all. A ring of thousands of ranks
+        is thousands of turns, and asking each of them anew takes most of the time.
+        """
+        if step.repeat == 1 or not len(step) or not self._cells.dense or self.races:
+            return False
+        moves, chunks = self._cells.moves(step), self._cells.chunks
+        if step.reduce.any() != step.reduce.all() or not np.diff(np.sort(moves.destination)).all():
+            return False
+        chunk = moves.source % chunks
+        source, destination = moves.source - chunk, moves.destination - chunk
+        for times in range(step.repeat):
+            at = (chunk + times * step.shift) % chunks
+            read, cell = self.values[source + at], destination + at
+            self.values[cell] = self._algebra.add(self.values[cell], read) if step.reduce[0] else read
+        return True
 
     def apply(self, number: int, step: Step) -> None:
         if not len(step):
