@@ -142,5 +142,34 @@ def train_until(until: int, trainer: hocket.Trainer, loader: Any, schedule: Any,
     return losses
 
 
+class _Scaled(torch.nn.Module):
+    """With a parameter that has no dimension, and one that has no element."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = torch.nn.Linear(3, 1)
+        self.scale = torch.nn.Parameter(torch.tensor(2.0))
+        self.none = torch.nn.Parameter(torch.zeros(0, 3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x) * self.scale + self.none.sum()
+
+
+def scalar_there_and_back(path: str) -> tuple[list[float], list[str]]:
+    """The losses of a run that goes on from plan to plan, with a parameter that has no dimension; its state's keys."""
+    losses, keys = [], [""]
+    for i, shard in enumerate(("none", "gradients", "optimizer", "none")):
+        torch.manual_seed(0)
+        model, x, y = _Scaled().double(), torch.randn(8, 3).double(), torch.randn(8, 1).double()
+        adam = torch.optim.Adam(model.parameters(), lr=0.1)
+        trainer = hocket.Trainer(model, torch.nn.functional.mse_loss, adam, Plan(shard=shard))
+        if i:
+            trainer.load(f"{path}/{i - 1}")
+        losses += [float(trainer.step((x, y))) for _ in range(2)]
+        trainer.save(f"{path}/{i}")
+        keys = list(hocket.read_state_dict(f"{path}/{i}"))
+    return losses, keys
+
+
 def parts_of_runs(cases: list[tuple[Any, ...]]) -> list[list[float]]:
     return [part_of_a_run(*case) for case in cases]

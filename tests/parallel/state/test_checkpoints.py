@@ -24,7 +24,7 @@ from hocket.parallel.state._shards import (
 from hocket.planner import Plan
 from hocket.testing import run_ranks
 
-from ..trainer_programs import part_of_a_run, parts_of_runs
+from ..trainer_programs import part_of_a_run, parts_of_runs, scalar_there_and_back
 
 SHARDS = ("none", "optimizer", "gradients", "parameters")
 
@@ -59,6 +59,14 @@ def test_divided_tensors_layers_and_tables_go_on_where_they_were_not_divided_and
     for i, (name, plan) in enumerate(first):
         losses = part_of_a_run(Plan(), paths[i][1], name=name)
         assert losses == pytest.approx(whole[name][9:], rel=1e-12), (plan, second[i])
+
+
+def test_parameters_without_dimensions_or_elements_go_from_plan_to_plan(tmp_path: Path) -> None:
+    # In one process all plans are the plain one.
+    alone, _ = scalar_there_and_back(str(tmp_path / "alone"))
+    losses, keys = run_ranks(scalar_there_and_back, 2, str(tmp_path / "two"))[1]
+    assert losses == pytest.approx(alone, rel=1e-12)
+    assert sorted(keys) == ["inner.bias", "inner.weight", "none", "scale"]
 
 
 def test_what_is_empty_is_kept(tmp_path: Path) -> None:

@@ -160,7 +160,9 @@ class ShardedOptimizer(ShardingStrategy):
         # whether whole gradients are kept until the next step (stage 1) instead of a bucket at a time
         keep_gradients: bool,
     ) -> None:
-        super().__init__(frozen=replicated(frozen, places, world))
+        # What has no elements is in no rank's part of a bucket, and checkpoints must have it all the same.
+        kept = {**frozen, **{name: p for name, p in parameters.items() if not p.numel()}}
+        super().__init__(frozen=replicated(kept, places, world))
         self._owners: list[tuple[int, Owned, torch.Tensor]] = []  # number of the parameter, and where its gradient is
         self._weights: list[torch.Tensor] = []
         self._world, self._parameters = world, list(parameters.values())

@@ -170,7 +170,7 @@ def read(
     for item in owned:
         state = {**about["optimizer_scalars"].get(item.name, {}), **states.get(id(item.leaf), {})}
         if state:
-            optimizer.state[item.leaf] = {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in state.items()}
+            optimizer.state[item.leaf] = {key: _fitted(value, item) for key, value in state.items()}
     for group, settings in zip(optimizer.param_groups, about["groups"], strict=True):
         group.update(settings)
     set_random_state(about["random"][world.rank % len(about["random"])])
@@ -192,6 +192,13 @@ def _check_optimizer(about: dict[str, Any], optimizer: Any, outline: ModelOutlin
                 break
     if why:
         raise CheckpointError(f"{said} is of another optimizer: {why}. load_state_dict takes its weights alone")
+
+
+def _fitted(value: Any, item: Owned) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    # Of a parameter without dimensions nothing tells a moment from a count of steps, and its shard may have one.
+    return value.clone() if item.where.place.shape else value.clone().reshape(item.leaf.shape)
 
 
 def _renamed(shard: TensorShard, name: str) -> TensorShard:
