@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -17,6 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import hocket
 from hocket.parallel import CheckpointError
 from hocket.parallel.compose import _preemption
+from hocket.parallel.state.objects import write_objects
 from hocket.testing import RankError, run_ranks
 
 EPOCHS = 3
@@ -112,6 +115,27 @@ def test_a_checkpoint_of_other_objects_or_a_damaged_one_is_refused_on_all_ranks(
     (tmp_path / "checkpoint" / "objects.pt").write_bytes(b"x")
     with pytest.raises(RankError, match=r"is damaged: objects\.pt has 1 bytes of"):
         run_ranks(refused, 2, path, "model")
+
+
+def test_objects_that_a_preempted_run_has_kept_can_be_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    net = nn.Linear(4, 1)
+    model, _, loader = hocket.distribute(net, None, DataLoader(TensorDataset(torch.zeros(8, 4))))
+    kept = {"best": tmp_path, "seen": np.arange(3, dtype=np.uint8)}
+    # What SIGTERM would have written between two batches.
+    state = {"objects": {"model": net.state_dict()}, "gradients": {"model": {}}, "loader": loader.position()}
+    write_objects(tmp_path / "loop", {**state, "extra": kept}, loader.world)
+    other = nn.Linear(4, 1)
+    trainer = hocket.Trainer(other, nn.functional.mse_loss, torch.optim.SGD(other.parameters(), lr=0.1))
+    trainer.save(tmp_path / "trainer", kept)
+    resumed: list[Callable[..., Any]] = [
+        lambda **options: hocket.resume(tmp_path / "loop", loader, model=model, **options),
+        lambda **options: trainer.resume(tmp_path / "trainer", **options),
+    ]
+    for resume in resumed:
+        with pytest.raises(CheckpointError, match=r"can run code \(pathlib\.\w+\); .* weights_only=False to .*resume"):
+            resume()
+        assert resume(weights_only=False)["best"] == tmp_path
 
 
 def test_what_cannot_be_resumed_is_said_at_once(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -232,6 +233,11 @@ def test_code_runs_only_of_objects_that_the_user_kept_and_only_if_they_are_wante
 ) -> None:
     moments.trainer.save(tmp_path / "ck", {"rate": 0.1, "seen": torch.ones(3), "set": {1, 2}})
     assert moments.trainer.load(tmp_path / "ck")["set"] == {1, 2}
+    arrays = {kind: np.ones(2, kind) for kind in ("u1", "i1", "i2", "i4", "u4", "u8", "f2", "f4", "?", "U3", "S3")}
+    moments.trainer.save(tmp_path / "ck", arrays)
+    assert {kind: array.dtype for kind, array in moments.trainer.load(tmp_path / "ck").items()} == {
+        kind: np.dtype(kind) for kind in arrays
+    }
     moments.trainer.save(tmp_path / "ck", Exploit(tmp_path / "run"))
     with pytest.raises(
         CheckpointError, match=r"'extra' has objects whose unpickling can run code .* weights_only=False"

@@ -17,7 +17,12 @@ from ._preemption import Preemption
 
 
 def resume(
-    path: str | Path, loader: DistributedLoader, *, extra: Callable[[], Any] | None = None, **objects: Any
+    path: str | Path,
+    loader: DistributedLoader,
+    *,
+    extra: Callable[[], Any] | None = None,
+    weights_only: bool = True,
+    **objects: Any,
 ) -> Any:
     """Go on where a run of the program was told to end, if one was, and save there should this one be.
 
@@ -30,6 +35,8 @@ def resume(
         path: a directory for the checkpoint, which all hosts share.
         loader: the loader that `hocket.distribute` has returned; signals are minded between its batches.
         extra: gives what else is to be kept, when that is saved: the number of the epoch, the best loss.
+        weights_only: whether what is more than plain values, tensors and arrays is refused (objects that `extra` gives, or
+            in a state), since unpickling it can run code, as `torch.load` has it.
         objects: by names of your choice all that changes as the program trains and has a `state_dict`: models,
             optimizers, schedules, gradient scalers. Gradients that models have are kept, too.
 
@@ -59,7 +66,7 @@ def resume(
     found = None
     there = world.from_all(exists(path))
     if any(there):
-        found = _load(read_objects(path, world), path, objects, modules)
+        found = _load(read_objects(path, world, weights_only=weights_only), path, objects, modules)
         loader.resume(found["loader"])
 
     def save() -> None:

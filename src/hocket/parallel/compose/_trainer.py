@@ -355,7 +355,7 @@ class Trainer:
             shared.resume(position)
         return extra
 
-    def resume(self, path: str | Path, extra: Callable[[], Any] | None = None) -> Any:
+    def resume(self, path: str | Path, extra: Callable[[], Any] | None = None, *, weights_only: bool = True) -> Any:
         """Go on where a run was told to end, if one was, and save there should this one be; a collective operation.
 
         From here on SIGTERM and SIGUSR1 (a preemption, Slurm's `--signal=USR1@90`, an eviction, `kill`) write a
@@ -365,6 +365,7 @@ class Trainer:
         Args:
             path: a directory for the checkpoint.
             extra: gives what is to be kept with it, when that is saved: the number of the epoch, a schedule's state.
+            weights_only: as for `load`.
 
         Returns:
             What `extra` gave in the run before; None where there is no checkpoint yet.
@@ -379,7 +380,7 @@ class Trainer:
                 "none after which all could save; synchronise every step, or call save and load at the end of an epoch"
             )
         there = any(self._mesh.whole.from_all(checkpoint.exists(Path(path))))
-        found = self.load(path) if there else None
+        found = self.load(path, weights_only=weights_only) if there else None
         given = extra or (lambda: None)
         self._preemption = Preemption(self._mesh.whole, Path(path), lambda: self.save(path, given()))
         return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import re
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -28,7 +29,7 @@ _SAFE: list[Any] = [
     RngStates,
     np.ndarray,
     np.dtype,
-    *(type(np.dtype(kind)) for kind in (np.uint32, np.uint64, np.int64, np.float32, np.float64, np.bool_)),
+    *(type(np.dtype(kind)) for kind in f"?{np.typecodes['AllInteger']}{np.typecodes['AllFloat']}SU"),
     *(value.__reduce__()[0] for value in (np.empty(0), np.float64(0))),  # private functions that rebuild them
 ]
 _PIECE_NBYTES = 2**20
@@ -159,5 +160,7 @@ def safe_load(file: Any, said: str) -> Any:
         with torch.serialization.safe_globals(_SAFE):
             return torch.load(file, weights_only=True)
     except pickle.UnpicklingError as error:
-        reason = str(error).splitlines()[0].rstrip(".")
+        text = str(error)
+        name = re.search(r"GLOBAL ([\w.]+)|got <class '([\w.]+)'>", text)  # torch says much besides, and this late
+        reason = (name[1] or name[2]) if name else text.splitlines()[0].rstrip(".")
         raise CheckpointError(f"{said} has objects whose unpickling can run code ({reason})") from None

@@ -101,8 +101,8 @@ class CheckpointReader(FileSystemReader):
         except CheckpointError as error:
             if weights_only:
                 raise CheckpointError(
-                    f"{error}; if you trust who wrote it, say weights_only=False to Trainer.load or "
-                    "hocket.read_state_dict"
+                    f"{error}; if you trust who wrote it, say weights_only=False to Trainer.load, "
+                    "Trainer.resume or hocket.read_state_dict"
                 ) from None
         stream.seek(0)
         try:

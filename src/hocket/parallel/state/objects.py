@@ -42,8 +42,13 @@ def write_objects(path: Path, state: dict[str, Any], world: World) -> None:
                 raise CheckpointError(f"the checkpoint {str(path)!r} cannot be written: {error}") from None
 
 
-def read_objects(path: Path, world: World) -> dict[str, Any]:
+def read_objects(path: Path, world: World, *, weights_only: bool = True) -> dict[str, Any]:
     """Return what was written, on every rank, and put its random state back; a collective operation.
+
+    Args:
+        path: The directory.
+        world: The ranks.
+        weights_only: Whether anything but plain values and tensors is refused; see `torch.load`.
 
     Raises:
         CheckpointError: It is damaged, is none of `write_objects`, differs among ranks, or would have to run code.
@@ -58,10 +63,19 @@ def read_objects(path: Path, world: World) -> dict[str, Any]:
     if len(set(world.from_all(manifest.checksum))) > 1:
         raise CheckpointError(f"ranks find different checkpoints at {str(path)!r}: all hosts must share one folder")
     with alike(world):
-        found.update(safe_load(folder / _FILE, said))
+        found.update(_loaded(folder / _FILE, said, weights_only=weights_only))
     states = found.pop("random")
     set_random_state(states[world.rank % len(states)])
     return found
+
+
+def _loaded(file: Path, said: str, *, weights_only: bool) -> Any:
+    try:
+        return safe_load(file, said)
+    except CheckpointError as error:
+        if weights_only:
+            raise CheckpointError(f"{error}; if you trust who wrote it, say weights_only=False to resume") from None
+    return torch.load(file, weights_only=False)
 
 
 def _summed(path: Path) -> tuple[int, int]:
