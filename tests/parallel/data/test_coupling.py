@@ -1,11 +1,15 @@
-"""Which losses are more than sums of terms of one sample each."""
+"""Which losses are more than sums of terms of one sample each, and which are sums over samples."""
+
+from collections.abc import Callable
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hocket.parallel.data._coupling import samples_meet
+from hocket.comm import torch_adapter
+from hocket.parallel.batches import divisors
+from hocket.parallel.data._coupling import samples_meet, sums_of_samples
 
 
 @given(samples=st.integers(2, 6), each=st.integers(1, 9), stacked=st.booleans())
@@ -21,3 +25,51 @@ def test_rows_of_one_sample_may_meet_and_those_of_two_may_not(samples: int, each
 def test_nothing_is_found_where_rows_are_not_the_samples(samples: int) -> None:
     rows = torch.rand(4, requires_grad=True) * 1.0
     assert not samples_meet(rows.mean().square(), [rows], samples)
+
+
+def _said(loss_of: Callable[[torch.Tensor], torch.Tensor]) -> tuple[str, tuple[float, ...]]:
+    """Return whether a loss of four outputs is a sum over samples, and what it is found to divide by."""
+    outputs = torch.rand(4, dtype=torch.float64, requires_grad=True) * 1.0
+    loss = loss_of(outputs)
+    return sums_of_samples(loss, torch_adapter.graph_marks([outputs]), 4), divisors(loss)
+
+
+_MASK = torch.tensor([1.0, 0.0, 1.0, 1.0], dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    "summed",
+    [
+        lambda rows: (rows * _MASK).sum(),
+        lambda rows: (rows * _MASK).sum(dim=0),
+        lambda rows: rows @ _MASK,
+        lambda rows: torch.vdot(_MASK, rows),
+        lambda rows: torch.where(_MASK > 0, rows, torch.nan).nansum(),
+    ],
+)
+def test_a_sum_is_known_in_whatever_form(summed: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    assert _said(summed) == ("sum", ())
+    assert _said(lambda rows: summed(rows) / _MASK.sum()) == ("", (3.0,))
+    assert _said(lambda rows: summed(rows) / -_MASK.sum()) == ("", (3.0,))
+
+
+@pytest.mark.parametrize(
+    "mean",
+    [
+        lambda rows: torch.where(_MASK > 0, rows, torch.nan).nanmean(),
+        lambda rows: torch.masked.mean(rows, mask=_MASK > 0),
+        lambda rows: torch.einsum("b,b->", rows, _MASK) / _MASK.sum(),
+        lambda rows: rows[_MASK > 0].mean(dim=0),
+    ],
+)
+def test_a_mean_over_what_is_not_left_out_tells_what_it_divides_by(
+    mean: Callable[[torch.Tensor], torch.Tensor],
+) -> None:
+    assert _said(mean) == ("", (3.0,))
+
+
+def test_a_sum_times_a_small_number_is_told_from_a_mean() -> None:
+    assert _said(lambda rows: rows.mean() + 0.01 * rows.square().sum())[0] == "small"
+    assert _said(lambda rows: rows.mean() + 0.25 * rows.square().sum())[0] == ""
+    assert _said(lambda rows: rows @ torch.full_like(rows, 0.25))[0] == ""
+    assert _said(lambda rows: rows.view(2, 2).mean(0) @ torch.ones(2, dtype=torch.float64))[0] == ""

@@ -4,7 +4,7 @@ from ._batch_shard import BatchShard, fingerprint
 from ._counts import AgreedCount, TensorCount, possible_counts
 from ._cut import BatchPart, BatchSplitter, Cutter, Keywords
 from ._loader import DistributedLoader, ShardedLoader, SharedLoader
-from ._loss_form import SAME_VALUES, LossForm, LossTally, MeasuredLoss, Reduction, batch_of, divisors, number
+from ._loss_form import SAME_VALUES, SUMS, LossForm, LossTally, MeasuredLoss, Reduction, batch_of, divisors, number
 from ._rng import RandomStream, RngStates, mix, restored
 from ._samples import Key, RankSampler, SeededDataset, each
 from ._totals import average, total
@@ -14,6 +14,7 @@ from .trees import called, mapped, samples_in, tensors_in
 
 __all__ = [
     "SAME_VALUES",
+    "SUMS",
     "AgreedCount",
     "BatchPart",
     "BatchShard",

@@ -155,7 +155,11 @@ SAME_VALUES = (
     "Alias",
     "Clone",
     "Expand",
+    "Permute",
 )
+SUMS = ("SumBackward0", "SumBackward1", "NansumBackward0", "NansumBackward1", "DotBackward0", "VdotBackward0")
+"""Sums where the result is a scalar, also of products: `losses.sum(0)`, `losses @ mask`."""
+_PRODUCTS = ("MvBackward0", "MmBackward0", "BmmBackward0")  # what einsum makes sums of
 _SUM = -1.0  # the count of a term that divides by nothing
 _DEPTH = 64
 
@@ -186,15 +190,15 @@ def _collect(node: Any, found: list[float], depth: int) -> bool:
         if not _collect(below[0], terms, depth - 1):
             return False
         divisor = node._saved_other
-        found += [float(divisor) if one == _SUM else one for one in terms]
+        found += [abs(float(divisor)) if one == _SUM else one for one in terms]
         return not isinstance(divisor, torch.Tensor) or divisor.numel() == 1
     if kind in ("NllLoss", "NllLoss2D"):
         found.append({1: lambda: float(node._saved_total_weight), 2: lambda: _SUM}.get(node._saved_reduction, _no)())
     elif hasattr(node, "_saved_reduction") and hasattr(node, "_saved_self"):
         found.append({1: lambda: float(node._saved_self.numel()), 2: lambda: _SUM}.get(node._saved_reduction, _no)())
-    elif node.name() == "MeanBackward0":
+    elif node.name() in ("MeanBackward0", "MeanBackward1"):
         found.append(float(node._saved_self_sym_numel))
-    elif node.name() == "SumBackward0":
+    elif node.name() in SUMS or node.name() in _PRODUCTS:
         found.append(_SUM)
     else:
         return False

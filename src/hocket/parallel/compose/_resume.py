@@ -35,8 +35,8 @@ def resume(
         path: a directory for the checkpoint, which all hosts share.
         loader: the loader that `hocket.distribute` has returned; signals are minded between its batches.
         extra: gives what else is to be kept, when that is saved: the number of the epoch, the best loss.
-        weights_only: whether what is more than plain values, tensors and arrays is refused (objects that `extra` gives, or
-            in a state), since unpickling it can run code, as `torch.load` has it.
+        weights_only: whether what is more than plain values, tensors and arrays is refused (objects that `extra` gives,
+            or in a state), since unpickling it can run code, as `torch.load` has it.
         objects: by names of your choice all that changes as the program trains and has a `state_dict`: models,
             optimizers, schedules, gradient scalers. Gradients that models have are kept, too.
 

@@ -8,7 +8,7 @@ import torch
 
 from hocket.comm import torch_adapter
 
-from ..batches import SAME_VALUES
+from ..batches import SAME_VALUES, SUMS
 
 _MEET = 1e-5
 """Relative to a sample's own second derivative; that by another sample is zero to the bit where they do not meet."""
@@ -94,7 +94,7 @@ def _of_others(rows: torch.Tensor, samples: int) -> torch.Tensor:
     return rows[others]
 
 
-def sums_of_samples(loss: torch.Tensor, made: set[int], samples: int) -> Literal["", "sum", "weights"]:
+def sums_of_samples(loss: torch.Tensor, made: set[int], samples: int) -> Literal["", "sum", "weights", "small"]:
     """Return whether a term of a loss is a sum over samples: each rank's is a part of it, and not its like.
 
     Args:
@@ -104,17 +104,24 @@ def sums_of_samples(loss: torch.Tensor, made: set[int], samples: int) -> Literal
 
     Returns:
         "sum"; "weights" for a mean whose weights the program has made add up to one, so that nothing tells by how much
-        they weigh more on another rank; "" for neither, and for what is not known.
+        they weigh more on another rank; "small" for a sum times less than a mean is, which may be a coefficient or one
+        divided by a count; "" for none of them, and for what is not known.
     """
+    small: Literal["", "small"] = ""
     for node, factor, divisor in _sums(loss):
-        if divisor or factor * samples <= 1.001 or not torch_adapter.reaches(node, made):
+        features = _kind(node) in ("Dot", "Vdot") and math.prod(_sizes(node)) % max(1, samples)
+        if divisor or features or not torch_adapter.reaches(node, made):
+            continue
+        if factor * samples <= 1.001:
+            means = (samples, math.prod(_sizes(node)))
+            small = small if any(abs(factor * one - 1) < 1e-3 for one in means) else "small"
             continue
         weights = _weights(node)
         if weights is None or abs(weights.sum() - 1) > 1e-3:
             return "sum"
         if weights.max() - weights.min() > 1e-3 * weights.max():
             return "weights"
-    return ""
+    return small
 
 
 _RANKING = (
@@ -182,13 +189,22 @@ def constant_divisor(loss: torch.Tensor, samples: int, total: int) -> bool:
         samples: How many this rank has.
         total: How many the global batch has.
     """
-    sizes = ((divisor, getattr(node, "_saved_self_sym_sizes", ())) for node, _, divisor in _sums(loss))
+    sizes = ((divisor, _sizes(node)) for node, _, divisor in _sums(loss))
     return samples != total and any(divisor == total != math.prod(size) for divisor, size in sizes)
 
 
 def _sums(loss: torch.Tensor) -> Iterator[tuple[Any, float, float]]:
     """Yield the sums that are terms of a loss, with constant factors, and what is divided by; 0 for nothing."""
-    return (one for one in _terms(loss) if one[0].name() == "SumBackward0" or _reduction(one[0]) == 2)
+    return (one for one in _terms(loss) if one[0].name() in SUMS or _reduction(one[0]) == 2)
+
+
+def _sizes(node: Any) -> tuple[int, ...]:
+    """Return the shape of what is summed, as far as it is known; of a product that of either factor."""
+    sizes = getattr(node, "_saved_self_sym_sizes", None)
+    if sizes is None:
+        found = (getattr(node, name, None) for name in ("_saved_self", "_saved_other", "_saved_tensor"))
+        sizes = next((one.shape for one in found if isinstance(one, torch.Tensor)), ())
+    return tuple(sizes)
 
 
 def _reduction(node: Any) -> Any:
@@ -219,13 +235,20 @@ def _terms(loss: torch.Tensor) -> Iterator[tuple[Any, float, float]]:
 
 def _weights(node: Any) -> torch.Tensor | None:
     """Return the tensor without gradient that is multiplied with what is summed; None where there is none."""
+    if _kind(node) in ("Dot", "Vdot"):
+        return _factor(node)
     below = node.next_functions[0][0]
     while below is not None and _kind(below) in SAME_VALUES:
         below = below.next_functions[0][0]
-    if below is None or _kind(below) != "Mul" or all(one is not None for one, _ in below.next_functions):
+    return None if below is None or _kind(below) != "Mul" else _factor(below)
+
+
+def _factor(node: Any) -> torch.Tensor | None:
+    """Return the factor of a product that has no gradient."""
+    if all(one is not None for one, _ in node.next_functions):
         return None
-    saved = (one for one in (below._saved_other, below._saved_self) if isinstance(one, torch.Tensor))
-    return next((one.detach() for one in saved if one.numel() > 1), None)
+    found = (getattr(node, name, None) for name in ("_saved_other", "_saved_tensor", "_saved_self"))
+    return next((one.detach() for one in found if isinstance(one, torch.Tensor) and one.numel() > 1), None)
 
 
 def _kind(node: Any) -> str:

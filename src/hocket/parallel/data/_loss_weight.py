@@ -175,11 +175,18 @@ class LossWeights:
                 "much other ranks' samples weigh: pass hocket.distribute(..., loss_weight=) with the sum of a batch's "
                 "weights before, or divide the weighted sum by it (loss = (losses * w).sum() / w.sum())"
             )
-        if any(one for _, one in found):
+        if any(one == "sum" for _, one in found):
             raise RuntimeError(
                 "the loss is a sum over samples, or has a term that is one, and ranks' losses are averaged: pass "
                 'hocket.distribute(..., loss_reduction="sum") if all of it is a sum, else make that term a mean over '
                 "the samples that the loop has"
+            )
+        if self._world.rank == 0 and summed == "small":
+            warnings.warn(
+                f"a term of the loss is a sum over this rank's {samples} samples times a constant: if that is not one "
+                f"divided by how many the loop has, the term counts 1/{self._world.size} of what it does on one "
+                "device, since ranks' losses are averaged: make it a mean over the samples that the loop has",
+                stacklevel=4,
             )
         if self._world.rank == 0 and single and constant_divisor(loss, samples, share.total):
             warnings.warn(
