@@ -7,6 +7,7 @@ import itertools
 import pickle
 import random
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -267,6 +268,21 @@ def test_seeds_of_neighbours_differ() -> None:
     seeds = {_rng.mix(0, epoch, place) for epoch in range(20) for place in range(500)}
     assert len(seeds) == 10_000
     assert _rng.mix(1, 2, 3) != _rng.mix(3, 2, 1)
+
+
+@dataclass(frozen=True)
+class _Labels:
+    classes: torch.Tensor
+    of: str
+
+
+def test_dataclasses_are_cut_as_mappings_are() -> None:
+    x, labels = torch.arange(6).view(3, 2), _Labels(torch.arange(3), "a table")
+    cutter = Cutter(None)
+    assert cutter.size((x, labels)) == cutter.size(labels) == 3
+    inputs, part = cutter.cut((x, labels), 1, 3)
+    assert (inputs.tolist(), part.classes.tolist(), part.of) == ([[2, 3], [4, 5]], [1, 2], "a table")
+    assert len(labels.classes) == 3
 
 
 @given(st.integers(1, 9), st.integers(0, 9), st.integers(0, 9))

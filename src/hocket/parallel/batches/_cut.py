@@ -21,10 +21,11 @@ Path = tuple[Any, ...]  # keys and positions that lead to a part of a batch
 class Cutter:
     """Cuts the batches of one loader.
 
-    Whatever has the length of the batch along its first axis is cut: tensors, arrays, and lists of plain values. A list
-    of tensors has an entry for each field (inputs, targets), all of which are cut; or, as some collating functions make
-    it, an entry for each sample. The latter is assumed if the list is as long as the loader's batches and the first
-    axes of its tensors are not. All else (a scalar, a table of class weights) belongs to the batch and stays whole.
+    Whatever has the length of the batch along its first axis is cut: tensors, arrays, and lists of plain values, also
+    in mappings and dataclasses. A list of tensors has an entry for each field (inputs, targets), all of which are cut;
+    or, as some collating functions make it, an entry for each sample. The latter is assumed if the list is as long as
+    the loader's batches and the first axes of its tensors are not. All else (a scalar, a table of class weights)
+    belongs to the batch and stays whole.
 
     The first batch decides for all: the last one may be as long as anything.
 
@@ -58,8 +59,8 @@ class Cutter:
         if size is None:
             raise TypeError(
                 f"cannot share out a batch of type {type(batch).__name__}: it holds no tensor or array with a first "
-                "axis in tuples, lists or mappings. Pass hocket.distribute a torch DataLoader over a map-style data "
-                "set, or batches made of those"
+                "axis in tuples, lists, mappings or dataclasses. Pass hocket.distribute a torch DataLoader over a "
+                "map-style data set, or batches made of those"
             )
         return size
 
@@ -69,8 +70,8 @@ class Cutter:
 
     def _look(self, value: Any, path: Path, lengths: dict[Path, int]) -> None:
         """Find the lists of tensors in `value`, and in the first batch decide what they are lists of."""
-        if isinstance(value, Mapping):
-            for key, item in value.items():
+        if isinstance(value, Mapping) or _trees.is_dataclass(value):
+            for key, item in _entries(value):
                 self._look(item, (*path, key), lengths)
         if not isinstance(value, tuple | list) or path in self._by_sample or _axis(value) is None:
             return
@@ -117,6 +118,9 @@ class Cutter:
         if isinstance(value, Mapping):
             parts = {key: self._cut(item, (*path, key), begin, end, total) for key, item in value.items()}
             return _trees.like_mapping(value, parts)
+        if _trees.is_dataclass(value):
+            parts = {key: self._cut(item, (*path, key), begin, end, total) for key, item in _entries(value)}
+            return _trees.like_dataclass(value, parts)
         if isinstance(value, tuple | list):
             if _axis(value) is None:  # plain values: one for each sample, or something else
                 return value[begin:end] if len(value) == total else value
@@ -135,6 +139,8 @@ _REMEDY = (
 def _entries(value: Any) -> list[tuple[Any, Any]]:
     if isinstance(value, Mapping):
         return list(value.items())
+    if _trees.is_dataclass(value):
+        return [(name, getattr(value, name)) for name in value.__dataclass_fields__]
     return list(enumerate(value)) if isinstance(value, tuple | list) else []
 
 

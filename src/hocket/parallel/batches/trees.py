@@ -34,11 +34,9 @@ def mapped(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
         return like_mapping(value, {key: mapped(item, change) for key, item in value.items()})
     if isinstance(value, tuple | list):
         return like_sequence(value, [mapped(item, change) for item in value])
-    if _is_dataclass(value):
-        twin = copy.copy(value)
-        for name in value.__dataclass_fields__:
-            object.__setattr__(twin, name, mapped(getattr(value, name), change))
-        return twin
+    if is_dataclass(value):
+        parts = {name: mapped(getattr(value, name), change) for name in value.__dataclass_fields__}
+        return like_dataclass(value, parts)
     return value
 
 
@@ -60,15 +58,24 @@ def like_sequence(value: tuple[Any, ...] | list[Any], items: list[Any]) -> Any:
     return make(items)
 
 
+def like_dataclass(value: Any, parts: Mapping[str, Any]) -> Any:
+    """Return a dataclass as `value` is, frozen or not, with other fields."""
+    twin = copy.copy(value)
+    for name, part in parts.items():
+        object.__setattr__(twin, name, part)
+    return twin
+
+
 def _children(value: Any) -> Iterable[Any]:
     if isinstance(value, Mapping):
         return value.values()
     if isinstance(value, tuple | list):
         return value
-    if _is_dataclass(value):
+    if is_dataclass(value):
         return [getattr(value, name) for name in value.__dataclass_fields__]
     return ()
 
 
-def _is_dataclass(value: Any) -> bool:
+def is_dataclass(value: Any) -> bool:
+    """Return whether a value is an object of a dataclass."""
     return hasattr(value, "__dataclass_fields__") and not isinstance(value, type)
