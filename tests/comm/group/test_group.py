@@ -59,6 +59,22 @@ def test_fifty_groups_come_and_go_without_a_trace():
         assert threads == []
 
 
+def _groups_of_one_name():
+    sums = []
+    for _ in range(3):
+        if dist.get_rank() != 1:
+            group = dist.new_group([2, 0], use_local_synchronization=True)
+            tensor = torch.ones(3)
+            dist.all_reduce(tensor, group=group)
+            sums.append(tensor[0].item())
+            dist.destroy_process_group(group)
+    return sums
+
+
+def test_a_group_may_have_the_name_of_one_that_was_destroyed():
+    assert run_ranks(_groups_of_one_name, 3) == [[2.0] * 3, [], [2.0] * 3]
+
+
 def _two_lives():
     for _ in range(3):
         dist.init_process_group("hocket")

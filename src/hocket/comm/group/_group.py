@@ -1,6 +1,7 @@
 """The process group "hocket": routes every c10d operation to shared memory or to an engine."""
 
 import atexit
+import collections
 import copy
 import os
 import threading
@@ -30,6 +31,7 @@ from ._hosts import find_hosts, open_transport
 from ._runner import Runner
 
 _lives = 0
+_names: "collections.Counter[tuple[int, str]]" = collections.Counter()
 _SETTLE_S = 0.5  # for operations that nobody has waited for, when the process ends
 _open_groups: "weakref.WeakSet[HocketGroup]" = weakref.WeakSet()
 _of_the_parent: list[Any] = []  # engines in a forked child, which has none of their threads and must not end them
@@ -53,7 +55,7 @@ class HocketGroup(Collectives):
         self._nccl: Any = None
         self._given_store = given.store
         self._global_ranks = list(given.global_ranks_in_group) or list(range(size))
-        self._store = c10d.PrefixStore(f"hocket/{_count_lives()}/", given.store)
+        self._store = c10d.PrefixStore(f"hocket/{_count_lives()}/{_count_namesakes(self._name)}/", given.store)
         timeout = _timeout(given.timeout)
         hosts, called = find_hosts(self._store, self._name, rank, size, timeout, self._global_ranks)
         self._gloo: Any = Gloo(self._store, rank, size, timeout)
@@ -318,6 +320,16 @@ def _count_lives() -> int:
     if not torch.distributed.is_initialized():
         _lives += 1
     return _lives
+
+
+def _count_namesakes(name: str) -> int:
+    """Return how many groups of this name this process has been in since it last initialised torch.distributed.
+
+    Torch gives a group of use_local_synchronization the name of one that was destroyed, and with it its place in the
+    store. All ranks of a name are in each group of it, so all count alike.
+    """
+    _names[_lives, name] += 1
+    return _names[_lives, name]
 
 
 # torch.compile traces into these where DDP's forward pass or a compiled function calls them. It replaces all_reduce by
