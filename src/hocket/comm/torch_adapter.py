@@ -83,6 +83,12 @@ def process_group_nccl(store: Any, rank: int, size: int, timeout: Any) -> Any:
     return engine
 
 
+def is_dtensor(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor is one of DTensor's, which is divided among ranks; looks without loading that module."""
+    module: Any = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(tensor, module.DTensor)
+
+
 def replace_rendezvous(scheme: str, handler: Callable[..., Any]) -> None:
     """Have `handler` find the ranks for URLs of this scheme; it gets torch's own handler before the URL."""
     handlers: Any = importlib.import_module("torch.distributed.rendezvous")._rendezvous_handlers

@@ -330,9 +330,13 @@ def test_a_group_without_a_time_out_of_its_own_has_the_world_s_or_the_variable_s
 
 def _wrong_arguments():
     """Every call is wrong on every rank; then one that is right."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Shard  # which takes a second to load: not in every test's ranks
+
     n, world = dist.get_world_size(), dist.group.WORLD
     one, two, whole = torch.ones(3), torch.ones(4), torch.ones(3, dtype=torch.float64)
     row = [torch.ones(3) for _ in range(n)]
+    divided = DTensor.from_local(one, init_device_mesh("cpu", (n,)), [Shard(0)])
     calls = [
         lambda: dist.broadcast(one, src=9),
         lambda: world.broadcast([one], _rooted(c10d.BroadcastOptions(), n)),
@@ -358,6 +362,10 @@ def _wrong_arguments():
         lambda: dist.all_to_all_single(torch.ones(n), torch.ones(n), [n + 1, -1], [n + 1, -1]),
         lambda: dist.all_to_all_single(torch.tensor(1.0), torch.tensor(1.0)),
         lambda: dist.all_reduce(torch.ones(3), dist.ReduceOp.BAND),
+        lambda: dist.all_reduce(divided),
+        lambda: dist.all_gather([divided] * n, torch.ones(3 * n)),
+        lambda: world.send([divided], 1 - dist.get_rank(), 0),
+        lambda: world.recv([divided], 1 - dist.get_rank(), 0),
         # All elements of these are one in memory, where no result of several can be written.
         lambda: dist.all_reduce(torch.ones(1).expand(3)),
         lambda: dist.all_reduce_coalesced([one, torch.ones(1).expand(3)]),

@@ -116,6 +116,19 @@ def test_all_ranks_have_the_same_bits(layout):
         assert all(torch.equal(a, b) for a, b in zip(first, other, strict=True))
 
 
+def _negated():
+    """The imaginary part of a conjugate, whose memory holds its negative."""
+    tensor = torch.complex(torch.tensor(1.0), torch.tensor(2.0)).conj().imag
+    assert tensor.is_neg()
+    dist.all_reduce(tensor)
+    return tensor.item()
+
+
+@pytest.mark.parametrize("layout", [[0, 1], [0, 0]], ids=["two hosts", "one host"])
+def test_what_a_tensor_means_is_summed_not_its_memory(layout):
+    assert run(layout, _negated) == [-4.0] * 2
+
+
 def _mismatch(case, numel):
     """Rank 1 differs; then all do the same again."""
     me = dist.get_rank()

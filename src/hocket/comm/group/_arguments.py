@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor
 from torch.distributed import ReduceOp
 
+from .. import torch_adapter as c10d
 from ..transport import cut
 
 
@@ -44,6 +45,15 @@ def options(kind: Any, opts: Any, timeout: timedelta | None = None) -> Any:
     return made
 
 
+def check_whole(tensor: Tensor) -> None:
+    """Raise TypeError for a DTensor, whose operations are collectives themselves."""
+    if type(tensor) is not Tensor and c10d.is_dtensor(tensor):
+        raise TypeError(
+            f"the hocket backend moves this rank's own memory, not a DTensor of shape {tuple(tensor.shape)}: pass its "
+            "to_local(), or call its redistribute() or full_tensor() in place of the collective"
+        )
+
+
 def check_root(kind: str, root: int, world: int) -> None:
     """Raise ValueError if `root` is no rank of a group of `world`."""
     if not 0 <= root < world:
@@ -69,8 +79,13 @@ def check_alike(kind: str, what: str, tensor: Tensor, like: Tensor) -> None:
 
 
 def check_writable(kind: str, tensors: Sequence[Tensor]) -> None:
-    """Raise ValueError if elements of a tensor that is to be written share memory, as those of `expand` do."""
+    """Raise ValueError if elements of a tensor that is to be written share memory, as those of `expand` do.
+
+    Raises:
+        TypeError: One of them is a DTensor.
+    """
     for tensor in tensors:
+        check_whole(tensor)
         if not tensor.is_contiguous() and any(
             step == 0 and length > 1 for step, length in zip(tensor.stride(), tensor.shape, strict=True)
         ):

@@ -24,7 +24,7 @@ from ..shm import cuda_ipc as _cuda_ipc
 from ..timeouts import timeout_setting
 from ..transport import CommError
 from ..transport import observers as _observe
-from ._arguments import check_root, check_writable, only
+from ._arguments import check_root, check_whole, check_writable, only
 from ._collectives import Collectives
 from ._device_backend import DeviceBackend, HostStagedWork
 from ._hosts import find_hosts, open_transport
@@ -161,7 +161,7 @@ class HocketGroup(Collectives):
 
     def send(self, tensors: Any, dst: int, tag: int = 0) -> Work:
         """Send to one rank."""
-        tensor = only(tensors)
+        check_whole(tensor := only(tensors))
         check_root("send", dst, self._size)
         if self._shares_gpu(tensor):
             staged = tensor.cpu()
@@ -239,6 +239,7 @@ class HocketGroup(Collectives):
 
     def _device_backend(self, tensors: Sequence[Tensor]) -> DeviceBackend | None:
         for tensor in tensors:
+            check_whole(tensor)
             if tensor.is_cuda:
                 return self._gpu_backend(tensor.device)
             if not tensor.is_cpu or tensor.layout is not torch.strided:

@@ -43,7 +43,7 @@ class Reductions(c10d.ProcessGroupBase):  # type: ignore[misc]
         op = reducer(opts.reduceOp, tensor.dtype)
         transport = backend.transport
         # Of one element any stride is contiguous, but transports want 1.
-        plain = tensor.is_contiguous() and not tensor.requires_grad and op.factor is None
+        plain = tensor.is_contiguous() and not tensor.requires_grad and op.factor is None and not tensor.is_neg()
         if plain and (tensor.dim() != 1 or tensor.stride(0) == 1):
             flat = tensor if tensor.dim() == 1 else tensor.view(-1)
             return backend.submit("all_reduce", opts, [tensor], flat, lambda s: transport.all_reduce(flat, op, s))
