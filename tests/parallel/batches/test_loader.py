@@ -397,6 +397,17 @@ def test_an_inner_loop_gives_the_batch_back() -> None:
 
 
 @pytest.mark.usefixtures("_no_open_loader")
+def test_after_an_evaluation_a_loss_with_a_graph_counts_as_in_training() -> None:
+    for _ in as_rank(DistributedLoader, [torch.arange(3)], 0, 2):
+        pass
+    for _ in as_rank(ShardedLoader, [torch.arange(5)], 0, 2):
+        pass
+    assert hocket.average(torch.tensor(3.0, requires_grad=True)) == pytest.approx(4.0)  # 2 of 3 samples, on 2 ranks
+    with pytest.raises(RuntimeError, match=r"of the training: call it before that loop"):
+        hocket.average(3.0)
+
+
+@pytest.mark.usefixtures("_no_open_loader")
 def test_one_batch_may_be_trained_on_many_times() -> None:
     x = next(iter(as_rank(DistributedLoader, [torch.arange(3)], 0, 2)))
     assert _batch.current((x,)).weight == pytest.approx(4 / 3)

@@ -49,15 +49,24 @@ def average(value: Any, *, group: Any = None) -> Any:
         group: The ranks; None for torch's default group.
 
     Raises:
-        RuntimeError: called while iterating over `hocket.shard(...)`, where ranks are not in step.
+        RuntimeError: called while iterating over `hocket.shard(...)`, where ranks are not in step; or after such a loop
+            with a value that has no graph, for it may be a mean over the samples of that loop.
     """
     world = _world.current(group)
     note = _batch.current()
     if note is not None and note.share is None:
-        raise RuntimeError(
-            "hocket.average inside a loop over hocket.shard(...) would wait for ranks that have fewer batches; add up "
-            "in the loop and call hocket.total after it"
-        )
+        if _batch.evaluating():
+            raise RuntimeError(
+                "hocket.average inside a loop over hocket.shard(...) would wait for ranks that have fewer batches; add "
+                "up in the loop and call hocket.total after it"
+            )
+        if not (isinstance(value, torch.Tensor) and value.requires_grad):
+            raise RuntimeError(
+                "hocket.average after a loop over hocket.shard(...) cannot tell whether this number is of the training "
+                "or of that loop, whose ranks count otherwise; of the training: call it before that loop; of that "
+                "loop: add up in it and call hocket.total"
+            )
+        note = _batch.trained()
     weight = 1.0 if note is None else note.weight
     number = value.detach() if isinstance(value, torch.Tensor) else float(value)
     part = number * (weight / world.size) if weight else number * 0.0

@@ -70,17 +70,20 @@ listeners: weakref.WeakSet[Any] = weakref.WeakSet()  # of BatchListener
 _kept: dict[int, tuple[weakref.ref[torch.UntypedStorage], Note]] = {}  # by the address of a tensor that was yielded
 _open: dict[int, Note] = {}  # by loader, the one that yielded last at the end
 _last: Note | None = None
+_trained: Note | None = None  # the last whose ranks are in step
 _counting: bool | None = None
 
 
 def enter(owner: object, share: BatchShard | None, batch: Any, counted: float | None = None) -> None:
     """Note that `owner` is about to yield `batch`, whose weight is `counted` if that is known."""
-    global _last
+    global _last, _trained
     tensors = [tensor for tensor in tensors_in(batch) if tensor.layout is torch.strided and tensor.numel()]
     storages = tuple(weakref.ref(tensor.untyped_storage()) for tensor in tensors)
     _open.pop(id(owner), None)
     nbytes = tuple(tensor.numel() * tensor.element_size() for tensor in tensors)
     _last = _open[id(owner)] = Note(share, storages, nbytes, counted, counted is not None)
+    if share is not None:
+        _trained = _last
     for tensor in tensors:
         _remember(tensor, _last)
     _tell(_last)
@@ -151,6 +154,16 @@ def current(inputs: Any = None) -> Note | None:
                 if storage is not None and storage.data_ptr() in pointers:
                     return note
     return _last
+
+
+def trained() -> Note | None:
+    """Return the note of the last batch that was not for evaluation; None if there was none."""
+    return _trained
+
+
+def evaluating() -> bool:
+    """Return whether a loop over an evaluation's batches is under way."""
+    return any(note.share is None for note in _open.values())
 
 
 @contextmanager
