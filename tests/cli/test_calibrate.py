@@ -72,6 +72,7 @@ def test_a_script_takes_what_was_measured_in_few_seconds(tmp_path: Path) -> None
     ("words", "said"),
     [
         (("train.py:build", "--optimizer", "Adamw"), "torch.optim has no 'Adamw'"),
+        (("nosuch.py:build",), "nosuch.py:build: there is no file 'nosuch.py'"),
         (("edsr",), "'edsr' names no function; write train.py:build"),
     ],
 )

@@ -36,6 +36,8 @@ def calibrate(
         bad_input("calibrate", f"--optimizer: torch.optim has no {optimizer!r}; write AdamW, Adam or SGD")
     if ".py:" not in target:
         bad_input("calibrate", f"{target!r} names no function; write train.py:build, which returns (model, sample)")
+    if not Path(file := target.rpartition(":")[0]).is_file():
+        bad_input("calibrate", f"{target}: there is no file {file!r}")
     if out is not None and not out.absolute().parent.is_dir():
         bad_input("calibrate", f"--out {out}: there is no folder {out.absolute().parent}")
     spec = {"target": target, "optimizer": optimizer, "seconds": seconds, "out": str(out.absolute()) if out else None}
