@@ -7,7 +7,6 @@ waits for longer than it should; then the records of all ranks tell why.
 import contextlib
 import faulthandler
 import functools
-import gc
 import json
 import multiprocessing.util
 import os
@@ -23,6 +22,7 @@ from hocket import comm
 
 from . import _layout as lay
 from . import torch_adapter
+from ._garbage import GarbageClock
 from ._hang import Hang, find_hang, standing
 from ._links import links_used
 from ._live import live_ranks, users_frame
@@ -169,7 +169,6 @@ class Watch:
         self._folder = folder
         self.steps = 0
         self._update_s = 0.0
-        self._garbage_s = 0.0
         self._reported: set[str] = set()
         self._links_due_s = 0.0
         self._sent: dict[tuple[str, str], int] = {}
@@ -180,7 +179,7 @@ class Watch:
         self._undo += torch_adapter.follow_updates(self._before_update, self._after_update)
         self._undo.append(torch_adapter.wrap_loaders(loading_of))
         self._undo.append(torch_adapter.wrap_save(functools.partial(phase, "checkpoint")))
-        gc.callbacks.append(self._collected)
+        self._garbage = GarbageClock()
         self._stacks = (folder / lay.STACKS.format(record.rank)).open("w")
         self._dumped = 0
         if signal.getsignal(signal.SIGQUIT) is signal.SIG_DFL:
@@ -212,12 +211,6 @@ class Watch:
         self.record.span(lay.STEP, begin_s, end_s, seq=self.steps)
         self.record.stepped(self.steps, end_s - begin_s)
 
-    def _collected(self, moment: str, info: dict[str, int]) -> None:
-        if moment == "start":
-            self._garbage_s = time.perf_counter()
-        elif (end_s := time.perf_counter()) - self._garbage_s > _LONG_GARBAGE_S:
-            self.record.span(lay.GARBAGE, self._garbage_s, end_s, nbytes=info["generation"])
-
     def _forget(self) -> None:
         """In a forked child, which is no rank: it must not write into its parent's record."""
         global _watch
@@ -225,14 +218,14 @@ class Watch:
         for undo in self._undo:
             undo()
         comm.follow(None)
-        with contextlib.suppress(ValueError):
-            gc.callbacks.remove(self._collected)
+        self._garbage.close()
         self._at_exit.cancel()
         self._reader.close()
 
     def _end(self) -> None:
         self._over.set()
         self._thread.join(_LAST_WORD_S)
+        self._garbage.close()
         self.record.ended()
 
     # --- the thread -------------------------------------------------------------------------------------------------
@@ -241,9 +234,15 @@ class Watch:
         while not self._over.wait(_EVERY_S):
             with contextlib.suppress(Exception):  # what watches must never end what it watches
                 self._sample()
+                self._note_garbage()
                 if (now_s := time.perf_counter()) > self._links_due_s:
                     self._note_links(now_s)
                 self._look()
+
+    def _note_garbage(self) -> None:
+        for begin_s, end_s in self._garbage.collected():
+            if end_s - begin_s > _LONG_GARBAGE_S:
+                self.record.span(lay.GARBAGE, begin_s, end_s)
 
     def _sample(self) -> None:
         numbers, busy = self._cpu.sample()
