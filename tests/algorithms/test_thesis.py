@@ -75,8 +75,6 @@ VARIANTS = {
 # By how much the closed form of the busiest ports may be above what the schedule does; exact for all others.
 BOUNDED = {"double_tree": Fraction(7, 5)}
 
-every_algorithm = pytest.mark.parametrize("algorithm", algorithms(), ids=lambda one: one.name)
-
 
 def served(algorithm: Algorithm) -> list[tuple[Collective, dict[str, object]]]:
     found = []
@@ -88,6 +86,17 @@ def served(algorithm: Algorithm) -> list[tuple[Collective, dict[str, object]]]:
                     if algorithm.serves(collective, **parameters) is None:
                         found.append((collective, parameters))
     return found
+
+
+@pytest.fixture(scope="module", params=algorithms(), ids=lambda one: one.name)
+def algorithm(request: pytest.FixtureRequest) -> Algorithm:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def built(algorithm: Algorithm) -> list[tuple[Schedule, dict[str, object]]]:
+    """Return what all tests of an algorithm look at, made once: pytest runs them one after the other."""
+    return [(algorithm.build(collective, **parameters), parameters) for collective, parameters in served(algorithm)]
 
 
 def port_load(schedule: Schedule) -> tuple[Fraction, Fraction, int]:
@@ -110,10 +119,9 @@ def port_load(schedule: Schedule) -> tuple[Fraction, Fraction, int]:
     return Fraction(wire, vector), Fraction(reduced, vector), messages
 
 
-@every_algorithm
-def test_executes_to_what_numpy_says(algorithm: Algorithm) -> None:
-    for number, (collective, parameters) in enumerate(served(algorithm)):
-        schedule = algorithm.build(collective, **parameters)
+def test_executes_to_what_numpy_says(built: list[tuple[Schedule, dict[str, object]]]) -> None:
+    for number, (schedule, parameters) in enumerate(built):
+        collective = schedule.collective
         generator = np.random.default_rng(collective.world)
         turn = number % len(CASES)
         cases = (
@@ -127,16 +135,14 @@ def test_executes_to_what_numpy_says(algorithm: Algorithm) -> None:
             assert same[must].all(), f"{collective} {parameters} {operator} {dtype}"
 
 
-@every_algorithm
-def test_verifies_clean(algorithm: Algorithm) -> None:
-    for collective, parameters in served(algorithm):
-        assert verify(algorithm.build(collective, **parameters)) == (), f"{collective} {parameters}"
+def test_verifies_clean(built: list[tuple[Schedule, dict[str, object]]]) -> None:
+    for schedule, parameters in built:
+        assert verify(schedule) == (), f"{schedule.collective} {parameters}"
 
 
-@every_algorithm
-def test_moves_what_the_closed_form_says(algorithm: Algorithm) -> None:
-    for collective, parameters in served(algorithm):
-        schedule = algorithm.build(collective, **parameters)
+def test_moves_what_the_closed_form_says(algorithm: Algorithm, built: list[tuple[Schedule, dict[str, object]]]) -> None:
+    for schedule, parameters in built:
+        collective = schedule.collective
         form = algorithm.form(collective, **parameters)
         where = f"{collective} {parameters}"
         assert schedule.step_count == form.steps, where
@@ -151,7 +157,6 @@ def test_moves_what_the_closed_form_says(algorithm: Algorithm) -> None:
         assert messages <= form.messages <= (2 if "at_once" in parameters else slack) * messages, where
 
 
-@every_algorithm
-def test_serves_thirty_worlds_or_all_powers_of_two(algorithm: Algorithm) -> None:
-    worlds = {collective.world for collective, _ in served(algorithm)}
+def test_serves_thirty_worlds_or_all_powers_of_two(built: list[tuple[Schedule, dict[str, object]]]) -> None:
+    worlds = {schedule.world for schedule, _ in built}
     assert len(worlds) >= 30 or worlds >= {1, 2, 4, 8, 16, 32, 64, 128}

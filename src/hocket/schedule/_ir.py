@@ -56,11 +56,11 @@ class Step:
         """Make a step of numbers or arrays, which are broadcast to one length; `stop` is `start + 1` if left out."""
         first = _column(start)
         last = first + 1 if stop is None else _column(stop)
-        rows = np.broadcast_arrays(
-            np.atleast_1d(_column(source)), _column(destination), first, last, np.asarray(reduce, dtype=np.bool_)
-        )
-        columns = [np.array(row) for row in rows]  # a copy, so that nobody else can write to it
-        for column in columns:
+        given = (np.atleast_1d(_column(source)), _column(destination), first, last, np.asarray(reduce, dtype=np.bool_))
+        shape = np.broadcast(*given).shape
+        columns = [np.empty(shape, row.dtype) for row in given]  # copies, so that nobody else can write to them
+        for column, row in zip(columns, given, strict=True):
+            column[...] = row
             column.flags.writeable = False
         return cls(columns[0], columns[1], columns[2], columns[3], columns[4], repeat, shift)
 
