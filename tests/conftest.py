@@ -12,6 +12,7 @@ import torch
 
 from hocket.testing import deadline, preload
 
+gc.disable()  # until all tests are collected: what is imported stays, and looking through it takes seconds
 os.environ.setdefault("HOCKET_CALIBRATION", "off")  # nothing is kept in the home of who runs the tests
 preload("tests.preload")
 sys.dont_write_bytecode = False  # tests as pytest rewrites them: the next run need not compile them again
@@ -41,6 +42,7 @@ def pytest_collection_modifyitems(items):
 
 def pytest_collection_finish():
     gc.freeze()  # modules and tests stay to the end: looking through them takes half a second, in each Trainer too
+    gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -3,10 +3,12 @@ import json
 
 import pytest
 import torch
+import typer
 from typer.testing import CliRunner
 
+from hocket.cli import main
 from hocket.cli._bench import rank, tables
-from hocket.cli.bench import BenchError, bench, parse_peers, parse_sizes
+from hocket.cli.bench import BenchError, _finish, bench, parse_peers, parse_sizes
 
 # allreduce and all-reduce are accepted too.
 COLLECTIVES = ["all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all"]
@@ -78,10 +80,21 @@ def test_open_mpi_takes_part_in_the_same_run(tmp_path):
     assert {r["system"] for r in json.loads(out.read_text())["rows"]} == {"hocket", "gloo", "mpi"}
 
 
-def test_a_file_that_cannot_be_written_is_an_error(tmp_path):
-    result = _run("allreduce", "--sizes", "1KiB", "--rounds", "1", "--out", str(tmp_path / "no" / "such" / "file"))
-    assert result.exit_code == 2
-    assert "cannot write the result" in result.output
+def test_a_file_that_cannot_be_written_is_an_error(tmp_path, capsys):
+    for place in (tmp_path / "no" / "such" / "file", tmp_path):
+        for words in (("allreduce", "--out"), ("allreduce", "--markdown"), ("step", "--out")):
+            with pytest.raises(SystemExit) as ended:  # before anything is measured
+                main(["bench", *words, str(place)])
+            assert ended.value.code == 2
+            assert f"hocket bench: {words[1]} {str(place)!r} cannot be written" in capsys.readouterr().err
+
+
+def test_a_file_that_can_no_more_be_written_is_an_error(tmp_path, capsys):
+    table = (["size"], [["1 KiB"]])
+    with pytest.raises(typer.Exit) as ended:
+        _finish({"rows": []}, "all_reduce", table, False, tmp_path / "no" / "such" / "file", None)
+    assert ended.value.exit_code == 2
+    assert "cannot write the result" in capsys.readouterr().err
 
 
 def test_a_measurement_that_takes_too_long_is_given_up():

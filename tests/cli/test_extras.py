@@ -61,7 +61,7 @@ LACKING = {
 # One interpreter loads torch; each command is a fork of it, which ends without taking torch down again.
 FORKS = """
 import gc, json, os, sys
-import torch, hocket.cli, hocket.launch, hocket.planner, hocket.workload
+import torch._dynamo, hocket.cli, hocket.launch, hocket.parallel, hocket.planner, hocket.workload
 gc.freeze()
 for number, words in enumerate(json.loads(sys.argv[1])):
     pid = os.fork()

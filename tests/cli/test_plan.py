@@ -116,7 +116,7 @@ SELENE = ("--cluster", "selene-like")
         (["gpt-7b", "-n", "8", "--precision", "fp8_e4m3", *SELENE], 'say "float8"'),
         (["gpt-7b:eager=1", "-n", "8"], "'eager=1'; write sequence=32768"),
         (
-            ["resnet50", "-n", "8", "--device", "meta", "--precision", "fp8", *SELENE],
+            ["cosmoflow", "-n", "8", "--device", "meta", "--precision", "fp8", *SELENE],
             "it is in float32, and float8 is planned beside",
         ),
         (["gpt-7b", "-n", "8", "--constant", "fused_share=1", *SELENE], "fused_share: 1.0 is no such part"),

@@ -69,6 +69,7 @@ def test_the_table_for_people_says_how_much_faster_than_the_engine():
         (("--sizes", "1QiB"), "'1QiB' is no size"),
         (("--transport", "udp"), "'udp' is neither gloo nor shm"),
         (("-n", "1"), "greater than or equal to 2"),
+        (("-o", "no/such/file"), "'no/such/file' cannot be written"),
     ],
 )
 def test_bad_input_is_one_error_and_exit_code_2(words, text):

@@ -1,6 +1,7 @@
 """How verbs speak: errors of the user's on stderr with exit code 2, results as JSON on stdout."""
 
 import json
+import os
 import shutil
 import sys
 import textwrap
@@ -40,6 +41,12 @@ def write_file(verb: str, path: Path, text: str, option: str = "") -> None:
         path.write_text(text)
     except OSError as error:
         bad_input(verb, f"{option}{str(path)!r} cannot be written: {error}")
+
+
+def check_place(verb: str, path: Path | None, option: str = "") -> None:
+    """End as `write_file` would, but before the work of minutes whose result nobody could write there."""
+    if path is not None and (path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK)):
+        bad_input(verb, f"{option}{str(path)!r} cannot be written: give a file in a directory that is there")
 
 
 def print_json(value: Any) -> None:

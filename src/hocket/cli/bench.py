@@ -16,7 +16,7 @@ from typer.core import TyperGroup
 
 from hocket.cli._bench import tables
 from hocket.cli._bench.world import BenchError, require_mpi, run_world
-from hocket.cli._output import RANKS
+from hocket.cli._output import RANKS, check_place
 from hocket.units import parse_bytes
 
 
@@ -122,6 +122,8 @@ def _add(collective: str) -> None:
         markdown: Markdown = None,
         timeout: Timeout = 600.0,
     ) -> None:
+        check_place("bench", out, "--out ")
+        check_place("bench", markdown, "--markdown ")
         try:
             systems = ["hocket", *parse_peers(against)]
             spec: dict[str, Any] = {"collective": collective, "sizes": parse_sizes(sizes), "systems": systems}
@@ -156,6 +158,8 @@ def step(
     for name in names:
         if name not in ("heavy", "edsr"):
             raise _fail(f"--models: {name!r} is unknown; known are heavy, edsr")
+    check_place("bench", out, "--out ")
+    check_place("bench", markdown, "--markdown ")
     spec = {"systems": [], "models": names, "rounds": rounds}
     try:
         with Console(stderr=True).status(f"measuring training steps on {n} ranks"):

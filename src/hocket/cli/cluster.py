@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ._output import RANKS, Json, one_error, print_json, write_file
+from ._output import RANKS, Json, check_place, one_error, print_json, write_file
 
 cluster = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
@@ -87,6 +87,7 @@ def probe(
 
     from hocket.units import parse_bytes
 
+    check_place("cluster probe", out, "--out: ")
     with one_error("cluster probe"):
         wanted = [parse_bytes(word) for word in sizes.split(",")]
         result = _measured(n, wanted, rounds, timeout, "WORLD_SIZE" in os.environ)

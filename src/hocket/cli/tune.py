@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ._output import RANKS, bad_input, one_error, print_json, write_file
+from ._output import RANKS, bad_input, check_place, one_error, print_json, write_file
 
 _KINDS = ("all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatter", "gather", "scatter", "barrier")
 _SIZES = "4KiB,32KiB,256KiB,2MiB,16MiB"
@@ -36,6 +36,7 @@ def tune(
             bad_input("tune", f"--collectives: {kind!r} is none of {', '.join(_KINDS)}")
     if transport not in ("gloo", "shm"):
         bad_input("tune", f"--transport: {transport!r} is neither gloo nor shm")
+    check_place("tune", out, "--out ")
     with one_error("tune", BenchError):
         spec: dict[str, Any] = {
             "collectives": kinds,
