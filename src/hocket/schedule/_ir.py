@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -58,7 +58,7 @@ class Step:
         last = first + 1 if stop is None else _column(stop)
         given = (np.atleast_1d(_column(source)), _column(destination), first, last, np.asarray(reduce, dtype=np.bool_))
         shape = np.broadcast(*given).shape
-        columns = [np.empty(shape, row.dtype) for row in given]  # copies, so that nobody else can write to them
+        columns: list[NDArray[Any]] = [np.empty(shape, row.dtype) for row in given]  # nobody else can write to copies
         for column, row in zip(columns, given, strict=True):
             column[...] = row
             column.flags.writeable = False
