@@ -170,3 +170,43 @@ def test_gathers_of_many_micro_batches_take_what_following_all_of_them_says(
         monkeypatch.setattr(_pipeline, "_ACTIONS", actions)
         took.append(predict(plan, chain(16), where, workers=16, batch=128, constants=PLAIN).step_s)
     assert took[0] == pytest.approx(took[1], rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("spec", "plan"),
+    [
+        # uplinks that several hops share
+        ("leafspine:leaves=4,ports=3,taper=2", Plan(pipeline_parallel_degree=4, micro_batches=4)),
+        # both directions through one port
+        ("star:hosts=8", Plan(pipeline_parallel_degree=8, micro_batches=8)),
+    ],
+)
+def test_large_messages_share_links_as_the_simulator_lets_them(spec: str, plan: Plan) -> None:
+    where = load(f"{spec},bandwidth=1Gbit/s,latency=10us,server=host,server.flops=1e12")
+    layers = tuple(replace(one, output_bytes=1e6, parameter_bytes=4e3, gradient_bytes=4e3) for one in chain(16).layers)
+    asked = {"workers": 8, "batch": 8, "constants": PLAIN}
+    found = predict(plan, replace(chain(), layers=layers), where, **asked)
+    simulated = simulate_step(step_graph(plan, replace(chain(), layers=layers), where, **asked), where).seconds
+    assert found.step_s == pytest.approx(simulated, rel=0.1)
+
+
+def test_messages_of_small_models_are_as_late_as_those_of_the_slowest_replica() -> None:
+    where = load(
+        "rails:hosts=4,spines=1,bandwidth=3Gbit/s,latency=50us,server=commodity,server.devices=6,server.nics=2"
+    )
+    few = {"parameter_bytes": 40, "gradient_bytes": 40, "output_bytes": 10.0, "forward_s": 1e-5, "backward_s": 2e-5}
+    small = replace(chain(), layers=tuple(replace(one, **few) for one in chain(10).layers))
+    plan, asked = Plan(pipeline_parallel_degree=10, micro_batches=10), {"workers": 20, "batch": 20, "constants": PLAIN}
+    found = predict(plan, small, where, **asked)
+    simulated = simulate_step(step_graph(plan, small, where, **asked), where).seconds
+    assert found.step_s == pytest.approx(simulated, rel=0.05)
+
+
+def test_ranks_that_share_tensors_wait_for_each_others_messages() -> None:
+    where = load("star:hosts=2,server=host,server.ranks=2,bandwidth=1Gbit/s")
+    plan = Plan(pipeline_parallel_degree=2, tensor_parallel_degree=2, micro_batches=2)
+    layers = tuple(replace(one, tensor_limit=2) for one in chain().layers)
+    graph = step_graph(plan, replace(chain(), layers=layers), where, workers=4, batch=2)
+    came = {int(node) for sent in graph.sends for node in range(sent.first, sent.first + 2)}
+    waits = [sum(int(before) in came for before in edge[0]) for edge in graph.edges]
+    assert sum(waits) == 2 * len(came)

@@ -128,3 +128,23 @@ def test_messages_pass_a_port_while_others_are_on_their_way(at_once: float) -> N
     simulated = simulate_step(order_graph(order, works, 1e6), where).seconds
     assert simulate_order(order, works, at_once).seconds == pytest.approx(simulated, rel=0.02)
     assert simulated < 0.04  # eight messages, one after the other with all that they take, would need 88 ms each way
+
+
+@pytest.mark.parametrize("at_once", [math.inf, 3.99])  # of both loops
+@pytest.mark.parametrize("micro_batches", [4, 8])
+def test_messages_of_a_port_share_it_as_the_simulator_lets_them(at_once: float, micro_batches: int) -> None:
+    where = load("star:hosts=4,bandwidth=8Gbit/s,latency=1us")
+    order = pipeline_order("interleaved", 4, 2, micro_batches)
+    works = [StageWork(1e-3, 2e-3, hop=5e-3, latency=2e-6)] * 8
+    simulated = simulate_step(order_graph(order, works, 5e6), where).seconds
+    assert simulate_order(order, works, at_once).seconds == pytest.approx(simulated, rel=0.01)
+
+
+def test_messages_between_other_ranks_share_the_links_that_they_pass() -> None:
+    order, own = pipeline_order("gpipe", 4, 1, 1), ((1, 1.0),)
+    works = [StageWork(0.1, 0.1, hop=1.0, links=(own, own))] * 4
+    assert simulate_order(order, works).seconds == pytest.approx(4 * 0.2 + 6 * 1.0)  # one message at a time
+    order = pipeline_order("gpipe", 4, 1, 12)
+    apart = [StageWork(0.1, 0.1, links=(((stage, 1.0),), ((-stage - 1, 1.0),))) for stage in range(4)]
+    assert simulate_order(order, works).seconds > 12 * 3 * 2 * 1.0
+    assert simulate_order(order, apart).seconds < 12 * 3

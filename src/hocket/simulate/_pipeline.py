@@ -6,13 +6,14 @@ with links and collectives an order is a `StepGraph` (`order_graph`).
 
 import heapq
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
 from hocket.schedule.pipeline import COMPUTES, PipelineAction, PipelineOrder
 from hocket.timeline import Span, Timeline
 
 from ._graph import StepGraph, Work
+from ._messages import Messages, Path
 from ._tasks import SimulationError
 
 _DONE_S = 1e-12  # what is left of a computation when it is over
@@ -31,6 +32,8 @@ class StageWork:
         weights: The part of the backward pass that is for the weights; half of it if not given.
         port: Through which these messages go; those of another port of the same rank go beside them.
         latency: Of a message besides; others pass its port meanwhile.
+        links: What a message from this stage to the next passes, and what one back does: numbers of links, and the
+            seconds that it takes on each alone. All messages of the order share them. The port if not given.
     """
 
     forward: float
@@ -41,6 +44,7 @@ class StageWork:
     weights: float | None = None
     port: int = 0
     latency: float = 0.0
+    links: tuple[tuple[tuple[int, float], ...], tuple[tuple[int, float], ...]] = ((), ())
 
     def seconds(self, kind: str) -> tuple[float, float]:
         """Return computation of an action, and the exchange that follows it."""
@@ -90,8 +94,9 @@ class OrderTiming:
 def simulate_order(order: PipelineOrder, stages: Sequence[StageWork], at_once: float = math.inf) -> OrderTiming:
     """Follow an order until every rank has done all of its actions.
 
-    Ranks that compute share the processors evenly. A message leaves when its action is done, and its rank has sent and
-    the other received what came before; nothing waits for it but the action that needs it.
+    Ranks that compute share the processors evenly. A message leaves when its action is done, and what was sent before
+    it between the same ranks is there; with others it shares what it passes. Nothing waits for it but the action that
+    needs it.
 
     Args:
         order: What each rank does. Where messages are written, only their being needed counts.
@@ -109,22 +114,33 @@ def simulate_order(order: PipelineOrder, stages: Sequence[StageWork], at_once: f
     while run.start():
         busy = sum(rank.computes for rank in run.ranks)
         rate = min(1.0, at_once / busy) if busy else 1.0
-        run.advance(min(run.next_event(rank, rate) for rank in run.ranks), rate)
+        run.advance(min(run.next_message_s, *(run.next_event(rank, rate) for rank in run.ranks)), rate)
     return OrderTiming(
         order, tuple(tuple(rank.spans) for rank in run.ranks), tuple(rank.computed for rank in run.ranks)
     )
 
 
+def _ways(order: PipelineOrder, stages: Sequence[StageWork]) -> tuple[list[tuple[float, Path, Hashable]], ...]:
+    """Return latency, path and channel of the messages from every stage to the next, and of those back."""
+    found: tuple[list[tuple[float, Path, Hashable]], ...] = ([], [])
+    for stage, work in enumerate(stages):
+        here, onward = stage % order.world, (stage + 1) % order.world
+        for back, ends in enumerate(((here, onward), (onward, here))):
+            ports = ((("out", ends[0], work.port), work.hop), (("in", ends[1], work.port), work.hop))
+            path = work.links[back] or ports
+            found[back].append((work.latency, [one for one in path if one[1] > 0], ends))
+    return found
+
+
 def _unhindered(order: PipelineOrder, stages: Sequence[StageWork]) -> OrderTiming:
     """Follow an order where no rank waits for a processor: from the end of one action to that of the next."""
-    rows, hops = order.handovers, [(stage.hop, stage.port, stage.latency) for stage in stages]
+    rows, ways, messages = order.handovers, _ways(order, stages), Messages()
     computes, exchanges = zip(*(stage.seconds(kind) for kind in COMPUTES for stage in stages), strict=True)
     world, arrived = order.world, [math.inf] * (2 * order.stages * order.micro_batches) + [0.0]
     at, free_s, idle = [0] * world, [0.0] * world, [True] * world
     begins: list[list[float]] = [[] for _ in rows]
     ends: list[list[float]] = [[] for _ in rows]
-    sent: dict[tuple[int, int], float] = {}  # when a rank has sent what it has to send through a port
-    received: dict[tuple[int, int], float] = {}
+    targets = [0] * len(arrived)  # of every message
     under_way: list[tuple[float, int]] = []  # when a rank's action is done
 
     def begin(number: int) -> None:
@@ -138,16 +154,26 @@ def _unhindered(order: PipelineOrder, stages: Sequence[StageWork]) -> OrderTimin
 
     for number in range(world):
         begin(number)
-    while under_way:
+    while under_way or messages.next_s < math.inf:
+        if not under_way or messages.next_s <= under_way[0][0]:
+            now, came = messages.next_s, messages.advance()
+            if came is not None:
+                arrived[came] = now
+                if idle[targets[came]]:
+                    begin(targets[came])
+            continue
         now, number = heapq.heappop(under_way)
-        _, _, makes, target, boundary = rows[number][at[number]]
+        slot, _, makes, target, boundary = rows[number][at[number]]
         ends[number].append(now)
         at[number] += 1
         free_s[number], idle[number], there = now, True, now
         if boundary >= 0:
-            hop, port, latency = hops[boundary]
-            there = max(now + latency, sent.get((number, port), 0.0), received.get((target, port), 0.0)) + hop
-            sent[number, port] = received[target, port] = there
+            latency, path, channel = ways[slot >= order.stages][boundary]
+            there += latency
+            if path:
+                targets[makes] = target
+                messages.send(makes, now, latency, path, channel)
+                makes = -1
         if makes >= 0:
             arrived[makes] = there
         begin(number)
@@ -180,14 +206,17 @@ class _OrderRun:
         self.now = 0.0
         self.ranks = [_OrderRank(list(reversed(row))) for row in order.computing]
         self._seconds = {kind: [stage.seconds(kind) for stage in stages] for kind in COMPUTES}
-        self._hops = [(stage.hop, stage.port, stage.latency) for stage in stages]
+        self._ways, self._messages = _ways(order, stages), Messages()
         self._last = len(stages) - 1
         self._arrived: dict[tuple[str, int, int], float] = {}
-        self._free_out: dict[tuple[int, int], float] = {}  # when a rank has sent what it has to send through a port
-        self._free_in: dict[tuple[int, int], float] = {}
+        self._sent: list[tuple[str, int, int]] = []  # what each message that was sent brings
 
     def start(self) -> bool:
         """Begin what can begin now; whether anything is left to be done."""
+        while self._messages.next_s <= self.now:
+            came = self._messages.advance()
+            if came is not None:
+                self._arrived[self._sent[came]] = self.now
         for rank in self.ranks:
             if rank.until is not None and rank.until <= self.now:
                 self._finish(rank)
@@ -195,6 +224,11 @@ class _OrderRun:
                 stage, kind, _ = rank.actions[-1]
                 rank.computes, rank.left, rank.begun = True, self._seconds[kind][stage][0], self.now
         return any(rank.actions for rank in self.ranks)
+
+    @property
+    def next_message_s(self) -> float:
+        """When something happens to a message."""
+        return self._messages.next_s
 
     def next_event(self, rank: _OrderRank, rate: float) -> float:
         """When something changes for a rank if nothing does for the others."""
@@ -234,14 +268,15 @@ class _OrderRun:
         onward = stage + (1 if kind == "F" else -1)
         if kind == "W" or not 0 <= onward <= self._last:
             return
-        source, target = stage % len(self.ranks), onward % len(self.ranks)
-        there = self.now
-        if source != target:
-            hop, port, latency = self._hops[min(stage, onward)]
-            free = max(self._free_out.get((source, port), 0.0), self._free_in.get((target, port), 0.0))
-            there = max(self.now + latency, free) + hop
-            self._free_out[source, port] = self._free_in[target, port] = there
-        self._arrived["F" if kind == "F" else "B", onward, number] = there
+        makes, there = ("F" if kind == "F" else "B", onward, number), self.now
+        if len(self.ranks) > 1:
+            latency, path, channel = self._ways[kind != "F"][min(stage, onward)]
+            there += latency
+            if path:
+                self._messages.send(len(self._sent), self.now, latency, path, channel)
+                self._sent.append(makes)
+                return
+        self._arrived[makes] = there
 
 
 def order_graph(order: PipelineOrder, stages: Sequence[StageWork], nbytes: float) -> StepGraph:

@@ -2,6 +2,7 @@
 
 from ._balance import CUT_SLACK, LOCAL, Link, balance
 from ._constants import USUAL, Constants, slowest_of, waiting
+from ._contention import LinkSeconds, StageMessages
 from ._network import NOTHING, Cost, Network, network_of
 
 __all__ = [
@@ -12,7 +13,9 @@ __all__ = [
     "Constants",
     "Cost",
     "Link",
+    "LinkSeconds",
     "Network",
+    "StageMessages",
     "balance",
     "network_of",
     "slowest_of",

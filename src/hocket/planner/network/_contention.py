@@ -26,6 +26,9 @@ _MOST_TRANSFERS = 4096
 """Of all groups of a shape together: so many are simulated, in some tenths of a second."""
 _LARGE_NBYTES = 1e15  # of a vector, beside which latency is nothing
 
+LinkSeconds = tuple[int, float]
+"""The number of a link, and seconds on it."""
+
 
 class Load(NamedTuple):
     """What a step takes of the links."""
@@ -40,6 +43,14 @@ class StageFlows(NamedTuple):
     links: NDArray[np.int64]
     inside: NDArray[np.float64]  # seconds on each of them for one byte of the vector, of flows that stay in a host
     between: NDArray[np.float64]  # the same of flows from host to host
+    latency_s: float
+
+
+class StageMessages(NamedTuple):
+    """What messages from a rank of a pipeline to the next, and back, do to the links."""
+
+    there: tuple[LinkSeconds, ...]  # for each byte that a member of the stage sends
+    back: tuple[LinkSeconds, ...]
     latency_s: float
 
 
@@ -64,6 +75,7 @@ class Contention:
         self._steps = functools.lru_cache(maxsize=1024)(self._steps_of)
         self.astray = functools.lru_cache(maxsize=1024)(self._astray)
         self.hops = functools.lru_cache(maxsize=1024)(self._hops)
+        self.messages = functools.lru_cache(maxsize=1024)(self._messages)
 
     def rates(
         self,
@@ -180,6 +192,42 @@ class Contention:
         source = first + ranks
         flows = self._flows(source, (source + stride) % len(self._nodes), np.ones(len(ranks)), ranks // stride)
         return [_load([one], shares, None) for one in flows]
+
+    def _messages(self, stride: int, together: int, around: bool, shares: tuple[float, float]) -> list[StageMessages]:
+        """Return what the messages of a pipeline do to the links, from each of its ranks to the next and back.
+
+        Args:
+            stride: Ranks of a stage.
+            together: Ranks of it beside each other that wait for each other's messages.
+            around: Whether the last ones send to the first ones, too.
+            shares: What flows inside hosts reach of their links, and those between hosts.
+        """
+        world = len(self._nodes)
+        ranks, onward = np.arange(world), np.roll(np.arange(world), -stride)
+        source, target = np.concatenate([ranks, onward]), np.concatenate([onward, ranks])
+        stage = np.arange(2 * world) // stride
+        flows = self._flows(source, target, np.ones(2 * world), stage)
+        links, which = np.unique(np.concatenate([one.links for one in flows]), return_inverse=True)
+        spent = np.zeros((len(links), len(flows)))
+        column = np.repeat(np.arange(len(flows)), [len(one.links) for one in flows])
+        spent[which, column] = np.concatenate([one.inside / shares[0] + one.between / shares[1] for one in flows])
+        kept: list[NDArray[np.float64]] = []
+        for row in sorted(np.unique(spent, axis=0), key=lambda row: -float(row.sum())):
+            # A link on which every message spends no longer than on another one holds nobody back.
+            if not any((row <= more * (1 + 1e-9)).all() for more in kept):
+                kept.append(row)
+        paths = [
+            tuple((link, float(row[number])) for link, row in enumerate(kept) if row[number])
+            for number in range(len(flows))
+        ]
+        # Replicas do not wait for each other; the slowest one's ways are not the slowest of all at every hop.
+        routes = self._cluster.routes(self._nodes[source], self._nodes[target])
+        flow = np.repeat(np.arange(source.size), np.diff(routes.offsets))
+        late = np.bincount(flow, self._cluster.latency_s[routes.links], source.size)
+        late = late.reshape(2, -1, stride // together, together).max(axis=3).mean(axis=0)
+        slowest = int(late[: None if around else -1].sum(axis=0).argmax())
+        count = world // stride
+        return [StageMessages(paths[rank], paths[rank + count], float(late[rank, slowest])) for rank in range(count)]
 
 
 def _load(flows: list[StageFlows], shares: tuple[float, float], beside: tuple[int, tuple[float, ...]] | None) -> Load:

@@ -20,7 +20,7 @@ from hocket.schedule import Collective
 
 from ._balance import Link
 from ._constants import Constants
-from ._contention import MOST_RANKS, Contention
+from ._contention import MOST_RANKS, Contention, StageMessages
 
 
 @dataclass(frozen=True, slots=True)
@@ -379,6 +379,12 @@ class Network:
         rate = min(self.host_Bps / max(1, min(sharers, stride, self.local)), self.rank_Bps) * constants.network_share
         far = Link(rate, self.between_s)
         return [far if self.crosses(stride, first + number * stride) else near for number in range(count)]
+
+    def messages(self, stride: int, together: int, around: bool, constants: Constants) -> list[StageMessages]:
+        """Return what messages between ranks of a pipeline do to links (see `Contention`); [] if that is unknown."""
+        if not self.contention or self.world % stride:
+            return []
+        return self.contention.messages(stride, together, around, (constants.inside_share, constants.network_share))
 
 
 @functools.lru_cache(maxsize=4096)

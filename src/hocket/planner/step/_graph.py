@@ -154,7 +154,7 @@ class _GraphOfStep:
         self.reduced: list[list[tuple[float, list[Work]]]] = [[] for _ in range(p)]
         self.order = plan_order(plan)
         self.scale = micro / profile.workload.batch
-        self.arrived: dict[tuple[bool, int, int], Work] = {}
+        self.arrived: dict[tuple[bool, int, int], list[Work]] = {}
         self.reductions: list[list[Work]] = [[] for _ in range(p)]
         self.limits = [self._limit(rank) for rank in range(p)]
         # Of each rank, for blocks that are gathered: what was computed before the last block, and that block's gather.
@@ -221,9 +221,7 @@ class _GraphOfStep:
     def _action(self, rank: int, action: PipelineAction) -> None:
         stage, kind, number = action
         where, forward = self.places[rank].ravel(), kind == "F"
-        came = (
-            [self.arrived[forward, stage, number]] if kind != "W" and (forward, stage, number) in self.arrived else []
-        )
+        came = self.arrived.get((forward, stage, number), []) if kind != "W" else []
         name = f"{_NAMES[kind]} {number}"
         again = self.plan.shard == "gradients" and self.plan.accumulate > 1
         if self.copies > 1 and self.plan.shard == "parameters":
@@ -238,7 +236,8 @@ class _GraphOfStep:
         if kind != "W" and 0 <= onward < self.order.stages and len(self.places) > 1:
             self.arrived[forward, onward, number] = self._sent(rank, stage, onward, name, last)
 
-    def _sent(self, rank: int, stage: int, onward: int, name: str, last: Work) -> Work:
+    def _sent(self, rank: int, stage: int, onward: int, name: str, last: Work) -> list[Work]:
+        """Send to the next stage, where ranks that share tensors wait for what each of them gets."""
         plan, profile = self.plan, self.profile
         target = onward % len(self.places)
         whole = float(profile.output_bytes[self.edges[max(stage, onward)] - 1]) * self.scale
@@ -254,9 +253,14 @@ class _GraphOfStep:
         if parts > 1 and not plan.sequence_parallel:  # those who get the parts collect the whole
             seconds = profile._wire("all_gather", whole, parts)
             sent = self.graph.compute(
-                there, seconds, stream=f"from stage {stage}", name="parts of a message", after=[sent]
+                there, seconds, stream=f"from stage {stage}", name="parts of a message", after=self._of_all(sent)
             )
-        return sent
+        return self._of_all(sent)
+
+    def _of_all(self, work: Work) -> list[Work]:
+        """Return what every rank waits for that waits for a work of all the ranks with which it shares tensors."""
+        nodes = work.nodes.reshape(-1, self.places.shape[2])
+        return [Work(work.ranks, np.roll(nodes, -turn, axis=1).ravel()) for turn in range(nodes.shape[1])]
 
     def _reduced(self, rank: int, stage: int, seconds: NDArray[np.float64], after: Iterable[Work]) -> Work:
         """Return the last backward pass of a stage, whose gradients are reduced bucket by bucket."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from hocket.schedule.pipeline import NAMED_ORDERS
 from hocket.simulate import StageWork, simulate_order
 
+from ..network import LinkSeconds
 from ..plan import order_of, plan_order
 
 if TYPE_CHECKING:
@@ -20,6 +21,8 @@ class Hop(NamedTuple):
 
     busy_s: float = 0.0  # in which its port carries nothing else
     latency_s: float = 0.0  # what else it takes
+    # of this message and of that back, the links that it passes and seconds on each, where routes are known
+    links: tuple[tuple[LinkSeconds, ...], tuple[LinkSeconds, ...]] = ((), ())
 
     @property
     def seconds(self) -> float:
@@ -48,7 +51,7 @@ def stage_works(
         hop = hops[stage] if stage < len(hops) else Hop()
         port = ports[stage % len(ports)]
         both = forward + handling / 2, backward + handling / 2
-        found.append(StageWork(*both, wire, wire_back, hop.busy_s, weights, port, hop.latency_s))
+        found.append(StageWork(*both, wire, wire_back, hop.busy_s, weights, port, hop.latency_s, hop.links))
     return tuple(found)
 
 

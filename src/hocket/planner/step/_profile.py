@@ -13,7 +13,7 @@ from hocket.workload import Layer, Operation, Share, Workload
 
 from .._findings import PlanError
 from ..axes import AXES, product, sharing
-from ..network import Constants, Link, Network, waiting
+from ..network import Constants, Link, Network, StageMessages, waiting
 from ..plan import Plan
 
 Floats = NDArray[np.float64]
@@ -150,6 +150,11 @@ class Profile:
         """Return what joins each rank of a pipeline with the next, all of whose replicas talk at once."""
         stride = product(plan, *AXES[1:])  # the pipeline is the slowest axis
         return self.network.links(stride, plan.pipeline_parallel_degree, self.network.local, self.constants)
+
+    def messages(self, plan: Plan) -> list[StageMessages]:
+        """Return what messages from each rank of a pipeline to the next, and back, do to links; [] if unknown."""
+        stride, around = product(plan, *AXES[1:]), plan.stages_per_rank > 1
+        return self.network.messages(stride, sharing(plan)[1], around, self.constants)
 
     def ports(self, plan: Plan) -> list[int]:
         """Return through which port each rank of a pipeline sends to the next: 1 inside a host, 0 to another."""

@@ -17,7 +17,7 @@ from hocket.workload import Workload
 
 from .._findings import PlanError, PlanFinding
 from ..axes import AXES, product, replicas
-from ..network import LOCAL, Constants, Cost, Link, Network, network_of, slowest_of, waiting
+from ..network import LOCAL, Constants, Cost, Network, StageMessages, network_of, slowest_of, waiting
 from ..plan import Plan, undivided
 from ._ends import ends, follow_gathers
 from ._interval import spread
@@ -308,7 +308,7 @@ def _step(
         stages = stage_works(alone, edges, hops, constants.stage_s, ports)
         followed = follow(plan, stages)
     if followed:
-        plain = follow(plan, tuple(dataclasses.replace(one, hop=0.0, latency=0.0) for one in stages))
+        plain = follow(plan, tuple(dataclasses.replace(one, hop=0.0, latency=0.0, links=((), ())) for one in stages))
         assert plain is not None
         tensor[worst] = float((alone.tensor_forward + alone.tensor_backward)[layers].sum())
         bubble = plain.seconds - compute - recompute - m * (tensor[worst] + handling)
@@ -376,15 +376,18 @@ def _hops(plan: Plan, profile: Profile, edges: Sequence[int], micro: int) -> lis
     if p == 1:
         return found
     share = profile.constants.message_share
-    links = [Link(link.rate_Bps * share, link.latency_s) for link in profile.links(plan)]
+    links, messages = profile.links(plan), profile.messages(plan)
     for stage, edge in enumerate(edges[1:-1]):
         link = links[stage % p]
         nbytes = float(profile.output_bytes[edge - 1]) * micro / profile.workload.batch
         parts = profile.message_parts(plan, nbytes)
-        late = link.latency_s if nbytes else 0.0
+        each = nbytes / parts / share
+        there, back, latency_s = messages[stage % p] if messages else StageMessages((), (), link.latency_s)
+        late = latency_s if nbytes else 0.0
         if parts > 1 and not plan.sequence_parallel:  # those who get the parts collect the whole
             late += profile.network.collective("all_gather", nbytes, parts, 1, profile.constants).seconds
-        found.append(Hop(nbytes / parts / link.rate_Bps, late))
+        ways = tuple(tuple((one, each * spent) for one, spent in way) for way in (there, back))
+        found.append(Hop(each / link.rate_Bps, late, (ways[0], ways[1])))
     return found
 
 
