@@ -83,6 +83,19 @@ def test_groups_that_lie_on_hosts_in_different_ways_take_what_the_simulator_says
     assert cost.seconds == pytest.approx(simulate_step(graph, where).seconds, rel=0.05)
 
 
+def test_groups_that_lie_unevenly_on_a_measured_cluster_take_what_the_simulator_says_too() -> None:
+    # seven of fourteen on hosts of four: half of what is reached of links, and a ring that enters no host by all ports
+    where = cluster.load("lassen")
+    work = (Operation("forward", 1e9, saved_bytes=1e6),)
+    layers = tuple(Layer(f"l{i}", "x", 10**7, 4 * 10**7, 4 * 10**7, 0, 1e4, work, 1e-3, 2e-3) for i in range(2))
+    asked = {"workers": 14, "batch": 14}
+    plan, net = Plan(pipeline_parallel_degree=2, micro_batches=2), Workload("net", 1, layers)
+    found = predict(plan, net, where, **asked)
+    simulated = simulate_step(step_graph(plan, net, where, **asked), where).seconds
+    assert found.parts.gradients > found.parts.compute
+    assert found.step_s == pytest.approx(simulated, rel=0.1)
+
+
 def test_a_group_of_all_ranks_has_the_ports_of_its_hosts_to_itself() -> None:
     where = Network.of(cluster.load("star:hosts=4,bandwidth=2Gbit/s,latency=2us,server.ranks=6"))
     unrouted = dataclasses.replace(where, routed=None)  # as of clusters that say what is reached

@@ -190,6 +190,17 @@ def test_large_messages_share_links_as_the_simulator_lets_them(spec: str, plan: 
     assert found.step_s == pytest.approx(simulated, rel=0.1)
 
 
+def test_messages_of_a_measured_cluster_pass_the_ports_of_their_ranks() -> None:
+    where = load("lassen")  # two ranks of four are at one of the two ports
+    layers = tuple(replace(one, output_bytes=2e7) for one in chain(4).layers)
+    plan, large = Plan(pipeline_parallel_degree=4, micro_batches=4), replace(chain(), layers=layers)
+    asked = {"workers": 8, "batch": 8}
+    found = predict(plan, large, where, **asked)
+    assert found.parts.messages > found.parts.compute / 2
+    simulated = simulate_step(step_graph(plan, large, where, **asked), where).seconds
+    assert found.step_s == pytest.approx(simulated, rel=0.05)
+
+
 def test_messages_of_small_models_are_as_late_as_those_of_the_slowest_replica() -> None:
     where = load(
         "rails:hosts=4,spines=1,bandwidth=3Gbit/s,latency=50us,server=commodity,server.devices=6,server.nics=2"

@@ -193,9 +193,14 @@ class Network:
     def contention(self) -> Contention | None:
         """What groups do to the links; None for larger worlds, and where nothing says how they are joined.
 
-        A cluster that says what is reached of its links was measured, and what meets on them is in that.
+        A cluster that says what is reached of its links was measured, and what meets on them is in that: of groups that
+        lie on all hosts in the same way. `routes` and `messages` look at the links all the same.
         """
-        if self.routed is None or self.reached or self.world > MOST_RANKS:
+        return None if self.reached else self._contention
+
+    @functools.cached_property
+    def _contention(self) -> Contention | None:
+        if self.routed is None or self.world > MOST_RANKS:
             return None
         own = network_of(self.routed)
         changed = any(getattr(self, name) != getattr(own, name) for name in _RATES)
@@ -203,7 +208,9 @@ class Network:
 
     def routes(self, size: int, stride: int) -> Contention | None:
         """Return what groups of such a shape do to the links, where that says what collectives reach."""
-        return self.contention if self.world % (size * stride) == 0 else None
+        if self.world % (size * stride) or not self._contention:
+            return None
+        return self._contention if self._contention.uneven(size, stride) else self.contention
 
     def crowding(self, ranks: int) -> float:
         """How many times longer computation takes while so many ranks compute."""
@@ -348,12 +355,12 @@ class Network:
         return tuple(found)
 
     def _factors(self, *asked: Any) -> tuple[float, float]:
-        assert self.contention is not None
-        return self.contention.astray(*asked)
+        assert self._contention is not None
+        return self._contention.astray(*asked)
 
     def _routed(self, *asked: Any) -> tuple[float, float]:
-        assert self.contention is not None
-        return self.contention.rates(*asked)
+        assert self._contention is not None
+        return self._contention.rates(*asked)
 
     def crosses(self, stride: int, first: int) -> bool:
         """Return whether `stride` ranks, from the first on, have a rank on another host `stride` further on."""
@@ -382,9 +389,9 @@ class Network:
 
     def messages(self, stride: int, together: int, around: bool, constants: Constants) -> list[StageMessages]:
         """Return what messages between ranks of a pipeline do to links (see `Contention`); [] if that is unknown."""
-        if not self.contention or self.world % stride:
+        if not self._contention or self.world % stride:
             return []
-        return self.contention.messages(stride, together, around, (constants.inside_share, constants.network_share))
+        return self._contention.messages(stride, together, around, (constants.inside_share, constants.network_share))
 
 
 @functools.lru_cache(maxsize=4096)
