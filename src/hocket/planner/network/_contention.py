@@ -72,6 +72,7 @@ class Contention:
 
     def __init__(self, cluster: Cluster, workers: int) -> None:
         self._cluster, self._nodes = cluster, cluster.ranks[:workers]
+        self._local = min(cluster.ranks_per_host(), workers)
         self._steps = functools.lru_cache(maxsize=1024)(self._steps_of)
         self.astray = functools.lru_cache(maxsize=1024)(self._astray)
         self.hops = functools.lru_cache(maxsize=1024)(self._hops)
@@ -107,9 +108,8 @@ class Contention:
 
     def uneven(self, size: int, stride: int) -> bool:
         """Return whether groups of this shape lie on hosts in different ways."""
-        block, world = size * stride, len(self._nodes)
-        local = min(self._cluster.ranks_per_host(), world)
-        return world > local and bool(local % block and block % local)
+        block, local = size * stride, self._local
+        return len(self._nodes) > local and bool(local % block and block % local)
 
     def _astray(
         self,

@@ -270,6 +270,22 @@ class Network:
         """
         if size <= 1 or nbytes <= 0:
             return NOTHING
+        return self._costs(kind, nbytes, size, stride, constants, only, beside)
+
+    @functools.cached_property
+    def _costs(self) -> "Callable[..., Cost]":
+        return functools.lru_cache(maxsize=16384)(self._cost)  # a search asks for most of them ten times
+
+    def _cost(
+        self,
+        kind: str,
+        nbytes: float,
+        size: int,
+        stride: int,
+        constants: Constants,
+        only: tuple[str, tuple[tuple[str, Any], ...]] | None,
+        beside: tuple[int, tuple[float, ...]] | None,
+    ) -> Cost:
         lines = self._lines(kind, size, stride, constants)
         share = constants.gather_share if kind in ("all_gather", "reduce_scatter") else 1.0
         contention = self.routes(size, stride)
