@@ -221,3 +221,13 @@ def test_ranks_that_share_tensors_wait_for_each_others_messages() -> None:
     came = {int(node) for sent in graph.sends for node in range(sent.first, sent.first + 2)}
     waits = [sum(int(before) in came for before in edge[0]) for edge in graph.edges]
     assert sum(waits) == 2 * len(came)
+
+
+def test_no_part_of_a_step_is_less_than_nothing() -> None:
+    # a pipeline whose first rank does all of the work waits for nobody, but for rounding
+    some, none = ({"forward_s": one, "backward_s": 2 * one, "output_bytes": 0.0} for one in (0.1, 0.0))
+    layers = tuple(replace(one, **none if i else some) for i, one in enumerate(chain(4).layers))
+    where = load("star:hosts=4,server=host,server.flops=1e12,bandwidth=100Gbit/s")
+    plan = Plan(pipeline_parallel_degree=2, micro_batches=3)
+    found = predict(plan, replace(chain(), layers=layers), where, workers=2, batch=3, constants=PLAIN)
+    assert min(seconds for _, seconds in found.parts.rows()) >= 0

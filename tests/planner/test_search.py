@@ -187,6 +187,9 @@ def test_what_neither_layouts_nor_the_search_decide_is_kept_too(selene: Network)
         ({"shard": "all"}, "shard: there is no 'all'"),
         ({"synchronisation": "stale:4"}, "synchronisation: plans are compared by the time of a step"),
         ({"data_parallel_degree": 7}, "7 does not divide 64 workers; use a divisor, as 4"),
+        ({"shard_degree": 3}, "shard_degree: 3 does not divide 64 workers; use a divisor, as 2"),
+        ({"shard_degree": 1}, "shard_degree: parameters that are sharded among 1 worker are whole on each"),
+        ({"shard": "none", "shard_degree": 2}, "shard_degree: says among how many parameters are sharded, and shard"),
     ],
 )
 def test_a_refusal_names_the_rule(selene: Network, fixed: dict[str, object], said: str) -> None:

@@ -126,6 +126,13 @@ def grid_of(workload: Workload, network: Network, workers: int, batch: int, fixe
         rule = f"{data} does not divide {workers} workers"
         raise PlanError("no plan keeps this:", [PlanFinding("data_parallel_degree", rule, f"use a divisor, as {near}")])
     shards = (fixed["shard"],) if "shard" in fixed else ("parameters",) if fixed.get("shard_degree") else _SHARDS
+    among = dataclasses.replace(given, shard=shards[-1])
+    if wrong := [one for one in among.findings() if one.field == "shard_degree"]:
+        raise PlanError("no plan keeps this:", wrong)
+    if among.shard_degree and workers % among.shard_degree:
+        near = [n for n in _divisors(workers) if n <= among.shard_degree][-1]
+        rule = f"{among.shard_degree} does not divide {workers} workers"
+        raise PlanError("no plan keeps this:", [PlanFinding("shard_degree", rule, f"use a divisor, as {near}")])
     core = any(one.again for layer in workload.layers for one in layer.operations)
     recomputations: list[tuple[bool, str]] = [(False, "layers"), (True, "layers")]
     if core:

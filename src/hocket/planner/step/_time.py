@@ -311,8 +311,8 @@ def _step(
         plain = follow(plan, tuple(dataclasses.replace(one, hop=0.0, latency=0.0, links=((), ())) for one in stages))
         assert plain is not None
         tensor[worst] = float((alone.tensor_forward + alone.tensor_backward)[layers].sum())
-        bubble = plain.seconds - compute - recompute - m * (tensor[worst] + handling)
-        sent = followed.seconds - plain.seconds
+        bubble = max(0.0, plain.seconds - compute - recompute - m * (tensor[worst] + handling))
+        sent = max(0.0, followed.seconds - plain.seconds)
         if followed.seconds > left_s:
             return None
         if plan.shard == "parameters" and replicas(plan)[0] > 1:
