@@ -177,6 +177,7 @@ def test_gathers_of_many_micro_batches_take_what_following_all_of_them_says(
     [
         # uplinks that several hops share
         ("leafspine:leaves=4,ports=3,taper=2", Plan(pipeline_parallel_degree=4, micro_batches=4)),
+        ("leafspine:leaves=4,ports=3,taper=2", Plan(pipeline_parallel_degree=4, micro_batches=4, shard="parameters")),
         # both directions through one port
         ("star:hosts=8", Plan(pipeline_parallel_degree=8, micro_batches=8)),
     ],

@@ -137,7 +137,11 @@ def test_messages_of_a_port_share_it_as_the_simulator_lets_them(at_once: float, 
     order = pipeline_order("interleaved", 4, 2, micro_batches)
     works = [StageWork(1e-3, 2e-3, hop=5e-3, latency=2e-6)] * 8
     simulated = simulate_step(order_graph(order, works, 5e6), where).seconds
-    assert simulate_order(order, works, at_once).seconds == pytest.approx(simulated, rel=0.01)
+    found = simulate_order(order, works, at_once)
+    assert found.seconds == pytest.approx(simulated, rel=0.01)
+    assert len(found.ways_s) == 2 * 7 * micro_batches  # each way between eight stages
+    assert min(found.ways_s.values()) == pytest.approx(5e-3 + 2e-6)
+    assert max(found.ways_s.values()) > 10e-3
 
 
 def test_messages_between_other_ranks_share_the_links_that_they_pass() -> None:

@@ -6,7 +6,7 @@ with links and collectives an order is a `StepGraph` (`order_graph`).
 
 import heapq
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hocket.schedule.pipeline import COMPUTES, PipelineAction, PipelineOrder
@@ -65,11 +65,14 @@ class OrderTiming:
         order: What was followed.
         spans: Of every rank (action, begin, end) of what it computed, exchanges included, in seconds.
         computed_s: Of every rank the seconds in which it computed or waited for a processor.
+        ways_s: Of every message how long it was on its way, by whether it went forward, stage and micro-batch at its
+            end.
     """
 
     order: PipelineOrder
     spans: tuple[tuple[tuple[PipelineAction, float, float], ...], ...]
     computed_s: tuple[float, ...]
+    ways_s: Mapping[tuple[bool, int, int], float] = field(default_factory=dict)
 
     @property
     def seconds(self) -> float:
@@ -115,9 +118,8 @@ def simulate_order(order: PipelineOrder, stages: Sequence[StageWork], at_once: f
         busy = sum(rank.computes for rank in run.ranks)
         rate = min(1.0, at_once / busy) if busy else 1.0
         run.advance(min(run.next_message_s, *(run.next_event(rank, rate) for rank in run.ranks)), rate)
-    return OrderTiming(
-        order, tuple(tuple(rank.spans) for rank in run.ranks), tuple(rank.computed for rank in run.ranks)
-    )
+    spans, computed = (tuple(rank.spans) for rank in run.ranks), (rank.computed for rank in run.ranks)
+    return OrderTiming(order, tuple(spans), tuple(computed), run.ways_s)
 
 
 def _ways(order: PipelineOrder, stages: Sequence[StageWork]) -> tuple[list[tuple[float, Path, Hashable]], ...]:
@@ -140,7 +142,7 @@ def _unhindered(order: PipelineOrder, stages: Sequence[StageWork]) -> OrderTimin
     at, free_s, idle = [0] * world, [0.0] * world, [True] * world
     begins: list[list[float]] = [[] for _ in rows]
     ends: list[list[float]] = [[] for _ in rows]
-    targets = [0] * len(arrived)  # of every message
+    targets, sent = [0] * len(arrived), {}  # of every message, and when it was sent
     under_way: list[tuple[float, int]] = []  # when a rank's action is done
 
     def begin(number: int) -> None:
@@ -167,6 +169,8 @@ def _unhindered(order: PipelineOrder, stages: Sequence[StageWork]) -> OrderTimin
         ends[number].append(now)
         at[number] += 1
         free_s[number], idle[number], there = now, True, now
+        if makes >= 0:
+            sent[makes] = now
         if boundary >= 0:
             latency, path, channel = ways[slot >= order.stages][boundary]
             there += latency
@@ -183,7 +187,11 @@ def _unhindered(order: PipelineOrder, stages: Sequence[StageWork]) -> OrderTimin
         raise SimulationError("the ranks of the pipeline wait for each other")
     spans = zip(order.computing, begins, ends, strict=True)
     computed = (sum(computes[one.slot] for one in row) for row in rows)
-    return OrderTiming(order, tuple(tuple(zip(*one, strict=True)) for one in spans), tuple(computed))
+    back_from, m = order.stages * order.micro_batches, order.micro_batches
+    ways_s = {
+        (makes < back_from, makes // m % order.stages, makes % m): arrived[makes] - at_s for makes, at_s in sent.items()
+    }
+    return OrderTiming(order, tuple(tuple(zip(*one, strict=True)) for one in spans), tuple(computed), ways_s)
 
 
 @dataclass(eq=False, slots=True)
@@ -209,14 +217,15 @@ class _OrderRun:
         self._ways, self._messages = _ways(order, stages), Messages()
         self._last = len(stages) - 1
         self._arrived: dict[tuple[str, int, int], float] = {}
-        self._sent: list[tuple[str, int, int]] = []  # what each message that was sent brings
+        self._sent: list[tuple[tuple[str, int, int], float]] = []  # what each message that was sent brings, and when
+        self.ways_s: dict[tuple[bool, int, int], float] = {}  # as `OrderTiming` has it
 
     def start(self) -> bool:
         """Begin what can begin now; whether anything is left to be done."""
         while self._messages.next_s <= self.now:
             came = self._messages.advance()
             if came is not None:
-                self._arrived[self._sent[came]] = self.now
+                self._arrive(*self._sent[came], self.now)
         for rank in self.ranks:
             if rank.until is not None and rank.until <= self.now:
                 self._finish(rank)
@@ -274,9 +283,13 @@ class _OrderRun:
             there += latency
             if path:
                 self._messages.send(len(self._sent), self.now, latency, path, channel)
-                self._sent.append(makes)
+                self._sent.append((makes, self.now))
                 return
-        self._arrived[makes] = there
+        self._arrive(makes, self.now, there)
+
+    def _arrive(self, makes: tuple[str, int, int], sent: float, there: float) -> None:
+        kind, stage, number = makes
+        self._arrived[makes], self.ways_s[kind == "F", stage, number] = there, there - sent
 
 
 def order_graph(order: PipelineOrder, stages: Sequence[StageWork], nbytes: float) -> StepGraph:

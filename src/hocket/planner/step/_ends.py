@@ -151,20 +151,26 @@ def follow_gathers(
 ) -> Followed:
     """Follow a pipeline whose parameters are sharded: each block is gathered while the one before is computed.
 
-    A message shares its port with the gathers that are under way. `works` say what messages take, and `plain` is the
-    same pipeline without gathers. As many micro-batches are followed as of that one; each round of the rest takes as
-    long as the last one.
+    A message shares its port with the gathers that are under way. `works` say what messages take, and `plain`, which is
+    the same pipeline without gathers, how long they share links with each other. As many micro-batches are followed as
+    of that one; each round of the rest takes as long as the last one.
     """
     p, m, few = plan.pipeline_parallel_degree, plan.micro_batches, plain.followed
-    found = _followed_gathers(plan, profile, times, edges, works, few)
+    found = _followed_gathers(plan, profile, times, edges, works, plain, few)
     if few == m:
         return found
-    shorter = _followed_gathers(plan, profile, times, edges, works, few - p)
+    shorter = _followed_gathers(plan, profile, times, edges, works, plain, few - p)
     return found.later((m - few) / p * (found.seconds - shorter.seconds))
 
 
 def _followed_gathers(
-    plan: Plan, profile: Profile, times: LayerTimes, edges: Sequence[int], works: Sequence[StageWork], few: int
+    plan: Plan,
+    profile: Profile,
+    times: LayerTimes,
+    edges: Sequence[int],
+    works: Sequence[StageWork],
+    plain: Followed,
+    few: int,
 ) -> Followed:
     """Return what `follow_gathers` does, of the first few micro-batches alone."""
     p, constants, held = plan.pipeline_parallel_degree, profile.constants, profile.held(plan).parameter_bytes
@@ -206,7 +212,8 @@ def _followed_gathers(
             message = works[min(stage, onward)]
             shared = message.port == port and link.free_s > rank.free_s
             link.free_s += message.hop if shared else 0.0
-            came[forward, onward, micro] = rank.free_s + message.latency + message.hop * (2 if shared else 1)
+            way_s = plain.ways_s[forward, onward, micro] + (message.hop if shared else 0.0)
+            came[forward, onward, micro] = rank.free_s + way_s
     ends = tuple(rank.free_s for rank in ranks)
     for link, rank, more, average in zip(links, ranks, left, averages, strict=True):
         link.add(more, rank.free_s)

@@ -1,8 +1,8 @@
 """A plan's pipeline, followed from action to action: what a rank of it spends besides its own work."""
 
 import functools
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from hocket.schedule.pipeline import NAMED_ORDERS
@@ -65,6 +65,7 @@ class Followed:
         ends: Of every rank the end of its last action.
         followed: How many micro-batches; what more of them take was added.
         links: Of every rank when what it sends besides is there, where its parameters are sharded.
+        ways_s: See `OrderTiming`.
     """
 
     seconds: float
@@ -72,12 +73,13 @@ class Followed:
     ends: tuple[float, ...]
     followed: int
     links: tuple[float, ...] = ()
+    ways_s: Mapping[tuple[bool, int, int], float] = field(default_factory=dict)
 
     def later(self, seconds: float) -> "Followed":
         """Return the same with a longer way to the end."""
         last = tuple((begin + seconds, end + seconds) for begin, end in self.last)
         ends, links = (tuple(end + seconds for end in each) for each in (self.ends, self.links))
-        return Followed(self.seconds + seconds, last, ends, self.followed, links)
+        return Followed(self.seconds + seconds, last, ends, self.followed, links, self.ways_s)
 
 
 def follow(plan: "Plan", stages: tuple[StageWork, ...]) -> Followed | None:
@@ -112,7 +114,7 @@ def _followed(schedule: str, p: int, v: int, m: int, stages: tuple[StageWork, ..
                 if len(last) == before + v:
                     break
     ends = tuple(rank[-1][2] for rank in timing.spans)
-    return Followed(timing.seconds, tuple(last[stage] for stage in range(len(stages))), ends, m)
+    return Followed(timing.seconds, tuple(last[stage] for stage in range(len(stages))), ends, m, (), timing.ways_s)
 
 
 def crowding(plan: "Plan", stages: Sequence[StageWork], at_once: float) -> float:
