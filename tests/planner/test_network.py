@@ -110,6 +110,7 @@ def test_a_group_of_all_ranks_has_the_ports_of_its_hosts_to_itself() -> None:
     ("spec", "workers"),
     [
         ("single:server=mi300x", 8),
+        pytest.param("rails:hosts=2,server=mi300x,bandwidth=400Gbit/s", 16, marks=pytest.mark.long),
         pytest.param("rails:hosts=2,server=dgx-h100,bandwidth=400Gbit/s", 16, marks=pytest.mark.long),
     ],
 )

@@ -118,10 +118,13 @@ class _Simulated(Profile):
             if hosts == 1 and self.network.mesh:
                 return direct(collective)
             if cost.algorithm == "ring" and hosts > 1 and local > 1:
-                # A ring for each member of a host, which enters and leaves hosts at the same place.
-                orders = []
+                # A ring for each member of a host, which enters and leaves hosts at the same place. In a mesh each
+                # takes other links: to and fro around the place where it enters (Walecki's zigzag).
+                way, orders = np.arange(local), []
+                if self.network.mesh:
+                    way = (way + 1) // 2 * np.where(way % 2, 1, -1)
                 for turn in range(local):
-                    ranks = np.roll(np.arange(collective.world).reshape(hosts, local), -turn, axis=1)
+                    ranks = np.arange(collective.world).reshape(hosts, local)[:, (way + turn) % local]
                     ranks[1::2] = ranks[1::2, ::-1]
                     orders.append(ranks.ravel())
                 return ring(collective, orders=orders)
