@@ -126,7 +126,7 @@ def grid_of(workload: Workload, network: Network, workers: int, batch: int, fixe
         rule = f"{data} does not divide {workers} workers"
         raise PlanError("no plan keeps this:", [PlanFinding("data_parallel_degree", rule, f"use a divisor, as {near}")])
     shards = (fixed["shard"],) if "shard" in fixed else ("parameters",) if fixed.get("shard_degree") else _SHARDS
-    among = dataclasses.replace(given, shard=shards[-1])
+    among = Plan(**{**fixed, "shard": shards[-1]})
     if wrong := [one for one in among.findings() if one.field == "shard_degree"]:
         raise PlanError("no plan keeps this:", wrong)
     if among.shard_degree and workers % among.shard_degree:

@@ -120,7 +120,8 @@ class _Simulated(Profile):
             if cost.algorithm == "ring" and hosts > 1 and local > 1:
                 # A ring for each member of a host, which enters and leaves hosts at the same place. In a mesh each
                 # takes other links: to and fro around the place where it enters (Walecki's zigzag).
-                way, orders = np.arange(local), []
+                orders = []
+                way = np.arange(local)
                 if self.network.mesh:
                     way = (way + 1) // 2 * np.where(way % 2, 1, -1)
                 for turn in range(local):
