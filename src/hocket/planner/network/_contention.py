@@ -211,6 +211,13 @@ class Contention:
         spent = np.zeros((len(links), len(flows)))
         column = np.repeat(np.arange(len(flows)), [len(one.links) for one in flows])
         spent[which, column] = np.concatenate([one.inside / shares[0] + one.between / shares[1] for one in flows])
+        # Replicas do not wait for each other: the links count that the one passes whose links are the busiest.
+        routes = self._cluster.routes(self._nodes[source], self._nodes[target])
+        flow = np.repeat(np.arange(source.size), np.diff(routes.offsets))
+        used = np.zeros((stride // together, *spent.shape), dtype=bool)
+        used[flow % world % stride // together, np.searchsorted(links, routes.links), stage[flow]] = True
+        longest = (used * spent).max(axis=1).reshape(len(used), 2, -1)[:, :, : None if around else -1]
+        spent = spent[used[int(longest.sum(axis=(1, 2)).argmax())].any(axis=1)]
         kept: list[NDArray[np.float64]] = []
         for row in sorted(np.unique(spent, axis=0), key=lambda row: -float(row.sum())):
             # A link on which every message spends no longer than on another one holds nobody back.
@@ -220,9 +227,7 @@ class Contention:
             tuple((link, float(row[number])) for link, row in enumerate(kept) if row[number])
             for number in range(len(flows))
         ]
-        # Replicas do not wait for each other; the slowest one's ways are not the slowest of all at every hop.
-        routes = self._cluster.routes(self._nodes[source], self._nodes[target])
-        flow = np.repeat(np.arange(source.size), np.diff(routes.offsets))
+        # Nor are the ways of the latest replica the latest of all at every hop.
         late = np.bincount(flow, self._cluster.latency_s[routes.links], source.size)
         late = late.reshape(2, -1, stride // together, together).max(axis=3).mean(axis=0)
         slowest = int(late[: None if around else -1].sum(axis=0).argmax())
