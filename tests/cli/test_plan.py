@@ -127,7 +127,10 @@ SELENE = ("--cluster", "selene-like")
         (["gpt-7b", "-n", "8", "--constant", "step_s=inf", *SELENE], "step_s: inf is no number that can be reached"),
         (["gpt-7b", "-n", "8", "--constant", "jitter=5", *SELENE], "jitter: 5 is more than any machine's"),
         (["gpt-7b", "-n", "8", "--constant", "jitter=0", "--constant", "jitter=1", *SELENE], "jitter is said twice"),
-        (["gpt-7b", "-n", "8", "--shard-degree", "3", *SELENE], "with a batch of 8 and shard_degree = 3"),
+        (
+            ["gpt-7b", "-n", "8", "--shard-degree", "3", *SELENE],
+            "shard_degree: 3 does not divide 8 workers; use a divisor, as 2",
+        ),
         (["gpt-7b", "-n", "8", "--device", "tpu", *SELENE], "take cpu, or meta for no times"),
         (["gpt-7b", "-n", "8", "--cluster", "star:hosts=8"], "star does not say how much memory a worker has"),
     ],

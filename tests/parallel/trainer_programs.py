@@ -17,6 +17,7 @@ from hocket.comm.scheduled._scheduled import table_of
 from hocket.parallel.mesh.world import join
 from hocket.parallel.partition.tensor import parallelize
 from hocket.planner import Plan, PlanError, admissible_plans
+from hocket.testing import deadline
 
 from . import programs
 
@@ -84,7 +85,7 @@ def divide_what_was_measured() -> dict[str, Any]:
     inputs = data.tensors[0][: programs.BATCH]
     optimizer = programs.OPTIMIZERS["adam"](model.parameters())
     before, random = copy.deepcopy(model.state_dict()), torch.random.get_rng_state()
-    found = calibrate(model, optimizer, (inputs,), seconds=3)
+    found = calibrate(model, optimizer, (inputs,), seconds=deadline(3))
     same = [torch.equal(before[key], value) for key, value in model.state_dict().items()]
     untouched = all(same) and not optimizer.state and torch.equal(random, torch.random.get_rng_state())
     plans = admissible_plans(found.workload, found.network, workers=2, batch=len(inputs))

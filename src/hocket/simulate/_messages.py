@@ -23,7 +23,7 @@ class _Message:
         self.left, self.rate, self.since_s, self.stamp = 1.0, 0.0, 0.0, 0
 
 
-class Messages:
+class MessagesUnderWay:
     """What is on its way between the ranks of a pipeline.
 
     Messages between the same two ranks follow each other. Those that share a link each get an even part of it, and
@@ -48,7 +48,7 @@ class Messages:
             now: When it is sent.
             latency: Seconds that it takes besides, before it is on any link.
             path: What it passes.
-            channel: Messages of one channel follow each other.
+            channel: MessagesUnderWay of one channel follow each other.
         """
         self._messages[number] = _Message(path, channel)
         heapq.heappush(self._coming, (now + latency, number, 0))

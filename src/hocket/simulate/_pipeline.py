@@ -13,7 +13,7 @@ from hocket.schedule.pipeline import COMPUTES, PipelineAction, PipelineOrder
 from hocket.timeline import Span, Timeline
 
 from ._graph import StepGraph, Work
-from ._messages import Messages, Path
+from ._messages import MessagesUnderWay, Path
 from ._tasks import SimulationError
 
 _DONE_S = 1e-12  # what is left of a computation when it is over
@@ -136,7 +136,7 @@ def _ways(order: PipelineOrder, stages: Sequence[StageWork]) -> tuple[list[tuple
 
 def _unhindered(order: PipelineOrder, stages: Sequence[StageWork]) -> OrderTiming:
     """Follow an order where no rank waits for a processor: from the end of one action to that of the next."""
-    rows, ways, messages = order.handovers, _ways(order, stages), Messages()
+    rows, ways, messages = order.handovers, _ways(order, stages), MessagesUnderWay()
     computes, exchanges = zip(*(stage.seconds(kind) for kind in COMPUTES for stage in stages), strict=True)
     world, arrived = order.world, [math.inf] * (2 * order.stages * order.micro_batches) + [0.0]
     at, free_s, idle = [0] * world, [0.0] * world, [True] * world
@@ -214,7 +214,7 @@ class _OrderRun:
         self.now = 0.0
         self.ranks = [_OrderRank(list(reversed(row))) for row in order.computing]
         self._seconds = {kind: [stage.seconds(kind) for stage in stages] for kind in COMPUTES}
-        self._ways, self._messages = _ways(order, stages), Messages()
+        self._ways, self._messages = _ways(order, stages), MessagesUnderWay()
         self._last = len(stages) - 1
         self._arrived: dict[tuple[str, int, int], float] = {}
         self._sent: list[tuple[tuple[str, int, int], float]] = []  # what each message that was sent brings, and when
