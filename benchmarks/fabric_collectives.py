@@ -124,10 +124,7 @@ def work(spec: dict[str, Any]) -> None:
                     dist.all_reduce(data, group=group)
                     samples[system].append((begin_s, time.perf_counter()))
         for system, own in samples.items():
-            mine = torch.tensor(own, dtype=torch.float64)  # by a clock that all ranks of this machine share
-            everyone = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
-            dist.all_gather(everyone, mine, group=gloo)
-            begins, ends = torch.stack(everyone).unbind(-1)
+            begins, ends = of_all_ranks(own, gloo)
             times = sorted((ends.amax(0) - begins.amax(0)).tolist())
             whole = (ends.amax(0) - begins.amin(0)).tolist()
             rows.append(
@@ -161,6 +158,17 @@ def align(group: Any = None) -> None:
     start = torch.tensor([time.perf_counter() + AHEAD_S], dtype=torch.float64)
     dist.all_reduce(start, dist.ReduceOp.MAX, group=group)
     time.sleep(max(0.0, start.item() - time.perf_counter()))
+
+
+def of_all_ranks(own: list[tuple[float, float]], group: Any) -> Any:
+    """When operations began and ended, by rank and sample, by a clock that all ranks of this machine share."""
+    import torch
+    import torch.distributed as dist
+
+    mine = torch.tensor(own, dtype=torch.float64)
+    everyone = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+    dist.all_gather(everyone, mine, group=group)
+    return torch.stack(everyone).unbind(-1)
 
 
 def slowest(action: Callable[[], Any], group: Any) -> float:

@@ -21,7 +21,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from benchmarks.fabric_collectives import align
+from benchmarks.fabric_collectives import align, of_all_ranks
 
 LINKS = "bandwidth=100Mbit/s,latency=0us"
 CLUSTERS = (f"star:hosts=4,{LINKS}", f"star:hosts=8,{LINKS}", f"leafspine:leaves=4,ports=2,spines=2,{LINKS}")
@@ -123,10 +123,7 @@ def work(directory: str) -> None:
                 samples[case].append((begin_s, time.perf_counter()))
     rows = []
     for case, own in samples.items():
-        mine = torch.tensor(own, dtype=torch.float64)  # by a clock that all ranks of this machine share
-        everyone = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
-        dist.all_gather(everyone, mine, group=gloo)
-        begins, ends = torch.stack(everyone).unbind(-1)
+        begins, ends = of_all_ranks(own, gloo)
         times = sorted((ends.amax(0) - begins.amax(0)).tolist())
         kind, name, nbytes = cases[case]
         facts = {"kind": kind, "algorithm": name, "nbytes": nbytes, "samples": len(times)}
