@@ -430,3 +430,15 @@ def test_float8_is_planned_and_predicted_and_said_to_be_no_more(capsys: Captured
     assert "float8 products" in capsys.readouterr().out
     judged = run_json(capsys, "plan", "llama-3-8b", "-n", "8", "--cluster", "h100-like", "--plan", str(out))
     assert any(row["what"] == "float8 products" for row in judged["assumptions"])  # type: ignore[attr-defined]
+
+
+def test_a_loop_that_runs_as_the_file_is_read_is_told(capsys: Captured, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import torch\n\ndef build():\n    return torch.nn.Linear(4, 2), torch.ones(8, 4)\n\n"
+        "for _ in range(3):\n    build()\n"
+    )
+    assert run("plan", f"{script}:build", "-n", "2", "--device", "meta", *SELENE) == 0
+    assert "train.py:6: this loop runs when build is looked for; if it trains, put it under `if __name__" in (
+        capsys.readouterr().err
+    )

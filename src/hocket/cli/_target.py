@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import os
 import sys
@@ -168,6 +169,11 @@ def built(target: str) -> tuple[nn.Module, Any, Any]:
     if not path.is_file():
         raise TargetError(f"{target}: there is no file {file!r}")
     with _user_code(path):
+        if loop := next(
+            (one for one in ast.parse(path.read_bytes(), file).body if isinstance(one, ast.For | ast.While)), None
+        ):
+            rule = 'if it trains, put it under `if __name__ == "__main__":`'
+            print(f"hocket: {file}:{loop.lineno}: this loop runs when {name} is looked for; {rule}", file=sys.stderr)
         spec = importlib.util.spec_from_file_location("hocket_target", path)
         assert spec is not None
         assert spec.loader is not None
