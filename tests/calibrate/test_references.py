@@ -49,9 +49,16 @@ def test_who_may_be_chosen_is_run(captured: Workload) -> None:
 
 
 def test_of_a_plan_that_was_run_twice_the_shorter_counts_and_a_slow_phase_is_divided_out() -> None:
-    before = [MeasuredPlan(TWO, 1.0), MeasuredPlan(SHARDED, 3.0)]
-    after = [MeasuredPlan(TWO, 2.0), MeasuredPlan(SHARDED, 2.2), MeasuredPlan(DIVIDED, 1.8)]
+    before = [MeasuredPlan(TWO, 1.0), MeasuredPlan(SHARDED, 1.2)]
+    after = [MeasuredPlan(TWO, 2.0), MeasuredPlan(SHARDED, 2.4), MeasuredPlan(DIVIDED, 1.8)]
     found = {run.plan: run.step_s for run in merged(before, after)}
-    assert found == {TWO: 1.0, SHARDED: 1.1, DIVIDED: 0.9}
+    assert found == {TWO: 1.0, SHARDED: 1.2, DIVIDED: 0.9}
     assert merged(before, []) == before
     assert merged(before, after[2:]) == before  # the fastest could not be run again: nothing tells the phase
+
+
+def test_a_disturbance_of_the_fastest_is_no_phase_of_the_machine() -> None:
+    before = [MeasuredPlan(TWO, 1.0), MeasuredPlan(SHARDED, 1.5)]
+    after = [MeasuredPlan(TWO, 1.3), MeasuredPlan(SHARDED, 1.5), MeasuredPlan(DIVIDED, 1.2)]
+    found = {run.plan: run.step_s for run in merged(before, after)}
+    assert found == {TWO: 1.0, SHARDED: 1.5, DIVIDED: 1.2}

@@ -152,13 +152,16 @@ def further_plans(known: Calibration, workers: int, batch: int) -> list[Plan]:
 def merged(before: Sequence[MeasuredPlan], after: Sequence[MeasuredPlan]) -> list[MeasuredPlan]:
     """Return runs as if all had been made at one time; the first of `after` was run before, too.
 
-    Of a plan that was run twice the shorter step counts: whatever disturbs a measurement makes it longer.
+    A phase of the machine makes all plans slower alike, a disturbance one of them: of what plans that were run twice
+    say of the phase, that which is nearest to none counts. Of such a plan the shorter step counts: whatever disturbs a
+    measurement makes it longer.
     """
     steps = {run.plan: run.step_s for run in before}
     if not after or after[0].plan not in steps:
         return list(before)
-    phase = steps[after[0].plan] / after[0].step_s
-    for run in after[1:]:
+    twice = (steps[run.plan] / run.step_s for run in after if run.plan in steps)
+    phase = min(twice, key=lambda one: abs(math.log(one)))
+    for run in after:
         steps[run.plan] = min(steps.get(run.plan, math.inf), phase * run.step_s)
     return [MeasuredPlan(plan, step_s) for plan, step_s in steps.items()]
 

@@ -10,6 +10,8 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from hocket.workload import Workload
 
 from ..axes import inner
@@ -32,6 +34,9 @@ _BELIEF = {
     "message_share": 0.5,  # begins with what collectives reach
 }
 _FARTHEST = 3.0  # such deviations
+# Of them, the distance over which slopes are taken: a pipeline that waits for messages, and whose cuts move, takes as
+# long for a while and then longer, of which a short step sees nothing.
+_STEP = 0.1
 # What no formula knows of a plan, as a part of a step, before runs say more, and as how many runs that counts: that of
 # 425 plans half were predicted within 8.2% (benchmarks/2026-11-22-plans.md).
 _UNSEEN, _UNSEEN_RUNS = 0.12, 2.0
@@ -128,9 +133,20 @@ def fitted(
         )
         return [*(math.log(ratio) / NOISE for ratio in each), *values]
 
+    def slopes(values: np.ndarray) -> np.ndarray:
+        here, columns = np.array(residuals(values.tolist())), []
+        for number, value in enumerate(values):
+            step = _STEP if value + _STEP < _FARTHEST else -_STEP
+            there = values.copy()
+            there[number] += step
+            columns.append((np.array(residuals(there.tolist())) - here) / step)
+        return np.stack(columns, axis=1)
+
     # A share of 1 can only become less, which a step to both sides would not show.
-    begin = [-0.1 if name.endswith("_share") and getattr(constants, name) == 1 else 0.0 for name in names]
-    best = least_squares(residuals, begin, bounds=(-_FARTHEST, _FARTHEST), loss="soft_l1", ftol=1e-4, xtol=1e-4)
+    begin = [-_STEP if name.endswith("_share") and getattr(constants, name) == 1 else 0.0 for name in names]
+    best = least_squares(
+        residuals, begin, slopes, bounds=(-_FARTHEST, _FARTHEST), loss="soft_l1", ftol=1e-3, xtol=1e-3
+    )  # fmt: skip
     # The runs that are most off were disturbed.
     errors = [NOISE * error for error in residuals(best.x.tolist())[: len(runs)]]
     squares = sum(min(abs(error), _FARTHEST * NOISE) ** 2 for error in errors)
