@@ -17,9 +17,9 @@ _SAME = 1 + 1e-9  # links that differ by rounding only are one bottleneck
 class _Message:
     __slots__ = ("channel", "left", "path", "rate", "since_s", "stamp", "weight")
 
-    def __init__(self, path: Path, channel: Hashable) -> None:
+    def __init__(self, path: Path, channel: Hashable, nbytes: float) -> None:
         self.path, self.channel = path, channel
-        self.weight = 1 / min(seconds for _, seconds in path)  # a larger message passes more slowly at the same rate
+        self.weight = 1 / (nbytes or path[0][1])  # a larger message passes more slowly at the same rate
         self.left, self.rate, self.since_s, self.stamp = 1.0, 0.0, 0.0, 0
 
 
@@ -40,7 +40,7 @@ class MessagesUnderWay:
         self._on: dict[Hashable, list[int]] = {}  # messages on every link
         self._channels: dict[Hashable, deque[int]] = {}  # messages that move or wait, by what they wait for
 
-    def send(self, number: int, now: float, latency: float, path: Path, channel: Hashable) -> None:
+    def send(self, number: int, now: float, latency: float, path: Path, channel: Hashable, nbytes: float = 0.0) -> None:
         """Let a message go.
 
         Args:
@@ -48,9 +48,10 @@ class MessagesUnderWay:
             now: When it is sent.
             latency: Seconds that it takes besides, before it is on any link.
             path: What it passes.
-            channel: MessagesUnderWay of one channel follow each other.
+            channel: Messages of one channel follow each other.
+            nbytes: Of the message, by which a link is shared evenly. Without it, all links count as equally fast.
         """
-        self._messages[number] = _Message(path, channel)
+        self._messages[number] = _Message(path, channel, nbytes)
         heapq.heappush(self._coming, (now + latency, number, 0))
         self.next_s = self._coming[0][0]
 

@@ -34,6 +34,7 @@ class StageWork:
         latency: Of a message besides; others pass its port meanwhile.
         links: What a message from this stage to the next passes, and what one back does: numbers of links, and the
             seconds that it takes on each alone. All messages of the order share them. The port if not given.
+        nbytes: Of a message, by which links are shared evenly; needed where some are faster than others.
     """
 
     forward: float
@@ -45,6 +46,7 @@ class StageWork:
     port: int = 0
     latency: float = 0.0
     links: tuple[tuple[tuple[int, float], ...], tuple[tuple[int, float], ...]] = ((), ())
+    nbytes: float = 0.0
 
     def seconds(self, kind: str) -> tuple[float, float]:
         """Return computation of an action, and the exchange that follows it."""
@@ -122,15 +124,18 @@ def simulate_order(order: PipelineOrder, stages: Sequence[StageWork], at_once: f
     return OrderTiming(order, tuple(spans), tuple(computed), run.ways_s)
 
 
-def _ways(order: PipelineOrder, stages: Sequence[StageWork]) -> tuple[list[tuple[float, Path, Hashable]], ...]:
-    """Return latency, path and channel of the messages from every stage to the next, and of those back."""
-    found: tuple[list[tuple[float, Path, Hashable]], ...] = ([], [])
+_Way = tuple[float, Path, Hashable, float]  # latency, path, channel and bytes of a message
+
+
+def _ways(order: PipelineOrder, stages: Sequence[StageWork]) -> tuple[list[_Way], ...]:
+    """Return what the messages from every stage to the next are sent with, and those back."""
+    found: tuple[list[_Way], ...] = ([], [])
     for stage, work in enumerate(stages):
         here, onward = stage % order.world, (stage + 1) % order.world
         for back, ends in enumerate(((here, onward), (onward, here))):
             ports = ((("out", ends[0], work.port), work.hop), (("in", ends[1], work.port), work.hop))
             path = work.links[back] or ports
-            found[back].append((work.latency, [one for one in path if one[1] > 0], ends))
+            found[back].append((work.latency, [one for one in path if one[1] > 0], ends, work.nbytes))
     return found
 
 
@@ -172,11 +177,11 @@ def _unhindered(order: PipelineOrder, stages: Sequence[StageWork]) -> OrderTimin
         if makes >= 0:
             sent[makes] = now
         if boundary >= 0:
-            latency, path, channel = ways[slot >= order.stages][boundary]
+            latency, path, channel, nbytes = ways[slot >= order.stages][boundary]
             there += latency
             if path:
                 targets[makes] = target
-                messages.send(makes, now, latency, path, channel)
+                messages.send(makes, now, latency, path, channel, nbytes)
                 makes = -1
         if makes >= 0:
             arrived[makes] = there
@@ -279,10 +284,10 @@ class _OrderRun:
             return
         makes, there = ("F" if kind == "F" else "B", onward, number), self.now
         if len(self.ranks) > 1:
-            latency, path, channel = self._ways[kind != "F"][min(stage, onward)]
+            latency, path, channel, nbytes = self._ways[kind != "F"][min(stage, onward)]
             there += latency
             if path:
-                self._messages.send(len(self._sent), self.now, latency, path, channel)
+                self._messages.send(len(self._sent), self.now, latency, path, channel, nbytes)
                 self._sent.append((makes, self.now))
                 return
         self._arrive(makes, self.now, there)

@@ -23,6 +23,7 @@ class Hop(NamedTuple):
     latency_s: float = 0.0  # what else it takes
     # of this message and of that back, the links that it passes and seconds on each, where routes are known
     links: tuple[tuple[LinkSeconds, ...], tuple[LinkSeconds, ...]] = ((), ())
+    nbytes: float = 0.0  # of what one of those sends who have it
 
     @property
     def seconds(self) -> float:
@@ -51,7 +52,7 @@ def stage_works(
         hop = hops[stage] if stage < len(hops) else Hop()
         port = ports[stage % len(ports)]
         both = forward + handling / 2, backward + handling / 2
-        found.append(StageWork(*both, wire, wire_back, hop.busy_s, weights, port, hop.latency_s, hop.links))
+        found.append(StageWork(*both, wire, wire_back, hop.busy_s, weights, port, hop.latency_s, hop.links, hop.nbytes))
     return tuple(found)
 
 

@@ -387,7 +387,7 @@ def _hops(plan: Plan, profile: Profile, edges: Sequence[int], micro: int) -> lis
         if parts > 1 and not plan.sequence_parallel:  # those who get the parts collect the whole
             late += profile.network.collective("all_gather", nbytes, parts, 1, profile.constants).seconds
         ways = tuple(tuple((one, each * spent) for one, spent in way) for way in (there, back))
-        found.append(Hop(each / link.rate_Bps, late, (ways[0], ways[1])))
+        found.append(Hop(each / link.rate_Bps, late, (ways[0], ways[1]), each))
     return found
 
 
