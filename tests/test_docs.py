@@ -100,6 +100,16 @@ def test_the_tutorial_is_the_example() -> None:
     assert "trainer = hocket.Trainer(model, loss_fn, optimizer, sample=sample)" in example
 
 
+def test_the_plan_that_the_readme_shows_is_the_one_that_is_chosen(capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing of it is measured, so it is the same everywhere."""
+    readme = (CHECKOUT / "README.md").read_text()
+    ((words, shown),) = re.findall(r"^\$ hocket (plan .*)\n((?:.+\n)+?)```", readme, re.MULTILINE)
+    with pytest.raises(SystemExit) as ended:
+        main(words.split())
+    assert ended.value.code in (0, None)
+    assert " ".join(shown.split()) in " ".join(capsys.readouterr().out.split())
+
+
 def run(*words: str, cwd: Path) -> str:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, *words]
@@ -145,16 +155,17 @@ def test_the_page_on_checkpoints_runs(
 @pytest.mark.timeout(400)
 def test_your_script_prints_the_same_on_one_rank_and_on_two_and_after_a_stop(tmp_path: Path) -> None:
     script = tmp_path / "your_script.py"
+    page = (DOCS / "your-script.md").read_text()
     script.write_text(code(DOCS / "your-script.md"))
-    for name in ("one", "two", "stopped"):
-        (tmp_path / name).mkdir()
     one = script_output(script, "one", "4", cwd=tmp_path)
     assert one.count("epoch") == 4
-    assert one in (DOCS / "your-script.md").read_text()
+    assert one in page
     two = ("-m", "hocket", "run", "-n", "2", "your_script.py")
     assert run(*two, "two", "4", cwd=tmp_path).replace("[0] ", "") == one
     assert "".join(script_output(script, "stopped", epochs, n=2, cwd=tmp_path) for epochs in ("2", "4")) == one
     assert {path.name for path in (tmp_path / "two").iterdir()} == {"best.pt", "last.pt"}
+    (command,) = re.findall(r"^\$ hocket (check your_script.py .*)$", page, re.MULTILINE)
+    assert "Equivalent: 16 losses agree" in run("-m", "hocket", *command.split(), cwd=tmp_path)
 
 
 def test_fine_tuning_loses_the_same_without_the_lines_of_hocket_and_on_two_ranks(tmp_path: Path) -> None:

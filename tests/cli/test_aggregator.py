@@ -182,3 +182,11 @@ def test_run_refuses_aggregate_for_several_hosts(tmp_path, capfd):
         main(["run", "--nnodes", "2", "--aggregate", str(script)])
     assert ended.value.code == 2
     assert "--aggregate is for one host" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("place", ["absent/address", "."])
+def test_an_address_that_cannot_be_written_is_one_error(token, tmp_path, monkeypatch, place):
+    monkeypatch.chdir(tmp_path)
+    ended = _run("--listen", "127.0.0.1:0", "--token-file", token, "--address-file", place)
+    assert ended.exit_code == 2
+    assert f"--address-file '{place}' cannot be written" in ended.output

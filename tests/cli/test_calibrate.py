@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -41,6 +42,8 @@ def hocket(*words: str, cwd: Path) -> str:
     command = [sys.executable, "-m", "hocket", *words]
     ended = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=deadline(120))
     assert ended.returncode == 0, ended.stderr
+    if "--json" in words:
+        assert json.loads(ended.stdout)["plan"]["predicted"]["step_s"] > 0
     return ended.stdout + ended.stderr
 
 
@@ -58,6 +61,7 @@ def test_a_script_takes_what_was_measured_in_few_seconds(tmp_path: Path) -> None
         "1",
         "-o",
         "plan.toml",
+        "--json",
         cwd=tmp_path,
     )
     assert "measuring the model and 2 ranks, for about 1 s" in said
@@ -80,3 +84,13 @@ def test_what_cannot_be_measured_is_refused_before_ranks_start(words: tuple[str,
     ended = CliRunner().invoke(_application("calibrate"), ["calibrate", *words])
     assert ended.exit_code == 2
     assert said in ended.output
+
+
+def test_a_function_that_builds_no_model_is_one_error_of_a_rank(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("def build(): return 3")
+    spec = {"target": f"{tmp_path / 'train.py'}:build", "optimizer": "SGD", "seconds": 1, "out": None}
+    command = [sys.executable, "-m", "hocket.cli.calibrate", json.dumps(spec)]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=deadline(60))
+    assert ended.returncode == 2
+    assert "build() must return (model, sample)" in ended.stderr
+    assert "Traceback" not in ended.stderr

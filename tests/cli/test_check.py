@@ -122,6 +122,9 @@ def test_bad_input_is_named(tmp_path, refusal):
     empty = tmp_path / "empty.py"
     empty.write_text("print('nothing')")
     assert "made no backward pass" in refusal(empty)
+    for wrong in ("0", "nan", "-1"):
+        assert "--timeout" in refusal(empty, "--timeout", wrong)
+    assert "--seed" in refusal(empty, "--seed", "1" + "0" * 400)
 
 
 def test_any_seed_counts_as_one_also_that_which_check_gives(tmp_path):

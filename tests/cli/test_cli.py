@@ -93,6 +93,25 @@ def test_bad_input_is_one_clear_error_and_exit_code_2(hocket: Command, arguments
     assert done.stdout == ""
 
 
+@pytest.mark.parametrize(
+    ("place", "code", "said"),
+    [("", 141, b""), ("/dev/full", 1, b"hocket cluster: what was to be written is lost: No space left on device\n")],
+)
+def test_what_nobody_reads_or_no_disk_holds_has_an_exit_code_of_its_own(place: str, code: int, said: bytes) -> None:
+    """A pipe to `head` that is closed is neither a bad answer, nor success; a full disk is told."""
+    if place:
+        out = os.open(place, os.O_WRONLY)
+    else:
+        read, out = os.pipe()
+        os.close(read)
+    command = [sys.executable, "-m", "hocket", "cluster", "list"]
+    try:
+        done = subprocess.run(command, stdout=out, stderr=subprocess.PIPE, timeout=deadline(60), check=False)
+    finally:
+        os.close(out)
+    assert (done.returncode, done.stderr) == (code, said)
+
+
 def test_run_sums_up_in_json(hocket: Command, tmp_path: Path) -> None:
     script = tmp_path / "s.py"
     script.write_text("import os, sys; print('hello'); sys.exit(int(os.environ['RANK']) * 4)")

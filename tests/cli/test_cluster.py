@@ -105,6 +105,23 @@ def test_simulate_step_prints_its_table_and_writes_a_trace(capsys: pytest.Captur
     assert any(event["ph"] == "C" for event in events)
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("step", "--buckets", "1" + "0" * 400), "--buckets"),
+        (("step", "--slowest", "inf"), "--slowest"),
+        (("pipeline", "--micro", "99999999"), "4 stages with 99999999 micro-batches are 399,999,996 forwards"),
+        (("step", "--trace", "/absent/trace.json"), "cannot be written: No such file or directory\n"),
+    ],
+)
+def test_simulate_refuses_what_would_never_end(
+    capsys: pytest.CaptureFixture[str], words: tuple[str, ...], said: str
+) -> None:
+    code, _, err = run(capsys, "simulate", *words, "--cluster", "closet")
+    assert code == 2
+    assert said in err
+
+
 def test_simulate_pipeline_has_the_published_idle_share(capsys: pytest.CaptureFixture[str]) -> None:
     spec = "star:hosts=4,bandwidth=1TB/s,latency=0s"
     code, out, _ = run(

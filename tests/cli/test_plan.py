@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from hocket.cli import main
+from hocket.cli._output import print_json
 from hocket.planner import Plan
 
 Captured = pytest.CaptureFixture[str]
@@ -133,6 +134,11 @@ SELENE = ("--cluster", "selene-like")
         ),
         (["gpt-7b", "-n", "8", "--device", "tpu", *SELENE], "take cpu, or meta for no times"),
         (["gpt-7b", "-n", "8", "--cluster", "star:hosts=8"], "star does not say how much memory a worker has"),
+        (["gpt-7b", "-n", "8", "--batch", "1" + "0" * 400], "--batch"),
+        (["gpt-7b", "-n", "8", "--memory", "", *SELENE], "'' is no number of bytes"),
+        (["train.py", "-n", "2"], "there is no workload 'train.py'"),
+        (["gpt-7b", "-n", "8", "-o", "absent/plan.toml", *SELENE], "--out 'absent/plan.toml' cannot be written"),
+        (["gpt-7b", "-n", "8", "-o", "/dev/full", *SELENE], "--out '/dev/full' cannot be written: No space left"),
     ],
 )
 def test_what_cannot_be_is_refused_with_the_rule(capsys: Captured, words: list[str], said: str) -> None:
@@ -272,6 +278,48 @@ class Broken(torch.nn.Module):
 def broken():
     return Broken(), torch.rand(8, 64)
 """
+
+
+@pytest.mark.parametrize(
+    ("words", "name", "content", "said"),
+    [
+        (("plan", "-n", "2"), "binary", b"\xff\xfe", "binary is no workload's file: 'utf-8' codec"),
+        (("plan", "-n", "2"), "empty", b"", "empty is no workload's file: this is no workload"),
+        (("plan", "-n", "2"), "train.py", b"", "train.py:build, the name of a function"),
+        (("plan", "gpt-7b", "-n", "2", "--plan"), "bad.toml", b"\xff\xfe", "bad.toml' is not TOML: 'utf-8' codec"),
+        (
+            ("plan", "gpt-7b", "-n", "2", "--plan"),
+            "bad.toml",
+            b"micro_batches = 'x'",
+            "bad.toml' cannot be read:\n  mic",
+        ),
+        (
+            ("predict", "edsr", "--cluster", "lassen", "--measured"),
+            "bad.csv",
+            b"\xff\xfe",
+            "bad.csv is no CSV: 'utf-8'",
+        ),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_named(
+    capsys: Captured, tmp_path: Path, words: tuple[str, ...], name: str, content: bytes, said: str
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    assert run(*words, str(tmp_path / name)) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_function_that_wants_arguments_is_one_error(capsys: Captured, tmp_path: Path) -> None:
+    (tmp_path / "more.py").write_text("def build(width): ...")
+    assert run("plan", f"{tmp_path / 'more.py'}:build", "-n", "2") == 2
+    assert "build() is called without arguments: missing a required argument: 'width'" in capsys.readouterr().err
+
+
+def test_json_has_no_number_that_json_does_not_know(capsys: Captured) -> None:
+    print_json({"finite": 1.5, "not": [float("inf"), {"a": float("nan")}], "whole": 3, "text": "inf"})
+    assert json.loads(capsys.readouterr().out, parse_constant=pytest.fail) == {
+        "finite": 1.5, "not": [None, {"a": None}], "whole": 3, "text": "inf",
+    }  # fmt: skip
 
 
 def test_a_user_s_file_finds_its_neighbours_and_its_errors_are_one_line(capfd, tmp_path, monkeypatch) -> None:

@@ -4,6 +4,7 @@ A verb is a module here with a function of its name, annotated as typer wants it
 name, if it has verbs of its own. One line in `_VERBS` makes it known; it is offered as soon as its module is there.
 """
 
+import errno
 import importlib
 import importlib.util
 import os
@@ -53,6 +54,7 @@ _VERBS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 _INTERRUPTED = 130  # 128 + SIGINT
+_UNREAD = 141  # 128 + SIGPIPE
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -77,14 +79,25 @@ def _open_closed() -> None:
 
 
 class _Verbs(TyperGroup):
-    """The verbs, none of which ends in a traceback after Ctrl-C, or because an optional package is missing."""
+    """The verbs: none ends in a traceback after Ctrl-C, without an optional package, or where stdout takes no more."""
 
     def invoke(self, ctx: Any) -> Any:
         """Run the verb that was asked for, and what is under it."""
         try:
-            return super().invoke(ctx)
+            try:
+                return super().invoke(ctx)
+            finally:
+                sys.stdout.flush()  # the interpreter's own, at the exit, would come too late to tell
         except KeyboardInterrupt:
             raise SystemExit(_INTERRUPTED) from None
+        except OSError as error:
+            if error.errno not in (errno.EPIPE, errno.ENOSPC):
+                raise
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing is tried again at the exit
+            if error.errno == errno.EPIPE:
+                raise SystemExit(_UNREAD) from None
+            print(f"hocket {ctx.invoked_subcommand}: what was to be written is lost: {error.strerror}", file=sys.stderr)
+            raise SystemExit(1) from None
         except MissingExtraError as error:
             print(f"hocket {ctx.invoked_subcommand}: {error}", file=sys.stderr)
             raise SystemExit(BAD_INPUT) from None

@@ -1,6 +1,7 @@
 """How verbs speak: errors of the user's on stderr with exit code 2, results as JSON on stdout."""
 
 import json
+import math
 import os
 import shutil
 import sys
@@ -15,6 +16,8 @@ import typer
 BAD_INPUT = 2
 RANKS = ("-n", "--np", "--workers", "--nproc-per-node")
 """How every verb calls the number of ranks: the first is the documented one."""
+MOST_RANKS = 1_000_000
+"""Of a schedule that is written out or simulated."""
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 _NEVER_WRAPPED = 16  # columns: numbers and short words
 _UNBOUNDED = 10_000
@@ -38,9 +41,9 @@ def one_error(verb: str, kind: type[Exception] = ValueError) -> Iterator[None]:
 def write_file(verb: str, path: Path, text: str, option: str = "") -> None:
     """Write a file that the user asked for, or end with one clear error that names the option."""
     try:
-        path.write_text(text)
+        path.write_text(text, encoding="utf-8")
     except OSError as error:
-        bad_input(verb, f"{option}{str(path)!r} cannot be written: {error}")
+        bad_input(verb, f"{option}{str(path)!r} cannot be written: {error.strerror}")
 
 
 def check_place(verb: str, path: Path | None, option: str = "") -> None:
@@ -51,7 +54,16 @@ def check_place(verb: str, path: Path | None, option: str = "") -> None:
 
 def print_json(value: Any) -> None:
     """Print a value as one JSON document."""
-    print(json.dumps(value, indent=2))
+    print(json.dumps(_numbers(value), indent=2, allow_nan=False))
+
+
+def _numbers(value: Any) -> Any:
+    """Return the value with None for what JSON has no number for: not finite ones."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _numbers(one) for key, one in value.items()}
+    return [_numbers(one) for one in value] if isinstance(value, list | tuple) else value
 
 
 def print_paragraph(text: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import inspect
 import os
 import sys
 import traceback
@@ -26,6 +27,8 @@ TARGET_HELP = (
 )
 
 
+MOST_SAMPLES = 10**12
+"""Of a batch that is planned: far more than anybody has, and no number that arithmetic fails at."""
 CONSTANT_HELP = "What is reached, as jitter=0.02, instead of what the cluster says; may be given several times."
 
 
@@ -51,7 +54,7 @@ def resolve_target(
         TargetError: nothing of this name is there, the user's code fails, or its function gives something else.
         WorkloadError: it cannot be captured.
     """
-    from hocket.workload import SHAPES, named_transformer, parse
+    from hocket.workload import SHAPES, named_transformer
 
     name = target.lower()
     if device is not None:
@@ -65,9 +68,8 @@ def resolve_target(
     if ".py:" in target:
         with _threads(sharers):
             return _function(target, device, optimizer, degrees)
-    path = Path(target)
-    if path.is_file():
-        return parse(path.read_text(encoding="utf-8"))
+    if os.path.isfile(target):
+        return _file(Path(target))
     from hocket.workloads import names
 
     if name in names():
@@ -75,6 +77,19 @@ def resolve_target(
             return _bundled(name, batch, device or "meta", optimizer, degrees)
     known = ", ".join([*names(), *(f"gpt-{one}" for one in SHAPES)])
     raise TargetError(f"there is no workload {target!r}; there are {known}, or write train.py:build, or a file's path")
+
+
+def _file(path: Path) -> Workload:
+    from hocket.workload import WorkloadError, parse
+
+    if path.suffix == ".py":
+        raise TargetError(f"{path}: write {path}:build, the name of a function that returns the model and a sample")
+    try:
+        return parse(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise TargetError(f"{path} cannot be read: {error.strerror}") from None
+    except (UnicodeDecodeError, WorkloadError) as error:
+        raise TargetError(f"{path} is no workload's file: {error}") from None
 
 
 def _check_device(device: str) -> None:
@@ -166,7 +181,7 @@ def built(target: str) -> tuple[nn.Module, Any, Any]:
 
     file, _, name = target.rpartition(":")
     path = Path(file)
-    if not path.is_file():
+    if not os.path.isfile(file):
         raise TargetError(f"{target}: there is no file {file!r}")
     with _user_code(path):
         if loop := next(
@@ -182,6 +197,10 @@ def built(target: str) -> tuple[nn.Module, Any, Any]:
         function: Any = getattr(module, name, None)
         if not callable(function):
             raise TargetError(f"{target}: {file} has no function {name!r}")
+        try:
+            inspect.signature(function).bind()
+        except TypeError as error:
+            raise TargetError(f"{target}: {name}() is called without arguments: {error}; give them defaults") from None
         given = function()
         if not isinstance(given, tuple) or len(given) not in (2, 3) or not isinstance(given[0], nn.Module):
             raise TargetError(f"{target}: {name}() must return (model, sample) or (model, sample, loss), not {given!r}")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ._output import bad_input, print_json
+from ._output import bad_input, check_place, print_json
 
 if TYPE_CHECKING:
     from hocket.aggregator import Stats
@@ -39,6 +39,7 @@ def aggregator(
     from hocket.aggregator import Aggregator, Limits, parse_address, read_tokens
     from hocket.units import parse_bytes
 
+    check_place("aggregator", address_file, "--address-file ")
     given: dict[str, Any] = {
         "connections": max_connections,
         "groups": max_groups,
@@ -68,7 +69,10 @@ def aggregator(
     address = ":".join(map(str, server.address))
     print(f"hocket aggregator: listening at {address}", file=sys.stderr, flush=True)
     if address_file is not None:
-        _write_at_once(address_file, address)
+        try:
+            _write_at_once(address_file, address)
+        except OSError as error:
+            bad_input("aggregator", f"--address-file {str(address_file)!r} cannot be written: {error.strerror}")
     server.run()
     if as_json:
         print_json(asdict(server.stats()))

@@ -1,13 +1,22 @@
 """`hocket calibrate`: the ranks measure themselves and a model; what they find is kept for `plan="auto"`."""
 
 import json
+import os
 import sys
+import tempfile
+import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from ._output import RANKS, bad_input
+from ._output import RANKS, Json, bad_input, check_place, print_json
+
+if TYPE_CHECKING:
+    from hocket.parallel.mesh import World
+
+
+_LATE_S = 30.0
 
 
 def calibrate(
@@ -21,6 +30,7 @@ def calibrate(
     out: Annotated[
         Path | None, typer.Option("-o", "--out", help="Write the plan that is chosen into this file.")
     ] = None,
+    as_json: Json = False,
 ) -> None:
     """Measure a model and the ranks that are to train it, keep that for plan="auto", and choose a plan.
 
@@ -29,6 +39,7 @@ def calibrate(
     import torch
 
     from hocket.launch import launch
+    from hocket.planner import Plan
 
     kind = getattr(torch.optim, optimizer, None)
     base = torch.optim.Optimizer
@@ -36,15 +47,19 @@ def calibrate(
         bad_input("calibrate", f"--optimizer: torch.optim has no {optimizer!r}; write AdamW, Adam or SGD")
     if ".py:" not in target:
         bad_input("calibrate", f"{target!r} names no function; write train.py:build, which returns (model, sample)")
-    if not Path(file := target.rpartition(":")[0]).is_file():
+    if not os.path.isfile(file := target.rpartition(":")[0]):
         bad_input("calibrate", f"{target}: there is no file {file!r}")
-    if out is not None and not out.absolute().parent.is_dir():
-        bad_input("calibrate", f"--out {out}: there is no folder {out.absolute().parent}")
-    spec = {"target": target, "optimizer": optimizer, "seconds": seconds, "out": str(out.absolute()) if out else None}
-    env = {"HOCKET_CALIBRATION": "again"} if again else {}
-    ended = launch(["hocket.cli.calibrate", json.dumps(spec)], n, flags=["-m"], env={**env, "HOCKET_RECORD": "off"})
-    if ended.exit_code:
-        raise typer.Exit(ended.exit_code)
+    check_place("calibrate", out, "--out ")
+    env = {"HOCKET_RECORD": "off"} | ({"HOCKET_CALIBRATION": "again"} if again else {})
+    with tempfile.TemporaryDirectory(prefix="hocket-calibrate-") as folder:
+        written = out.absolute() if out is not None else Path(folder, "plan.toml") if as_json else None
+        spec = {"target": target, "optimizer": optimizer, "seconds": seconds, "out": str(written) if written else None}
+        command = ["hocket.cli.calibrate", json.dumps(spec)]
+        ended = launch(command, n, flags=["-m"], env=env, stdout=sys.stderr.buffer if as_json else None)
+        if ended.exit_code:
+            raise typer.Exit(ended.exit_code)
+        if as_json and written is not None:
+            print_json({"plan": Plan.from_toml(written).to_json()})
 
 
 def _rank(target: str, optimizer: str, seconds: float | None, out: str | None) -> None:
@@ -61,20 +76,26 @@ def _rank(target: str, optimizer: str, seconds: float | None, out: str | None) -
         torch.manual_seed(0)
         model, sample, _ = built(target)
     except TargetError as error:
-        if world.rank == 0:
-            print(f"hocket calibrate: {error}", file=sys.stderr)
-        raise SystemExit(2) from None
+        _refuse(world, error)
     try:
         made = getattr(torch.optim, optimizer)(model.parameters(), lr=1e-3)
         plan = auto_plan(model, made, sample, world, seconds)
         if world.rank == 0 and out:
             Path(out).write_text(plan.to_toml(), encoding="utf-8")
     except (PlanError, OSError) as error:
-        if world.rank == 0:
-            print(f"hocket calibrate: {error}", file=sys.stderr)
-        raise SystemExit(2) from None
+        _refuse(world, error)
     if world.rank == 0 and not out:
         print(plan.to_toml(), end="")
+
+
+def _refuse(world: "World", error: Exception) -> NoReturn:
+    """End this rank with one error of the user's, said by rank 0, and no traceback of ours below it."""
+    if world.rank:
+        time.sleep(_LATE_S)  # who ends first has the others ended: rank 0, when it has said why
+    print(f"hocket calibrate: {error}", file=sys.stderr)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(2)
 
 
 if __name__ == "__main__":

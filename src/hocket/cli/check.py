@@ -26,9 +26,9 @@ def check(
     steps: Annotated[int, typer.Option(min=0, help="Backward passes to compare; 0 for all of the script's.")] = 20,
     tolerance: Annotated[float, typer.Option(min=0.0, help="Relative difference that counts as rounding.")] = 1e-4,
     seed: Annotated[
-        int, typer.Option(help="For a script that does not seed: ranks get this and their number.")
+        int, typer.Option(min=0, max=2**31, help="For a script that does not seed: ranks get this and their number.")
     ] = _SEED,
-    timeout: Annotated[float, typer.Option(help="Seconds for each of the two runs.")] = 600.0,
+    timeout: Annotated[float, typer.Option(min=1, help="Seconds for each of the two runs.")] = 600.0,
     as_json: Json = False,
 ) -> None:
     """Compare a script on one rank and on several: the losses must agree.

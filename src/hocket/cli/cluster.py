@@ -75,7 +75,7 @@ def probe(
     name: Annotated[str, typer.Option(help="Of the cluster.")] = "measured",
     sizes: Annotated[str, typer.Option(help="Comma-separated bytes of the messages.")] = "8B,1KiB,64KiB,1MiB,8MiB",
     rounds: Annotated[int, typer.Option(min=1, help="Messages there and back of each size and pair.")] = 20,
-    timeout: Annotated[float, typer.Option(help="Seconds after which the measurement is given up.")] = 300.0,
+    timeout: Annotated[float, typer.Option(min=1, help="Seconds after which the measurement is given up.")] = 300.0,
     as_json: Json = False,
 ) -> None:
     """Measure this machine, or the machines of a job, and describe it as a cluster.

@@ -8,8 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ._output import RANKS, Json, bad_input, print_json, print_paragraph, print_table
-from ._target import CONSTANT_HELP, TARGET_HELP, constants_of, in_precision, ranks_of_a_host, resolve_target
+from ._output import RANKS, Json, bad_input, check_place, print_json, print_paragraph, print_table, write_file
+from ._target import (
+    CONSTANT_HELP,
+    MOST_SAMPLES,
+    TARGET_HELP,
+    constants_of,
+    in_precision,
+    ranks_of_a_host,
+    resolve_target,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,7 +32,7 @@ def plan(
     workers: Annotated[int, typer.Option(*RANKS, min=1, help="How many ranks.")],
     cluster: Annotated[str, typer.Option(help="A name, a spec (star:hosts=8) or a .toml file.")] = "laptop",
     batch: Annotated[
-        int | None, typer.Option(min=1, help="Samples of a global batch; one a worker if not given.")
+        int | None, typer.Option(min=1, max=MOST_SAMPLES, help="Samples of a global batch; one a worker if not given.")
     ] = None,
     memory: Annotated[
         str | None, typer.Option(help="Of each worker, as 40GiB; the cluster's own if not given.")
@@ -77,7 +85,10 @@ def plan(
     if given is not None and (said := [name for name in fixed if name != "precision"] + ["out"] * (out is not None)):
         flags = ", ".join(f"--{name.removesuffix('_parallel_degree').replace('_', '-')}" for name in said)
         bad_input("plan", f"{flags}: --plan judges the plan of a file as it is; change the file, or leave --plan out")
+    check_place("plan", out, "--out ")
+    check_place("plan", workload_out, "--workload-out ")
     try:
+        limit = parse_bytes(memory) if memory is not None else None
         where = load(cluster)
         sharers = ranks_of_a_host(where, workers)
         workload = resolve_target(target, device=device, degrees=_degrees(workers, tensor, given), sharers=sharers)
@@ -85,10 +96,9 @@ def plan(
         if precision is not None:
             judged = dataclasses.replace(judged, precision=precision)  # type: ignore[arg-type]
         workload = in_precision(workload, judged, asked=precision is not None)
-        limit = parse_bytes(memory) if memory else None
         size = batch or workers
         if workload_out is not None:
-            workload_out.write_text(str(workload), encoding="utf-8")
+            write_file("plan", workload_out, str(workload), "--workload-out ")
         more: dict[str, Any] = {"workers": workers, "batch": size, "memory_limit": limit}
         more["constants"] = constants_of(where, constant or [])
         if given is not None:
@@ -99,11 +109,9 @@ def plan(
         taken = assumed(found.best, workload, where, constant or [])
         chosen = with_reasons(found)
         if out is not None:
-            out.write_text(chosen.to_toml(), encoding="utf-8")
+            write_file("plan", out, chosen.to_toml(), "--out ")
     except ValueError as error:
         bad_input("plan", error)
-    except OSError as error:
-        bad_input("plan", f"{error.filename!r} cannot be written: {error.strerror}")
     if as_json:
         print_json(_as_json(found, workload, taken, chosen.to_json()))
         return

@@ -7,8 +7,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ._output import RANKS, Json, bad_input, print_json
-from ._target import CONSTANT_HELP, TARGET_HELP, constants_of, in_precision, ranks_of_a_host, resolve_target
+from ._output import RANKS, Json, bad_input, check_place, print_json, write_file
+from ._target import (
+    CONSTANT_HELP,
+    MOST_SAMPLES,
+    TARGET_HELP,
+    constants_of,
+    in_precision,
+    ranks_of_a_host,
+    resolve_target,
+)
 from .plan import assumed, show_assumptions
 
 if TYPE_CHECKING:
@@ -21,7 +29,8 @@ def predict(
     workers: Annotated[str, typer.Option(*RANKS, help="Numbers of ranks: 1,2,4,8.")] = "1,2,4,8",
     what_if: Annotated[str, typer.Option(help="sharp, bigraph, double-network, fp16; several with commas.")] = "",
     batch: Annotated[
-        int | None, typer.Option(min=1, help="Samples of each worker; the workload's own if not given.")
+        int | None,
+        typer.Option(min=1, max=MOST_SAMPLES, help="Samples of each worker; the workload's own if not given."),
     ] = None,
     plan: Annotated[Path | None, typer.Option(help="A plan's file; data parallelism if not given.")] = None,
     precision: Annotated[
@@ -32,7 +41,7 @@ def predict(
     fit_up_to: Annotated[
         int | None, typer.Option(help="Fit only measurements of so many workers, judge the rest.")
     ] = None,
-    price: Annotated[float | None, typer.Option(min=0, help="Of a worker's hour, for the cost.")] = None,
+    price: Annotated[float | None, typer.Option(min=0, max=1e12, help="Of a worker's hour, for the cost.")] = None,
     device: Annotated[
         str | None, typer.Option(help="Where a model is captured: cpu, cuda, or meta for no times.")
     ] = None,
@@ -49,6 +58,7 @@ def predict(
     columns: dict[str, dict[int, float]] = {}
     unit = "samples"
     taken: list[dict[str, str]] = []
+    check_place("predict", svg, "--svg ")
     try:
         counts = _numbers(workers)
         what_ifs = [word for word in what_if.split(",") if word]
@@ -82,11 +92,9 @@ def predict(
             taken = assumed(largest, workload, where, constant or [])
         if svg is not None:
             title = f"{target} on {where.name}"
-            svg.write_text(curves_svg(curves, title=title, unit=unit, measured=columns), encoding="utf-8")
+            write_file("predict", svg, curves_svg(curves, title=title, unit=unit, measured=columns), "--svg ")
     except ValueError as error:
         bad_input("predict", error)
-    except OSError as error:
-        bad_input("predict", f"{error.filename!r}: {error.strerror}")
     if as_json:
         print_json({"target": target, "cluster": where.name, "fits": {n: _fit(f) for n, f in fits.items()},
                     "level": LEVEL, "assumptions": taken}
@@ -126,8 +134,13 @@ def _read(path: Path) -> dict[str, dict[int, float]]:
     """Return the columns of a CSV whose first column is the number of workers; cells may be empty."""
     import csv
 
-    with path.open(newline="", encoding="utf-8") as file:
-        rows = [row for row in csv.reader(file) if row and not row[0].startswith("#")]
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            rows = [row for row in csv.reader(file) if row and not row[0].startswith("#")]
+    except OSError as error:
+        raise ValueError(f"--measured {str(path)!r} cannot be read: {error.strerror}") from None
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise ValueError(f"--measured {path} is no CSV: {error}") from None
     if len(rows) < 2 or len(rows[0]) < 2:
         raise ValueError(f"{path}: wants a line of names (workers,images_per_s) and lines of numbers")
     columns: dict[str, dict[int, float]] = {name.strip(): {} for name in rows[0][1:]}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ._output import RANKS, Json, bad_input, one_error, print_columns, print_json, write_file
+from ._output import MOST_RANKS, RANKS, Json, bad_input, one_error, print_columns, print_json, write_file
 
 if TYPE_CHECKING:
     from hocket.schedule import Finding, Schedule, StepLoad
@@ -23,7 +23,10 @@ _What = Annotated[
 ]
 _Stages = Annotated[int | None, typer.Option(min=1, help="Of a pipeline: all stages; by default one a rank.")]
 _Micro = Annotated[int | None, typer.Option("--micro-batches", min=1, help="Of a pipeline: of a step; by default 8.")]
-_World = Annotated[int | None, typer.Option(*RANKS, "--world", min=1, help="Ranks; by default the cluster's, or 4.")]
+_World = Annotated[
+    int | None,
+    typer.Option(*RANKS, "--world", min=1, max=MOST_RANKS, help="Ranks; by default the cluster's, or 4."),
+]
 _Kind = Annotated[str, typer.Option("--collective", help="all_reduce, reduce_scatter, broadcast, ...")]
 _Root = Annotated[int, typer.Option(help="Of reduce, broadcast, gather and scatter.")]
 _Cluster = Annotated[str | None, typer.Option(help="A name, a spec (bigraph:upper=4,ports=2) or a .toml file.")]
@@ -31,7 +34,9 @@ _Cluster = Annotated[str | None, typer.Option(help="A name, a spec (bigraph:uppe
 
 @schedule.command("list", help="The algorithms: what each serves, and what it costs.")
 def list_(
-    world: Annotated[int, typer.Option(*RANKS, "--world", min=1, help="Ranks for the numbers shown.")] = 8,
+    world: Annotated[
+        int, typer.Option(*RANKS, "--world", min=1, max=MOST_RANKS, help="Ranks for the numbers shown.")
+    ] = 8,
     kind: _Kind = "all_reduce",
     as_json: Json = False,
 ) -> None:

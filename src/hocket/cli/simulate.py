@@ -78,11 +78,13 @@ def collective(
 def step(
     cluster: _Cluster,
     gradients: Annotated[str, typer.Option(help="Bytes of all gradients.")] = "100MB",
-    buckets: Annotated[int, typer.Option(min=1, help="In how many parts they are reduced.")] = 4,
+    buckets: Annotated[int, typer.Option(min=1, max=10_000, help="In how many parts they are reduced.")] = 4,
     forward: Annotated[str, typer.Option(help="Time of the forward pass.")] = "30ms",
     backward: Annotated[str, typer.Option(help="Time of the backward pass.")] = "60ms",
     algorithm: Annotated[str, typer.Option(help="Of the all-reduce; see `hocket schedule list`.")] = "ring",
-    slowest: Annotated[float, typer.Option(min=1, help="How many times longer than the others rank 0 computes.")] = 1.0,
+    slowest: Annotated[
+        float, typer.Option(min=1, max=1_000_000, help="How many times longer than the others rank 0 computes.")
+    ] = 1.0,
     world: _World = None,
     seed: _Seed = 0,
     trace: _Trace = None,
@@ -138,7 +140,10 @@ def pipeline(
     from hocket.simulate import StageWork, order_graph, simulate_step
     from hocket.units import parse_bytes, parse_time
 
+    from ._schedules.orders import refuse_endless
+
     with one_error("simulate pipeline"):
+        refuse_endless(stages, micro)
         found = load(cluster)
         works = [StageWork(parse_time(forward), parse_time(backward))] * stages
         graph = order_graph(pipeline_order(order, stages, 1, micro), works, parse_bytes(activations))
@@ -154,7 +159,7 @@ def _report(verb: str, timing: "StepTiming", expected: "ExpectedTime", trace: Pa
         try:
             write_perfetto(timing.timeline, trace)
         except OSError as error:
-            bad_input(f"simulate {verb}", f"--trace: {str(trace)!r} cannot be written: {error}")
+            bad_input(f"simulate {verb}", f"--trace: {str(trace)!r} cannot be written: {error.strerror}")
         typer.echo(f"wrote {trace}; open it at https://ui.perfetto.dev", err=True)
     if as_json:
         print_json(

@@ -18,7 +18,7 @@ def tune(
     transport: Annotated[str, typer.Option(help="What moves the bytes: gloo or shm (shared memory).")] = "gloo",
     rounds: Annotated[int, typer.Option(min=1, help="How often all algorithms take turns.")] = 5,
     out: Annotated[Path | None, typer.Option("-o", "--out", help="Write the table of choices (TOML) here.")] = None,
-    timeout: Annotated[float, typer.Option(help="Seconds after which it is given up.")] = 900.0,
+    timeout: Annotated[float, typer.Option(min=1, help="Seconds after which it is given up.")] = 900.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print all measurements as JSON.")] = False,
 ) -> None:
     """Measure every algorithm by message size, and write which is the fastest where.

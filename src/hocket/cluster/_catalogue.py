@@ -1,5 +1,6 @@
 """Clusters that are known by name; their TOML files stand in `presets/`, with the source of every figure."""
 
+import os
 from difflib import get_close_matches
 from importlib.resources import files
 from pathlib import Path
@@ -49,7 +50,7 @@ def load(text: str) -> Cluster:
         return preset(text)
     if text.partition(":")[0] in TOPOLOGIES:
         return from_spec(text)
-    if text.endswith(".toml") or Path(text).is_file():
+    if text.endswith(".toml") or os.path.isfile(text):  # unlike Path's, no error where the text is too long for a name
         return read(Path(text))
     known = [*CATALOGUE, *TOPOLOGIES]
     near = get_close_matches(text.partition(":")[0], known, n=1)

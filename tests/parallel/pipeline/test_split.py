@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from hocket.parallel.pipeline import SplitError, Stage, split
+from hocket.parallel.mesh import World
+from hocket.parallel.pipeline import Pipeline, SplitError, Stage, split
 from hocket.parallel.pipeline._numbers import OtherBranchError
 from hocket.parallel.pipeline._verify import chained
 
@@ -102,6 +103,13 @@ def test_training_and_evaluating_are_told_apart_after_the_split(mode: bool) -> N
         ours, _ = chained(stages, inputs)
         torch.manual_seed(3)
         torch.testing.assert_close(ours, model(*inputs))
+
+
+def test_a_tensor_alone_is_the_model_s_only_input() -> None:
+    """As `Trainer(sample=x)` has it; its rows had been taken for as many inputs."""
+    model, x, target = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6)), torch.randn(4, 6), torch.randn(4, 6)
+    pipeline = Pipeline(split(model, 2, x), World(0, 1, None), "gpipe", micro_batches=2, loss_fn=F.mse_loss)
+    assert pipeline.step(x, target).item() == pytest.approx(F.mse_loss(model(x), target).item())
 
 
 def test_options_and_missing_inputs_keep_their_defaults() -> None:

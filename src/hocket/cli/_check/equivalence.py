@@ -68,7 +68,8 @@ def read(directory: Path, n: int) -> RecordedRun:
         path = directory / f"losses-{rank}.jsonl"
         lines = path.read_text().splitlines() if path.exists() else []
         if not lines:
-            raise NothingRecorded(f"rank {rank} of {n} made no backward pass, so there is no loss to compare")
+            rule = f"rank {rank} of {n} made no backward pass, so there is no loss to compare"
+            raise NothingRecorded(f"{rule}; if it goes on from a checkpoint that is finished, name another directory")
         ranks.append([json.loads(line) for line in lines])
         facts.append(json.loads((directory / f"facts-{rank}.json").read_text()))
     summed = facts[0]["reduction"] == "sum"

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from hocket.schedule.pipeline import PipelineOrder
 
 
+_MOST = 1_000_000  # forwards of an order: each is an object, and is visited more than once
+
+
 @dataclass(frozen=True)
 class Timed:
     """With what an order is timed, as it stands on the command line."""
@@ -24,6 +27,15 @@ class Timed:
     nbytes: str | None  # bytes of a message, on a cluster
     cluster: str | None  # where; None for messages of a given time
     at_once: float | None  # how many ranks compute at full speed at once; None for all
+
+
+def refuse_endless(stages: int, micro_batches: int) -> None:
+    """Raise ScheduleError for an order that would take hours to write out."""
+    from hocket.schedule import ScheduleError
+
+    if stages * micro_batches > _MOST:
+        said = f"{stages} stages with {micro_batches} micro-batches are {stages * micro_batches:,} forwards"
+        raise ScheduleError(f"{said}, and an order holds {_MOST:,} at most; give fewer")
 
 
 def asked(
@@ -40,6 +52,7 @@ def asked(
             ranks = ranks or (stages // each if stages else 4)
             if (stages or ranks * each) != ranks * each:
                 raise ScheduleError(f"--stages {stages} is no multiple of {ranks} ranks; give as many to each")
+            refuse_endless(ranks * each, micro_batches or 8)
             return pipeline_order(word, ranks, each, micro_batches or 8)
         text = Path(word).read_text("utf-8-sig") if Path(word).suffix == ".txt" or Path(word).is_file() else ""
         lines = (line.split("#", 1)[0].strip() for line in text.splitlines())

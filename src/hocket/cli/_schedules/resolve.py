@@ -1,5 +1,6 @@
 """From words on the command line to a schedule and the cluster that it is for."""
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ def resolve(word: str, kind: str, world: int | None, root: int, cluster_word: st
         ClusterError: the cluster does not.
     """
     cluster = None if cluster_word is None else load(cluster_word)
-    if Path(word).suffix in (".txt", ".json", ".xml") or Path(word).is_file():
+    if Path(word).suffix in (".txt", ".json", ".xml") or os.path.isfile(word):
         read = _read(Path(word))
         made = read.collective
         same = world in (None, made.world) and root in (0, made.root)

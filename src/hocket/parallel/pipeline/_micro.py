@@ -47,6 +47,11 @@ def samples_of(inputs: Any, target: Any) -> int:
     raise ValueError("found no tensor with a first axis in the batch: it cannot be cut into micro-batches")
 
 
+def positional(inputs: Any) -> Any:
+    """Return the inputs as a model is called with them: a tensor alone is its only one, and no tuple of its rows."""
+    return (inputs,) if isinstance(inputs, Tensor) else inputs
+
+
 def outline(value: Any) -> Any:
     """Return what a model's code can see of inputs without looking into tensors: which there are, which are None."""
     if isinstance(value, Mapping):

@@ -235,6 +235,7 @@ class Pipeline:
         """Return the micro-batches of a batch that is like the sample, or raise an error on every rank alike."""
         if self.stages[0].settled is not None:
             self.stages[0].settled.check()
+        inputs = _micro.positional(inputs)
         known, found = self.stages[0].outline, _micro.outline(inputs)
         if known is not None and found != known:
             raise ValueError(

@@ -45,7 +45,8 @@ def split(
     Args:
         model: the user's.
         n_stages: how many.
-        sample: positional inputs, or a dict of keywords, as many samples as a micro-batch has if times are to be right.
+        sample: a tensor, a tuple of positional inputs, or a dict of keywords; as many samples as a micro-batch has if
+            times are to be right.
         points: names of the modules that begin a stage, in the order in which the model uses them: one less than there
             are stages. Empty: balanced by measurement.
         times: seconds of each step, as `measure` gives them; None to measure now.
@@ -61,6 +62,7 @@ def split(
     if n_stages < 1:
         raise SplitError(f"a model cannot be split into {n_stages} stages")
     with unchanged(model):
+        sample = _micro.positional(sample)
         traced = traced_in_both_modes(model, sample)
         if len(traced.steps) < n_stages:
             raise SplitError(

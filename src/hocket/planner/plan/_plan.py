@@ -225,9 +225,11 @@ class Plan:
         if isinstance(source, Path) or (text and "\n" not in text and "=" not in text):
             name = f"plan {text!r}"
             try:
-                text = Path(source).read_text()
+                text = Path(source).read_text(encoding="utf-8")
             except OSError as error:
                 raise PlanError(f"cannot read {name}: {error.strerror}") from None
+            except UnicodeDecodeError as error:
+                raise PlanError(f"{name} is not TOML: {error}") from None
         try:
             values = tomllib.loads(text)
         except tomllib.TOMLDecodeError as error:
@@ -283,7 +285,10 @@ class Plan:
                 flat[found] = value
         if wrong:
             raise PlanError(f"{name} cannot be read:", wrong)
-        return cls(**flat)
+        try:
+            return cls(**flat)
+        except PlanError as error:
+            raise PlanError(f"{name} cannot be read:", error.findings) from None
 
 
 _FIELDS = {item.name: item for item in dataclasses.fields(Plan)}
@@ -318,6 +323,9 @@ _OTHER_WORDS = {
 }
 
 
+_KINDS = {"int": "a whole number", "bool": "true or false", "str": "it in quotes", "float": "a number"}
+
+
 @functools.cache
 def _values() -> type[BaseModel]:
     """Return what checks the values of a plan's fields, made of their annotations."""
@@ -339,4 +347,4 @@ def _told(fault: Any) -> PlanFinding:
     if wanted is not None:
         return PlanFinding(name, f"must be {wanted.what}, not {value!r}", f"write {wanted.remedy}")
     kind = type(_FIELDS[name].default).__name__
-    return PlanFinding(name, f"must be of type {kind}, not {value!r}", f"write it as a {kind}")
+    return PlanFinding(name, f"must be of type {kind}, not {value!r}", f"write {_KINDS.get(kind, kind)}")
