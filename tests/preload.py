@@ -16,6 +16,7 @@ import hocket.parallel
 import hocket.planner
 import hocket.profile
 import hocket.workload
+from hocket.parallel.compose import old_objects_set_aside
 
 gc.disable()  # all that is imported stays, and looking through it takes long
 _HIDDEN = {"matplotlib", "sklearn"} - sys.modules.keys()  # Keras loads them, two seconds long, for what no test asks
@@ -32,5 +33,8 @@ with contextlib.suppress(ImportError):
     import fsspec  # torch's checkpoints do where it is there
 
 gc.enable()
+gc.freeze()
+with old_objects_set_aside():  # counts them here, and in no rank
+    pass
 
 __all__ = ["fsspec", "hocket", "hypothesis", "keras", "pytest", "scipy", "torch"]

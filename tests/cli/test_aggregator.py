@@ -103,39 +103,6 @@ def test_a_token_that_others_can_read_or_guess_is_refused(token):
 
 
 SCRIPT = """
-import os
-import torch
-import torch.distributed as dist
-from hocket import comm
-os.environ["HOCKET_HOST"] = "host" + os.environ["RANK"]
-dist.init_process_group("hocket")
-data = torch.ones(1000)
-dist.all_reduce(data)
-assert (data == 2).all()
-print("served", [one.served for one in comm.aggregation_stats().values()])
-print("token", os.environ["HOCKET_AGGREGATOR_TOKEN_FILE"])
-dist.destroy_process_group()
-"""
-
-
-def test_run_starts_one_beside_the_ranks_and_leaves_nothing(tmp_path):
-    script = tmp_path / "train.py"
-    script.write_text(SCRIPT)
-    command = [sys.executable, "-m", "hocket", "run", "-n", "2", "--aggregate", str(script)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=deadline(100))
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("served [1]") == 2
-    token_file = done.stdout.split("token ")[1].split()[0]
-    assert not os.path.exists(token_file)
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            with open(f"/proc/{pid}/cmdline", "rb") as file:
-                assert token_file.encode() not in file.read()
-        except OSError:
-            continue
-
-
-RETURNS = """
 import os, pathlib, signal, time, torch, torch.distributed as dist
 from hocket import comm
 os.environ["HOCKET_HOST"] = "host" + os.environ["RANK"]
@@ -145,6 +112,8 @@ def check():
     dist.all_reduce(data)
     assert (data == 2).all()
 check()
+print("served", [one.served for one in comm.aggregation_stats().values()])
+print("token", os.environ["HOCKET_AGGREGATOR_TOKEN_FILE"])
 if dist.get_rank() == 0:
     for path in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
         try:
@@ -165,14 +134,32 @@ dist.destroy_process_group()
 """
 
 
-def test_run_starts_a_killed_one_again_and_the_ranks_come_back(tmp_path):
-    script = tmp_path / "train.py"
-    script.write_text(RETURNS)
+@pytest.fixture(scope="module")
+def job(tmp_path_factory):
+    """Two ranks with an aggregator beside them, which rank 0 kills."""
+    script = tmp_path_factory.mktemp("job") / "train.py"
+    script.write_text(SCRIPT)
     command = [sys.executable, "-m", "hocket", "run", "-n", "2", "--aggregate", str(script)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=deadline(100))
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("back") == 2
-    assert "the aggregator is started again: aggregator at 127.0.0.1, which ended (SIGKILL)" in done.stderr
+    return done
+
+
+def test_run_starts_one_beside_the_ranks_and_leaves_nothing(job):
+    assert job.stdout.count("served [1]") == 2
+    token_file = job.stdout.split("token ")[1].split()[0]
+    assert not os.path.exists(token_file)
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{pid}/cmdline", "rb") as file:
+                assert token_file.encode() not in file.read()
+        except OSError:
+            continue
+
+
+def test_run_starts_a_killed_one_again_and_the_ranks_come_back(job):
+    assert job.stdout.count("back") == 2
+    assert "the aggregator is started again: aggregator at 127.0.0.1, which ended (SIGKILL)" in job.stderr
 
 
 def test_run_refuses_aggregate_for_several_hosts(tmp_path, capfd):

@@ -133,7 +133,9 @@ def test_simulate_pipeline_has_the_published_idle_share(capsys: pytest.CaptureFi
 
 @pytest.mark.timeout(120)
 @pytest.mark.flaky(reruns=2)  # it measures, on a machine that may be busy
-def test_probe_measures_this_machine_and_describes_it(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_probe_measures_this_machine_and_describes_it(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, forked_world: None
+) -> None:
     path = tmp_path / "here.toml"
     options = ("--sizes", "8B,64KiB,1MiB", "--rounds", "7", "--timeout", str(deadline(100)), "--out", str(path))
     code, out, err = run(capsys, "cluster", "probe", "-n", "2", *options)

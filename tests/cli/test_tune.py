@@ -24,7 +24,7 @@ def _path():
     return recorder.paths()
 
 
-def test_the_table_is_measured_written_and_used(tmp_path):
+def test_the_table_is_measured_written_and_used(tmp_path, forked_world):
     result = tune("-n", 3, "--sizes", "4KiB", "--rounds", 1, "-o", tmp_path / "choices.toml", "--json")
     assert result.exit_code == 0, result.output
     rows = json.loads(result.stdout)["rows"]
@@ -43,7 +43,7 @@ def test_the_table_is_measured_written_and_used(tmp_path):
     assert run_ranks(_path, 3, env=env) == [{f"gloo {used}": 1}] * 3
 
 
-def test_over_shared_memory_too():
+def test_over_shared_memory_too(forked_world):
     result = tune("-n", 2, "--sizes", "4KiB", "--rounds", 1, "--transport", "shm", "--collectives", "broadcast,barrier")
     assert result.exit_code == 0, result.output
     assert "broadcast over shm" in result.output

@@ -98,15 +98,16 @@ def test_without_communication_there_is_no_share():
 
 
 def test_long_runs_do_not_grow_without_bound_and_add_up_all_the_same():
-    recorder = Recorder()
-    for i in range(120_000):
+    assert Recorder()._events.maxlen == 100_000
+    recorder = Recorder(keep=20_000)
+    for i in range(24_000):
         op = _op(1000, i, i + 0.5)
         recorder.operation_finished(op)
         recorder.operation_waited(op, i + 0.25, i + 0.5)
     (row,) = recorder.histogram()
-    assert row.count == 120_000
+    assert row.count == 24_000
     assert recorder.hidden_share() == pytest.approx(0.5, abs=1e-3)
-    assert len(recorder.events()) == 100_001
+    assert len(recorder.events()) == 20_001
     assert len(recorder._finished) < 5000
 
 

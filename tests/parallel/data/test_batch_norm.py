@@ -44,6 +44,10 @@ def setting(samples: int) -> tuple[nn.Module, TensorDataset, torch.optim.Optimiz
     return model, data, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 
 
+def both_halves() -> dict[bool, list[torch.Tensor]]:
+    return {weight: halves(weight) for weight in (True, False)}
+
+
 def halves(weight: bool) -> list[torch.Tensor]:
     """What a batch norm with a weight alone, or a bias alone, leaves after a step."""
     torch.manual_seed(4)
@@ -57,11 +61,16 @@ def halves(weight: bool) -> list[torch.Tensor]:
     return [p.detach().clone() for p in model.parameters()]
 
 
+@pytest.fixture(scope="module")
+def ranks_halves() -> list[dict[bool, list[torch.Tensor]]]:
+    return run_ranks(both_halves, 2)
+
+
 @pytest.mark.parametrize("weight", [True, False])
-def test_a_weight_or_a_bias_may_be_left_out(weight: bool) -> None:
+def test_a_weight_or_a_bias_may_be_left_out(ranks_halves: list[dict[bool, list[torch.Tensor]]], weight: bool) -> None:
     expected = halves(weight)
-    for rank in run_ranks(halves, 2, weight):
-        for got, wanted in zip(rank, expected, strict=True):
+    for rank in ranks_halves:
+        for got, wanted in zip(rank[weight], expected, strict=True):
             torch.testing.assert_close(got, wanted, rtol=1e-11, atol=1e-13)
 
 
@@ -127,16 +136,22 @@ def test_statistics_and_losses_are_those_of_the_whole_batch_even_if_ranks_have_u
         assert looped[0] == pytest.approx(losses, rel=1e-11)
 
 
-def in_groups(plan: Plan) -> Any:
-    return by_trainer(16, plan)
+def in_groups_and_alone() -> Any:
+    return [by_trainer(16, plan) for plan in (Plan(sync_batch_norm=True, batch_norm_group=2), Plan())]
 
 
-def test_statistics_can_be_those_of_small_groups_of_ranks() -> None:
+@pytest.fixture(scope="module")
+def on_four() -> list[Any]:
+    """Of each rank, what it found with statistics of groups of two, and with its own."""
+    return run_ranks(in_groups_and_alone, 4)
+
+
+def test_statistics_can_be_those_of_small_groups_of_ranks(on_four: list[Any]) -> None:
     losses, _, _ = plain(16, groups=2)
-    for found in run_ranks(in_groups, 4, Plan(sync_batch_norm=True, batch_norm_group=2)):
+    for found, _ in on_four:
         assert found[0] == pytest.approx(losses, rel=1e-11)
 
 
-def test_without_synchronisation_the_losses_are_others() -> None:
-    found = run_ranks(in_groups, 4, Plan())
-    assert found[0][0] != pytest.approx(plain(16)[0], rel=1e-3)
+def test_without_synchronisation_the_losses_are_others(on_four: list[Any]) -> None:
+    _, found = on_four[0]
+    assert found[0] != pytest.approx(plain(16)[0], rel=1e-3)

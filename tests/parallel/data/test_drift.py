@@ -18,6 +18,29 @@ from hocket.planner import Plan
 from hocket.testing import run_ranks
 
 SAMPLES = 48
+TRAINERS = (Plan(shard="parameters"), Plan(pipeline_parallel_degree=2))
+REDUCTIONS = ("mean", "sum")
+
+
+def everything() -> dict[str, Any]:
+    return {
+        "alone": decided_alone(),
+        "trainers": [of_a_trainer(plan) for plan in TRAINERS],
+        "searched": [searched("strong_wolfe", reduction) for reduction in REDUCTIONS],
+        "losses": losses(),
+        "gradients": gradients(),
+        "parts": in_parts(),
+        "scaled": scaled(),
+        "changed": changed(),
+        "sequences": sequences(),
+        "two models": two_models(),
+    }
+
+
+@pytest.fixture(scope="module")
+def ranks() -> list[dict[str, Any]]:
+    """What each of two ranks found."""
+    return run_ranks(everything, 2, timeout_s=110)
 
 
 def network() -> nn.Module:
@@ -80,9 +103,9 @@ def decided_alone() -> list[str]:
     ]  # fmt: skip
 
 
-def test_what_one_rank_decides_alone_is_an_error_of_all() -> None:
+def test_what_one_rank_decides_alone_is_an_error_of_all(ranks: list[dict[str, Any]]) -> None:
     """A learning rate by the local loss, an update left out, a weight changed: models drifted apart without a word."""
-    first, other = run_ranks(decided_alone, 2, timeout_s=90)
+    first, other = (one["alone"] for one in ranks)
     assert first == other
     rate, weights, updates, rate_alone, weights_alone, *alike = first
     assert "lr is 0.1 on rank 0 and 0.05 on rank 1" in rate
@@ -108,9 +131,10 @@ def of_a_trainer(plan: Plan) -> str:
     return error_of(run)
 
 
-@pytest.mark.parametrize("plan", [Plan(shard="parameters"), Plan(pipeline_parallel_degree=2)])
-def test_a_rate_that_one_rank_lowers_is_an_error_of_a_trainer_s_step(plan: Plan) -> None:
-    for said in run_ranks(of_a_trainer, 2, plan, timeout_s=60):
+@pytest.mark.parametrize("number", range(len(TRAINERS)))
+def test_a_rate_that_one_rank_lowers_is_an_error_of_a_trainer_s_step(ranks: list[dict[str, Any]], number: int) -> None:
+    for one in ranks:
+        said = one["trainers"][number]
         assert "lr is 0.1 on rank 0 and 0.05 on rank 1" in said or "lr is 0.1 on rank 0 and 0.025 on rank 1" in said
 
 
@@ -133,12 +157,12 @@ def searched(line_search: str | None, reduction: str) -> list[float]:
     return [float(p.detach().sum()) for p in model.parameters()]
 
 
-@pytest.mark.parametrize("reduction", ["mean", "sum"])
-def test_a_line_search_finds_what_that_of_one_process_finds(reduction: str) -> None:
+@pytest.mark.parametrize("number", range(len(REDUCTIONS)))
+def test_a_line_search_finds_what_that_of_one_process_finds(ranks: list[dict[str, Any]], number: int) -> None:
     """Each rank searched along the loss of its own samples."""
-    alone = searched("strong_wolfe", reduction)
-    for weights in run_ranks(searched, 2, "strong_wolfe", reduction, timeout_s=60):
-        assert weights == pytest.approx(alone, rel=1e-9)  # sums in another order
+    alone = searched("strong_wolfe", REDUCTIONS[number])
+    for one in ranks:
+        assert one["searched"][number] == pytest.approx(alone, rel=1e-9)  # sums in another order
 
 
 LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
@@ -176,9 +200,9 @@ def losses() -> dict[str, str]:
     return found
 
 
-def test_a_sum_is_refused_where_means_are_averaged() -> None:
+def test_a_sum_is_refused_where_means_are_averaged(ranks: list[dict[str, Any]]) -> None:
     """Gradients of a sum were those of one device divided by the number of ranks."""
-    for rank, found in enumerate(run_ranks(losses, 2, timeout_s=60)):
+    for rank, found in enumerate(one["losses"] for one in ranks):
         sums = [name for name, said in found.items() if 'loss_reduction="sum"' in said]
         assert sums == ["sum", "of the function", "autoencoder", "masked", "of classes"]
         assert "adds up to one over this rank's samples" in found["weights"]
@@ -201,8 +225,8 @@ def gradients() -> list[str]:
     return found
 
 
-def test_gradients_that_nobody_averages_are_refused() -> None:
-    for parameters, inputs, own in run_ranks(gradients, 2, timeout_s=60):
+def test_gradients_that_nobody_averages_are_refused(ranks: list[dict[str, Any]]) -> None:
+    for parameters, inputs, own in (one["gradients"] for one in ranks):
         assert "without averaging them over ranks" in parameters
         assert (inputs, own) == ("", "")
 
@@ -243,8 +267,8 @@ def in_parts() -> dict[str, str]:
     return found
 
 
-def test_parts_of_a_batch_whose_number_depends_on_its_size_are_told() -> None:
-    for found in run_ranks(in_parts, 2, timeout_s=60):
+def test_parts_of_a_batch_whose_number_depends_on_its_size_are_told(ranks: list[dict[str, Any]]) -> None:
+    for found in (dict(one["parts"]) for one in ranks):
         refused = [name for name, said in found.items() if "sample by sample" in said]
         assert refused == ["single", "single, of a fixed number"]
         assert "add up to 2 times the mean" in found.pop("pairs")
@@ -265,8 +289,8 @@ def scaled() -> list[list[str]]:
     return found
 
 
-def test_a_factor_of_a_rank_s_own_samples_is_told() -> None:
-    for rank, (own, *others) in enumerate(run_ranks(scaled, 2, timeout_s=60)):
+def test_a_factor_of_a_rank_s_own_samples_is_told(ranks: list[dict[str, Any]]) -> None:
+    for rank, (own, *others) in enumerate(one["scaled"] for one in ranks):
         assert len(own) == (rank == 0)
         assert others == [[], []]
 
@@ -286,8 +310,8 @@ def changed() -> list[str]:
     return found
 
 
-def test_layers_made_after_distribute_are_refused_and_batch_norm_told() -> None:
-    first, other = run_ranks(changed, 2, timeout_s=60)
+def test_layers_made_after_distribute_are_refused_and_batch_norm_told(ranks: list[dict[str, Any]]) -> None:
+    first, other = (one["changed"] for one in ranks)
     assert "no parameter '2.weight' when it was distributed" in first[0]
     assert first[0] == other[0]
     assert first[1].startswith("batch norm (1) normalises by the statistics of a rank's own samples")
@@ -322,9 +346,11 @@ def sequences() -> list[str]:
     return found
 
 
-def test_a_model_that_takes_time_first_is_refused_if_its_batches_have_samples_first() -> None:
+def test_a_model_that_takes_time_first_is_refused_if_its_batches_have_samples_first(
+    ranks: list[dict[str, Any]],
+) -> None:
     """Ranks would have parts of the time of all samples."""
-    for right, wrong in run_ranks(sequences, 2, timeout_s=60):
+    for right, wrong in (one["sequences"] for one in ranks):
         assert right == ""
         assert "take the batch as the second dimension" in wrong
 
@@ -352,6 +378,6 @@ def two_models() -> list[float]:
     return found
 
 
-def test_models_in_one_loss_are_reduced_in_the_same_order_by_all_ranks() -> None:
-    first, other = run_ranks(two_models, 2, timeout_s=60)
+def test_models_in_one_loss_are_reduced_in_the_same_order_by_all_ranks(ranks: list[dict[str, Any]]) -> None:
+    first, other = (one["two models"] for one in ranks)
     assert first == other

@@ -74,12 +74,31 @@ def losses(plan: Plan | None, kind: type[nn.Module] = ByForward) -> list[float]:
         return [*found, sum(F.cross_entropy(model(x), y).item() for x, y in batches) / len(batches)]
 
 
-@pytest.mark.parametrize("kind", [ByForward, ByWeight, ByPart])
-@pytest.mark.parametrize("accumulate", [1, 3])
-def test_layers_that_are_not_called_as_modules_are_gathered_too(kind: type[nn.Module], accumulate: int) -> None:
+KINDS = (ByForward, ByWeight, ByPart)
+PASSES = (1, 3)
+
+
+def all_losses() -> dict[tuple[str, int], list[float]]:
+    return {
+        (kind.__name__, accumulate): losses(Plan(shard="parameters", accumulate=accumulate), kind)
+        for kind in KINDS
+        for accumulate in PASSES
+    }
+
+
+@pytest.fixture(scope="module")
+def found() -> list[dict[tuple[str, int], list[float]]]:
+    return run_ranks(all_losses, 2)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("accumulate", PASSES)
+def test_layers_that_are_not_called_as_modules_are_gathered_too(
+    found: list[dict[tuple[str, int], list[float]]], kind: type[nn.Module], accumulate: int
+) -> None:
     expected = losses(None, kind)
-    for found in run_ranks(losses, 2, Plan(shard="parameters", accumulate=accumulate), kind):
-        assert found == pytest.approx(expected, rel=1e-11)
+    for rank in found:
+        assert rank[kind.__name__, accumulate] == pytest.approx(expected, rel=1e-11)
 
 
 class Turned(nn.Module):

@@ -31,7 +31,7 @@ def data(count: int = 46) -> TensorDataset:
     return TensorDataset(corners[kinds] + torch.randn(count, WIDTH, generator=generator), kinds)
 
 
-def train(plan: Plan, epochs: int = 12) -> dict[str, Any]:
+def train(plan: Plan, epochs: int = 6) -> dict[str, Any]:
     """Losses, a report, and the weights in the end, as this rank has them."""
     net = model()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
@@ -42,7 +42,7 @@ def train(plan: Plan, epochs: int = 12) -> dict[str, Any]:
     return {"losses": losses, "report": trainer.report(), "weights": weights, "plan": trainer.plan.describe()}
 
 
-def train_all(plans: list[Plan], epochs: int = 12) -> list[dict[str, Any]]:
+def train_all(plans: list[Plan], epochs: int = 6) -> list[dict[str, Any]]:
     return [train(plan, epochs) for plan in plans]
 
 

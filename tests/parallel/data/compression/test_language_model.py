@@ -17,7 +17,7 @@ from hocket.workloads.language_model import data
 from hocket.workloads.language_model.model import GPT
 from hocket.workloads.language_model.settings import SIZES
 
-STEPS, LAST = 80, 10
+STEPS, LAST = 48, 10
 # Above the loss without compression in the last steps, at most; docs/compression.md has the same with 200 steps.
 BANDS = {
     "fp16": 0.002,

@@ -26,9 +26,13 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("n", [2, 3])
-def test_losses_are_those_of_one_process(n: int) -> None:
-    check(run_ranks(trainer_programs.train_all, n, CASES, timeout_s=110), CASES)
+@pytest.mark.parametrize(
+    ("n", "cases"),
+    [(2, CASES), (3, CASES[::2]), pytest.param(3, CASES[1::2], marks=pytest.mark.long)],
+    ids=["2", "3", "3, the others"],
+)
+def test_losses_are_those_of_one_process(n: int, cases: list[tuple[str, str, Plan]]) -> None:
+    check(run_ranks(trainer_programs.train_all, n, cases, timeout_s=110), cases)
 
 
 class Odd(nn.Module):
