@@ -65,9 +65,17 @@ def test_the_failing_rank_is_named_with_its_reason(
     assert report[-1] == f"hocket: failed, exit status {exit_code}"
 
 
+JOINS = """
+import os
+if os.environ["RANK"] {}:
+    import torch
+    torch.distributed.init_process_group("hocket")
+"""
+
+
 @pytest.mark.parametrize("flags", [(), ("--max-restarts=1",)], ids=["alone", "elastic"])
 def test_a_rank_that_ends_well_before_it_joins_is_told_at_once(launched: Any, script: Any, flags: Any) -> None:
-    source = "import os, torch\nif os.environ['RANK'] != '1':\n    torch.distributed.init_process_group('hocket')"
+    source = JOINS.format("!= '1'")
     ran = launched(script(source), n=3, flags=flags, timeout_s=deadline(60))
     assert (ran.result.outcome, ran.result.exit_code) == ("failed", 1)
     assert "rank 1 ended, exit status 0, and has not joined the group for which rank " in ran.err
@@ -75,7 +83,7 @@ def test_a_rank_that_ends_well_before_it_joins_is_told_at_once(launched: Any, sc
 
 
 def test_a_host_whose_rank_ends_well_before_it_joins_is_told_at_once(hocket: Any, script: Any) -> None:
-    source = "import os, torch\nif os.environ['RANK'] == '0':\n    torch.distributed.init_process_group('hocket')"
+    source = JOINS.format("== '0'")
     port, path = free_port(), script(source)
     place = ["-n", "1", "--nnodes=2", "--master-addr=127.0.0.1", f"--master-port={port}"]
     first, second = (hocket("run", *place, f"--node-rank={number}", path) for number in range(2))
@@ -88,9 +96,10 @@ def test_a_host_whose_rank_ends_well_before_it_joins_is_told_at_once(hocket: Any
 
 def test_a_rank_may_end_before_others_that_have_joined_or_join_none(launched: Any, script: Any) -> None:
     source = """
-import os, time, torch
+import os, time
 rank = int(os.environ["RANK"])
 if rank < 2:
+    import torch
     os.environ["WORLD_SIZE"] = "2"
     torch.distributed.init_process_group("hocket")
     time.sleep(1.0 - rank)
@@ -237,15 +246,20 @@ def test_an_excepthook_of_the_user_s_is_called(launched: Any, script: Any) -> No
     assert ran.result.failures[0].error == "ValueError"
 
 
-def test_torch_s_record_decorator_still_works(launched: Any, script: Any) -> None:
+def test_torch_is_set_aside_for_the_garbage_collector_and_its_record_decorator_works(
+    launched: Any, script: Any
+) -> None:
     source = """
+    import gc
     from torch.distributed.elastic.multiprocessing.errors import record
     @record
     def main():
         raise ValueError("recorded")
+    print(gc.get_freeze_count() > 100_000)
     main()
     """
     ran = launched(script(textwrap.dedent(source)), n=1)
+    assert ran.out == "True\n"
     assert ran.result.failures[0].error == "ValueError: recorded"
     assert ran.err.count("in main") == 1
 

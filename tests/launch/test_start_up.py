@@ -35,8 +35,9 @@ def test_launcher_loads_neither_torch_nor_numpy_nor_the_planner(script: Any, tmp
     assert (sorted(ranks), loaded) == (["[0] False", "[1] False"], "")
 
 
-def test_import_of_torch_loads_none_of_the_backend(tmp_path: Path) -> None:
-    text = "import torch, sys; import hocket; print(*[name for name in sys.modules if name.startswith('hocket')])"
+def test_import_of_torch_loads_none_of_the_backend_and_sets_nothing_aside(tmp_path: Path) -> None:
+    text = """import torch, sys, gc; import hocket; assert gc.get_freeze_count() == 0
+print(*[name for name in sys.modules if name.startswith('hocket')])"""
     ran = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=deadline(60), check=True)
     light = {"hocket", "hocket._lazy", "hocket._sweep", "hocket._tasks", "hocket.comm", "hocket.comm.autoload",
              "hocket.comm.rendezvous", "hocket.comm.torch_adapter"}  # fmt: skip

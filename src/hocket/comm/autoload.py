@@ -1,6 +1,7 @@
 """Registers the backend "hocket" with torch; torch calls `register` at import through the package's entry point."""
 
 import functools
+import gc
 import importlib
 import os
 import sys
@@ -26,8 +27,10 @@ def register() -> None:
 
             rendezvous.take_over()
             _adopt_tasks_at_rendezvous()
-            if JOB_VARIABLE in os.environ and os.environ.get("RANK") == "0" and os.environ.get("WORLD_SIZE") != "1":
-                _say_if_alone()
+            if JOB_VARIABLE in os.environ:
+                if os.environ.get("RANK") == "0" and os.environ.get("WORLD_SIZE") != "1":
+                    _say_if_alone()
+                gc.freeze()  # torch stays to the end: looking through it costs each full collection, and a rank's end
     except Exception:  # a torch without distributed, or one too old: the backend is simply not there
         return
 
