@@ -15,6 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 from torch.utils.flop_counter import flop_registry
 
+from hocket.sharding import leaves
+
 from ._share import WorkloadError
 from ._units import Loss, Unit, hooked, returned
 from .division import Recording, recorded, storage_of
@@ -80,24 +82,28 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _counted(self, trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
         out = func(*args, **(kwargs or {}))
         spent = trace.spent[self.at[-1], trace.call]
-        given = [one for one in tree_flatten((args, kwargs or {}))[0] if isinstance(one, Tensor)]
-        made = [one for one in tree_flatten(out)[0] if isinstance(one, Tensor)]
-        keys = {storage_of(one) for one in given}
+        given = [one for one in leaves((args, kwargs or {})) if isinstance(one, Tensor)]
+        made = [one for one in leaves(out) if isinstance(one, Tensor)]
+        given_keys = [storage_of(one) for one in given]
+        made_keys = [storage_of(one) for one in made]
+        keys = set(given_keys)
         step = max(0, len(trace.order) - 1)
         for key in keys:
             if key in trace.lives:
                 nbytes, first, last = trace.lives[key]
                 trace.lives[key] = (nbytes, first, max(last, step))
-        fresh = [one for one in made if storage_of(one) not in keys]
-        for one in fresh:
+        fresh = [(one, key) for one, key in zip(made, made_keys, strict=True) if key not in keys]
+        for one, key in fresh:
             self.alive.append(one)
-            if storage_of(one) not in self.ignored:
-                trace.lives[storage_of(one)] = (one.untyped_storage().nbytes(), step, step)
+            if key not in self.ignored:
+                trace.lives[key] = (one.untyped_storage().nbytes(), step, step)
         in_place = bool(made) and func.overloadpacket.__name__.endswith("_")
         if fresh or in_place:  # a view moves nothing
-            read = given[1:] + made if func.overloadpacket in _LOOKUPS else given  # rows, not the table that has them
-            spent.moved += sum(one.numel() * one.element_size() for one in (*read, *made))
-            spent.fixed += sum(one.numel() * one.element_size() for one in read if storage_of(one) in trace.weights)
+            read = list(zip(given, given_keys, strict=True))
+            if func.overloadpacket in _LOOKUPS:  # rows, not the table that has them
+                read = [*read[1:], *zip(made, made_keys, strict=True)]
+            spent.moved += sum(one.numel() * one.element_size() for one in (*(one for one, _ in read), *made))
+            spent.fixed += sum(one.numel() * one.element_size() for one, key in read if key in trace.weights)
             spent.calls += 1
         if func.overloadpacket in flop_registry:
             spent.flops += flop_registry[func.overloadpacket](*args, **(kwargs or {}), out_val=out)
