@@ -66,9 +66,9 @@ class Trace:
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts FLOPs and bytes of every operation, and follows who reads what."""
 
-    def __init__(self, trace: Trace, at: Sequence[int], ignored: Set[int]) -> None:
+    def __init__(self, trace: Trace, at: Sequence[int], ignored: Set[int], *, bytes_moved: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.trace, self.at, self.ignored = trace, at, ignored
+        self.trace, self.at, self.ignored, self.bytes_moved = trace, at, ignored, bytes_moved
         self.alive: list[Tensor] = []  # a storage's key is its own only while it lives
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -81,6 +81,13 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _counted(self, trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
         out = func(*args, **(kwargs or {}))
+        if self.bytes_moved:
+            self._follow(trace, func, args, kwargs, out)
+        if flops := _flops(func, args, kwargs or {}, out):
+            trace.spent[self.at[-1], trace.call].flops += flops
+        return out
+
+    def _follow(self, trace: Trace, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         spent = trace.spent[self.at[-1], trace.call]
         given = [one for one in leaves((args, kwargs or {})) if isinstance(one, Tensor)]
         made = [one for one in leaves(out) if isinstance(one, Tensor)]
@@ -105,15 +112,18 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             spent.moved += sum(one.numel() * one.element_size() for one in (*(one for one, _ in read), *made))
             spent.fixed += sum(one.numel() * one.element_size() for one, key in read if key in trace.weights)
             spent.calls += 1
-        if func.overloadpacket in flop_registry:
-            spent.flops += flop_registry[func.overloadpacket](*args, **(kwargs or {}), out_val=out)
-        elif func.overloadpacket is torch.ops.aten.mkldnn_rnn_layer:  # torch's own table lacks it
-            x, inputs, hidden = args[:3]
-            spent.flops += 2 * x.shape[0] * x.shape[1] * (inputs.numel() + hidden.numel())
-        elif func.overloadpacket is _FUSED:  # which torch 2.13's table lacks: two products of queries, keys and values
-            query, key, value = (one.shape for one in args[:3])
-            spent.flops += 2 * query[:-1].numel() * key[-2] * (query[-1] + value[-1])
-        return out
+
+
+def _flops(func: Any, args: Any, kwargs: Any, out: Any) -> float:
+    if func.overloadpacket in flop_registry:
+        return float(flop_registry[func.overloadpacket](*args, **kwargs, out_val=out))
+    if func.overloadpacket is torch.ops.aten.mkldnn_rnn_layer:  # torch's own table lacks it
+        x, inputs, hidden = args[:3]
+        return float(2 * x.shape[0] * x.shape[1] * (inputs.numel() + hidden.numel()))
+    if func.overloadpacket is _FUSED:  # which torch 2.13's table lacks: two products of queries, keys and values
+        query, key, value = (one.shape for one in args[:3])
+        return float(2 * query[:-1].numel() * key[-2] * (query[-1] + value[-1]))
+    return 0.0
 
 
 _FUSED = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
@@ -195,13 +205,16 @@ def trace_of(model: nn.Module, units: list[Unit], batch: Any, run: Loss) -> Trac
 
 
 @contextmanager
-def watching(recording: Recording, ignored: Set[int], at: Sequence[int] = (0,)) -> Iterator[Trace]:
+def watching(
+    recording: Recording, ignored: Set[int], at: Sequence[int] = (0,), *, bytes_moved: bool = True
+) -> Iterator[Trace]:
     """In the block what a model does is counted, for the unit whose index is the last of `at`.
 
     Args:
         recording: That grows while the model runs.
         ignored: Storages that are no activations: of parameters, buffers and the batch.
         at: The unit that runs.
+        bytes_moved: Whether bytes that are read and written, kernels, and the lives of storages are counted, too.
     """
     trace = Trace(recording)
     seen: set[int] = set(ignored)
@@ -221,7 +234,7 @@ def watching(recording: Recording, ignored: Set[int], at: Sequence[int] = (0,)) 
         finally:
             recording.paused = before
 
-    watch = _Watch(trace, at, ignored)
+    watch = _Watch(trace, at, ignored, bytes_moved=bytes_moved)
     try:
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda saved: saved), watch:
             yield trace

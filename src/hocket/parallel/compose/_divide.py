@@ -105,6 +105,8 @@ class Draft:
 def divide_tensors(draft: Draft) -> None:
     """Make the model tensor-parallel in place, and cut the state that its optimizer has already.
 
+    All ranks hold rank 0's model by now, see `compose`.
+
     A model that has no memory yet is examined on two samples: activations of more might take more than a rank's part.
     """
     model = draft.model
@@ -112,11 +114,13 @@ def divide_tensors(draft: Draft) -> None:
     few = _micro_batch(draft.inputs, sys.maxsize) if any(map(is_deferred, model.parameters())) else draft.inputs
     try:
         try:
-            form = parallelize(model, draft.mesh["tensor"], few, sequence=draft.plan.sequence_parallel)
+            form = parallelize(model, draft.mesh["tensor"], few, sequence=draft.plan.sequence_parallel, aligned=True)
         except Exception:  # of a model that takes no part of its inputs: whatever its forward raises
             if few is draft.inputs:
                 raise
-            form = parallelize(model, draft.mesh["tensor"], draft.inputs, sequence=draft.plan.sequence_parallel)
+            form = parallelize(
+                model, draft.mesh["tensor"], draft.inputs, sequence=draft.plan.sequence_parallel, aligned=True
+            )
     except RuntimeError as error:
         if "use_reentrant=True" not in str(error):
             raise
@@ -268,7 +272,9 @@ def _alike(world: World, work: Callable[[], T]) -> T:
 def divide_samples(draft: Draft) -> None:
     """Have the model work on this rank's part of each sample."""
     mesh = draft.mesh
-    form = share_samples(draft.model, mesh["spatial"], statistics=mesh.statistics, samples=mesh.batch_norm)
+    form = share_samples(
+        draft.model, mesh["spatial"], statistics=mesh.statistics, samples=mesh.batch_norm, aligned=True
+    )
     draft.running = form.running
     draft.growing.append(form)
     draft.notes.append(f"each sample divided among {form.world.size} ranks along the first of its spatial dims")
