@@ -15,6 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 from torch.utils.flop_counter import flop_registry
 
+from hocket.sharding import leaves
+
 from ._share import WorkloadError
 from ._units import Loss, Unit, hooked, returned
 from .division import Recording, recorded, storage_of
@@ -64,9 +66,9 @@ class Trace:
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts FLOPs and bytes of every operation, and follows who reads what."""
 
-    def __init__(self, trace: Trace, at: Sequence[int], ignored: Set[int]) -> None:
+    def __init__(self, trace: Trace, at: Sequence[int], ignored: Set[int], *, bytes_moved: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.trace, self.at, self.ignored = trace, at, ignored
+        self.trace, self.at, self.ignored, self.bytes_moved = trace, at, ignored, bytes_moved
         self.alive: list[Tensor] = []  # a storage's key is its own only while it lives
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -79,35 +81,49 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _counted(self, trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
         out = func(*args, **(kwargs or {}))
+        if self.bytes_moved:
+            self._follow(trace, func, args, kwargs, out)
+        if flops := _flops(func, args, kwargs or {}, out):
+            trace.spent[self.at[-1], trace.call].flops += flops
+        return out
+
+    def _follow(self, trace: Trace, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         spent = trace.spent[self.at[-1], trace.call]
-        given = [one for one in tree_flatten((args, kwargs or {}))[0] if isinstance(one, Tensor)]
-        made = [one for one in tree_flatten(out)[0] if isinstance(one, Tensor)]
-        keys = {storage_of(one) for one in given}
+        given = [one for one in leaves((args, kwargs or {})) if isinstance(one, Tensor)]
+        made = [one for one in leaves(out) if isinstance(one, Tensor)]
+        given_keys = [storage_of(one) for one in given]
+        made_keys = [storage_of(one) for one in made]
+        keys = set(given_keys)
         step = max(0, len(trace.order) - 1)
         for key in keys:
             if key in trace.lives:
                 nbytes, first, last = trace.lives[key]
                 trace.lives[key] = (nbytes, first, max(last, step))
-        fresh = [one for one in made if storage_of(one) not in keys]
-        for one in fresh:
+        fresh = [(one, key) for one, key in zip(made, made_keys, strict=True) if key not in keys]
+        for one, key in fresh:
             self.alive.append(one)
-            if storage_of(one) not in self.ignored:
-                trace.lives[storage_of(one)] = (one.untyped_storage().nbytes(), step, step)
+            if key not in self.ignored:
+                trace.lives[key] = (one.untyped_storage().nbytes(), step, step)
         in_place = bool(made) and func.overloadpacket.__name__.endswith("_")
         if fresh or in_place:  # a view moves nothing
-            read = given[1:] + made if func.overloadpacket in _LOOKUPS else given  # rows, not the table that has them
-            spent.moved += sum(one.numel() * one.element_size() for one in (*read, *made))
-            spent.fixed += sum(one.numel() * one.element_size() for one in read if storage_of(one) in trace.weights)
+            read = list(zip(given, given_keys, strict=True))
+            if func.overloadpacket in _LOOKUPS:  # rows, not the table that has them
+                read = [*read[1:], *zip(made, made_keys, strict=True)]
+            spent.moved += sum(one.numel() * one.element_size() for one in (*(one for one, _ in read), *made))
+            spent.fixed += sum(one.numel() * one.element_size() for one, key in read if key in trace.weights)
             spent.calls += 1
-        if func.overloadpacket in flop_registry:
-            spent.flops += flop_registry[func.overloadpacket](*args, **(kwargs or {}), out_val=out)
-        elif func.overloadpacket is torch.ops.aten.mkldnn_rnn_layer:  # torch's own table lacks it
-            x, inputs, hidden = args[:3]
-            spent.flops += 2 * x.shape[0] * x.shape[1] * (inputs.numel() + hidden.numel())
-        elif func.overloadpacket is _FUSED:  # which torch 2.13's table lacks: two products of queries, keys and values
-            query, key, value = (one.shape for one in args[:3])
-            spent.flops += 2 * query[:-1].numel() * key[-2] * (query[-1] + value[-1])
-        return out
+
+
+def _flops(func: Any, args: Any, kwargs: Any, out: Any) -> float:
+    if func.overloadpacket in flop_registry:
+        return float(flop_registry[func.overloadpacket](*args, **kwargs, out_val=out))
+    if func.overloadpacket is torch.ops.aten.mkldnn_rnn_layer:  # torch's own table lacks it
+        x, inputs, hidden = args[:3]
+        return float(2 * x.shape[0] * x.shape[1] * (inputs.numel() + hidden.numel()))
+    if func.overloadpacket is _FUSED:  # which torch 2.13's table lacks: two products of queries, keys and values
+        query, key, value = (one.shape for one in args[:3])
+        return float(2 * query[:-1].numel() * key[-2] * (query[-1] + value[-1]))
+    return 0.0
 
 
 _FUSED = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
@@ -189,13 +205,16 @@ def trace_of(model: nn.Module, units: list[Unit], batch: Any, run: Loss) -> Trac
 
 
 @contextmanager
-def watching(recording: Recording, ignored: Set[int], at: Sequence[int] = (0,)) -> Iterator[Trace]:
+def watching(
+    recording: Recording, ignored: Set[int], at: Sequence[int] = (0,), *, bytes_moved: bool = True
+) -> Iterator[Trace]:
     """In the block what a model does is counted, for the unit whose index is the last of `at`.
 
     Args:
         recording: That grows while the model runs.
         ignored: Storages that are no activations: of parameters, buffers and the batch.
         at: The unit that runs.
+        bytes_moved: Whether bytes that are read and written, kernels, and the lives of storages are counted, too.
     """
     trace = Trace(recording)
     seen: set[int] = set(ignored)
@@ -215,7 +234,7 @@ def watching(recording: Recording, ignored: Set[int], at: Sequence[int] = (0,)) 
         finally:
             recording.paused = before
 
-    watch = _Watch(trace, at, ignored)
+    watch = _Watch(trace, at, ignored, bytes_moved=bytes_moved)
     try:
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda saved: saved), watch:
             yield trace

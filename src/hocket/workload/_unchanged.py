@@ -20,6 +20,7 @@ Undo = Callable[[], object]
 _OF_TORCH = frozenset(vars(nn.Module())) - {"training", "_buffers"}
 _SHARED = (nn.Module, torch.Tensor, type, types.ModuleType, types.FunctionType, types.MethodType, types.CodeType)
 _MOST_ITEMS = 10_000  # of a list whose items are looked into: more are data
+_PLAIN = (int, float, complex, str, bytes, bool, type(None))
 _STATELESS = (int, float, complex, str, bytes, bool, type(None), torch.dtype, torch.device, torch.Size, range, slice)
 
 
@@ -32,9 +33,11 @@ def unchanged(model: nn.Module) -> Iterator[None]:
     random numbers of torch, Python and numpy. A lazy module that got its parameters in the block keeps them.
     """
     state = _KeptState()
-    gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
-    devices = sorted({p.device for p in model.parameters() if p.device.type == "cuda"}, key=str)
-    for module in model.modules():
+    modules = list(model.modules())
+    parameters = {id(p): p for module in modules for p in module._parameters.values() if p is not None}.values()
+    gradients = [(parameter, parameter.grad) for parameter in parameters]
+    devices = sorted({p.device for p in parameters if p.is_cuda}, key=str)
+    for module in modules:
         state.keep_attributes(module)
         for base in type(module).__mro__:
             if _is_users(base):
@@ -53,13 +56,24 @@ def unchanged(model: nn.Module) -> Iterator[None]:
             parameter.grad = gradient
 
 
+def seed(number: int) -> None:
+    """Seed torch's random numbers, as `torch.manual_seed` does, on this machine's devices.
+
+    Where there is none but the CPU, that notes the seed, with the stack, for kinds of devices that might yet come.
+    """
+    if torch.accelerator.is_available():
+        torch.manual_seed(number)
+    else:
+        torch.default_generator.manual_seed(number)
+
+
 def plain_values(model: nn.Module) -> dict[str, str]:
     """Return what plain values (numbers, texts, lists of such) decide in a model besides its tensors, by name.
 
     Those are attributes of its modules and their classes, and the states of Python's and numpy's random numbers.
     """
     found = {"Python's random numbers": repr(random.getstate())}
-    found["numpy's random numbers"] = repr(np.random.get_state(legacy=False))
+    found["numpy's random numbers"] = repr(_with_bytes(np.random.get_state(legacy=False)))
     for name, module in model.named_modules():
         owners: list[Any] = [module, *(base for base in type(module).__mro__ if _is_users(base))]
         for owner in owners:
@@ -69,9 +83,16 @@ def plain_values(model: nn.Module) -> dict[str, str]:
     return found
 
 
+def _with_bytes(state: Any) -> Any:
+    """Return a state of random numbers with bytes in the places of arrays, whose text takes a hundred times as long."""
+    if isinstance(state, dict):
+        return {key: _with_bytes(value) for key, value in state.items()}
+    return state.tobytes() if isinstance(state, np.ndarray) else state
+
+
 def _as_text(value: Any, depth: int = 3) -> str | None:
     """Return a text that is equal for equal plain values; None for what is none."""
-    if isinstance(value, int | float | complex | str | bytes | bool | None):
+    if isinstance(value, _PLAIN):
         return repr(value)
     if isinstance(value, dict):
         value = [*value, *value.values()]

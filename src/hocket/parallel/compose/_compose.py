@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections import Counter
+from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import Any
 
@@ -74,9 +75,11 @@ def compose(
     deferred = Deferred.of(model)
     mesh = _aligned(model, optimizer, plan, world, deferred)
     check_divisible(model, plan, mesh)
-    check_gradient_hooks(model, plan, mesh)
-    frozen = {id(p) for p in model.parameters() if not p.requires_grad}
-    groups, outline = _groups(model, optimizer), ModelOutline.of(model, optimizer)
+    parameters = dict(model.named_parameters())
+    check_gradient_hooks(parameters, plan, mesh)
+    frozen = {id(p) for p in parameters.values() if not p.requires_grad}
+    groups, outline = _groups(parameters, optimizer), ModelOutline.of(model, optimizer)
+    del parameters  # sharded, they would be kept whole
     draft = Draft(model, optimizer, plan, mesh, inputs)
     with old_objects_set_aside():
         with nullcontext() if deferred is None else deferred.streaming():
@@ -207,10 +210,10 @@ def _passes(
     return StagedPasses(pipeline, loss, loss_form, form, buffers, mesh["data"], answers=answers), buffers
 
 
-def _groups(model: torch.nn.Module, optimizer: Any) -> dict[str, int]:
-    """Return the number of its parameter group, for each parameter of the model that the optimizer is to update."""
+def _groups(parameters: Mapping[str, torch.nn.Parameter], optimizer: Any) -> dict[str, int]:
+    """Return the number of its parameter group, for each of the model's parameters that the optimizer is to update."""
     numbers = {id(p): number for number, group in enumerate(optimizer.param_groups) for p in group["params"]}
-    return {name: numbers[id(p)] for name, p in model.named_parameters() if p.requires_grad and id(p) in numbers}
+    return {name: numbers[id(p)] for name, p in parameters.items() if p.requires_grad and id(p) in numbers}
 
 
 def _form(

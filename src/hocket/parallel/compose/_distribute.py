@@ -256,6 +256,8 @@ def _neighbours(world: World, ranks: int) -> World:
 
 def take_own_gpu(model: torch.nn.Module) -> None:
     """Move a model that is on a GPU to this rank's own."""
+    if not torch.cuda.is_available():
+        return
     devices = {p.device for p in model.parameters()}
     if len(devices) == 1 and next(iter(devices)).type == "cuda":
         own = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())

@@ -13,13 +13,23 @@ import torch
 
 from hocket.planner import AXES, Plan, PlanError, PlanFinding, inner
 from hocket.workload import DividedShare
+from hocket.workload.division import unchanged
 
 from ..batches import mapped, samples_in
 from ..embedding import distribute_embeddings
 from ..mesh import Mesh, World, link_of
 from ..partition.spatial import parallelize as share_samples
 from ..partition.tensor import TensorParallel, parallelize
-from ..pipeline import SplitError, Stage, changing_buffers, measure, order_digest, split, unbalanced
+from ..pipeline import (
+    SplitError,
+    Stage,
+    changing_buffers,
+    measured,
+    order_digest,
+    split,
+    traced_in_both_modes,
+    unbalanced,
+)
 from ..state import (
     DimSegment,
     Owned,
@@ -95,6 +105,8 @@ class Draft:
 def divide_tensors(draft: Draft) -> None:
     """Make the model tensor-parallel in place, and cut the state that its optimizer has already.
 
+    All ranks hold rank 0's model by now, see `compose`.
+
     A model that has no memory yet is examined on two samples: activations of more might take more than a rank's part.
     """
     model = draft.model
@@ -102,11 +114,13 @@ def divide_tensors(draft: Draft) -> None:
     few = _micro_batch(draft.inputs, sys.maxsize) if any(map(is_deferred, model.parameters())) else draft.inputs
     try:
         try:
-            form = parallelize(model, draft.mesh["tensor"], few, sequence=draft.plan.sequence_parallel)
+            form = parallelize(model, draft.mesh["tensor"], few, sequence=draft.plan.sequence_parallel, aligned=True)
         except Exception:  # of a model that takes no part of its inputs: whatever its forward raises
             if few is draft.inputs:
                 raise
-            form = parallelize(model, draft.mesh["tensor"], draft.inputs, sequence=draft.plan.sequence_parallel)
+            form = parallelize(
+                model, draft.mesh["tensor"], draft.inputs, sequence=draft.plan.sequence_parallel, aligned=True
+            )
     except RuntimeError as error:
         if "use_reentrant=True" not in str(error):
             raise
@@ -199,20 +213,18 @@ def divide_layers(draft: Draft) -> None:
     sample = _micro_batch(draft.inputs, sys.maxsize if deferred else parts)
     times: Any = None
     link = None
-    if not plan.split:
-        # Who shares tensors must measure together; one measurement must count for all.
-        measured = mesh["tensor"].size > 1 or mesh.whole.rank == 0
-        times = _alike(mesh.whole, lambda: measure(model, sample).total_s if measured else None)
-        times = mesh.whole.from_root(times)
-        device = next((p.device for p in model.parameters()), torch.device("cpu"))
-        link = link_of(mesh["pipeline"], mesh.whole, device)
     count, passes = ranks * plan.stages_per_rank, plan.micro_batches * plan.stages_per_rank
-    stages = _alike(
-        mesh.whole,
-        lambda: split(
-            model, count, sample, points=plan.split, times=times, link=link, micro_batches=passes, cut=parts > 1
-        ),
-    )
+    with unchanged(model):
+        traced = _alike(mesh.whole, lambda: traced_in_both_modes(model, sample))
+        if not plan.split:
+            # Who shares tensors must measure together; one measurement must count for all.
+            measures = mesh["tensor"].size > 1 or mesh.whole.rank == 0
+            times = _alike(mesh.whole, lambda: measured(traced).total_s if measures else None)
+            times = mesh.whole.from_root(times)
+            device = next((p.device for p in model.parameters()), torch.device("cpu"))
+            link = link_of(mesh["pipeline"], mesh.whole, device)
+        asked: dict[str, Any] = {"points": plan.split, "times": times, "link": link, "micro_batches": passes}
+        stages = _alike(mesh.whole, lambda: split(model, count, sample, **asked, cut=parts > 1, traced=traced))
     orders = mesh["pipeline"].from_all(order_digest(stages))
     if any(mesh.whole.from_all(len(set(orders)) > 1)):
         raise SplitError(
@@ -260,7 +272,9 @@ def _alike(world: World, work: Callable[[], T]) -> T:
 def divide_samples(draft: Draft) -> None:
     """Have the model work on this rank's part of each sample."""
     mesh = draft.mesh
-    form = share_samples(draft.model, mesh["spatial"], statistics=mesh.statistics, samples=mesh.batch_norm)
+    form = share_samples(
+        draft.model, mesh["spatial"], statistics=mesh.statistics, samples=mesh.batch_norm, aligned=True
+    )
     draft.running = form.running
     draft.growing.append(form)
     draft.notes.append(f"each sample divided among {form.world.size} ranks along the first of its spatial dims")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -80,7 +81,8 @@ def check_plain(model: Any) -> None:
     tensors: Any = sys.modules.get("torch.distributed.tensor")
     wrappers: list[Any] = [torch.nn.parallel.DistributedDataParallel, torch.nn.DataParallel]
     wrappers += [fsdp.FullyShardedDataParallel, fsdp.FSDPModule] if fsdp is not None else []
-    found = next((m for m in model.modules() if isinstance(m, tuple(wrappers))), None)
+    kinds_of_wrappers = tuple(wrappers)
+    found = next((m for m in model.modules() if isinstance(m, kinds_of_wrappers)), None)
     if found is not None:
         kinds = [wrapper.__name__ for wrapper in wrappers if isinstance(found, wrapper)]
         what = kinds[0].replace("FSDPModule", "fully_shard")
@@ -138,13 +140,13 @@ def check_divisible(model: torch.nn.Module, plan: Plan, mesh: Mesh) -> None:
             raise _refusal("shard", rule, 'say shard = "gradients", or leave the parameter out')
 
 
-def check_gradient_hooks(model: torch.nn.Module, plan: Plan, mesh: Mesh) -> None:
+def check_gradient_hooks(parameters: Mapping[str, torch.nn.Parameter], plan: Plan, mesh: Mesh) -> None:
     """Refuse hooks of the program on parameters where the plan would call them with other gradients than one device.
 
     Raises:
         PlanError: no rank has a parameter's whole gradient, or parts of a batch meet a hook that is not linear.
     """
-    hooked = {name: p for name, p in model.named_parameters() if has_own_hooks(p)}
+    hooked = {name: p for name, p in parameters.items() if has_own_hooks(p)}
     if not hooked:
         return
     where = f"the program has a hook on the gradient of parameter {next(iter(hooked))!r}"

@@ -1,6 +1,7 @@
 """Who takes part: rank, size and group, and the few collectives on Python objects that setting up needs."""
 
 import atexit
+import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -13,6 +14,8 @@ from hocket import _tasks
 from hocket.comm import timeout_setting
 
 T = TypeVar("T")
+_LENGTH_NBYTES: Final = 8
+_HEAD_NBYTES: Final = 248  # of a value, sent with its length: more needs a second collective, and few values are more
 
 TIMEOUT_S: Final = 300.0
 """Time-out of a world that is joined here: long enough for rank 0 to save or evaluate something alone meanwhile."""
@@ -81,9 +84,22 @@ class World:
         """Return the picklable `value` of every rank, by rank, on every rank."""
         if self.size == 1:
             return [value]
-        box: list[Any] = [None] * self.size
-        dist.all_gather_object(box, value, group=self.group)
-        return box
+        mine = pickle.dumps(value)
+        length = len(mine).to_bytes(_LENGTH_NBYTES, "little")
+        heads = self._gathered(length + mine[:_HEAD_NBYTES], _LENGTH_NBYTES + _HEAD_NBYTES)
+        sizes = [int.from_bytes(head[:_LENGTH_NBYTES], "little") for head in heads]
+        rest = max(sizes) - _HEAD_NBYTES
+        tails = self._gathered(mine[_HEAD_NBYTES:], rest) if rest > 0 else [b""] * self.size
+        values = (head[_LENGTH_NBYTES:] + tail for head, tail in zip(heads, tails, strict=True))
+        return [pickle.loads(one[:size]) for one, size in zip(values, sizes, strict=True)]
+
+    def _gathered(self, mine: bytes, nbytes: int) -> list[bytes]:
+        """Return the bytes of every rank, by rank, filled up with zeros to so many."""
+        filled = bytearray(mine.ljust(nbytes, b"\0"))
+        sent = torch.frombuffer(filled, dtype=torch.uint8).to(self.device)
+        box = [torch.empty_like(sent) for _ in range(self.size)]
+        dist.all_gather(box, sent, group=self.group)
+        return [one.cpu().numpy().tobytes() for one in box]
 
 
 def current(group: Any = None) -> World:

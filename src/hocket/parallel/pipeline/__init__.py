@@ -3,7 +3,7 @@
 from hocket.planner import balance
 from hocket.schedule.pipeline import bubble
 
-from ._measure import Times, measure
+from ._measure import Times, measure, measured
 from ._micro import Micro, cut, sizes
 from ._partition import order_digest
 from ._pipeline import Pipeline, StageError, changing_buffers
@@ -12,7 +12,7 @@ from ._run import Run, StageSpan, idle_shares
 from ._split import split, unbalanced
 from ._stage import Stage
 from ._steps import in_steps, steps_of
-from ._trace import SplitError, trace
+from ._trace import SplitError, trace, traced_in_both_modes
 from ._wire import StageWire
 
 __all__ = [
@@ -33,10 +33,12 @@ __all__ = [
     "idle_shares",
     "in_steps",
     "measure",
+    "measured",
     "order_digest",
     "sizes",
     "split",
     "steps_of",
     "trace",
+    "traced_in_both_modes",
     "unbalanced",
 ]

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from ..batches import trees as _trees
 from . import _values
 from ._replay import computed
 from ._trace import Traced, trace
@@ -70,10 +71,11 @@ def measure(model: torch.nn.Module, sample: Any, *, repeats: int = 5) -> Times:
 def measured(traced: Traced, *, repeats: int = 5) -> Times:
     """Do as `measure` does, with a model that has been traced already."""
     runs = []
+    parameters = list(traced.model.parameters())
     with undisturbed(traced.model), torch.enable_grad(), without_large_gradients(traced.model):
         for _ in range(repeats + 1):
             runs.append(_run(traced))
-            for parameter in traced.model.parameters():
+            for parameter in parameters:
                 parameter.grad = None
     columns = list(zip(*runs[1:], strict=True))
     return Times(
@@ -92,9 +94,8 @@ def _run(traced: Traced) -> list[tuple[float, float]]:
 
 def _step(traced: Traced, node: fx.Node, clock: Callable[[], float]) -> tuple[float, float]:
     def given(source: fx.Node) -> Any:
-        value = source.meta["value"]
         # a copy, as a step may change it in place, which leaves of the graph do not allow
-        return _values.filled(_values.described(value), [_grown(t, source) for t in _values.tensors_of(value)])
+        return _trees.mapped(source.meta["value"], lambda tensor: _grown(tensor, source))
 
     fresh = {source: given(source) for source in node.all_input_nodes}
     begin_s = clock()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -36,6 +37,12 @@ class StageCut:
 
 def cuts(traced: Traced) -> list[StageCut]:
     """Return what crosses before each step; index 0 is before the first and empty."""
+    sizes = {node: _values.nbytes(node.meta["value"]) for node in traced.steps}
+    return [StageCut(tuple(one.name for one in alive), sum(sizes[one] for one in alive)) for alive in _crossing(traced)]
+
+
+def _crossing(traced: Traced) -> list[list[fx.Node]]:
+    """Return the steps whose values are needed behind each step, and made before it."""
     place = {node: i for i, node in enumerate(traced.steps)}
     last_use = {}
     for node, i in place.items():
@@ -45,8 +52,8 @@ def cuts(traced: Traced) -> list[StageCut]:
     alive: list[fx.Node] = []
     for i, node in enumerate(traced.steps):
         alive = [other for other in alive if last_use[other] >= i]
-        found.append(StageCut(tuple(o.name for o in alive), sum(_values.nbytes(o.meta["value"]) for o in alive)))
-        alive.append(node)
+        found.append(alive)
+        alive = [*alive, node]
     return found
 
 
@@ -100,7 +107,7 @@ def build(traced: Traced, begins: Sequence[int], seconds: Sequence[float] = ()) 
             shared=tuple(sorted(name for name in held[s] if holders[name] > 1)),
             layers=tuple(layers),
             nbytes=between[s + 1].nbytes,
-            segments=_segments(form, bounds[s], bounds[s + 1]),
+            segments=functools.partial(_segments, form, bounds[s], bounds[s + 1]),
             seconds=sum(seconds[bounds[s] : bounds[s + 1]]) if form is traced else 0.0,
             whole={layer: form.whole[layer] for layer in layers if layer in form.whole},
             fixed_shapes=fixed,
@@ -158,7 +165,6 @@ def _marks(traced: Traced) -> list[tuple[str, str, int]]:
 
 def _segments(traced: Traced, begin: int, end: int) -> tuple[Segment, ...]:
     """Return the layers of a stage: runs of steps in one block, a child of a list of modules or of the model."""
-    between = cuts(traced)
     bounds = [begin]
     block = None
     for at in range(begin, end):
@@ -168,8 +174,8 @@ def _segments(traced: Traced, begin: int, end: int) -> tuple[Segment, ...]:
                 bounds.append(at)
             block = now
     bounds.append(end)
-    last = (*between, StageCut((), 0))
-    parts = [_part(traced, a, b, last[a].values, last[b].values) for a, b in zip(bounds[:-1], bounds[1:], strict=True)]
+    crossing = [[node.name for node in alive] for alive in (*_crossing(traced), [])]
+    parts = [_part(traced, a, b, crossing[a], crossing[b]) for a, b in zip(bounds[:-1], bounds[1:], strict=True)]
     return tuple(
         Segment(_Holder(traced.model, {True: one.graph, False: one.graph}), one.inputs, one.uses, one.makes)
         for one in parts

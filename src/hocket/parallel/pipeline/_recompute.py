@@ -6,13 +6,13 @@ Chen et al. 2016, Training Deep Nets with Sublinear Memory Cost; torch.utils.che
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from ._stage import Stage
+from ._stage import Segment, Stage
 
 HOW: Final = ("none", "stage", "layer")
 
@@ -33,16 +33,17 @@ def runner(stage: Stage, how: str) -> Callable[..., Any]:
     if how == "none":
         return stage.module
     if how == "layer":
-        return lambda *args: _layer_by_layer(stage, args)
+        segments = {form.training: form.segments() for form in (stage, stage.other) if form is not None}
+        return lambda *args: _layer_by_layer(stage, segments, args)
     return lambda *args: checkpointed(stage.module, stage.module, *args)
 
 
-def _layer_by_layer(stage: Stage, args: tuple[Any, ...]) -> Any:
+def _layer_by_layer(stage: Stage, segments: Mapping[bool, tuple[Segment, ...]], args: tuple[Any, ...]) -> Any:
     stage = stage.now
     inputs = dict(zip(stage.inputs, args, strict=False))
     values = dict(zip(stage.uses, args[len(stage.inputs) :], strict=True))
     made: Any = None
-    for segment in stage.segments:
+    for segment in segments[stage.training]:
         segment.module.training = stage.module.training
         used = [*(inputs[i] for i in segment.inputs), *(values[name] for name in segment.uses)]
         made = checkpointed(segment.module, segment.module, *used)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, Final
 
@@ -35,6 +36,7 @@ def split(
     world: World | None = None,
     verify: bool = True,
     cut: bool = True,
+    traced: Traced | None = None,
 ) -> list[Stage]:
     """Cut a model into stages that make the same output one after the other.
 
@@ -55,15 +57,17 @@ def split(
         world: the ranks that split the model together: rank 0's measurement counts for all.
         verify: whether to compare stages and model on the sample: outputs and gradients.
         cut: whether batches will be cut into parts, so that fewer samples must go through, too.
+        traced: the model on the sample, of `traced_in_both_modes`, in a block of `unchanged` that lasts; None to trace
+            it now.
 
     Raises:
         SplitError: the model cannot be split so; the message says why and what to do.
     """
     if n_stages < 1:
         raise SplitError(f"a model cannot be split into {n_stages} stages")
-    with unchanged(model):
+    with unchanged(model) if traced is None else nullcontext():
         sample = _micro.positional(sample)
-        traced = traced_in_both_modes(model, sample)
+        traced = traced or traced_in_both_modes(model, sample)
         if len(traced.steps) < n_stages:
             raise SplitError(
                 f"{type(model).__name__} has {len(traced.steps)} steps, too few for {n_stages} stages; "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,7 +49,7 @@ class Stage:
         shared: the model's names of the parameters that other stages hold too (tied weights).
         layers: the model's names of the submodules that it runs, in order; for people.
         nbytes: of the values that cross the cut behind it, for the sample's batch.
-        segments: the layers of `module`, one by one.
+        segments: makes the layers of `module`, one by one, of the parameters as they are then.
         outline: of the model's inputs, see `_micro.outline`; None if it does not matter.
         fewest: samples that a micro-batch must have for it.
         seconds: that its steps take, forward and backward; 0 if that was not measured.
@@ -73,7 +74,7 @@ class Stage:
     shared: tuple[str, ...] = ()
     layers: tuple[str, ...] = ()
     nbytes: int = 0
-    segments: tuple[Segment, ...] = ()
+    segments: Callable[[], tuple[Segment, ...]] = field(default=tuple, compare=False, repr=False)
     outline: Any = None
     fewest: int = 1
     settled: Any = field(default=None, compare=False, repr=False)

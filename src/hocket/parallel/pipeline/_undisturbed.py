@@ -40,10 +40,13 @@ def without_large_gradients(model: torch.nn.Module, kept: dict[str, torch.Tensor
 @contextlib.contextmanager
 def undisturbed(model: torch.nn.Module) -> Iterator[None]:
     """Open a block after which buffers, gradients and the state of the random numbers are put back as they were."""
-    devices = sorted({p.device for p in model.parameters() if p.device.type == "cuda"}, key=str)
-    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
-    homes = [(module, dict(module._buffers)) for module in model.modules() if module._buffers]
-    gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
+    modules = list(model.modules())
+    parameters = {id(p): p for module in modules for p in module._parameters.values() if p is not None}.values()
+    devices = sorted({p.device for p in parameters if p.is_cuda}, key=str)
+    homes = [(module, dict(module._buffers)) for module in modules if module._buffers]
+    found = {id(one): one for _, own in homes for one in own.values() if one is not None}.values()
+    buffers = [(buffer, buffer.detach().clone()) for buffer in found]
+    gradients = [(parameter, parameter.grad) for parameter in parameters]
     for parameter, _ in gradients:
         parameter.grad = None
     try:

@@ -130,17 +130,20 @@ def check_model(module: torch.nn.Module, world: World) -> None:
 
     The message names the rank and the first parameter or buffer that differs from rank 0's.
     """
-    for name, parameter in module.named_parameters():
+    parameters = list(module.named_parameters())
+    for name, parameter in parameters:
         if torch.nn.parameter.is_lazy(parameter):
             raise ValueError(
                 f"parameter {name!r} has no shape yet: run the model once on a sample before hocket.distribute"
             )
     mine = [
         (name, tuple(t.shape), str(t.dtype), kind)
-        for kind, named in (("parameter", module.named_parameters()), ("buffer", module.named_buffers()))
+        for kind, named in (("parameter", parameters), ("buffer", module.named_buffers()))
         for name, t in named
         if not is_excluded(t)
     ]
+    if len(set(world.from_all(_digest(mine)))) == 1:
+        return
     models = world.from_all(mine)
     for rank, model in enumerate(models):
         for i in range(max(len(model), len(models[0]))):
@@ -165,8 +168,9 @@ def check_replicas(parts: Sequence[tuple[torch.nn.Module, Mapping[str, str]]], r
         for name, p in module.named_parameters()
         if not is_excluded(p)
     ]
-    digests = replicas.from_all(hashlib.sha256(repr(mine).encode()).digest())
-    if not any(whole.from_all(any(digest != digests[0] for digest in digests))):
+    digests = replicas.from_all(_digest(mine))
+    differ = any(digest != digests[0] for digest in digests)
+    if not (differ if replicas.size == whole.size else any(whole.from_all(differ))):
         return
     orders = replicas.from_all(mine)
     found = (
@@ -179,6 +183,10 @@ def check_replicas(parts: Sequence[tuple[torch.nn.Module, Mapping[str, str]]], r
         + next(found, "those of another rank")
         + "; this is a defect of Hocket: please report it with the model"
     )
+
+
+def _digest(value: Any) -> bytes:
+    return hashlib.sha256(repr(value).encode()).digest()
 
 
 def _say(entry: tuple[str, tuple[int, ...], str, str] | None) -> str:
@@ -195,8 +203,7 @@ def broadcast_optimizer_state(optimizer: Any, world: World) -> None:
     by value; settings such as learning rates by value.
     """
     state = optimizer.state_dict()
-    sketch = repr(_outline(state))
-    if len(set(world.from_all(sketch))) > 1:
+    if len(set(world.from_all(_digest(_outline(state))))) > 1:
         state = world.from_root(state)
         if world.rank != 0:
             optimizer.load_state_dict(state)

@@ -53,9 +53,10 @@ class ModelOutline:
             state = model.state_dict(keep_vars=True)
         except TypeError:  # the model has a method of its own
             state = torch.nn.Module.state_dict(model, keep_vars=True)
-        names = {id(t): name for named in (model.named_buffers(), model.named_parameters()) for name, t in named}
+        parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
+        names = {id(t): name for named in (buffers, parameters) for name, t in named.items()}
         keys = {key: names[id(value)] for key, value in state.items() if id(value) in names}
-        whole = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+        whole = {**parameters, **buffers}
         tensors = {name: (tuple(whole[name].shape), whole[name].dtype) for name in dict.fromkeys(keys.values())}
         groups = tuple(
             tuple(sorted(names[id(p)] for p in group["params"] if id(p) in names)) for group in optimizer.param_groups

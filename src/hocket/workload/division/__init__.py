@@ -3,7 +3,7 @@
 `hocket.parallel.partition.tensor` divides models by it; `hocket.workload.capture` tells by it what dividing would cost.
 """
 
-from .._unchanged import plain_values, unchanged
+from .._unchanged import plain_values, seed, unchanged
 from ._choose import RegionChoice, apart, choose
 from ._cuts import cut_tensors
 from ._record import DROPOUTS, Call, RecordedValue, Recording, record, recorded, storage_of
@@ -33,6 +33,7 @@ __all__ = [
     "plain_values",
     "record",
     "recorded",
+    "seed",
     "sequences",
     "storage_of",
     "tally",

@@ -130,7 +130,12 @@ class DividedModule(nn.Module):
 
 
 def parallelize(
-    model: nn.Module, world: World, *, statistics: World | None = None, samples: World | None = None
+    model: nn.Module,
+    world: World,
+    *,
+    statistics: World | None = None,
+    samples: World | None = None,
+    aligned: bool = False,
 ) -> SpatialParallel:
     """Divide each sample that goes through `model` among the ranks of `world`, in place; a collective operation.
 
@@ -145,6 +150,7 @@ def parallelize(
         statistics: who shares batch norm's statistics; None for `world`.
         samples: those of `statistics` with the same place in `world`, for batch norm of whole tensors; None for this
             rank alone.
+        aligned: whether the ranks are known to hold the same model, with the same weights.
 
     Raises:
         ValueError: the ranks' models differ.
@@ -153,8 +159,9 @@ def parallelize(
     form = SpatialParallel(model, groups)
     if world.size == 1:
         return form
-    check_model(model, world)
-    broadcast_tensors([*model.parameters(), *model.buffers()], world)
+    if not aligned:
+        check_model(model, world)
+        broadcast_tensors([*model.parameters(), *model.buffers()], world)
     align(world, next((p.device for p in model.parameters()), torch.device("cpu")))
     become_divided(model, form)
     return form

@@ -139,7 +139,13 @@ class TensorParallel:
 
 
 def parallelize(
-    model: nn.Module, world: World, sample: Any, *, sequence: bool = False, verify: bool = True
+    model: nn.Module,
+    world: World,
+    sample: Any,
+    *,
+    sequence: bool = False,
+    verify: bool = True,
+    aligned: bool = False,
 ) -> TensorParallel:
     """Cut the layers of `model` over the ranks of `world`, in place; a collective operation.
 
@@ -159,14 +165,16 @@ def parallelize(
             batch's) as in training.
         sequence: whether norms, dropout and residual sums between the cut layers work on parts of the sequence.
         verify: whether to compare outputs and gradients with the plain model's; regions that differ stay whole.
+        aligned: whether the ranks are known to hold the same model, with the same weights.
 
     Raises:
         ValueError: the ranks' models differ.
     """
     if world.size == 1:
         return TensorParallel(model, world)
-    check_model(model, world)
-    broadcast_tensors([*model.parameters(), *model.buffers()], world)
+    if not aligned:
+        check_model(model, world)
+        broadcast_tensors([*model.parameters(), *model.buffers()], world)
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     sample = with_tensors(sample, lambda t: t.detach().cpu().requires_grad_(t.requires_grad))
     sample = with_tensors(world.from_root(sample), lambda t: t.detach().to(device).requires_grad_(t.requires_grad))
@@ -176,7 +184,7 @@ def parallelize(
 
     @contextmanager
     def watch(recording: Recording) -> Iterator[None]:
-        with watching(recording, ignored) as trace:
+        with watching(recording, ignored, bytes_moved=False) as trace:
             traces.append(trace)
             yield
 
