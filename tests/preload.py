@@ -2,8 +2,6 @@
 
 import contextlib
 import gc
-import os
-import sys
 
 import hypothesis
 import pytest
@@ -19,15 +17,11 @@ import hocket.workload
 from hocket.parallel.compose import old_objects_set_aside
 
 gc.disable()  # all that is imported stays, and looking through it takes long
-_HIDDEN = {"matplotlib", "sklearn"} - sys.modules.keys()  # Keras loads them, two seconds long, for what no test asks
-sys.modules.update(dict.fromkeys(_HIDDEN))
 with contextlib.suppress(ImportError):
-    os.environ.setdefault("KERAS_BACKEND", "torch")
-    import keras
+    from .keras import keras
 
+    # isort: split
     import hocket.keras
-for _name in _HIDDEN:
-    del sys.modules[_name]
 
 with contextlib.suppress(ImportError):
     import fsspec  # torch's checkpoints do where it is there

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
 import pytest
 
 from hocket.testing import run_ranks
+
+pytestmark = pytest.mark.timeout(200)
 
 
 def data() -> tuple[np.ndarray, np.ndarray]:
@@ -93,24 +96,6 @@ def own_step(wrap: Any) -> list[np.ndarray]:
 CASES = [warmed_up, restored, of_pairs, own_step]
 
 
-def every(_: Any = None) -> list[Any]:
-    import hocket.keras
-
-    return [case(hocket.keras.Model) for case in CASES]
-
-
-@pytest.mark.timeout(200)
-def test_two_ranks_do_what_one_process_does() -> None:
-    import hocket.keras  # which chooses the backend torch
-
-    assert hocket.keras
-    expected = [case(lambda model: model) for case in CASES]
-    for rank in run_ranks(every, 2, timeout_s=150):
-        for case, found, wanted in zip(CASES, rank, expected, strict=True):
-            for one, other in zip(found, wanted, strict=True):
-                np.testing.assert_allclose(one, other, rtol=2e-4, atol=2e-5, err_msg=case.__name__)
-
-
 def one_loader() -> tuple[list[float], list[float]]:
     """Losses of two models that are parallel in different ways and take their batches from one loader."""
     import keras
@@ -128,7 +113,28 @@ def one_loader() -> tuple[list[float], list[float]]:
     return losses[0], losses[1]
 
 
-@pytest.mark.timeout(200)
+def every() -> tuple[list[Any], tuple[list[float], list[float]]]:
+    import hocket.keras
+
+    return [case(hocket.keras.Model) for case in CASES], one_loader()
+
+
+@functools.cache
+def found_by_ranks() -> list[Any]:
+    return run_ranks(every, 2, timeout_s=150)
+
+
+def test_two_ranks_do_what_one_process_does() -> None:
+    import hocket.keras  # which chooses the backend torch
+
+    assert hocket.keras
+    expected = [case(lambda model: model) for case in CASES]
+    for rank, _ in found_by_ranks():
+        for case, found, wanted in zip(CASES, rank, expected, strict=True):
+            for one, other in zip(found, wanted, strict=True):
+                np.testing.assert_allclose(one, other, rtol=2e-4, atol=2e-5, err_msg=case.__name__)
+
+
 def test_a_loader_serves_models_that_are_parallel_in_different_ways() -> None:
-    for first, second in run_ranks(one_loader, 2, timeout_s=150):
+    for _, (first, second) in found_by_ranks():
         assert second == pytest.approx(first, rel=1e-5)

@@ -15,7 +15,7 @@ import hocket
 
 SAMPLES = 23
 BATCH = 8
-EPOCHS = 4  # of 3 batches: 12 steps
+EPOCHS = 2  # of 3 batches: 6 steps
 
 
 def mlp() -> tuple[nn.Module, TensorDataset, Callable[..., torch.Tensor]]:
@@ -95,12 +95,14 @@ def setting(name: str, dtype: torch.dtype) -> tuple[nn.Module, TensorDataset, Ca
     return model.to(dtype), TensorDataset(*tensors), loss_fn
 
 
-def plain(name: str, optimizer_name: str, dtype: torch.dtype) -> tuple[list[float], list[np.ndarray]]:
+def plain(
+    name: str, optimizer_name: str, dtype: torch.dtype, epochs: int = EPOCHS
+) -> tuple[list[float], list[np.ndarray]]:
     """The curve and the parameters of a program that knows nothing of hocket."""
     model, data, loss_fn = setting(name, dtype)
     optimizer = optimizer_of(optimizer_name, model.parameters())
     losses = []
-    for _ in range(EPOCHS):
+    for _ in range(epochs):
         for x, y in DataLoader(data, batch_size=BATCH, shuffle=True):
             optimizer.zero_grad()
             loss = loss_fn(model(x), y)

@@ -54,8 +54,12 @@ def losses(automatic: bool) -> tuple[list[float], dict[str, object] | None]:
     return found, trainer.report().get("buckets")
 
 
+def without_and_with() -> list[tuple[list[float], dict[str, object] | None]]:
+    return [losses(automatic) for automatic in (False, True)]
+
+
 def test_losses_do_not_depend_on_the_trial() -> None:
-    plain, trial = (run_ranks(losses, 2, automatic) for automatic in (False, True))
+    plain, trial = zip(*run_ranks(without_and_with, 2), strict=True)
     assert plain[0][1] is None
     assert trial[0][0] == pytest.approx(plain[0][0], rel=1e-12)
     assert trial[0][1] == trial[1][1]

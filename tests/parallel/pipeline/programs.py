@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+import copy
+import functools
+from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 
 from hocket.parallel.mesh.world import World, current
-from hocket.parallel.pipeline import Pipeline, split
+from hocket.parallel.pipeline import Pipeline, Stage, split
 
 from .models import MODELS
 
@@ -37,14 +40,27 @@ def alone(case: Case) -> tuple[list[float], dict[str, Any]]:
     return losses, {name: p.detach().numpy() for name, p in model.named_parameters()}
 
 
-def piped(case: Case, world: World) -> tuple[list[float], dict[str, Any]]:
-    """Losses and this rank's final parameters, by the model's names."""
-    made = MODELS[case["model"]]
+class Parts(NamedTuple):
+    """A model that is split, this rank's stages of it, and the numbers that it has at first."""
+
+    model: nn.Module
+    stages: list[Stage]
+    numbers: dict[str, Any]
+
+
+def parts_of(name: str, per_rank: int, world: World) -> Parts:
+    made = MODELS[name]
     torch.manual_seed(1)
     model = made.made()
     *sample, _ = made.batch_of(0, 4)
-    per_rank = case.get("per_rank", 1)
     stages = split(model, world.size * per_rank, sample, world=world)[world.rank :: world.size]
+    return Parts(model, stages, copy.deepcopy(model.state_dict()))
+
+
+def piped(case: Case, world: World, parts: Parts) -> tuple[list[float], dict[str, Any]]:
+    """Losses and this rank's final parameters, by the model's names."""
+    made, stages = MODELS[case["model"]], parts.stages
+    parts.model.load_state_dict(parts.numbers)
     done: list[int] = []
     pipeline = Pipeline(
         stages,
@@ -66,16 +82,17 @@ def piped(case: Case, world: World) -> tuple[list[float], dict[str, Any]]:
         optimizer.step()
         assert sorted(done) == [stage.index for stage in stages]
         done.clear()
-    return losses, {name: p.detach().numpy() for stage in stages for name, p in stage.parameters().items()}
+    return losses, {name: p.detach().numpy().copy() for stage in stages for name, p in stage.parameters().items()}
 
 
 def many(cases: dict[str, Case]) -> dict[str, Any]:
-    """Every case in one world."""
+    """Every case in one world; a model is split once for all its cases."""
     world = current()
     results = {}
+    parts = functools.cache(parts_of)
     for name, case in cases.items():
         try:
-            results[name] = piped(case, world)
+            results[name] = piped(case, world, parts(case["model"], case.get("per_rank", 1), world))
         except Exception as error:
             raise RuntimeError(f"in case {name}") from error
     return results

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import signal
 import time
@@ -52,15 +53,24 @@ class _Box:
         self._counter.now -= self._nbytes
 
 
-def pipeline_of(name: str, per_rank: int = 1, **settings: Any) -> tuple[Any, Pipeline, list[Stage]]:
+def split_of(name: str, per_rank: int = 1) -> tuple[Any, list[Stage]]:
     made = MODELS[name]
     torch.manual_seed(1)
     model = made.made()
     world = current()
     *sample, _ = made.batch_of(0, 4)
     even = [1.0] * len(trace(model, sample).steps)  # the same split whenever it is made
-    stages = split(model, world.size * per_rank, sample, times=even)
-    return model, Pipeline(stages[world.rank :: world.size], world, loss_fn=made.loss_fn, **settings), stages
+    return model, split(model, world.size * per_rank, sample, times=even)
+
+
+def pipeline_with(name: str, stages: list[Stage], **settings: Any) -> Pipeline:
+    world = current()
+    return Pipeline(stages[world.rank :: world.size], world, loss_fn=MODELS[name].loss_fn, **settings)
+
+
+def pipeline_of(name: str, per_rank: int = 1, **settings: Any) -> tuple[Any, Pipeline, list[Stage]]:
+    model, stages = split_of(name, per_rank)
+    return model, pipeline_with(name, stages, **settings), stages
 
 
 def gradients(pipeline: Pipeline) -> dict[str, Any]:
@@ -75,15 +85,19 @@ def recomputed() -> dict[str, Any]:
     """Losses, gradients, running statistics and most bytes kept, without and with recomputation, by schedule."""
     found = {}
     for model in ("mlp", "cnn, frozen norms", "gpt", "cnn"):
+        whole, stages = split_of(model)  # once: each run begins with its numbers, and leaves all but buffers as it was
+        before = copy.deepcopy(whole.state_dict())
         for schedule in ("gpipe", "1f1b", "zero_bubble"):
             for how in ("none", "stage", "layer"):
+                whole.load_state_dict(before)
+                whole.zero_grad()
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")
-                    _, pipeline, _ = pipeline_of(model, micro_batches=4, schedule=schedule, recompute=how)
+                    pipeline = pipeline_with(model, stages, micro_batches=4, schedule=schedule, recompute=how)
                 *inputs, target = MODELS[model].batch_of(1, 16)
                 with KeptBytes() as kept:
                     loss = pipeline.step(inputs, target)
-                buffers = {n: b.numpy() for stage in pipeline.stages for n, b in stage.module.named_buffers()}
+                buffers = {n: b.numpy().copy() for s in pipeline.stages for n, b in s.module.named_buffers()}
                 found[model, schedule, how] = (float(loss), gradients(pipeline), buffers, kept.most)
     return found
 
@@ -160,11 +174,13 @@ def odds_and_ends() -> dict[str, Any]:
     found["ragged"] = (loss, float(F.cross_entropy(ragged(*inputs), target).detach()))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        pipeline_of("cnn", micro_batches=4)
-        pipeline_of("cnn", micro_batches=1)
+        _, norms = split_of("cnn")
+        pipeline_with("cnn", norms, micro_batches=4)
+        pipeline_with("cnn", norms, micro_batches=1)
         pipeline_of("cnn, frozen norms", micro_batches=4)
     found["norms"] = [str(w.message) for w in caught if "batch norm" in str(w.message)]
     found["refusals"] = []
+    _, layers = split_of("mlp")
     for settings in (
         {"schedule": "pipedream"},
         {"schedule": "interleaved", "micro_batches": 5},
@@ -173,7 +189,7 @@ def odds_and_ends() -> dict[str, Any]:
         {"loss_reduction": "max"},
     ):
         try:
-            pipeline_of("mlp", **settings)
+            pipeline_with("mlp", layers, **settings)
         except ValueError as error:
             found["refusals"].append(str(error))
     try:

@@ -12,8 +12,8 @@ from hocket.testing import run_ranks
 
 from . import programs
 
-EVEN = [16] * 10
-UNEVEN = [16, 10, 7, 3, 1, 16, 5, 16, 16, 16]
+EVEN = [16] * 7
+UNEVEN = [16, 10, 7, 3, 1, 16, 5]
 
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero_bubble")
 

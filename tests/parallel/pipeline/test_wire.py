@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -33,7 +35,8 @@ def values() -> list[torch.Tensor]:
     ]
 
 
-def counted() -> list[int]:
+@contextlib.contextmanager
+def counted() -> Iterator[list[int]]:
     """Have the elements of each message counted."""
     counts: list[int] = []
     plain = dist.isend
@@ -43,22 +46,25 @@ def counted() -> list[int]:
         return plain(tensor, *args, **kwargs)
 
     dist.isend = isend
-    return counts
+    try:
+        yield counts
+    finally:
+        dist.isend = plain
 
 
 def crossing() -> tuple[list[int], bool]:
     pipelines, sharers = ([dist.new_group(pair) for pair in pairs] for pairs in ([[0, 2], [1, 3]], [[0, 1], [2, 3]]))
     rank = dist.get_rank()
     wire = StageWire(World(rank // 2, 2, pipelines[rank % 2]), alike=World(rank % 2, 2, sharers[rank // 2]))
-    sent, expected, counts = values(), values(), counted()
+    sent, expected = values(), values()
     for _ in range(2):  # with a description, and without
-        counts.clear()
-        if rank < 2:
-            wire.send_values(1, (), sent)
-            wire.drain()
-        else:
-            got, works = wire.receive_values(0, (), torch.device("cpu"))
-            wire.wait(works)
+        with counted() as counts:
+            if rank < 2:
+                wire.send_values(1, (), sent)
+                wire.drain()
+            else:
+                got, works = wire.receive_values(0, (), torch.device("cpu"))
+                wire.wait(works)
     same = rank < 2 or all(
         torch.equal(a, b) and a.dtype == b.dtype and a.requires_grad == b.requires_grad
         for a, b in zip(got, expected, strict=True)
@@ -84,17 +90,21 @@ def trained(hosts: int, plan: Plan | None) -> tuple[list[float], list[int]]:
     model = nn.Sequential(*layers).double()
     batch = torch.randn(256, 128).double(), torch.randn(256, 128).double()
     trainer = Trainer(model, nn.functional.mse_loss, torch.optim.SGD(model.parameters(), 0.1), plan, sample=batch[:1])
-    counts = counted()
-    losses = [float(trainer.step(batch)) for _ in range(3)]
+    with counted() as counts:
+        losses = [float(trainer.step(batch)) for _ in range(3)]
     return losses, counts if current().size > 1 else []
+
+
+def inside_and_between(plan: Plan) -> tuple[tuple[list[float], list[int]], tuple[list[float], list[int]]]:
+    return trained(1, plan), trained(2, plan)
 
 
 def test_pipelines_of_tensor_ranks_send_half_between_hosts_with_the_losses_of_one_process() -> None:
     plan = Plan(tensor_parallel_degree=2, pipeline_parallel_degree=2, micro_batches=2)
     (expected, _) = run_ranks(trained, 1, 1, None)[0]
-    inside, between = (run_ranks(trained, 4, hosts, plan, timeout_s=120) for hosts in (1, 2))
+    found = run_ranks(inside_and_between, 4, plan, timeout_s=120)
     activation = 128 * 128  # samples of a micro-batch, features
-    for (losses, whole), (others, parts) in zip(inside, between, strict=True):
+    for (losses, whole), (others, parts) in found:
         assert losses == pytest.approx(expected, rel=1e-12)
         assert others == pytest.approx(expected, rel=1e-12)
         assert activation in whole

@@ -27,7 +27,7 @@ from ...user_models import CASES, Case
 from .odd_models import Deceptive, Dropping, Odd, OwnFunction
 from .small_models import MODELS, FusedViT, GatedMLP, SeparateHeads
 
-STEPS = 20
+STEPS = 8
 
 
 def counted(recorder: Recorder) -> dict[str, tuple[int, int]]:

@@ -73,7 +73,8 @@ def check(cases: list[Case], n: int) -> None:
 
 def test_one_device_trains_as_a_program_without_hocket() -> None:
     for name in BOTH:
-        assert alone("conv", name)[0] == pytest.approx(programs.plain("conv", name, torch.float64)[0][:12], rel=1e-12)
+        losses, _ = programs.plain("conv", name, torch.float64, epochs=4)
+        assert alone("conv", name)[0] == pytest.approx(losses, rel=1e-12)
         assert min(alone("conv", name)[0]) < 0.9 * alone("conv", name)[0][0]
 
 
