@@ -37,11 +37,9 @@ def resolve_target(
     # see `TARGET_HELP`. Of `train.py:build` the function returns the model and a sample, and perhaps a loss.
     target: str,
     *,
-    batch: int | None = None,  # samples of the captured batch, for bundled workloads
     # where models are captured: "meta" (no times; the default for bundled workloads), "cpu", "cuda"
     device: str | None = None,
-    optimizer: str = "adam",  # see `hocket.workload.capture`
-    degrees: Sequence[int] = (2, 4, 8),  # see there
+    degrees: Sequence[int] = (2, 4, 8),  # see `hocket.workload.capture`
     # ranks that share a host's cores: a model is measured with as many threads as `hocket run` gives each
     sharers: int = 1,
 ) -> Workload:
@@ -64,7 +62,7 @@ def resolve_target(
         return _shape(target.partition(":")[2])
     if ".py:" in target:
         with _threads(sharers):
-            return _function(target, device, optimizer, degrees)
+            return _function(target, device, degrees)
     path = Path(target)
     if path.is_file():
         return parse(path.read_text(encoding="utf-8"))
@@ -72,7 +70,7 @@ def resolve_target(
 
     if name in names():
         with _threads(sharers if device == "cpu" else 1):
-            return _bundled(name, batch, device or "meta", optimizer, degrees)
+            return _bundled(name, device or "meta", degrees)
     known = ", ".join([*names(), *(f"gpt-{one}" for one in SHAPES)])
     raise TargetError(f"there is no workload {target!r}; there are {known}, or write train.py:build, or a file's path")
 
@@ -188,7 +186,7 @@ def built(target: str) -> tuple[nn.Module, Any, Any]:
         return given[0], given[1], given[2] if len(given) == 3 else None
 
 
-def _function(target: str, device: str | None, optimizer: str, degrees: Sequence[int]) -> Workload:
+def _function(target: str, device: str | None, degrees: Sequence[int]) -> Workload:
     from hocket.parallel.partition import DRY_RUNS
     from hocket.parallel.pipeline import in_steps
     from hocket.workload import capture
@@ -197,7 +195,7 @@ def _function(target: str, device: str | None, optimizer: str, degrees: Sequence
     model, sample, loss = built(target)
     with _user_code(path):
         more: dict[str, Any] = {"loss": loss, "device": device}
-        found = capture(model, sample, name=path.stem, optimizer=optimizer, degrees=degrees, dry_runs=DRY_RUNS, **more)
+        found = capture(model, sample, name=path.stem, degrees=degrees, dry_runs=DRY_RUNS, **more)
         if not found.measured or any(value is not None for value in more.values()):
             return found
         # Measured here, and a sample is what the model takes.
@@ -257,7 +255,7 @@ def _threads(sharers: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _bundled(name: str, batch: int | None, device: str, optimizer: str, degrees: Sequence[int]) -> Workload:
+def _bundled(name: str, device: str, degrees: Sequence[int]) -> Workload:
     import torch
 
     from hocket.parallel.partition import DRY_RUNS
@@ -271,14 +269,14 @@ def _bundled(name: str, batch: int | None, device: str, optimizer: str, degrees:
 
         with place:
             model = EDSR("full", 4)
-        patches = torch.zeros(batch or 16, 3, 48, 48)
+        patches = torch.zeros(16, 3, 48, 48)
         return capture(model, patches, unit="image", **more)
     if name == "resnet50":
         from hocket.workloads.resnet50.model import ResNet50
 
         with place:
             model = ResNet50()
-        sample = torch.zeros(batch or 32, 3, 224, 224)
+        sample = torch.zeros(32, 3, 224, 224)
         return capture(model, sample, optimizer="momentum", unit="image", **more)
     from torch.utils.data import default_collate
 
@@ -286,9 +284,9 @@ def _bundled(name: str, batch: int | None, device: str, optimizer: str, degrees:
 
     made = build(settings_from_options(name, {"workers": 1}))
     dataset: Any = made.dataset()
-    sample = default_collate([dataset[index] for index in range(batch or 4)])
+    sample = default_collate([dataset[index] for index in range(4)])
 
     def loss(model: torch.nn.Module, given: tuple[torch.Tensor, ...]) -> torch.Tensor:
         return made.loss_fn(model(*given[:-1]), given[-1])
 
-    return capture(made.model(), tuple(sample), loss=loss, optimizer=optimizer, **more)
+    return capture(made.model(), tuple(sample), loss=loss, **more)
