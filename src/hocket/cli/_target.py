@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import importlib.util
 import os
 import sys
@@ -99,18 +100,26 @@ def constants_of(cluster: Cluster, given: Sequence[str]) -> Constants:
     return Constants.of({**cluster.reached, **told})
 
 
-def in_precision(workload: Workload, plan: Plan, *, asked: bool) -> Workload:
-    """Return the workload with products as a plan says, or in its own precision where none was asked for.
+def with_plan(workload: Workload, file: Path | None, precision: str | None) -> tuple[Workload, Plan]:
+    """Return the workload with products as a plan says, or in its own precision where none is asked for; and the plan.
+
+    The plan is a file's, or plain data parallelism, in the precision that is asked for.
 
     Raises:
-        TargetError: another precision was asked for.
+        TargetError: a precision is asked for that the workload is not in.
         WorkloadError: it cannot be planned in float8.
+        PlanError: the file holds no plan, or there is no such precision.
     """
+    from hocket.planner import Plan
+
+    plan = Plan.from_toml(file) if file is not None else Plan()
+    if precision is not None:
+        plan = dataclasses.replace(plan, precision=precision)  # type: ignore[arg-type]
     if plan.precision == "float8":
-        return workload.in_float8()
-    if asked and plan.precision != workload.precision:
+        return workload.in_float8(), plan
+    if precision is not None and plan.precision != workload.precision:
         raise TargetError(f"--precision {plan.precision}: {workload.name} is in {workload.precision}: {_CAST}")
-    return workload
+    return workload, plan
 
 
 _CAST = "what it takes otherwise is not known; capture a model whose parameters are of that precision, or leave it out"

@@ -1,6 +1,5 @@
 """`hocket predict`: throughput, efficiency and cost by workers, what-ifs, and where it stops scaling."""
 
-import dataclasses
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -8,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ._output import RANKS, Json, bad_input, print_json
-from ._target import CONSTANT_HELP, TARGET_HELP, constants_of, in_precision, ranks_of_a_host, resolve_target
+from ._target import CONSTANT_HELP, TARGET_HELP, constants_of, ranks_of_a_host, resolve_target, with_plan
 from .plan import assumed, show_assumptions
 
 if TYPE_CHECKING:
@@ -42,7 +41,7 @@ def predict(
 ) -> None:
     """Predict throughput, efficiency and cost by workers, and what another network would do."""
     from hocket.cluster import load
-    from hocket.planner import LEVEL, Network, Plan, curve_of_fit, curves_svg, fit_scaling, scaling_curves
+    from hocket.planner import LEVEL, Network, curve_of_fit, curves_svg, fit_scaling, scaling_curves
     from hocket.planner import predict as predict_plan
 
     fits: dict[str, ScalingFit] = {}
@@ -69,10 +68,7 @@ def predict(
         else:
             workload = resolve_target(target, device=device, sharers=ranks_of_a_host(where, max(counts)))
             unit = f"{workload.unit}s"
-            given = Plan.from_toml(plan) if plan else Plan()
-            if precision is not None:
-                given = dataclasses.replace(given, precision=precision)  # type: ignore[arg-type]
-            workload = in_precision(workload, given, asked=precision is not None)
+            workload, given = with_plan(workload, plan, precision)
             each = batch or workload.batch
             constants = constants_of(where, constant or [])
             more: dict[str, Any] = {"plan": given, "what_ifs": what_ifs, "constants": constants}
