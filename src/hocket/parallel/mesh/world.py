@@ -52,6 +52,12 @@ class World:
         else:
             dist.all_reduce(tensor, group=self.group)
 
+    def summed(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the sum of a tensor over the ranks, in memory of its own."""
+        total = tensor.clone() if tensor.is_contiguous() else tensor.contiguous()
+        self.all_reduce(total)
+        return total
+
     def all_to_all(
         self, received: torch.Tensor, sent: torch.Tensor, counts: Sequence[int], counts_sent: Sequence[int]
     ) -> None:
