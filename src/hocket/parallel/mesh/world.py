@@ -1,6 +1,7 @@
 """Who takes part: rank, size and group, and the few collectives on Python objects that setting up needs."""
 
 import atexit
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -132,6 +133,13 @@ def join(group: Any = None, timeout_s: float | None = None) -> World:
     if timeout_s is not None and found.group is not None:
         found.group.set_timeout(timedelta(seconds=timeout_s))
     return found
+
+
+def own_gpu() -> torch.device:
+    """Return this rank's GPU, which becomes the current one: ranks go round those of a host, and share few."""
+    own = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+    torch.cuda.set_device(own)
+    return own
 
 
 def _leave() -> None:
