@@ -118,11 +118,11 @@ def _rooted(above: Parents, root: int) -> Parents:
 def _form(
     collective: Collective,
     *,
-    parents: ArrayLike | None = None,
-    switches: Sequence[str] | None = None,
-    arity: int = 32,
-    pieces: int = 1,
-    local: int = 1,
+    parents: ArrayLike | None,
+    switches: Sequence[str] | None,
+    arity: int,
+    pieces: int,
+    local: int,
 ) -> ClosedForm:
     p, root = collective.world, collective.root
     above, _ = _tree(collective, parents, switches, arity, local)
@@ -160,15 +160,7 @@ def _form(
     )
 
 
-def _limit(
-    collective: Collective,
-    *,
-    parents: ArrayLike | None = None,
-    switches: Sequence[str] | None = None,
-    arity: int = 32,
-    pieces: int = 1,
-    local: int = 1,
-) -> str | None:
+def _limit(collective: Collective, *, arity: int, pieces: int, local: int, **_: object) -> str | None:
     if arity < 2:
         return f"arity={arity}; give 2 or more"
     if local < 1 or collective.world % local or (local > 1 and collective.world == local):

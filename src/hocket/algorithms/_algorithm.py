@@ -1,5 +1,6 @@
 """What an algorithm is: a builder of schedules, what it serves, and its closed form."""
 
+import functools
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -64,6 +65,12 @@ _VALUES = {bool: "truth value", int: "whole number", str: "word"}
 _ALONE = ClosedForm(0, Fraction(0), Fraction(0))
 
 
+@functools.cache
+def _defaults(builder: Callable[..., Schedule]) -> Mapping[str, Any]:
+    given = inspect.signature(builder).parameters.values()
+    return {one.name: one.default for one in given if one.kind is inspect.Parameter.KEYWORD_ONLY}
+
+
 def _everything(collective: Collective, **parameters: Any) -> None:
     return None
 
@@ -77,9 +84,10 @@ class Algorithm:
         title: Name for people.
         source: Paper or document that it is from.
         kinds: Kinds of collectives that it serves, see `hocket.schedule.KINDS`.
-        builder: Makes the schedule for two ranks or more; its keyword arguments are the algorithm's parameters.
-        closed_form: The same arguments -> `ClosedForm`.
-        limit: The same arguments -> why they cannot be served, or None.
+        builder: Makes the schedule for two ranks or more; its keyword arguments are the algorithm's parameters, and
+            their defaults the algorithm's.
+        closed_form: The same arguments, none left out -> `ClosedForm`.
+        limit: The same arguments, none left out -> why they cannot be served, or None.
         variants: Parameters worth a try when a table of choices is made.
         in_network: Whether switches must reduce.
         planned: Parameters with which the planner considers it in a group of any ranks; `local`, ranks on each host, is
@@ -104,10 +112,9 @@ class Algorithm:
         return f"<algorithm {self.name}: {', '.join(self.kinds)}>"
 
     @property
-    def parameters(self) -> dict[str, Any]:
+    def parameters(self) -> Mapping[str, Any]:
         """Names and defaults."""
-        given = inspect.signature(self.builder).parameters.values()
-        return {one.name: one.default for one in given if one.kind is inspect.Parameter.KEYWORD_ONLY}
+        return _defaults(self.builder)
 
     @property
     def description(self) -> str:
@@ -126,7 +133,7 @@ class Algorithm:
             if type(default) in _VALUES and not isinstance(value, type(default)):
                 wanted = _VALUES[type(default)]
                 return f"{self.name}: {name}={value!r} is no {wanted}; the default is {default!r}"
-        reason = None if collective.world == 1 else self.limit(collective, **parameters)
+        reason = None if collective.world == 1 else self.limit(collective, **{**self.parameters, **parameters})
         return reason and f"{self.name}, {collective}: {reason}"
 
     def build(self, collective: Collective, **parameters: Any) -> Schedule:
@@ -151,7 +158,9 @@ class Algorithm:
         """
         if reason := self.serves(collective, **parameters):
             raise ScheduleError(reason)
-        return _ALONE if collective.world == 1 else self.closed_form(collective, **parameters)
+        if collective.world == 1:
+            return _ALONE
+        return self.closed_form(collective, **{**self.parameters, **parameters})
 
     def sent(self, collective: Collective, **parameters: Any) -> Fraction:
         """Return the most that any rank sends, in units of S, by the closed form."""

@@ -12,7 +12,7 @@ from ._steps import mirrored, piece_limit, pipelined, placed, power_below, relab
 _SOURCE = "Thakur, Rabenseifner and Gropp, Optimization of collective communication operations in MPICH, 2005"
 
 
-def _form(collective: Collective, *, pieces: int = 1) -> ClosedForm:
+def _form(collective: Collective, *, pieces: int) -> ClosedForm:
     p, kind = collective.world, collective.kind
     depth, all_but_one = rounds(p), Fraction(p - 1, p)
     if kind == "scatter":

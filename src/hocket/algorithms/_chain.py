@@ -10,7 +10,7 @@ from ._algorithm import ClosedForm, algorithm
 from ._steps import mirrored, piece_limit, pipelined
 
 
-def _form(collective: Collective, *, pieces: int = 1) -> ClosedForm:
+def _form(collective: Collective, *, pieces: int) -> ClosedForm:
     p, kind = collective.world, collective.kind
     if kind in ("gather", "scatter"):
         return ClosedForm(p - 1, Fraction(p - 1, p), Fraction(p - 1, p))

@@ -11,7 +11,7 @@ from ._algorithm import ClosedForm, algorithm
 from ._steps import piece_limit, pipelined, rounds
 
 
-def _form(collective: Collective, *, pieces: int = 1) -> ClosedForm:
+def _form(collective: Collective, *, pieces: int) -> ClosedForm:
     """`wire`, `reduced` and `messages` are bounds from above, equal for one piece and an even world."""
     p, depth = collective.world, rounds(collective.world)
     steps = 2 * depth + pieces - 1

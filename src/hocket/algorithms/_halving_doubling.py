@@ -11,7 +11,7 @@ from ._algorithm import ClosedForm, algorithm
 from ._steps import mirrored, power_below, relabelled
 
 
-def _form(collective: Collective, *, order: str = "halving") -> ClosedForm:
+def _form(collective: Collective, **_: object) -> ClosedForm:
     p, q = collective.world, power_below(collective.world)
     levels, fold, window = q.bit_length() - 1, int(p > q), Fraction(q - 1, q)
     if collective.kind != "all_reduce":
@@ -19,7 +19,7 @@ def _form(collective: Collective, *, order: str = "halving") -> ClosedForm:
     return ClosedForm(2 * (levels + fold), 2 * window + fold, 2 * (window + fold), window + fold)
 
 
-def _limit(collective: Collective, *, order: str = "halving") -> str | None:
+def _limit(collective: Collective, *, order: str) -> str | None:
     p = collective.world
     if order not in ("halving", "doubling"):
         return f"order={order!r}; give 'halving' or 'doubling'"

@@ -23,17 +23,13 @@ def _shape(world: int, upper: int | None, ports: int | None) -> tuple[int, int]:
     return upper, ports
 
 
-def _form(
-    collective: Collective, *, upper: int | None = None, ports: int | None = None, order: str = "halving"
-) -> ClosedForm:
+def _form(collective: Collective, **_: object) -> ClosedForm:
     p, kind = collective.world, collective.kind
     part, phases = Fraction(p - 1, p), 2 if kind == "all_reduce" else 1
     return ClosedForm(phases * (p.bit_length() - 1), phases * part, phases * part, part * (kind != "all_gather"))
 
 
-def _limit(
-    collective: Collective, *, upper: int | None = None, ports: int | None = None, order: str = "halving"
-) -> str | None:
+def _limit(collective: Collective, *, upper: int | None, ports: int | None, order: str) -> str | None:
     h, m = _shape(collective.world, upper, ports)
     if order not in ("halving", "doubling"):
         return f"order={order!r}; give 'halving' or 'doubling'"

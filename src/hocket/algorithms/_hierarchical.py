@@ -28,7 +28,7 @@ def _hosts(collective: Collective, local: int, between: str) -> str | None:
     return None
 
 
-def _leaders_form(collective: Collective, *, local: int = 1, between: str = "halving_doubling") -> ClosedForm:
+def _leaders_form(collective: Collective, *, local: int, between: str) -> ClosedForm:
     hosts, kind = collective.world // local, collective.kind
     rooted = collective.rooted
     far = (binomial if rooted else _BETWEEN[between]).form(Collective(kind if rooted else "all_reduce", hosts))
@@ -46,16 +46,12 @@ def _leaders_form(collective: Collective, *, local: int = 1, between: str = "hal
     )
 
 
-def _leaders_limit(collective: Collective, *, local: int = 1, between: str = "halving_doubling") -> str | None:
-    return _hosts(collective, local, between)
-
-
 @algorithm(
     title="Two levels, leaders",
     source=_SOURCE,
     kinds=("all_reduce", "barrier", "broadcast", "reduce"),
     form=_leaders_form,
-    limit=_leaders_limit,
+    limit=_hosts,
     planned=(),
 )
 def leaders(collective: Collective, *, local: int = 1, between: str = "halving_doubling") -> Schedule:
@@ -89,9 +85,7 @@ def leaders(collective: Collective, *, local: int = 1, between: str = "halving_d
     return Schedule("leaders", collective, far.chunks, tuple(steps))
 
 
-def _rails_form(
-    collective: Collective, *, local: int = 1, inside: str = "direct", between: str = "halving_doubling"
-) -> ClosedForm:
+def _rails_form(collective: Collective, *, local: int, inside: str, between: str) -> ClosedForm:
     near, far = (
         one.form(Collective(collective.kind, size)) for one, size in _levels(collective, local, inside, between)
     )
@@ -107,9 +101,7 @@ def _rails_form(
     )
 
 
-def _rails_limit(
-    collective: Collective, *, local: int = 1, inside: str = "direct", between: str = "halving_doubling"
-) -> str | None:
+def _rails_limit(collective: Collective, *, local: int, inside: str, between: str) -> str | None:
     if reason := _hosts(collective, local, between):
         return reason
     if inside not in _INSIDE:

@@ -12,7 +12,7 @@ from hocket.schedule import Collective, Schedule, ScheduleError, Step
 from ._algorithm import ClosedForm, algorithm
 
 
-def _form(collective: Collective, *, rings: int = 1, orders: ArrayLike | None = None) -> ClosedForm:
+def _form(collective: Collective, *, rings: int, orders: ArrayLike | None) -> ClosedForm:
     p, kind = collective.world, collective.kind
     phase = Fraction(p - 1, p)
     phases = 2 if kind == "all_reduce" else 1
@@ -27,7 +27,7 @@ def _form(collective: Collective, *, rings: int = 1, orders: ArrayLike | None = 
     )
 
 
-def _limit(collective: Collective, *, rings: int = 1, orders: ArrayLike | None = None) -> str | None:
+def _limit(collective: Collective, *, rings: int, **_: object) -> str | None:
     return None if rings >= 1 else f"rings={rings}; give 1 or more"
 
 

@@ -109,7 +109,7 @@ def wrapped(
     )
 
 
-def piece_limit(collective: Collective, *, pieces: int = 1) -> str | None:
+def piece_limit(collective: Collective, *, pieces: int) -> str | None:
     """Return why a vector cannot be cut into so many pieces that follow each other; None if it can."""
     if pieces < 1:
         return f"pieces={pieces}; give 1 or more"

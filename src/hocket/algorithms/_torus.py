@@ -21,7 +21,7 @@ def _dims(world: int, dims: Sequence[int] | None) -> tuple[int, ...]:
     return rows, world // rows
 
 
-def _form(collective: Collective, *, dims: Sequence[int] | None = None, at_once: bool = False) -> ClosedForm:
+def _form(collective: Collective, *, dims: Sequence[int] | None, at_once: bool) -> ClosedForm:
     p, kind = collective.world, collective.kind
     around = sum(size - 1 for size in _dims(p, dims))
     part, phases = Fraction(p - 1, p), 2 if kind == "all_reduce" else 1
@@ -35,7 +35,7 @@ def _form(collective: Collective, *, dims: Sequence[int] | None = None, at_once:
     )
 
 
-def _limit(collective: Collective, *, dims: Sequence[int] | None = None, at_once: bool = False) -> str | None:
+def _limit(collective: Collective, *, dims: Sequence[int] | None, at_once: bool) -> str | None:
     sizes = _dims(collective.world, dims)
     if min(sizes, default=0) < 1 or prod(sizes) != collective.world:
         return f"dims={sizes}: their product must be the world's size, {collective.world}"

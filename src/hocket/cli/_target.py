@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import importlib.util
 import inspect
 import os
@@ -40,11 +41,9 @@ def resolve_target(
     # see `TARGET_HELP`. Of `train.py:build` the function returns the model and a sample, and perhaps a loss.
     target: str,
     *,
-    batch: int | None = None,  # samples of the captured batch, for bundled workloads
     # where models are captured: "meta" (no times; the default for bundled workloads), "cpu", "cuda"
     device: str | None = None,
-    optimizer: str = "adam",  # see `hocket.workload.capture`
-    degrees: Sequence[int] = (2, 4, 8),  # see there
+    degrees: Sequence[int] = (2, 4, 8),  # see `hocket.workload.capture`
     # ranks that share a host's cores: a model is measured with as many threads as `hocket run` gives each
     sharers: int = 1,
 ) -> Workload:
@@ -74,7 +73,7 @@ def resolve_target(
 
     if name in names():
         with _threads(sharers if device == "cpu" else 1):
-            return _bundled(name, batch, device or "meta", optimizer, degrees)
+            return _bundled(name, device or "meta", degrees)
     known = ", ".join([*names(), *(f"gpt-{one}" for one in SHAPES)])
     raise TargetError(f"there is no workload {target!r}; there are {known}, or write train.py:build, or a file's path")
 
@@ -116,18 +115,26 @@ def constants_of(cluster: Cluster, given: Sequence[str]) -> Constants:
     return Constants.of({**cluster.reached, **told})
 
 
-def in_precision(workload: Workload, plan: Plan, *, asked: bool) -> Workload:
-    """Return the workload with products as a plan says, or in its own precision where none was asked for.
+def with_plan(workload: Workload, file: Path | None, precision: str | None) -> tuple[Workload, Plan]:
+    """Return the workload with products as a plan says, or in its own precision where none is asked for; and the plan.
+
+    The plan is a file's, or plain data parallelism, in the precision that is asked for.
 
     Raises:
-        TargetError: another precision was asked for.
+        TargetError: a precision is asked for that the workload is not in.
         WorkloadError: it cannot be planned in float8.
+        PlanError: the file holds no plan, or there is no such precision.
     """
+    from hocket.planner import Plan
+
+    plan = Plan.from_toml(file) if file is not None else Plan()
+    if precision is not None:
+        plan = dataclasses.replace(plan, precision=precision)  # type: ignore[arg-type]
     if plan.precision == "float8":
-        return workload.in_float8()
-    if asked and plan.precision != workload.precision:
+        return workload.in_float8(), plan
+    if precision is not None and plan.precision != workload.precision:
         raise TargetError(f"--precision {plan.precision}: {workload.name} is in {workload.precision}: {_CAST}")
-    return workload
+    return workload, plan
 
 
 _CAST = "what it takes otherwise is not known; capture a model whose parameters are of that precision, or leave it out"
@@ -207,7 +214,7 @@ def built(target: str) -> tuple[nn.Module, Any, Any]:
         return given[0], given[1], given[2] if len(given) == 3 else None
 
 
-def _function(target: str, device: str | None, optimizer: str, degrees: Sequence[int]) -> Workload:
+def _function(target: str, device: str | None, degrees: Sequence[int]) -> Workload:
     from hocket.parallel.partition import DRY_RUNS
     from hocket.parallel.pipeline import in_steps
     from hocket.workload import capture
@@ -216,7 +223,7 @@ def _function(target: str, device: str | None, optimizer: str, degrees: Sequence
     model, sample, loss = built(target)
     with _user_code(path):
         more: dict[str, Any] = {"loss": loss, "device": device}
-        found = capture(model, sample, name=path.stem, optimizer=optimizer, degrees=degrees, dry_runs=DRY_RUNS, **more)
+        found = capture(model, sample, name=path.stem, degrees=degrees, dry_runs=DRY_RUNS, **more)
         if not found.measured or any(value is not None for value in more.values()):
             return found
         # Measured here, and a sample is what the model takes.
@@ -276,7 +283,7 @@ def _threads(sharers: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _bundled(name: str, batch: int | None, device: str, optimizer: str, degrees: Sequence[int]) -> Workload:
+def _bundled(name: str, device: str, degrees: Sequence[int]) -> Workload:
     import torch
 
     from hocket.parallel.partition import DRY_RUNS
@@ -290,14 +297,14 @@ def _bundled(name: str, batch: int | None, device: str, optimizer: str, degrees:
 
         with place:
             model = EDSR("full", 4)
-        patches = torch.zeros(batch or 16, 3, 48, 48)
+        patches = torch.zeros(16, 3, 48, 48)
         return capture(model, patches, unit="image", **more)
     if name == "resnet50":
         from hocket.workloads.resnet50.model import ResNet50
 
         with place:
             model = ResNet50()
-        sample = torch.zeros(batch or 32, 3, 224, 224)
+        sample = torch.zeros(32, 3, 224, 224)
         return capture(model, sample, optimizer="momentum", unit="image", **more)
     from torch.utils.data import default_collate
 
@@ -305,9 +312,9 @@ def _bundled(name: str, batch: int | None, device: str, optimizer: str, degrees:
 
     made = build(settings_from_options(name, {"workers": 1}))
     dataset: Any = made.dataset()
-    sample = default_collate([dataset[index] for index in range(batch or 4)])
+    sample = default_collate([dataset[index] for index in range(4)])
 
     def loss(model: torch.nn.Module, given: tuple[torch.Tensor, ...]) -> torch.Tensor:
         return made.loss_fn(model(*given[:-1]), given[-1])
 
-    return capture(made.model(), tuple(sample), loss=loss, optimizer=optimizer, **more)
+    return capture(made.model(), tuple(sample), loss=loss, **more)

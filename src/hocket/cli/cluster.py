@@ -146,18 +146,16 @@ def _measured(n: int, sizes: list[int], rounds: int, timeout_s: float, in_job: b
         with one_error("cluster probe", BenchError):
             spec = {"sizes": sizes, "rounds": rounds}
             return run_world("hocket.cli._probe.rank", spec, n, mpi=False, timeout_s=timeout_s)
-    import os
     from datetime import timedelta
 
     import torch
     import torch.distributed as dist
 
+    from hocket.parallel.mesh import own_gpu
+
     from ._probe.rank import measure
 
-    device = torch.device("cpu")
-    if torch.cuda.is_available():
-        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
-        torch.cuda.set_device(device)
+    device = own_gpu() if torch.cuda.is_available() else torch.device("cpu")
     backend = "nccl" if device.type == "cuda" else "hocket"
     dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
     try:

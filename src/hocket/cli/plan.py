@@ -14,9 +14,9 @@ from ._target import (
     MOST_SAMPLES,
     TARGET_HELP,
     constants_of,
-    in_precision,
     ranks_of_a_host,
     resolve_target,
+    with_plan,
 )
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def plan(
 ) -> None:
     """Choose how to train a model on many workers: the fastest plan that fits, why, and what comes second."""
     from hocket.cluster import load
-    from hocket.planner import Plan, explain, plan_rows, predict, search, with_reasons
+    from hocket.planner import explain, plan_rows, predict, search, with_reasons
     from hocket.units import parse_bytes
 
     wanted = {
@@ -92,10 +92,7 @@ def plan(
         where = load(cluster)
         sharers = ranks_of_a_host(where, workers)
         workload = resolve_target(target, device=device, degrees=_degrees(workers, tensor, given), sharers=sharers)
-        judged = Plan.from_toml(given) if given is not None else Plan()
-        if precision is not None:
-            judged = dataclasses.replace(judged, precision=precision)  # type: ignore[arg-type]
-        workload = in_precision(workload, judged, asked=precision is not None)
+        workload, judged = with_plan(workload, given, precision)
         size = batch or workers
         if workload_out is not None:
             write_file("plan", workload_out, str(workload), "--workload-out ")

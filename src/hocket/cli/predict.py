@@ -1,6 +1,5 @@
 """`hocket predict`: throughput, efficiency and cost by workers, what-ifs, and where it stops scaling."""
 
-import dataclasses
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,9 +12,9 @@ from ._target import (
     MOST_SAMPLES,
     TARGET_HELP,
     constants_of,
-    in_precision,
     ranks_of_a_host,
     resolve_target,
+    with_plan,
 )
 from .plan import assumed, show_assumptions
 
@@ -51,7 +50,7 @@ def predict(
 ) -> None:
     """Predict throughput, efficiency and cost by workers, and what another network would do."""
     from hocket.cluster import load
-    from hocket.planner import LEVEL, Network, Plan, curve_of_fit, curves_svg, fit_scaling, scaling_curves
+    from hocket.planner import LEVEL, Network, curve_of_fit, curves_svg, fit_scaling, scaling_curves
     from hocket.planner import predict as predict_plan
 
     fits: dict[str, ScalingFit] = {}
@@ -79,10 +78,7 @@ def predict(
         else:
             workload = resolve_target(target, device=device, sharers=ranks_of_a_host(where, max(counts)))
             unit = f"{workload.unit}s"
-            given = Plan.from_toml(plan) if plan else Plan()
-            if precision is not None:
-                given = dataclasses.replace(given, precision=precision)  # type: ignore[arg-type]
-            workload = in_precision(workload, given, asked=precision is not None)
+            workload, given = with_plan(workload, plan, precision)
             each = batch or workload.batch
             constants = constants_of(where, constant or [])
             more: dict[str, Any] = {"plan": given, "what_ifs": what_ifs, "constants": constants}

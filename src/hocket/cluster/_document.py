@@ -1,5 +1,6 @@
 """Clusters as text: TOML documents, in a builder's form or node by node, and specs for the command line."""
 
+import itertools
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -132,13 +133,13 @@ def _tables(form: _Explicit, layout: GraphBuilder) -> dict[tuple[int, int], tupl
     for index, route in enumerate(form.routes):
         nodes = [layout.find(name, f"routes[{index}].path[{hop}]") for hop, name in enumerate(route.path)]
         for way in (nodes, nodes[::-1]) if route.both_ways else (nodes,):
-            for hop, pair in enumerate(zip(way, way[1:], strict=False)):
+            for hop, pair in enumerate(itertools.pairwise(way)):
                 if pair not in joined:
                     a, b = (layout.names[node] for node in pair)
                     raise ClusterError(
                         f"no link leads from {a} to {b}; add it to `links`", path=f"routes[{index}].path[{hop}]"
                     )
-            tables[way[0], way[-1]] = tuple(joined[pair] for pair in zip(way, way[1:], strict=False))
+            tables[way[0], way[-1]] = tuple(joined[pair] for pair in itertools.pairwise(way))
     for index, route in enumerate(form.routes):
         if len(set(route.path)) < len(route.path):
             raise ClusterError("the path meets a node twice; leave the loop out", path=f"routes[{index}].path")

@@ -8,6 +8,7 @@ Hosts that hang on one switch are stripped first, again and again: what remains 
 distances are only worked out there, once per destination.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -132,16 +133,9 @@ class Router:
         at, to = source.copy(), destination.copy()
         ups: list[tuple[Indices, Indices]] = []
         downs: list[tuple[Indices, Indices]] = []
-        while True:  # climb to the core, or to where both meet below it
-            apart = at != to
-            climb = np.flatnonzero(apart & (self._depth[at] > 0) & (self._depth[at] >= self._depth[to]))
-            fall = np.flatnonzero(apart & (self._depth[to] > 0) & (self._depth[to] >= self._depth[at]))
-            if not len(climb) and not len(fall):
-                break
-            ups.append((climb, self._up[at[climb]]))
-            downs.append((fall, self._down[to[fall]]))
-            at[climb] = self._parent[at[climb]]
-            to[fall] = self._parent[to[fall]]
+        for climb, up, fall, down in self._to_the_core(at, to):
+            ups.append((climb, up))
+            downs.append((fall, down))
         across = self._walk(*(named or (source, destination)), at, to, seed)
         pieces = [*ups, *across, *reversed(downs)]
         owner = np.concatenate([piece[0] for piece in pieces]) if pieces else np.zeros(0, dtype=np.int64)
@@ -150,18 +144,27 @@ class Router:
         np.cumsum(np.bincount(owner, minlength=flows), out=offsets[1:])
         return Routes(offsets, links[np.argsort(owner, kind="stable")])
 
-    def distance(self, source: Indices, destination: Indices) -> Indices:
-        """Return what the cheapest path of each flow costs; 2^30 or more where there is none."""
-        at, to, total = source.copy(), destination.copy(), np.zeros(len(source), dtype=np.int64)
+    def _to_the_core(self, at: Indices, to: Indices) -> Iterator[tuple[Indices, Indices, Indices, Indices]]:
+        """Move the ends of flows to the core, or to where both meet below it; `at` and `to` are overwritten.
+
+        Yields:
+            Which flows go up from `at`, and by which links; which come down to `to`, and by which links.
+        """
         while True:
             apart = at != to
             climb = np.flatnonzero(apart & (self._depth[at] > 0) & (self._depth[at] >= self._depth[to]))
             fall = np.flatnonzero(apart & (self._depth[to] > 0) & (self._depth[to] >= self._depth[at]))
             if not len(climb) and not len(fall):
-                break
-            total[climb] += self._cost[self._up[at[climb]]]
-            total[fall] += self._cost[self._down[to[fall]]]
+                return
+            yield climb, self._up[at[climb]], fall, self._down[to[fall]]
             at[climb], to[fall] = self._parent[at[climb]], self._parent[to[fall]]
+
+    def distance(self, source: Indices, destination: Indices) -> Indices:
+        """Return what the cheapest path of each flow costs; 2^30 or more where there is none."""
+        at, to, total = source.copy(), destination.copy(), np.zeros(len(source), dtype=np.int64)
+        for climb, up, fall, down in self._to_the_core(at, to):
+            total[climb] += self._cost[up]
+            total[fall] += self._cost[down]
         apart = np.flatnonzero(at != to)
         here, there = self._core_of[at[apart]], self._core_of[to[apart]]
         self._learn(np.unique(there))

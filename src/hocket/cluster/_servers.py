@@ -7,6 +7,7 @@ Rates are per direction and, but for NVLink's nominal 25 GB/s (50 for four links
 those that NCCL's topology model assumes as reachable: PCIe 3.0 x16 12 GB/s, the inter-socket bus 10 GB/s (Skylake).
 """
 
+import itertools
 from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field
@@ -93,24 +94,33 @@ class _DeviceServer(_Server):
         layout.ranks.append(node)
         return node
 
-    def sockets(self, layout: GraphBuilder, name: str, count: int = 2) -> list[int]:
-        cpus = [layout.node(f"{name}.cpu{socket}", "cpu", host=name) for socket in range(count)]
-        for a, b in zip(cpus, cpus[1:], strict=False):
-            layout.link(a, b, self.bus, self.bus_latency, _PCIE_COST)
+    def sockets(self, layout: GraphBuilder, name: str) -> list[int]:
+        cpus = [layout.node(f"{name}.cpu{socket}", "cpu", host=name) for socket in range(2)]
+        layout.link(cpus[0], cpus[1], self.bus, self.bus_latency, _PCIE_COST)
         return cpus
+
+    def all_devices(self, layout: GraphBuilder, name: str) -> list[int]:
+        return [self.device(layout, name, index) for index in range(self.devices)]
+
+    def mesh(self, layout: GraphBuilder, devices: list[int], rate_Bps: float, latency_s: float) -> None:
+        """Join each of some devices to each other."""
+        for a, b in itertools.combinations(devices, 2):
+            layout.link(a, b, rate_Bps, latency_s)
 
     def pcie_link(self, layout: GraphBuilder, a: int, b: int) -> None:
         layout.link(a, b, self.pcie, self.pcie_latency, _PCIE_COST)
 
-    def paired(self, layout: GraphBuilder, name: str, devices: list[int], cpus: list[int]) -> list[int]:
-        """Put each device and a NIC of its own under one PCIe switch; the NICs."""
+    def with_nics(
+        self, layout: GraphBuilder, name: str, devices: list[int], cpus: list[int], sharers: int = 1
+    ) -> list[int]:
+        """Put each device, or as many as are `sharers`, and a NIC of its own under one PCIe switch; the NICs."""
         nics = []
-        for index, device in enumerate(devices):
+        for index, first in enumerate(range(0, len(devices), sharers)):
             switch = layout.node(f"{name}.pcie{index}", "pcie", host=name)
             nic = layout.node(f"{name}.nic{index}", "nic", host=name)
-            self.pcie_link(layout, device, switch)
-            self.pcie_link(layout, nic, switch)
-            self.pcie_link(layout, switch, cpus[index * len(cpus) // len(devices)])
+            for end in (*devices[first : first + sharers], nic):
+                self.pcie_link(layout, end, switch)
+            self.pcie_link(layout, switch, cpus[first * len(cpus) // len(devices)])
             nics.append(nic)
         return nics
 
@@ -160,8 +170,8 @@ class EflopsServer(_DeviceServer):
     def place(self, layout: GraphBuilder, name: str) -> list[int]:
         """Add the devices with their NICs, and two sockets that join their switches."""
         cpus = self.sockets(layout, name)
-        devices = [self.device(layout, name, index) for index in range(self.devices)]
-        return self.paired(layout, name, devices, cpus)
+        devices = self.all_devices(layout, name)
+        return self.with_nics(layout, name, devices, cpus)
 
 
 # DGX-1V's hybrid cube mesh: pairs with two NVLinks and with one; six links leave every device.
@@ -189,20 +199,11 @@ class Dgx1(_DeviceServer):
     def place(self, layout: GraphBuilder, name: str) -> list[int]:
         """Add the mesh; devices that no NVLink joins meet over PCIe, as devices do not forward."""
         cpus = self.sockets(layout, name)
-        devices = [self.device(layout, name, index) for index in range(8)]
+        devices = self.all_devices(layout, name)
         for pairs, lanes in ((_DOUBLE, 2), (_SINGLE, 1)):
             for a, b in pairs:
                 layout.link(devices[a], devices[b], lanes * self.nvlink, self.nvlink_latency)
-        ports = []
-        for pair in range(4):
-            switch = layout.node(f"{name}.pcie{pair}", "pcie", host=name)
-            nic = layout.node(f"{name}.nic{pair}", "nic", host=name)
-            for device in devices[2 * pair : 2 * pair + 2]:
-                self.pcie_link(layout, device, switch)
-            self.pcie_link(layout, nic, switch)
-            self.pcie_link(layout, switch, cpus[pair // 2])
-            ports.append(nic)
-        return ports
+        return self.with_nics(layout, name, devices, cpus, sharers=2)
 
 
 class Ac922(_DeviceServer):
@@ -229,7 +230,7 @@ class Ac922(_DeviceServer):
     def place(self, layout: GraphBuilder, name: str) -> list[int]:
         """Add two sockets, the first half of the devices at the first."""
         cpus = self.sockets(layout, name)
-        devices = [self.device(layout, name, index) for index in range(self.devices)]
+        devices = self.all_devices(layout, name)
         half = self.devices // 2
         ports = []
         for socket, cpu in enumerate(cpus):
@@ -258,12 +259,12 @@ class _NvSwitchServer(_DeviceServer):
     def place(self, layout: GraphBuilder, name: str) -> list[int]:
         """Add the devices at one NVSwitch (its planes are striped, so they act as one), each with a NIC of its own."""
         cpus = self.sockets(layout, name)
-        devices = [self.device(layout, name, index) for index in range(self.devices)]
+        devices = self.all_devices(layout, name)
         capability = self.reduction.capability() if self.reduction else None
         switch = layout.node(f"{name}.nvswitch", "nvswitch", host=name, reduction=capability)
         for device in devices:
             layout.link(device, switch, self.nvlink, self.nvlink_latency)
-        return self.paired(layout, name, devices, cpus)
+        return self.with_nics(layout, name, devices, cpus)
 
 
 class DgxA100(_NvSwitchServer):
@@ -335,11 +336,9 @@ class Mi300x(_DeviceServer):
     def place(self, layout: GraphBuilder, name: str) -> list[int]:
         """Add the mesh, and a NIC for every device."""
         cpus = self.sockets(layout, name)
-        devices = [self.device(layout, name, index) for index in range(self.devices)]
-        for index, device in enumerate(devices):
-            for other in devices[index + 1 :]:
-                layout.link(device, other, self.nvlink, self.nvlink_latency)
-        return self.paired(layout, name, devices, cpus)
+        devices = self.all_devices(layout, name)
+        self.mesh(layout, devices, self.nvlink, self.nvlink_latency)
+        return self.with_nics(layout, name, devices, cpus)
 
 
 Server: TypeAlias = (

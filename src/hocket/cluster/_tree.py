@@ -1,5 +1,6 @@
 """Aggregation trees: which switch reduces for which ranks, up to one root."""
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -80,7 +81,7 @@ def aggregation_tree(cluster: Cluster, ranks: Sequence[int] | Indices | None = N
         if not way:  # the leaf is the root itself
             way = [root]
         first[leaf] = way[0]
-        for node, parent in zip(way, way[1:], strict=False):
+        for node, parent in itertools.pairwise(way):
             if node in above:  # the way on from here is known, and is the same
                 break
             above[node] = parent

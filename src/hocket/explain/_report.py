@@ -185,15 +185,15 @@ def _predicted(found: PredictedStep) -> str:
     )
 
 
-def chosen_ranks(parts: Parts, count: int = _SHOWN) -> list[int]:
+def chosen_ranks(parts: Parts) -> list[int]:
     """Return the ranks to show: all of few; of many the ones that work longest, and others at equal quantiles."""
     work = parts.work.mean(axis=1)
     order = np.argsort(-work, kind="stable")
-    if len(order) <= count:
+    if len(order) <= _SHOWN:
         return sorted(order.tolist())
-    slow = order[: count // 2]
-    rest = order[count // 2 :]
-    return [*slow.tolist(), *rest[np.linspace(0, len(rest) - 1, count - len(slow)).astype(int)].tolist()]
+    slow = order[: _SHOWN // 2]
+    rest = order[_SHOWN // 2 :]
+    return [*slow.tolist(), *rest[np.linspace(0, len(rest) - 1, _SHOWN - len(slow)).astype(int)].tolist()]
 
 
 def _ranks(parts: Parts) -> str:

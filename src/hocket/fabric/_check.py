@@ -19,7 +19,6 @@ from ._wiring import Wiring
 ENOUGH = 0.93  # of a link: the rest is for timers that wake late
 _SETTLE_S = 0.4  # connections are made, and queues fill
 _PORT = 9
-_READY_DEADLINE_S = 30.0
 
 
 @dataclass(frozen=True)

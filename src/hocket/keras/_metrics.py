@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from hocket import comm
-from hocket.parallel.batches import BatchShard
+from hocket.parallel.batches import BatchShard, views_like
 from hocket.parallel.mesh import World
 
 from . import _private
@@ -119,12 +119,9 @@ class MetricSums:
         if self._world.size > 1:
             with comm.label("keras metrics"):
                 dist.all_reduce(flat, group=self._world.group)
-        begin = 0
-        for state, earlier in zip(states, before, strict=True):
-            part = flat[begin : begin + state.numel()].view(state.shape).to(state.device)
-            state.copy_((earlier.double() + part).to(state.dtype))
-            begin += state.numel()
-        *sums, marks, squares = flat[begin:].tolist()
+        for state, earlier, part in zip(states, before, views_like(flat[: -len(tail)], states), strict=True):
+            state.copy_((earlier.double() + part.to(state.device)).to(state.dtype))
+        *sums, marks, squares = flat[-len(tail) :].tolist()
         if self._world.size * squares != marks * marks:
             torch.set_rng_state(self._world.from_root(torch.get_rng_state()))
         return {name: total / share.total for name, total in zip(names, sums, strict=True)}
@@ -144,10 +141,8 @@ class MetricSums:
         flat = torch.cat([value.reshape(-1).to(self._world.device, torch.float64) for value in values])
         with comm.label("keras metrics"):
             dist.broadcast(flat, group=world.group, group_src=root)
-        begin = 0
-        for value in values:
-            value.copy_(flat[begin : begin + value.numel()].view(value.shape))
-            begin += value.numel()
+        for value, part in zip(values, views_like(flat, values), strict=True):
+            value.copy_(part)
 
     def of_this_rank(self, phase: str, results: Callable[[], dict[str, Any]]) -> dict[str, float]:
         """Return what `results` gives where the metrics hold this rank's own sums of the latest epoch or evaluation."""

@@ -12,6 +12,7 @@ from hocket.parallel.mesh import World
 
 from . import _batch_norm, _data, _metrics, _private, _random
 from ._metrics import MetricSums
+from ._stage import mask_of
 
 _STEPS = ("train_function", "test_function", "predict_function")
 
@@ -192,7 +193,7 @@ class Steps:
             if share is None:
                 return plain(x, y, y_pred, sample_weight, *args, **kwargs)
             weight = share.weight if self._keras_step else 1.0
-            if self._gather_outputs or any(_mask(t) is not None for t in _private.tree.flatten(y_pred)):
+            if self._gather_outputs or any(mask_of(t) is not None for t in _private.tree.flatten(y_pred)):
                 factor = self.world.size / share.weight if share.weight else 0.0
                 y, sample_weight = self._whole(y, share), self._whole(sample_weight, share)
                 y_pred = self._whole(y_pred, share, factor)
@@ -229,13 +230,9 @@ class Steps:
                 result = _data.gathered(tensor, share, self.world)
             else:
                 result = _data.gathered_with_gradient(tensor, share, self.world, factor)
-            mask = _mask(tensor)
+            mask = mask_of(tensor)
             if mask is not None:
                 _private.backend.set_keras_mask(result, _data.gathered(mask, share, self.world))
             return result
 
         return None if rows is None else _private.tree.map_structure(whole, rows)
-
-
-def _mask(tensor: Any) -> Any:
-    return _private.backend.get_keras_mask(tensor) if isinstance(tensor, torch.Tensor) else None

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 
 from hocket import comm
+from hocket.parallel.batches import views_like
 from hocket.parallel.mesh import World
 
 from . import _private
@@ -163,10 +164,8 @@ def publish(variables: list[Any], owners: list[int], world: World) -> None:
         for work, owner, flat, same in under_way:
             work.wait()
             if owner != world.rank:
-                begin = 0
-                for value in same:
-                    value.copy_(flat[begin : begin + value.numel()].view(value.shape))
-                    begin += value.numel()
+                for value, part in zip(same, views_like(flat, same), strict=True):
+                    value.copy_(part)
 
 
 def _check(optimizer: Any, variables: list[Any], remedy: str) -> None:

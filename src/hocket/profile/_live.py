@@ -188,7 +188,7 @@ def _read(path: Path, dump: bool) -> LiveRank:
     words, seconds = np.frombuffer(raw, "<u8", 512), np.frombuffer(raw, "<f8", 512)
     texts = texts_of(raw)
     about = texts[1]
-    here = about["boot"] == _boot_of_this_host()
+    here = about["boot"] == boot_of_this_host()
     # Of a host that has another clock the epoch is the common one.
     now_s = time.perf_counter() if here else time.time() - epoch_s
     stack_s, length = lay.STACK.unpack_from(raw, lay.STACK_AT)
@@ -266,7 +266,8 @@ def _dumped(path: Path, pid: int) -> tuple[str, ...]:
     return tuple(list(stacks.values())[-1]) if stacks else ()  # the main thread stands last
 
 
-def _boot_of_this_host() -> str:
+def boot_of_this_host() -> str:
+    """Return what names this host until it starts anew, or its name where the system does not say."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:

@@ -16,7 +16,7 @@ from hocket._sweep import start_ticks
 from hocket.comm import OperationRecord, known_group
 
 from . import _layout as lay
-from ._live import pid_namespace
+from ._live import boot_of_this_host, pid_namespace
 
 _GROUP_NBYTES, _ROW_NBYTES, _RING = lay.GROUP.itemsize, lay.ROW.size, lay.RING_ROWS[0]
 _GROUP_WORDS = _GROUP_NBYTES // 8
@@ -70,7 +70,7 @@ class RankRecord:
         self.text(
             {
                 "host": os.environ.get("HOCKET_HOST") or socket.gethostname(),
-                "boot": _boot(),
+                "boot": boot_of_this_host(),
                 "pids": pid_namespace(),
                 "argv": [word[:500] for word in sys.argv[:60]],
                 "cores": sorted(os.sched_getaffinity(0)),
@@ -263,10 +263,3 @@ class RankRecord:
         found = bool(self._words[lay.QUIET_AT // 8])
         self._words[lay.QUIET_AT // 8] = 0
         return found
-
-
-def _boot() -> str:
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return socket.gethostname()

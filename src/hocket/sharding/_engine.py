@@ -11,7 +11,6 @@ from __future__ import annotations
 import sys
 import traceback
 import weakref
-from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,9 +25,6 @@ from ._operators import changes_first, operator_name
 from ._placement import PARTIAL, CannotShard, Shard, cut, full_shape
 from ._table import RULES
 from ._trees import leaves, mapped
-
-Listener = Callable[[str, Any, str, str], None]
-"""Hears of a call on shards: operator, arguments, "divided" or "gathered", and why."""
 
 as_local = torch._C.DisableTorchFunctionSubclass
 """Makes a block in which this thread's torch functions are called as they are: the code means shards."""

@@ -1,5 +1,6 @@
 """Rules of operators that rearrange elements: views, permutations, joins, pieces, indices, padding."""
 
+import itertools
 import math
 from typing import Any
 
@@ -153,7 +154,7 @@ def _sliced(call: OperatorCall, shard: Shard, begin: int, end: int) -> tuple[Sha
     ends = [sum(shard.segments[:i]) for i in range(len(shard.segments) + 1)]
     if begin not in ends or end not in ends or begin >= end:
         bounds = tuple(sorted({*ends, begin, end}))
-        wanted = tuple(b - a for a, b in zip(bounds, bounds[1:], strict=False))
+        wanted = tuple(b - a for a, b in itertools.pairwise(bounds))
         call.refuse(f"takes {begin}:{end} out of the dim that is divided", [wanted])
     kept = Shard(shard.dim, shard.bounds[ends.index(begin) : ends.index(end)])
     return kept, (begin // call.ranks, end // call.ranks)
@@ -170,11 +171,11 @@ def pieces(call: OperatorCall, input: Any, amount: Any = None, dim: int = 0, **n
     ends = [0]
     for piece in function(torch.empty(input.shape[dim], device="meta"), amount):
         ends.append(ends[-1] + len(piece))
-    sizes = [b - a for a, b in zip(ends, ends[1:], strict=False)]
+    sizes = [b - a for a, b in itertools.pairwise(ends)]
     if dim != shard.dim:
         return [shard] * len(sizes)
     try:
-        found = [_sliced(call, shard, a, b) for a, b in zip(ends, ends[1:], strict=False)]
+        found = [_sliced(call, shard, a, b) for a, b in itertools.pairwise(ends)]
     except CannotShard as error:
         raise CannotShard(
             f"{call.name} takes pieces of {sizes} out of the dim that is divided", [tuple(sizes)]
@@ -356,7 +357,7 @@ def pad(call: OperatorCall, input: Any, pad: Any, mode: str = "constant", value:
     (bounds,) = shard.bounds
     moved = (0, *(bound + low for bound in bounds[1:-1]), shard.size + low + high)
     outputs = Shard(shard.dim, (moved,))
-    if any(a > b for a, b in zip(moved, moved[1:], strict=False)):
+    if any(a > b for a, b in itertools.pairwise(moved)):
         call.refuse("takes whole shards away")
     if mode != "constant":
         if (low, high) == (0, 0) and all(shard.length(rank) for rank in range(shard.ranks)):

@@ -1,6 +1,7 @@
 """`Workload`: what one training step of a model asks for, layer by layer, on one device."""
 
 import dataclasses
+import itertools
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -236,7 +237,7 @@ class Workload:
             cuts: Indices of the layers with which the second and later parts begin, ascending.
         """
         edges = [0, *cuts, len(self.layers)]
-        return tuple(self.layers[a:b] for a, b in zip(edges, edges[1:], strict=False))
+        return tuple(self.layers[a:b] for a, b in itertools.pairwise(edges))
 
     def with_times(self, forward_s: float, backward_s: float) -> "Workload":
         """Return the same with these times of the whole, dealt to layers by their FLOPs (evenly if none has any)."""

@@ -1,6 +1,5 @@
 """Where a worker computes. torch is imported when it is first needed: the command line checks a run before that."""
 
-import os
 from typing import TYPE_CHECKING
 
 from hocket.workloads._settings import SettingsError
@@ -29,6 +28,6 @@ def device_of_worker(asked: str) -> "torch.device":
 
     if asked == "cpu" or (asked == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
-    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
-    torch.cuda.set_device(device)
-    return device
+    from hocket.parallel.mesh import own_gpu
+
+    return own_gpu()

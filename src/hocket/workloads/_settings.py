@@ -110,6 +110,19 @@ class WorkloadSettings:
         return 1
 
 
+def check_batch_norm(settings: WorkloadSettings, image_size: int) -> None:
+    """Refuse images and a batch that leave batch normalisation one value a channel in the last stage of a ResNet.
+
+    Raises:
+        SettingsError: A worker has one image, of which five halvings leave one pixel.
+    """
+    if settings.batch_size // settings.workers < 2 and image_size == 32:
+        raise SettingsError(
+            f"--image-size {image_size} leaves one pixel per image at the end, and one image per worker (--batch-size "
+            f"{settings.batch_size}, -n {settings.workers}) is too little for batch normalisation; enlarge one of them"
+        )
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recipe:
     """How a size of a workload is trained unless told otherwise."""

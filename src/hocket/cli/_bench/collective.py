@@ -18,7 +18,6 @@ from hocket.profile import bus_factor
 
 from .rank import Rank, Sample
 
-COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all")
 _UNMEASURED = 2
 _SMALL, _MEDIUM = 128 * 2**10, 4 * 2**20
 

@@ -62,7 +62,7 @@ class Program:
     staging: int  # chunks of staging memory
 
 
-def compile_schedule(schedule: Schedule, endpoint: int, *, lookahead: int = LOOKAHEAD) -> Program:
+def compile_schedule(schedule: Schedule, endpoint: int) -> Program:
     """Compile the part of a schedule that one endpoint plays; see the head of this module.
 
     Raises:
@@ -70,7 +70,7 @@ def compile_schedule(schedule: Schedule, endpoint: int, *, lookahead: int = LOOK
     """
     sends, receives = _messages(schedule, endpoint)
     chunks = _held_chunks(schedule, endpoint, [*sends, *receives])
-    return _Compiler(schedule, endpoint, sends, receives, chunks, lookahead).run()
+    return _Compiler(schedule, endpoint, sends, receives, chunks).run()
 
 
 def _messages(schedule: Schedule, endpoint: int) -> tuple[list[Message], list[Message]]:
@@ -111,11 +111,9 @@ class _Compiler:
         sends: list[Message],
         receives: list[Message],
         chunks: NDArray[np.int64],
-        lookahead: int,
     ) -> None:
         self._name = schedule.name
         self._endpoint = endpoint
-        self._lookahead = lookahead
         self._chunks = chunks
         self._messages = [*sends, *receives]
         self._sends = list(range(len(sends)))
@@ -175,7 +173,7 @@ class _Compiler:
         held_back: set[int] = set()  # peers: messages of one peer arrive in order, so they are posted in order
         for number in list(self._unposted):
             message = self._messages[number]
-            if message.step > step + self._lookahead:
+            if message.step > step + LOOKAHEAD:
                 break
             staged = message.reduce or number in self._exchanged
             if message.peer in held_back or (not staged and message.step > step and self._is_needed(message)):

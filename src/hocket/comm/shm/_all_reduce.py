@@ -168,7 +168,7 @@ def _combine(channel: Channel, op: ReduceOperator, views: tuple[torch.Tensor, ..
 
 def _direct(channel: Channel, plans: DirectPlans, flat: torch.Tensor, op: ReduceOperator) -> str:
     kernel, n = op.kernel, channel.size
-    places = [place for _, place in channel.details() if place is not None]
+    places = [place for place in channel.places() if place is not None]
     for first, *rest in plans.get(channel, flat, places):
         for view in rest:
             kernel(first, view, out=first)

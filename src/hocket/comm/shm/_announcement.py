@@ -17,12 +17,11 @@ from ._segment import SharedSegment
 _LINE = 64
 _OFFSETS = (2 * _LINE, 4 * _LINE)  # in the header, by parity
 
-# The contract, in which all ranks must agree: seq, kind, operator, dtype, root, numel; then what is this rank's own:
-# extra, arena, fd, arena_nbytes, offset. Together one cache line.
-_ANNOUNCEMENT = struct.Struct("<IHHHHxxxxQ" + "qqqQQ")
+# The contract, in which all ranks must agree: seq, kind, operator, dtype, root, numel; then this rank's own place:
+# arena, fd, arena_nbytes, offset. Together less than a cache line.
+_ANNOUNCEMENT = struct.Struct("<IHHHHxxxxQ" + "qqQQ")
 _CONTRACT = struct.Struct("<IHHHHxxxxQ")
-_DETAIL = struct.Struct("<qqqQQ")
-_ARENA = 1  # place of the arena among the own words, all of eight bytes
+_PLACE = struct.Struct("<qqQQ")
 _SEQ_MASK = 0xFFFFFFFF
 
 _KIND_NUMBERS = {kind: i for i, kind in enumerate(KINDS)}
@@ -45,8 +44,8 @@ class AnnouncementBoard:
         both = [[s.view[at : at + _ANNOUNCEMENT.size] for s in segments] for at in _OFFSETS]
         self._own = tuple(views[rank] for views in both)
         self._contracts = tuple([view[: _CONTRACT.size] for view in views] for views in both)
-        self._details = tuple([view[_CONTRACT.size :] for view in views] for views in both)
-        self._words = tuple([view.cast("q") for view in views] for views in self._details)
+        self._places = tuple([view[_CONTRACT.size :] for view in views] for views in both)
+        self._arenas = tuple([view[:8].cast("q") for view in views] for views in self._places)
 
     def write(
         self,
@@ -56,7 +55,6 @@ class AnnouncementBoard:
         numel: int,
         operator: int,
         root: int,
-        extra: int,
         place: MemoryHandle | None,
     ) -> None:
         """Write this rank's announcement of operation `seq`, to be published."""
@@ -70,7 +68,6 @@ class AnnouncementBoard:
             DTYPE_NUMBERS[dtype],
             root,
             numel,
-            extra,
             arena,
             fd,
             arena_nbytes,
@@ -90,18 +87,15 @@ class AnnouncementBoard:
     def registered(self, seq: int) -> int:
         """Return how many ranks announced that their buffer is registered."""
         found = 0
-        for words in self._words[seq & 1]:
-            if words[_ARENA] >= 0:
+        for arenas in self._arenas[seq & 1]:
+            if arenas[0] >= 0:
                 found += 1
         return found
 
-    def details(self, seq: int) -> list[tuple[int, MemoryHandle | None]]:
-        """Return what every rank announced besides the contract, as (extra, place)."""
-        result = []
-        for view in self._details[seq & 1]:
-            extra, arena, fd, arena_nbytes, offset = _DETAIL.unpack_from(view, 0)
-            result.append((extra, MemoryHandle(arena, fd, arena_nbytes, offset) if arena >= 0 else None))
-        return result
+    def places(self, seq: int) -> list[MemoryHandle | None]:
+        """Return where every rank announced that its buffer lies; None where that is not registered."""
+        handles = (MemoryHandle(*_PLACE.unpack_from(view, 0)) for view in self._places[seq & 1])
+        return [handle if handle.arena >= 0 else None for handle in handles]
 
     def last(self, rank: int) -> str:
         """Return the latest announcement of `rank`, for messages."""

@@ -95,7 +95,6 @@ class Channel:
         numel: int = 0,  # number of elements; must agree
         operator: int = NO_OPERATOR,  # the ReduceOperator's number; must agree
         root: int = NO_ROOT,  # root's rank; must agree
-        extra: int = 0,  # anything one integer can say that need not agree
         place: MemoryHandle | None = None,  # memory of this rank's buffer, if it is registered
     ) -> None:
         """Start an operation: write this rank's announcement, to be published with the first phase."""
@@ -103,7 +102,7 @@ class Channel:
         self._kind = kind
         self._timeout_s = timeout_s
         self._deadline_s = time.monotonic() + timeout_s
-        self._board.write(self.seq, kind, dtype, numel, operator, root, extra, place)
+        self._board.write(self.seq, kind, dtype, numel, operator, root, place)
 
     def meet(self) -> None:
         """Do the first phase of an operation: publish, wait for all, and compare the announcements.
@@ -125,9 +124,9 @@ class Channel:
         """After `meet`: how many ranks announced that their buffer is registered."""
         return self._board.registered(self.seq)
 
-    def details(self) -> list[tuple[int, MemoryHandle | None]]:
-        """After `meet`: what every rank announced besides the contract, as (extra, place)."""
-        return self._board.details(self.seq)
+    def places(self) -> list[MemoryHandle | None]:
+        """After `meet`: where every rank announced that its buffer lies; None where that is not registered."""
+        return self._board.places(self.seq)
 
     def slots(self, dtype: torch.dtype) -> list[torch.Tensor]:
         """Return everyone's slot for the next phase, as flat tensors of `dtype` (`sizes.slot` bytes each)."""

@@ -28,7 +28,7 @@ def broadcast(channel: Channel, flat: torch.Tensor, root: int, place: MemoryHand
     if channel.rank == root and place is None and pieces:
         slot[: pieces[0].numel()].copy_(pieces[0])
     channel.meet()
-    source = channel.details()[root][1]
+    source = channel.places()[root]
     if source is not None:
         if channel.rank != root:
             data.copy_(peer_buffer(channel, root, source, _BYTES, data.numel()))
@@ -60,7 +60,7 @@ def all_gather(
     if place is None:
         slots[channel.rank].copy_(pieces[0])
     channel.meet()
-    places = [p for _, p in channel.details()]
+    places = channel.places()
     if all(places):
         for r in channel.others:
             source = peer_buffer(channel, r, places[r], _BYTES, data.numel())  # type: ignore[arg-type]
@@ -100,7 +100,7 @@ def reduce_scatter(
         "reduce_scatter", timeout_s=timeout_s, dtype=output.dtype, numel=numel, operator=op.number, place=place
     )
     channel.meet()
-    places = [p for _, p in channel.details()]
+    places = channel.places()
     dtype = op.view or output.dtype
     output, inputs = output.view(dtype), [i.view(dtype) for i in inputs]
     direct = all(places)

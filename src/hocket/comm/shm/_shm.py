@@ -28,10 +28,12 @@ class SharedMemoryTransport:
         self.channel = channel
         self._plans = _all_reduce.DirectPlans()
 
+    def _place_if_long(self, flat: torch.Tensor) -> MemoryHandle | None:
+        return _place(flat) if flat.numel() * flat.element_size() >= self.channel.sizes.direct else None
+
     def all_reduce(self, flat: torch.Tensor, op: ReduceOperator, timeout_s: float) -> str:
         """See Transport."""
-        place = _place(flat) if flat.numel() * flat.element_size() >= self.channel.sizes.direct else None
-        return _all_reduce.all_reduce(self.channel, self._plans, flat, op, place, timeout_s)
+        return _all_reduce.all_reduce(self.channel, self._plans, flat, op, self._place_if_long(flat), timeout_s)
 
     def reduce(self, flat: torch.Tensor, op: ReduceOperator, root: int, timeout_s: float) -> str:
         """See Transport."""
@@ -39,8 +41,7 @@ class SharedMemoryTransport:
 
     def broadcast(self, flat: torch.Tensor, root: int, timeout_s: float) -> str:
         """See Transport."""
-        place = _place(flat) if flat.numel() * flat.element_size() >= self.channel.sizes.direct else None
-        return _exchange.broadcast(self.channel, flat, root, place, timeout_s)
+        return _exchange.broadcast(self.channel, flat, root, self._place_if_long(flat), timeout_s)
 
     def all_gather(self, outputs: Flats, flat: torch.Tensor, timeout_s: float) -> str:
         """See Transport."""

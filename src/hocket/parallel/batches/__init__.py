@@ -10,7 +10,7 @@ from ._samples import Key, RankSampler, SeededDataset, each
 from ._totals import average, total
 from ._undisturbed import undisturbed
 from ._user_loader import expected_size, inner_loader
-from .trees import called, mapped, samples_in, tensors_in
+from .trees import called, mapped, samples_in, tensors_in, views_like
 
 __all__ = [
     "SAME_VALUES",
@@ -51,4 +51,5 @@ __all__ = [
     "tensors_in",
     "total",
     "undisturbed",
+    "views_like",
 ]

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from ..mesh import World
 from ..mesh import world as _world
 from . import batch as _batch
+from .trees import views_like
 
 
 def total(*values: Any, group: Any = None) -> Any:
@@ -87,10 +88,8 @@ def _sums(values: tuple[Any, ...], world: World) -> list[Any]:
         for same_kind in kinds.values():
             flat = torch.cat([t.reshape(-1) for t in same_kind])
             dist.all_reduce(flat, group=world.group)
-            begin = 0
-            for tensor in same_kind:
-                tensor.copy_(flat[begin : begin + tensor.numel()].view(tensor.shape))
-                begin += tensor.numel()
+            for tensor, part in zip(same_kind, views_like(flat, same_kind), strict=True):
+                tensor.copy_(part)
     return [t if isinstance(v, torch.Tensor) else t.item() for v, t in zip(values, tensors, strict=True)]
 
 

@@ -65,7 +65,7 @@ class BatchListener(Protocol):
 before_evaluation: list[Callable[[World], None]] = []
 """Collective operations that all ranks run together before a loader for evaluation begins."""
 
-listeners: weakref.WeakSet[Any] = weakref.WeakSet()  # of BatchListener
+listeners: weakref.WeakSet[BatchListener] = weakref.WeakSet()
 
 _kept: dict[int, tuple[weakref.ref[torch.UntypedStorage], Note]] = {}  # by the address of a tensor that was yielded
 _open: dict[int, Note] = {}  # by loader, the one that yielded last at the end

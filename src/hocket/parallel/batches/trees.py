@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import torch
@@ -38,6 +38,12 @@ def mapped(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
         parts = {name: mapped(getattr(value, name), change) for name in value.__dataclass_fields__}
         return like_dataclass(value, parts)
     return value
+
+
+def views_like(flat: torch.Tensor, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Return the parts of a flat tensor, one after the other, as views that have the shapes of some tensors."""
+    parts = torch.split(flat, [one.numel() for one in tensors])
+    return [part.view(one.shape) for part, one in zip(parts, tensors, strict=True)]
 
 
 def like_mapping(value: Mapping[Any, Any], parts: dict[Any, Any]) -> Any:

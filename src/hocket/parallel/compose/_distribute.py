@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import weakref
 from collections.abc import Callable, Iterable
 from typing import Any, Final, Literal
@@ -20,7 +19,7 @@ from ..batches import (
     total,
 )
 from ..data import DataParallel, synchronise
-from ..mesh import Mesh, World
+from ..mesh import Mesh, World, own_gpu
 from ..mesh import world as _world
 from ..state import Deferred, broadcast_optimizer_state
 from ._refusals import check_carried_out, check_optimizer, check_plain, use_choices
@@ -260,6 +259,4 @@ def take_own_gpu(model: torch.nn.Module) -> None:
         return
     devices = {p.device for p in model.parameters()}
     if len(devices) == 1 and next(iter(devices)).type == "cuda":
-        own = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
-        torch.cuda.set_device(own)
-        model.to(own)
+        model.to(own_gpu())

@@ -1,6 +1,7 @@
 """Compares the loss of some samples with that of their parts, before the first step is made."""
 
 import functools
+import itertools
 import math
 import types
 from collections.abc import Sequence
@@ -299,7 +300,7 @@ class _Judge:
         cut = self._cut
         cuts = [(0, cut, count)] + ([(0, 2, count)] if cut > 2 else [])
         try:
-            split = [[self.measured(a, b) for a, b in zip(one, one[1:], strict=False)] for one in cuts]
+            split = [[self.measured(a, b) for a, b in itertools.pairwise(one)] for one in cuts]
         except Exception as error:
             # Of one sample, say, which some models take for something else; the step will tell.
             return _Verdict(problem=_no_part(cut, count, _said(error))) if cut > 1 else None
@@ -311,7 +312,7 @@ class _Judge:
         if not all(map(math.isfinite, values)):
             return None
         form = self._form
-        samples = [[b - a for a, b in zip(one, one[1:], strict=False)] for one in cuts]
+        samples = [[b - a for a, b in itertools.pairwise(one)] for one in cuts]
         stated = [[one.count for one in some] for some in parts]
         if whole.paired:
             return self._stated(whole, parts, stated, whole.count, "the pair (sum, count)")
@@ -375,7 +376,7 @@ class _Judge:
         for one in possible_counts(batch, self._few.samples):
             counts = []
             for places in cuts:
-                ends = zip(places, places[1:], strict=False)
+                ends = itertools.pairwise(places)
                 counts.append([one(batch_of(*self._cutter.cut(self._values, a, b))) for a, b in ends])
             if self._explains(whole, parts, counts, one(batch)):
                 matching.append(one)

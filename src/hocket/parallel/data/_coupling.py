@@ -71,19 +71,12 @@ def samples_paired(loss: torch.Tensor, made: set[int], samples: int) -> bool:
         made: Places in the graph of the model's outputs.
         samples: How many there are.
     """
-    todo: list[Any] = [loss.grad_fn]
-    seen = set[Any]()
-    while todo and samples > 1:
-        node = todo.pop()
-        if node is None or node in seen or node._sequence_nr() in made:
-            continue
-        seen.add(node)
+    for node in _behind(loss, made) if samples > 1 else ():
         below = [one for one, _ in node.next_functions]
         if "Cdist" in node.name() and all(torch_adapter.reaches(one, made) for one in below if one is not None):
             sizes = [one.shape[-2] for one in (node._saved_x1, node._saved_x2)]
             if sizes[0] == sizes[1] == samples and None not in below:
                 return True
-        todo += below
     return False
 
 
@@ -140,17 +133,23 @@ def samples_compete(loss: torch.Tensor, made: set[int], samples: int) -> str:
         made: Places in the graph of the model's outputs; what the model does inside is not looked at.
         samples: How many there are.
     """
+    for node in _behind(loss, made):
+        kind = _kind(node)
+        if kind in _RANKING and _over_samples(node, samples) and torch_adapter.reaches(node, made):
+            return kind.lower()
+    return ""
+
+
+def _behind(loss: torch.Tensor, made: set[int]) -> Iterator[Any]:
+    """Yield the operators that make a loss of the model's outputs, whose places in the graph are `made`; each once."""
     todo, seen = [loss.grad_fn], set[Any]()
     while todo:
         node = todo.pop()
         if node is None or node in seen or node._sequence_nr() in made:
             continue
         seen.add(node)
-        kind = _kind(node)
-        if kind in _RANKING and _over_samples(node, samples) and torch_adapter.reaches(node, made):
-            return kind.lower()
+        yield node
         todo += [one for one, _ in node.next_functions]
-    return ""
 
 
 def _over_samples(node: Any, samples: int) -> bool:

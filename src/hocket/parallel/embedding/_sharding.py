@@ -1,5 +1,6 @@
 """Which tables are sharded, and how: plain numbers in, plain decisions out."""
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -85,4 +86,4 @@ def _even(rows: int, world: int) -> tuple[int, ...]:
 
 
 def _differences(bounds: Sequence[int]) -> list[int]:
-    return [end - begin for begin, end in zip(bounds, bounds[1:], strict=False)]
+    return [end - begin for begin, end in itertools.pairwise(bounds)]

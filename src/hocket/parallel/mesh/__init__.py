@@ -2,6 +2,6 @@
 
 from ._links import link_of
 from ._mesh import Mesh
-from .world import DryGroup, World, join
+from .world import DryGroup, World, join, own_gpu
 
-__all__ = ["DryGroup", "Mesh", "World", "join", "link_of"]
+__all__ = ["DryGroup", "Mesh", "World", "join", "link_of", "own_gpu"]

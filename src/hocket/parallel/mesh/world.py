@@ -1,6 +1,7 @@
 """Who takes part: rank, size and group, and the few collectives on Python objects that setting up needs."""
 
 import atexit
+import os
 import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -54,6 +55,12 @@ class World:
             self.group.heard("all_reduce", tensor.nbytes)
         else:
             dist.all_reduce(tensor, group=self.group)
+
+    def summed(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the sum of a tensor over the ranks, in memory of its own."""
+        total = tensor.clone() if tensor.is_contiguous() else tensor.contiguous()
+        self.all_reduce(total)
+        return total
 
     def all_to_all(
         self, received: torch.Tensor, sent: torch.Tensor, counts: Sequence[int], counts_sent: Sequence[int]
@@ -142,6 +149,13 @@ def join(group: Any = None, timeout_s: float | None = None) -> World:
     if timeout_s is not None and found.group is not None:
         found.group.set_timeout(timedelta(seconds=timeout_s))
     return found
+
+
+def own_gpu() -> torch.device:
+    """Return this rank's GPU, which becomes the current one: ranks go round those of a host, and share few."""
+    own = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+    torch.cuda.set_device(own)
+    return own
 
 
 def _leave() -> None:

@@ -40,16 +40,6 @@ class Times:
         """Forward and backward of each step."""
         return tuple(f + b for f, b in zip(self.forward_s, self.backward_s, strict=True))
 
-    def of_modules(self) -> dict[str, float]:
-        """Return the seconds of each module, with those inside it; "" is all of the model."""
-        sums: dict[str, float] = {}
-        for path, seconds in zip(self.modules, self.total_s, strict=True):
-            parts = path.split(".") if path else []
-            for depth in range(len(parts) + 1):
-                name = ".".join(parts[:depth])
-                sums[name] = sums.get(name, 0.0) + seconds
-        return sums
-
 
 def measure(model: torch.nn.Module, sample: Any, *, repeats: int = 5) -> Times:
     """Time each step of a model on a sample: the best of some runs after one to warm up.

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from hocket.schedule.pipeline import PipelineAction
+from hocket.schedule.pipeline import COMPUTES, PipelineAction
 
 from . import _values
 from ._flight import Flight
@@ -18,7 +18,6 @@ from ._stage import Stage
 from ._wire import Key, StageWire
 
 Tensor = torch.Tensor
-_COMPUTES = frozenset("FBIW")
 
 
 class StageFailure(NamedTuple):
@@ -120,7 +119,7 @@ class Run:
             "SEND_B": self._send_backward,
             "RECV_B": self._receive_backward,
         }
-        for compute, group in itertools.groupby(actions, lambda action: action.kind in _COMPUTES):
+        for compute, group in itertools.groupby(actions, lambda action: action.kind in COMPUTES):
             for action in group if compute else self._receives_first(list(group)):
                 doing[action.kind](action)
         self._wire.drain()

@@ -5,13 +5,14 @@ from ._bucket_sizes import BucketSizes
 from ._check import PlanCheck, check_run
 from ._compression import COMPRESSIONS, CompressionSpec, parse_compression
 from ._order import order_of, plan_order
-from ._plan import PLAN_VARIABLE, Plan
+from ._plan import PLAN_VARIABLE, SHARDS, Plan
 from ._rules import undivided
 from ._synchronisation import Synchronisation
 
 __all__ = [
     "COMPRESSIONS",
     "PLAN_VARIABLE",
+    "SHARDS",
     "BucketSizes",
     "CompressionSpec",
     "Plan",

@@ -11,7 +11,7 @@ import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 import tomli_w
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model
@@ -30,6 +30,7 @@ PLAN_VARIABLE = "HOCKET_PLAN"
 """Environment variable in which `hocket run --plan` hands a plan to its ranks, as JSON; a path is understood too."""
 
 Shard = Literal["none", "optimizer", "gradients", "parameters"]
+SHARDS: tuple[Shard, ...] = get_args(Shard)  # by how much of a model is divided
 Embeddings = Literal["replicated", "table", "row", "hybrid"]
 Precision = Literal["float32", "bfloat16", "float8"]
 RecomputePart = Literal["layers", "attention"]

@@ -12,10 +12,9 @@ from hocket.workload import Workload
 from .._findings import PlanError, PlanFinding
 from ..axes import AXES, axis, inner
 from ..network import Network
-from ..plan import Plan, undivided
+from ..plan import SHARDS, Plan, undivided
 from ..step import refuse_relaxed
 
-_SHARDS = ("none", "optimizer", "gradients", "parameters")
 _MICRO = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256)
 _STAGES = (1, 2, 3, 4, 6, 8)
 
@@ -125,7 +124,7 @@ def grid_of(workload: Workload, network: Network, workers: int, batch: int, fixe
         near = [n for n in _divisors(workers) if n <= data][-1]
         rule = f"{data} does not divide {workers} workers"
         raise PlanError("no plan keeps this:", [PlanFinding("data_parallel_degree", rule, f"use a divisor, as {near}")])
-    shards = (fixed["shard"],) if "shard" in fixed else ("parameters",) if fixed.get("shard_degree") else _SHARDS
+    shards = (fixed["shard"],) if "shard" in fixed else ("parameters",) if fixed.get("shard_degree") else SHARDS
     among = Plan(**{**fixed, "shard": shards[-1]})
     if wrong := [one for one in among.findings() if one.field == "shard_degree"]:
         raise PlanError("no plan keeps this:", wrong)

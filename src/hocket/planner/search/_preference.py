@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from ..axes import copy_group, inner, product
-from ..plan import Plan
+from ..plan import SHARDS, Plan
 
 NEAR = 0.05
 """Predicted times that differ by less say nothing of which plan is faster.
@@ -13,8 +13,6 @@ that were far behind the best were forms of it that were predicted to be a few p
 gradients by 4%, where plain data parallelism took 16% less in truth. A plan that is taken for being simple is behind
 by this much at the most, if predictions are right: half of what a pick may be behind the best.
 """
-
-_SHARDS = ("none", "optimizer", "gradients", "parameters")
 
 
 def simplicity(plan: Plan) -> tuple[int, ...]:
@@ -27,7 +25,7 @@ def simplicity(plan: Plan) -> tuple[int, ...]:
     ways = sum(axis.degree(plan) > 1 for axis in inner()) + plan.recompute
     return (
         ways,
-        _SHARDS.index(plan.shard),
+        SHARDS.index(plan.shard),
         copy_group(plan)[0] > 1,
         product(plan, *inner()),
         plan.stages_per_rank,

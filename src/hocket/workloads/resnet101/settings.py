@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hocket.workloads._settings import Recipe, SettingsError, SizedSettings
+from hocket.workloads._settings import Recipe, SettingsError, SizedSettings, check_batch_norm
 
 IMAGES_PER_EPOCH = 8192
 SMALLEST_IMAGE = 32
@@ -43,12 +43,7 @@ class ResNet101Settings(SizedSettings):
             raise SettingsError(
                 f"--image-size {self.image_size}: the digits need {SMALLEST_IMAGE} pixels or more; enlarge it"
             )
-        if self.batch_size // self.workers < 2 and self.image_size == SMALLEST_IMAGE:
-            raise SettingsError(
-                f"--image-size {self.image_size} leaves one pixel per image at the end, and one image per worker "
-                f"(--batch-size {self.batch_size}, -n {self.workers}) is too little for batch normalisation; enlarge "
-                "one of them"
-            )
+        check_batch_norm(self, self.image_size)
 
     @classmethod
     def defaults(cls, options: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hocket.workloads._settings import SettingsError, WorkloadSettings
+from hocket.workloads._settings import SettingsError, WorkloadSettings, check_batch_norm
 
 IMAGES_PER_EPOCH = 1_281_167  # as in ImageNet
 
@@ -32,11 +32,7 @@ class ResNet50Settings(WorkloadSettings):
             raise SettingsError(
                 f"--image-size {self.image_size}: ResNet-50 halves its image five times; use 32 or more"
             )
-        if self.batch_size // self.workers < 2 and self.image_size == 32:
-            raise SettingsError(
-                f"--image-size 32 leaves one pixel per image at the end, and one image per worker (--batch-size "
-                f"{self.batch_size}, -n {self.workers}) is too little for batch normalisation; enlarge one of them"
-            )
+        check_batch_norm(self, self.image_size)
 
     @classmethod
     def defaults(cls, options: Mapping[str, Any]) -> dict[str, Any]:

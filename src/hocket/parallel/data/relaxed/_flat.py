@@ -4,6 +4,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
+from ...batches import views_like
+
 _ALIGNMENT = 64
 
 
@@ -37,10 +39,7 @@ class FlatParameters:
         )
         self.flats = self.views(buffer)
         for flat, members in zip(self.flats, kinds.values(), strict=True):
-            offset = 0
-            for parameter in members:
-                place = flat[offset : offset + parameter.numel()].view(parameter.shape)
-                offset += parameter.numel()
+            for parameter, place in zip(members, views_like(flat, members), strict=True):
                 if fill:
                     place.copy_(parameter.detach())
                 parameter.data = place
@@ -71,12 +70,10 @@ class FlatParameters:
         """Copy flat tensors back to the `tensors` that are there: the other way."""
         by_parameter = dict(zip(self._parameters, tensors, strict=True))
         for flat, members in zip(flats, self._kinds.values(), strict=True):
-            offset = 0
-            for parameter in members:
+            for parameter, part in zip(members, views_like(flat, members), strict=True):
                 value = by_parameter[parameter]
                 if value is not None:
-                    value.copy_(flat[offset : offset + parameter.numel()].view(parameter.shape))
-                offset += parameter.numel()
+                    value.copy_(part)
 
     def check(self) -> None:
         """Raise RuntimeError if somebody has given a parameter other memory since (`model.to`, say)."""

@@ -135,14 +135,8 @@ class _Total(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, world: World, tensor: torch.Tensor) -> torch.Tensor:
         ctx.world = world
-        return _summed(world, tensor)
+        return world.summed(tensor)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        return None, _summed(ctx.world, gradients[0])
-
-
-def _summed(world: World, tensor: torch.Tensor) -> torch.Tensor:
-    summed = tensor.contiguous() if not tensor.is_contiguous() else tensor.clone()
-    world.all_reduce(summed)
-    return summed
+        return None, ctx.world.summed(gradients[0])

@@ -22,6 +22,7 @@ import torch.distributed as dist
 
 from hocket.sharding import Shard, cut, join
 
+from ...batches import views_like
 from ...mesh import World
 
 
@@ -80,12 +81,6 @@ def reduce_scatter(world: World, tensor: torch.Tensor, split: Shard) -> torch.Te
 # through equal graphs in equal order.
 
 
-def _all_reduced(world: World, tensor: torch.Tensor) -> torch.Tensor:
-    total = tensor.contiguous() if not tensor.is_contiguous() else tensor.clone()
-    dist.all_reduce(total, group=world.group)
-    return total
-
-
 def _all_gathered(world: World, tensor: torch.Tensor, split: Shard) -> torch.Tensor:
     tensor = tensor.contiguous()
     parts = tensor.new_empty((world.size, *tensor.shape))
@@ -111,17 +106,16 @@ class _Copy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         if len(gradients) == 1:
-            return None, _all_reduced(ctx.world, gradients[0])
+            return None, ctx.world.summed(gradients[0])
         total = torch.cat([g.reshape(-1) for g in gradients])
         dist.all_reduce(total, group=ctx.world.group)
-        parts = torch.split(total, [g.numel() for g in gradients])
-        return None, *(part.view(g.shape) for part, g in zip(parts, gradients, strict=True))
+        return None, *views_like(total, gradients)
 
 
 class _Reduce(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, world: World, tensor: torch.Tensor) -> torch.Tensor:
-        return _all_reduced(world, tensor)
+        return world.summed(tensor)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:

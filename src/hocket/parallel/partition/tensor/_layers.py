@@ -192,19 +192,19 @@ class CutLayer(nn.Module):
         return f"{super().extra_repr()}, {self.form.kind} parallel over {self.form.world.size}"
 
 
-def _cut_class(layer: type[nn.Module]) -> type[nn.Module]:
-    return type(
-        f"Cut{layer.__name__}", (CutLayer, layer), {"__module__": __name__, "__doc__": f"{layer.__name__}, cut."}
-    )
+def cut_class(front: type[nn.Module], layer: type[nn.Module]) -> type[nn.Module]:
+    """Return the class of a layer that is cut, for which `front` does what a cut layer does besides its own."""
+    about = {"__module__": front.__module__, "__doc__": f"{layer.__name__}, cut."}
+    return type(f"Cut{layer.__name__}", (front, layer), about)
 
 
-CutLinear = _cut_class(nn.Linear)
-CutConv1d = _cut_class(nn.Conv1d)
-CutConv2d = _cut_class(nn.Conv2d)
-CutConv3d = _cut_class(nn.Conv3d)
-CutConvTranspose1d = _cut_class(nn.ConvTranspose1d)
-CutConvTranspose2d = _cut_class(nn.ConvTranspose2d)
-CutConvTranspose3d = _cut_class(nn.ConvTranspose3d)
+CutLinear = cut_class(CutLayer, nn.Linear)
+CutConv1d = cut_class(CutLayer, nn.Conv1d)
+CutConv2d = cut_class(CutLayer, nn.Conv2d)
+CutConv3d = cut_class(CutLayer, nn.Conv3d)
+CutConvTranspose1d = cut_class(CutLayer, nn.ConvTranspose1d)
+CutConvTranspose2d = cut_class(CutLayer, nn.ConvTranspose2d)
+CutConvTranspose3d = cut_class(CutLayer, nn.ConvTranspose3d)
 
 
 def _check_ids(ids: torch.Tensor, rows: int) -> None:

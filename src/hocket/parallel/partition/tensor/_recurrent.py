@@ -16,7 +16,7 @@ from torch import nn
 from hocket.sharding import Shard, as_local, gathered, mapped
 
 from ._functions import copy_to, gather, gather_partial, scatter
-from ._layers import LayerPartition
+from ._layers import LayerPartition, cut_class
 
 Weights = list[Any]
 """Of one layer and direction: of inputs, of hidden units, and a bias of each (or None)."""
@@ -156,11 +156,7 @@ class CutCell(nn.RNNCellBase):
         return f"{super().extra_repr()}, hidden units parallel over {self.form.world.size}"
 
 
-def _cut_class(front: type[nn.Module], layer: type[nn.Module]) -> type[nn.Module]:
-    return type(f"Cut{layer.__name__}", (front, layer), {"__module__": __name__, "__doc__": f"{layer.__name__}, cut."})
-
-
 RECURRENT_CLASSES: dict[type[nn.Module], type[nn.Module]] = {
-    **{one: _cut_class(CutRecurrent, one) for one in (nn.LSTM, nn.GRU, nn.RNN)},
-    **{one: _cut_class(CutCell, one) for one in (nn.LSTMCell, nn.GRUCell, nn.RNNCell)},
+    **{one: cut_class(CutRecurrent, one) for one in (nn.LSTM, nn.GRU, nn.RNN)},
+    **{one: cut_class(CutCell, one) for one in (nn.LSTMCell, nn.GRUCell, nn.RNNCell)},
 }
