@@ -2,19 +2,15 @@
 
 import importlib
 import inspect
-import os
 import re
-import subprocess
-import sys
 from functools import cache
 from pathlib import Path
 
 import pytest
 
 from hocket.cli import main
-from hocket.testing import deadline
 
-from .processes import script_output
+from .processes import script_output, script_outputs
 
 CHECKOUT = Path(__file__).parents[1]
 DOCS = CHECKOUT / "docs"
@@ -100,16 +96,6 @@ def test_the_tutorial_is_the_example() -> None:
     assert "trainer = hocket.Trainer(model, loss_fn, optimizer, sample=sample)" in example
 
 
-def run(*words: str, cwd: Path) -> str:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, *words]
-    done = subprocess.run(
-        command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=deadline(110), check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 @pytest.mark.timeout(240)
 def test_the_tutorial_runs(tmp_path: Path) -> None:
     (tmp_path / "tutorial.py").write_text(code(DOCS / "tutorial.md").replace("rows(6400", "rows(1280"))
@@ -151,8 +137,7 @@ def test_your_script_prints_the_same_on_one_rank_and_on_two_and_after_a_stop(tmp
     one = script_output(script, "one", "4", cwd=tmp_path)
     assert one.count("epoch") == 4
     assert one in (DOCS / "your-script.md").read_text()
-    two = ("-m", "hocket", "run", "-n", "2", "your_script.py")
-    assert run(*two, "two", "4", cwd=tmp_path).replace("[0] ", "") == one
+    assert script_outputs(script, "two", "4", n=2, cwd=tmp_path) == [one, ""]
     assert "".join(script_output(script, "stopped", epochs, n=2, cwd=tmp_path) for epochs in ("2", "4")) == one
     assert {path.name for path in (tmp_path / "two").iterdir()} == {"best.pt", "last.pt"}
 
