@@ -20,7 +20,14 @@ def script_output(path: Path, *arguments: str, n: int = 1, cwd: Path | None = No
 
     They fork from the server of `run_ranks`, and see what `hocket run` shows its ranks; none imports torch for seconds.
     """
-    return str(run_ranks(_as_main, n, str(path), arguments, str(cwd or ""), backend=None, timeout_s=timeout_s)[0])
+    return script_outputs(path, *arguments, n=n, cwd=cwd, timeout_s=timeout_s)[0]
+
+
+def script_outputs(
+    path: Path, *arguments: str, n: int = 1, cwd: Path | None = None, timeout_s: float = 110.0
+) -> list[str]:
+    """Return what each rank prints, as `script_output` does of rank 0."""
+    return run_ranks(_as_main, n, str(path), arguments, str(cwd or ""), backend=None, timeout_s=timeout_s)
 
 
 def _as_main(path: str, arguments: tuple[str, ...], cwd: str) -> str:

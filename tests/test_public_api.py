@@ -22,10 +22,9 @@ def run_python(code: str, *flags: str) -> str:
 @pytest.mark.flaky(reruns=2)  # it measures, on a machine that may be busy
 def test_import_costs_less_than_50_ms() -> None:
     # Timed inside the process, so that Python's own start does not count, and on the core, so that waiting for one
-    # does not; the best of several, since other processes can only make it longer.
+    # does not; one of several is enough, since other processes can only make it longer.
     code = "import time; begin = time.process_time(); import hocket; print(time.process_time() - begin)"
-    best_s = min(float(run_python(code)) for _ in range(7))
-    assert best_s < 0.050
+    assert any(float(run_python(code)) < 0.050 for _ in range(7))
 
 
 def test_import_loads_no_third_party_package() -> None:

@@ -21,6 +21,8 @@ from hocket import _tasks
 from hocket._tasks import LaunchedTask, TasksError, described, expand_hosts, launched, tasks_per_node
 from hocket.testing import deadline
 
+from .processes import script_output
+
 SLURM = {
     "SLURM_JOB_ID": "7",
     "SLURM_STEP_ID": "0",
@@ -220,11 +222,10 @@ def test_a_script_started_by_mpirun_or_srun_trains_once(launcher: list[str], tmp
         pytest.skip("no Slurm controller runs here")
     script = tmp_path / "train.py"
     script.write_text(textwrap.dedent(SCRIPT))
-    python = [sys.executable, str(script)]
-    alone = subprocess.run(python, capture_output=True, text=True, check=True, timeout=deadline(120))
-    ran = subprocess.run([*launcher, *python], capture_output=True, text=True, timeout=deadline(120), check=False)
+    command = [*launcher, sys.executable, str(script)]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=deadline(120), check=False)
     assert ran.returncode == 0, ran.stderr
-    number = alone.stdout.split()[2:]
+    number = script_output(script).split()[2:]
     assert sorted(line.split()[:2] for line in ran.stdout.splitlines()) == [["0", "2"], ["1", "2"]]
     # In float64 the mean over 4 rows may be summed in another order: 12 digits hold.
     for line in ran.stdout.splitlines():

@@ -7,6 +7,7 @@ python benchmarks/predictions/language_models.py fit      the fit of the two con
 import dataclasses
 import functools
 import sys
+from collections.abc import Container
 from dataclasses import dataclass
 
 from plots import table
@@ -187,17 +188,18 @@ def tflops(one: Prediction) -> float:
     return one.flops_per_worker * 4 / 3 / 1e12
 
 
-def errors(constants: Constants) -> dict[str, float]:
-    """Of every published iteration the error of the prediction, as a part of it."""
+def errors(constants: Constants, only: Container[str] | None = None) -> dict[str, float]:
+    """Of every published iteration, or only of those named, the error of the prediction, as a part of it."""
     where = network()
     found = {}
     for row in MEGATRON:
-        if row.seconds:
+        if row.seconds and (only is None or row.shape in only):
             found[row.shape] = megatron(row, constants, where)[0].step_s / row.seconds - 1
     for one in KORTHIKANTI:
-        if one.full_s:
-            found[f"{one.shape} full"] = recomputed(one, False, constants, where).step_s / one.full_s - 1
-            found[f"{one.shape} selective"] = recomputed(one, True, constants, where).step_s / one.selective_s - 1
+        for how, selective, seconds in (("full", False, one.full_s), ("selective", True, one.selective_s)):
+            name = f"{one.shape} {how}"
+            if one.full_s and (only is None or name in only):
+                found[name] = recomputed(one, selective, constants, where).step_s / seconds - 1
     return found
 
 
@@ -210,7 +212,7 @@ def fit() -> Constants:
 
     def residuals(shares: list[float]) -> list[float]:
         constants = dataclasses.replace(CONSTANTS, matmul_share=shares[0], memory_share=shares[1])
-        found = errors(constants)
+        found = errors(constants, CALIBRATION)
         return [found[name] for name in CALIBRATION]
 
     best = least_squares(residuals, [0.7, 0.7], bounds=([0.3, 0.3], [1.0, 1.0]), diff_step=1e-3).x

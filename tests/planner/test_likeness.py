@@ -94,8 +94,9 @@ def test_the_search_misses_no_plan_that_runs_have_moved_to_the_front(captured: W
         (place(plan), data.draw(st.floats(-0.6, 0.6), label=plan.describe()))
         for plan in data.draw(st.lists(st.sampled_from(plans), min_size=1, max_size=5))
     )
-    constants = dataclasses.replace(GUESS, fitted_workers=4, seen=seen)
-    best_s = min(step_s(plan, captured, NETWORK, constants) for plan in plans)
+    plain = dataclasses.replace(GUESS, fitted_workers=4)
+    constants = dataclasses.replace(plain, seen=seen)
+    best_s = min(step_s(plan, captured, NETWORK, plain) * longer(plan, constants, 4) for plan in plans)
     found = search(
         captured, NETWORK, workers=4, batch=BATCH, constants=constants, fixed={"recompute": False}, memory_limit=0
     )

@@ -88,11 +88,12 @@ def test_torchgpipe_s_pipelines_of_8_devices_follow_from_those_of_2_and_4(script
 def test_torchtitan_s_llama_8b_on_h100_is_told_apart_uncompiled_compiled_and_in_float8(script: object) -> None:
     assert callable(script)
     llama = script("llama")
-    found = {(run.on, run.shape, run.workers, run.batch, run.name): ratio for run, ratio, _ in llama.ratios()}
+    ratios = llama.ratios()
+    found = {(run.on, run.shape, run.workers, run.batch, run.name): ratio for run, ratio, _ in ratios}
     assert sum(run.fitted for run in llama.RUNS) == 3  # one of each kind of device
     for workers, batch in ((8, 16), (128, 256)):
         for name, most in (("FSDP", 0.03), ("compiled", 0.01), ("compiled, Float8", 0.06)):
             assert found["h100-like", "8b", workers, batch, name] == pytest.approx(1, abs=most)
-    deep = [ratio for run, ratio, _ in llama.ratios() if run.shape in ("70b", "405b")]
+    deep = [ratio for run, ratio, _ in ratios if run.shape in ("70b", "405b")]
     assert deep == [pytest.approx(1, abs=0.09)] * 5
     assert 0.55 < llama.fused_share() < 0.7

@@ -66,7 +66,7 @@ def resolve_target(
         return _shape(target.partition(":")[2])
     if ".py:" in target:
         with _threads(sharers):
-            return _function(target, device, optimizer, degrees)
+            return _function(target, device, degrees)
     if os.path.isfile(target):
         return _file(Path(target))
     from hocket.workloads import names
