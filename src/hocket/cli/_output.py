@@ -69,7 +69,7 @@ def _numbers(value: Any) -> Any:
 def print_paragraph(text: str) -> None:
     """Print a paragraph, wrapped to the terminal or to COLUMNS; in one line where neither is there."""
     width = _width()
-    print(textwrap.fill(text, width) if width else text)
+    print(textwrap.fill(text, width, break_on_hyphens=False) if width else text)
 
 
 def print_table(rows: Sequence[Mapping[str, str]]) -> None:
