@@ -80,6 +80,18 @@ def test_a_leak_grows_with_the_steps_in_a_straight_line(
     assert told == ([("memory growth", ranks)] if leaks else [])
 
 
+@pytest.mark.parametrize("end_s", [0.0, 20.0])  # the step may still be under way
+def test_what_a_program_sets_up_in_its_only_step_is_no_leak(tmp_path: Path, end_s: float) -> None:
+    zero_s = time.perf_counter()
+    for rank in range(2):
+        record = RankRecord(tmp_path, rank, 2)
+        for at in np.arange(0.0, 20.0, 0.25):
+            record.row(1, SAMPLE, nbytes=int((200 + 20 * at) * 2**20), times=(zero_s + at, 0.0, 0.0, 0.0, 0.0))
+        record.span(STEP, zero_s, zero_s + end_s, seq=1)
+        record.ended()
+    assert [one.kind for one in explain(tmp_path).verdicts] == []
+
+
 @pytest.mark.parametrize(("since", "every"), [(50, 0), (0, 10)])
 def test_a_delay_that_comes_and_goes_has_no_beginning(since: int, every: int) -> None:
     at = np.arange(100)

@@ -19,6 +19,7 @@ _SURE = 3.5  # standard errors by which lateness differs from none, or from what
 _LATE_SHARE = 0.6  # of the steps in which a straggler does more than the others
 _MIB = 2**20
 _LEAST_SAMPLES = 6  # of memory, four a second
+_FEW_STEPS = 3  # whose memory says nothing of what each takes
 _STRAIGHT = 0.9  # share of the variance of memory that a line explains
 _LAST_LINES = "read that rank's last lines of output; out of memory shows in `dmesg`"
 _INSTEAD = {  # what a finding says of some ranks makes another's general words idle
@@ -425,6 +426,8 @@ def _memory(run: RunRecord) -> list[Verdict]:
     found = []
     for one in run.ranks:
         rows, edges = one.of(SAMPLE), one.steps
+        if len(one.of(STEP)) and len(edges) <= _FEW_STEPS:
+            continue  # what grows is what a program sets up
         at = rows["posted_s"]
         if len(edges):  # what is freed after training was there all the same
             rows = rows[(at > edges[0]) & (at < edges[-1])]
@@ -451,12 +454,12 @@ def _memory(run: RunRecord) -> list[Verdict]:
         whose = f"ranks {', '.join(map(str, leaking[:_MOST_STAGES]))} of {run.world}"
     else:
         whose = f"rank {one.rank} of {run.world} (host {one.host})"
-    steps = max(1, 2 * len(one.of(STEP)) // 3)
+    steps = 2 * len(one.of(STEP)) // 3
+    each = f"{grown / steps / _MIB:.2g} MiB a step, " if steps else ""
     return [
         Verdict(
             "memory growth",
-            f"the memory of {whose} grows all the time: {grown / steps / _MIB:.2g} MiB a step, {grown / _MIB:.0f} MiB "
-            "in the last two thirds of the run",
+            f"the memory of {whose} grows all the time: {each}{grown / _MIB:.0f} MiB in the last two thirds of the run",
             f"{last / _MIB:.0f} MiB at the end{f' of rank {one.rank}' if len(leaking) != 1 else ''}; it grows with the "
             "steps in a straight line, to the end",
             "look for what is kept from step to step: losses with their graphs (use loss.item()), lists of outputs",
