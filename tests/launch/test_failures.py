@@ -246,16 +246,17 @@ def test_an_excepthook_of_the_user_s_is_called(launched: Any, script: Any) -> No
     assert ran.result.failures[0].error == "ValueError"
 
 
-def test_torch_is_set_aside_for_the_garbage_collector_and_its_record_decorator_works(
+def test_torch_is_set_aside_for_the_garbage_collector_at_the_end_and_its_record_decorator_works(
     launched: Any, script: Any
 ) -> None:
     source = """
-    import gc
+    import atexit, gc
+    atexit.register(lambda: print(gc.get_freeze_count() > 100_000))
     from torch.distributed.elastic.multiprocessing.errors import record
     @record
     def main():
         raise ValueError("recorded")
-    print(gc.get_freeze_count() > 100_000)
+    assert gc.get_freeze_count() == 0
     main()
     """
     ran = launched(script(textwrap.dedent(source)), n=1)
