@@ -61,7 +61,10 @@ class Program(nn.Module):
     st.lists(st.tuples(st.sampled_from([name for name in STEPS if name != "replaced"]), st.booleans()), max_size=7),
     st.sampled_from([0, 2**25]),
 )
-@example([("copied", True), ("scaled", False)], 0)  # what another was made of is changed after that
+@example([("copied", True), ("scaled", False)], 0)  # what another was made of is changed after that,
+@example([("copied", True), ("normal", False), ("both", False)], 0)  # and then by that other
+@example([("copied", False), ("copied", True)], 0)
+@example([("both", False), ("both", True), ("both", False), ("both", True), ("copied", False)], 0)
 def test_any_constructor_makes_the_same_numbers_and_leaves_the_same_random_numbers(
     steps: list[tuple[str, bool]], kept_nbytes: int
 ) -> None:

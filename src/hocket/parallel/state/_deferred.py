@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import pickle
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -118,11 +118,13 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
         name = func.overloadpacket.__name__
         written = {id(one): one for t in _written(func, args, kwargs) if (one := self.of(t)) is not None}
         fresh = name in _OVERWRITING and bool(written) and self._covered(args[0])
+        wanted = []
         for key, one in touched.items():
             if fresh and key in written and not any(t is not args[0] and self.of(t) is one for t in given):
                 self._allocate(one)
             else:
-                self.fill(one)
+                wanted.append((one, len(one.lines)))
+        self._fill_all(wanted)
         generators = [
             torch.default_generator,
             *(g for g in tree_leaves((args, kwargs)) if isinstance(g, torch.Generator)),
@@ -169,15 +171,32 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
             one.filled = 0
         begin = max((i for i in range(lines) if one.lines[i].overwrites), default=0)
         begin = max(begin, one.filled)
+        if one.filled < begin:
+            one.filled = -1  # what is overwritten is not made; an earlier line of another may ask for it
         self._allocate(one)
         with torch.no_grad():
-            for line in one.lines[begin:lines]:
-                for other, version in line.needs:
-                    self.fill(other, version)
+            for number, line in enumerate(one.lines[begin:lines], begin):
+                self._fill_all(line.needs if line.overwrites else [*line.needs, (one, number)])
                 result = line.run()
                 if line.output is not None:
                     one.storage.copy_(tree_leaves(result)[line.output].untyped_storage())
+                one.filled = number + 1
         one.filled = lines
+
+    def _fill_all(self, wanted: Sequence[tuple[_Hollow, int]]) -> None:
+        """Give storages their memory at the same time, each as it was after so many lines."""
+        for one, lines in wanted:
+            self.fill(one, lines)
+        if all(one.filled == lines for one, lines in wanted):
+            return
+        contents = []  # one was made of another as that was earlier, which took its place
+        for one, lines in wanted:
+            self.fill(one, lines)
+            contents.append(one.storage.clone())  # type: ignore[no-untyped-call]
+        for (one, lines), content in zip(wanted, contents, strict=True):
+            self._allocate(one)
+            one.storage.copy_(content)
+            one.filled = lines
 
     def keep(self, tensor: torch.Tensor) -> None:
         """Give a tensor its memory for good."""
