@@ -129,3 +129,8 @@ def test_the_central_switch_is_nearest_to_the_farthest_of_those_asked_for() -> N
     assert wiring.central_switch(["host2", "host3"]) == "leaf1"
     assert wiring.hops(wiring.index("host0"), wiring.index("host5")) == 4
     assert wire(cluster.load("torus:dims=3")).central_switch(["host0"]) is None
+
+
+def test_a_cluster_that_no_machine_emulates_is_refused_before_its_routes_are_found() -> None:
+    with pytest.raises(FabricError, match="5001 hosts and switches are more than the 1024 of one machine's fabric"):
+        wire(cluster.load("star:hosts=5000"))

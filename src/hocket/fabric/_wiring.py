@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from hocket.cluster import Cluster
 
 
-MOST_NODES = 1 << 14  # addresses 10.64.0.0 and up for hosts, 10.128.0.0 and up for switches
+MOST_NODES = 1 << 10  # each is a namespace with a route to every host; addresses would do for 16 times as many
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,11 +147,14 @@ def wire(cluster: "Cluster") -> Wiring:
     uses all of them and "shortest" the first link. Explicit paths come before both.
 
     Raises:
-        FabricError: a link has no way back, a host no way to another, or there are more nodes than addresses.
+        FabricError: a link has no way back, a host no way to another, or there are too many nodes.
     """
     names, kinds, place = _nodes(cluster)
     if len(names) > MOST_NODES:
-        raise FabricError(f"{cluster.name}: {len(names)} hosts and switches are more than a fabric's {MOST_NODES}")
+        raise FabricError(
+            f"{cluster.name}: {len(names)} hosts and switches are more than the {MOST_NODES} of one machine's fabric: "
+            "take fewer hosts, or predict: hocket simulate, hocket predict"
+        )
     ends = list(zip(cluster.link_tail.tolist(), cluster.link_head.tolist(), strict=True))
     outside = [link for link, (tail, head) in enumerate(ends) if place[tail] != place[head]]
     back = _pairs(cluster, {link: (place[ends[link][0]], place[ends[link][1]]) for link in outside})
