@@ -50,3 +50,20 @@ def test_worlds_have_a_time_out() -> None:
         assert first == 9
         assert text == "timeout_s=-1: give the seconds that an operation may take, a number above 0"
         assert joined == [300, 500, 3]
+
+
+SIZES = (0, 1, 200, 230, 231, 232, 233, 240, 248, 249, 256, 300, 100_000)  # bytes on either side of one collective's
+
+
+def _told() -> list[bool]:
+    world = current()
+    found = []
+    for a in SIZES:
+        for b in SIZES[::3]:
+            values = [b"a" * a, "b" * b]
+            found.append(world.from_all(values[world.rank]) == values)
+    return [*found, world.from_all(None) == [None, None]]
+
+
+def test_values_of_any_size_reach_all_ranks() -> None:
+    assert run_ranks(_told, 2) == [[True] * (len(SIZES) * len(SIZES[::3]) + 1)] * 2
