@@ -56,6 +56,7 @@ class Step:
     seed: int
     group: int
     members: Sequence[int]
+    device: str = "cpu"
     rng: random.Random = field(init=False)
 
     def __post_init__(self) -> None:
@@ -81,13 +82,13 @@ class Step:
 
     def place(self, values: torch.Tensor, rank: int) -> torch.Tensor:
         """`values` in the memory that the step's form asks for."""
-        form = self.form
+        form, values = self.form, values.to(self.device)
         if form == "mixed":
             form = ("plain", "registered", "strided")[(rank + self.seed) % 3]
-        if form == "registered":
+        if form == "registered" and self.device == "cpu":
             return comm.empty(values.shape, dtype=values.dtype).copy_(values)
         if form == "strided":
-            wide = torch.zeros(2 * values.numel() + 1, dtype=values.dtype)
+            wide = torch.zeros(2 * values.numel() + 1, dtype=values.dtype, device=self.device)
             return wide[: 2 * values.numel() : 2].copy_(values)
         return values.clone()
 
@@ -149,7 +150,8 @@ def _rounding(step: Step) -> float:
 
 
 def _same(step: Step, what: str, got: torch.Tensor, expected: torch.Tensor) -> None:
-    got = got.contiguous()
+    assert got.device.type == torch.device(step.device).type
+    got = got.contiguous().cpu()
     loose = _rounding(step) if "HOCKET_HOST" in os.environ else 0.0  # several hosts do not add in the order of ranks
     equal = torch.equal(got, expected) or torch.allclose(got, expected, rtol=loose, atol=loose, equal_nan=True)
     assert equal, (
@@ -243,8 +245,8 @@ def perform(step: Step, group: Any, me: int) -> tuple[Any, Check]:
         work = dist.scatter(output, parts, step.root, **wait)
         return work, lambda: _same(step, "part", output, step.values(step.root, part=index))
     if step.kind == "ring":
-        incoming = torch.zeros(step.numel + 1)
-        outgoing = torch.full((step.numel + 1,), float(me))
+        incoming = torch.zeros(step.numel + 1, device=step.device)
+        outgoing = torch.full((step.numel + 1,), float(me), device=step.device)
         left, right = members[index - 1], members[(index + 1) % n]
         works = dist.batch_isend_irecv(
             [dist.P2POp(dist.isend, outgoing, right, group), dist.P2POp(dist.irecv, incoming, left, group)]

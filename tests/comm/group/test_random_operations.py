@@ -16,7 +16,7 @@ ROUNDS = 10
 STEPS = 14
 
 
-def _programs(seed, rounds):
+def programs(seed, rounds, device="cpu"):
     me, n = dist.get_rank(), dist.get_world_size()
     draw = random.Random(seed)
     sets = [list(range(n))]
@@ -30,7 +30,7 @@ def _programs(seed, rounds):
         outstanding = []
         for number in range(STEPS):
             which = draw.randrange(len(sets))
-            step = Step(seed * 100_000 + round_number * 1000 + number, which, sets[which])
+            step = Step(seed * 100_000 + round_number * 1000 + number, which, sets[which], device)
             if me not in sets[which]:
                 continue
             work, check = perform(step, groups[which], me)
@@ -57,7 +57,7 @@ def _settle(item):
 )
 def test_random_programs_agree_with_numpy(seed):
     n = 2 + seed % 4
-    done = run_ranks(_programs, n, seed, ROUNDS, timeout_s=100)
+    done = run_ranks(programs, n, seed, ROUNDS, timeout_s=100)
     assert max(done) > ROUNDS * STEPS / 3
 
 

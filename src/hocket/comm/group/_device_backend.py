@@ -19,13 +19,13 @@ class DeviceBackend:
     def __init__(self, transport: Transport, runner: Runner, device: torch.device | None = None) -> None:
         self.transport = transport
         self.runner = runner
-        self._device = device
+        self.device = device
         self._side = torch.cuda.Stream(device) if device is not None else None  # type: ignore[no-untyped-call]
 
     def submit(self, kind: str, opts: Any, results: list[torch.Tensor], payload: Any, action: Action) -> Work:
         """See Runner.submit; on a GPU the operation comes after what the current stream holds."""
-        if self._device is not None and self._side is not None:
-            action = _cuda_ipc.beside_stream(action, self._device, self._side)
+        if self.device is not None and self._side is not None:
+            action = _cuda_ipc.beside_stream(action, self.device, self._side)
         return self.runner.submit(kind, opts, results, payload, action)
 
 
@@ -47,8 +47,8 @@ class HostStagedWork(Work):
         return done
 
     def is_completed(self) -> bool:
-        """Return whether `wait` would return at once."""
-        return bool(self._inner.is_completed())
+        """Return whether the transfer is over; then what was received is in place, as if `wait` had been called."""
+        return bool(self._inner.is_completed()) and self.wait()
 
     def _source_rank(self) -> int:
         return int(self._inner._source_rank())

@@ -67,6 +67,7 @@ class HocketGroup(Collectives):
         self._host = DeviceBackend(transport, self._runner)
         self._gpu: DeviceBackend | None = None  # set at the first CUDA tensor if the ranks share a GPU
         self._gpu_known = False
+        self._on_this_gpu: dict[int, bool] = {}  # for each peer that a message was exchanged with
         _observe.members[self._name] = tuple(self._global_ranks)
         _open_groups.add(self)
 
@@ -163,7 +164,7 @@ class HocketGroup(Collectives):
         """Send to one rank."""
         check_whole(tensor := only(tensors))
         check_root("send", dst, self._size)
-        if self._shares_gpu(tensor):
+        if self._staged_on_host(tensor, dst):
             staged = tensor.cpu()
             return HostStagedWork(self.send([staged], dst, tag), staged, None)
         if self._tag_matcher is not None and _is_plain(tensor):
@@ -175,7 +176,7 @@ class HocketGroup(Collectives):
         tensor = only(tensors)
         check_root("recv", src, self._size)
         check_writable("recv", [tensor])
-        if self._shares_gpu(tensor):
+        if self._staged_on_host(tensor, src):
             staged = torch.empty_like(tensor, device="cpu")
             return HostStagedWork(self.recv([staged], src, tag), staged, tensor)
         if self._tag_matcher is not None and _is_plain(tensor):
@@ -186,7 +187,7 @@ class HocketGroup(Collectives):
         """Receive from whichever rank sends first."""
         tensor = only(tensors)
         check_writable("recv", [tensor])
-        if self._shares_gpu(tensor):
+        if self._staged_on_host(tensor, None):
             staged = torch.empty_like(tensor, device="cpu")
             return HostStagedWork(self.recv_anysource([staged], tag), staged, tensor)
         if self._tag_matcher is not None and _is_plain(tensor):
@@ -250,24 +251,34 @@ class HocketGroup(Collectives):
         with self._lock:
             if not self._gpu_known:
                 if self._size > 1:
-                    timeout = timedelta(seconds=self._runner.timeout_s)
-                    channel = _cuda_ipc.connect(
-                        c10d.PrefixStore("hocket-cuda/", self._store),
-                        self._name,
-                        self._rank,
-                        self._size,
-                        timeout,
-                        self._global_ranks,
-                        device,
-                    )
+                    channel = _cuda_ipc.connect(*self._at_store(), device)
                     if channel is not None:
-                        runner = Runner(f"{self._name}-cuda", self._size, channel, timeout)
+                        runner = Runner(f"{self._name}-cuda", self._size, channel, self.timeout)
                         self._gpu = DeviceBackend(SharedMemoryTransport(channel), runner, device)
                 self._gpu_known = True
+            if self._gpu is not None and self._gpu.device != device:
+                raise ValueError(
+                    f"group {self._name!r} shares {self._gpu.device} among its ranks: it moves no tensors on {device}"
+                )
             return self._gpu
 
-    def _shares_gpu(self, tensor: Tensor) -> bool:
-        return tensor.device.type == "cuda" and self._gpu_backend(tensor.device) is not None
+    def _staged_on_host(self, tensor: Tensor, peer: int | None) -> bool:
+        """Return whether a message passes through the host: its two ranks share a GPU, which NCCL refuses."""
+        if tensor.device.type != "cuda" or self._size == 1:
+            return False
+        if self._gpu_known or peer is None:
+            return self._gpu_backend(tensor.device) is not None
+        with self._lock:  # not all ranks of the group need come to a message between two
+            if peer not in self._on_this_gpu:
+                store, name, rank, _, timeout, global_ranks = self._at_store()
+                self._on_this_gpu[peer] = _cuda_ipc.share_gpu(
+                    store, name, rank, peer, timeout, global_ranks, tensor.device
+                )
+            return self._on_this_gpu[peer]
+
+    def _at_store(self) -> tuple[Any, str, int, int, timedelta, list[int]]:
+        store = c10d.PrefixStore("hocket-cuda/", self._store)
+        return store, self._name, self._rank, self._size, self.timeout, self._global_ranks
 
     def _nccl_engine(self) -> Any:
         with self._lock:

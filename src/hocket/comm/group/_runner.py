@@ -111,7 +111,8 @@ class Runner:
 
     def close(self) -> None:
         """Finish what is queued, then tell the peers that this rank takes part no more."""
-        self._queue.close(_CLOSE_S)
+        if self._queue.close(_CLOSE_S) and self._channel is not None:
+            self._channel.release()
         self.leave()
 
     def refuse(self, error: CommError) -> None:

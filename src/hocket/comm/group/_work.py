@@ -145,7 +145,8 @@ class HocketWork(Work):
         """Return a future of the output tensors."""
         with self._guard:
             if self._future is None:
-                self._future = OperationFuture()
+                devices = {one.device for one in self._results if one.is_cuda}  # torch wants to know them
+                self._future = OperationFuture(devices=list(devices)) if devices else OperationFuture()
                 settle = self._done
             else:
                 settle = False

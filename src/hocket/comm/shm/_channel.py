@@ -231,6 +231,9 @@ class Channel:
         """Tell the peers that this rank has given up in the middle of an operation, and why."""
         self._watch.fail(error)
 
+    def release(self) -> None:
+        """Give up what this rank has mapped, when its last operation is over; slots in shared memory need nothing."""
+
     def leave(self) -> None:
         """Tell the peers that this rank takes part no more."""
         self._watch.leave()

@@ -17,6 +17,7 @@ HEADER_NBYTES = PAGE
 PHASE = 0
 _STATE = 16
 _BLAME = 17
+_RELEASED = 18
 ASLEEP = 24  # whether this rank sleeps, or is about to, until some counter changes
 _MESSAGE = 512  # byte offset
 _MESSAGE_NBYTES = 1024
@@ -75,6 +76,15 @@ class Peers:
             _kernel.fence()
         self.words[self._rank][_STATE] = state
         _kernel.futex_wake(self.counters[self._rank])
+
+    def release(self) -> None:
+        """Tell the peers that this rank reads their memory no more."""
+        self.words[self._rank][_RELEASED] = 1
+
+    def all_released(self) -> bool:
+        """Return whether every other rank has said so or is dead."""
+        dead = self._dead()
+        return all(p.rank in dead or self.words[p.rank][_RELEASED] for p in self._peers if p.rank != self._rank)
 
     def check(self, late: Sequence[int], operation: str) -> None:
         """Raise if one of the ranks that are `late` at `operation` is dead, has left or has failed.

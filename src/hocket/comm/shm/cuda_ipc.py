@@ -7,17 +7,21 @@ phase is published the stream is drained, so that a peer that reads the phase co
 
 import ctypes
 import functools
+import os
 import re
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from ..transport import CommError
+from .. import torch_adapter as c10d
+from ..transport import CollectiveTimeoutError, CommError
 from . import bootstrap as _bootstrap
 from ._channel import Channel
+from ._peers import Peers
 from ._sizes import Sizes
 
 CUDA_SIZES = Sizes(
@@ -73,7 +77,8 @@ def _check(code: int, what: str) -> None:
 
 
 def _allocate(nbytes: int) -> tuple[int, bytes]:
-    """Device memory for the life of the process, and the handle by which a peer opens it."""
+    """Return device memory and the handle by which a peer opens it."""
+    _free_released()
     address, handle = ctypes.c_void_p(), _Handle()
     _check(_runtime().cudaMalloc(ctypes.byref(address), nbytes), f"cudaMalloc of {nbytes} bytes")
     _check(_runtime().cudaIpcGetMemHandle(ctypes.byref(handle), address), "cudaIpcGetMemHandle")
@@ -92,8 +97,10 @@ class CudaChannel(Channel):
 
     sizes = CUDA_SIZES
 
-    def __init__(self, host: Channel, slots: list[torch.Tensor], device: torch.device) -> None:
-        self._device_slots = slots
+    def __init__(self, host: Channel, addresses: list[int], device: torch.device) -> None:
+        nbytes = 2 * self.sizes.slot
+        self._device_slots = [torch.as_tensor(_Bytes(address, nbytes), device=device) for address in addresses]
+        self._addresses = addresses
         self._device = device
         super().__init__(host.name, host.rank, host.peers, host.global_ranks)
 
@@ -106,19 +113,46 @@ class CudaChannel(Channel):
         torch.cuda.current_stream(self._device).synchronize()
         super().phase()
 
+    def release(self) -> None:
+        """Unmap the peers' memory and tell them; this rank's own is freed when all have done so."""
+        if self._addresses and self.peers[self.rank].pid == os.getpid():
+            with torch.cuda.device(self._device):
+                for rank in self.others:
+                    _runtime().cudaIpcCloseMemHandle(ctypes.c_void_p(self._addresses[rank]))
+            _released.append((self._watch, self._device, self._addresses[self.rank]))
+            self._addresses = []
+            self._watch.release()
+            _free_released()
+
+
+_released: list[tuple[Peers, torch.device, int]] = []  # peers that may still read the memory at an address
+_freeing = threading.Lock()
+
+
+def _free_released() -> None:
+    """Free the memory of groups that are over, if no rank has it mapped: freeing earlier is undefined."""
+    with _freeing:
+        for one in tuple(_released):
+            peers, device, address = one
+            if peers.all_released():
+                with torch.cuda.device(device):
+                    _runtime().cudaFree(ctypes.c_void_p(address))
+                _released.remove(one)
+
 
 def connect(
     store: Any, name: str, rank: int, size: int, timeout: timedelta, global_ranks: list[int], device: torch.device
 ) -> CudaChannel | None:
     """Open device slots among ranks that share one GPU; None if every rank has a GPU of its own (NCCL's case).
 
-    All ranks of the group must come here, at their first operation on a CUDA tensor. Raises CommError: ranks share GPUs
-    in a way that no transport serves.
+    All ranks of the group must come here, at their first collective on a CUDA tensor.
+
+    Raises:
+        CollectiveTimeoutError: not all ranks have come in time.
+        CommError: ranks share GPUs in a way that no transport serves, or one of them cannot open the others' memory.
     """
-    store.set(f"hocket/gpu/{rank}", str(torch.cuda.get_device_properties(device).uuid))
-    keys = [f"hocket/gpu/{r}" for r in range(size)]
-    store.wait(keys, timeout)
-    gpus = set(store.multi_get(keys))
+    everyone = range(size)
+    gpus = set(_exchanged(store, "gpu", rank, everyone, _uuid(device), name, timeout, global_ranks))
     if len(gpus) == size:
         return None
     if len(gpus) > 1:
@@ -130,15 +164,78 @@ def connect(
     if host is None:
         raise CommError(f"ranks of group {name!r} share a GPU but not a host's shared memory")
     with torch.cuda.device(device):
-        nbytes = 2 * CUDA_SIZES.slot
-        address, handle = _allocate(nbytes)
-        store.set(f"hocket/ipc/{rank}", handle.hex())
-        keys = [f"hocket/ipc/{r}" for r in range(size)]
-        store.wait(keys, timeout)
-        handles = [bytes.fromhex(raw.decode()) for raw in store.multi_get(keys)]
-        addresses = [address if r == rank else _open(h) for r, h in enumerate(handles)]
-        slots = [torch.as_tensor(_Bytes(a, nbytes), device=device) for a in addresses]
-    return CudaChannel(host, slots, device)
+        try:
+            address, handle = _allocate(2 * CUDA_SIZES.slot)
+            mine = handle.hex()
+        except CommError as error:
+            mine = _REFUSED + str(error)
+        handles = _exchanged(store, "ipc", rank, everyone, mine, name, timeout, global_ranks)
+        problem = _refusal(handles, global_ranks)
+        if problem is None:
+            try:
+                addresses = [address if r == rank else _open(bytes.fromhex(h)) for r, h in enumerate(handles)]
+                mine = ""
+            except CommError as error:
+                mine = _REFUSED + str(error)
+            problem = _refusal(
+                _exchanged(store, "ipc-verdict", rank, everyone, mine, name, timeout, global_ranks), global_ranks
+            )
+    if problem is not None:
+        raise CommError(f"ranks of group {name!r} cannot share GPU {device.index} through CUDA IPC: {problem}")
+    return CudaChannel(host, addresses, device)
+
+
+def share_gpu(
+    store: Any, name: str, rank: int, peer: int, timeout: timedelta, global_ranks: list[int], device: torch.device
+) -> bool:
+    """Return whether `peer` is on this rank's GPU; both come here, at the first message between them.
+
+    Raises:
+        CollectiveTimeoutError: the peer has not come in time.
+    """
+    return len(set(_exchanged(store, "gpu", rank, (rank, peer), _uuid(device), name, timeout, global_ranks))) == 1
+
+
+def _uuid(device: torch.device) -> str:
+    return str(torch.cuda.get_device_properties(device).uuid)
+
+
+_REFUSED = "refused: "
+
+
+def _refusal(answers: list[str], global_ranks: list[int]) -> str | None:
+    for rank, answer in zip(global_ranks, answers, strict=True):
+        if answer.startswith(_REFUSED):
+            return f"rank {rank}: {answer.removeprefix(_REFUSED)}"
+    return None
+
+
+def _exchanged(
+    store: Any,
+    what: str,  # one word, by which the values are kept in the store
+    rank: int,
+    ranks: Sequence[int],  # of the group, in order
+    mine: str,
+    name: str,
+    timeout: timedelta,
+    global_ranks: list[int],
+) -> list[str]:
+    """Return what each of `ranks` says, this rank's own included."""
+    store.set(f"hocket/{what}/{rank}", mine)
+    keys = {r: f"hocket/{what}/{r}" for r in ranks}
+    try:
+        store.wait(list(keys.values()), timeout)
+    except c10d.DistStoreError as error:
+        missing = tuple(r for r, key in keys.items() if not store.check([key]))
+        names = ", ".join(str(global_ranks[r]) for r in missing)
+        raise CollectiveTimeoutError(
+            f"rank {global_ranks[rank]} of group {name!r} waited {timeout.total_seconds():.0f} s for rank {names} at "
+            "the group's first operation on a GPU: all ranks of a group must take part in its collectives, with "
+            "tensors on the same kind of device",
+            missing,
+            tuple(global_ranks[r] for r in missing),
+        ) from error
+    return [raw.decode() for raw in store.multi_get(list(keys.values()))]
 
 
 def beside_stream(
