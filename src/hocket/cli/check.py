@@ -43,6 +43,8 @@ def check(
     """
     if not script.is_file():
         bad_input("check", f"there is no script {str(script)!r}")
+    if not timeout >= 1:  # some versions of click let NaN pass
+        bad_input("check", f"--timeout {timeout}: give a number of seconds, 1 or more")
     from ._check.equivalence import NothingRecorded, compare
 
     command = [str(script.absolute()), *(arguments or [])]

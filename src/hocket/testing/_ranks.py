@@ -80,6 +80,8 @@ def run_ranks(
     """
     from hocket.comm import rendezvous
 
+    # Asking whether there is a GPU must not start CUDA in the server: ranks forked from it could not use one.
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_preloaded)
     common = {

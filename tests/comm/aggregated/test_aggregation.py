@@ -26,7 +26,7 @@ from hocket.profile import Recorder
 from hocket.testing import deadline, run_ranks
 
 from ..group.test_hosts import _mismatches
-from ..group.test_random_operations import _programs
+from ..group.test_random_operations import programs
 from ..host_world import on_hosts, run
 
 TOKEN = "the token of these tests, long enough"
@@ -103,7 +103,7 @@ def _stats():
 
 @pytest.mark.parametrize("layout", [[0, 1, 2], [0, 0, 1, 1]], ids=["one rank a host", "two hosts of two"])
 def test_random_programs_agree_with_numpy(aggregator, layout):
-    assert min(run(layout, _programs, 3, 6, env=aggregator.environment())) > 10
+    assert min(run(layout, programs, 3, 6, env=aggregator.environment())) > 10
 
 
 def _each_operation():

@@ -18,7 +18,7 @@ from hocket.schedule import ScheduleError
 from hocket.testing import deadline
 
 from ..host_world import run
-from .test_random_operations import _programs
+from .test_random_operations import programs
 
 LAYOUTS = {
     "two hosts of two": [0, 0, 1, 1],
@@ -32,7 +32,7 @@ LAYOUTS = {
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_random_programs_agree_with_numpy_on_any_layout(layout, seed):
-    assert min(run(layout, _programs, seed, 6)) > 10
+    assert min(run(layout, programs, seed, 6)) > 10
 
 
 def _paths():

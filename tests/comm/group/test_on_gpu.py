@@ -322,6 +322,7 @@ def test_hooks_of_ddp_run(hook: str, off: float) -> None:
 
 
 def _dtensors() -> list[Any]:
+    torch.cuda.set_device(0)  # else torch takes the GPU of the rank's number on its host
     mesh = init_device_mesh(GPU, (dist.get_world_size(),))
     whole = torch.arange(24.0, device=GPU).reshape(6, 4)
     divided = distribute_tensor(whole, mesh, [Shard(0)])

@@ -151,7 +151,7 @@ def all_to_all(
     sizes = channel.slots(torch.int64)
     sizes[me][: 2 * n].copy_(torch.tensor([t.numel() for t in inputs] + [t.numel() for t in outputs]))
     channel.meet()
-    table = torch.stack([s[: 2 * n] for s in sizes])
+    table = torch.stack([s[: 2 * n] for s in sizes]).cpu()  # one copy, where slots are on a GPU
     sent, expected = table[:, :n], table[:, n:].T
     if not torch.equal(sent, expected):
         r, s = (sent != expected).nonzero()[0].tolist()

@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 
-from .. import torch_adapter as c10d
 from ..transport import CollectiveTimeoutError, CommError
 from . import bootstrap as _bootstrap
 from ._channel import Channel
@@ -225,8 +224,10 @@ def _exchanged(
     keys = {r: f"hocket/{what}/{r}" for r in ranks}
     try:
         store.wait(list(keys.values()), timeout)
-    except c10d.DistStoreError as error:
+    except RuntimeError as error:  # of a time-out stores have several errors
         missing = tuple(r for r, key in keys.items() if not store.check([key]))
+        if not missing:
+            raise
         names = ", ".join(str(global_ranks[r]) for r in missing)
         raise CollectiveTimeoutError(
             f"rank {global_ranks[rank]} of group {name!r} waited {timeout.total_seconds():.0f} s for rank {names} at "
