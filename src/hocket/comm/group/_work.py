@@ -145,7 +145,9 @@ class HocketWork(Work):
         """Return a future of the output tensors."""
         with self._guard:
             if self._future is None:
-                self._future = OperationFuture()
+                # A future refuses tensors of devices that it was not told of.
+                devices = {one.device for one in self._results if one.is_cuda}
+                self._future = OperationFuture(devices=sorted(devices, key=str))
                 settle = self._done
             else:
                 settle = False
