@@ -67,6 +67,7 @@ class HocketGroup(Collectives):
         self._host = DeviceBackend(transport, self._runner)
         self._gpu: DeviceBackend | None = None  # set at the first CUDA tensor if the ranks share a GPU
         self._gpu_known = False
+        self._same_gpu: dict[int, bool] = {}  # by the peer of a message
         _observe.members[self._name] = tuple(self._global_ranks)
         _open_groups.add(self)
 
@@ -163,7 +164,7 @@ class HocketGroup(Collectives):
         """Send to one rank."""
         check_whole(tensor := only(tensors))
         check_root("send", dst, self._size)
-        if self._shares_gpu(tensor):
+        if self._shares_gpu(tensor, dst):
             staged = tensor.cpu()
             return HostStagedWork(self.send([staged], dst, tag), staged, None)
         if self._tag_matcher is not None and _is_plain(tensor):
@@ -175,7 +176,7 @@ class HocketGroup(Collectives):
         tensor = only(tensors)
         check_root("recv", src, self._size)
         check_writable("recv", [tensor])
-        if self._shares_gpu(tensor):
+        if self._shares_gpu(tensor, src):
             staged = torch.empty_like(tensor, device="cpu")
             return HostStagedWork(self.recv([staged], src, tag), staged, tensor)
         if self._tag_matcher is not None and _is_plain(tensor):
@@ -266,8 +267,16 @@ class HocketGroup(Collectives):
                 self._gpu_known = True
             return self._gpu
 
-    def _shares_gpu(self, tensor: Tensor) -> bool:
-        return tensor.device.type == "cuda" and self._gpu_backend(tensor.device) is not None
+    def _shares_gpu(self, tensor: Tensor, peer: int | None = None) -> bool:
+        """Whether a message is between ranks that share a GPU. Ranks that send none meanwhile are not waited for."""
+        if tensor.device.type != "cuda":
+            return False
+        if peer is None or self._gpu_known:
+            return self._gpu_backend(tensor.device) is not None
+        if peer not in self._same_gpu:
+            store, timeout = c10d.PrefixStore("hocket-cuda/", self._store), timedelta(seconds=self._runner.timeout_s)
+            self._same_gpu[peer] = _cuda_ipc.shared_with(store, self._rank, peer, timeout, tensor.device)
+        return self._same_gpu[peer]
 
     def _nccl_engine(self) -> Any:
         with self._lock:

@@ -107,6 +107,14 @@ class CudaChannel(Channel):
         super().phase()
 
 
+def shared_with(store: Any, rank: int, peer: int, timeout: timedelta, device: torch.device) -> bool:
+    """Return whether a rank has the same GPU as its peer in a message, of whom alone it waits to hear."""
+    mine = str(torch.cuda.get_device_properties(device).uuid)
+    store.set(f"hocket/gpu/{rank}", mine)
+    store.wait([f"hocket/gpu/{peer}"], timeout)
+    return bool(store.get(f"hocket/gpu/{peer}").decode() == mine)
+
+
 def connect(
     store: Any, name: str, rank: int, size: int, timeout: timedelta, global_ranks: list[int], device: torch.device
 ) -> CudaChannel | None:
