@@ -712,7 +712,7 @@ def rank_of_plans(name: str, device: str, small: bool, seconds: float, file: str
             [
                 {
                     "plan": p.plan.to_json(),
-                    "plan_as_text": p.plan.describe(),
+                    "plan_as_text": p.plan.describe() + (f", {p.plan.accumulate} parts" if p.plan.accumulate > 1 else ""),
                     "predicted_s": p.step_s,
                     "interval_s": list(p.interval_s),
                     "parts": dict(p.parts.rows()),
