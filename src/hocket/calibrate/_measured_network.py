@@ -41,7 +41,7 @@ def measured_network(device: torch.device, world: World) -> tuple[Network, float
     n = world.size
     sharers = int(os.environ.get("LOCAL_WORLD_SIZE", n)) if device.type == "cpu" else 0
     if n == 1:
-        alone = ("one rank", 1, 1, 1e18, 0.0, 1e18, 1e18, 0.0, 0.0, 0.0, _memory(device, 1), 0.0)
+        alone = ("one rank", 1, 1, 1e18, 0.0, 1e18, 1e18, 0.0, 0.0, 0.0, _memory(device, world), 0.0)
         return Network(*alone, sharers=sharers), 1.0
     local = _ranks_of_a_host(world)
     if local == 1:
@@ -53,7 +53,7 @@ def measured_network(device: torch.device, world: World) -> tuple[Network, float
         each, between_s, large = _all_reduced(mesh.copies, device, world)
         alone_Bps, _, _ = _all_reduced(mesh.copies, device, world, waits=world.rank % local > 0)
         wires = (local, inside, inside_s, local * each, max(each, alone_Bps), between_s)
-    network = Network("these ranks", n, *wires, 0.0, 0.0, _memory(device, n), 0.0, sharers=sharers)
+    network = Network("these ranks", n, *wires, 0.0, 0.0, _memory(device, world), 0.0, sharers=sharers)
 
     def gather(data: torch.Tensor) -> None:
         part = data[: len(data) // n].clone()
@@ -92,10 +92,13 @@ def _all_reduced(group: World, device: torch.device, world: World, *, waits: boo
     return 2 * (n - 1) / n / slope, max(1e-7, (found[small] - small * slope) / (2 * (n - 1))), large
 
 
-def _memory(device: torch.device, ranks: int) -> int:
+def _memory(device: torch.device, world: World) -> int:
+    """Return a rank's part of its GPU's memory, or of its host's: ranks may share either. A collective operation."""
     if device.type == "cuda":
-        return int(torch.cuda.get_device_properties(device).total_memory)
-    here = int(os.environ.get("LOCAL_WORLD_SIZE", ranks))
+        about = torch.cuda.get_device_properties(device)
+        gpus = world.from_all(str(about.uuid))
+        return int(about.total_memory) // gpus.count(gpus[world.rank])
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", world.size))
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // here
 
 

@@ -88,14 +88,22 @@ def _timed_step(
 ) -> tuple[dict[int, float], dict[int, float]]:
     """Seconds of each unit forward, and backward: from when its output's gradient is there to the next one's."""
     cuda = any(one.is_cuda for one in tree_flatten(batch)[0] if isinstance(one, Tensor))
+    first: list[torch.cuda.Event] = []
 
-    def now() -> float:
-        if cuda:
-            torch.cuda.synchronize()
-        return time.perf_counter()
+    def now() -> Any:
+        """An instant; on a GPU an event, as to wait for it here would add a launch to each unit that training hides."""
+        if not cuda:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        first.append(event)
+        return event
 
-    begun: list[tuple[int, float]] = []
-    arrived: list[tuple[int, float]] = []
+    def at_s(instant: Any) -> float:
+        return float(first[0].elapsed_time(instant)) / 1e3 if cuda else float(instant)
+
+    begun: list[tuple[int, Any]] = []
+    arrived: list[tuple[int, Any]] = []
 
     def left(index: int, output: Any) -> None:
         for one in tree_flatten(output)[0]:
@@ -110,12 +118,18 @@ def _timed_step(
             module = unit.module
             stack.enter_context(hooked(module.register_forward_pre_hook(lambda *_, i=index: begun.append((i, now())))))
             stack.enter_context(hooked(module.register_forward_hook(lambda _m, _a, out, i=index: left(i, out))))
+        if cuda:
+            torch.cuda.synchronize()
         start = now()
         result = run(model, batch)
         middle = now()
         with as_local():
             result.backward()  # type: ignore[no-untyped-call]
         end = now()
+    if cuda:
+        torch.cuda.synchronize()
+    start, middle, end = (at_s(one) for one in (start, middle, end))
+    begun, arrived = ([(index, at_s(at)) for index, at in each] for each in (begun, arrived))
     forward: defaultdict[int, float] = defaultdict(float)
     backward: defaultdict[int, float] = defaultdict(float)
     if begun:

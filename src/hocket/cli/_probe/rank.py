@@ -35,11 +35,13 @@ def own_figures(rounds: int, device: torch.device) -> dict[str, Any]:
     copy_s = min(_timed(lambda: target.copy_(source), device) for _ in range(rounds))
     product_s = min(_timed(lambda: torch.mm(square, square), device) for _ in range(rounds))
     if device.type == "cuda":
-        nbytes = torch.cuda.get_device_properties(device).total_memory
+        about = torch.cuda.get_device_properties(device)
+        memory, nbytes = str(about.uuid), about.total_memory
     else:
-        nbytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        memory, nbytes = socket.gethostname(), os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return {
         "host": socket.gethostname(),
+        "memory": memory,
         "memory_Bps": 2 * _COPY / copy_s,  # every byte is read and written
         "memory_nbytes": nbytes,
         "flops": 2 * _ORDER**3 / product_s,
@@ -84,9 +86,10 @@ def measure(sizes: list[int], rounds: int, device: torch.device) -> dict[str, An
             mine = own_figures(rounds, device)
         dist.barrier()
     dist.all_gather_object(everyone, mine)
-    if device.type != "cuda":  # the ranks of a host share its memory
-        hosts = [one["host"] for one in everyone]
-        everyone = [{**one, "memory_nbytes": one["memory_nbytes"] // hosts.count(one["host"])} for one in everyone]
+    # The ranks of a host share its memory, and those of a GPU the GPU's.
+    memories = [one.pop("memory") for one in everyone]
+    for one, memory in zip(everyone, memories, strict=True):
+        one["memory_nbytes"] //= memories.count(memory)
     found: list[dict[str, Any]] = []
     for a, b in pairs_of(world):
         times: dict[int, float] = {}
