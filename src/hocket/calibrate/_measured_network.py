@@ -93,9 +93,10 @@ def _all_reduced(group: World, device: torch.device, world: World, *, waits: boo
 
 
 def _memory(device: torch.device, ranks: int) -> int:
-    if device.type == "cuda":
-        return int(torch.cuda.get_device_properties(device).total_memory)
     here = int(os.environ.get("LOCAL_WORLD_SIZE", ranks))
+    if device.type == "cuda":  # ranks go round the GPUs of a host
+        sharing = -(-here // torch.cuda.device_count())
+        return int(torch.cuda.get_device_properties(device).total_memory) // sharing
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // here
 
 
