@@ -15,6 +15,9 @@ from hocket.testing import deadline, preload
 gc.disable()  # until all tests are collected: what is imported stays, and looking through it takes seconds
 os.environ.setdefault("HOCKET_CALIBRATION", "off")  # nothing is kept in the home of who runs the tests
 preload("tests.preload")
+# Keras asks whether there is a GPU when it is imported: in the way that torch has else, the fork server could give its
+# children none any more.
+os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 sys.dont_write_bytecode = False  # tests as pytest rewrites them: the next run need not compile them again
 os.environ.setdefault("HOCKET_RUN_DIR", "off")  # no `hocket run` of a test leaves a directory in the checkout
 torch.set_num_threads(1)  # small tensors: several threads only wait for each other, for long where cores are busy

@@ -17,11 +17,12 @@ import hocket.workload
 from hocket.parallel.compose import old_objects_set_aside
 
 gc.disable()  # all that is imported stays, and looking through it takes long
-with contextlib.suppress(ImportError):
-    from .keras import keras
+if torch.version.cuda is None or torch.cuda._device_count_nvml() >= 0:  # else it would open the GPU here; see conftest
+    with contextlib.suppress(ImportError):
+        from .keras import keras
 
-    # isort: split
-    import hocket.keras
+        # isort: split
+        import hocket.keras
 
 with contextlib.suppress(ImportError):
     import fsspec  # torch's checkpoints do where it is there

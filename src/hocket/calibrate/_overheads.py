@@ -230,7 +230,7 @@ def in_turns(
 
 
 def _step(probe: _Probe, device: torch.device, world: World) -> Callable[[], Any]:
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[]):  # it is made on the CPU; asking a GPU for its state would open one
         model = _model(probe).to(device)
     batch = torch.zeros(probe.rows * world.size, probe.width, device=device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)

@@ -210,8 +210,9 @@ class HocketGroup(Collectives):
 
     def fail(self, error: BaseException) -> None:
         """Leave the group in the middle of operations, and tell the peers why: they wait for this rank no longer."""
-        if self._channel is not None:
-            self._channel.fail(error)
+        for backend in (self._host, self._gpu):
+            if backend is not None:
+                backend.runner.fail(error)
         if self._tag_matcher is not None:
             self._tag_matcher.leave()
         self._gloo.close()
@@ -367,9 +368,8 @@ os.register_at_fork(after_in_child=_refuse_in_child)
 @atexit.register
 def _leave_all() -> None:
     groups = list(_open_groups)
-    for group in groups:
-        if group._channel is not None:
-            group._channel.leave()
+    for runner in (one.runner for group in groups for one in (group._host, group._gpu) if one is not None):
+        runner.leave()
     end_s = time.monotonic() + _SETTLE_S
     for runner in (one.runner for group in groups for one in (group._host, group._gpu) if one is not None):
         runner.settle(max(0.0, end_s - time.monotonic()))

@@ -126,6 +126,11 @@ class Runner:
         """
         self._queue.close(timeout_s)
 
+    def fail(self, error: BaseException) -> None:
+        """Tell the peers that this rank has given up, and why."""
+        if self._channel is not None:
+            self._channel.fail(error)
+
     def leave(self) -> None:
         """Tell the peers at once that this rank takes part no more."""
         if self._channel is not None:

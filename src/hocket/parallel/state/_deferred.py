@@ -127,6 +127,7 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._fill_all(wanted)
         generators = [
             torch.default_generator,
+            *([torch.cuda.default_generators[torch.cuda.current_device()]] if torch.cuda.is_initialized() else []),  # type: ignore[no-untyped-call]
             *(g for g in tree_leaves((args, kwargs)) if isinstance(g, torch.Generator)),
         ]
         before = [(generator, generator.get_state()) for generator in generators]
@@ -282,7 +283,7 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _plain(tensor: torch.Tensor) -> bool:
-    return tensor.layout is torch.strided and tensor.device.type == "cpu"
+    return tensor.layout is torch.strided and tensor.device.type in ("cpu", "cuda")
 
 
 def _written(func: Any, args: Any, kwargs: Any) -> Iterator[torch.Tensor]:
@@ -300,7 +301,7 @@ def deferred(build: Callable[..., torch.nn.Module], *args: Any, **kwargs: Any) -
     while it is divided, only one tensor at a time is in memory besides.
 
     Args:
-        build: Makes the model, on the CPU: its class, or any function.
+        build: Makes the model, on the CPU or this rank's GPU: its class, or any function.
         args: Given to `build`.
         kwargs: Likewise.
 
@@ -312,6 +313,8 @@ def deferred(build: Callable[..., torch.nn.Module], *args: Any, **kwargs: Any) -
         torch.manual_seed(0)
         model = hocket.deferred(GPT, config)
         trainer = hocket.Trainer(model, loss_fn, torch.optim.AdamW(model.parameters()), Plan(shard="parameters"))
+
+    To train on GPUs, build there: `with torch.device("cuda"): model = hocket.deferred(GPT, config)`.
     """
     ledger = Ledger()
     ledger.adopts = True
@@ -348,7 +351,7 @@ def _swap(parameter: torch.nn.Parameter, other: torch.nn.Parameter) -> None:
 class Deferred:
     """The parameters of a model that have no memory yet, while it is divided among ranks.
 
-    They are ordinary parameters of the CPU whose storage is empty; in a block of `streaming` they can be worked on.
+    They are ordinary parameters of their device whose storage is empty; in a block of `streaming` they can be used.
 
     Args:
         model: A model with parameters on the meta device, of `deferred` or not.

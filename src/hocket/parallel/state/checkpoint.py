@@ -55,7 +55,8 @@ def write(
             if isinstance(value, torch.Tensor) and value.shape == item.leaf.shape and value.ndim:
                 shards += [_renamed(shard, _key(item.name, key)) for shard in item.shards(value)]
             else:
-                scalars.setdefault(item.name, {})[key] = value
+                # A count of steps is on the GPU if the optimizer is fused: whoever reads it may have none.
+                scalars.setdefault(item.name, {})[key] = value.cpu() if isinstance(value, torch.Tensor) else value
     everywhere: dict[str, dict[str, Any]] = {}
     states = []
     for mine, state in world.from_all((scalars, random_state())):
@@ -167,12 +168,21 @@ def read(
             shards += [_renamed(shard, _key(item.name, key)) for shard in item.shards(value)]
     _dcp.load(reader, shards, world)
     optimizer.state.clear()
+    for group, settings in zip(optimizer.param_groups, about["groups"], strict=True):
+        group.update(settings)
+    on_device = {
+        id(p)
+        for group in optimizer.param_groups
+        if group.get("fused") or group.get("capturable")
+        for p in group["params"]
+    }
     for item in owned:
         state = {**about["optimizer_scalars"].get(item.name, {}), **states.get(id(item.leaf), {})}
         if state:
-            optimizer.state[item.leaf] = {key: _fitted(value, item) for key, value in state.items()}
-    for group, settings in zip(optimizer.param_groups, about["groups"], strict=True):
-        group.update(settings)
+            fitted = {key: _fitted(value, item) for key, value in state.items()}
+            if id(item.leaf) in on_device:  # where such an optimizer wants its counts of steps, too
+                fitted = {k: v.to(item.leaf.device) if isinstance(v, torch.Tensor) else v for k, v in fitted.items()}
+            optimizer.state[item.leaf] = fitted
     set_random_state(about["random"][world.rank % len(about["random"])])
     return about, extra
 
