@@ -35,7 +35,8 @@ def begins(graph: Graph, mesh: Mesh, points: Sequence[str], micro_batches: int) 
     if points:
         return [0, *_at(graph, stages, points, blocks)]
     found: list[int] = []
-    link = link_of(mesh["pipeline"], mesh.whole, mesh.whole.device)
+    device = next((v.value.device for v in graph.model.variables), mesh.whole.device)
+    link = link_of(mesh["pipeline"], mesh.whole, device)
     if mesh.whole.rank == 0:
         costs, nbytes = _measured(graph)
         edges = [*blocks, len(graph.steps)]

@@ -143,17 +143,22 @@ class Graph:
         `observe` is told the number of a step, its seconds, and what it made.
         """
         kept = [(v.value.data, v.value.detach().clone()) for v in self.model.non_trainable_variables]
-        generator = torch.get_rng_state()
+        gpus = sorted({v.value.device for v in self.model.variables if v.value.is_cuda}, key=str)
         values = dict(zip(self.inputs, inputs, strict=True))
+
+        def now_s() -> float:
+            for gpu in gpus:
+                torch.cuda.synchronize(gpu)
+            return time.perf_counter()
+
         try:
-            with torch.no_grad(), self.call(training):
+            with torch.random.fork_rng(devices=gpus), torch.no_grad(), self.call(training):
                 for number, step in enumerate(self.steps):
-                    begin_s = time.perf_counter()
+                    begin_s = now_s()
                     made = step.run(values, training)
-                    observe(number, time.perf_counter() - begin_s, made)
+                    observe(number, now_s() - begin_s, made)
                     values.update(zip(step.makes, made, strict=True))
         finally:
-            torch.set_rng_state(generator)
             for value, before in kept:
                 value.copy_(before)
             self.model._clear_losses()
