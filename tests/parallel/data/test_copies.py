@@ -33,6 +33,12 @@ def test_the_losses_are_those_of_one_process() -> None:
     check(host_world.run(TWO_HOSTS, trainer_programs.train_all, wanted), wanted)
 
 
+def test_among_three_whose_sums_fsdp_divides_after_the_average_has_begun() -> None:
+    among_three: dict[str, Any] = {"shard": "parameters", "shard_degree": 3}
+    wanted = [("mlp", "sgd", Plan(**among_three)), ("words", "sgd", Plan(**among_three, accumulate=2))]
+    check(run_ranks(trainer_programs.train_all, 6, wanted, timeout_s=115), wanted)
+
+
 @pytest.mark.long
 def test_with_tensors_and_stages_that_are_divided() -> None:
     wanted = [

@@ -10,6 +10,9 @@ from hocket import comm
 
 from ..mesh import World
 
+_AVERAGED_AT_ONCE = (torch.float32, torch.bfloat16)
+"""Types of which FSDP2's reduce-scatter brings averages; sums of others it divides afterwards, in place."""
+
 
 class AverageOfCopies:
     """Averages gradients of one block, called by torch's FSDP2 with what each of its reduce-scatters has brought.
@@ -36,8 +39,13 @@ class AverageOfCopies:
 
     def __call__(self, reduced: torch.Tensor) -> None:
         """Begin to average, if the pass is the last; `reduced` becomes the memory of the gradients thereafter."""
-        if self._sum is not None and any(parameter.grad is not None for parameter in self._parameters):
-            reduced += self._sum
+        earlier = self._sum if any(parameter.grad is not None for parameter in self._parameters) else None
+        if reduced.dtype not in _AVERAGED_AT_ONCE:
+            if earlier is None:
+                self._sum = reduced  # FSDP2 divides it when this returns, and adds later passes to it
+            return
+        if earlier is not None:
+            reduced += earlier
             for parameter in self._parameters:
                 parameter.grad = None  # or FSDP2 would add it
         self._sum = reduced
