@@ -88,10 +88,10 @@ def _timed_step(
 ) -> tuple[dict[int, float], dict[int, float]]:
     """Seconds of each unit forward, and backward: from when its output's gradient is there to the next one's."""
     cuda = any(one.is_cuda for one in tree_flatten(batch)[0] if isinstance(one, Tensor))
-    first: list[torch.cuda.Event] = []
+    first: list[torch.cuda.Event] = []  # instants, in their order
 
     def now() -> Any:
-        """An instant; on a GPU an event, as to wait for it here would add a launch to each unit that training hides."""
+        """Return an instant; on a GPU an event: waiting there would add a launch to each unit, which training hides."""
         if not cuda:
             return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
