@@ -41,7 +41,7 @@ def test_an_unknown_peer_is_named():
         (["allreduce", "--sizes", "1QiB"], "is no size"),
         (["allreduce", "--against", "ucx"], "'ucx' is unknown"),
         (["step", "--models", "gpt"], "'gpt' is unknown"),
-        (["allreduce", "-n", "0"], "greater than or equal to 1"),
+        (["allreduce", "-n", "0"], "Invalid value for '-n'"),
     ],
 )
 def test_bad_input_is_one_error_and_exit_code_2(arguments, text):
