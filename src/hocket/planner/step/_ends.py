@@ -73,8 +73,9 @@ def ends(
         if sum(found[-1][:3]) > most_s:
             return None
     over, gather, update, cost, hidden = max(found, key=lambda one: sum(one[:3]))
-    # A rank that is done before the others updates its parameters meanwhile.
-    return max(0.0, over), gather, max(0.0, update + min(0.0, over)), cost, hidden
+    # A rank that is done before the others updates its parameters meanwhile, and gathers what others have updated.
+    early = max(0.0, -over)
+    return max(0.0, over), max(0.0, gather - max(0.0, early - update)), max(0.0, update - early), cost, hidden
 
 
 _ALL_RANKS = 8  # of a pipeline; of more the few are looked at that may end last
