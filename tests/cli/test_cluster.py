@@ -64,6 +64,8 @@ def test_a_cluster_s_toml_is_read_back(capsys: pytest.CaptureFixture[str], tmp_p
     [
         (("cluster", "show", "lasen"), "did you mean lassen?"),
         (("cluster", "show", "star:hosts=two"), "hosts: "),
+        (("cluster", "probe", "--sizes", "8B,1e9GiB"), "--sizes: 976,562 TiB is too much"),
+        (("cluster", "probe", "--sizes", "8B,8"), "--sizes 8B,8: latency and bandwidth make a line"),
         (("simulate", "step", "--cluster", "closet", "-n", "9"), "9"),
         (("simulate", "step", "--cluster", "closet", "--gradients", "much"), "'much' is no number of bytes"),
         (("simulate", "collective", "--cluster", "closet", "--collective", "all"), "collective 'all' is unknown"),
