@@ -463,6 +463,13 @@ def test_two_traces_a_plan_and_a_trace_and_two_plans_compare(capsys: Captured, t
     assert run("compare", str(plan), str(plan)) == 0
     assert run("compare", str(tmp_path), str(one)) == 2
     assert "holds no trace.json or timeline.json" in capsys.readouterr().err
+    empty = tmp_path / "trace.json"
+    instant = {"ph": "X", "name": "forward", "pid": 0, "tid": 0, "ts": 1, "dur": 0}
+    for events in ([], [instant]):
+        empty.write_text(json.dumps({"traceEvents": events}))
+        for words in ((empty, empty), (one, tmp_path), (empty, one), (plan, empty)):
+            assert run("compare", *map(str, words)) == 2
+            assert f"{str(empty)!r} holds nothing that takes time" in capsys.readouterr().err
 
 
 def test_float8_is_planned_and_predicted_and_said_to_be_no_more(capsys: Captured, tmp_path: Path) -> None:
