@@ -75,6 +75,15 @@ def _apart(layer: Layer, steps: Sequence[WorkloadStep]) -> list[Layer]:
         for whole in (layer.parameters, layer.parameter_bytes, layer.gradient_bytes, layer.optimizer_bytes)
     )
     counted = _dealt(layer.tensors, tensors)
+    # What passes for a moment passes at the end, where the loss is; before, in part.
+    passing = layer.peak_bytes - layer.saved_bytes
+    last = len(steps) - 1
+    peaks = [
+        max(0.0, share * layer.saved_bytes + passing * (1 if number == last else share))
+        for number, share in enumerate(both)
+    ]
+    if not layer.peak_bytes:
+        peaks = [0.0] * len(steps)
     found = []
     for number, step in enumerate(steps):
         share = both[number]
@@ -86,6 +95,8 @@ def _apart(layer: Layer, steps: Sequence[WorkloadStep]) -> list[Layer]:
                 held[number],
                 gradients[number],
                 state[number],
+                peak_bytes=peaks[number],
+                peak_fixed_bytes=layer.peak_fixed_bytes,
                 tensors=counted[number],
                 operations=tuple(one.over(1 / share) for one in layer.operations) if share else (),
                 forward_s=layer.forward_s * forward[number],

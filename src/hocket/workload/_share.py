@@ -104,6 +104,8 @@ class Share:
             of the layer tells it.
         backward_s: Measured time of its part of the backward pass.
         fixed_share: Part of these times that does not shrink with the batch.
+        peak_bytes: As `Layer.peak_bytes`, of the rank.
+        peak_fixed_bytes: As `Layer.peak_fixed_bytes`, of the rank.
     """
 
     degree: int
@@ -117,6 +119,8 @@ class Share:
     forward_s: float = 0.0
     backward_s: float = 0.0
     fixed_share: float = 0.0
+    peak_bytes: float = 0.0
+    peak_fixed_bytes: float = 0.0
 
     @property
     def state_bytes(self) -> float:

@@ -150,7 +150,7 @@ def _fused(
 
 
 @contextmanager
-def _fused_attention() -> Iterator[None]:
+def fused_attention() -> Iterator[None]:
     """Open a block in which attention on the meta device is one operator, and not the products that it stands for."""
     with torch.library._scoped_library("aten", "IMPL") as library:
         library.impl("scaled_dot_product_attention", _fused, "AutogradMeta")
@@ -176,7 +176,7 @@ def trace_of(model: nn.Module, units: list[Unit], batch: Any, run: Loss) -> Trac
     weights = {storage_of(one) for one in (*model.parameters(), *model.buffers())}
     ignored = weights | {storage_of(one) for one in given}
     with ExitStack() as stack:
-        stack.enter_context(_fused_attention())
+        stack.enter_context(fused_attention())
         recording = stack.enter_context(recorded(model, returned))
         trace = stack.enter_context(watching(recording, ignored, at))
         trace.weights = weights
