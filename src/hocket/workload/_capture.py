@@ -117,6 +117,7 @@ def _layers(
         shares[index] = (*shares.get(index, ()), *found)
     layers = []
     trained_before = False
+    calls = sum(max(1, trace.total(index).calls) for index in order)
     passing, fixed = _apart(order, trace, state, peaks)
     for index in order:
         unit, own_state, spent = units[index], held[index], trace.total(index)
@@ -141,6 +142,7 @@ def _layers(
                 fixed_share=round(timing.fixed_share[index], 6) if timing else 0.0,
                 backward_share=_backward_share(own_state.parameters, trained_before),
                 tensors=len(own_state.parameters),
+                launch_s=timing.launch_s * work.calls / calls if timing else 0.0,
                 peak_bytes=passing[index],
                 peak_fixed_bytes=fixed[index],
             )

@@ -103,6 +103,7 @@ def _apart(layer: Layer, steps: Sequence[WorkloadStep]) -> list[Layer]:
                 backward_s=layer.backward_s * backward[number],
                 fixed_share=layer.fixed_share,
                 block=layer.name,
+                launch_s=layer.launch_s * share,
             )
         )
     return found
