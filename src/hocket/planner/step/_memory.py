@@ -185,7 +185,7 @@ def memory_of(
             optimizer /= shared
         if plan.shard in ("gradients", "parameters"):
             gradients /= shared
-        buffers = arriving = 0.0
+        buffers = arriving = added = 0.0
         if plan.shard == "parameters":
             parameters /= shared
             buffers += 2 * largest  # a layer that is computed with, and the next one, gathered
@@ -195,7 +195,7 @@ def memory_of(
             arriving += float(own.gradients.max())  # a gradient as it arrives, beside the memory where it is added up
         kept = plan.accumulate > 1 and plan.shard != "gradients"
         if copies > 1 and plan.shard != "parameters" and (pipeline > 1 or kept):
-            arriving += whole  # what passes have added up, before it goes to buckets
+            added = whole  # what passes have added up, before it goes to buckets
         if pipeline > 1:
             buffers += 4 * output  # a message each way that is sent, and one that is received
         held, process, mapped = saved * in_flight(plan, rank), 0.0, 0.0
@@ -206,14 +206,15 @@ def memory_of(
             # Of each reduction and each gathering in place a rank reads the part of every other rank.
             gone = {"none": 2 * whole, "optimizer": whole + weights, "gradients": buffers + weights}
             mapped = gone.get(plan.shard, buffers) * (min(shared, sharers) - 1) / shared
-        working, absent = float(own.back.max()) + 2 * output + arriving, 0.0
+        working, absent = float(own.back.max()) + 2 * output + arriving + added, 0.0
         if followed:
             # Buckets are there from the beginning, and what has been added up from the first micro-batch on.
             stay = plan.micro_batches * plan.accumulate > 1 or (copies > 1 and plan.shard != "parameters")
             working, absent = _fullest(own, held, gradients, arriving, stay, 1 if plan.shard == "none" else shared)
+            working += added
             if sharers:
                 passing = np.cumsum(own.saved) - own.saved + own.peak  # of the last micro-batch
-                working, absent = max(0.0, float(passing.max()) - saved) + arriving, 0.0
+                working, absent = max(0.0, float(passing.max()) - saved) + arriving + added, 0.0
         return Memory(parameters, gradients, optimizer, held, working, buffers, process, mapped, absent)
 
     if rank is not None:
@@ -225,7 +226,7 @@ def _fullest(
     own: _Columns,  # of the rank's layers
     held: float,  # activations of all micro-batches under way
     gradients: float,  # of the parameters, that the rank holds when all are there
-    arriving: float,  # beside them, as they are added up
+    arriving: float,  # of a layer, beside the memory in which they are added up
     stay: bool,  # gradients are there all the time, not only from their layer's backward pass on
     shared: int,  # among how many ranks the update is divided
 ) -> tuple[float, float]:
@@ -238,18 +239,18 @@ def _fullest(
     passing = np.maximum(0.0, own.peak - own.saved)
     gone = np.maximum(0.0, own.saved - own.peak)
     if stay:
-        there, fixed = np.full(len(before), gradients), np.full(len(before), arriving)
+        there, fixed = np.full(len(before), gradients), np.minimum(own.fixed, arriving)
     else:
         each = own.gradients * (gradients / total if (total := own.gradients.sum()) else 0.0)
         behind = each[::-1].cumsum()[::-1] - each
-        there, fixed = behind + np.minimum(own.fixed, each), np.maximum(0.0, own.fixed - each) + arriving
+        there, fixed = behind + np.minimum(own.fixed, each), np.maximum(0.0, own.fixed - each)
     moments = activations - gone + there + passing + fixed
     fullest = int(moments.argmax())
     # Torch's Adam, whose two moments are of the gradients' type, updates all parameters of a device at a time, and
     # makes one more value for each.
     adam = own.optimizer.sum() == 2 * own.gradients.sum()
     update = float(own.gradients.sum()) / shared if adam else 0.0
-    if gradients + update + (arriving if stay else 0.0) >= moments[fullest]:
-        return update + (arriving if stay else 0.0), held
+    if gradients + update >= moments[fullest]:
+        return update, held
     working = float(passing[fullest] + fixed[fullest])
     return working, held + gradients + working - float(moments[fullest])
