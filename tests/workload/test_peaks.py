@@ -105,3 +105,32 @@ def test_the_peak_of_a_device_with_its_own_memory_is_what_an_allocator_counts(na
     measured = state + max(passes, gradients + update)
     assert said.total == pytest.approx(measured, rel=0.005)
     assert said.absent > 0
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("kind", ["float32", "autocast"])
+def test_the_peak_of_another_batch_is_known_from_one(name: str, kind: str) -> None:
+    classes, blocks, tied = CASES[name]
+    with torch.device("meta"):
+        model = _Language(classes, blocks, tied=tied)
+    loss = _in_16_bits if kind == "autocast" else _loss
+    taken = {
+        size: capture(model, torch.zeros(size, TOKENS, dtype=torch.long), device="meta", loss=loss, degrees=())
+        for size in (2, 8, 32)
+    }
+    for size, own in taken.items():
+        said = memory_of(Plan().resolve(1), taken[8], batch=size)
+        assert said.total == pytest.approx(memory_of(Plan().resolve(1), own, batch=size).total, rel=0.005)
+
+
+def test_each_of_ranks_that_divide_tensors_has_all_of_the_loss() -> None:
+    with torch.device("meta"):
+        model = _Language(5_000, 2, tied=False)
+    tokens = torch.zeros(8, TOKENS, dtype=torch.long)
+    head = capture(model, tokens, device="meta", loss=_loss, degrees=(2,)).layers[-1]
+    logits = 4 * 8 * TOKENS * 5_000
+    divided = head.share(2)
+    kept = sum(one.saved_bytes for one in divided.operations)
+    assert divided.parameter_bytes == head.parameter_bytes / 2
+    for peak, saved in ((head.peak_bytes, head.saved_bytes), (divided.peak_bytes, kept)):
+        assert peak - saved == pytest.approx(2 * logits, rel=0.01)

@@ -122,8 +122,9 @@ def _layers(
     for index in order:
         unit, own_state, spent = units[index], held[index], trace.total(index)
         work = Operation(
-            "forward", spent.flops, spent.moved, spent.saved, calls=max(1, spent.calls), fixed_bytes=spent.fixed
-        )
+            "forward", spent.flops, spent.moved, spent.saved, calls=max(1, spent.calls), fixed_bytes=spent.fixed,
+            saved_fixed_bytes=spent.saved_fixed,
+        )  # fmt: skip
         crossing = sum(
             nbytes
             for nbytes, first, last in trace.lives.values()
@@ -160,14 +161,16 @@ def _apart(
     """Return `Layer.peak_bytes` and `Layer.peak_fixed_bytes`: what a peak has besides what others keep at that time."""
     passing: dict[int, float] = {}
     fixed: dict[int, float] = {}
-    saved, gradients = 0.0, float(sum(state[index][1] for index in order))
+    saved = casts = 0.0  # by layers before it
+    gradients = float(sum(state[index][1] for index in order))
     for index in order:
         gradients -= state[index][1]  # now of the parameters of layers behind it
         peak = peaks.get(index, Peak())
-        rest = peak.fixed - gradients  # fewer where it is the forward pass that needs most
+        rest = peak.fixed - gradients - casts  # fewer where it is the forward pass that needs most
         passing[index] = max(0.0, peak.passing - saved + min(0.0, rest))
         fixed[index] = max(0.0, rest)
-        saved += trace.total(index).saved
+        spent = trace.total(index)
+        saved, casts = saved + spent.saved - spent.saved_fixed, casts + spent.saved_fixed
     return passing, fixed
 
 
@@ -175,10 +178,11 @@ def _with_peak(share: Share, layer: Layer, in_loss: bool) -> Share:
     """Return the share with the peak of its rank: what passes is divided as what is saved; the loss is not divided."""
     if not layer.peak_bytes:
         return share
-    saved = sum(one.saved_bytes for one in share.operations)
-    part = saved / layer.saved_bytes if layer.saved_bytes and not in_loss else 1.0
+    saved = sum(one.saved_bytes - one.saved_fixed_bytes for one in share.operations)
+    whole = sum(one.saved_bytes - one.saved_fixed_bytes for one in layer.operations)
+    part = saved / whole if whole and not in_loss else 1.0
     fixed = share.gradient_bytes / layer.gradient_bytes if layer.gradient_bytes else 1.0
-    passing = max(0.0, saved + (layer.peak_bytes - layer.saved_bytes) * part)
+    passing = max(0.0, saved + (layer.peak_bytes - whole) * part)
     return dataclasses.replace(share, peak_bytes=passing, peak_fixed_bytes=layer.peak_fixed_bytes * fixed)
 
 

@@ -76,12 +76,10 @@ def _apart(layer: Layer, steps: Sequence[WorkloadStep]) -> list[Layer]:
     )
     counted = _dealt(layer.tensors, tensors)
     # What passes for a moment passes at the end, where the loss is; before, in part.
-    passing = layer.peak_bytes - layer.saved_bytes
+    saved = sum(one.saved_bytes - one.saved_fixed_bytes for one in layer.operations)
+    passing = layer.peak_bytes - saved
     last = len(steps) - 1
-    peaks = [
-        max(0.0, share * layer.saved_bytes + passing * (1 if number == last else share))
-        for number, share in enumerate(both)
-    ]
+    peaks = [max(0.0, share * saved + passing * (1 if number == last else share)) for number, share in enumerate(both)]
     if not layer.peak_bytes:
         peaks = [0.0] * len(steps)
     found = []

@@ -13,7 +13,8 @@ from torch.utils._pytree import tree_flatten
 
 from hocket.sharding import as_local, leaves
 
-from ._trace import fused_attention
+from ._autocast import autocast_on_meta
+from ._trace import CAST, fused_attention
 from ._units import Loss, Unit, hooked
 
 
@@ -23,7 +24,8 @@ class Peak:
 
     Attributes:
         passing: Bytes that grow with the batch.
-        fixed: Bytes of parameters' gradients, and of what else has a parameter's shape in the backward pass.
+        fixed: Bytes of parameters' gradients, of what else has a parameter's shape in the backward pass, and of weights
+            in another type.
         in_loss: Whether that is while the loss is computed or derived, after the model's end.
     """
 
@@ -47,16 +49,17 @@ class _Alive(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
+        of_weights = func.overloadpacket is CAST and tuple(args[0].shape) in self._shapes and self.number(args[0]) < 0
         for one in leaves(out):
             if isinstance(one, Tensor):
-                self._note(one)
+                self._note(one, fixed=of_weights)
         return out
 
     def number(self, tensor: Tensor) -> int:
-        """Return the number of a tensor's storage; -1 if it is ignored."""
+        """Return the number of a tensor's storage; -1 if it is ignored or unknown."""
         return self._numbers.get(id(_storage(tensor)), (-1, None))[0]
 
-    def _note(self, tensor: Tensor) -> None:
+    def _note(self, tensor: Tensor, *, fixed: bool) -> None:
         storage = _storage(tensor)
         key = id(storage)
         if storage is None or key in self._numbers:
@@ -69,7 +72,8 @@ class _Alive(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
         self._numbers[key] = (number, weakref.ref(storage, freed))
         self.nbytes.append(storage.nbytes())
-        if self.backward and (tuple(tensor.shape) in self._shapes or tuple(tensor.shape[::-1]) in self._shapes):
+        like_weights = tuple(tensor.shape) in self._shapes or tuple(tensor.shape[::-1]) in self._shapes
+        if fixed or (self.backward and like_weights):
             self.fixed.add(number)
         self._event(number)
 
@@ -124,7 +128,8 @@ def _followed(model: nn.Module, units: Sequence[Unit], batch: Any, run: Loss) ->
         stack.enter_context(hooked(model.register_forward_hook(returned)))
         stack.enter_context(fused_attention())
         stack.enter_context(alive)
-        result = run(model, batch)
+        with autocast_on_meta(model):
+            result = run(model, batch)
         alive.backward = True
         with as_local():
             torch.autograd.backward(result)

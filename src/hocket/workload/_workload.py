@@ -44,7 +44,7 @@ class Layer:
             besides what layers before it have saved: of what it has saved itself what is there then, gradients that
             pass, what the loss makes for a moment. 0 if unknown, and then the outputs tell it.
         peak_fixed_bytes: And of what does not grow with the batch, besides gradients of the parameters of layers behind
-            it: gradients of its own, as far as they are there then, and what is added to them.
+            it: gradients of its own, as far as they are there then, what is added to them, weights in another type.
     """
 
     name: str

@@ -223,6 +223,7 @@ def _halves(operations: tuple[Operation, ...]) -> tuple[Operation, ...]:
             saved_bytes=one.saved_bytes / 2,
             weight_bytes=one.weight_bytes / 2,
             fixed_bytes=one.fixed_bytes / 2,
+            saved_fixed_bytes=one.saved_fixed_bytes / 2,
         )
         for one in operations
     )

@@ -98,7 +98,8 @@ def _kept(layer: Layer, share: Share, sequence: bool, how: str, scale: float) ->
     if how == "layers":
         # What enters the layer is kept; it is as large as what leaves it.
         return min(layer.output_bytes, layer.saved_bytes) * scale / (share.degree if sequence else 1)
-    return sum(one.saved_bytes for one in share.operations if not one.again or how == "none") * scale
+    kept = [one for one in share.operations if not one.again or how == "none"]
+    return sum(one.saved_bytes for one in kept) * scale + (1 - scale) * sum(one.saved_fixed_bytes for one in kept)
 
 
 class _Columns(NamedTuple):
@@ -110,8 +111,8 @@ class _Columns(NamedTuple):
     saved: NDArray[np.float64]
     output: NDArray[np.float64]
     back: NDArray[np.float64]  # what computing again brings back
-    peak: NDArray[np.float64]  # `Layer.peak_bytes`
-    fixed: NDArray[np.float64]  # `Layer.peak_fixed_bytes`
+    peak: NDArray[np.float64]  # `Layer.peak_bytes`, and what is saved of weights
+    fixed: NDArray[np.float64]  # the rest of `Layer.peak_fixed_bytes`
 
     def of(self, layers: NDArray[np.int64]) -> "_Columns":
         """Return those of some layers."""
@@ -134,9 +135,12 @@ def _columns(workload: Workload, plan: Plan, scale: float) -> _Columns:
             kept = _kept(layer, share, sequence, how, scale)
             whole = _kept(layer, share, sequence, "none", scale) if how != "none" else kept
             held = (share.parameter_bytes, share.gradient_bytes, share.optimizer_bytes)
-            # What is computed again is all there when the layer's backward pass begins.
-            most = share.peak_bytes * scale if how == "none" else max(share.peak_bytes * scale, whole)
-            passing = (layer.output_bytes * scale / each, whole - kept, most, share.peak_fixed_bytes)
+            casts = sum(one.saved_fixed_bytes for one in share.operations)
+            most = share.peak_bytes * scale + casts
+            if how != "none":  # what is computed again is all there when the layer's backward pass begins
+                most = max(most, whole)
+            fixed = max(0.0, share.peak_fixed_bytes - casts)
+            passing = (layer.output_bytes * scale / each, whole - kept, most, fixed)
             made[key] = (*held, kept, *passing)
         rows.append(made[key])
     return _Columns(*np.array(rows, dtype=np.float64).T)
