@@ -162,7 +162,11 @@ def test_only_the_last_stage_has_the_loss() -> None:
     plan = Plan(pipeline_parallel_degree=2, micro_batches=2).resolve(2)
     first, last = (memory_of(plan, _of_two(), batch=4, cuts=[1], rank=rank) for rank in range(2))
     assert (first.activations, last.activations) == (200, 100)  # of two micro-batches, and of one
-    assert (first.working, last.working) == (30 + 40, 60)
+    assert (first.working, last.working) == (30, 60)
+    assert (first.absent, last.absent) == (0, 0)
+    # With more micro-batches than are under way gradients are added up when most activations are there.
+    more = Plan(pipeline_parallel_degree=2, micro_batches=4).resolve(2)
+    assert memory_of(more, _of_two(), batch=8, cuts=[1], rank=0).working == 30 + 40
 
 
 def test_a_process_gives_nothing_back_so_its_kinds_add_up() -> None:

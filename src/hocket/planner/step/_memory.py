@@ -202,7 +202,8 @@ def memory_of(
             added = whole  # what passes have added up, before it goes to buckets
         if pipeline > 1:
             buffers += 4 * output  # a message each way that is sent, and one that is received
-        held, process, mapped = saved * in_flight(plan, rank), 0.0, 0.0
+        flight = in_flight(plan, rank)
+        held, process, mapped = saved * flight, 0.0, 0.0
         if sharers:
             # An update in C++ makes two values of a tensor's size; the largest tensor is at most a layer's.
             largest_update = float(own.parameters.max()) / (1 if plan.shard == "none" else shared)
@@ -212,9 +213,16 @@ def memory_of(
             mapped = gone.get(plan.shard, buffers) * (min(shared, sharers) - 1) / shared
         working, absent = float(own.back.max()) + 2 * output + arriving + added, 0.0
         if followed:
-            # Buckets are there from the beginning, and what has been added up from the first micro-batch on.
-            stay = plan.micro_batches * plan.accumulate > 1 or (copies > 1 and plan.shard != "parameters")
-            working, absent = _fullest(own, held, gradients, arriving, stay, 1 if plan.shard == "none" else shared)
+            # Buckets are there from the beginning; what is added up, from the end of the first micro-batch on. If all
+            # micro-batches are under way by then, one of them is gone.
+            moments = [(held, True)]
+            if flight >= plan.micro_batches * plan.accumulate and (copies == 1 or plan.shard == "parameters"):
+                moments = [(held, False), (held - saved, True)] if flight > 1 else [(held, False)]
+            parts = 1 if plan.shard == "none" else shared
+            working, absent = max(
+                (_fullest(own, there, held, gradients, arriving, stay, parts) for there, stay in moments),
+                key=lambda pair: pair[0] - pair[1],
+            )
             working += added
             if sharers:
                 passing = np.cumsum(own.saved) - own.saved + own.peak  # of the last micro-batch
@@ -229,6 +237,7 @@ def memory_of(
 def _fullest(
     own: _Columns,  # of the rank's layers
     held: float,  # activations of all micro-batches under way
+    most: float,  # when most are
     gradients: float,  # of the parameters, that the rank holds when all are there
     arriving: float,  # of a layer, beside the memory in which they are added up
     stay: bool,  # gradients are there all the time, not only from their layer's backward pass on
@@ -236,7 +245,7 @@ def _fullest(
 ) -> tuple[float, float]:
     """Return what is there for a moment at the fullest one, and what of activations and gradients is not.
 
-    The moments are those of each layer's passes, in the last micro-batch, and the update.
+    The moments are those of each layer's passes, and the update.
     """
     before = np.cumsum(own.saved) - own.saved
     activations = held - own.saved.sum() + before + own.saved  # when the layer's backward pass begins
@@ -255,6 +264,6 @@ def _fullest(
     adam = own.optimizer.sum() == 2 * own.gradients.sum()
     update = float(own.gradients.sum()) / shared if adam else 0.0
     if gradients + update >= moments[fullest]:
-        return update, held
+        return update, most
     working = float(passing[fullest] + fixed[fullest])
-    return working, held + gradients + working - float(moments[fullest])
+    return working, most + gradients + working - float(moments[fullest])
