@@ -76,8 +76,9 @@ def by_whole_steps(timing: Timing, model: nn.Module, batch: Any, run: Loss, repe
     sizes = {size, *(max(2, size // part) for part in (2, 4, _SMALLER))}
 
     def step(given: Any) -> None:
+        result = run(model, given)
         with as_local():
-            run(model, given).backward()  # type: ignore[no-untyped-call]
+            result.backward()  # type: ignore[no-untyped-call]
 
     found = {
         count / size: whole_step(queue, partial(step, _part(batch, size, count)), repeats)
