@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from hocket.cluster import load
@@ -115,3 +117,59 @@ def test_a_process_in_a_host_s_memory_takes_more_than_its_tensors() -> None:
 def test_what_computes_in_a_host_s_memory_is_told_from_devices_with_memory_of_their_own() -> None:
     for name, sharers in (("laptop", 4), ("star:hosts=8", 1), ("sharp-1500", 40), ("selene-like", 0), ("lassen", 0)):
         assert Network.of(load(name)).sharers == sharers, name
+
+
+def _of_two(**more: float) -> Workload:
+    """Layers with known peaks; behind the second one is a loss that makes 60 bytes for a moment."""
+    work = (Operation("o", 1.0, saved_bytes=100.0),)
+    first = Layer("a", "x", 10, 40, 40, 80, 8.0, work, peak_bytes=130.0, peak_fixed_bytes=40.0)
+    last = Layer("b", "x", 10, 40, 40, 80, 0.0, work, peak_bytes=160.0, **more)
+    return Workload("w", 2, (first, last))
+
+
+def test_activations_leave_while_gradients_come() -> None:
+    alone = memory_of(Plan().resolve(1), _of_two(), batch=2)
+    assert (alone.activations, alone.working, alone.gradients) == (200, 60, 80)
+    assert alone.absent == 80  # in the loss there are no gradients yet
+    assert alone.total == 240 + 200 + 60
+    # With a gradient of its own at that moment, and one more: tied to a parameter of the first layer.
+    assert memory_of(Plan().resolve(1), _of_two(peak_fixed_bytes=70.0), batch=2).total == 240 + 200 + 60 + 70
+    # A quarter of the batch: the first layer's moment has both gradients, the update a value for each besides.
+    less = memory_of(Plan().resolve(1), dataclasses.replace(_of_two(), batch=8), batch=2)
+    assert less.total == 240 + 80 + 80
+    assert (less.absent, less.working) == (less.activations, 80)
+    plain = dataclasses.replace(_of_two(), layers=tuple(_momentum(layer) for layer in _of_two().layers), batch=8)
+    assert memory_of(Plan().resolve(1), plain, batch=2).total == 160 + 32.5 + 80
+
+
+def _momentum(layer: Layer) -> Layer:
+    return dataclasses.replace(layer, optimizer_bytes=40)
+
+
+def test_gradients_in_buckets_or_of_earlier_micro_batches_are_there_all_the_time() -> None:
+    copies = memory_of(Plan(data_parallel_degree=2).resolve(2), _of_two(), batch=4)
+    assert copies.absent == 0
+    assert copies.total - copies.buffers == 240 + 200 + 60 + 80
+    parts = memory_of(Plan(accumulate=2).resolve(1), _of_two(), batch=4)
+    assert parts.total == 240 + 200 + 60 + 80
+    many = dataclasses.replace(_of_two(), layers=_of_two().layers[:1])
+    assert memory_of(Plan(accumulate=2).resolve(1), many, batch=4).total == 120 + 130 + 40 + 40  # one as it arrives
+    sharded = memory_of(Plan(data_parallel_degree=2, shard="parameters").resolve(2), _of_two(), batch=4)
+    assert (sharded.gradients, sharded.absent) == (40, 40)  # parts of them come as their layers are done
+
+
+def test_only_the_last_stage_has_the_loss() -> None:
+    plan = Plan(pipeline_parallel_degree=2, micro_batches=2).resolve(2)
+    first, last = (memory_of(plan, _of_two(), batch=4, cuts=[1], rank=rank) for rank in range(2))
+    assert (first.activations, last.activations) == (200, 100)  # of two micro-batches, and of one
+    assert (first.working, last.working) == (30, 60)
+    assert (first.absent, last.absent) == (0, 0)
+    # With more micro-batches than are under way gradients are added up when most activations are there.
+    more = Plan(pipeline_parallel_degree=2, micro_batches=4).resolve(2)
+    assert memory_of(more, _of_two(), batch=8, cuts=[1], rank=0).working == 30 + 40
+
+
+def test_a_process_gives_nothing_back_so_its_kinds_add_up() -> None:
+    found = memory_of(Plan().resolve(1), _of_two(), batch=2, sharers=1)
+    assert found.absent == 0
+    assert (found.activations, found.working) == (200, 60)

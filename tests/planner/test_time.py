@@ -129,6 +129,20 @@ def test_small_micro_batches_pay_what_does_not_shrink() -> None:
     assert cut == pytest.approx(8 * (0.5 + 0.5 / 8) * whole)
 
 
+def test_no_pass_is_faster_than_the_host_launches_it() -> None:
+    layers = tuple(dataclasses.replace(one, launch_s=1e-3) for one in chain().layers)
+    workload = dataclasses.replace(chain(), layers=layers, batch=8)
+    where = cluster.load("star:hosts=1")
+    whole, half, cut = (
+        predict(Plan(accumulate=parts), workload, where, workers=1, batch=8, constants=PLAIN).parts.compute / parts
+        for parts in (1, 2, 8)
+    )
+    assert whole == pytest.approx(sum(one.forward_s + one.backward_s for one in layers))
+    assert half == pytest.approx(whole / 2)
+    assert cut == pytest.approx(len(layers) * 1e-3)
+    assert cut > whole / 8
+
+
 def test_recomputation_costs_time() -> None:
     where = Network.of(cluster.load("selene-like"))
     workload = named_transformer("gpt-7b")

@@ -293,3 +293,26 @@ def test_frozen_layers_have_half_a_backward_pass_and_none_before_what_is_trained
     assert tuple(layer.backward_share for layer in workload.layers) == shares
     assert parse(str(workload)) == workload
     assert workload.step_flops == workload.flops * (1 + 2 * sum(shares) / 4)
+
+
+def test_autocast_holds_on_the_meta_device_as_on_a_gpu() -> None:
+    """There norms and losses compute in 32 bits, products in 16; weights are cast once, and kept."""
+    model = nn.Sequential(nn.Linear(8, 16), nn.LayerNorm(16), nn.Linear(16, 4, bias=False))
+    found: list[torch.dtype] = []
+    for layer in model:
+        layer.register_forward_hook(lambda _m, _a, out: found.append(out.dtype))
+
+    def loss(model: nn.Module, batch: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return nn.functional.cross_entropy(model(batch), torch.zeros(len(batch), dtype=torch.long, device="meta"))
+
+    captured = capture(model, torch.zeros(32, 8), device="meta", loss=loss, degrees=())
+    assert set(found[1::3]) == {torch.float32}
+    assert set(found[::3]) == set(found[2::3]) == {torch.bfloat16}
+    linear, norm, last = (layer.saved_bytes for layer in captured.layers)
+    assert linear == 2 * 32 * 8  # its input in 16 bits
+    assert norm == 4 * 32 * 16 + 2 * 4 * 32  # its input in 32, means and deviations
+    # Its input and its weight in 16 bits; the loss's logarithms in 32, targets, and the sum of weights.
+    assert last == 2 * 32 * 16 + 2 * 16 * 4 + 4 * 32 * 4 + 8 * 32 + 4
+    plain = capture(model, torch.zeros(32, 8), device="meta", degrees=())
+    assert plain.layers[0].saved_bytes == 0

@@ -1,11 +1,13 @@
 """Capture: one real training step of a module on one device, read off layer by layer.
 
 Activations are what autograd saves (`saved_tensors_hooks`), each storage once; FLOPs are torch's own counts; bytes are
-what operations read and write; times are those between hooks. On the meta device nothing is computed, nothing is
+what operations read and write; times are those between hooks; of each layer's two passes the moment is sought at which
+most memory is in use (`_peaks`). On the meta device nothing is computed, nothing is
 timed, and a model of any size can be captured. Ops between layers belong to the layer before.
 """
 
 import copy
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -15,6 +17,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from ._dry_runs import DryRun, dry_shares
+from ._peaks import Peak, peaks_of
 from ._share import Operation, Share, WorkloadError
 from ._shares import Holding, shares_of
 from ._timing import Timing, optimizer_time, time_of
@@ -74,11 +77,12 @@ def capture(
     timing, optimizer_s = None, 0.0
     with tried_out(here):
         trace = trace_of(here, units, batch, run)
+        peaks = peaks_of(here, units, batch, run)
         if place.type != "meta":
             timing = time_of(here, units, batch, run, repeats)
             optimizer_s = optimizer_time(here, optimizer)
         alone = partial(dry_shares, here, units, batch, run, dry_runs or {}, degrees)
-        layers = _layers(here, units, trace, timing, _STATE[optimizer], degrees, alone, repeats)
+        layers = _layers(here, units, trace, peaks, timing, _STATE[optimizer], degrees, alone, repeats)
     size = samples(batch)
     precision = str(next((p.dtype for p in here.parameters()), torch.float32)).removeprefix("torch.")
     source = "captured on the meta device" if place.type == "meta" else f"captured on {place.type}"
@@ -89,6 +93,7 @@ def _layers(
     model: nn.Module,
     units: list[Unit],
     trace: Trace,
+    peaks: Mapping[int, Peak],
     timing: Timing | None,
     states: int,
     degrees: Sequence[int],
@@ -112,11 +117,14 @@ def _layers(
         shares[index] = (*shares.get(index, ()), *found)
     layers = []
     trained_before = False
+    calls = sum(max(1, trace.total(index).calls) for index in order)
+    passing, fixed = _apart(order, trace, state, peaks)
     for index in order:
         unit, own_state, spent = units[index], held[index], trace.total(index)
         work = Operation(
-            "forward", spent.flops, spent.moved, spent.saved, calls=max(1, spent.calls), fixed_bytes=spent.fixed
-        )
+            "forward", spent.flops, spent.moved, spent.saved, calls=max(1, spent.calls), fixed_bytes=spent.fixed,
+            saved_fixed_bytes=spent.saved_fixed,
+        )  # fmt: skip
         crossing = sum(
             nbytes
             for nbytes, first, last in trace.lives.values()
@@ -135,11 +143,47 @@ def _layers(
                 fixed_share=round(timing.fixed_share[index], 6) if timing else 0.0,
                 backward_share=_backward_share(own_state.parameters, trained_before),
                 tensors=len(own_state.parameters),
-                shares=shares.get(index, ()),
+                launch_s=timing.launch_s * work.calls / calls if timing else 0.0,
+                peak_bytes=passing[index],
+                peak_fixed_bytes=fixed[index],
             )
         )
+        in_loss = index in peaks and peaks[index].in_loss
+        own_shares = tuple(_with_peak(one, layers[-1], in_loss) for one in shares.get(index, ()))
+        layers[-1] = dataclasses.replace(layers[-1], shares=own_shares)
         trained_before |= any(one.requires_grad for one in unit.module.parameters())
     return tuple(layers)
+
+
+def _apart(
+    order: Sequence[int], trace: Trace, state: Mapping[int, tuple[int, int, int]], peaks: Mapping[int, Peak]
+) -> tuple[dict[int, float], dict[int, float]]:
+    """Return `Layer.peak_bytes` and `Layer.peak_fixed_bytes`: what a peak has besides what others keep at that time."""
+    passing: dict[int, float] = {}
+    fixed: dict[int, float] = {}
+    saved = casts = 0.0  # by layers before it
+    gradients = float(sum(state[index][1] for index in order))
+    for index in order:
+        gradients -= state[index][1]  # now of the parameters of layers behind it
+        peak = peaks.get(index, Peak())
+        rest = peak.fixed - gradients - casts  # fewer where it is the forward pass that needs most
+        passing[index] = max(0.0, peak.passing - saved + min(0.0, rest))
+        fixed[index] = max(0.0, rest)
+        spent = trace.total(index)
+        saved, casts = saved + spent.saved - spent.saved_fixed, casts + spent.saved_fixed
+    return passing, fixed
+
+
+def _with_peak(share: Share, layer: Layer, in_loss: bool) -> Share:
+    """Return the share with the peak of its rank: what passes is divided as what is saved; the loss is not divided."""
+    if not layer.peak_bytes:
+        return share
+    saved = sum(one.saved_bytes - one.saved_fixed_bytes for one in share.operations)
+    whole = sum(one.saved_bytes - one.saved_fixed_bytes for one in layer.operations)
+    part = saved / whole if whole and not in_loss else 1.0
+    fixed = share.gradient_bytes / layer.gradient_bytes if layer.gradient_bytes else 1.0
+    passing = max(0.0, saved + (layer.peak_bytes - whole) * part)
+    return dataclasses.replace(share, peak_bytes=passing, peak_fixed_bytes=layer.peak_fixed_bytes * fixed)
 
 
 def _backward_share(parameters: Sequence[nn.Parameter], trained_before: bool) -> float:

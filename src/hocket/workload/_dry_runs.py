@@ -73,7 +73,9 @@ def _shares(
     def made(index: int) -> Callable[[str], Share]:
         spent = trace.total(index)
         calls = max(1, spent.calls)
-        work = Operation("forward", spent.flops, spent.moved, spent.saved, "divided", calls, 0.0, spent.fixed)
+        work = Operation(
+            "forward", spent.flops, spent.moved, spent.saved, "divided", calls, 0.0, spent.fixed, spent.saved_fixed
+        )
         exchanges = tuple(
             # Sums of statistics have a number for each channel, however many samples there are.
             Exchange(phase, kind, nbytes, count, kind != "all_reduce")

@@ -75,6 +75,13 @@ def _apart(layer: Layer, steps: Sequence[WorkloadStep]) -> list[Layer]:
         for whole in (layer.parameters, layer.parameter_bytes, layer.gradient_bytes, layer.optimizer_bytes)
     )
     counted = _dealt(layer.tensors, tensors)
+    # What passes for a moment passes at the end, where the loss is; before, in part.
+    saved = sum(one.saved_bytes - one.saved_fixed_bytes for one in layer.operations)
+    passing = layer.peak_bytes - saved
+    last = len(steps) - 1
+    peaks = [max(0.0, share * saved + passing * (1 if number == last else share)) for number, share in enumerate(both)]
+    if not layer.peak_bytes:
+        peaks = [0.0] * len(steps)
     found = []
     for number, step in enumerate(steps):
         share = both[number]
@@ -86,12 +93,15 @@ def _apart(layer: Layer, steps: Sequence[WorkloadStep]) -> list[Layer]:
                 held[number],
                 gradients[number],
                 state[number],
+                peak_bytes=peaks[number],
+                peak_fixed_bytes=layer.peak_fixed_bytes,
                 tensors=counted[number],
                 operations=tuple(one.over(1 / share) for one in layer.operations) if share else (),
                 forward_s=layer.forward_s * forward[number],
                 backward_s=layer.backward_s * backward[number],
                 fixed_share=layer.fixed_share,
                 block=layer.name,
+                launch_s=layer.launch_s * share,
             )
         )
     return found

@@ -34,6 +34,7 @@ class Operation:
             can be in float8. 0 of all else.
         fixed_bytes: Of the bytes that it moves, those that do not grow with the batch: weights. A linear layer's
             product of known weights (`weight_bytes`) needs no other word of them.
+        saved_fixed_bytes: Of the bytes that it leaves, likewise: weights in another type, as autocast makes them.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Operation:
     calls: int = 1
     weight_bytes: float = 0.0
     fixed_bytes: float = 0.0
+    saved_fixed_bytes: float = 0.0
 
     def __post_init__(self) -> None:
         if self.part not in PARTS:
@@ -60,7 +62,8 @@ class Operation:
             return self
         numbers = (self.flops, self.moved_bytes, self.saved_bytes, self.weight_bytes, self.fixed_bytes)
         flops, moved, saved, weights, fixed = (one / degree for one in numbers)
-        return Operation(self.name, flops, moved, saved, self.part, self.calls, weights, fixed)
+        kept = self.saved_fixed_bytes / degree
+        return Operation(self.name, flops, moved, saved, self.part, self.calls, weights, fixed, kept)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +107,8 @@ class Share:
             of the layer tells it.
         backward_s: Measured time of its part of the backward pass.
         fixed_share: Part of these times that does not shrink with the batch.
+        peak_bytes: As `Layer.peak_bytes`, of the rank.
+        peak_fixed_bytes: As `Layer.peak_fixed_bytes`, of the rank.
     """
 
     degree: int
@@ -117,6 +122,8 @@ class Share:
     forward_s: float = 0.0
     backward_s: float = 0.0
     fixed_share: float = 0.0
+    peak_bytes: float = 0.0
+    peak_fixed_bytes: float = 0.0
 
     @property
     def state_bytes(self) -> float:

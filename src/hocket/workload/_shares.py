@@ -92,6 +92,7 @@ def _shares(regions: list[Region], trace: Trace, held: Mapping[int, Holding], de
     kept: Counter[int] = Counter()
     for index, nbytes in alone.items():
         kept[unit_of[index]] += nbytes
+    casts: Counter[int] = Counter()
     inside = divided - columns
     gathering = {(module, place) for region in regions for module, places in region.gathers.items() for place in places}
     gathered = {call.index for call in calls if (call.module, 0) in gathering}
@@ -104,8 +105,10 @@ def _shares(regions: list[Region], trace: Trace, held: Mapping[int, Holding], de
         # made inside of a call: a column layer keeps a copy of its whole input.
         values = trace.recording.storages.get(storage, [])
         is_part = call not in gathered and any(value in parts for value in values)
-        partly = is_part if values else call in inside
+        cast = storage in trace.casts
+        partly = is_part if values else call in (divided if cast else inside)
         kept[unit] += nbytes // degree if partly else nbytes
+        casts[unit] += (nbytes // degree if partly else nbytes) if cast else 0
         if partly:
             changed.add(unit)
     changed |= {unit for unit, holding in held.items() if any(id(p) in cut for p in holding.parameters)}
@@ -119,8 +122,9 @@ def _shares(regions: list[Region], trace: Trace, held: Mapping[int, Holding], de
                 spent.moved += did.moved / each
                 spent.fixed += did.fixed / each
                 spent.calls += did.calls
+        calls_made, kept_casts = max(1, spent.calls), float(casts[unit])
         work = Operation(
-            "forward", spent.flops, spent.moved, float(kept[unit]), "divided", max(1, spent.calls), 0.0, spent.fixed
+            "forward", spent.flops, spent.moved, float(kept[unit]), "divided", calls_made, 0.0, spent.fixed, kept_casts
         )
         made = tuple(
             Exchange(phase, kind, nbytes, count, with_batch)

@@ -1,11 +1,17 @@
-"""How long each unit takes, forward and backward, by hooks; and how much of that a small batch takes too."""
+"""How long each unit takes, forward and backward, by hooks; and how much of that a small batch takes too.
+
+A GPU works behind the host. There hooks tell how a step's time is shared among units, and what a step takes as a whole,
+at several sizes of the batch, is measured without them (`_queue`): hooks add to the host's time, which training hides
+behind kernels that still run, and a small batch does not.
+"""
 
 import time
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from statistics import median, quantiles
+from functools import partial
+from statistics import median
 from typing import Any
 
 import torch
@@ -14,20 +20,26 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from hocket.sharding import as_local
 
+from ._queue import CudaQueue, Queue, behind, by_batch, fixed_part, usual, whole_step
 from ._units import Loss, Unit, hooked, samples
 
 _SMALLER = 8  # how many times the small batch is smaller, whose time says what does not shrink
 _ENOUGH_S = 0.5
+_MOST_AHEAD_S = 0.2
 _OPTIMIZER_STEPS = 7
 
 
 @dataclass
 class Timing:
-    """Seconds of each unit, by its index, and the part of them that a small batch takes too."""
+    """Seconds of each unit, by its index, and the part of them that a small batch takes too.
+
+    `launch_s` is what the host takes to launch both passes of all of them, where a device works behind it.
+    """
 
     forward_s: dict[int, float]
     backward_s: dict[int, float]
     fixed_share: dict[int, float]
+    launch_s: float = 0.0
 
 
 def time_of(model: nn.Module, units: list[Unit], batch: Any, run: Loss, repeats: int) -> Timing:
@@ -35,40 +47,91 @@ def time_of(model: nn.Module, units: list[Unit], batch: Any, run: Loss, repeats:
 
     Gradients are added to those that are there, as in training, where they lie in buckets.
     """
+    place = next((one.device for one in tree_flatten(batch)[0] if isinstance(one, Tensor) and one.is_cuda), None)
+    queue = None if place is None else CudaQueue(place)
     for one in model.parameters():
         if one.requires_grad:
             one.grad = torch.zeros_like(one)
     try:
-        forward, backward = _usual_steps(model, units, batch, run, repeats)
-        size = samples(batch)
-        small = max(2, size // _SMALLER)  # batch norm wants two samples
-        fixed = dict.fromkeys(forward, 0.0)
-        if small < size:
-            part = tree_map(lambda one: one[:small] if _counts(one, size) else one, batch)
-            less = _usual_steps(model, units, part, run, repeats)
-            fixed = {i: _fixed(forward[i] + backward[i], less[0][i] + less[1][i], small / size) for i in forward}
+        timing = _by_hooks(model, units, batch, run, repeats, queue)
+        return timing if queue is None else by_whole_steps(timing, model, batch, run, repeats, queue)
     finally:
         model.zero_grad(set_to_none=True)
+
+
+def _by_hooks(model: nn.Module, units: list[Unit], batch: Any, run: Loss, repeats: int, queue: Queue | None) -> Timing:
+    forward, backward = _usual_steps(model, units, batch, run, repeats, queue)
+    size = samples(batch)
+    small = max(2, size // _SMALLER)  # batch norm wants two samples
+    fixed = dict.fromkeys(forward, 0.0)
+    if small < size:
+        less = _usual_steps(model, units, _part(batch, size, small), run, repeats, queue)
+        fixed = {i: fixed_part(forward[i] + backward[i], less[0][i] + less[1][i], small / size) for i in forward}
     return Timing(forward, backward, fixed)
 
 
-def usual(seconds: Iterable[float]) -> float:
-    """Return the lower quartile: whatever disturbs a measurement makes it longer."""
-    found = list(seconds)
-    return quantiles(found, n=4, method="inclusive")[0] if len(found) > 1 else found[0]
+def by_whole_steps(timing: Timing, model: nn.Module, batch: Any, run: Loss, repeats: int, queue: Queue) -> Timing:
+    """Return the times in their proportions, but such that they sum to what whole steps take, at each size."""
+    size = samples(batch)
+    sizes = {size, *(max(2, size // part) for part in (2, 4, _SMALLER))}
+
+    def step(given: Any) -> None:
+        result = run(model, given)
+        with as_local():
+            result.backward()  # type: ignore[no-untyped-call]
+
+    found = {
+        count / size: whole_step(queue, partial(step, _part(batch, size, count)), repeats)
+        for count in sorted(sizes, reverse=True)
+        if count <= size
+    }
+    told = by_batch(found)
+    both = {i: timing.forward_s[i] + timing.backward_s[i] for i in timing.forward_s}
+    scale = told.seconds / total if (total := sum(both.values())) else 1.0
+    forward, backward = ({i: one * scale for i, one in each.items()} for each in (timing.forward_s, timing.backward_s))
+    return Timing(forward, backward, dealt(told.fixed, both, timing.fixed_share), told.launch_s)
+
+
+def dealt(fixed: float, seconds: dict[int, float], shares: dict[int, float]) -> dict[int, float]:
+    """Return shares of units whose mean over their seconds is `fixed`, in the proportions of `shares`, 1 at most."""
+    total = sum(seconds.values())
+    found, free = dict.fromkeys(shares, 0.0), dict(shares)
+    left = fixed * total  # seconds that are still to be dealt
+    while left > 0 and free:
+        weight = sum(seconds[i] * share for i, share in free.items())
+        if not weight:
+            rest = sum(seconds[i] for i in free)
+            return found | dict.fromkeys(free, min(1.0, left / rest) if rest else 0.0)
+        full = [i for i, share in free.items() if share * left > weight]
+        if not full:
+            return found | {i: share * left / weight for i, share in free.items()}
+        for i in full:
+            found[i], left = 1.0, left - seconds[i]
+            del free[i]
+    return found
+
+
+def _part(batch: Any, size: int, count: int) -> Any:
+    return tree_map(lambda one: one[:count] if _counts(one, size) else one, batch) if count < size else batch
 
 
 def _usual_steps(
-    model: nn.Module, units: list[Unit], batch: Any, run: Loss, repeats: int
+    model: nn.Module, units: list[Unit], batch: Any, run: Loss, repeats: int, queue: Queue | None
 ) -> tuple[dict[int, float], dict[int, float]]:
     begun = time.perf_counter()
-    _timed_step(model, units, batch, run)  # warms up
-    rounds = [_timed_step(model, units, batch, run)]
+    _timed_step(model, units, batch, run, queue, 0.0)  # warms up
+    once = time.perf_counter()
+    rounds = [_timed_step(model, units, batch, run, queue, 0.0)]
+    # A device that has so much to do before finds all launches queued that the host, slowed by hooks, makes meanwhile.
+    ahead_s = 0.0 if queue is None else min(_MOST_AHEAD_S, time.perf_counter() - once)
+    step = partial(_timed_step, model, units, batch, run, queue, ahead_s)
+    if queue is not None:
+        rounds = [step()]
     enough = time.perf_counter() + min(_ENOUGH_S, 4 * repeats * (time.perf_counter() - begun))
     while len(rounds) < repeats or (len(rounds) < 4 * repeats and time.perf_counter() < enough):
-        rounds.append(_timed_step(model, units, batch, run))
+        rounds.append(step())
     # The whole is the lower quartile of the steps, and shares of it are medians: quartiles of parts would sum to less.
-    whole = usual(sum(one[0].values()) + sum(one[1].values()) for one in rounds)
+    whole = usual([sum(one[0].values()) + sum(one[1].values()) for one in rounds])
     found = [{i: median(one[way].get(i, 0.0) for one in rounds) for i in range(len(units))} for way in (0, 1)]
     total = sum(found[0].values()) + sum(found[1].values())
     scale = whole / total if total else 1.0
@@ -76,32 +139,14 @@ def _usual_steps(
     return forward, backward
 
 
-def _fixed(whole: float, part: float, share: float) -> float:
-    """Of t = fixed + batch x slope, known for a batch and for `share` of it, fixed / t of the batch."""
-    if not whole:
-        return 0.0
-    return min(1.0, max(0.0, (part / whole - share) / (1 - share)))
-
-
 def _timed_step(
-    model: nn.Module, units: list[Unit], batch: Any, run: Loss
+    model: nn.Module, units: list[Unit], batch: Any, run: Loss, queue: Queue | None, ahead_s: float
 ) -> tuple[dict[int, float], dict[int, float]]:
-    """Seconds of each unit forward, and backward: from when its output's gradient is there to the next one's."""
-    cuda = any(one.is_cuda for one in tree_flatten(batch)[0] if isinstance(one, Tensor))
-    first: list[torch.cuda.Event] = []  # instants, in their order
+    """Seconds of each unit forward, and backward: from when its output's gradient is there to the next one's.
 
-    def now() -> Any:
-        """Return an instant; on a GPU an event: waiting there would add a launch to each unit, which training hides."""
-        if not cuda:
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record()
-        first.append(event)
-        return event
-
-    def at_s(instant: Any) -> float:
-        return float(first[0].elapsed_time(instant)) / 1e3 if cuda else float(instant)
-
+    Of a device that runs behind the host these are its own instants; it is occupied for `ahead_s` before.
+    """
+    now: Callable[[], Any] = time.perf_counter if queue is None else queue.mark
     begun: list[tuple[int, Any]] = []
     arrived: list[tuple[int, Any]] = []
 
@@ -118,18 +163,20 @@ def _timed_step(
             module = unit.module
             stack.enter_context(hooked(module.register_forward_pre_hook(lambda *_, i=index: begun.append((i, now())))))
             stack.enter_context(hooked(module.register_forward_hook(lambda _m, _a, out, i=index: left(i, out))))
-        if cuda:
-            torch.cuda.synchronize()
+        if queue is not None:
+            queue.settle()
+            queue.occupy(ahead_s)
         start = now()
         result = run(model, batch)
         middle = now()
         with as_local():
             result.backward()  # type: ignore[no-untyped-call]
         end = now()
-    if cuda:
-        torch.cuda.synchronize()
-    start, middle, end = (at_s(one) for one in (start, middle, end))
-    begun, arrived = ([(index, at_s(at)) for index, at in each] for each in (begun, arrived))
+    if queue is not None:
+        queue.settle()
+        first = start
+        start, middle, end = (queue.between_s(first, one) for one in (start, middle, end))
+        begun, arrived = ([(index, queue.between_s(first, at)) for index, at in each] for each in (begun, arrived))
     forward: defaultdict[int, float] = defaultdict(float)
     backward: defaultdict[int, float] = defaultdict(float)
     if begun:
@@ -160,13 +207,12 @@ def optimizer_time(model: nn.Module, optimizer: str) -> float:
     else:
         made = torch.optim.SGD(copies, lr=0.1, momentum=0.9 if optimizer == "momentum" else 0.0)
     made.step()  # the first one makes the state
+    if copies[0].is_cuda:  # the host has launched the update long before the last gradient is there
+        queue = CudaQueue(copies[0].device)
+        return usual([behind(queue, made.step) for _ in range(_OPTIMIZER_STEPS)])
     rounds = []
     for _ in range(_OPTIMIZER_STEPS):
-        if copies[0].is_cuda:
-            torch.cuda.synchronize()
         start = time.perf_counter()
         made.step()
-        if copies[0].is_cuda:
-            torch.cuda.synchronize()
         rounds.append(time.perf_counter() - start)
     return usual(rounds)

@@ -17,6 +17,7 @@ from torch.utils.flop_counter import flop_registry
 
 from hocket.sharding import leaves
 
+from ._autocast import autocast_on_meta
 from ._share import WorkloadError
 from ._units import Loss, Unit, hooked, returned
 from .division import Recording, recorded, storage_of
@@ -26,7 +27,7 @@ from .division import Recording, recorded, storage_of
 class Spent:
     """What something asks for: floating-point operations, bytes read and written, bytes kept, kernels.
 
-    Of the bytes read and written `fixed` are of weights, however large the batch is.
+    Of the bytes read and written `fixed` are of weights, however large the batch is; of those kept `saved_fixed`.
     """
 
     flops: float = 0.0
@@ -34,6 +35,7 @@ class Spent:
     saved: float = 0.0
     calls: int = 0
     fixed: float = 0.0
+    saved_fixed: float = 0.0
 
 
 @dataclass
@@ -45,6 +47,7 @@ class Trace:
     # By unit, and the place of the call in the recording.
     spent: defaultdict[tuple[int, int], Spent] = field(default_factory=lambda: defaultdict(Spent))
     weights: set[int] = field(default_factory=set)  # storages of parameters and buffers
+    casts: set[int] = field(default_factory=set)  # storages of weights in another type
     # What autograd keeps: unit, call, storage, bytes.
     saved: list[tuple[int, int, int, int]] = field(default_factory=list)
     # Of every storage that was made: bytes, and the places in `order` of its maker and of its last reader.
@@ -55,7 +58,7 @@ class Trace:
         mine = [spent for (where, _), spent in self.spent.items() if where == unit]
         flops, moved = sum(one.flops for one in mine), sum(one.moved for one in mine)
         saved, calls, fixed = (sum(getattr(one, name) for one in mine) for name in ("saved", "calls", "fixed"))
-        return Spent(flops, moved, saved, calls, fixed)
+        return Spent(flops, moved, saved, calls, fixed, sum(one.saved_fixed for one in mine))
 
     @property
     def call(self) -> int:
@@ -100,6 +103,8 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 nbytes, first, last = trace.lives[key]
                 trace.lives[key] = (nbytes, first, max(last, step))
         fresh = [(one, key) for one, key in zip(made, made_keys, strict=True) if key not in keys]
+        if func.overloadpacket is CAST and given_keys[0] in trace.weights:
+            trace.casts.update(made_keys)
         for one, key in fresh:
             self.alive.append(one)
             if key not in self.ignored:
@@ -127,6 +132,7 @@ def _flops(func: Any, args: Any, kwargs: Any, out: Any) -> float:
 
 
 _FUSED = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+CAST = torch.ops.aten._to_copy
 _LOOKUPS = frozenset(
     getattr(torch.ops.aten, name)
     for name in ("embedding", "_embedding_bag", "_embedding_bag_forward_only", "index", "index_select", "gather")
@@ -150,7 +156,7 @@ def _fused(
 
 
 @contextmanager
-def _fused_attention() -> Iterator[None]:
+def fused_attention() -> Iterator[None]:
     """Open a block in which attention on the meta device is one operator, and not the products that it stands for."""
     with torch.library._scoped_library("aten", "IMPL") as library:
         library.impl("scaled_dot_product_attention", _fused, "AutogradMeta")
@@ -176,7 +182,8 @@ def trace_of(model: nn.Module, units: list[Unit], batch: Any, run: Loss) -> Trac
     weights = {storage_of(one) for one in (*model.parameters(), *model.buffers())}
     ignored = weights | {storage_of(one) for one in given}
     with ExitStack() as stack:
-        stack.enter_context(_fused_attention())
+        stack.enter_context(fused_attention())
+        stack.enter_context(autocast_on_meta(model))
         recording = stack.enter_context(recorded(model, returned))
         trace = stack.enter_context(watching(recording, ignored, at))
         trace.weights = weights
@@ -229,6 +236,7 @@ def watching(
                 packed.append(saved)
                 nbytes = saved.untyped_storage().nbytes()
                 trace.spent[at[-1], trace.call].saved += nbytes
+                trace.spent[at[-1], trace.call].saved_fixed += nbytes if key in trace.casts else 0
                 trace.saved.append((at[-1], trace.call, key, nbytes))
             return saved.detach()  # a function that keeps its own result would hold itself, and the whole graph
         finally:

@@ -38,6 +38,13 @@ class Layer:
         shares: Of a captured layer: what one rank does of it, for each number of ranks that can divide it.
         block: Of a layer that is part of another one: that one's name. Parameters that are sharded are gathered for
             what of a block a stage holds.
+        launch_s: Measured time of the host to launch both passes, on a device that works behind it: beside the device's
+            own time, and a floor below which a small batch does not fall. 0 if the host computes, or it is unknown.
+        peak_bytes: What memory holds at the fullest moment of the layer's two passes of what grows with the batch,
+            besides what layers before it have saved: of what it has saved itself what is there then, gradients that
+            pass, what the loss makes for a moment. 0 if unknown, and then the outputs tell it.
+        peak_fixed_bytes: And of what does not grow with the batch, besides gradients of the parameters of layers behind
+            it: gradients of its own, as far as they are there then, what is added to them, weights in another type.
     """
 
     name: str
@@ -58,6 +65,9 @@ class Layer:
     tensors: int = 0
     shares: tuple[Share, ...] = ()
     block: str = ""
+    launch_s: float = 0.0
+    peak_bytes: float = 0.0
+    peak_fixed_bytes: float = 0.0
 
     def share(self, degree: int, *, sequence: bool = False, axis: str = "tensor") -> Share:
         """Return what one of `degree` ranks does of the layer; all of it, if so many cannot divide it.
@@ -86,7 +96,8 @@ class Layer:
             exchanges = tuple(
                 Exchange(phase, "all_reduce", self.reduced_bytes, self.reductions) for phase in ("forward", "backward")
             )
-        return Share(each, parameters, gradients, state, operations, exchanges)
+        peak, fixed = (0.0, 0.0) if divided else (self.peak_bytes, self.peak_fixed_bytes)
+        return Share(each, parameters, gradients, state, operations, exchanges, peak_bytes=peak, peak_fixed_bytes=fixed)
 
     @property
     def flops(self) -> float:

@@ -6,6 +6,7 @@ import functools
 import json
 import math
 import re
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -181,3 +182,20 @@ def test_the_table_of_algorithms_that_a_plan_names_is_used_or_refused(tmp_path: 
         assert chosen == "ring"
         assert "choices: the table of choices" in refused
         assert "none.toml' cannot be read" in refused
+
+
+def test_what_the_loss_was_computed_of_is_freed_before_gradients_come() -> None:
+    held: list[weakref.ref[torch.Tensor]] = []
+    alive: list[bool] = []
+    model = torch.nn.Linear(4, 1000)
+    model.bias.register_hook(lambda _: alive.append(held[-1]() is not None))
+
+    def loss_fn(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        held.append(weakref.ref(output))
+        return torch.nn.functional.cross_entropy(output, target)
+
+    trainer = hocket.Trainer(model, loss_fn, torch.optim.SGD(model.parameters(), lr=0.1))
+    for _ in range(2):
+        trainer.step((torch.ones(8, 4), torch.arange(8)))
+    assert alive
+    assert not any(alive[-2:])

@@ -107,7 +107,10 @@ class WholePasses:
                     work = dist.all_reduce(tally.sums, group=data.group, async_op=True)
                 elif last and i == 0 and form.kind != "sum":
                     expected = measured.count or expected
-                torch.autograd.backward(weighed(measured, output, data.size / expected))
+                derived = weighed(measured, output, data.size / expected)
+                # What the loss was computed of is memory: the logits of a language model are larger than its layers.
+                del output, value, measured
+                torch.autograd.backward(derived)
         if self.state is not None:
             self.state.end()
         self._form.collect()

@@ -192,6 +192,8 @@ def _halved_layers(whole: Sequence[Layer]) -> tuple[Layer, ...]:
                 gradient_bytes=share.gradient_bytes / 2,
                 optimizer_bytes=share.optimizer_bytes + share.parameter_bytes,
                 operations=_halves(share.operations),
+                peak_bytes=share.peak_bytes / 2,
+                peak_fixed_bytes=share.peak_fixed_bytes / 2,
                 exchanges=tuple(dataclasses.replace(one, nbytes=one.nbytes / 2) for one in share.exchanges),
             )
             for share in layer.shares
@@ -205,6 +207,8 @@ def _halved_layers(whole: Sequence[Layer]) -> tuple[Layer, ...]:
                 output_bytes=layer.output_bytes / 2,
                 reduced_bytes=layer.reduced_bytes / 2,
                 operations=_halves(layer.operations),
+                peak_bytes=layer.peak_bytes / 2,
+                peak_fixed_bytes=layer.peak_fixed_bytes / 2,
                 shares=shares,
             )
         )
@@ -219,6 +223,7 @@ def _halves(operations: tuple[Operation, ...]) -> tuple[Operation, ...]:
             saved_bytes=one.saved_bytes / 2,
             weight_bytes=one.weight_bytes / 2,
             fixed_bytes=one.fixed_bytes / 2,
+            saved_fixed_bytes=one.saved_fixed_bytes / 2,
         )
         for one in operations
     )

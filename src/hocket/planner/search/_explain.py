@@ -238,6 +238,10 @@ def _assumptions(one: Prediction, network: Network, precision: str) -> list[tupl
         )
     if not one.memory_limit:
         rows.append(("memory of each", "no limit is known, so every plan fits", "unknown"))
+    elif not network.sharers:
+        rows.append(
+            ("memory besides tensors", "none: driver, libraries' workspaces, the allocator's losses", "assumed")
+        )
     if min(network.local, one.workers) > 1:
         rows.append(
             ("inside hosts", f"{constants.inside_share:.0%} of {format_rate(network.inside_Bps)}", inside_basis)

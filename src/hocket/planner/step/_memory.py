@@ -2,10 +2,16 @@
 
 Model state: Rajbhandari et al. 2020 (ZeRO). Activations: Korthikanti et al. 2022. Micro-batches under way: `in_flight`.
 Where ranks are processes in a host's memory, what a process takes besides counts as well.
+
+On a device with memory of its own the peak is a maximum over moments. While the backward pass goes on, activations
+leave and gradients come: layer by layer stands what is there when most is (`Layer.peak_bytes`). After it the optimizer
+has all gradients and no activations, and makes values of its own. A process does not give back what it has freed, not
+to the last block; there all kinds are added up.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,12 +36,14 @@ class Memory:
         gradients: Of the parameters.
         optimizer: Its state.
         activations: Saved for the backward passes of all micro-batches that are under way.
-        working: What recomputation brings back of one layer, and a layer's output with its gradient.
+        working: What is there for a moment: gradients that pass through a layer, what recomputation brings back of it,
+            what the loss makes; or what the optimizer does.
         buffers: Gathered parameters, buckets of gradients, messages of the pipeline.
         process: Where a rank is a process in a host's memory: interpreter and libraries, and what the optimizer makes
             for a moment. 0 for devices with memory of their own.
         mapped: Buffers of other ranks of the host that it reads in place. They are in its resident set, and not in the
             total: the host has them once.
+        absent: Of all these, what is not there at the fullest moment: activations leave while gradients come.
     """
 
     parameters: float
@@ -46,6 +54,7 @@ class Memory:
     buffers: float = 0.0
     process: float = 0.0
     mapped: float = 0.0
+    absent: float = 0.0
 
     @property
     def state(self) -> float:
@@ -54,8 +63,8 @@ class Memory:
 
     @property
     def total(self) -> float:
-        """Everything that this worker has."""
-        return self.state + self.activations + self.working + self.buffers + self.process
+        """Everything that this worker has at its fullest moment."""
+        return self.state + self.activations + self.working + self.buffers + self.process - self.absent
 
     @property
     def resident(self) -> float:
@@ -63,13 +72,15 @@ class Memory:
         return self.total + self.mapped
 
     def rows(self) -> list[tuple[str, float]]:
-        """Kinds with their bytes, the total last, and what is resident after it where that is more."""
+        """Kinds with their bytes, what is absent as a negative number, the total, and what is resident if more."""
         names = ["parameters", "gradients", "optimizer", "activations", "working", "buffers"]
-        names += [*(["process"] if self.process else []), "total", *(["resident"] if self.mapped else [])]
-        return [(name, getattr(self, name)) for name in names]
+        rows = [(name, getattr(self, name)) for name in (*names, *(["process"] if self.process else []))]
+        if self.absent:
+            rows.append(("absent", -self.absent))
+        return [*rows, ("total", self.total), *([("resident", self.resident)] if self.mapped else [])]
 
     def __str__(self) -> str:
-        return ", ".join(f"{name} {format_bytes(nbytes, 3)}" for name, nbytes in self.rows() if nbytes >= 1)
+        return ", ".join(f"{name} {format_bytes(nbytes, 3)}" for name, nbytes in self.rows() if abs(nbytes) >= 1)
 
 
 def saved_bytes(layer: Layer, plan: Plan, scale: float) -> float:
@@ -87,11 +98,28 @@ def _kept(layer: Layer, share: Share, sequence: bool, how: str, scale: float) ->
     if how == "layers":
         # What enters the layer is kept; it is as large as what leaves it.
         return min(layer.output_bytes, layer.saved_bytes) * scale / (share.degree if sequence else 1)
-    return sum(one.saved_bytes for one in share.operations if not one.again or how == "none") * scale
+    kept = [one for one in share.operations if not one.again or how == "none"]
+    return sum(one.saved_bytes for one in kept) * scale + (1 - scale) * sum(one.saved_fixed_bytes for one in kept)
 
 
-def _columns(workload: Workload, plan: Plan, scale: float) -> NDArray[np.float64]:
-    """Of every layer: parameters, gradients, optimizer, saved, output, and what computing again brings back."""
+class _Columns(NamedTuple):
+    """Of every layer, as the rank has it, in bytes. All but the state are of one micro-batch."""
+
+    parameters: NDArray[np.float64]
+    gradients: NDArray[np.float64]
+    optimizer: NDArray[np.float64]
+    saved: NDArray[np.float64]
+    output: NDArray[np.float64]
+    back: NDArray[np.float64]  # what computing again brings back
+    peak: NDArray[np.float64]  # `Layer.peak_bytes`, and what is saved of weights
+    fixed: NDArray[np.float64]  # the rest of `Layer.peak_fixed_bytes`
+
+    def of(self, layers: NDArray[np.int64]) -> "_Columns":
+        """Return those of some layers."""
+        return _Columns(*(column[layers] for column in self))
+
+
+def _columns(workload: Workload, plan: Plan, scale: float) -> _Columns:
     (name, degree), sequence = sharing(plan), plan.sequence_parallel
     each = degree if axis(name).divides == "samples" else 1  # of what passes between layers
     how = plan.recompute_part if plan.recompute else "none"
@@ -99,16 +127,23 @@ def _columns(workload: Workload, plan: Plan, scale: float) -> NDArray[np.float64
     rows = []
     for layer in workload.layers:
         state = (layer.parameter_bytes, layer.gradient_bytes, layer.optimizer_bytes)
+        peak = (layer.peak_bytes, layer.peak_fixed_bytes)
         # Like layers share operations.
-        key = (id(layer.operations), id(layer.shares), *state, layer.output_bytes, layer.tensor_limit)
+        key = (id(layer.operations), id(layer.shares), *state, *peak, layer.output_bytes, layer.tensor_limit)
         if key not in made:
             share = layer.share(degree, sequence=sequence, axis=name)
             kept = _kept(layer, share, sequence, how, scale)
-            back = _kept(layer, share, sequence, "none", scale) - kept if how != "none" else 0.0
+            whole = _kept(layer, share, sequence, "none", scale) if how != "none" else kept
             held = (share.parameter_bytes, share.gradient_bytes, share.optimizer_bytes)
-            made[key] = (*held, kept, layer.output_bytes * scale / each, back)
+            casts = sum(one.saved_fixed_bytes for one in share.operations)
+            most = share.peak_bytes * scale + casts
+            if how != "none":  # what is computed again is all there when the layer's backward pass begins
+                most = max(most, whole)
+            fixed = max(0.0, share.peak_fixed_bytes - casts)
+            passing = (layer.output_bytes * scale / each, whole - kept, most, fixed)
+            made[key] = (*held, kept, *passing)
         rows.append(made[key])
-    return np.array(rows, dtype=np.float64).T
+    return _Columns(*np.array(rows, dtype=np.float64).T)
 
 
 def memory_of(
@@ -141,49 +176,94 @@ def memory_of(
     edges = [0, *cuts, len(workload.layers)]
     blocks = np.array(workload.blocks)
 
+    followed = any(layer.peak_bytes for layer in workload.layers)
+
     def of(rank: int) -> Memory:
         stages = range(rank, len(edges) - 1, pipeline)
         mine = np.concatenate([np.arange(edges[s], edges[s + 1]) for s in stages])
-        own = columns[:, mine]
-        parameters, gradients, optimizer, saved = own[:4].sum(axis=1).tolist()
-        largest, output, back = np.bincount(blocks[mine], own[0]).max(), own[4].max(), own[5].max()
+        own = columns.of(mine)
+        parameters, gradients, optimizer, saved = (float(column.sum()) for column in own[:4])
+        largest, output = float(np.bincount(blocks[mine], own.parameters).max()), float(own.output.max())
         whole, weights = gradients, parameters
         if plan.shard != "none":
             optimizer /= shared
         if plan.shard in ("gradients", "parameters"):
             gradients /= shared
-        buffers = arriving = 0.0
+        buffers = arriving = added = 0.0
         if plan.shard == "parameters":
             parameters /= shared
             buffers += 2 * largest  # a layer that is computed with, and the next one, gathered
         if copies > 1:
             buffers += 2 * min(BucketSizes.choose(whole, plan.bucket_bytes).most, whole)
         if (copies > 1 and plan.shard in ("optimizer", "gradients")) or plan.micro_batches * plan.accumulate > 1:
-            arriving += own[1].max()  # a gradient as it arrives, beside the memory where it is added up
+            arriving += float(own.gradients.max())  # a gradient as it arrives, beside the memory where it is added up
         kept = plan.accumulate > 1 and plan.shard != "gradients"
         if copies > 1 and plan.shard != "parameters" and (pipeline > 1 or kept):
-            arriving += whole  # what passes have added up, before it goes to buckets
+            added = whole  # what passes have added up, before it goes to buckets
         if pipeline > 1:
             buffers += 4 * output  # a message each way that is sent, and one that is received
-        held, process, mapped = saved * in_flight(plan, rank), 0.0, 0.0
+        flight = in_flight(plan, rank)
+        held, process, mapped = saved * flight, 0.0, 0.0
         if sharers:
             # An update in C++ makes two values of a tensor's size; the largest tensor is at most a layer's.
-            largest_update = own[0].max() / (1 if plan.shard == "none" else shared)
-            process = PROCESS_NBYTES + 2 * float(largest_update)
+            largest_update = float(own.parameters.max()) / (1 if plan.shard == "none" else shared)
+            process = PROCESS_NBYTES + 2 * largest_update
             # Of each reduction and each gathering in place a rank reads the part of every other rank.
             gone = {"none": 2 * whole, "optimizer": whole + weights, "gradients": buffers + weights}
             mapped = gone.get(plan.shard, buffers) * (min(shared, sharers) - 1) / shared
-        return Memory(
-            parameters,
-            gradients,
-            optimizer,
-            held,
-            float(back + 2 * output + arriving),
-            float(buffers),
-            process,
-            float(mapped),
-        )
+        working, absent = float(own.back.max()) + 2 * output + arriving + added, 0.0
+        if followed:
+            # Buckets are there from the beginning; what is added up, from the end of the first micro-batch on. If all
+            # micro-batches are under way by then, one of them is gone.
+            moments = [(held, True)]
+            if flight >= plan.micro_batches * plan.accumulate and (copies == 1 or plan.shard == "parameters"):
+                moments = [(held, False), (held - saved, True)] if flight > 1 else [(held, False)]
+            parts = 1 if plan.shard == "none" else shared
+            working, absent = max(
+                (_fullest(own, there, held, gradients, arriving, stay, parts) for there, stay in moments),
+                key=lambda pair: pair[0] - pair[1],
+            )
+            working += added
+            if sharers:
+                passing = np.cumsum(own.saved) - own.saved + own.peak  # of the last micro-batch
+                working, absent = max(0.0, float(passing.max()) - saved) + arriving + added, 0.0
+        return Memory(parameters, gradients, optimizer, held, working, buffers, process, mapped, absent)
 
     if rank is not None:
         return of(rank)
     return max((of(one) for one in range(pipeline)), key=lambda one: one.total)
+
+
+def _fullest(
+    own: _Columns,  # of the rank's layers
+    held: float,  # activations of all micro-batches under way
+    most: float,  # when most are
+    gradients: float,  # of the parameters, that the rank holds when all are there
+    arriving: float,  # of a layer, beside the memory in which they are added up
+    stay: bool,  # gradients are there all the time, not only from their layer's backward pass on
+    shared: int,  # among how many ranks the update is divided
+) -> tuple[float, float]:
+    """Return what is there for a moment at the fullest one, and what of activations and gradients is not.
+
+    The moments are those of each layer's passes, and the update.
+    """
+    before = np.cumsum(own.saved) - own.saved
+    activations = held - own.saved.sum() + before + own.saved  # when the layer's backward pass begins
+    passing = np.maximum(0.0, own.peak - own.saved)
+    gone = np.maximum(0.0, own.saved - own.peak)
+    if stay:
+        there, fixed = np.full(len(before), gradients), np.minimum(own.fixed, arriving)
+    else:
+        each = own.gradients * (gradients / total if (total := own.gradients.sum()) else 0.0)
+        behind = each[::-1].cumsum()[::-1] - each
+        there, fixed = behind + np.minimum(own.fixed, each), np.maximum(0.0, own.fixed - each)
+    moments = activations - gone + there + passing + fixed
+    fullest = int(moments.argmax())
+    # Torch's Adam, whose two moments are of the gradients' type, updates all parameters of a device at a time, and
+    # makes one more value for each.
+    adam = own.optimizer.sum() == 2 * own.gradients.sum()
+    update = float(own.gradients.sum()) / shared if adam else 0.0
+    if gradients + update >= moments[fullest]:
+        return update, most
+    working = float(passing[fullest] + fixed[fullest])
+    return working, most + gradients + working - float(moments[fullest])

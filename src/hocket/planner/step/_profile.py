@@ -105,6 +105,7 @@ class Profile:
         self._per_kind = functools.lru_cache(maxsize=8192)(self._kind)
         self.output_bytes = self._column("output_bytes")
         self.tensors = self._column("tensors")
+        self._launch_s = float(self._column("launch_s").sum())
         self.blocks = np.array(workload.blocks, dtype=np.int64)
 
     def _column(self, name: str) -> Floats:
@@ -144,7 +145,10 @@ class Profile:
         in_step = sharing(plan)[1] * (plan.data_parallel_degree if plan.shard == "parameters" else 1)
         key = (*sharing(plan), plan.sequence_parallel, again, micro_batch / self.workload.batch, in_step)
         rows = np.array([self._per_kind(number, *key) for number in range(len(self.kinds))])[self.index]
-        return LayerTimes(*(np.ascontiguousarray(column) for column in rows.T))
+        times = LayerTimes(*(np.ascontiguousarray(column) for column in rows.T))
+        computed = float((times.forward + times.backward).sum())
+        # A device works behind the host, and a step takes what the slower of both does.
+        return times.slowed(self._launch_s / computed) if 0 < computed < self._launch_s else times
 
     def links(self, plan: Plan) -> list[Link]:
         """Return what joins each rank of a pipeline with the next, all of whose replicas talk at once."""
