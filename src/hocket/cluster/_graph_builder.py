@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from ._cluster import _ENDPOINTS, KINDS, Cluster, Reduction
+from ._cluster import _ENDPOINTS, FORMATS, KINDS, Cluster, Reduction
 from ._errors import ClusterError
 
 
@@ -19,7 +19,7 @@ class GraphBuilder:
         self.ranks: list[int] = []
         self.forwards: list[bool] = []
         self.flops: list[float] = []
-        self.float8_flops: list[float] = []
+        self.rates: dict[str, list[float]] = {name: [] for name in FORMATS}
         self.memory: list[float] = []
         self.sizes: list[int] = []
         self.links: list[tuple[int, int, float, float, int]] = []
@@ -43,12 +43,12 @@ class GraphBuilder:
         forwards: bool | None = None,
         reduction: Reduction | None = None,
         flops: float = 0.0,
-        float8_flops: float = 0.0,
         memory_Bps: float = 0.0,
         memory_nbytes: int = 0,
         path: str = "",
+        **rates: float,
     ) -> int:
-        """Add a node; its index. Raises ClusterError if the kind is unknown or the name is taken."""
+        """Add a node; its index. `rates` are of `FORMATS`. Raises ClusterError if its kind is unknown, its name taken."""
         if kind not in KINDS:
             raise ClusterError(f"{kind!r} is no kind of node; known are {', '.join(KINDS)}", path=f"{path}.kind")
         if name in self._known:
@@ -59,7 +59,8 @@ class GraphBuilder:
         self.hosts.append(self.host(host) if host is not None else -1)
         self.forwards.append(kind not in _ENDPOINTS if forwards is None else forwards)
         self.flops.append(flops)
-        self.float8_flops.append(float8_flops)
+        for rate, column in self.rates.items():
+            column.append(rates.get(rate, 0.0))
         self.memory.append(memory_Bps)
         self.sizes.append(memory_nbytes)
         if reduction is not None:
@@ -109,7 +110,7 @@ class GraphBuilder:
             routing=routing,
             tables=dict(tables or {}),
             flops=np.array(self.flops, dtype=np.float64),
-            float8_flops=np.array(self.float8_flops, dtype=np.float64),
+            **{rate: np.array(column, dtype=np.float64) for rate, column in self.rates.items()},
             memory_Bps=np.array(self.memory, dtype=np.float64),
             memory_nbytes=np.array(self.sizes, dtype=np.int64),
             reached=dict(reached or {}),
