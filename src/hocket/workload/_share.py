@@ -10,6 +10,9 @@ from typing import Any, Literal, get_args
 Part = Literal["shared", "divided", "core", "repeated"]
 PARTS: tuple[str, ...] = get_args(Part)
 PHASES = ("forward", "backward")
+FORMATS = ("float8", "float16", "bfloat16", "tf32", "3xtf32", "float32", "float64")
+"""Number formats in which products run; "3xtf32" is three products in TF32 that together are nearly one in float32."""
+OPERATION_KINDS = ("", "strided", "batch norm")
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 
 
@@ -19,7 +22,7 @@ class WorkloadError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One kernel, or several that belong together, of a layer's forward pass over the whole batch.
+    """One kernel, or several that belong together, of a layer over the whole batch.
 
     Attributes:
         name: What it is called.
@@ -34,6 +37,13 @@ class Operation:
             can be in float8. 0 of all else.
         fixed_bytes: Of the bytes that it moves, those that do not grow with the batch: weights. A linear layer's
             product of known weights (`weight_bytes`) needs no other word of them.
+        phase: Of which pass it is: "both", the forward pass, and the backward pass takes twice as much; or "forward" or
+            "backward" alone, where each is known.
+        number_format: In which its products run, of `FORMATS`; "" for the workload's precision.
+        kind: Of kernels that only read and write, what makes them slower than others: "strided", which go through
+            tensors whose numbers lie in different orders; "batch norm", in 16 bits and not channels last; "" for none.
+        performed_flops: Those that are computed, where they are known to be others than `flops`: attention leaves out
+            what is masked, and fills blocks.
     """
 
     name: str
@@ -44,10 +54,17 @@ class Operation:
     calls: int = 1
     weight_bytes: float = 0.0
     fixed_bytes: float = 0.0
+    phase: str = "both"
+    number_format: str = ""
+    kind: str = ""
+    performed_flops: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.part not in PARTS:
-            raise WorkloadError(f"operation {self.name!r}: part {self.part!r} is not one of {', '.join(PARTS)}")
+        for what, known in (
+            ("part", PARTS), ("phase", ("both", *PHASES)), ("number_format", ("", *FORMATS)), ("kind", OPERATION_KINDS),
+        ):  # fmt: skip
+            if (value := getattr(self, what)) not in known:
+                raise WorkloadError(f"operation {self.name!r}: {what} {value!r} is not one of {', '.join(known)}")
 
     @property
     def again(self) -> bool:
@@ -58,9 +75,8 @@ class Operation:
         """Return what each of `degree` ranks does of it."""
         if degree == 1:
             return self
-        numbers = (self.flops, self.moved_bytes, self.saved_bytes, self.weight_bytes, self.fixed_bytes)
-        flops, moved, saved, weights, fixed = (one / degree for one in numbers)
-        return Operation(self.name, flops, moved, saved, self.part, self.calls, weights, fixed)
+        names = ("flops", "moved_bytes", "saved_bytes", "weight_bytes", "fixed_bytes", "performed_flops")
+        return dataclasses.replace(self, **{name: getattr(self, name) / degree for name in names})
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,12 +175,12 @@ def word(text: str) -> str:
 
 
 # What has a place of its own in the text.
-_PLACED = ("name", "operations", "shares", "degree", "exchanges", "phase")
+_PLACED = ("name", "operations", "shares", "degree", "exchanges")
 
 
 def placed(kind: type[Any]) -> tuple[str, ...]:
     """Return the fields that have a place of their own in the text, not a name."""
-    return (*_PLACED, "kind") if kind is Exchange else _PLACED
+    return (*_PLACED, "phase", "kind") if kind is Exchange else _PLACED
 
 
 def fields_text(value: Any) -> str:

@@ -219,6 +219,8 @@ def _halves(operations: tuple[Operation, ...]) -> tuple[Operation, ...]:
             saved_bytes=one.saved_bytes / 2,
             weight_bytes=one.weight_bytes / 2,
             fixed_bytes=one.fixed_bytes / 2,
+            number_format="bfloat16" if one.number_format in ("float32", "tf32", "3xtf32") else one.number_format,
+            performed_flops=0.0,
         )
         for one in operations
     )
