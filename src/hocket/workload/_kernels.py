@@ -144,7 +144,9 @@ def kernels_of(
     moved = sum(size for size, _ in sizes) + sum(bytes_of(one) for one, _ in written)
     fixed = sum(size for size, key in sizes if key in weights)
     if flops:
-        return [_product(packet, args, given, flops, formats, moved, fixed)]
+        product = _product(packet, args, given, flops, formats, moved, fixed)
+        turned = 2 * _turned(packet, args, made) if product.number_format != "float32" else 0
+        return [product, *([Kernel("strided", "strided", moved=turned)] if turned else [])]
     moved += _again(packet, [one for one, _ in given])
     kind, launches = "", 1
     found: list[Kernel] = []
@@ -206,6 +208,25 @@ def _product(
     # Those of which each byte is used about as often: one that arithmetic limits hides no other's traffic.
     often = 2 ** math.floor(math.log2(max(1.0, flops / moved))) if moved else 1
     return Kernel(f"products{often}", "", number_format, flops, 0.0, moved, fixed)
+
+
+def _turned(packet: Any, args: Any, made: Sequence[tuple[Tensor, int]]) -> int:
+    """Return the bytes that cuDNN puts into another order for a convolution on matrix units, whose channels are last.
+
+    Of one that is a matrix product anyway, with a window of one number, it does so with nothing.
+    """
+    if packet not in _CONVOLUTIONS:
+        return 0
+    backward = packet is _aten.convolution_backward
+    given, weight = args[1:3] if backward else args[:2]
+    alone = weight.shape[1] == 1 < given.shape[1]  # a kernel of its own for each channel
+    if math.prod(weight.shape[2:]) == 1 or alone or not given.is_contiguous():
+        return 0
+    if not backward:
+        return bytes_of(given) + sum(bytes_of(one) for one, _ in made)
+    of_input, of_weight = args[-1][:2]  # which gradients are asked for
+    gradient = bytes_of(args[0])
+    return of_input * (gradient + bytes_of(given)) + of_weight * (gradient + bytes_of(given))
 
 
 def _crosses(tensors: Sequence[Tensor]) -> bool:

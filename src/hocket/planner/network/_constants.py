@@ -85,7 +85,7 @@ class Constants:
     float32_share: float = 0.77
     attention32_share: float = 0.2
     strided_share: float = 0.35
-    batch_norm_share: float = 0.15
+    batch_norm_share: float = 0.22
     fused_share: float = 0.0
     kernel_s: float = 4e-6
     inside_share: float = 0.78
