@@ -84,7 +84,7 @@ def _build_explicit(form: _Explicit) -> Cluster:
             memory_Bps=node.memory_bandwidth or 0.0,
             memory_nbytes=node.memory or 0,
             path=f"nodes[{index}]",
-            **node.rates(),
+            rates=node.rates(),
         )
     layout.ranks = _ranks(form, layout)
     for index, link in enumerate(form.links):

@@ -1,6 +1,7 @@
 """What builders write while they lay out a cluster, before it is frozen."""
 
 from collections.abc import Mapping
+from types import MappingProxyType
 
 import numpy as np
 
@@ -18,8 +19,7 @@ class GraphBuilder:
         self.host_names: list[str] = []
         self.ranks: list[int] = []
         self.forwards: list[bool] = []
-        self.flops: list[float] = []
-        self.rates: dict[str, list[float]] = {name: [] for name in FORMATS}
+        self.rates: dict[str, list[float]] = {name: [] for name in ("flops", *FORMATS)}
         self.memory: list[float] = []
         self.sizes: list[int] = []
         self.links: list[tuple[int, int, float, float, int]] = []
@@ -42,13 +42,12 @@ class GraphBuilder:
         host: str | None = None,
         forwards: bool | None = None,
         reduction: Reduction | None = None,
-        flops: float = 0.0,
         memory_Bps: float = 0.0,
         memory_nbytes: int = 0,
         path: str = "",
-        **rates: float,
+        rates: Mapping[str, float] = MappingProxyType({}),
     ) -> int:
-        """Add a node; its index. `rates` are of `FORMATS`. Raises ClusterError if its kind is unknown, its name taken."""
+        """Add a node; its index. Raises ClusterError if the kind is unknown or the name is taken."""
         if kind not in KINDS:
             raise ClusterError(f"{kind!r} is no kind of node; known are {', '.join(KINDS)}", path=f"{path}.kind")
         if name in self._known:
@@ -58,7 +57,6 @@ class GraphBuilder:
         self.kinds.append(kind)
         self.hosts.append(self.host(host) if host is not None else -1)
         self.forwards.append(kind not in _ENDPOINTS if forwards is None else forwards)
-        self.flops.append(flops)
         for rate, column in self.rates.items():
             column.append(rates.get(rate, 0.0))
         self.memory.append(memory_Bps)
@@ -109,7 +107,6 @@ class GraphBuilder:
             reductions=dict(self.reductions),
             routing=routing,
             tables=dict(tables or {}),
-            flops=np.array(self.flops, dtype=np.float64),
             **{rate: np.array(column, dtype=np.float64) for rate, column in self.rates.items()},
             memory_Bps=np.array(self.memory, dtype=np.float64),
             memory_nbytes=np.array(self.sizes, dtype=np.int64),

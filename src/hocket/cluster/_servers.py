@@ -47,7 +47,7 @@ class PlainHost(_Server):
                 host=name,
                 memory_Bps=self.memory_bandwidth,
                 memory_nbytes=self.memory or 0,
-                **self.rates(),
+                rates=self.rates(),
             )
             layout.ranks.append(node)
             return [node]
@@ -59,7 +59,7 @@ class PlainHost(_Server):
                 host=name,
                 memory_Bps=self.memory_bandwidth,
                 memory_nbytes=(self.memory or 0) // self.ranks,
-                **self.rates(),
+                rates=self.rates(),
             )
             layout.link(core, centre, self.memory_bandwidth, self.memory_latency)
             layout.ranks.append(core)
@@ -82,7 +82,7 @@ class _DeviceServer(_Server):
             host=name,
             memory_Bps=self.device_memory_bandwidth or 0.0,
             memory_nbytes=self.device_memory or 0,
-            **self.rates(),
+            rates=self.rates(),
         )
         layout.ranks.append(node)
         return node

@@ -216,7 +216,7 @@ class Torus(Topology):
                 memory_Bps=server.memory_bandwidth,
                 memory_nbytes=server.memory or 0,
                 reduction=capability,
-                **server.rates(),
+                rates=server.rates(),
             )
             layout.ranks.append(node)
         for dim, size in enumerate(self.dims):

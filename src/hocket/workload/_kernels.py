@@ -29,7 +29,10 @@ LOOKUPS = _named("embedding", "_embedding_bag", "_embedding_bag_forward_only", "
 """Operators that read rows of their first tensor, and not the whole."""
 _ADDED = _named("index_put_", "_index_put_impl_", "index_add_", "scatter_add_")  # to rows, likewise
 _NOTHING = _named("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "detach", "lift_fresh")
-_WRITTEN = _named("copy_", "fill_", "zero_", "normal_", "uniform_", "random_")  # which do not read what they write
+# Which do not read their first tensor, but write it, or take a number from each of its rows.
+_NOT_THE_FIRST = _ADDED | _named(
+    "copy_", "fill_", "zero_", "normal_", "uniform_", "random_", "nll_loss_forward", "nll_loss2d_forward"
+)
 _CONTIGUOUS = _named(  # copy what is not
     "native_layer_norm", "native_layer_norm_backward", "_fused_rms_norm", "_fused_rms_norm_backward",
     "native_group_norm", "native_group_norm_backward", "_softmax", "_softmax_backward_data", "_log_softmax",
@@ -133,9 +136,7 @@ def kernels_of(
     read = list(given)
     if packet in LOOKUPS:
         read = [*read[1:], *made]
-    elif packet in _WRITTEN or packet in _ADDED:
-        read = read[1:]
-    elif packet is _aten.nll_loss_forward or packet is _aten.nll_loss2d_forward:
+    elif packet in _NOT_THE_FIRST:
         read = read[1:]
     elif packet is _aten.nll_loss_backward or packet is _aten.nll_loss2d_backward:
         read = [one for one in read if one[0].dtype == torch.int64]
@@ -147,7 +148,7 @@ def kernels_of(
         product = _product(packet, args, given, flops, formats, moved, fixed)
         turned = 2 * _turned(packet, args, made) if product.number_format != "float32" else 0
         return [product, *([Kernel("strided", "strided", moved=turned)] if turned else [])]
-    moved += _again(packet, [one for one, _ in given])
+    again = _again(packet, [one for one, _ in given])
     kind, launches = "", 1
     found: list[Kernel] = []
     if packet in _BATCH_NORMS or packet in _BATCH_NORMS_BACK:
@@ -161,7 +162,30 @@ def kernels_of(
         copied = sum(bytes_of(one) for one, _ in given if one.dim() > 1 and not one.is_contiguous())
         if copied:
             found.append(Kernel("strided", "strided", moved=2 * copied))
-    return [*found, Kernel(kind or "others", kind, moved=moved, fixed=fixed, calls=launches)]
+    return [*found, Kernel(kind or "others", kind, moved=moved + again, fixed=fixed, calls=launches)]
+
+
+def as_on_a_gpu(func: Any, args: Any, out: Any) -> Any:
+    """Return what an operator on the meta device makes with its numbers in the order that it has on a GPU.
+
+    There a convolution whose input or weights have channels last makes such, which the meta device does not tell.
+    """
+    if func.overloadpacket not in _CONVOLUTIONS:
+        return out
+    backward = func.overloadpacket is _aten.convolution_backward
+    last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(args[0].dim())
+    if last is None or not any(_channels_last(one, last) for one in (args[1:3] if backward else args[:2])):
+        return out
+
+    def placed(one: Any) -> Any:
+        turn = isinstance(one, Tensor) and one.is_meta and one.dim() == args[0].dim()
+        return torch.empty_like(one, memory_format=last) if turn else one
+
+    return tuple(placed(one) for one in out) if backward else placed(out)
+
+
+def _channels_last(one: Tensor, last: torch.memory_format) -> bool:
+    return one.is_contiguous(memory_format=last) and not one.is_contiguous()
 
 
 def bytes_of(one: Tensor) -> int:
@@ -224,9 +248,8 @@ def _turned(packet: Any, args: Any, made: Sequence[tuple[Tensor, int]]) -> int:
         return 0
     if not backward:
         return bytes_of(given) + sum(bytes_of(one) for one, _ in made)
-    of_input, of_weight = args[-1][:2]  # which gradients are asked for
-    gradient = bytes_of(args[0])
-    return of_input * (gradient + bytes_of(given)) + of_weight * (gradient + bytes_of(given))
+    asked = sum(map(bool, args[-1][:2]))  # for the gradients of its input and of its weights
+    return asked * (bytes_of(args[0]) + bytes_of(given))
 
 
 def _crosses(tensors: Sequence[Tensor]) -> bool:
@@ -236,7 +259,11 @@ def _crosses(tensors: Sequence[Tensor]) -> bool:
     for one in tensors:
         if one.dim() < 2 or 4 * one.numel() < most or 0 in one.stride():
             continue
-        wide = [(stride, dim - one.dim()) for dim, (size, stride) in enumerate(zip(one.shape, one.stride(), strict=True)) if size > 1]
+        wide = [
+            (stride, dim - one.dim())
+            for dim, (size, stride) in enumerate(zip(one.shape, one.stride(), strict=True))
+            if size > 1
+        ]
         if wide:
             inner.add(min(wide)[1])
     return len(inner) > 1

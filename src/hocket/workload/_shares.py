@@ -52,7 +52,9 @@ def shares_of(
         for unit, share in plain.items():
             found[unit] = (*found.get(unit, ()), share)
         stretches, _ = sequences(model, trace.recording, regions, degree)
-        for unit, share in _shares([*regions, *stretches], trace, held, degree, known=known).items() if stretches else ():
+        for unit, share in (
+            _shares([*regions, *stretches], trace, held, degree, known=known).items() if stretches else ()
+        ):
             if share != plain.get(unit):
                 found[unit] = (*found.get(unit, ()), dataclasses.replace(share, sequence=True))
     return found

@@ -20,10 +20,11 @@ from torch.utils._pytree import tree_flatten
 
 from hocket.sharding import as_local, leaves
 
-from ._kernels import FUSED, LOOKUPS, Float32Formats, Kernel, flops_of, kernels_of
+from ._kernels import FUSED, LOOKUPS, Float32Formats, Kernel, as_on_a_gpu, flops_of, kernels_of
 from ._share import WorkloadError
 from ._units import Loss, Unit, hooked, returned
 from .division import Recording, recorded, storage_of
+from .torch_adapter import next_node, node_that_runs
 
 
 @dataclass
@@ -122,7 +123,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             recording.paused = before
 
     def _counted(self, trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
-        out = func(*args, **(kwargs or {}))
+        out = as_on_a_gpu(func, args, func(*args, **(kwargs or {})))
         flops = flops_of(func, args, kwargs or {}, out)
         if self.bytes_moved:
             self._follow(trace, func, args, kwargs, out, flops)
@@ -156,11 +157,11 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             spent.fixed += sum(one.numel() * one.element_size() for one, key in read if key in trace.weights)
             spent.calls += 1
             where = self.at[-1], trace.call
-            trace.numbers.append(torch.autograd._get_sequence_nr())
+            trace.numbers.append(next_node())
             trace.makers.append(where)
             pairs = list(zip(given, given_keys, strict=True)), list(zip(made, made_keys, strict=True))
-            for one in kernels_of(func, args, *pairs, flops, self.formats, trace.weights, trace.noise):
-                trace.kernels[where][KernelKey("forward", one.name, one.kind, one.number_format)].add(one)
+            for kernel in kernels_of(func, args, *pairs, flops, self.formats, trace.weights, trace.noise):
+                trace.kernels[where][KernelKey("forward", kernel.name, kernel.kind, kernel.number_format)].add(kernel)
 
 
 class _WatchBack(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -171,7 +172,7 @@ class _WatchBack(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.trace, self.formats = trace, Float32Formats.now()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
+        out = as_on_a_gpu(func, args, func(*args, **(kwargs or {})))
         given = [(one, storage_of(one)) for one in leaves((args, kwargs or {})) if isinstance(one, Tensor)]
         made = [(one, storage_of(one)) for one in leaves(out) if isinstance(one, Tensor)]
         known = {key for _, key in given}
@@ -188,11 +189,11 @@ class _WatchBack(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return out
 
     def _maker(self) -> tuple[int, int]:
-        node, trace = torch._C._current_autograd_node(), self.trace
+        node, trace = node_that_runs(), self.trace
         if not trace.makers:
             return (0, -1)
         last = len(trace.makers) - 1
-        return trace.makers[min(last, bisect_right(trace.numbers, node._sequence_nr())) if node is not None else last]
+        return trace.makers[last if node is None else min(last, bisect_right(trace.numbers, node))]
 
 
 def _pass_back(trace: Trace, model: nn.Module, loss: Tensor) -> None:

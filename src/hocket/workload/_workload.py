@@ -179,7 +179,8 @@ class Workload:
         """Return how much of the layers `degree` ranks divide; see `Layer.share`."""
         shares = [layer.share(degree, sequence=sequence, axis=axis) for layer in self.layers]
         work = [one for share in shares for one in share.operations]
-        mine = sum(s.parameter_bytes for s in shares), sum(o.flops for o in work if o.phase != "backward"), sum(o.saved_bytes for o in work)
+        flops = sum(one.flops for one in work if one.phase != "backward")
+        mine = sum(one.parameter_bytes for one in shares), flops, sum(one.saved_bytes for one in work)
         return DividedShare.of(degree, (self.parameter_bytes, self.flops, self.saved_bytes), mine)
 
     @property

@@ -164,15 +164,16 @@ class Constants:
         if self.basis not in get_args(Basis):
             raise PlanError(f"constant basis: {self.basis!r} is none of {', '.join(get_args(Basis))}")
 
-    def product_share(self, number_format: str, told_apart: bool = True) -> float:
-        """Return what products in a format reach of its peak.
+    def product_share(self, number_format: str, told_apart: bool = True) -> tuple[float, str]:
+        """Return what products in a format reach of its peak, and the constant that says so.
 
         Args:
             number_format: In which they run (`Network.peak`).
             told_apart: Whether the device has a rate in float32 of its own.
         """
-        own = {"3xtf32": self.attention32_share, "float32": self.float32_share} if told_apart else {}
-        return own.get(number_format, self.matmul_share)
+        own = {"3xtf32": "attention32_share", "float32": "float32_share"} if told_apart else {}
+        name = own.get(number_format, "matmul_share")
+        return getattr(self, name), name
 
     def table(self) -> list[tuple[str, str]]:
         """Every constant with its value."""

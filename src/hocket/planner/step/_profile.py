@@ -270,7 +270,7 @@ class Profile:
         """Return FLOP/s that products in a format reach; "" is that of the workload."""
         own = "bfloat16" if self.workload.precision == "float8" else self.workload.precision
         peak, runs = self.network.peak(number_format or own)
-        return peak * self.constants.product_share(runs, self.network.float32_flops > 0)
+        return peak * self.constants.product_share(runs, self.network.float32_flops > 0)[0]
 
 
 def in_precision(plan: Plan, workload: Workload) -> Workload:
