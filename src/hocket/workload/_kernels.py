@@ -69,7 +69,7 @@ class Kernel:
     Attributes:
         name: What such kernels are called together.
         kind: Of `Operation.kind`.
-        number_format: Of products, "" of others.
+        number_format: Of products, and of what is done for their sake; "" of others.
         flops: Floating-point operations.
         performed: Those that are computed, where that is known to differ; 0 elsewhere.
         moved: Bytes that are read and written.
@@ -113,6 +113,7 @@ def kernels_of(
     formats: Float32Formats,
     weights: Set[int],
     noise: set[int],
+    shapes: Set[torch.Size] = frozenset(),
 ) -> list[Kernel]:
     """Return what an operator launches that makes a tensor or writes into one.
 
@@ -126,6 +127,7 @@ def kernels_of(
         weights: Storages of parameters and buffers.
         noise: Storages of dropout's masks, of which more may be found here. A GPU makes a mask and multiplies with it
             in one kernel and keeps one byte a number; elsewhere three operators do, and the mask is of numbers.
+        shapes: What is made in these is a weight's gradient, which does not grow with the batch.
     """
     packet = func.overloadpacket
     if packet in _NOTHING:
@@ -144,10 +146,11 @@ def kernels_of(
     sizes = [(bytes_of(one) if key not in noise else one.numel(), key) for one, key in read]
     moved = sum(size for size, _ in sizes) + sum(bytes_of(one) for one, _ in written)
     fixed = sum(size for size, key in sizes if key in weights)
+    fixed += sum(bytes_of(one) for one, _ in written if one.shape in shapes)
     if flops:
         product = _product(packet, args, given, flops, formats, moved, fixed)
         turned = 2 * _turned(packet, args, made) if product.number_format != "float32" else 0
-        return [product, *([Kernel("strided", "strided", moved=turned)] if turned else [])]
+        return [product, *([Kernel("strided", "strided", product.number_format, moved=turned)] if turned else [])]
     again = _again(packet, [one for one, _ in given])
     kind, launches = "", 1
     found: list[Kernel] = []

@@ -39,7 +39,8 @@ class Operation:
             product of known weights (`weight_bytes`) needs no other word of them.
         phase: Of which pass it is: "both", the forward pass, and the backward pass takes twice as much; or "forward" or
             "backward" alone, where each is known.
-        number_format: In which its products run, of `FORMATS`; "" for the workload's precision.
+        number_format: In which its products run, of `FORMATS`, or those for whose sake it reads and writes; "" for the
+            workload's precision.
         kind: Of kernels that only read and write, what makes them slower than others: "strided", which go through
             tensors whose numbers lie in different orders; "batch norm", in 16 bits and not channels last; "" for none.
         performed_flops: Those that are computed, where they are known to be others than `flops`: attention leaves out

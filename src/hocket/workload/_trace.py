@@ -167,9 +167,10 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 class _WatchBack(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts what operators of a backward pass do, where the forward pass made the node that calls them."""
 
-    def __init__(self, trace: Trace) -> None:
+    def __init__(self, trace: Trace, trained: Sequence[Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.trace, self.formats = trace, Float32Formats.now()
+        self.shapes = {one.shape for one in trained}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = as_on_a_gpu(func, args, func(*args, **(kwargs or {})))
@@ -180,9 +181,8 @@ class _WatchBack(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not in_place and all(key in known for _, key in made):
             return out
         trace = self.trace
-        found = kernels_of(
-            func, args, given, made, flops_of(func, args, kwargs or {}, out), self.formats, trace.weights, trace.noise
-        )
+        flops = flops_of(func, args, kwargs or {}, out)
+        found = kernels_of(func, args, given, made, flops, self.formats, trace.weights, trace.noise, self.shapes)
         for one in found:
             key = KernelKey("backward", one.name, one.kind, one.number_format)
             trace.kernels[self._maker()][key].add(one)
@@ -202,7 +202,7 @@ def _pass_back(trace: Trace, model: nn.Module, loss: Tensor) -> None:
     before, trace.recording.paused = trace.recording.paused, True
     counted = {where: dict(kernels) for where, kernels in trace.kernels.items()}
     try:
-        with as_local(), _WatchBack(trace):
+        with as_local(), _WatchBack(trace, trained):
             torch.autograd.grad(loss, trained, allow_unused=True)
         trace.passed_back = True
     except (RuntimeError, NotImplementedError, ValueError, TypeError):  # as many ways as there are models

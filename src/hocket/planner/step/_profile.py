@@ -235,6 +235,10 @@ class Profile:
     def _wire(self, kind: str, nbytes: float, tensor: int) -> float:
         return self.network.collective(kind, nbytes, tensor, 1, self.constants).seconds
 
+    def kernel_s(self, one: Operation) -> float:
+        """Return seconds of an operation over the workload's batch, in one pass."""
+        return self._kernel(one, 1.0)[0]
+
     def _kernel(self, one: Operation, scale: float) -> tuple[float, float, float]:
         """Return what an operation takes, and what fusion or float8 spares: seconds, and bytes of gathered weights.
 
@@ -243,6 +247,8 @@ class Profile:
         value and again to be written in two layouts, weights in each direction. A layer that this would slow down stays
         in bfloat16.
         """
+        if one.number_format and not one.flops and self.network.peak(one.number_format)[1] != one.number_format:
+            return 0.0, 0.0, 0.0  # for the sake of products that do not run in this format here
         fixed = one.fixed_bytes or one.weight_bytes
         moved = (one.moved_bytes - fixed) * scale + fixed
         plain = self._roofline((one.performed_flops or one.flops) * scale, moved, one.calls, one)
