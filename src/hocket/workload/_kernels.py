@@ -155,8 +155,8 @@ def kernels_of(
     kind, launches = "", 1
     found: list[Kernel] = []
     if packet in _BATCH_NORMS or packet in _BATCH_NORMS_BACK:
-        first = given[0][0]
-        kind, launches = "batch norm" if first.element_size() < 4 and first.is_contiguous() else "", 2
+        given_to = given[packet in _BATCH_NORMS_BACK][0]  # behind the gradient
+        kind, launches = "batch norm" if given_to.element_size() < 4 and given_to.is_contiguous() else "", 2
     elif packet in _NORMS_BACK:
         launches = 2
     elif packet not in _CONTIGUOUS and packet not in LOOKUPS and _crosses([one for one, _ in (*read, *made)]):
