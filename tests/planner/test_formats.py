@@ -110,6 +110,33 @@ def test_passes_that_are_known_apart_are_taken_apart() -> None:
     assert apart.flops == 0.0
 
 
+def test_a_device_waits_for_a_host_that_launches_short_kernels() -> None:
+    model, sample = (
+        nn.Sequential(*(nn.ReLU() for _ in range(8)), nn.Linear(8, 8)).to("meta"),
+        torch.empty(4, 8, device="meta"),
+    )
+    workload = capture(model, sample, degrees=())
+    calls = sum(one.calls for layer in workload.layers for one in layer.operations)
+    found = predict(Plan(), workload, H100, workers=1, batch=4)
+    assert found.counted
+    assert found.parts.compute == pytest.approx(calls * REACHED.host_s)
+    compiled = dataclasses.replace(REACHED, fused_share=0.9)
+    assert (
+        predict(Plan(), workload, H100, workers=1, batch=4, constants=compiled).parts.compute < found.parts.compute / 2
+    )
+    rows = {what: value for what, value, _ in assumptions(found, H100, precision="float32", workload=workload)}
+    assert "host_s 9.7 us" in rows["other constants"]
+
+
+def test_a_fit_on_other_models_makes_what_was_counted_no_surer() -> None:
+    selene = Network.of(cluster.load("selene-like"))  # whose constants were fitted on language models
+    counted = predict(Plan(), two_formats(), selene, workers=1, batch=64)
+    low, high = counted.interval_s
+    assert high / low > 1.6
+    low, high = dataclasses.replace(counted, counted=False).interval_s
+    assert high / low < 1.35
+
+
 def two_formats() -> Workload:
     model = nn.Sequential(nn.Conv2d(3, 64, 3), nn.Flatten(), nn.Linear(64 * 30 * 30, 100))
     return capture(model.to("meta"), torch.empty(64, 3, 32, 32, device="meta"), degrees=())

@@ -150,7 +150,10 @@ def kernels_of(
     if flops:
         product = _product(packet, args, given, flops, formats, moved, fixed)
         turned = 2 * _turned(packet, args, made) if product.number_format != "float32" else 0
-        return [product, *([Kernel("strided", "strided", product.number_format, moved=turned)] if turned else [])]
+        return [
+            product,
+            *([Kernel("strided", "strided", product.number_format, moved=turned, calls=2)] if turned else []),
+        ]
     again = _again(packet, [one for one, _ in given])
     kind, launches = "", 1
     found: list[Kernel] = []

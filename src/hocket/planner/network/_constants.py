@@ -4,8 +4,9 @@ The defaults are those of DGX A100 servers: `matmul_share` and `memory_share` fi
 (`benchmarks/predictions/language_models.py`; 1.7B and 18.4B of Narayanan et al., SC'21, and both 22B of Korthikanti et
 al. 2022), `inside_share` from nccl-tests on 8 A100 (235 of 300 GB/s), `network_share` from the vendor's 192 GB/s of
 busbw over eight NICs, which is all that the catalogue's buses carry. `float32_share`, `attention32_share`,
-`strided_share` and `batch_norm_share` were seen on one H100 (80GB HBM3, PyTorch 2.13, 2026-11-26; docs/predictions.md),
-the first three on GPT-2 and ViT-L, the last on ResNet-50. The others are assumed.
+`strided_share`, `batch_norm_share` and `host_s` were seen on one H100 (80GB HBM3, PyTorch 2.13, 2026-11-26;
+docs/predictions.md): the first three on GPT-2 and ViT-L, `batch_norm_share` on ResNet-50, `host_s` on additions of 16
+numbers. The others are assumed.
 """
 
 import dataclasses
@@ -38,6 +39,8 @@ class Constants:
         fused_share: Of the memory traffic of kernels that only read and write, and of their launches, the part that
             fusion takes away (torch.compile). Kernels that a workload counts as one are fused already. Assumed.
         kernel_s: What launching a kernel adds to its time.
+        host_s: What the host takes to launch each of PyTorch's operators, one by one: the device waits where kernels
+            are shorter. Of captured models whose operators are counted; compiled ones launch fewer.
         inside_share: Of the links inside a host, what a collective reaches.
         network_share: Of the links between hosts, what a collective reaches.
         gather_share: Of what an all-reduce reaches of the links, what reduce-scatters and all-gathers of sharded values
@@ -88,6 +91,7 @@ class Constants:
     batch_norm_share: float = 0.22
     fused_share: float = 0.0
     kernel_s: float = 4e-6
+    host_s: float = 9.7e-6
     inside_share: float = 0.78
     network_share: float = 1.0
     gather_share: float = 1.0

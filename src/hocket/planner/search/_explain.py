@@ -176,7 +176,9 @@ _CONSTANTS_OF = {
     "jitter": {"jitter", "host_jitter"},
 }  # which constants a row of `assumptions` tells
 _NOT_OF_A_STEP = {"basis", "fitted_workers", "swept", "unmodelled", "seen"}
-_NEUTRAL = {one.name: one.default for one in dataclasses.fields(Constants)} | {"collective_s": 0.0, "kernel_s": 0.0}
+_NEUTRAL = {one.name: one.default for one in dataclasses.fields(Constants)} | {
+    "collective_s": 0.0, "kernel_s": 0.0, "host_s": 0.0,
+}  # fmt: skip
 _NOT_TIMED = ("embeddings", "priority", "compression")  # fields of plans that no formula knows
 
 
@@ -204,6 +206,7 @@ def assumptions(
         rows.append((name, value, basis if not own else "given" if own == told else f"{basis}, in part given"))
     shown = {constant for name, *_ in rows for constant in _CONSTANTS_OF.get(name, ())}
     told = shown | given.keys() | _NOT_OF_A_STEP | ({"kernel_s"} if one.measured else set())  # launches are in times
+    told |= set() if one.counted else {"host_s"}
     others = [
         f"{name} {value}"
         for name, value in one.constants.table()

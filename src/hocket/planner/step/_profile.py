@@ -197,6 +197,7 @@ class Profile:
             core = forward * sum(_work(one) for one in share.operations if one.again) / (whole * part or 1.0)
         else:
             forward = backward = 0.0
+            hosts = np.zeros(2)  # what the host takes for both passes
             for one in share.operations:
                 seconds, less, narrower = self._kernel(one, scale)
                 ahead = float(one.phase != "backward")
@@ -207,6 +208,10 @@ class Profile:
                 forward += ahead * seconds
                 backward += behind * seconds
                 core += ahead * seconds if one.again else 0.0
+                if one.phase != "both":
+                    left = 1.0 if one.flops else 1.0 - self.constants.fused_share
+                    hosts += self.constants.host_s * one.calls * left * np.array([ahead, behind])
+            forward, backward = max(forward, float(hosts[0])), max(backward, float(hosts[1]))
         if kind.forward_s > 0 and share.degree > 1 and axis == "tensor":  # of measured ones, whose weights are divided
             forward, backward, core = (one * self.constants.divided_times for one in (forward, backward, core))
         repeated = {"none": 0.0, "layers": forward, "attention": core}[again]

@@ -107,6 +107,7 @@ class Prediction:
         gradient_cost: One reduction of all gradients of the busiest worker, hidden or not.
         flops: Of one sample's forward and backward pass.
         device_flops: FLOP/s of a device by its data sheet, in the format in which most products run; 0 if unknown.
+        counted: Whether what layers take was counted from the operators of a captured model, which no fit knows.
         number_formats: In which products run there, with the part of the floating-point operations, the largest first.
         constants: What was taken to be reached.
         measured: Whether the layers' times were measured.
@@ -129,6 +130,7 @@ class Prediction:
     measured: bool = False
     spared_s: float = 0.0
     number_formats: tuple[tuple[str, float], ...] = ()
+    counted: bool = False
 
     @functools.cached_property
     def step_s(self) -> float:
@@ -166,7 +168,7 @@ class Prediction:
         hidden_s = min(max(0.0, self.gradient_cost.seconds - self.parts.gradients), self.parts.compute)
         times = spread(
             dict(self.parts.rows()), self.constants, workers=self.workers, hidden_s=hidden_s, measured=self.measured,
-            spared_s=self.spared_s, alike=alike(self.plan, self.constants, self.workers),
+            spared_s=self.spared_s, counted=self.counted, alike=alike(self.plan, self.constants, self.workers),
         )  # fmt: skip
         return self.step_s / times, self.step_s * times
 
@@ -284,6 +286,7 @@ def predict_within(
     return Prediction(
         plan, workload.name, network.name, workers, batch, parts, memory, limit, tuple(cuts), cost, flops,
         peak, constants, workload.measured, spared * as_long, tuple(sorted(formats.items(), key=lambda row: -row[1])),
+        workload.update_passes > 0 and not workload.measured,
     )  # fmt: skip
 
 
