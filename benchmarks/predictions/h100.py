@@ -21,8 +21,8 @@ from hocket import cluster
 from hocket.planner import Constants, Network, Plan, Prediction, Profile, predict
 from hocket.workload import Workload
 
-DERIVED = ("gpt2-124m", "vit-l")
-"""Models whose kernels constants were taken from; the others were looked at when the model stood."""
+DERIVED = ("gpt2-124m", "vit-l", "resnet50")
+"""Models whose kernels constants were taken from: of the last only when the model stood, and of others never."""
 
 
 @dataclass(frozen=True)
